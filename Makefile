@@ -1,0 +1,38 @@
+# A fresh machine needs only python3 (>= 3.11) and make.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: help setup demo serve test lint bench clean
+
+help: ## list the targets
+	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
+
+setup: $(STAMP)  ## create .venv with everything the demo, the tests and the linters need
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $(STAMP)
+
+demo: setup      ## serve handwritten digits over HTTP to many clients and check every answer
+	$(BIN)/carpool demo
+
+serve: setup     ## serve the digits model on http://127.0.0.1:8000
+	$(BIN)/carpool serve examples.digits:service
+
+test: setup      ## run all tests
+	$(BIN)/python -m pytest
+
+lint: setup      ## ruff (style, format) and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup     ## run the benchmarks against the peers (see bench/README.md)
+	$(BIN)/python -m bench
+
+clean:           ## remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,8 @@
+"""`python -m carpool`: the command line."""
+
+from __future__ import annotations
+
+from carpool.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""The command line: `carpool serve`, `carpool demo`. Every error a user can make is one line and the next step."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import importlib
+import importlib.util
+import logging
+import os
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+
+try:
+    from cyclopts import App as Cli
+    from cyclopts import Parameter
+    from rich.console import Console
+except ImportError:
+    raise SystemExit("carpool: the command line needs its extra packages: pip install 'carpool[serve]'") from None
+
+import carpool
+from carpool.errors import StartupError
+from carpool.observe import log
+
+if TYPE_CHECKING:
+    from carpool.http.app import App
+
+logger = logging.getLogger("carpool")
+
+cli = Cli(
+    name="carpool",
+    help="Dynamic batching for Python models: many callers, one vectorised call, each caller its own answer.",
+    version=carpool.__version__,
+    help_epilogue="Start with: carpool demo",
+)
+_USAGE_ERROR = 2
+_LARGEST_PORT = 65535
+
+
+@cli.command
+def serve(
+    target: str,
+    *more: str,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    when_full: Literal["refuse", "wait"] = "refuse",
+    timeout_status: Literal[504, 408] = 504,
+    max_body_mb: float = 16.0,
+    debug: bool = False,
+    log_format: Annotated[Literal["text", "json"], Parameter(name="--log")] = "text",
+) -> None:
+    """Serve one or several services over HTTP.
+
+    Example: carpool serve examples.digits:service --port 8000
+
+    then: curl --json '[0.0, ...]' localhost:8000/predict
+
+    Parameters
+    ----------
+    target:
+        Where the service is: module:attribute. The module is looked for in the present folder too. It answers at
+        /predict and at /models/NAME/predict.
+    more:
+        Further services; each answers at /models/NAME/predict.
+    host:
+        The address to listen on. 0.0.0.0 makes the service reachable from other machines.
+    port:
+        The port to listen on; 0 takes a free one.
+    when_full:
+        What to do with a request while the queue is full: refuse it with 429, or let it wait until its deadline.
+    timeout_status:
+        The status of a request whose time was up.
+    max_body_mb:
+        Largest request body, in MiB.
+    debug:
+        Show the texts of exceptions in error answers. Not for production.
+    log_format:
+        Log lines for people, or one JSON object a line.
+    """
+    log.set_up(log_format)
+    if not 0 <= port <= _LARGEST_PORT:
+        _fail(f"there is no port {port}: choose one from 1 to {_LARGEST_PORT} with --port, or 0 for a free one")
+    services = [_find(name) for name in (target, *more)]
+    try:
+        from carpool.http.app import App
+        from carpool.http.server import Server
+
+        app = App(
+            *services,
+            when_full=when_full,
+            timeout_status=timeout_status,
+            max_body_bytes=int(max_body_mb * 2**20),
+            debug=debug,
+            output=log.worker_line,
+        )
+    except ImportError as error:
+        _fail(f"serving needs a package that is missing ({error.name}): pip install 'carpool[serve]'")
+    except ValueError as error:
+        _fail(str(error))
+    server = Server(app, host, port)
+    try:
+        server.bind()
+    except OSError as error:
+        _fail(_why_not_bound(error, host, port))
+    if log_format == "text":
+        _summary(app, f"http://{server.host}:{server.port}")
+    try:
+        _run(server.run(lambda: logger.info("ready on http://%s:%d", server.host, server.port)))
+    except StartupError as error:
+        print(f"carpool: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    logger.info("stopped")
+
+
+@cli.command
+def demo() -> None:
+    """Serve handwritten digits over HTTP to 64 clients and check every answer.
+
+    Needs scikit-learn: pip install 'carpool[serve,examples]'
+    """
+    _look_in_present_folder()
+    try:
+        from carpool import demo as demonstration
+
+        status = demonstration.run(Console())
+    except ModuleNotFoundError as error:
+        _fail(f"the demo needs {error.name}: pip install 'carpool[serve,examples]'")
+    raise SystemExit(status)
+
+
+def main() -> None:
+    """Entry point of the command."""
+    cli()
+
+
+def _find(target: str) -> carpool.Service:
+    """The service at `module:attribute`."""
+    module_name, colon, attribute = target.partition(":")
+    if not colon or not module_name or not attribute:
+        _fail(f"{target!r} is no target: write module:attribute, for example examples.digits:service")
+    _look_in_present_folder()
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise
+        hint = " (write the module's name, not its file's)" if Path(module_name).suffix == ".py" else ""
+        _fail(f"there is no module {error.name!r} in {os.getcwd()} or on the Python path{hint}")
+    found: Any = getattr(module, attribute, None)
+    if isinstance(found, carpool.Service):
+        return found
+    services = [name for name, value in vars(module).items() if isinstance(value, carpool.Service)]
+    known = f"it has {', '.join(services)}" if services else "it has no carpool.Service at all"
+    if found is None:
+        _fail(f"module {module_name!r} has no attribute {attribute!r}; {known}")
+    _fail(f"{target} is a {type(found).__name__}, not a carpool.Service; {known}")
+
+
+def _look_in_present_folder() -> None:
+    """Modules are found in the folder from which the command is given, as with `python -m`."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
+def _run(main: Coroutine[Any, Any, None]) -> None:
+    """Run on uvloop where it is installed, else on asyncio."""
+    if importlib.util.find_spec("uvloop") is not None:
+        import uvloop
+
+        uvloop.run(main)
+    else:
+        asyncio.run(main)
+
+
+def _summary(app: App, address: str) -> None:
+    """What is about to be served, for a person."""
+    console = Console(stderr=True, highlight=False)
+    console.print(f"[bold]carpool {carpool.__version__}[/] on [bold]{address}[/]")
+    for i, service in enumerate(app.services):
+        console.print(f"  [bold]{service.name}[/]  POST {'/predict' if i == 0 else f'/models/{service.name}/predict'}")
+        for stage in service.stages:
+            batches = f"batches of up to {stage.max_batch_size}" if stage.max_batch_size else "single items"
+            workers = f"{stage.workers} worker{'s' if stage.workers > 1 else ''}"
+            cores = (
+                ""
+                if stage.cpus is None
+                else " on cores " + " | ".join(",".join(map(str, sorted(cores))) for cores in stage.cpus)
+            )
+            policy = f", policy {stage.policy_name}" if stage.max_batch_size else ""
+            console.print(f"    stage {stage.name}: {batches}, {workers}{cores}{policy}")
+    if app.services[0].stages and address.startswith("http://0.0.0.0"):
+        console.print("  [yellow]reachable from other machines; there is no authentication[/]")
+
+
+def _why_not_bound(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} is in use on {host}: stop what listens there, or choose another with --port"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"port {port} may not be opened by this user: choose one above 1023 with --port"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"{host} is no address of this machine: choose another with --host"
+    return f"cannot listen on {host}:{port}: {error.strerror or error}"
+
+
+def _fail(text: str) -> NoReturn:
+    print(f"carpool: {text}", file=sys.stderr)
+    raise SystemExit(_USAGE_ERROR)

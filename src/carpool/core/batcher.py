@@ -1,0 +1,306 @@
+"""The batcher of one stage: a queue, a policy, idle workers and batches in flight.
+
+Told what happened (`enter`, `completed`, `worker_ready`, `worker_lost`), asked what to run next (`next_batch`). It
+keeps three promises whatever the policy says: no batch is larger than the limit, no request is dispatched after its
+deadline, and a reply is paired with a request only if that worker was given that request in that batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from carpool.core.queue import Queue
+from carpool.policy.base import Policy
+from carpool.request import DONE, QUEUED, RUNNING, Request
+
+INFINITY = float("inf")
+
+
+class Batch:
+    """Requests that one worker runs together.
+
+    Attributes:
+        id: unique within its stage.
+        worker: who runs it.
+        size: sum of the requests' sizes.
+        reason: why it went when it did (the policy's word).
+        started: when it was handed over; call_started: when user code was last entered, for the hang limit.
+        deadline: the earliest deadline among those that still wait for it.
+        n: how many requests it had at first; `requests` and `ids` are those that the worker still owes an answer.
+        busy_s, ok: of the partial replies so far.
+    """
+
+    __slots__ = (
+        "busy_s",
+        "call_started",
+        "deadline",
+        "id",
+        "ids",
+        "n",
+        "ok",
+        "reason",
+        "requests",
+        "size",
+        "stage",
+        "started",
+        "worker",
+    )
+
+    def __init__(
+        self, id: int, stage: int, worker: int, requests: list[Request], size: int, reason: str, now: float
+    ) -> None:
+        self.id = id
+        self.stage = stage
+        self.worker = worker
+        self.requests = requests
+        self.size = size
+        self.ids = [request.id for request in requests]
+        self.reason = reason
+        self.started = self.call_started = now
+        self.deadline = min([request.deadline for request in requests])
+        self.n = len(requests)
+        self.busy_s = 0.0
+        self.ok = True
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def __repr__(self) -> str:
+        return f"<Batch {self.id} stage={self.stage} worker={self.worker} n={len(self)} {self.reason}>"
+
+
+class Batcher:
+    """One stage's decisions.
+
+    Args:
+        name: the stage's name.
+        policy: decides when and how many; owned by this batcher alone.
+        queue: where requests wait.
+        max_batch_time_s: a worker that spends longer in one call is taken to hang.
+        idempotent: whether a request may be run once more when its worker is lost.
+
+    Attributes:
+        outlet: most results that the next stage can ever take at once; the pipeline sets it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        policy: Policy,
+        queue: Queue,
+        *,
+        index: int = 0,
+        max_batch_time_s: float = INFINITY,
+        idempotent: bool = True,
+    ) -> None:
+        self.name = name
+        self.policy = policy
+        self.queue = queue
+        self.index = index
+        self.max_batch_time_s = max_batch_time_s
+        self.idempotent = idempotent
+        self.outlet = INFINITY
+        self.in_flight: dict[int, Batch] = {}  # by worker
+        self.wake_at: float | None = None
+        self.attention_at = INFINITY  # nothing expires and nobody hangs before this
+        self.item_s = 0.0  # smoothed seconds of one worker's time per request
+        self.stray_replies = 0  # late, duplicate or unknown: dropped and counted
+        self.late_results = 0  # came after the caller had been answered or had gone
+        self._policy_listens = type(policy).arrived is not Policy.arrived
+        self._idle: list[int] = []  # the worker that was busy last is used first: its caches are warm
+        self._running = 0
+        self._batch_ids = 0
+
+    def __repr__(self) -> str:
+        return f"<Batcher {self.name} queued={len(self.queue)} running={self._running} idle={len(self._idle)}>"
+
+    @property
+    def running(self) -> int:
+        """Requests that workers are busy with."""
+        return self._running
+
+    @property
+    def idle(self) -> int:
+        """Workers that could take a batch now."""
+        return len(self._idle)
+
+    # -- what happened
+
+    def enter(self, now: float, requests: Sequence[Request]) -> None:
+        """Requests join the queue of this stage; their `stage` and `arrived` say so already."""
+        self.attention_at = min(self.attention_at, min([request.deadline for request in requests]))
+        self.queue.push(requests)
+        if self._policy_listens:
+            for request in requests:
+                self.policy.arrived(now, request)
+
+    def put_back(self, now: float, requests: Sequence[Request]) -> None:
+        """Requests whose worker was lost wait for another one; they have been waiting since they first arrived."""
+        self.attention_at = min([self.attention_at, *[request.deadline for request in requests]])
+        self.queue.put_back(requests)
+        for request in requests:
+            self.policy.arrived(now, request)
+
+    def leave(self, now: float, request: Request) -> None:
+        """A queued request goes without an answer from this stage."""
+        self.queue.remove(request)
+        self.policy.left(now, request)
+
+    def worker_ready(self, worker: int) -> None:
+        """A worker can take batches from now on."""
+        if worker in self._idle or worker in self.in_flight:
+            raise ValueError(f"worker {worker} of stage {self.name} is ready already")
+        self._idle.append(worker)
+
+    def worker_lost(self, worker: int) -> list[Request]:
+        """A worker is gone; returns the requests it still owed an answer."""
+        if worker in self._idle:
+            self._idle.remove(worker)
+        batch = self.in_flight.pop(worker, None)
+        if batch is None:
+            return []
+        self._running -= len(batch)
+        return [request for request in batch.requests if request.state == RUNNING]
+
+    def call_started(self, now: float, worker: int, batch_id: int) -> None:
+        """The worker reports that it has entered user code once more for the same batch."""
+        batch = self.in_flight.get(worker)
+        if batch is not None and batch.id == batch_id:
+            batch.call_started = now
+
+    def completed(
+        self, now: float, worker: int, batch_id: int, ids: Sequence[int], busy_s: float, ok: bool
+    ) -> list[Request | None]:
+        """A reply of `worker` with answers for `ids`.
+
+        Returns the requests to give the answers to, in the order of `ids`; None where an answer has no taker
+        because it is late, double or was never asked for. `busy_s` is the time spent on these answers.
+        """
+        batch = self.in_flight.get(worker)
+        if batch is None or batch.id != batch_id:
+            self.stray_replies += len(ids)
+            return [None] * len(ids)
+        if ids == batch.ids:  # the common case: one reply for the whole batch, in its order
+            takers: list[Request | None] = [r if r.state == RUNNING else None for r in batch.requests]
+            self.late_results += takers.count(None)
+            self._finish(now, batch, busy_s, ok)
+            return takers
+        return self._completed_partly(now, batch, ids, busy_s, ok)
+
+    # -- what to do
+
+    def next_batch(self, now: float, room: float, refuse: list[Request]) -> Batch | None:
+        """The batch to run now, or None; `wake_at` then says when to ask again.
+
+        Args:
+            now: the time.
+            room: how many results the next stage can take.
+            refuse: the policy's drops are appended here.
+
+        Raises:
+            RuntimeError: the policy asked for what is not possible; nothing was done.
+        """
+        queue = self.queue
+        self.wake_at = None
+        if not queue.count:
+            return None
+        free = len(self._idle)
+        if free and room < queue.count and room < self.policy.limit and room < self.outlet:
+            free = 0  # no credit: the next stage could not take what this one would produce
+        decision = self.policy.decide(now, queue, free, len(self.in_flight))
+        n = decision.take
+        if n and not (free and 0 < n <= self.policy.limit):
+            raise RuntimeError(
+                f"policy {type(self.policy).__name__} of stage {self.name} asked for a batch of"
+                f" {n} with {free} free workers and a limit of {self.policy.limit}"
+            )
+        if decision.drop:
+            self._drop(now, decision.drop)
+            refuse += decision.drop
+        if not n or not queue.count:
+            self.wake_at = decision.wake_at
+            return None
+        return self._start(now, n if n <= room else int(room), decision.reason)
+
+    def attend(self, now: float) -> tuple[list[Request], list[int]]:
+        """To be called from `attention_at` on: what has expired, which is now done, and which workers hang."""
+        expired = self.queue.expire(now)
+        for request in expired:
+            self.policy.left(now, request)
+        hung = []
+        self.attention_at = self.queue.earliest_deadline
+        for worker, batch in self.in_flight.items():
+            if batch.deadline <= now:
+                expired += self._expire_running(batch, now)
+            if batch.call_started + self.max_batch_time_s <= now:
+                hung.append(worker)
+                batch.call_started = INFINITY  # it is being killed: said once
+            self.attention_at = min(self.attention_at, batch.deadline, batch.call_started + self.max_batch_time_s)
+        return expired, hung
+
+    # -- inside
+
+    def _start(self, now: float, n: int, reason: str) -> Batch:
+        size = self.queue.size
+        requests = self.queue.take(n)
+        for request in requests:
+            request.attempts += 1
+        self._batch_ids += 1
+        worker = self._idle.pop()
+        if now + self.max_batch_time_s < self.attention_at:
+            self.attention_at = now + self.max_batch_time_s
+        batch = Batch(self._batch_ids, self.index, worker, requests, size - self.queue.size, reason, now)
+        self.in_flight[worker] = batch
+        self._running += len(requests)
+        return batch
+
+    def _drop(self, now: float, requests: Sequence[Request]) -> None:
+        """The policy refuses these."""
+        if len(set(requests)) < len(requests) or any(r.state != QUEUED or r.stage != self.index for r in requests):
+            raise RuntimeError(f"policy {type(self.policy).__name__} of stage {self.name} drops what is not queued")
+        for request in requests:
+            self.leave(now, request)
+
+    def _finish(self, now: float, batch: Batch, busy_s: float, ok: bool) -> None:
+        del self.in_flight[batch.worker]
+        self._idle.append(batch.worker)
+        self._running -= len(batch.requests)
+        busy_s += batch.busy_s
+        item_s = busy_s / batch.n
+        self.item_s += (item_s - self.item_s) * (0.2 if self.item_s else 1.0)
+        self.policy.completed(now, batch.n, batch.size, busy_s, ok and batch.ok)
+
+    def _completed_partly(
+        self, now: float, batch: Batch, ids: Sequence[int], busy_s: float, ok: bool
+    ) -> list[Request | None]:
+        owed = {request.id: request for request in batch.requests}
+        takers: list[Request | None] = []
+        for id in ids:
+            request = owed.pop(id, None)
+            if request is None:
+                self.stray_replies += 1
+            elif request.state != RUNNING:
+                self.late_results += 1
+                request = None
+            takers.append(request)
+        if not owed:
+            self._finish(now, batch, busy_s, ok)
+            return takers
+        self._running -= len(batch.requests) - len(owed)
+        batch.requests = list(owed.values())
+        batch.ids = list(owed)
+        batch.busy_s += busy_s
+        batch.ok = batch.ok and ok
+        return takers
+
+    def _expire_running(self, batch: Batch, now: float) -> list[Request]:
+        expired = []
+        batch.deadline = INFINITY
+        for request in batch.requests:
+            if request.state == RUNNING:
+                if request.deadline <= now:
+                    request.state = DONE
+                    expired.append(request)
+                else:
+                    batch.deadline = min(batch.deadline, request.deadline)
+        return expired

@@ -1,0 +1,37 @@
+"""What happened to request N, in order: a bounded record for tests and for people who debug.
+
+Off by default (the pipeline then holds no journal at all, so it costs one comparison per event).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One event in the life of a request."""
+
+    at: float
+    event: str
+    stage: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.at:.6f} {self.event} {self.stage} {self.detail}".rstrip()
+
+
+class Journal:
+    """The last `max_entries` events of a service, oldest first."""
+
+    def __init__(self, max_entries: int = 10_000) -> None:
+        self._entries: deque[tuple[int, Entry]] = deque(maxlen=max_entries)
+
+    def record(self, now: float, event: str, request_id: int, stage: str = "", detail: str = "") -> None:
+        """Note that `event` happened to the request."""
+        self._entries.append((request_id, Entry(now, event, stage, detail)))
+
+    def story(self, request_id: int) -> list[Entry]:
+        """What is still known of one request, in order."""
+        return [entry for owner, entry in self._entries if owner == request_id]

@@ -1,0 +1,362 @@
+"""A chain of stages and the way of a request through it; the object that every driver drives.
+
+Events go in (`submit`, `cancel`, `completed`, `worker_ready`, `worker_lost`), `poll` says what to do next. The
+invariants:
+
+* every request gets exactly one answer, be it a refusal (`DONE` is entered once, and whoever enters it appends the
+  request to `Todo.answer`), unless its caller has cancelled it;
+* an error in any stage goes straight back to its caller;
+* only the first stage refuses; a later one gives credits: stage k takes a batch only when stage k+1 has room for it;
+* late stages are asked first, so that the room they make can be used in the same poll.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from carpool.core.batcher import INFINITY, Batch, Batcher
+from carpool.core.journal import Journal
+from carpool.core.queue import Queue
+from carpool.errors import CarpoolError, DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
+from carpool.request import DONE, NEW, QUEUED, RUNNING, Request
+
+_AT_THE_DOOR = -1  # `Request.stage` of a caller that waits for room in the first queue
+
+
+class Todo:
+    """What a driver must do now.
+
+    Attributes:
+        run: batches to send to their workers; do this first, the workers are idle.
+        answer: requests whose callers are to be told.
+        kill: (stage, worker) pairs that hang.
+        wake_at: when to poll again although nothing happens; infinity for never.
+    """
+
+    __slots__ = ("answer", "kill", "run", "wake_at")
+
+    def __init__(self) -> None:
+        self.run: list[Batch] = []
+        self.answer: list[Request] = []
+        self.kill: list[tuple[int, int]] = []
+        self.wake_at = INFINITY
+
+
+class Pipeline:
+    """The stages of one service.
+
+    Args:
+        stages: their batchers, first to last.
+        measure: bytes that a result will hold while it waits for the next stage.
+        journal: records what happens to each request, if given.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Batcher],
+        *,
+        measure: Callable[[object], int] = lambda result: 0,
+        journal: Journal | None = None,
+    ) -> None:
+        self.stages = tuple(stages)
+        self.journal = journal
+        self.closed: CarpoolError | None = None  # why new requests are refused
+        self.admitted = 0
+        self.refused = 0
+        self.answered = 0  # of the admitted
+        self.cancelled = 0
+        self._measure = measure
+        self._door = Queue()  # callers that wait for room; bounded by the callers there are
+        self._todo = Todo()
+        for index, stage in enumerate(self.stages):
+            stage.index = index
+        for stage, following in pairwise(self.stages):
+            stage.outlet = following.queue.max_size
+
+    def __repr__(self) -> str:
+        return f"<Pipeline {' -> '.join(map(repr, self.stages))}>"
+
+    @property
+    def waiting(self) -> int:
+        """Requests in queues, the door's included."""
+        return len(self._door) + sum(len(stage.queue) for stage in self.stages)
+
+    @property
+    def unanswered(self) -> int:
+        """Admitted requests whose callers still wait."""
+        return self.admitted - self.answered - self.cancelled
+
+    # -- what happened
+
+    def submit(self, now: float, requests: Sequence[Request]) -> None:
+        """New requests, in the order of their arrival. One that is refused is answered with the error at once.
+
+        Raises:
+            ValueError: one of them was submitted before; then none is taken.
+        """
+        new = [request for request in requests if request.state == NEW]  # some may have been cancelled
+        if len(set(new)) < len(requests):
+            _check_new(requests)
+        first = self.stages[0]
+        roomy = first.queue.has_room(sum([request.nbytes for request in new]), len(new))
+        if not roomy or self.closed is not None or self._door.count or self.journal is not None:
+            for request in new:
+                self._submit_one(now, request)
+        elif new:
+            for id, request in enumerate(new, self.admitted + 1):
+                request.id = id
+                request.admitted = request.arrived = now
+            self.admitted += len(new)
+            first.enter(now, new)
+
+    def cancel(self, now: float, request: Request) -> None:
+        """The caller has gone. A queued request is never run; a running one's result is dropped."""
+        if request.state == QUEUED:
+            if request.stage == _AT_THE_DOOR:
+                self._door.remove(request)
+            else:
+                self.stages[request.stage].leave(now, request)
+        elif request.state == RUNNING:
+            request.state = DONE
+        elif request.state == NEW:
+            request.state = DONE
+            return
+        else:
+            return
+        self.cancelled += 1
+        request.caller = None
+        if self.journal is not None:
+            self.journal.record(now, "cancelled", request.id)
+
+    def completed(
+        self,
+        now: float,
+        stage: int,
+        worker: int,
+        batch_id: int,
+        ids: Sequence[int],
+        results: Sequence[object],
+        errors: dict[int, Exception] | None = None,
+        busy_s: float = 0.0,
+    ) -> None:
+        """A worker's reply: `results[i]`, or `errors[i]` where there is one, answers the request `ids[i]`.
+
+        Raises:
+            ValueError: there are more or fewer results than ids; then nothing was done.
+        """
+        if len(results) != len(ids):
+            raise ValueError(f"{len(results)} results for {len(ids)} requests")
+        batcher = self.stages[stage]
+        takers = batcher.completed(now, worker, batch_id, ids, busy_s, ok=not errors)
+        if errors is None and stage == len(self.stages) - 1 and self.journal is None:
+            self._answer_all(takers, results)
+            return
+        passed: list[Request] = []
+        for i, request in enumerate(takers):
+            if request is None:
+                continue
+            if errors is not None and i in errors:
+                self._fail(now, request, errors[i])
+            elif stage == len(self.stages) - 1:
+                request.result = results[i]
+                self._answer(now, request)
+            elif request.deadline <= now:
+                self._expired(now, request, f"after stage {batcher.name}")
+            else:
+                request.item = results[i]
+                request.nbytes = self._measure(results[i])
+                passed.append(request)
+        if passed:
+            self._pass_on(now, stage, passed)
+
+    def call_started(self, now: float, stage: int, worker: int, batch_id: int) -> None:
+        """A worker that makes several calls for one batch has started the next one."""
+        self.stages[stage].call_started(now, worker, batch_id)
+
+    def worker_ready(self, stage: int, worker: int) -> None:
+        """A worker can take batches from now on."""
+        self.stages[stage].worker_ready(worker)
+
+    def worker_lost(self, now: float, stage: int, worker: int) -> None:
+        """A worker is gone: what it owed is run once more, or fails if it must not or already was."""
+        batcher = self.stages[stage]
+        again: list[Request] = []
+        for request in batcher.worker_lost(worker):
+            if batcher.idempotent and request.attempts < 2:
+                again.append(request)
+                if self.journal is not None:
+                    self.journal.record(now, "worker lost, queued again", request.id, batcher.name)
+            else:
+                text = f"a worker of stage {batcher.name} died with this request"
+                self._fail(now, request, Unavailable(text, code="worker_lost"))
+        if again:
+            batcher.put_back(now, again)
+
+    def close(self, error: CarpoolError) -> None:
+        """Refuse new requests with `error` from now on; those inside go on."""
+        self.closed = error
+
+    def abort(self, now: float, error: CarpoolError) -> None:
+        """Refuse new requests and fail all that are inside."""
+        self.closed = error
+        for request in list(self._door):
+            self._door.remove(request)
+            self._fail(now, request, copy.copy(error))
+        for stage in self.stages:
+            for request in list(stage.queue):
+                stage.leave(now, request)
+                self._fail(now, request, copy.copy(error))
+            for batch in stage.in_flight.values():
+                for request in batch.requests:
+                    if request.state == RUNNING:
+                        self._fail(now, request, copy.copy(error))
+
+    # -- what to do
+
+    def poll(self, now: float) -> Todo:
+        """Everything there is to do at `now`, since the last poll and because time has passed."""
+        todo = self._todo
+        for stage in reversed(self.stages):
+            self._poll_stage(now, stage)
+        if self._door.count:
+            self._open_door(now)
+            todo.wake_at = self._door.earliest_deadline
+        for stage in self.stages:
+            if stage.attention_at < todo.wake_at:
+                todo.wake_at = stage.attention_at
+            if stage.wake_at is not None and stage.wake_at < todo.wake_at:
+                todo.wake_at = stage.wake_at
+        self._todo = Todo()
+        return todo
+
+    def predicted_wait_s(self) -> float:
+        """How long a request that came now would wait in the first queue, by the workers' learned speed."""
+        stage = self.stages[0]
+        workers = max(1, stage.idle + len(stage.in_flight))
+        return (len(self._door) + len(stage.queue) + stage.running) * stage.item_s / workers
+
+    # -- inside
+
+    def _submit_one(self, now: float, request: Request) -> None:
+        """A request that may be refused, may have to wait at the door, or is written about."""
+        first = self.stages[0]
+        full = self._door.count > 0 or not first.queue.has_room(request.nbytes)
+        refusal: CarpoolError | None = None
+        if self.closed is not None:
+            refusal = copy.copy(self.closed)
+        elif request.nbytes > first.queue.max_bytes:
+            text = f"a request of {request.nbytes} bytes is over the queue's {first.queue.max_bytes:.0f}"
+            refusal = InvalidRequest(text, status=413, code="too_large")
+        elif full and not request.patient:
+            refusal = Overloaded("the queue is full", retry_after_s=self.predicted_wait_s())
+        request.admitted = request.arrived = now
+        if refusal is not None:
+            self.refused += 1
+            request.state = DONE
+            request.error = refusal
+            self._todo.answer.append(request)
+            return
+        self.admitted += 1
+        request.id = self.admitted
+        if full:
+            request.stage = _AT_THE_DOOR
+            self._door.push([request])
+        else:
+            first.enter(now, [request])
+        if self.journal is not None:
+            self.journal.record(now, "waits for room" if full else "admitted", request.id)
+
+    def _poll_stage(self, now: float, stage: Batcher) -> None:
+        todo = self._todo
+        room = self._room_after(stage)
+        if now >= stage.attention_at:
+            expired, hung = stage.attend(now)
+            for request in expired:
+                self._expired(now, request, f"in stage {stage.name}")
+            todo.kill += [(stage.index, worker) for worker in hung]
+        refuse: list[Request] = []
+        while (batch := stage.next_batch(now, room - stage.running, refuse)) is not None:
+            todo.run.append(batch)
+            if self.journal is not None:
+                for request in batch.requests:
+                    detail = f"batch {batch.id} of {len(batch)} on worker {batch.worker} ({batch.reason})"
+                    self.journal.record(now, "runs", request.id, stage.name, detail)
+        for request in refuse:
+            text = "the request would not make its deadline"
+            self._fail(now, request, Overloaded(text, retry_after_s=self.predicted_wait_s()))
+
+    def _open_door(self, now: float) -> None:
+        """Let waiting callers in while there is room; whenever some came in, the first stage is asked once more."""
+        for request in self._door.expire(now):
+            self._expired(now, request, "waiting for room in the queue")
+        first = self.stages[0]
+        while self._let_in(now, first) and first.idle:
+            self._poll_stage(now, first)
+
+    def _let_in(self, now: float, first: Batcher) -> bool:
+        """Fill the first queue from the door; whether anybody came in."""
+        before = first.queue.count
+        while self._door.count and first.queue.has_room(self._door.peek(1)[0].nbytes):
+            (request,) = self._door.take(1)
+            request.stage = 0
+            request.arrived = now
+            first.enter(now, [request])
+            if self.journal is not None:
+                self.journal.record(now, "let in", request.id)
+        return first.queue.count > before
+
+    def _room_after(self, stage: Batcher) -> float:
+        """How many results the stage after `stage` can take."""
+        if stage.index == len(self.stages) - 1:
+            return INFINITY
+        queue = self.stages[stage.index + 1].queue
+        return queue.max_size - queue.count if queue.nbytes < queue.max_bytes else 0
+
+    def _answer_all(self, takers: Sequence[Request | None], results: Sequence[object]) -> None:
+        """The common case in short: a last stage's reply without an error in it."""
+        answer = self._todo.answer
+        before = len(answer)
+        for request, result in zip(takers, results, strict=True):
+            if request is not None:
+                request.state = DONE
+                request.result = result
+                answer.append(request)
+        self.answered += len(answer) - before
+
+    def _pass_on(self, now: float, stage: int, requests: Sequence[Request]) -> None:
+        """One stage is done with the requests; the next one gets their results."""
+        for request in requests:
+            request.stage = stage + 1
+            request.arrived = now
+            request.format = 0
+            request.attempts = 0
+            if self.journal is not None:
+                self.journal.record(now, "passed", request.id, self.stages[stage].name)
+        self.stages[stage + 1].enter(now, requests)
+
+    def _expired(self, now: float, request: Request, where: str) -> None:
+        waited = now - request.admitted
+        self._fail(now, request, DeadlineExceeded(f"no answer within {waited:.3f} s ({where})"))
+
+    def _fail(self, now: float, request: Request, error: Exception) -> None:
+        request.error = error
+        self._answer(now, request)
+
+    def _answer(self, now: float, request: Request) -> None:
+        request.state = DONE
+        self.answered += 1
+        self._todo.answer.append(request)
+        if self.journal is not None:
+            outcome = "answered" if request.error is None else f"failed: {request.error}"
+            self.journal.record(now, outcome, request.id)
+
+
+def _check_new(requests: Sequence[Request]) -> None:
+    """A request that was cancelled before it came here is passed over; one that is known here is a mistake."""
+    seen: set[Request] = set()
+    for request in requests:
+        if request.id or request.state in (QUEUED, RUNNING) or request in seen:
+            raise ValueError(f"{request!r} was submitted before")
+        seen.add(request)

@@ -1,0 +1,266 @@
+"""The waiting room of one stage: lanes in order of priority, earliest deadline first within a lane.
+
+A lane is a list with a moving head. Deadlines mostly arrive in order, so a push is an append; a request that leaves
+early (cancelled, expired) is only marked and skipped later, so leaving is O(1). What has left is cut off as soon as it
+outnumbers what waits, so that a lane does not keep alive what nobody needs. Nothing here knows policies, workers or
+clocks.
+"""
+
+from __future__ import annotations
+
+from bisect import insort, insort_left
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+
+from carpool.request import DONE, QUEUED, RUNNING, Lane, Request
+
+_deadline = attrgetter("deadline")
+_deadline_and_arrival = attrgetter("deadline", "arrived")
+
+
+class _Lane:
+    """Requests of one lane, sorted by deadline; equal deadlines keep their order of arrival. Empty if none is live."""
+
+    __slots__ = ("dead", "head", "in_order", "items", "live")
+
+    def __init__(self) -> None:
+        self.items: list[Request] = []
+        self.head = 0  # everything before it has left
+        self.live = 0
+        self.dead = 0  # entries behind the head that have left early
+        self.in_order = True  # arrivals came with rising deadlines: the head is also the oldest
+
+    def reset(self) -> None:
+        """Forget what has left; the lane is empty."""
+        self.items.clear()
+        self.head = self.dead = 0
+        self.in_order = True
+
+    def insert(self, request: Request) -> None:
+        """Put in a request whose deadline is earlier than the last one's."""
+        insort(self.items, request, lo=self.head, key=_deadline)
+        self.in_order = False
+
+    def put_back(self, request: Request) -> None:
+        """Put in a request that was taken before: ahead of those that came after it or with it."""
+        insort_left(self.items, request, lo=self.head, key=_deadline_and_arrival)
+        self.live += 1
+        self.in_order = False
+
+    def peek(self, n: int) -> list[Request]:
+        if not self.dead:
+            return self.items[self.head : self.head + n]
+        found: list[Request] = []
+        for request in self:
+            if len(found) == n:
+                break
+            found.append(request)
+        return found
+
+    def take(self, n: int) -> list[Request]:
+        if not self.dead:
+            taken = self.items[self.head : self.head + n]
+            self.head += len(taken)
+        else:
+            taken = self.peek(n)
+            last = taken[-1] if taken else None
+            while last is not None:
+                request = self.items[self.head]
+                self.head += 1
+                if request.state != QUEUED:
+                    self.dead -= 1
+                if request is last:
+                    break
+        self.live -= len(taken)
+        self._compact()
+        return taken
+
+    def skip_dead(self) -> None:
+        """Move the head to the first live request, so that it is the lane's earliest deadline."""
+        while self.dead and self.items[self.head].state != QUEUED:
+            self.head += 1
+            self.dead -= 1
+
+    def mark_dead(self) -> None:
+        """One request has left early; its entry stays until the head passes it or most entries are dead."""
+        self.live -= 1
+        self.dead += 1
+        self._compact()
+
+    def _compact(self) -> None:
+        if not self.live:
+            self.reset()
+        elif self.head + self.dead > self.live:
+            self.items = list(self) if self.dead else self.items[self.head :]
+            self.head = self.dead = 0
+
+    def __iter__(self) -> Iterator[Request]:
+        for i in range(self.head, len(self.items)):
+            request = self.items[i]
+            if request.state == QUEUED:
+                yield request
+
+
+class Queue:
+    """Requests that wait for a worker of one stage, bounded by count and by bytes.
+
+    The order: higher priority first; within a lane the earliest deadline, equal deadlines in order of arrival. What
+    is taken together shares key and bucket but may span priorities.
+
+    Attributes:
+        count: how many requests wait, as `len` tells too; nbytes: how many bytes they hold.
+    """
+
+    def __init__(self, max_size: float = float("inf"), max_bytes: float = float("inf")) -> None:
+        self.max_size = max_size
+        self.max_bytes = max_bytes
+        self.nbytes = 0
+        self._size = 0
+        self.count = 0
+        self._lanes: dict[Lane, _Lane] = {}
+        self._order: list[Lane] = []  # highest priority first
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Request]:
+        for lane in self._order:
+            yield from self._lanes[lane]
+
+    @property
+    def size(self) -> int:
+        """Sum of the sizes of the waiting requests."""
+        return self._size
+
+    def has_room(self, nbytes: int, requests: int = 1) -> bool:
+        """Whether so many more requests, of `nbytes` in all, are within both bounds."""
+        return self.count + requests <= self.max_size and self.nbytes + nbytes <= self.max_bytes
+
+    def push(self, requests: Sequence[Request]) -> None:
+        """Put requests in their places. Whoever calls has asked `has_room`, or must not lose them."""
+        nbytes = size = 0
+        key: Lane | None = None
+        for request in requests:
+            if request.lane is not key:
+                key = request.lane
+                lane = self._lanes.get(key) or self._open(key)
+            items = lane.items
+            if not items or items[-1].deadline <= request.deadline:
+                items.append(request)
+            else:
+                lane.insert(request)
+            lane.live += 1
+            request.state = QUEUED
+            nbytes += request.nbytes
+            size += request.size
+        self.count += len(requests)
+        self.nbytes += nbytes
+        self._size += size
+
+    def put_back(self, requests: Sequence[Request]) -> None:
+        """Requests that were taken together wait again, in the places that their deadlines and arrivals give them."""
+        for request in reversed(requests):  # each goes ahead of its equals, so the last comes first
+            lane = self._lanes.get(request.lane) or self._open(request.lane)
+            lane.put_back(request)
+            request.state = QUEUED
+            self.count += 1
+            self.nbytes += request.nbytes
+            self._size += request.size
+
+    def peek(self, n: int) -> list[Request]:
+        """The next `n` requests (fewer if fewer are compatible), in the order `take` would hand them out."""
+        found: list[Request] = []
+        for lane in self._next_lanes():
+            found += self._lanes[lane].peek(n - len(found))
+            if len(found) >= n:
+                break
+        return found
+
+    def take(self, n: int) -> list[Request]:
+        """Remove and return the next `n` requests; they are now running."""
+        taken: list[Request] = []
+        for key in self._next_lanes():
+            lane = self._lanes[key]
+            taken += lane.take(n - len(taken))
+            if not lane.live:
+                self._close(key)
+            if len(taken) >= n:
+                break
+        nbytes = size = 0
+        for request in taken:
+            request.state = RUNNING
+            nbytes += request.nbytes
+            size += request.size
+        self.nbytes -= nbytes
+        self._size -= size
+        self.count -= len(taken)
+        return taken
+
+    def remove(self, request: Request) -> None:
+        """A queued request leaves early; it is now done."""
+        if request.state != QUEUED:
+            raise ValueError(f"{request!r} is not queued")
+        request.state = DONE
+        lane = self._lanes[request.lane]
+        lane.mark_dead()
+        self.count -= 1
+        self.nbytes -= request.nbytes
+        self._size -= request.size
+        if not lane.live:
+            self._close(request.lane)
+
+    def expire(self, now: float) -> list[Request]:
+        """Remove and return every request whose deadline has passed; they are now done."""
+        expired: list[Request] = []
+        for key in tuple(self._order):
+            lane = self._lanes[key]
+            lane.skip_dead()
+            while lane.live and lane.items[lane.head].deadline <= now:
+                request = lane.items[lane.head]
+                self.remove(request)
+                expired.append(request)
+                lane.skip_dead()
+        return expired
+
+    @property
+    def earliest_deadline(self) -> float:
+        """When the next request expires; infinity when nobody waits."""
+        earliest = float("inf")
+        for lane in self._lanes.values():
+            lane.skip_dead()
+            if lane.live:
+                earliest = min(earliest, lane.items[lane.head].deadline)
+        return earliest
+
+    @property
+    def oldest_arrival(self) -> float:
+        """When the request that has waited longest arrived; infinity when nobody waits."""
+        oldest = float("inf")
+        for lane in self._lanes.values():
+            if lane.in_order and lane.live:
+                lane.skip_dead()
+                oldest = min(oldest, lane.items[lane.head].arrived)
+            else:
+                oldest = min(oldest, min((r.arrived for r in lane), default=oldest))
+        return oldest
+
+    def _next_lanes(self) -> list[Lane]:
+        """The lanes that the next batch may draw from: those with the key and bucket of the first."""
+        order = self._order
+        if len(order) <= 1:
+            return order[:]
+        _, key, bucket = order[0]
+        return [lane for lane in order if lane[1] == key and lane[2] == bucket]
+
+    def _open(self, key: Lane) -> _Lane:
+        if len(self._order) == 1 and not self._lanes[self._order[0]].live:
+            del self._lanes[self._order.pop()]  # kept by `_close`; empty, it must not stand at the head
+        lane = self._lanes[key] = _Lane()
+        insort(self._order, key, key=lambda k: -k[0])
+        return lane
+
+    def _close(self, key: Lane) -> None:
+        """Forget an empty lane, so that priorities and keys chosen by clients cannot pile up; the last may stay."""
+        if len(self._order) > 1:
+            del self._lanes[key]
+            self._order.remove(key)

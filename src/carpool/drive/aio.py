@@ -1,0 +1,208 @@
+"""The asyncio driver: feeds events to a pipeline and performs what it says to do.
+
+Arrivals of one loop turn only append and mark the pipeline dirty; one callback per turn polls it, so everything parsed
+in that turn shares a batch at no waiting cost. One timer points at the pipeline's next deadline. Everything here runs
+on one loop; other threads come in through `call_soon_threadsafe`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from carpool.clock import Clock, monotonic
+from carpool.core.batcher import INFINITY, Batch
+from carpool.core.pipeline import Pipeline, Todo
+from carpool.errors import CarpoolError, Unavailable
+from carpool.observe.stats import Stats
+from carpool.request import Request
+
+logger = logging.getLogger("carpool")
+
+
+class Executor(Protocol):
+    """Runs the batches of one stage and reports to the driver."""
+
+    def start(self) -> None:
+        """Start the workers; each is reported by `Driver.worker_ready`, or the stage by `Driver.stage_failed`."""
+
+    def run(self, batch: Batch) -> None:
+        """Hand a batch to its worker, which is idle."""
+
+    def kill(self, worker: int) -> None:
+        """End a worker that hangs; its death is reported like any other."""
+
+    async def stop(self, grace_s: float) -> None:
+        """End all workers, by force after `grace_s`."""
+
+
+class Driver:
+    """Drives one service's pipeline on the running loop.
+
+    Args:
+        pipeline: decides.
+        stats: told of every batch and answer.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, pipeline: Pipeline, stats: Stats, clock: Clock = monotonic) -> None:
+        self.pipeline = pipeline
+        self.stats = stats
+        self.clock = clock
+        self.executors: Sequence[Executor] = ()
+        self._loop = asyncio.get_running_loop()
+        self._dirty = False
+        self._arrivals: list[Request] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = INFINITY
+        self._drained: asyncio.Future[None] | None = None
+        self._started: asyncio.Future[None] = self._loop.create_future()
+        self._missing: set[tuple[int, int]] = set()  # workers that have not been ready yet
+
+    # -- life
+
+    async def start(self, executors: Sequence[Executor], workers: Sequence[int]) -> None:
+        """Start every stage and wait until all workers are ready.
+
+        Args:
+            executors: one per stage.
+            workers: how many workers each stage has.
+
+        Raises:
+            StartupError: a worker could not load; the caller should `stop`.
+        """
+        self.executors = executors
+        self._missing = {(stage, worker) for stage, n in enumerate(workers) for worker in range(n)}
+        for executor in executors:
+            executor.start()
+        await self._started
+
+    async def stop(self, *, drain: bool = True, timeout_s: float = 30.0, grace_s: float = 5.0) -> None:
+        """Stop taking requests, finish those inside (or fail them at once), end the workers."""
+        if self.pipeline.closed is None:
+            self.pipeline.close(Unavailable("the service is stopping", code="draining"))
+        if drain and self.pipeline.unanswered and not self._loop.is_closed():
+            self._drained = self._loop.create_future()
+            await asyncio.wait([self._drained], timeout=timeout_s)
+        self.pipeline.abort(self.clock(), Unavailable("the service has stopped", code="stopped"))
+        self.poll()
+        await asyncio.gather(*[executor.stop(grace_s) for executor in self.executors])
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # -- callers
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        """New requests; each is told its answer, or why it is refused, from a later turn of the loop on."""
+        self._arrivals += requests
+        if not self._dirty:
+            self._poll_soon()
+
+    def cancel(self, request: Request) -> None:
+        """The request's caller has gone."""
+        before = self.pipeline.cancelled
+        self.pipeline.cancel(self.clock(), request)
+        self.stats.cancelled += self.pipeline.cancelled - before
+        if not self._dirty:
+            self._poll_soon()
+
+    # -- executors
+
+    def worker_ready(self, stage: int, worker: int) -> None:
+        """A worker can take batches."""
+        self.pipeline.worker_ready(stage, worker)
+        self._missing.discard((stage, worker))
+        if not self._missing and not self._started.done():
+            self._started.set_result(None)
+        self.poll()
+
+    def worker_lost(self, stage: int, worker: int) -> None:
+        """A worker that was ready is gone."""
+        self.pipeline.worker_lost(self.clock(), stage, worker)
+        self.poll()
+
+    def start_failed(self, error: CarpoolError) -> None:
+        """A worker could not load while the service was starting."""
+        if not self._started.done():
+            self._started.set_exception(error)
+
+    def stage_failed(self, error: CarpoolError) -> None:
+        """A stage has no worker and will get none: the service cannot answer any more."""
+        self.pipeline.abort(self.clock(), error)
+        self.poll()
+
+    def completed(
+        self,
+        stage: int,
+        worker: int,
+        batch_id: int,
+        ids: Sequence[int],
+        results: Sequence[object],
+        errors: dict[int, Exception] | None,
+        busy_s: float,
+        waited_s: float,
+    ) -> None:
+        """A worker's reply. The next batch goes out before this one's answers are delivered.
+
+        It goes at once if it is full; else at the end of this turn, so that what arrives in the turn shares it.
+        """
+        self.pipeline.completed(self.clock(), stage, worker, batch_id, ids, results, errors, busy_s)
+        self.stats.stages[stage].completed(worker, busy_s, waited_s)
+        batcher = self.pipeline.stages[stage]
+        if batcher.queue.count >= batcher.policy.limit:
+            self.poll()
+        elif not self._dirty:
+            self._poll_soon()
+
+    def call_started(self, stage: int, worker: int, batch_id: int) -> None:
+        """A worker has begun another call for the same batch."""
+        self.pipeline.call_started(self.clock(), stage, worker, batch_id)
+
+    # -- the turn of the loop
+
+    def poll(self) -> None:
+        """Ask the pipeline what to do, and do it."""
+        self._dirty = False
+        now = self.clock()
+        if self._arrivals:
+            self.pipeline.submit(now, self._arrivals)
+            self._arrivals.clear()
+        todo = self.pipeline.poll(now)
+        self._perform(todo)
+        self._set_timer(todo.wake_at)
+        if self._drained is not None and not self._drained.done() and not self.pipeline.unanswered:
+            self._drained.set_result(None)
+
+    def _perform(self, todo: Todo) -> None:
+        for batch in todo.run:
+            self.stats.stages[batch.stage].started(batch)
+            self.executors[batch.stage].run(batch)
+        for stage, worker in todo.kill:
+            self.executors[stage].kill(worker)
+        if todo.answer:
+            self.stats.answered(todo.answer, self.clock())
+            for request in todo.answer:
+                request.tell()
+
+    def _poll_soon(self) -> None:
+        self._dirty = True
+        self._loop.call_soon(self.poll)
+
+    def _set_timer(self, when: float) -> None:
+        """Have `poll` called at `when`. A timer that is early does no harm; it is left alone."""
+        if self._timer is not None:
+            if self._timer_at <= when:
+                return
+            self._timer.cancel()
+        if when == INFINITY:
+            self._timer = None
+            return
+        self._timer_at = when
+        self._timer = self._loop.call_later(max(0.0, when - self.clock()), self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._timer_at = INFINITY
+        self.poll()

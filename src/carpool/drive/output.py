@@ -1,0 +1,72 @@
+"""What workers print: each line goes on to the parent's own output, under the worker's name."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from typing import IO
+
+LineSink = Callable[[str, bool, str], None]
+"""Called with the worker's name, whether the line came from stderr, and the line."""
+
+_READ_BYTES = 64 * 1024
+_LONGEST_LINE = 16 * 1024  # a longer one is passed on in pieces
+
+
+def print_line(worker: str, is_error: bool, line: str) -> None:
+    """The default sink: this process's stdout or stderr."""
+    stream = sys.stderr if is_error else sys.stdout
+    with contextlib.suppress(OSError, ValueError):  # closed or full: serving goes on
+        print(f"[{worker}] {line}", file=stream, flush=True)
+
+
+class Lines:
+    """Reads one output stream of a worker without ever blocking."""
+
+    def __init__(self, stream: IO[bytes], worker: str, is_error: bool, sink: LineSink) -> None:
+        self._stream = stream
+        self._worker = worker
+        self._is_error = is_error
+        self._sink = sink
+        self._rest = b""
+        self._loop = asyncio.get_running_loop()
+        os.set_blocking(stream.fileno(), False)
+        self._loop.add_reader(stream.fileno(), self._readable)
+
+    def close(self) -> None:
+        """Pass on what has been written so far and let go of the stream."""
+        while self._readable():
+            pass
+        if not self._stream.closed:  # a child of the worker still holds it
+            self._loop.remove_reader(self._stream.fileno())
+            self._stream.close()
+            if self._rest:
+                self._pass_on(self._rest)
+
+    def _readable(self) -> bool:
+        """Read once; whether something came."""
+        if self._stream.closed:
+            return False
+        try:
+            data = os.read(self._stream.fileno(), _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._loop.remove_reader(self._stream.fileno())
+            self._stream.close()
+            if self._rest:
+                self._pass_on(self._rest)
+            return False
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > _LONGEST_LINE:
+            lines.append(self._rest)
+            self._rest = b""
+        for line in lines:
+            self._pass_on(line)
+        return True
+
+    def _pass_on(self, line: bytes) -> None:
+        self._sink(self._worker, self._is_error, line.rstrip(b"\r").decode("utf-8", "replace"))

@@ -1,0 +1,275 @@
+"""Many items from one caller: in order, a bounded number inside at a time, in constant memory.
+
+A stream is a queue of requests in the order of their items. The feeder puts one in when there is room, the consumer
+takes the head once it is done; whatever finishes behind the head waits there. The requests themselves are the places.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from typing import Any
+
+from carpool.drive.aio import Driver
+from carpool.drive.callers import request_for, result_of
+from carpool.errors import CarpoolError
+from carpool.request import DONE, Request
+from carpool.wire.payload import LARGE
+
+_BYTES_IN_FLIGHT = 16 * 2**20  # of large items; more only pushes them out of the processor's cache
+
+
+class Window:
+    """How many requests of one stream may be inside at a time.
+
+    Args:
+        least: enough to keep every worker busy.
+        most: for small items, so that several can travel together.
+    """
+
+    def __init__(self, least: int, most: int) -> None:
+        self.limit = most
+        self._least = least
+
+    def narrow(self, nbytes: int) -> None:
+        """There are large items, as large as this."""
+        self.limit = max(self._least, min(self.limit, _BYTES_IN_FLIGHT // nbytes))
+
+
+class AsyncStream:
+    """A stream on the driver's own loop.
+
+    Args:
+        driver: takes the requests.
+        limit_s: time that each item has to be answered.
+        window: how many requests may be inside at a time.
+    """
+
+    def __init__(self, driver: Driver, limit_s: float, window: Window) -> None:
+        self._driver = driver
+        self._limit_s = limit_s
+        self._window = window
+        self._places: deque[Request] = deque()
+        self._fed = False  # the input has ended
+        self._input_error: BaseException | None = None
+        self._consumer: asyncio.Future[None] | None = None  # waits for the head
+        self._feeder: asyncio.Future[None] | None = None  # waits for room
+
+    def answered(self, request: Request) -> None:
+        """The head, for which the consumer waits, is done."""
+        if self._consumer is not None:
+            _wake(self._consumer)
+
+    async def run(self, xs: Iterable[Any] | AsyncIterable[Any], return_exceptions: bool) -> AsyncIterator[Any]:
+        """The results, in order."""
+        feeding = asyncio.ensure_future(self._feed(xs))
+        places = self._places
+        try:
+            while not self._fed or places:
+                while places and places[0].state == DONE:
+                    request = places.popleft()
+                    if self._feeder is not None and len(places) <= self._window.limit // 2:
+                        _wake(self._feeder)
+                    yield _outcome(request) if return_exceptions else result_of(request)
+                await self._news()
+            if self._input_error is not None:
+                raise self._input_error
+        finally:
+            feeding.cancel()
+            for request in places:
+                self._driver.cancel(request)
+
+    async def _news(self) -> None:
+        """Wait until the head is done; while there is none, until the feeder has put one in or has ended."""
+        if self._places:
+            self._places[0].caller = self  # only the head's answer wakes anybody
+        elif self._fed:
+            return
+        self._consumer = asyncio.get_running_loop().create_future()
+        await self._consumer
+        self._consumer = None
+
+    async def _feed(self, xs: Iterable[Any] | AsyncIterable[Any]) -> None:
+        try:
+            if isinstance(xs, AsyncIterable):
+                async for x in xs:
+                    if len(self._places) >= self._window.limit:
+                        await self._room()
+                    self._put(x)
+            else:
+                for x in xs:
+                    if len(self._places) >= self._window.limit:
+                        await self._room()
+                    self._put(x)
+        except Exception as error:
+            self._input_error = error
+        finally:
+            self._fed = True
+            if self._consumer is not None:
+                _wake(self._consumer)
+
+    def _put(self, x: Any) -> None:
+        request = request_for(x, self._driver.clock() + self._limit_s)
+        self._places.append(request)
+        if request.nbytes >= LARGE:
+            self._window.narrow(request.nbytes)
+        self._driver.submit((request,))
+        if self._consumer is not None and len(self._places) == 1:
+            _wake(self._consumer)
+
+    async def _room(self) -> None:
+        self._feeder = asyncio.get_running_loop().create_future()
+        await self._feeder
+        self._feeder = None
+
+
+class ThreadStream:
+    """A stream for a thread that is not the driver's. A thread of its own reads the input.
+
+    Requests live and die on the loop; across threads go only items and results, in bunches. Three threads share one
+    interpreter, so what would cost is waking one another and touching one another's objects.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, driver: Driver, limit_s: float, window: Window) -> None:
+        self._loop = loop
+        self._driver = driver
+        self._limit_s = limit_s
+        self._window = window
+        self._given = 0  # items read; counted by the feeder
+        self._taken = 0  # results handed out; counted by the consumer
+        self._items: deque[Any] = deque()  # read, on their way to the loop
+        self._places: deque[Request] = deque()  # inside, in order; the loop's own
+        self._results: deque[Any] = deque()  # on their way to the consumer
+        self._fed = False
+        self._closed = False
+        self._error: BaseException | None = None  # of the input, or of an item that cannot be sent
+        self._loop_called = False
+        self._news = threading.Event()  # for the consumer
+        self._room = threading.Event()  # for the feeder
+        self._feeder_waits = False
+
+    # -- the consumer's thread
+
+    def run(self, xs: Iterable[Any], return_exceptions: bool) -> Iterator[Any]:
+        """The results, in order."""
+        feeder = threading.Thread(target=self._feed, args=(xs,), name="carpool-stream", daemon=True)
+        feeder.start()
+        results = self._results
+        try:
+            while True:
+                while results:
+                    result = results.popleft()
+                    self._taken += 1
+                    if self._feeder_waits and self._given - self._taken <= self._window.limit // 2:
+                        self._room.set()
+                    if type(result) is _Raised:
+                        if not return_exceptions:
+                            raise result.error
+                        result = result.error
+                    yield result
+                self._news.clear()
+                if not results:  # looked at after the clearing, so that no news is missed
+                    if self._fed and self._taken == self._given:
+                        break
+                    self._news.wait()
+            if self._error is not None:
+                raise self._error
+        finally:
+            self._closed = True
+            self._room.set()
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    # -- the feeder's thread
+
+    def _feed(self, xs: Iterable[Any]) -> None:
+        try:
+            for x in xs:
+                if self._given - self._taken >= self._window.limit:
+                    self._await_room()
+                if self._closed:
+                    return
+                self._given += 1
+                self._items.append(x)
+                if not self._loop_called:
+                    self._loop_called = True
+                    self._loop.call_soon_threadsafe(self._take_items)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._fed = True
+            self._news.set()
+
+    def _await_room(self) -> None:
+        while self._given - self._taken >= self._window.limit and not self._closed:
+            self._room.clear()
+            self._feeder_waits = True
+            if self._given - self._taken >= self._window.limit and not self._closed:
+                self._room.wait()
+            self._feeder_waits = False
+
+    # -- the loop's thread
+
+    def _take_items(self) -> None:
+        self._loop_called = False
+        items = self._items
+        requests = []
+        deadline = self._driver.clock() + self._limit_s
+        while items and not self._closed:
+            try:
+                request = request_for(items.popleft(), deadline)
+            except Exception as error:  # it cannot be pickled
+                request = Request(None, 0.0)
+                request.state = DONE
+                request.error = error
+            if request.nbytes >= LARGE:
+                self._window.narrow(request.nbytes)
+            requests.append(request)
+        self._places += requests
+        self._driver.submit(requests)
+        self._harvest()
+
+    def answered(self, request: Request) -> None:
+        """The head is done."""
+        self._harvest()
+
+    def _harvest(self) -> None:
+        """Pass on the results that are done up to the first that is not; that one is to call when it is."""
+        places, results = self._places, self._results
+        before = len(results)
+        while places and places[0].state == DONE:
+            try:
+                results.append(result_of(places.popleft()))
+            except Exception as error:
+                results.append(_Raised(error))
+        if places:
+            places[0].caller = self
+        if len(results) > before:
+            self._news.set()
+
+    def _cancel(self) -> None:
+        for request in self._places:
+            self._driver.cancel(request)
+
+
+class _Raised:
+    """Stands among the results for an item's error."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+def _outcome(request: Request) -> Any:
+    """The result of a request that is done, or its error as a value."""
+    try:
+        return result_of(request)
+    except CarpoolError as error:
+        return error
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

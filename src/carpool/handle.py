@@ -1,0 +1,347 @@
+"""Handles of a running service: `AsyncHandle` on the caller's loop, `Handle` for threads, with a loop of its own.
+
+Both turn Python objects into requests and wait for the answers; the driver does the rest. A handle belongs to the
+process that started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from carpool.core.batcher import Batcher
+from carpool.core.journal import Entry, Journal
+from carpool.core.pipeline import Pipeline
+from carpool.core.queue import Queue
+from carpool.drive.aio import Driver
+from carpool.drive.callers import FutureCaller, LockCaller, request_for, result_of
+from carpool.drive.output import LineSink
+from carpool.drive.streams import AsyncStream, ThreadStream, Window
+from carpool.drive.workers import Launch, ProcessStage, new_roster
+from carpool.observe.stats import ServiceSnapshot, Stats
+from carpool.policy import OneByOne
+from carpool.policy.one_by_one import MOST_IN_A_HOP
+from carpool.request import Request
+from carpool.stage import Stage
+from carpool.wire.payload import size_of
+from carpool.worker import affinity, program
+from carpool.worker.setup import Setup
+
+if TYPE_CHECKING:
+    from carpool.service import Service
+
+logger = logging.getLogger("carpool")
+T = TypeVar("T")
+
+_generation = 0  # counts forks: a handle of the parent is of no use in the child
+_HANG_SHARE = 3  # `max_batch_time_s` defaults to this part of the service's time-out
+_BATCHES_AHEAD = 3  # per worker: one at work, one on its way, one forming
+_LEAST_IN_FLIGHT = 64
+
+
+class AsyncHandle:
+    """A service on the running loop; made by `Service.run_async`.
+
+    Attributes:
+        driver: for those who bring requests of their own making, such as the HTTP app; None until started.
+    """
+
+    def __init__(self, service: Service, *, journal_size: int, output: LineSink) -> None:
+        self.service = service
+        self.driver: Driver | None = None
+        self._journal = Journal(journal_size) if journal_size else None
+        self._output = output
+        self._stages: list[ProcessStage] = []
+        self._found_cores: affinity.Cores | None = None
+        self._generation = _generation
+
+    async def __aenter__(self) -> AsyncHandle:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the live workers."""
+        return [pid for stage in self._stages for pid in stage.pids]
+
+    async def start(self) -> None:
+        """Start the workers and wait until all are ready.
+
+        Raises:
+            StartupError: a worker could not load its model; the text ends with the user's traceback.
+        """
+        if program.in_worker:
+            raise RuntimeError(
+                "a service cannot be started inside a worker process: put the call that starts it under"
+                ' `if __name__ == "__main__":`'
+            )
+        if self.driver is not None:
+            raise RuntimeError("this handle was started before; call run or run_async again for a new one")
+        launches = [_launch(self.service, index) for index in range(len(self.service.stages))]
+        self._pin()
+        self.driver = driver = Driver(*_pipeline_and_stats(self.service, self._journal))
+        rosters = [stage.roster for stage in driver.stats.stages]
+        self._stages = [
+            ProcessStage(index, launch, driver, roster, self._output)
+            for index, (launch, roster) in enumerate(zip(launches, rosters, strict=True))
+            if roster is not None
+        ]
+        try:
+            await driver.start(self._stages, [stage.workers for stage in self.service.stages])
+        except BaseException:
+            await self.close(drain=False)
+            raise
+
+    async def close(self, drain: bool = True) -> None:
+        """Stop the service: finish what is inside (or fail it, without `drain`), then end the workers."""
+        if self.driver is not None:
+            await self.driver.stop(drain=drain, timeout_s=self.service.timeout_s)
+        affinity.pin(self._found_cores)
+
+    def kill(self) -> None:
+        """End the workers at once, whatever they are doing."""
+        for stage in self._stages:
+            stage.kill_all()
+
+    async def predict(self, x: Any, *, timeout_s: float | None = None, priority: int = 0) -> Any:
+        """The model's answer to one item. Waits while the queue is full.
+
+        Args:
+            x: the item.
+            timeout_s: can only shorten the service's.
+            priority: larger goes first.
+
+        Raises:
+            CarpoolError: see `carpool.errors`.
+        """
+        loop = asyncio.get_running_loop()
+        request = self.new_request(x, timeout_s, priority)
+        caller = FutureCaller(loop)
+        request.caller = caller
+        self.running_driver.submit((request,))
+        try:
+            return await caller.future
+        except asyncio.CancelledError:
+            self.running_driver.cancel(request)
+            raise
+
+    def stream(
+        self,
+        xs: Iterable[Any] | AsyncIterable[Any],
+        *,
+        max_in_flight: int | None = None,
+        return_exceptions: bool = False,
+    ) -> AsyncIterator[Any]:
+        """Answers to many items, in their order, with at most `max_in_flight` inside at a time.
+
+        Args:
+            xs: the items; taken one by one as there is room.
+            max_in_flight: defaults to what keeps all workers busy.
+            return_exceptions: whether an item's error is yielded in its place instead of raised.
+        """
+        stream = AsyncStream(self.running_driver, self.service.timeout_s, self.window(max_in_flight))
+        return stream.run(xs, return_exceptions)
+
+    def stats(self) -> ServiceSnapshot:
+        """What the service has done so far."""
+        return self.running_driver.stats.snapshot()
+
+    def story(self, request_id: int) -> list[Entry]:
+        """What happened to a request, in order; needs `journal_size`."""
+        return [] if self._journal is None else self._journal.story(request_id)
+
+    def new_request(self, x: Any, timeout_s: float | None, priority: int) -> Request:
+        """An item as a request that the driver takes."""
+        if timeout_s is not None and not timeout_s > 0:
+            raise ValueError(f"timeout_s must be a positive number of seconds, not {timeout_s!r}")
+        limit_s = self.service.timeout_s if timeout_s is None else min(timeout_s, self.service.timeout_s)
+        request = request_for(x, self.running_driver.clock() + limit_s)
+        if priority:
+            request.lane = (priority, None, 0)
+        return request
+
+    def window(self, max_in_flight: int | None) -> Window:
+        """How many items of a stream may be inside: what the user says, or what keeps every worker busy."""
+        if max_in_flight is not None:
+            if max_in_flight < 1:
+                raise ValueError(f"max_in_flight must be at least 1, not {max_in_flight!r}")
+            return Window(max_in_flight, max_in_flight)
+        stages = self.service.stages
+        least = sum(_BATCHES_AHEAD * stage.workers * (stage.max_batch_size or 1) for stage in stages)
+        most = sum(_BATCHES_AHEAD * stage.workers * (stage.max_batch_size or MOST_IN_A_HOP) for stage in stages)
+        return Window(least, max(_LEAST_IN_FLIGHT, most))
+
+    @property
+    def running_driver(self) -> Driver:
+        """The driver. Raises RuntimeError if the service does not run, or runs in another process."""
+        if self.driver is None:
+            raise RuntimeError("the service is not running: use it inside `with service.run() as s:`")
+        if self._generation != _generation:
+            raise RuntimeError("this service was started by another process; start one in this process")
+        return self.driver
+
+    def _pin(self) -> None:
+        if self.service.cpus is not None or any(stage.cpus for stage in self.service.stages):
+            if not affinity.can_pin():
+                logger.warning("this system cannot tie processes to cores: cpus= is ignored")
+            self._found_cores = affinity.current() if self.service.cpus is not None else None
+            affinity.pin(self.service.cpus)
+
+
+class Handle:
+    """A service for threads, on a loop thread of its own; made by `Service.run` and `Service.start`."""
+
+    def __init__(self, service: Service, *, journal_size: int, output: LineSink) -> None:
+        self.service = service
+        self._inner = AsyncHandle(service, journal_size=journal_size, output=output)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Handle:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the live workers."""
+        return self._inner.pids
+
+    def start(self) -> Handle:
+        """Start the workers and wait until all are ready. Raises what `AsyncHandle.start` raises."""
+        if self._thread is not None:
+            raise RuntimeError("this handle was started before; call run again for a new one")
+        self._loop = _new_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="carpool", daemon=True)
+        self._thread.start()
+        try:
+            self._call(self._inner.start())
+        except BaseException:
+            self._call(self._inner.close(drain=False))
+            self._end_loop()
+            raise
+        return self
+
+    def close(self, drain: bool = True) -> None:
+        """Stop the service: finish what is inside (or fail it, without `drain`), then end the workers."""
+        if self._loop is None:
+            return
+        self._call(self._inner.close(drain))
+        self._end_loop()
+
+    def predict(self, x: Any, *, timeout_s: float | None = None, priority: int = 0) -> Any:
+        """The model's answer to one item, from any thread. See `AsyncHandle.predict`."""
+        request = self._inner.new_request(x, timeout_s, priority)
+        caller = LockCaller()
+        request.caller = caller
+        loop, driver = self._running_loop, self._inner.running_driver
+        loop.call_soon_threadsafe(driver.submit, (request,))
+        try:
+            caller.wait()
+        except BaseException:  # KeyboardInterrupt, say: nobody waits for the answer any more
+            loop.call_soon_threadsafe(driver.cancel, request)
+            raise
+        return result_of(request)
+
+    def stream(
+        self, xs: Iterable[Any], *, max_in_flight: int | None = None, return_exceptions: bool = False
+    ) -> Iterator[Any]:
+        """Answers to many items, in their order. `xs` is read by a thread of the stream; see `AsyncHandle.stream`."""
+        window = self._inner.window(max_in_flight)
+        stream = ThreadStream(self._running_loop, self._inner.running_driver, self.service.timeout_s, window)
+        return stream.run(xs, return_exceptions)
+
+    def stats(self) -> ServiceSnapshot:
+        """What the service has done so far."""
+        return self._inner.stats()
+
+    def story(self, request_id: int) -> list[Entry]:
+        """What happened to a request, in order; needs `journal_size`."""
+        return self._inner.story(request_id)
+
+    @property
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            raise RuntimeError("the service is not running: use it inside `with service.run() as s:`")
+        return self._loop
+
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        assert self._loop is not None
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _end_loop(self) -> None:
+        assert self._loop is not None
+        assert self._thread is not None
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._loop = None
+
+
+def _forked() -> None:
+    global _generation
+    _generation += 1
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """A uvloop where it is installed, else asyncio's."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+def _pipeline_and_stats(service: Service, journal: Journal | None) -> tuple[Pipeline, Stats]:
+    batchers = [
+        Batcher(
+            stage.name,
+            stage.new_policy(),
+            Queue(stage.max_queue_size, stage.max_queue_bytes),
+            max_batch_time_s=stage.max_batch_time_s or service.timeout_s / _HANG_SHARE,
+            idempotent=stage.idempotent,
+        )
+        for stage in service.stages
+    ]
+    pipeline = Pipeline(batchers, measure=size_of, journal=journal)  # type: ignore[arg-type]
+    rosters = [new_roster(stage.workers) for stage in service.stages]
+    singles = [isinstance(batcher.policy, OneByOne) for batcher in batchers]
+    return pipeline, Stats(service.name, pipeline, rosters, singles, service.slo_s)
+
+
+def _launch(service: Service, index: int) -> Launch:
+    stage: Stage = service.stages[index]
+    everywhere = affinity.current()
+    root = logging.getLogger()
+    setup = Setup(
+        program=program.describe(),
+        model=program.pack_model(stage.model, stage.kwargs),
+        stage=stage.name,
+        worker=0,
+        batched=stage.max_batch_size is not None,
+        max_batch_size=stage.max_batch_size or 1,
+        first=index == 0,
+        last=index == len(service.stages) - 1,
+        isolate_errors=stage.isolate_errors,
+        cores=None,
+        log_level=root.level if root.handlers else None,
+    )
+    # a worker always sets its affinity, also to "everywhere": it would inherit a pinned coordinator's
+    return Launch(setup, stage.cpus or (everywhere,) * stage.workers, stage.env)

@@ -1,0 +1,7 @@
+"""HTTP: `App` is the service as an app, to run under `carpool serve` or any ASGI server."""
+
+from __future__ import annotations
+
+from carpool.http.app import App
+
+__all__ = ["App"]

@@ -1,0 +1,142 @@
+"""The ASGI door: the same app under uvicorn, hypercorn, granian, or mounted in FastAPI and Starlette."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from carpool.errors import StartupError
+from carpool.http.codec import too_large
+from carpool.http.exchange import WANTED_HEADERS, Exchange, Head, Response
+
+if TYPE_CHECKING:
+    from carpool.http.app import App
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+_WATCH_AFTER_S = 0.005  # most answers are quicker; a watch for the client's leaving costs a task
+
+
+class AsgiExchange(Exchange):
+    """An exchange whose answer is awaited."""
+
+    __slots__ = ("response",)
+
+    def __init__(self, head: Head, body: bytes | bytearray) -> None:
+        super().__init__(head, body)
+        self.response: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+
+    def respond(self, response: Response) -> None:
+        if not self.response.done():
+            self.response.set_result(response)
+
+
+async def serve(app: App, scope: Scope, receive: Receive, send: Send) -> None:
+    """One ASGI scope: a lifespan, or a request."""
+    if scope["type"] == "lifespan":
+        await _lifespan(app, receive, send)
+    elif scope["type"] == "http":
+        await _request(app, scope, receive, send)
+    else:
+        raise RuntimeError(f"carpool speaks HTTP, not {scope['type']}")
+
+
+async def _lifespan(app: App, receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        if message["type"] == "lifespan.startup":
+            try:
+                await app.ensure_started()
+            except Exception as error:
+                await send({"type": "lifespan.startup.failed", "message": str(error)})
+                return
+            await send({"type": "lifespan.startup.complete"})
+        elif message["type"] == "lifespan.shutdown":
+            await app.stop()
+            await send({"type": "lifespan.shutdown.complete"})
+            return
+
+
+async def _request(app: App, scope: Scope, receive: Receive, send: Send) -> None:
+    headers = {name: value for name, value in scope["headers"] if name in WANTED_HEADERS}
+    head = Head(scope["method"].encode(), _path(scope), headers)
+    try:
+        if app.refusing is not None:
+            await app.ensure_started()
+        response = app.admit(head)
+    except StartupError as error:
+        response = app.error(head, error)
+    if response is None:
+        body = await _body(receive, app.max_body_bytes)
+        if body is None:
+            return  # the client has gone
+        if len(body) > app.max_body_bytes:
+            response = app.refuse(head, too_large(app.max_body_bytes))
+        else:
+            exchange = AsgiExchange(head, body)
+            app.handle(exchange)
+            response = await _answer(exchange, receive)
+            if response is None:
+                app.gone(exchange)
+                return
+    await _send(response, send, head_only=head.method == b"HEAD")
+
+
+def _path(scope: Scope) -> bytes:
+    """The path below the point where the app is mounted, as our routes have it."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    if root and path.startswith(root):
+        path = path[len(root) :]
+    return quote(path or "/").encode()
+
+
+async def _body(receive: Receive, limit: int) -> bytes | bytearray | None:
+    """The whole body; a little more than `limit` if it is over; None if the client has gone."""
+    message = await receive()
+    if message["type"] != "http.request":
+        return None
+    if not message.get("more_body"):
+        only: bytes = message.get("body", b"")
+        return only
+    body = bytearray(message.get("body", b""))
+    while message.get("more_body") and len(body) <= limit:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        body += message.get("body", b"")
+    return body
+
+
+async def _answer(exchange: AsgiExchange, receive: Receive) -> Response | None:
+    """The app's answer; None if the client leaves before it is there."""
+    done, _ = await asyncio.wait([exchange.response], timeout=_WATCH_AFTER_S)
+    if not done:
+        left = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait((exchange.response, left), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            left.cancel()
+        if not exchange.response.done():
+            return None
+    return exchange.response.result()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send(response: Response, send: Send, head_only: bool) -> None:
+    headers = [
+        (b"content-type", response.content_type),
+        (b"content-length", str(len(response.body)).encode()),
+        (b"x-content-type-options", b"nosniff"),
+        *response.headers,
+    ]
+    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if head_only else bytes(response.body)})

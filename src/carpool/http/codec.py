@@ -1,0 +1,207 @@
+"""Between HTTP's words and carpool's: content types and item formats, errors and their bodies.
+
+The tables here are part of the public contract; nothing in this file reads a body.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from carpool.errors import (
+    CarpoolError,
+    DeadlineExceeded,
+    InvalidRequest,
+    ValidationError,
+)
+from carpool.http.exchange import Response
+from carpool.model import Traits
+from carpool.wire.payload import CUSTOM, JSON, MSGPACK, RAW
+
+_JSON_TYPES = frozenset({b"application/json", b"text/json"})
+_MSGPACK_TYPES = frozenset({b"application/msgpack", b"application/x-msgpack", b"application/vnd.msgpack"})
+_RAW_TYPES = re.compile(rb"application/octet-stream|(image|audio|text)/.+")
+_MEDIA_RANGE = re.compile(rb"[^,;\s]+/[^,;\s]+")
+_MOST_CACHED = 256
+_LONGEST_MESSAGE = 300  # a message may name a field, and the client chooses how long its fields' names are
+
+MESSAGES = {
+    "invalid_request": "The request could not be read.",
+    "unsupported_media_type": "The content type is not one that this model reads.",
+    "too_large": "The request body is too large.",
+    "invalid_item": "The item does not fit the model's input.",
+    "overloaded": "The service is overloaded; try again later.",
+    "deadline_exceeded": "The request's time was up before its answer was there.",
+    "starting": "The service is starting.",
+    "draining": "The service is shutting down.",
+    "stopped": "The service has stopped.",
+    "worker_lost": "The worker died with this request.",
+    "stage_failed": "The service has failed.",
+    "not_ready": "The service is not ready.",
+    "unavailable": "The service cannot take the request now.",
+    "model_error": "The model raised an error.",
+    "bad_result": "The model returned something that does not fit.",
+    "not_found": "There is nothing at this address.",
+    "method_not_allowed": "This address does not know the method.",
+    "bad_http": "The request is no valid HTTP.",
+    "headers_too_large": "The request's headers are too large.",
+    "uri_too_long": "The request's address is too long.",
+    "request_timeout": "The request did not arrive in time.",
+    "expectation_failed": "Only `Expect: 100-continue` is understood.",
+    "not_implemented": "This transfer coding is not understood.",
+    "version_not_supported": "Only HTTP/1.0 and HTTP/1.1 are spoken here.",
+    "too_many_connections": "There are too many connections.",
+    "internal_error": "Something went wrong here; it has been logged.",
+    "metrics_unavailable": "Metrics need the package prometheus-client: pip install 'carpool[serve]'.",
+}
+"""What clients are told, by error code. User exceptions are shown only in debug mode."""
+
+
+class Refusal(CarpoolError):
+    """The HTTP layer itself says no: an address, a method or a message that is not understood."""
+
+    def __init__(self, status: int, code: str, *, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+        super().__init__(MESSAGES[code])
+        self.status = status
+        self.code = code
+        self.headers = headers
+
+
+class _Error(msgspec.Struct):
+    code: str
+    message: str
+    request_id: str
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _Error
+
+
+def error_response(error: Exception, request_id: str, *, timeout_status: int = 504, debug: bool = False) -> Response:
+    """The answer to a request that ended with `error`.
+
+    Args:
+        error: a `CarpoolError`; anything else is a fault of ours and answered as an internal error.
+        request_id: repeated in the body and in `X-Request-Id`.
+        timeout_status: status of a missed deadline.
+        debug: whether the error's own text is shown.
+    """
+    code = error.code if isinstance(error, CarpoolError) else "internal_error"
+    status = error.status if isinstance(error, CarpoolError) else 500
+    message = MESSAGES.get(code, MESSAGES["unavailable"])
+    if isinstance(error, DeadlineExceeded):
+        status = timeout_status
+    if debug or isinstance(error, InvalidRequest | ValidationError):
+        message = str(error)[:_LONGEST_MESSAGE] or message
+    headers: list[tuple[bytes, bytes]] = [(b"x-request-id", request_id.encode())]
+    if isinstance(error, Refusal):
+        headers += error.headers
+    retry_after_s = getattr(error, "retry_after_s", None)
+    if retry_after_s is not None:
+        headers.append((b"retry-after", str(max(1, round(retry_after_s + 0.5))).encode()))
+    body = _encoder.encode(_ErrorBody(_Error(code, message, request_id)))
+    return Response(status, body, headers=tuple(headers))
+
+
+class Formats:
+    """Which formats one model reads and writes, from its first stage's and last stage's traits.
+
+    Attributes:
+        types: content type of an answer, by format.
+    """
+
+    def __init__(self, first: Traits, last: Traits) -> None:
+        self._accepts = frozenset(kind.lower().encode() for kind in first.accepts)
+        self._produces = last.produces.encode() if last.produces else None
+        self._produced_kind = (last.produces or "").partition(";")[0].strip().lower().encode()
+        self._raw_in = first.input_type is bytes
+        self._raw_out = last.output_type is bytes
+        self._cached: dict[tuple[bytes | None, bytes | None], tuple[int, int]] = {}
+        self.types = {JSON: b"application/json", MSGPACK: b"application/msgpack", RAW: b"application/octet-stream"}
+        if self._produces is not None:
+            self.types[CUSTOM] = self._produces
+
+    def choose(self, content_type: bytes | None, accept: bytes | None) -> tuple[int, int]:
+        """How to read a body of `content_type`, and how to write the answer for `accept`.
+
+        Raises:
+            InvalidRequest: 415, a content type that the model does not read.
+        """
+        found = self._cached.get((content_type, accept))
+        if found is None:
+            read = self._reads(content_type)
+            found = read, self._writes(accept, read)
+            if len(self._cached) < _MOST_CACHED:
+                self._cached[content_type, accept] = found
+        return found
+
+    @property
+    def readable(self) -> list[str]:
+        """Content types that the model reads, for people and for OpenAPI."""
+        raw = ["application/octet-stream"] if self._raw_in else []
+        return [kind.decode() for kind in sorted(self._accepts)] + ["application/json", "application/msgpack", *raw]
+
+    @property
+    def writable(self) -> list[str]:
+        """Content types that the model writes."""
+        custom = [self._produces.decode()] if self._produces else []
+        raw = ["application/octet-stream"] if self._raw_out else []
+        return [*custom, "application/json", "application/msgpack", *raw]
+
+    def _reads(self, content_type: bytes | None) -> int:
+        if not content_type:
+            return JSON
+        kind, _, parameters = content_type.partition(b";")
+        kind = kind.strip().lower()
+        if kind in self._accepts:
+            return CUSTOM
+        if kind in _JSON_TYPES or (kind.startswith(b"application/") and kind.endswith(b"+json")):
+            charset = re.search(rb"charset\s*=\s*\"?([^\s;\"]+)", parameters.lower())
+            if charset is None or charset[1] in (b"utf-8", b"utf8", b"us-ascii"):
+                return JSON
+        elif kind in _MSGPACK_TYPES:
+            return MSGPACK
+        elif self._raw_in and _RAW_TYPES.fullmatch(kind):
+            return RAW
+        known = ", ".join(self.readable)
+        text = f"the model does not read this content type; it reads {known}"
+        raise InvalidRequest(text, status=415, code="unsupported_media_type")
+
+    def _writes(self, accept: bytes | None, read: int) -> int:
+        """The first of the client's wishes that can be met; what suits the model best if none can."""
+        for wish in _MEDIA_RANGE.findall((accept or b"").lower()):
+            if wish == self._produced_kind:
+                return CUSTOM
+            if wish in _JSON_TYPES:
+                return JSON
+            if wish in _MSGPACK_TYPES:
+                return MSGPACK
+            if wish == b"application/octet-stream" and self._raw_out:
+                return RAW
+            if wish == b"*/*":
+                break
+        if self._produces is not None:
+            return CUSTOM
+        if self._raw_out and read == RAW:
+            return RAW
+        return MSGPACK if read == MSGPACK else JSON
+
+
+def too_large(limit: int) -> InvalidRequest:
+    """The refusal of a body over the limit."""
+    return InvalidRequest(f"the body is larger than {limit} bytes", status=413, code="too_large")
+
+
+def as_json(value: object) -> bytes:
+    """A document of ours as JSON."""
+    return _encoder.encode(value)
+
+
+def allow(methods: Iterable[str]) -> tuple[tuple[bytes, bytes], ...]:
+    """The `Allow` header of a 405."""
+    return ((b"allow", ", ".join(methods).encode()),)
+
+
+_encoder = msgspec.json.Encoder()

@@ -1,0 +1,195 @@
+"""The OpenAPI 3.1 document of an app, from the models' type hints and examples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import carpool
+from carpool import schema
+from carpool.http.codec import MESSAGES, Formats
+
+if TYPE_CHECKING:
+    from carpool.service import Service
+
+_ERRORS = {
+    "400": ("InvalidRequest", "invalid_request"),
+    "413": ("TooLarge", "too_large"),
+    "415": ("UnsupportedMediaType", "unsupported_media_type"),
+    "422": ("InvalidItem", "invalid_item"),
+    "429": ("Overloaded", "overloaded"),
+    "500": ("ModelError", "model_error"),
+    "503": ("Unavailable", "unavailable"),
+}
+_COMPONENT = "#/components/schemas/"
+_RETRY = {"Retry-After": {"description": "Seconds to wait before trying again.", "schema": {"type": "integer"}}}
+_PARAMETERS = [
+    {
+        "name": "X-Request-Timeout-Ms",
+        "in": "header",
+        "description": "Milliseconds after which the answer is of no use; can only shorten the service's.",
+        "schema": {"type": "number", "exclusiveMinimum": 0},
+    },
+    {
+        "name": "X-Request-Priority",
+        "in": "header",
+        "description": "Larger goes first.",
+        "schema": {"type": "integer", "minimum": -100, "maximum": 100, "default": 0},
+    },
+    {
+        "name": "X-Request-Id",
+        "in": "header",
+        "description": "Repeated in error answers.",
+        "schema": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
+    },
+]
+
+
+def document(services: Sequence[Service], timeout_status: int, max_body_bytes: int) -> dict[str, Any]:
+    """The document.
+
+    Args:
+        services: what the app serves; the first one is also at `/predict`.
+        timeout_status: status of a missed deadline.
+        max_body_bytes: largest request body.
+    """
+    from carpool.http.app import predict_path
+
+    types: list[Any] = []
+    for service in services:
+        types += [service.stages[0].traits.input_type, service.stages[-1].traits.output_type]
+    found, components = schema.json_schema(types, _COMPONENT + "{name}")
+    schemas = _Definitions(components).moved_out_of(found)
+    paths: dict[str, Any] = {}
+    for i, service in enumerate(services):
+        takes, gives = schemas[2 * i], schemas[2 * i + 1]
+        for path in [predict_path(service.name), *(["/predict"] if i == 0 else [])]:
+            paths[path] = {"post": _predict(service, path, takes, gives, timeout_status, max_body_bytes)}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": ", ".join(service.name for service in services),
+            "version": carpool.__version__,
+            "description": "Requests are batched by the server; the request body is the item.",
+        },
+        "paths": {**paths, **_operations()},
+        "components": {"schemas": {**components, "CarpoolError": _error_schema()}},
+    }
+
+
+class _Definitions:
+    """Brings definitions that lie inside schemas (pydantic's do) to the components, where references find them.
+
+    Args:
+        components: the document's; extended and mended.
+    """
+
+    _INSIDE = "#/$defs/"
+
+    def __init__(self, components: dict[str, Any]) -> None:
+        self._components = components
+        self._moved: dict[str, Any] = {}  # by new name, as they were
+        for name in list(components):
+            components[name] = self._mend(components[name], {})
+
+    def moved_out_of(self, schemas: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The schemas without definitions in them."""
+        return [self._mend(each, {}) for each in schemas]
+
+    def _mend(self, part: Any, names: dict[str, str]) -> Any:
+        """Part of a schema; `names` are the new ones of the definitions around it."""
+        if isinstance(part, list):
+            return [self._mend(each, names) for each in part]
+        if not isinstance(part, dict):
+            return part
+        inside = part.get("$defs", {})
+        names = {**names, **{name: self._new_name(name, definition) for name, definition in inside.items()}}
+        for name, definition in inside.items():
+            self._components[names[name]] = self._mend(definition, names)
+        mended = {key: self._mend(each, names) for key, each in part.items() if key != "$defs"}
+        target = mended.get("$ref")
+        if isinstance(target, str) and target.startswith(self._INSIDE):
+            mended["$ref"] = _COMPONENT + names[target.removeprefix(self._INSIDE)]
+        return mended
+
+    def _new_name(self, name: str, definition: Any) -> str:
+        """Its own, unless something else is called so."""
+        new, n = name, 1
+        while new in self._components and self._moved.get(new) != definition:
+            n += 1
+            new = f"{name}_{n}"
+        self._components.setdefault(new, {})
+        self._moved[new] = definition
+        return new
+
+
+def _predict(
+    service: Service, path: str, takes: dict[str, Any], gives: dict[str, Any], timeout_status: int, max_body_bytes: int
+) -> dict[str, Any]:
+    formats = Formats(service.stages[0].traits, service.stages[-1].traits)
+    responses: dict[str, Any] = {
+        "200": {"description": "The model's answer.", "content": _contents(formats.writable, gives, [])}
+    }
+    for status, (_, code) in _ERRORS.items():
+        responses[status] = _error(code, retry=status in ("429", "503"))
+    responses[str(timeout_status)] = _error("deadline_exceeded")
+    return {
+        "operationId": f"predict_{service.name}" if path != "/predict" else "predict",
+        "summary": f"Ask {service.name}",
+        "description": f"Bodies of up to {max_body_bytes} bytes.",
+        "parameters": _PARAMETERS,
+        "requestBody": {
+            "required": True,
+            "content": _contents(formats.readable, takes, list(service.stages[0].traits.examples)),
+        },
+        "responses": dict(sorted(responses.items())),
+    }
+
+
+def _contents(types: list[str], item: dict[str, Any], examples: list[Any]) -> dict[str, Any]:
+    """The media types of a body; JSON and msgpack have the item's schema, other formats are bytes."""
+    contents: dict[str, Any] = {}
+    for kind in types:
+        if kind in ("application/json", "application/msgpack"):
+            contents[kind] = {"schema": item}
+            if kind == "application/json" and examples:
+                contents[kind]["examples"] = {
+                    f"example_{n}": {"value": schema.as_example(x)} for n, x in enumerate(examples[:3], 1)
+                }
+        else:
+            contents[kind] = {}
+    return contents
+
+
+def _error(code: str, retry: bool = False) -> dict[str, Any]:
+    answer: dict[str, Any] = {
+        "description": MESSAGES[code],
+        "content": {"application/json": {"schema": {"$ref": _COMPONENT + "CarpoolError"}}},
+    }
+    if retry:
+        answer["headers"] = _RETRY
+    return answer
+
+
+def _error_schema() -> dict[str, Any]:
+    strings = {name: {"type": "string"} for name in ("code", "message", "request_id")}
+    error = {"type": "object", "properties": strings, "required": list(strings)}
+    return {"type": "object", "properties": {"error": error}, "required": ["error"]}
+
+
+def _operations() -> dict[str, Any]:
+    """The addresses that every app has."""
+    plain = {"text/plain": {"schema": {"type": "string"}}}
+    live = {"200": {"description": "The process is up.", "content": plain}}
+    ready = {"200": {"description": "The models answer.", "content": plain}, "503": _error("not_ready", retry=True)}
+    metrics = {"200": {"description": "Metrics for Prometheus.", "content": plain}}
+    itself = {"200": {"description": "This document.", "content": {"application/json": {}}}}
+    return {
+        path: {"get": {"operationId": name, "summary": summary, "responses": responses}}
+        for path, name, summary, responses in (
+            ("/livez", "livez", "Liveness", live),
+            ("/readyz", "readyz", "Readiness", ready),
+            ("/metrics", "metrics", "Metrics", metrics),
+            ("/openapi.json", "openapi", "OpenAPI document", itself),
+        )
+    }

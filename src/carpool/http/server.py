@@ -1,0 +1,115 @@
+"""Our own server around an app: binds, starts the services, serves, and stops in good order on a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable
+
+from carpool.http.app import App
+from carpool.http.connection import Limits, Listener
+
+logger = logging.getLogger("carpool")
+
+_BACKLOG = 2048
+_LAST_ANSWERS_S = 5.0
+
+
+class Server:
+    """Serves one app on one address.
+
+    Args:
+        app: what to serve.
+        host, port: where; port 0 takes a free one.
+        limits: what one client may take up.
+
+    Attributes:
+        sockets: what it listens on, from `bind` on.
+    """
+
+    def __init__(self, app: App, host: str = "127.0.0.1", port: int = 8000, limits: Limits | None = None) -> None:
+        self.app = app
+        self.host = host
+        self.port = port
+        self.sockets: list[socket.socket] = []
+        self._limits = limits or Limits()
+        self._listener: Listener | None = None
+        self._servers: list[asyncio.Server] = []
+
+    def bind(self) -> None:
+        """Take the address, before anything costly is started. Raises OSError if it cannot be had."""
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        sock = socket.create_server((self.host, self.port), family=family, backlog=_BACKLOG)
+        sock.setblocking(False)
+        self.sockets = [sock]
+        self.port = sock.getsockname()[1]
+
+    async def listen(self) -> None:
+        """Accept connections; the app answers 503 until it has started."""
+        if not self.sockets:
+            self.bind()
+        self._listener = Listener(self.app, self._limits)
+        loop = asyncio.get_running_loop()
+        self._servers = [await loop.create_server(self._listener, sock=sock, backlog=_BACKLOG) for sock in self.sockets]
+
+    async def stop(self, drain: bool = True) -> None:
+        """Refuse what is new, finish what is inside, close every connection, stop the services."""
+        self.app.drain()
+        await self.app.stop(drain)
+        for server in self._servers:
+            server.close()
+        if self._listener is not None:
+            self._listener.drain()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_ANSWERS_S if drain else 0):
+                    await self._listener.empty()
+            self._listener.abort()
+        self._servers = []
+
+    async def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Serve until SIGTERM or SIGINT; then drain. A second signal ends the process at once.
+
+        Args:
+            ready: called when the services have started.
+
+        Raises:
+            OSError: the address cannot be had.
+            StartupError: a service could not start.
+        """
+        if not self.sockets:
+            self.bind()
+        stopping = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number, stopping)
+        try:
+            await self.listen()
+            starting = asyncio.ensure_future(self.app.start())
+            stopped = asyncio.ensure_future(stopping.wait())
+            await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                ready()
+                await stopped
+            else:
+                starting.cancel()
+                await asyncio.wait([starting])
+        finally:
+            await self.stop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def _signalled(self, number: signal.Signals, stopping: asyncio.Event) -> None:
+        if stopping.is_set():
+            logger.warning("second signal: ending at once")
+            for endpoint in self.app.endpoints:
+                if endpoint.handle is not None:
+                    endpoint.handle.kill()
+            os._exit(128 + number)
+        logger.info("%s: no new requests; finishing those inside", number.name)
+        self.app.drain()
+        stopping.set()

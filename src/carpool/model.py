@@ -1,0 +1,168 @@
+"""What users write: a `Model`, and what can be read off it (its hooks and the types of its items).
+
+Any callable will do as a model; the class adds `setup`, hooks per item, formats of its own and `examples`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+logger = logging.getLogger("carpool")
+
+AnyModel = type | Callable[..., Any]
+"""A `Model` subclass, any class with `predict`, a function, or a `functools.partial`."""
+
+
+class Model:
+    """Base of models. Write plain, synchronous, single-process code; an instance lives in one worker.
+
+    A subclass defines `predict` and may define, besides its own `__init__` (a stage's `kwargs` go there):
+
+    * `setup(self)`: once in each worker, before it is ready. Load weights here.
+    * `preprocess(self, x)` and `postprocess(self, y)` or `postprocess(self, y, x)`: per item, in the worker, around
+      `predict`; `x` is the item as `preprocess` left it.
+    * `teardown(self)`: when the worker stops in good order.
+    * `accepts = ("text/csv",)` with `decode(self, bodies: list[bytes]) -> list`, and `produces = "text/csv"` with
+      `encode(self, results: list) -> list[bytes]`: formats of its own, a whole batch at a time.
+
+    Type hints of `preprocess` (else `predict`) say what a request must look like, those of `postprocess` (else
+    `predict`) what a response looks like. Without hints anything JSON can say is accepted.
+    """
+
+    examples: ClassVar[Sequence[Any]] = ()
+    """Inputs, as `preprocess` (else `predict`) takes them: for warm-up, health check and OpenAPI."""
+
+    accepts: ClassVar[Sequence[str]] = ()
+    """Content types that `decode` reads."""
+
+    produces: ClassVar[str | None] = None
+    """The content type that `encode` writes."""
+
+    def setup(self) -> None:
+        """Prepare for `predict`; runs once in each worker."""
+
+    def predict(self, x: Any) -> Any:
+        """Answer one item, or a list of items with a sequence of as many results where the stage is batched."""
+        raise NotImplementedError(f"{type(self).__name__} has no predict method")
+
+    def teardown(self) -> None:
+        """Let go of what `setup` took hold of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a model has and takes, read from its class or signature.
+
+    Attributes:
+        input_type: type of one item as it comes in; `Any` without a hint.
+        output_type: type of one result as it goes out; `Any` without a hint.
+    """
+
+    name: str
+    input_type: Any
+    output_type: Any
+    has_preprocess: bool
+    has_postprocess: bool
+    postprocess_takes_x: bool
+    accepts: tuple[str, ...]
+    produces: str | None
+    examples: tuple[Any, ...]
+
+
+def name_of(model: AnyModel) -> str:
+    """The name of a class, a function or what a partial wraps."""
+    while isinstance(model, functools.partial):
+        model = model.func
+    name = getattr(model, "__name__", None)
+    return name if isinstance(name, str) else type(model).__name__
+
+
+def traits_of(model: AnyModel, batched: bool) -> Traits:
+    """Read a model's traits.
+
+    Args:
+        model: see `AnyModel`.
+        batched: whether `predict` takes a list of items.
+
+    Raises:
+        TypeError: it is no model.
+    """
+    if isinstance(model, type):
+        owner: Any = model
+        predict = getattr(model, "predict", None)
+        if predict is None or predict is Model.predict:
+            raise TypeError(f"{model.__name__} has no predict method: a model class must define one")
+    elif callable(model):
+        owner, predict = None, model
+    else:
+        raise TypeError(f"a model is a class with predict or a callable, not {model!r}")
+    preprocess = getattr(owner, "preprocess", None)
+    postprocess = getattr(owner, "postprocess", None)
+    takes, gives = _types(predict)
+    if batched:
+        takes, gives = _item_type(takes), _item_type(gives)
+    if preprocess is not None:
+        takes, _ = _types(preprocess)
+    if postprocess is not None:
+        _, gives = _types(postprocess)
+    accepts = getattr(owner, "accepts", ())
+    produces = getattr(owner, "produces", None)
+    for setting, hook in ((accepts, "decode"), (produces, "encode")):
+        if setting and not hasattr(owner, hook):
+            raise TypeError(f"{name_of(model)} names content types of its own but has no {hook} method")
+    return Traits(
+        name=name_of(model),
+        input_type=takes,
+        output_type=gives,
+        has_preprocess=preprocess is not None,
+        has_postprocess=postprocess is not None,
+        postprocess_takes_x=postprocess is not None and len(_parameters(postprocess)) > 1,
+        accepts=(accepts,) if isinstance(accepts, str) else tuple(accepts),
+        produces=produces,
+        examples=tuple(getattr(owner, "examples", ())),
+    )
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The positional parameters a caller fills, `self` left out."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not (inspect.isroutine(function) or inspect.isclass(function)):
+        function = type(function).__call__
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # a builtin without a signature
+        return []
+    return [p for p in parameters if p.kind in positional and p.name not in ("self", "cls")]
+
+
+def _types(function: Callable[..., Any]) -> tuple[Any, Any]:
+    """Types of the first parameter and of the return value, `Any` where there is no hint."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    target = function
+    if not (inspect.isroutine(target) or inspect.isclass(target)):
+        target = type(target).__call__
+    try:
+        hints = typing.get_type_hints(target, include_extras=True)
+    except (NameError, AttributeError, TypeError) as error:
+        logger.warning("types of %s cannot be resolved (%s): items are not checked", name_of(function), error)
+        return Any, Any
+    parameters = _parameters(function)
+    takes = hints.get(parameters[0].name, Any) if parameters else Any
+    return takes, hints.get("return", Any)
+
+
+def _item_type(batch_type: Any) -> Any:
+    """The type of one item of `list[A]` and the like; `Any` where a batch type does not tell."""
+    origin, args = typing.get_origin(batch_type), typing.get_args(batch_type)
+    if isinstance(origin, type) and issubclass(origin, Sequence) and args:
+        return args[0]
+    return Any

@@ -1,0 +1,282 @@
+"""What a service has done so far, in numbers. Drivers tell it; the core knows nothing of it.
+
+Counting is a handful of integer additions per request; percentiles and means are worked out when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from carpool.core.batcher import Batch
+from carpool.core.pipeline import Pipeline
+from carpool.core.roster import Roster, State
+from carpool.errors import (
+    CarpoolError,
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelError,
+    Overloaded,
+    Unavailable,
+    ValidationError,
+)
+from carpool.request import Request
+
+OUTCOMES = ("ok", "invalid_request", "invalid_item", "overloaded", "expired", "unavailable", "model_error")
+"""What can become of a request, besides `cancelled`; a closed set, so it can be a metric label."""
+
+_OUTCOME_OF: dict[type[Exception], str] = {
+    InvalidRequest: "invalid_request",
+    ValidationError: "invalid_item",
+    Overloaded: "overloaded",
+    DeadlineExceeded: "expired",
+    Unavailable: "unavailable",
+    ModelError: "model_error",
+}
+
+REASONS = ("full", "free", "delay", "other")
+"""Why a batch went when it did; what else a policy says is counted as `other`."""
+
+_SMALLEST_S = 0.00025
+_DURATION_BUCKETS = 17
+DURATION_BOUNDS = tuple(_SMALLEST_S * 2**k for k in range(_DURATION_BUCKETS))
+"""Upper bounds of the duration histograms' buckets: 250 µs, doubling, to 16 s."""
+
+
+class Durations:
+    """A histogram of durations in doubling buckets."""
+
+    __slots__ = ("counts", "sum_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (_DURATION_BUCKETS + 1)
+        self.sum_s = 0.0
+
+    def add(self, seconds: float, times: int = 1) -> None:
+        """Count one duration, `times` over."""
+        # bucket k holds (0.25 ms·2^(k-1), 0.25 ms·2^k]; truncation moves only what lies on a bound
+        k = int(seconds / _SMALLEST_S).bit_length()
+        self.counts[k if k < _DURATION_BUCKETS else _DURATION_BUCKETS] += times
+        self.sum_s += seconds * times
+
+    def add_since(self, now: float, starts: Sequence[float]) -> None:
+        """Count the durations from each of `starts` to `now`."""
+        before = starts[0]
+        times = 0
+        for start in starts:
+            if start != before:  # mostly they are equal, and come from one turn of the loop
+                self.add(now - before, times)
+                before = start
+                times = 0
+            times += 1
+        self.add(now - before, times)
+
+    @property
+    def count(self) -> int:
+        """How many durations were counted."""
+        return sum(self.counts)
+
+    @property
+    def mean_s(self) -> float:
+        """Their mean; 0 if there are none."""
+        return self.sum_s / self.count if self.count else 0.0
+
+
+class StageStats:
+    """Counters of one stage.
+
+    Attributes:
+        batch_sizes: how many calls had each size.
+        reasons: why batches went when they did.
+        queue_time: from arrival in the stage to the start of the batch, per request.
+        compute_time: from the start of a batch in the worker to its end, per batch.
+        idle_gap: how long a worker waited between two batches although work was there, per batch.
+    """
+
+    def __init__(self, name: str, pipeline: Pipeline, index: int, roster: Roster | None, single: bool) -> None:
+        self.name = name
+        self.batch_sizes: dict[int, int] = {}
+        self.reasons = dict.fromkeys(REASONS, 0)
+        self.queue_time = Durations()
+        self.compute_time = Durations()
+        self.idle_gap = Durations()
+        self.roster = roster
+        self.batcher = pipeline.stages[index]
+        self._single = single
+        self._hungry: set[int] = set()  # workers for whom work was waiting when they became free
+
+    def started(self, batch: Batch) -> None:
+        """A batch goes to its worker."""
+        n = len(batch.requests)
+        if self._single:
+            self.batch_sizes[1] = self.batch_sizes.get(1, 0) + n
+        else:
+            self.batch_sizes[n] = self.batch_sizes.get(n, 0) + 1
+        self.reasons[batch.reason if batch.reason in self.reasons else "other"] += 1
+        self.queue_time.add_since(batch.started, [request.arrived for request in batch.requests])
+
+    def completed(self, worker: int, busy_s: float, waited_s: float) -> None:
+        """A batch is done; asked before the next one is handed out."""
+        self.compute_time.add(busy_s)
+        if worker in self._hungry:
+            self.idle_gap.add(waited_s)
+        if self.batcher.queue:
+            self._hungry.add(worker)
+        else:
+            self._hungry.discard(worker)
+
+    @property
+    def mean_batch_size(self) -> float:
+        """Requests per call; 0 before the first."""
+        calls = sum(self.batch_sizes.values())
+        return sum(n * count for n, count in self.batch_sizes.items()) / calls if calls else 0.0
+
+    @property
+    def workers(self) -> dict[State, int]:
+        """How many workers are in each state."""
+        states = dict.fromkeys(State, 0)
+        for place in self.roster.places if self.roster is not None else ():
+            states[place.state] += 1
+        return states
+
+
+class Stats:
+    """Counters of one service.
+
+    Args:
+        name: the service's.
+        pipeline: whose requests are counted.
+        rosters: the stages' workers, None for a stage without processes.
+        singles: for each stage whether its model takes single items.
+        slo_s: the latency goal, if there is one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pipeline: Pipeline,
+        rosters: Sequence[Roster | None],
+        singles: Sequence[bool],
+        slo_s: float | None = None,
+    ) -> None:
+        self.name = name
+        self.pipeline = pipeline
+        self.slo_s = slo_s
+        self.outcomes = dict.fromkeys(OUTCOMES, 0)
+        self.cancelled = 0
+        self.within_slo = 0
+        self.latency = Durations()
+        self.last_ok_at = float("-inf")
+        self.stages = [
+            StageStats(stage.name, pipeline, i, roster, single)
+            for i, (stage, roster, single) in enumerate(zip(pipeline.stages, rosters, singles, strict=True))
+        ]
+
+    def answered(self, requests: Sequence[Request], now: float) -> None:
+        """Requests have their answers."""
+        starts = [request.admitted for request in requests if request.error is None]
+        if starts:
+            self.outcomes["ok"] += len(starts)
+            self.last_ok_at = now
+            self.latency.add_since(now, starts)
+            if self.slo_s is not None:
+                self.within_slo += sum([now - start <= self.slo_s for start in starts])
+        if len(starts) < len(requests):
+            for request in requests:
+                if request.error is not None:
+                    self.refused(request.error)
+
+    def refused(self, error: Exception) -> None:
+        """A request ended with `error`, or never got in because of it."""
+        self.outcomes[outcome_of(error)] += 1
+
+    def snapshot(self) -> ServiceSnapshot:
+        """The present numbers, frozen."""
+        total = sum(self.outcomes.values())
+        return ServiceSnapshot(
+            name=self.name,
+            outcomes={**self.outcomes, "cancelled": self.cancelled},
+            in_flight=self.pipeline.unanswered,
+            mean_latency_s=self.latency.mean_s,
+            slo_attainment=None if self.slo_s is None or not total else self.within_slo / total,
+            stages=tuple(_stage_snapshot(stage) for stage in self.stages),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StageSnapshot:
+    """One stage at one moment.
+
+    Attributes:
+        queued, running: requests that wait, and that workers are busy with.
+        batches: calls made so far; mean_batch_size: requests per call.
+        batch_sizes: how many calls had each size.
+        reasons: why batches went when they did.
+        mean_queue_s, mean_compute_s: per request in the queue, per batch in the worker.
+        mean_idle_gap_s: how long a worker waited for its next batch although work was there.
+        workers: how many are in each state; restarts: how many have been replaced.
+        late_results, stray_replies: dropped answers: too late, and never asked for.
+    """
+
+    name: str
+    queued: int
+    running: int
+    batches: int
+    mean_batch_size: float
+    batch_sizes: dict[int, int]
+    reasons: dict[str, int]
+    mean_queue_s: float
+    mean_compute_s: float
+    mean_idle_gap_s: float
+    workers: dict[str, int]
+    restarts: int
+    late_results: int
+    stray_replies: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSnapshot:
+    """A service at one moment.
+
+    Attributes:
+        outcomes: what became of the requests so far, see `OUTCOMES` and `cancelled`.
+        in_flight: admitted requests whose callers still wait.
+        mean_latency_s: of the good answers, from admission.
+        slo_attainment: share of all requests answered well within `slo_s`; None without one.
+    """
+
+    name: str
+    outcomes: dict[str, int]
+    in_flight: int
+    mean_latency_s: float
+    slo_attainment: float | None
+    stages: tuple[StageSnapshot, ...]
+
+
+def outcome_of(error: Exception) -> str:
+    """The label under which an error is counted."""
+    for kind in type(error).__mro__:
+        if kind in _OUTCOME_OF:
+            return _OUTCOME_OF[kind]
+    if not isinstance(error, CarpoolError):
+        return "model_error"
+    return "invalid_request" if error.status < 500 else "unavailable"
+
+
+def _stage_snapshot(stage: StageStats) -> StageSnapshot:
+    return StageSnapshot(
+        name=stage.name,
+        queued=len(stage.batcher.queue),
+        running=stage.batcher.running,
+        batches=sum(stage.batch_sizes.values()),
+        mean_batch_size=stage.mean_batch_size,
+        batch_sizes=dict(sorted(stage.batch_sizes.items())),
+        reasons=dict(stage.reasons),
+        mean_queue_s=stage.queue_time.mean_s,
+        mean_compute_s=stage.compute_time.mean_s,
+        mean_idle_gap_s=stage.idle_gap.mean_s,
+        workers={str(state): n for state, n in stage.workers.items() if n},
+        restarts=0 if stage.roster is None else stage.roster.restarts,
+        late_results=stage.batcher.late_results,
+        stray_replies=stage.batcher.stray_replies,
+    )

@@ -1,0 +1,13 @@
+"""When to go, with how many, whom to drop: one idea per file, all behind the four calls of `Policy`."""
+
+from __future__ import annotations
+
+from carpool.policy.base import Decision, Policy, QueueView
+from carpool.policy.greedy import Greedy
+from carpool.policy.one_by_one import OneByOne
+from carpool.policy.static import Static
+
+__all__ = ["BY_NAME", "Decision", "Greedy", "OneByOne", "Policy", "QueueView", "Static"]
+
+BY_NAME: dict[str, type[Policy]] = {"greedy": Greedy, "static": Static}
+"""The policies that a stage may name; `OneByOne` is not chosen but follows from a stage of single items."""

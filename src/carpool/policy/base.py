@@ -1,0 +1,88 @@
+"""What a batching policy is: told what happens, asked what to do. Four calls, no clock, no IO.
+
+A policy decides *when* to go and *with how many*; the order is the queue's, the deadlines are the batcher's. It may
+be asked at any time and any number of times: `decide` must not change what the next `decide` would say.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from carpool.request import Request
+
+
+class QueueView(Protocol):
+    """What a policy may see of a queue. Reading changes nothing."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Request]: ...
+
+    def peek(self, n: int) -> list[Request]:
+        """The next `n` requests, in the order in which they would be taken."""
+
+    @property
+    def size(self) -> int:
+        """Sum of the sizes of the waiting requests."""
+
+    @property
+    def oldest_arrival(self) -> float:
+        """When the request that has waited longest arrived; infinity when nobody waits."""
+
+    @property
+    def earliest_deadline(self) -> float:
+        """When the next request expires; infinity when nobody waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do now.
+
+    Attributes:
+        drop: queued requests to refuse, because they cannot make it.
+        take: how many requests, from the head of the queue, to run as one batch now; 0 for none.
+        reason: why the batch goes now, one of a small fixed set of words (a metric label).
+        wake_at: when to ask again although nothing happened; None if only an event can change the answer.
+    """
+
+    drop: Sequence[Request] = ()
+    take: int = 0
+    reason: str = ""
+    wake_at: float | None = None
+
+
+NOTHING = Decision()
+
+
+class Policy(ABC):
+    """Base of all policies. `decide` is the policy; the other three calls tell it what it may learn from.
+
+    Args:
+        max_batch_size: most requests in one batch; None means the stage's.
+        max_queue_delay_s: longest time to hold a request back only to fill a batch; None means the stage's.
+    """
+
+    def __init__(self, max_batch_size: int | None = None, max_queue_delay_s: float | None = None) -> None:
+        self.max_batch_size = max_batch_size
+        self.max_queue_delay_s = max_queue_delay_s
+
+    def arrived(self, now: float, request: Request) -> None:
+        """A request has joined the queue."""
+
+    def left(self, now: float, request: Request) -> None:
+        """A queued request was cancelled or has expired."""
+
+    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
+        """A batch of `n` requests with sizes summing to `size` has run for `busy_s` seconds."""
+
+    @abstractmethod
+    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+        """What to do with `queue`, with `free` idle workers that may take a batch and `busy` ones at work."""
+
+    @property
+    def limit(self) -> int:
+        """Most requests in one batch."""
+        return self.max_batch_size or 1

@@ -1,0 +1,46 @@
+"""The policy of a stage whose model takes single items: one call per item, but several items a hop where that pays.
+
+Sending one item to a worker process and its answer back costs a fixed hop (some 20-50 µs). When an item takes far
+less than that, going one at a time would leave the worker idle most of the time. So the number of items in one frame
+follows their learned time: as many as fit into `HOP_BUDGET_S` of work, shared out evenly among the free workers.
+"""
+
+from __future__ import annotations
+
+from carpool.policy.base import NOTHING, Decision, Policy, QueueView
+
+HOP_BUDGET_S = 0.001  # at most about this much work in one frame, so that nobody waits long behind frame-mates
+MOST_IN_A_HOP = 128
+
+
+class OneByOne(Policy):
+    """Single items; up to `per_hop` of them travel together."""
+
+    def __init__(self, max_batch_size: int | None = None, max_queue_delay_s: float | None = None) -> None:
+        super().__init__(max_batch_size, max_queue_delay_s)
+        self.item_s: float | None = None  # smoothed seconds per item; None until one has run
+
+    @property
+    def limit(self) -> int:
+        return self.per_hop
+
+    @property
+    def per_hop(self) -> int:
+        """How many items may travel together now."""
+        if self.item_s is None:
+            return 1
+        return max(1, min(MOST_IN_A_HOP, int(HOP_BUDGET_S / max(self.item_s, 1e-9))))
+
+    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
+        item_s = busy_s / n
+        if self.item_s is None or item_s > self.item_s:
+            self.item_s = item_s  # slower than thought: believe it at once, mates are waiting behind it
+        else:
+            self.item_s += 0.2 * (item_s - self.item_s)
+
+    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+        waiting = len(queue)
+        if not free or not waiting:
+            return NOTHING
+        share = -(-waiting // free)
+        return Decision(take=min(share, self.per_hop), reason="free")

@@ -1,0 +1,91 @@
+"""A service: stages in a row, declared once and run as often as you like."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from carpool.drive.output import LineSink, print_line
+from carpool.handle import AsyncHandle, Handle
+from carpool.model import AnyModel
+from carpool.stage import Stage, as_stage, check_chain, check_seconds
+from carpool.worker import affinity
+
+
+class Service:
+    """An immutable declaration; `run`, `run_async` and `start` bring it to life.
+
+    Args:
+        stages: what a request passes through, first to last; a bare model stands for a stage of single items.
+        name: the model's name over HTTP and in metrics; defaults to the last stage's.
+        timeout_s: longest time from a request's arrival to its answer.
+        slo_s: the latency that requests should be answered within; goodput is counted against it.
+        cpus: the core, or cores, that the coordinator is tied to while the service runs.
+
+    Raises:
+        ValueError: see `Stage`; or two stages have one name, or a queue is too small for the batches before it.
+    """
+
+    def __init__(
+        self,
+        *stages: Stage | AnyModel,
+        name: str | None = None,
+        timeout_s: float = 30.0,
+        slo_s: float | None = None,
+        cpus: int | Collection[int] | None = None,
+    ) -> None:
+        self._stages = tuple(as_stage(stage) for stage in stages)
+        check_chain(self._stages)
+        check_seconds("timeout_s", timeout_s)
+        check_seconds("slo_s", slo_s)
+        self._name = name or self._stages[-1].name
+        self._timeout_s = timeout_s
+        self._slo_s = slo_s
+        self._cpus = None if cpus is None else affinity.parse(cpus)
+
+    def __repr__(self) -> str:
+        return f"<Service {self._name}: {' -> '.join(stage.name for stage in self._stages)}>"
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages, first to last."""
+        return self._stages
+
+    @property
+    def name(self) -> str:
+        """The model's name over HTTP and in metrics."""
+        return self._name
+
+    @property
+    def timeout_s(self) -> float:
+        """Longest time from a request's arrival to its answer."""
+        return self._timeout_s
+
+    @property
+    def slo_s(self) -> float | None:
+        """The latency that requests should be answered within."""
+        return self._slo_s
+
+    @property
+    def cpus(self) -> affinity.Cores | None:
+        """Where the coordinator runs."""
+        return self._cpus
+
+    def run_async(self, *, journal_size: int = 0, output: LineSink = print_line) -> AsyncHandle:
+        """The service on the running loop: `async with service.run_async() as s: await s.predict(x)`.
+
+        Args:
+            journal_size: how many events to remember for `story`; 0 for none.
+            output: what to do with each line that a worker prints.
+        """
+        return AsyncHandle(self, journal_size=journal_size, output=output)
+
+    def run(self, *, journal_size: int = 0, output: LineSink = print_line) -> Handle:
+        """The service on a loop thread of its own: `with service.run() as s: s.predict(x)`.
+
+        Args: see `run_async`.
+        """
+        return Handle(self, journal_size=journal_size, output=output)
+
+    def start(self, *, journal_size: int = 0, output: LineSink = print_line) -> Handle:
+        """Like `run`, started at once; the caller must `close` it."""
+        return self.run(journal_size=journal_size, output=output).start()

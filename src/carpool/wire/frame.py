@@ -1,0 +1,300 @@
+"""Frames on the socket between the coordinator and a worker: a batch of items as bytes, and back. Sans-IO.
+
+    header   magic "cpl", version, kind, counts, batch id, body length, two times     (48 bytes, little endian)
+    table    ids u64; in a batch deadlines f64 and accepts u8; formats u8; lengths of the buffers u32; and, where
+             not every item has just one, how many buffers each has u32
+    body     the buffers, one after the other
+
+A whole batch is one frame, so one write and one read each way. The reader hands out the memory to receive into
+(`get_buffer`) and is told how much came (`received`), as in `asyncio.BufferedProtocol`; a blocking socket uses it just
+as well. Buffers of `LARGE` bytes or more are received straight into memory of their own; the small ones of a frame are
+copied out once. Nothing is allocated before the header has been checked against the limits.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import lru_cache
+from itertools import accumulate
+from typing import Final
+
+from carpool.wire.memory import Memory
+from carpool.wire.payload import LARGE, Buffer, Payload, parts_of
+
+MAGIC: Final = b"cpl"
+VERSION: Final = 1
+MAX_FRAME_BYTES: Final = 2**30
+MAX_ITEMS: Final = 2**16
+MAX_BUFFERS: Final = 2**18
+SCRATCH_BYTES: Final = 256 * 1024
+
+_HEADER = struct.Struct("<3sBBxxxIIQQdd")
+
+
+class Kind(IntEnum):
+    """What a frame is for."""
+
+    SETUP = 1  # coordinator -> worker: what to run; one item
+    STATE = 2  # worker -> coordinator: loading, warming, ready; one item
+    FAILED = 3  # worker -> coordinator: could not load; one item with the reason
+    BATCH = 4  # coordinator -> worker: run these
+    CALL = 5  # worker -> coordinator: user code was entered once more for this batch; no items
+    REPLY = 6  # worker -> coordinator: results; `formats` hold their outcomes
+
+
+_KINDS: dict[int, Kind] = {kind.value: kind for kind in Kind}
+
+
+class FrameError(Exception):
+    """The bytes are no frame of ours, or one beyond the limits. The connection is of no use any more."""
+
+
+@dataclass(slots=True)
+class Frame:
+    """One message.
+
+    Attributes:
+        kind: what it is for.
+        batch: the batch it belongs to, 0 if none.
+        ids: the items' request ids; the other per-item sequences are in the same order.
+        formats: a byte per item: in a batch how it is encoded, in a reply its outcome.
+        accepts: in a batch, a byte per item: how the caller wants the result encoded.
+        deadlines: in a batch, when nobody waits for the item any more.
+        payloads: the items.
+        busy_s: in a reply, seconds spent on the batch.
+        waited_s: in a reply, seconds the worker had waited for the batch.
+    """
+
+    kind: Kind
+    batch: int = 0
+    ids: Sequence[int] = ()
+    formats: bytes = b""
+    accepts: bytes = b""
+    deadlines: Sequence[float] = ()
+    payloads: Sequence[Payload] = ()
+    busy_s: float = 0.0
+    waited_s: float = 0.0
+
+
+@lru_cache(maxsize=4096)
+def _table(kind: Kind, items: int, buffers: int) -> struct.Struct:
+    routed = f"{items}d{items}s" if kind == Kind.BATCH else ""
+    counts = f"{items}I" if items != buffers else ""
+    return struct.Struct(f"<{items}Q{items}s{buffers}I{routed}{counts}")
+
+
+def encode(frame: Frame) -> list[Buffer]:
+    """The frame as buffers to be written one after the other; payload buffers are not copied.
+
+    Raises:
+        FrameError: it is larger than `MAX_FRAME_BYTES`, or its items' parts are not equally many.
+    """
+    kind, n = frame.kind, len(frame.ids)
+    counts, parts = parts_of(frame.payloads)
+    m = len(parts)
+    if not n == len(counts) == len(frame.formats) or (kind == Kind.BATCH and len(frame.accepts) != n):
+        raise FrameError(f"{n} ids, {len(counts)} payloads, {len(frame.formats)} formats, {len(frame.accepts)} accepts")
+    lengths = [part.nbytes if type(part) is memoryview else len(part) for part in parts]
+    length = sum(lengths)
+    if length > MAX_FRAME_BYTES or n > MAX_ITEMS or m > MAX_BUFFERS:
+        raise FrameError(
+            f"a message of {n} items, {m} buffers and {length} bytes is over the limit of"
+            f" {MAX_ITEMS} items, {MAX_BUFFERS} buffers and {MAX_FRAME_BYTES} bytes"
+        )
+    header = _HEADER.pack(MAGIC, VERSION, kind, n, m, frame.batch, length, frame.busy_s, frame.waited_s)
+    routed = (*frame.deadlines, frame.accepts) if kind == Kind.BATCH else ()
+    table = _table(kind, n, m).pack(*frame.ids, frame.formats, *lengths, *routed, *(counts if n != m else ()))
+    return [header + table, *parts]
+
+
+class FrameReader:
+    """Turns received bytes into frames, whatever the pieces they come in."""
+
+    def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._memory = Memory()
+        self._scratch = bytearray(SCRATCH_BYTES)
+        self._view = memoryview(self._scratch)
+        self._start = 0  # first byte in the scratch that has not been used
+        self._end = 0  # behind the last received byte in the scratch
+        self._body: _Body | None = None  # the frame whose body is being received
+
+    @property
+    def idle(self) -> bool:
+        """Whether no frame is half received."""
+        return self._body is None and self._start == self._end
+
+    def get_buffer(self) -> memoryview:
+        """Where the next bytes belong; never empty."""
+        if self._body is not None and self._body.wants_own_memory:
+            return self._body.rest
+        if self._end == 0:
+            return self._view
+        if self._end == len(self._scratch):
+            self._make_room()
+        return self._view[self._end :]
+
+    def received(self, n: int) -> list[Frame]:
+        """`n` bytes have come into the buffer handed out last; returns the frames that they completed.
+
+        Raises:
+            FrameError: the bytes are no frame, or one over the limits.
+        """
+        if self._body is not None and self._body.wants_own_memory:
+            self._body.advance(n)
+        else:
+            self._end += n
+        frames: list[Frame] = []
+        while self._start < self._end or self._body is not None:
+            frame = self._open() if self._body is None else self._fill(self._body)
+            if frame is None:
+                if self._body is None or self._start == self._end:
+                    break
+                continue
+            frames.append(frame)
+        if self._start == self._end:
+            self._start = self._end = 0
+        return frames
+
+    def _fill(self, body: _Body) -> Frame | None:
+        """Go on with a body; the frame once it is complete."""
+        self._start += body.fill(self._view[self._start : self._end])
+        if not body.complete:
+            return None
+        self._body = None
+        return body.frame
+
+    def _open(self) -> Frame | None:
+        """Read header and table once they are there in full, and the body if it is small and there as well."""
+        at, have = self._start, self._end - self._start
+        if have < _HEADER.size:
+            return None
+        magic, version, kind, n, m, batch, length, busy_s, waited_s = _HEADER.unpack_from(self._scratch, at)
+        if magic != MAGIC or version != VERSION or kind not in _KINDS:
+            raise FrameError(f"no carpool frame of version {VERSION}: {magic!r}, version {version}, kind {kind}")
+        if n > MAX_ITEMS or m > MAX_BUFFERS or length > self._max_bytes:
+            raise FrameError(f"a frame of {n} items, {m} buffers and {length} bytes is over the limit")
+        table = _table(_KINDS[kind], n, m)
+        need = _HEADER.size + table.size
+        if have < need:
+            if need > len(self._scratch) - at:
+                self._make_room(need)
+            return None
+        fields = table.unpack_from(self._scratch, at + _HEADER.size)
+        lengths = fields[n + 1 : n + 1 + m]
+        counts = fields[len(fields) - n :] if n != m else ()
+        if sum(lengths) != length or (n != m and (sum(counts) != m or 0 in counts)):
+            raise FrameError("the frame's table does not add up to its length")
+        frame = Frame(_KINDS[kind], batch, list(fields[:n]), fields[n], busy_s=busy_s, waited_s=waited_s)
+        if kind == Kind.BATCH:
+            frame.deadlines, frame.accepts = fields[n + 1 + m : 2 * n + 1 + m], fields[2 * n + 1 + m]
+        self._start = at = at + need
+        if have - need < length or length >= LARGE:
+            self._body = _Body(frame, counts, lengths, self._memory)
+            return self._fill(self._body)
+        frame.payloads = _group(_split(self._view[at : at + length], lengths), counts)
+        self._start = at + length
+        return frame
+
+    def _make_room(self, need: int = 0) -> None:
+        """Move what is unread to the front of the scratch; grow it where one table needs more."""
+        unread = bytes(self._view[self._start : self._end])
+        if need > len(self._scratch):
+            self._scratch = bytearray(need + SCRATCH_BYTES)
+            self._view = memoryview(self._scratch)
+        self._scratch[: len(unread)] = unread
+        self._start, self._end = 0, len(unread)
+
+
+class _Body:
+    """A frame's buffers while they are being received: runs of small ones together, large ones each by itself."""
+
+    __slots__ = ("_at", "_counts", "_frame", "_lengths", "_memory", "_parts", "_run", "_shared", "rest")
+
+    def __init__(self, frame: Frame, counts: Sequence[int], lengths: Sequence[int], memory: Memory) -> None:
+        self._frame = frame
+        self._memory = memory
+        self._counts = counts
+        self._lengths = lengths
+        self._parts: list[Buffer] = []
+        self._at = 0  # the first buffer that has not been begun
+        self._run: Sequence[int] = ()  # lengths of the small buffers that share the present piece of memory
+        self._shared = memoryview(b"")
+        self.rest = memoryview(b"")  # what is still to be filled of the present piece
+        self._begin()
+
+    @property
+    def complete(self) -> bool:
+        return not self.rest and self._at == len(self._lengths)
+
+    @property
+    def frame(self) -> Frame:
+        """The frame, once it is complete."""
+        self._frame.payloads = _group(self._parts, self._counts)
+        return self._frame
+
+    @property
+    def wants_own_memory(self) -> bool:
+        """Whether so much is missing that receiving straight into place beats the way through the scratch."""
+        return len(self.rest) >= LARGE
+
+    def fill(self, data: memoryview) -> int:
+        """Copy received bytes into place; returns how many were used."""
+        used = 0
+        while self.rest and used < len(data):
+            n = min(len(self.rest), len(data) - used)
+            self.rest[:n] = data[used : used + n]
+            used += n
+            self.advance(n)
+        return used
+
+    def advance(self, n: int) -> None:
+        """`n` bytes are in place."""
+        self.rest = self.rest[n:]
+        if not self.rest:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Close the piece that has been filled and begin the next one that is not empty."""
+        lengths = self._lengths
+        while True:
+            if self._run:
+                self._parts += _split(self._shared, self._run)
+                self._run = ()
+            if self._at == len(lengths):
+                return
+            first = self._at
+            if lengths[first] >= LARGE:
+                own = self._memory.buffer(lengths[first])
+                self._at += 1
+                self._parts.append(own)
+                self.rest = memoryview(own)
+                return
+            while self._at < len(lengths) and lengths[self._at] < LARGE:
+                self._at += 1
+            self._run = lengths[first : self._at]
+            self.rest = self._shared = memoryview(bytearray(sum(self._run)))
+            if self.rest:
+                return
+
+
+def _split(shared: bytes | memoryview, lengths: Sequence[int]) -> list[Buffer]:
+    """The small buffers that lie one after the other in `shared`, each as bytes of its own."""
+    whole = bytes(shared)
+    ends = list(accumulate(lengths))
+    return [whole[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def _group(parts: list[Buffer], counts: Sequence[int]) -> Sequence[Payload]:
+    """The items' payloads: one buffer, or the list of an item's several. No counts: each has just one."""
+    if not counts:
+        return parts
+    payloads: list[Payload] = []
+    at = 0
+    for count in counts:
+        payloads.append(parts[at] if count == 1 else parts[at : at + count])
+        at += count
+    return payloads

@@ -1,0 +1,73 @@
+"""CPU cores for processes: which exist, who gets which, and the thread counts that fit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+
+Cores = frozenset[int]
+
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "BLIS_NUM_THREADS",
+)
+
+
+def can_pin() -> bool:
+    """Whether this system can tie a process to cores."""
+    return hasattr(os, "sched_setaffinity")
+
+
+def current() -> Cores | None:
+    """The cores this thread may run on; None where the system cannot tell."""
+    return frozenset(os.sched_getaffinity(0)) if can_pin() else None
+
+
+def parse(cpus: int | Collection[int]) -> Cores:
+    """One entry of `cpus=`: a core or a set of cores.
+
+    Raises:
+        ValueError: a core that does not exist here; the text names those that do.
+    """
+    cores = frozenset({cpus} if isinstance(cpus, int) else cpus)
+    existing = frozenset(range(os.cpu_count() or 1)) | (current() or frozenset())
+    unknown = sorted(cores - existing, key=str)
+    if unknown or not cores:
+        names = ", ".join(map(str, unknown)) or "no core at all"
+        raise ValueError(f"cpus: {names} cannot be used; this machine has cores {_span(existing)}")
+    return cores
+
+
+def parse_all(cpus: Sequence[int | Collection[int]], workers: int) -> tuple[Cores, ...]:
+    """`cpus=` of a stage: one entry per worker.
+
+    Raises:
+        ValueError: wrong length, or a core that does not exist.
+    """
+    if len(cpus) != workers:
+        raise ValueError(
+            f"cpus has {len(cpus)} entries for {workers} workers: give one core or one set of cores per worker"
+        )
+    return tuple(parse(entry) for entry in cpus)
+
+
+def pin(cores: Cores | None) -> None:
+    """Tie this thread, and what it starts from now on, to `cores`. Does nothing where the system cannot."""
+    if cores and can_pin():
+        os.sched_setaffinity(0, cores)
+
+
+def thread_variables(cores: Cores) -> dict[str, str]:
+    """Environment variables that keep BLAS and OpenMP from starting more threads than there are cores."""
+    return dict.fromkeys(_THREAD_VARIABLES, str(len(cores)))
+
+
+def _span(cores: Cores) -> str:
+    ordered = sorted(cores)
+    if ordered == list(range(ordered[0], ordered[-1] + 1)) and len(ordered) > 1:
+        return f"{ordered[0]} to {ordered[-1]}"
+    return ", ".join(map(str, ordered))

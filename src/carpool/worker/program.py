@@ -1,0 +1,105 @@
+"""The user's program in a worker: what must be the same there so that the model is found.
+
+A model travels as a reference (pickle: module and name), so the worker needs the parent's import path, and for models
+of `__main__` the parent's main file. The file is run in the worker under the name `__mp_main__`, as multiprocessing
+does, so that what stands under `if __name__ == "__main__":` is left out; both sides know the module by both names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import runpy
+import sys
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from carpool.model import AnyModel, name_of
+
+_MAIN = "__mp_main__"
+
+in_worker = False
+"""True in a worker process; a service must not be started there."""
+
+
+class Program(msgspec.Struct, frozen=True):
+    """Where the parent finds its modules."""
+
+    path: list[str]
+    folder: str
+    main_name: str | None  # as in `python -m main_name`
+    main_file: str | None
+
+
+def describe() -> Program:
+    """This process's program, for its workers."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    main_name = None if spec is None or spec.name == "__main__" else spec.name
+    main_file = getattr(main, "__file__", None)
+    path = [os.path.abspath(entry or os.getcwd()) for entry in sys.path]
+    return Program(path, os.getcwd(), main_name, os.path.abspath(main_file) if main_file else None)
+
+
+def pack_model(model: AnyModel, kwargs: Mapping[str, Any]) -> bytes:
+    """The model's reference and its arguments as bytes.
+
+    Raises:
+        TypeError: a worker could not find it; the text says what to do.
+    """
+    name = name_of(model)
+    main = sys.modules["__main__"]
+    if _module_of(model) == "__main__":
+        if not getattr(main, "__file__", None):
+            raise TypeError(
+                f"{name} was typed into a notebook or a prompt, where worker processes cannot find it:"
+                " put it into a module and import it from there"
+            )
+        sys.modules.setdefault(_MAIN, main)
+    try:
+        return pickle.dumps((model, dict(kwargs)), 5)
+    except Exception as error:
+        raise TypeError(
+            f"{name} cannot be sent to a worker process ({error}): define it at the top level of a module, and give"
+            " it plain kwargs; whatever is heavy belongs into setup"
+        ) from error
+
+
+def restore(program: Program) -> None:
+    """In a worker: make this process find what the parent finds."""
+    global in_worker
+    in_worker = True
+    sys.path[:] = program.path
+    with contextlib.suppress(OSError):  # the folder is gone; imports by absolute path still work
+        os.chdir(program.folder)
+
+
+def unpack_model(program: Program, packed: bytes) -> tuple[AnyModel, dict[str, Any]]:
+    """In a worker: import the model. Raises whatever importing it raises."""
+    if b"__main__" in packed or b"__mp_main__" in packed:
+        _import_main(program)
+    model, kwargs = pickle.loads(packed)
+    return model, kwargs
+
+
+def _import_main(program: Program) -> None:
+    main = types.ModuleType(_MAIN)
+    if program.main_name is not None:
+        content = runpy.run_module(program.main_name, run_name=_MAIN, alter_sys=True)
+    elif program.main_file is not None:
+        content = runpy.run_path(program.main_file, run_name=_MAIN)
+    else:
+        raise ImportError("the parent's main program has no file")
+    main.__dict__.update(content)
+    sys.modules["__main__"] = sys.modules[_MAIN] = main
+
+
+def _module_of(model: Any) -> str | None:
+    while hasattr(model, "func"):
+        model = model.func
+    module: str | None = getattr(model, "__module__", None)
+    return module

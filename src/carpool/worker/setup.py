@@ -1,0 +1,32 @@
+"""What a worker is told before it loads its model: the one thing that travels pickled from parent to child."""
+
+from __future__ import annotations
+
+import msgspec
+
+from carpool.worker.affinity import Cores
+from carpool.worker.program import Program
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """A worker's stage, its place in it, and how to call the model.
+
+    Attributes:
+        model: the packed model, see `program.pack_model`.
+        batched: whether `predict` takes lists.
+        first, last: whether the stage decodes requests, and whether it encodes responses.
+        cores: where the worker runs; None leaves the affinity alone.
+        log_level: the parent's, if its program has set up logging; None otherwise.
+    """
+
+    program: Program
+    model: bytes
+    stage: str
+    worker: int
+    batched: bool
+    max_batch_size: int
+    first: bool
+    last: bool
+    isolate_errors: bool
+    cores: Cores | None
+    log_level: int | None
