@@ -1,0 +1,41 @@
+"""A format of one's own: a hundred CSV requests parsed by one call, and answered by one call.
+
+carpool serve examples.csv_rows:service
+curl -H 'content-type: text/csv' -d '0.03,0.05,0.06,0.02,-0.04,-0.03,-0.04,-0.002,0.02,-0.01' localhost:8000/predict
+"""
+
+import io
+
+import numpy as np
+from sklearn.datasets import load_diabetes
+from sklearn.linear_model import LinearRegression
+
+import carpool
+
+
+class Progression(carpool.Model):
+    """How far diabetes will have progressed in a year, from ten measurements (scikit-learn's data set)."""
+
+    accepts = ("text/csv",)
+    produces = "text/csv"
+    examples = ([0.0] * 10,)
+
+    def setup(self) -> None:
+        self.regression = LinearRegression().fit(*load_diabetes(return_X_y=True))
+
+    def decode(self, bodies: list[bytes]) -> np.ndarray:
+        """All rows at once. A malformed one raises ValueError; carpool then finds out which it is."""
+        rows = np.loadtxt(io.BytesIO(b"\n".join(bodies)), delimiter=",", ndmin=2)
+        if rows.shape != (len(bodies), 10):
+            raise ValueError("each body must be one row of ten numbers")
+        return rows
+
+    def predict(self, rows: list[list[float]]) -> list[float]:
+        return self.regression.predict(np.asarray(rows))
+
+    def encode(self, results: list[float]) -> list[bytes]:
+        """One line for each answer."""
+        return [b"%.1f\n" % result for result in results]
+
+
+service = carpool.Service(carpool.Stage(Progression, max_batch_size=100), name="progression")

