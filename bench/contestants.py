@@ -1,0 +1,129 @@
+"""Who takes part over HTTP: how each server is started, what it is asked, and what it must answer.
+
+Two workloads: ECHO is `{"x": 1.5}` -> `{"y": 3.0}` in batches of up to 64, RAW is 6 MB that come back as they
+were. Everything else stays at each server's default.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from bench.peers.install import python_of, versions
+
+Workload = Literal["echo", "raw"]
+
+ROOT = Path(__file__).parent.parent
+PEERS = Path(__file__).parent / "peers"
+MOSEC_WAITS_MS = (1, 2, 5, 10)
+NAMES = (
+    "bare_echo",
+    "mosec",
+    *(f"mosec:{ms}" for ms in MOSEC_WAITS_MS),
+    "litserve",
+    "bentoml",
+    "ray",
+)
+RAW_BODY = bytes(range(250)) * 24_000  # 6 MB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """One request, and the body of the one right answer: a JSON value, or bytes that must be equal."""
+
+    path: str = "/predict"
+    body: bytes
+    answer: object
+    content_type: str = "application/json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """How to start one server. `{port}` in the command stands for its port on 127.0.0.1."""
+
+    name: str
+    command: list[str]
+    exchange: Exchange
+    env: dict[str, str] = field(default_factory=dict)
+    directory: Path = PEERS
+
+
+def launch(name: str, workload: Workload) -> Launch | None:
+    """The server for this workload, or None where it has none."""
+    peer, _, option = name.partition(":")
+    if peer == "litserve" and workload == "raw":
+        return None  # it reads every body as JSON or as a form
+    return Launch(
+        name=name,
+        command=command(peer, workload),
+        exchange=exchanges(peer)[workload],
+        env=environment(peer, option),
+        directory=ROOT if peer == "carpool" else PEERS,
+    )
+
+
+def command(peer: str, workload: Workload) -> list[str]:
+    """The command line, relative to the server's directory."""
+    python = str(python_of(peer))
+    address = ["127.0.0.1", "--port", "{port}"]
+    match peer:
+        case "carpool":
+            return [*carpool(), "serve", f"bench.models:{workload}", "--host", *address]
+        case "mosec":
+            return [python, "mosec_server.py", workload, "--address", *address]
+        case "bentoml":
+            service = f"bentoml_server:{workload.capitalize()}"
+            return [python, "-m", "bentoml", "serve", service, "--working-dir", ".", "--host", *address]
+        case "ray":
+            return [python, "ray_server.py", workload, "{port}"]
+        case "litserve":
+            return [python, "litserve_server.py", "{port}"]
+        case "bare_echo":
+            return [python, "bare_echo.py", "{port}"]
+        case _:
+            raise ValueError(f"no such contestant: {peer}")
+
+
+def environment(peer: str, option: str) -> dict[str, str]:
+    """Variables that the server gets besides ours."""
+    match peer:
+        case "carpool":
+            # The source tree beside this folder is measured, installed or not.
+            return {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+        case "mosec":
+            return {"MAX_WAIT_TIME_MS": option}
+        case "bentoml":
+            return {"BENTOML_DO_NOT_TRACK": "true"}
+        case "ray":
+            # The second one is the only way to keep Ray's own sockets on the loopback address as well.
+            return {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+        case _:
+            return {}
+
+
+def carpool() -> list[str]:
+    """The command beside our interpreter where carpool is installed, else the module."""
+    script = Path(sys.executable).with_name("carpool")
+    return [str(script)] if script.exists() else [sys.executable, "-m", "carpool"]
+
+
+def exchanges(peer: str) -> dict[Workload, Exchange]:
+    """What is sent and expected, which differs in a peer's own dialect only."""
+    path = "/inference" if peer == "mosec" else "/predict"
+    sent, answer = b'{"x": 1.5}', {"y": 3.0}
+    echo = Exchange(path=path, body=sent, answer=answer)
+    if peer == "bentoml":
+        echo = Exchange(path=path, body=b'{"items": [%b]}' % sent, answer=[answer])
+    elif peer == "bare_echo":
+        echo = Exchange(path=path, body=sent, answer={"x": 1.5})
+    raw = Exchange(path=path, body=RAW_BODY, answer=RAW_BODY, content_type="application/octet-stream")
+    return {"echo": echo, "raw": raw}
+
+
+def is_installed(name: str) -> bool:
+    """Whether the contestant can be started at all."""
+    peer = name.partition(":")[0]
+    return peer == "carpool" or bool(versions(peer))

@@ -1,0 +1,23 @@
+"""BentoML.  python -m bentoml serve bentoml_server:{Echo|Raw} --host 127.0.0.1 --port PORT --working-dir HERE
+
+A batchable API takes and returns a list, over HTTP too: `{"items": [{"x": 1.5}]}` -> `[{"y": 3.0}]`.
+"""
+
+from typing import Annotated
+
+import bentoml
+from bentoml.validators import ContentType
+
+
+@bentoml.service
+class Echo:
+    @bentoml.api(batchable=True, max_batch_size=64)
+    def predict(self, items: list[dict[str, float]]) -> list[dict[str, float]]:
+        return [{"y": 2 * item["x"]} for item in items]
+
+
+@bentoml.service
+class Raw:
+    @bentoml.api
+    def predict(self, body: bytes, /) -> Annotated[bytes, ContentType("application/octet-stream")]:
+        return body
