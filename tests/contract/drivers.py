@@ -1,0 +1,240 @@
+"""The drivers under contract. A new one joins with a class and a line in `DRIVERS`.
+
+Each is started with a few settings and then offers what a caller sees: `predict` and `stream`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+import carpool
+from carpool.core.batcher import Batcher
+from carpool.core.pipeline import Pipeline
+from carpool.core.queue import Queue
+from carpool.drive.virtual import VirtualDriver
+from carpool.errors import CarpoolError, DeadlineExceeded, ModelError, Overloaded, Unavailable, ValidationError
+from carpool.http.server import Server
+from carpool.policy import Greedy
+from carpool.request import Request
+from tests.contract.model import Contract
+
+
+class Driven(Protocol):
+    """A running service, as its callers see it."""
+
+    async def predict(self, x: Any, *, timeout_s: float | None = None) -> Any:
+        """One answer; raises what carpool raises."""
+
+    def stream(self, xs: Iterable[Any]) -> AsyncIterator[Any]:
+        """The answers in the order of the items."""
+
+    async def pause(self, seconds: float) -> None:
+        """Let the driver's own time go by."""
+
+
+Start = Callable[..., AbstractAsyncContextManager[Driven]]
+"""`start(cost_s=, max_batch_size=, workers=)`"""
+
+
+@contextlib.asynccontextmanager
+async def virtual(*, cost_s: float = 0.0, max_batch_size: int = 8, workers: int = 1) -> AsyncIterator[Driven]:
+    """The same core under a clock that jumps."""
+    yield _Virtual(cost_s, max_batch_size, workers)
+
+
+class _Virtual:
+    def __init__(self, cost_s: float, max_batch_size: int, workers: int) -> None:
+        pipeline = Pipeline([Batcher("contract", Greedy(max_batch_size), Queue())])
+        self._driver = VirtualDriver(pipeline, [lambda n: cost_s], [workers], [self._compute])
+        self._model = Contract()
+        self._pumping = False
+        self._pausing = False
+
+    async def predict(self, x: Any, *, timeout_s: float | None = None) -> Any:
+        caller = _VirtualCaller()
+        request = self._driver.submit(x, timeout_s if timeout_s is not None else 30.0, caller=caller)
+        self._pump_soon()
+        try:
+            return await caller.future
+        except asyncio.CancelledError:
+            self._driver.pipeline.cancel(self._driver.clock.now, request)
+            raise
+
+    async def stream(self, xs: Iterable[Any]) -> AsyncIterator[Any]:
+        for answer in [asyncio.ensure_future(self.predict(x)) for x in xs]:
+            yield await answer
+
+    async def pause(self, seconds: float) -> None:
+        self._pausing = True
+        await _turns(5)
+        self._driver.run(until=self._driver.clock.now + seconds)
+        await _turns(5)
+        self._pausing = False
+        self._pump_soon()
+
+    def _pump_soon(self) -> None:
+        """Time goes on by itself only when every task that could has had its turn."""
+        if not self._pumping:
+            self._pumping = True
+            self._pump_task = asyncio.ensure_future(self._pump())
+
+    async def _pump(self) -> None:
+        await _turns(5)
+        self._pumping = False
+        if not self._pausing:
+            self._driver.run()
+
+    def _compute(self, items: list[Any]) -> list[Any]:
+        """Like a worker: a batch that raises is run again one by one."""
+        try:
+            return self._model.answer(items)
+        except ZeroDivisionError as error:
+            if len(items) == 1:
+                return [ModelError(str(error), type_name="ZeroDivisionError")]
+            return [self._compute([item])[0] for item in items]
+
+
+async def _turns(n: int) -> None:
+    for _ in range(n):
+        await asyncio.sleep(0)
+
+
+class _VirtualCaller:
+    def __init__(self) -> None:
+        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def answered(self, request: Request) -> None:
+        if self.future.done():
+            return
+        if request.error is not None:
+            self.future.set_exception(request.error)
+        else:
+            self.future.set_result(request.result)
+
+
+def _service(cost_s: float, max_batch_size: int, workers: int) -> carpool.Service:
+    stage = carpool.Stage(
+        Contract, kwargs={"cost_s": cost_s}, max_batch_size=max_batch_size, workers=workers, policy="greedy"
+    )
+    return carpool.Service(stage, name="contract")
+
+
+class _Real:
+    """A driver whose time is ours."""
+
+    async def pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+@contextlib.asynccontextmanager
+async def processes(*, cost_s: float = 0.0, max_batch_size: int = 8, workers: int = 1) -> AsyncIterator[Driven]:
+    """Worker processes, called from asyncio."""
+    async with _service(cost_s, max_batch_size, workers).run_async() as handle:
+        yield _Tasks(handle)
+
+
+class _Tasks(_Real):
+    def __init__(self, handle: Any) -> None:
+        self.predict = handle.predict
+        self.stream = handle.stream
+
+
+@contextlib.asynccontextmanager
+async def threads_over_processes(
+    *, cost_s: float = 0.0, max_batch_size: int = 8, workers: int = 1
+) -> AsyncIterator[Driven]:
+    """Worker processes, called from threads."""
+    handle = await asyncio.to_thread(_service(cost_s, max_batch_size, workers).start)
+    try:
+        yield _Threads(handle)
+    finally:
+        await asyncio.to_thread(handle.close)
+
+
+class _Threads(_Real):
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self._pool = ThreadPoolExecutor(300)
+
+    async def predict(self, x: Any, *, timeout_s: float | None = None) -> Any:
+        call = functools.partial(self._handle.predict, x, timeout_s=timeout_s)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+
+    async def stream(self, xs: Iterable[Any]) -> AsyncIterator[Any]:
+        for answer in await asyncio.to_thread(list, self._handle.stream(xs)):
+            yield answer
+
+
+@contextlib.asynccontextmanager
+async def http(*, cost_s: float = 0.0, max_batch_size: int = 8, workers: int = 1) -> AsyncIterator[Driven]:
+    """The same over HTTP, by our own server."""
+    server = Server(carpool.http.App(_service(cost_s, max_batch_size, workers)), port=0)
+    await server.listen()
+    try:
+        await server.app.start()
+        yield _Http(server.port)
+    finally:
+        await server.stop()
+
+
+class _Http(_Real):
+    """A client that opens a connection per call and closes it when it is cancelled."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    async def predict(self, x: Any, *, timeout_s: float | None = None) -> Any:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        try:
+            writer.write(_post(x, timeout_s))
+            return await _answer(reader)
+        finally:
+            writer.close()
+
+    async def stream(self, xs: Iterable[Any]) -> AsyncIterator[Any]:
+        """Pipelined on one connection: HTTP answers in order."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        items = list(xs)
+        for x in items:
+            writer.write(_post(x, None))
+        for _ in items:
+            yield await _answer(reader)
+        writer.close()
+
+
+def _post(x: Any, timeout_s: float | None) -> bytes:
+    body = json.dumps(x).encode()
+    deadline = "" if timeout_s is None else f"X-Request-Timeout-Ms: {timeout_s * 1000}\r\n"
+    head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{deadline}"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+async def _answer(reader: asyncio.StreamReader) -> Any:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+    body = json.loads(await reader.readexactly(int(head.partition("content-length: ")[2].split()[0])))
+    status = int(head.split()[1])
+    if status == 200:
+        return body
+    kinds: dict[int, type[CarpoolError]] = {
+        422: ValidationError,
+        429: Overloaded,
+        500: ModelError,
+        503: Unavailable,
+        504: DeadlineExceeded,
+    }
+    raise kinds[status](body["error"]["message"])
+
+
+DRIVERS: dict[str, Start] = {
+    "virtual": virtual,
+    "processes": processes,
+    "threads over processes": threads_over_processes,
+    "http": http,
+}

@@ -1,0 +1,126 @@
+"""Requests, stages and workers for the tests of the core. Times are whole numbers, so that equality is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hypothesis import settings
+
+from carpool.core.batcher import INFINITY, Batch, Batcher
+from carpool.core.pipeline import Pipeline
+from carpool.core.queue import Queue
+from carpool.policy import Decision, Greedy, Policy, QueueView
+from carpool.request import Request
+
+PROPERTY = settings(max_examples=200, deadline=None, derandomize=True)
+
+
+def ask(
+    item: Any = "x",
+    deadline: float = INFINITY,
+    *,
+    priority: int = 0,
+    key: Any = None,
+    bucket: int = 0,
+    arrived: float = 0.0,
+    nbytes: int = 0,
+    patient: bool = False,
+) -> Request:
+    """One request that nobody has seen yet."""
+    request = Request(item, deadline, nbytes=nbytes)
+    request.lane = (priority, key, bucket)
+    request.arrived = arrived
+    request.patient = patient
+    return request
+
+
+def asks(items: Sequence[Any], deadline: float = INFINITY, **settings: Any) -> list[Request]:
+    """One request per item, all alike."""
+    return [ask(item, deadline, **settings) for item in items]
+
+
+def items(requests: Sequence[Request]) -> list[Any]:
+    """What the requests are about."""
+    return [request.item for request in requests]
+
+
+def stage(
+    max_batch_size: int = 4,
+    *,
+    policy: Policy | None = None,
+    max_size: float = INFINITY,
+    max_bytes: float = INFINITY,
+    name: str = "stage",
+    **settings: Any,
+) -> Batcher:
+    """One stage; greedy, if nothing else is said."""
+    return Batcher(name, policy or Greedy(max_batch_size), Queue(max_size, max_bytes), **settings)
+
+
+def pipeline(*stages: Batcher, workers: int | Sequence[int] = 1, **settings: Any) -> Pipeline:
+    """The stages in a row with their workers, so many each, which are ready."""
+    made = Pipeline(stages, **settings)
+    for index, n in enumerate([workers] * len(stages) if isinstance(workers, int) else workers):
+        for worker in range(n):
+            made.worker_ready(index, worker)
+    return made
+
+
+def step(item: Any) -> str:
+    """What a stub worker makes of an item."""
+    return f"{item}'"
+
+
+def reply(
+    to: Pipeline,
+    now: float,
+    batch: Batch,
+    *,
+    compute: Callable[[Any], Any] = step,
+    errors: dict[int, Exception] | None = None,
+    busy_s: float = 0.0,
+) -> None:
+    """The worker of `batch` answers it as a whole; `errors` by place in the batch."""
+    results = [compute(request.item) for request in batch.requests]
+    to.completed(now, batch.stage, batch.worker, batch.id, list(batch.ids), results, errors, busy_s)
+
+
+def outcome(request: Request) -> Any:
+    """The result, or the class of the error."""
+    return request.result if request.error is None else type(request.error)
+
+
+def state_of(one: Batcher) -> tuple[object, ...]:
+    """All that an illegal call must leave as it was."""
+    return (
+        [(id(request), request.state, request.id) for request in one.queue],
+        one.queue.nbytes,
+        one.queue.size,
+        one.running,
+        one.idle,
+        {worker: (batch.id, list(batch.ids)) for worker, batch in one.in_flight.items()},
+        one.late_results,
+        one.stray_replies,
+    )
+
+
+class Scripted(Policy):
+    """Says what it was told to say; remembers what it heard."""
+
+    def __init__(self, decision: Decision, max_batch_size: int = 4) -> None:
+        super().__init__(max_batch_size)
+        self.decision = decision
+        self.heard: list[tuple[Any, ...]] = []
+
+    def arrived(self, now: float, request: Request) -> None:
+        self.heard.append(("arrived", now, request.item))
+
+    def left(self, now: float, request: Request) -> None:
+        self.heard.append(("left", now, request.item))
+
+    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
+        self.heard.append(("completed", now, n, size, busy_s, ok))
+
+    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+        return self.decision

@@ -1,0 +1,418 @@
+"""The batcher: pairs replies with requests, keeps limits and deadlines whatever the policy says."""
+
+from __future__ import annotations
+
+import pytest
+
+from carpool.core.batcher import INFINITY, Batch, Batcher
+from carpool.policy import Decision, Greedy, Static
+from carpool.request import DONE, RUNNING, Request
+from tests.core.stub import Scripted, ask, asks, items, stage, state_of
+
+
+def enter(batcher: Batcher, now: float, requests: list[Request]) -> list[Request]:
+    for id, request in enumerate(requests, 1):
+        request.id = id
+        request.arrived = now
+    batcher.enter(now, requests)
+    return requests
+
+
+def go(batcher: Batcher, now: float = 0.0, room: float = INFINITY) -> Batch:
+    batch = batcher.next_batch(now, room, [])
+    assert batch is not None
+    return batch
+
+
+def running(n: int = 4, now: float = 0.0, **settings: object) -> tuple[Batcher, Batch, list[Request]]:
+    """One worker with a batch of `n` on it."""
+    batcher = stage(n, **settings)  # type: ignore[arg-type]
+    requests = enter(batcher, now, asks(range(n)))
+    batcher.worker_ready(0)
+    return batcher, go(batcher, now), requests
+
+
+def test_a_batch_is_at_most_as_large_as_the_limit() -> None:
+    """What is more waits for the next worker."""
+    batcher = stage(4)
+    enter(batcher, 0, asks(range(6)))
+    for worker in (0, 1, 2):
+        batcher.worker_ready(worker)
+
+    batches = [batcher.next_batch(0, INFINITY, []) for _ in range(3)]
+
+    assert [items(batch.requests) if batch else None for batch in batches] == [[0, 1, 2, 3], [4, 5], None]
+    assert (batcher.running, batcher.idle) == (6, 1)
+
+
+def test_a_batch_knows_its_size_and_deadline() -> None:
+    """The sum of its requests' sizes, and the earliest of their deadlines."""
+    batcher = stage(4)
+    requests = [ask("a", 9), ask("b", 5), ask("c", 7)]
+    for size, request in enumerate(requests, 1):
+        request.size = size
+    enter(batcher, 2, requests)
+    batcher.worker_ready(3)
+
+    batch = go(batcher, 2)
+
+    assert (batch.n, batch.size, batch.deadline, batch.started, batch.worker) == (3, 6, 5, 2, 3)
+    assert batch.ids == [2, 3, 1]
+
+
+def test_the_worker_that_was_busy_last_is_used_first() -> None:
+    """Its caches are warm."""
+    batcher = stage(1)
+    enter(batcher, 0, asks("abc"))
+    for worker in (0, 1, 2):
+        batcher.worker_ready(worker)
+    first, second = go(batcher), go(batcher)
+    batcher.completed(1, second.worker, second.id, second.ids, 1, True)
+    batcher.completed(1, first.worker, first.id, first.ids, 1, True)
+
+    assert go(batcher).worker == first.worker
+
+
+def test_a_reply_is_paired_by_id_and_not_by_place() -> None:
+    """The takers come in the order of the reply."""
+    batcher, batch, requests = running(4)
+
+    takers = batcher.completed(1, 0, batch.id, [3, 1, 4, 2], 1, True)
+
+    assert takers == [requests[2], requests[0], requests[3], requests[1]]
+    assert (batcher.running, batcher.idle) == (0, 1)
+
+
+def test_a_reply_may_be_partial() -> None:
+    """The worker is free when it has answered all, and the policy hears of the batch once, as a whole."""
+    policy = Scripted(Decision(take=4, reason="now"))
+    batcher, batch, requests = running(4, policy=policy)
+    policy.heard.clear()
+
+    first = batcher.completed(1, 0, batch.id, [2], 1, False)
+    between = (batcher.running, batcher.idle, items(batch.requests), batch.ids)
+    second = batcher.completed(2, 0, batch.id, [4, 1], 2, True)
+    third = batcher.completed(3, 0, batch.id, [3], 5, True)
+
+    assert [*first, *second, *third] == [requests[i] for i in (1, 3, 0, 2)]
+    assert between == (3, 0, [0, 2, 3], [1, 3, 4])
+    assert (batcher.running, batcher.idle) == (0, 1)
+    assert policy.heard == [("completed", 3, 4, 4, 8, False)]
+    assert batcher.item_s == 2
+
+
+def test_what_was_never_asked_for_is_dropped_and_counted() -> None:
+    """A foreign id, a second answer, another batch, another worker: no taker, and nothing else happens."""
+    batcher, batch, requests = running(4)
+
+    assert batcher.completed(1, 0, batch.id + 1, batch.ids, 1, True) == [None] * 4
+    assert batcher.completed(1, 1, batch.id, batch.ids, 1, True) == [None] * 4
+    assert batcher.completed(1, 0, batch.id, [99, 2, 2], 1, True) == [None, requests[1], None]
+    assert batcher.completed(1, 0, batch.id, [2], 1, True) == [None]
+
+    assert (batcher.stray_replies, batcher.late_results) == (11, 0)
+    assert batcher.running == 3
+
+
+def test_an_answer_that_nobody_waits_for_is_late() -> None:
+    """Whoever was answered or has gone takes nothing; in a whole reply as in a partial one."""
+    batcher, batch, requests = running(4)
+    requests[0].state = requests[3].state = DONE
+
+    assert batcher.completed(1, 0, batch.id, [1], 1, True) == [None]
+    assert batcher.completed(1, 0, batch.id, [2, 3, 4], 1, True) == [requests[1], requests[2], None]
+
+    assert (batcher.late_results, batcher.stray_replies) == (2, 0)
+
+
+def test_a_finished_batch_is_finished() -> None:
+    """Its reply, come twice, has no takers the second time."""
+    batcher, batch, _ = running(2)
+    batcher.completed(1, 0, batch.id, batch.ids, 1, True)
+
+    assert batcher.completed(1, 0, batch.id, batch.ids, 1, True) == [None, None]
+    assert (batcher.idle, batcher.stray_replies) == (1, 2)
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_worker_is_ready_once(busy: bool) -> None:
+    """Idle or at work: it cannot be ready a second time, and nothing changes."""
+    batcher = stage(4)
+    batcher.worker_ready(0)
+    if busy:
+        enter(batcher, 0, asks("ab"))
+        go(batcher)
+    before = state_of(batcher)
+
+    with pytest.raises(ValueError, match="worker 0 of stage stage is ready already"):
+        batcher.worker_ready(0)
+
+    assert state_of(batcher) == before
+
+
+def test_a_lost_worker_owes_what_is_unanswered() -> None:
+    """Not what was answered before or whose caller has gone; and its late reply has no takers."""
+    batcher, batch, requests = running(4)
+    batcher.completed(1, 0, batch.id, [3], 1, True)
+    requests[0].state = DONE
+
+    owed = batcher.worker_lost(0)
+
+    assert items(owed) == [1, 3]
+    assert (batcher.running, batcher.idle) == (0, 0)
+    assert batcher.completed(2, 0, batch.id, [2], 1, True) == [None]
+
+
+def test_losing_an_idle_or_unknown_worker_loses_nothing() -> None:
+    """It just takes no batches any more."""
+    batcher = stage(4)
+    batcher.worker_ready(0)
+    lost = (batcher.worker_lost(0), batcher.worker_lost(7))
+    enter(batcher, 0, asks("a"))
+
+    assert lost == ([], [])
+    assert batcher.next_batch(0, INFINITY, []) is None
+
+
+@pytest.mark.parametrize(("take", "drops", "workers"), [(5, 0, 1), (-1, 0, 1), (1, 0, 0), (5, 1, 1)])
+def test_an_impossible_batch_is_an_error_that_changes_nothing(take: int, drops: int, workers: int) -> None:
+    """A policy that asks for more than its limit, for less than nothing, or for a worker that is not there."""
+    policy = Scripted(Decision(), max_batch_size=4)
+    batcher = stage(policy=policy)
+    requests = enter(batcher, 0, asks(range(6)))
+    for worker in range(workers):
+        batcher.worker_ready(worker)
+    policy.decision = Decision(drop=requests[:drops], take=take)
+    before = state_of(batcher)
+    refused: list[Request] = []
+
+    with pytest.raises(RuntimeError, match=r"policy Scripted of stage stage asked for a batch of -?\d+ with"):
+        batcher.next_batch(0, INFINITY, refused)
+
+    assert state_of(batcher) == before
+    assert refused == []
+
+
+@pytest.mark.parametrize("case", ["twice", "running", "stranger", "of another stage"])
+def test_dropping_what_is_not_queued_is_an_error_that_changes_nothing(case: str) -> None:
+    """A policy may drop what waits in its own queue, each once."""
+    policy = Scripted(Decision(take=1))
+    batcher = stage(policy=policy)
+    requests = enter(batcher, 0, asks(range(6)))
+    batcher.worker_ready(0)
+    go(batcher)
+    elsewhere = stage(index=1)
+    (foreign,) = enter(elsewhere, 0, asks("x"))
+    foreign.stage = 1
+    culprit = {"twice": requests[1], "running": requests[0], "stranger": ask(), "of another stage": foreign}[case]
+    policy.decision = Decision(drop=[requests[1], culprit])
+    before = state_of(batcher)
+    refused: list[Request] = []
+
+    with pytest.raises(RuntimeError, match="policy Scripted of stage stage drops what is not queued"):
+        batcher.next_batch(0, INFINITY, refused)
+
+    assert state_of(batcher) == before
+    assert refused == []
+
+
+def test_drops_are_refused_and_the_rest_is_taken() -> None:
+    """What the policy drops is handed back; the batch is formed from what is left."""
+    policy = Scripted(Decision())
+    batcher = stage(policy=policy)
+    requests = enter(batcher, 0, asks(range(3)))
+    batcher.worker_ready(0)
+    policy.decision = Decision(drop=[requests[0]], take=2)
+    refused: list[Request] = []
+
+    batch = batcher.next_batch(0, INFINITY, refused)
+
+    assert batch is not None
+    assert (items(refused), items(batch.requests)) == ([0], [1, 2])
+    assert [r.state for r in requests] == [DONE, RUNNING, RUNNING]
+
+
+def test_a_policy_may_drop_all_it_wanted_to_take() -> None:
+    """Then there is no batch."""
+    policy = Scripted(Decision())
+    batcher = stage(policy=policy)
+    requests = enter(batcher, 0, asks(range(3)))
+    batcher.worker_ready(0)
+    policy.decision = Decision(drop=requests, take=2)
+    refused: list[Request] = []
+
+    assert batcher.next_batch(0, INFINITY, refused) is None
+    assert (items(refused), batcher.idle) == ([0, 1, 2], 1)
+
+
+def test_a_policy_hears_what_happens() -> None:
+    """Arrivals, leavings and completions with their times; a running request that expires has not left a queue."""
+    policy = Scripted(Decision())
+    batcher = stage(policy=policy)
+    requests = enter(batcher, 1, [ask("a", 20), ask("b", 5), ask("c", 30), ask("d", 9)])
+    batcher.worker_ready(0)
+    batcher.leave(2, requests[2])
+    batcher.attend(5)
+    policy.decision = Decision(take=2)
+    batch = go(batcher, 6)
+    batcher.attend(9)
+    batcher.completed(11, 0, batch.id, batch.ids, 5, True)
+
+    assert policy.heard == [
+        *[("arrived", 1, item) for item in "abcd"],
+        ("left", 2, "c"),
+        ("left", 5, "b"),
+        ("completed", 11, 2, 2, 5, True),
+    ]
+
+
+def test_a_policy_hears_again_of_requests_put_back() -> None:
+    """Their worker was lost: they wait again."""
+    policy = Scripted(Decision(take=2))
+    batcher, _, _ = running(2, policy=policy)
+    batcher.put_back(7, batcher.worker_lost(0))
+
+    assert policy.heard[-2:] == [("arrived", 7, 0), ("arrived", 7, 1)]
+
+
+def test_requests_put_back_have_waited_since_they_arrived() -> None:
+    """Static does not hold a request again whose worker was lost."""
+    batcher = stage(policy=Static(4, 10))
+    enter(batcher, 0, asks("a"))
+    batcher.worker_ready(0)
+    go(batcher, 10)
+    enter(batcher, 11, asks("b"))
+    batcher.put_back(12, batcher.worker_lost(0))
+    batcher.worker_ready(1)
+
+    assert items(go(batcher, 12).requests) == ["a", "b"]
+
+
+def test_the_time_per_item_is_smoothed() -> None:
+    """The first batch sets it; each further one moves it by a fifth of the difference."""
+    batcher = stage(4)
+    batcher.worker_ready(0)
+    seen = []
+    for now, busy_s in enumerate([4.0, 9.0, 4.0]):
+        enter(batcher, now, asks(range(4)))
+        batch = go(batcher, now)
+        batcher.completed(now, 0, batch.id, batch.ids, busy_s, True)
+        seen.append(batcher.item_s)
+
+    assert seen == [1.0, 1.25, 1.25 + 0.2 * (1.0 - 1.25)]
+
+
+# -- deadlines and hang limits
+
+
+def test_what_expires_in_the_queue_is_done_at_its_deadline() -> None:
+    """Not before, and not a moment later: `attention_at` says when to look."""
+    batcher = stage(4)
+    requests = enter(batcher, 0, [ask("a", 9), ask("b", 5)])
+
+    assert batcher.attention_at == 5
+    assert batcher.attend(5) == ([requests[1]], [])
+    assert batcher.attention_at == 9
+    assert batcher.attend(9) == ([requests[0]], [])
+    assert (batcher.attention_at, len(batcher.queue)) == (INFINITY, 0)
+
+
+def test_what_expires_in_a_worker_is_done_at_its_deadline() -> None:
+    """Its batch-mates wait on."""
+    batcher = stage(4)
+    batcher.worker_ready(0)
+    requests = enter(batcher, 0, [ask("a", 9), ask("b", 5), ask("c")])
+    batch = go(batcher)
+
+    assert batcher.attend(5) == ([requests[1]], [])
+    assert batcher.attention_at == 9
+    assert batcher.completed(6, 0, batch.id, [1, 2, 3], 6, True) == [requests[0], None, requests[2]]
+
+
+def test_the_hang_limit_counts_from_the_start_of_the_call() -> None:
+    """At exactly `max_batch_time_s` after the hand-over; said once, however often one looks."""
+    batcher, _, _ = running(4, now=3, max_batch_time_s=10)
+
+    assert batcher.attention_at == 13
+    assert batcher.attend(12) == ([], [])
+    assert batcher.attend(13) == ([], [0])
+    assert batcher.attend(14) == ([], [])
+    assert batcher.attention_at == INFINITY
+
+
+def test_each_call_of_a_batch_has_the_whole_time() -> None:
+    """A worker that reports its next call is not held to hang; a report for another batch is none for this one."""
+    batcher, batch, _ = running(4, max_batch_time_s=10)
+    batcher.call_started(8, 0, batch.id)
+    batcher.call_started(9, 0, batch.id + 1)
+    batcher.call_started(9, 1, batch.id)
+
+    assert batcher.attend(10) == ([], [])
+    assert batcher.attention_at == 18
+    assert batcher.attend(18) == ([], [0])
+
+
+def test_when_to_look_again_is_known_from_the_start() -> None:
+    """The earliest of all deadlines and hang limits, as they come."""
+    batcher = stage(1, max_batch_time_s=10)
+    seen = [batcher.attention_at]
+    enter(batcher, 0, asks("a", 50))
+    seen.append(batcher.attention_at)
+    batcher.worker_ready(0)
+    go(batcher, 3)
+    seen.append(batcher.attention_at)
+    enter(batcher, 4, asks("b", 7))
+    seen.append(batcher.attention_at)
+
+    assert seen == [INFINITY, 50, 13, 7]
+
+
+# -- credits
+
+
+@pytest.mark.parametrize(("room", "goes"), [(0, False), (2, False), (3, True), (9, True)])
+def test_a_batch_waits_until_the_next_stage_has_room_for_all_of_it(room: int, goes: bool) -> None:
+    """Batches are not cut to the room there is: it will come."""
+    batcher = stage(4)
+    batcher.outlet = 9
+    batcher.worker_ready(0)
+    enter(batcher, 0, asks("abc"))
+
+    assert (batcher.next_batch(0, room, []) is not None) == goes
+
+
+@pytest.mark.parametrize(("room", "takes"), [(1, 0), (2, 2)])
+def test_a_batch_is_cut_where_the_next_stage_can_never_take_it_whole(room: int, takes: int) -> None:
+    """Waiting for more room than there is when the next queue is empty would be waiting for ever."""
+    batcher = stage(4)
+    batcher.outlet = 2
+    batcher.worker_ready(0)
+    enter(batcher, 0, asks(range(9)))
+
+    batch = batcher.next_batch(0, room, [])
+
+    assert (len(batch) if batch else 0) == takes
+
+
+def test_without_credit_nobody_is_woken() -> None:
+    """Only an event makes room, so there is no time to ask again at."""
+    batcher = stage(policy=Static(4, 10))
+    batcher.worker_ready(0)
+    enter(batcher, 0, asks("abc"))
+
+    assert batcher.next_batch(0, INFINITY, []) is None
+    assert batcher.wake_at == 10
+    assert batcher.next_batch(0, 2, []) is None
+    batcher.outlet = 9
+    assert batcher.next_batch(0, 2, []) is None
+    assert batcher.wake_at is None
+
+
+def test_it_tells_what_it_is() -> None:
+    """For people who debug."""
+    batcher, batch, _ = running(2)
+    enter(batcher, 0, asks("x"))
+
+    assert repr(batcher) == "<Batcher stage queued=1 running=2 idle=0>"
+    assert repr(batch) == "<Batch 1 stage=0 worker=0 n=2 full>"
+    assert isinstance(batcher.policy, Greedy)

@@ -1,0 +1,91 @@
+"""The journal: what happened to one request, in order, as long as it is remembered."""
+
+from __future__ import annotations
+
+from carpool.core.journal import Journal
+from carpool.core.pipeline import Pipeline
+from carpool.errors import ModelError, Unavailable
+from tests.core.stub import ask, asks, pipeline, reply, stage
+
+
+def told(journal: Journal, request_id: int) -> list[str]:
+    return [str(entry) for entry in journal.story(request_id)]
+
+
+def two_stages() -> tuple[Pipeline, Journal]:
+    journal = Journal()
+    return pipeline(stage(1, name="decode", max_size=1), stage(name="infer"), journal=journal, workers=2), journal
+
+
+def test_a_request_has_a_story() -> None:
+    """Everything that happened to it, in order, with times, stages and batches."""
+    line, journal = two_stages()
+    line.submit(1, asks("ab"))
+    (first,) = line.poll(2).run
+    reply(line, 3, first)
+    (second,) = line.poll(4).run
+    reply(line, 5, second)
+
+    assert told(journal, 1) == [
+        "1.000000 admitted",
+        "2.000000 runs decode batch 1 of 1 on worker 1 (full)",
+        "3.000000 passed decode",
+        "4.000000 runs infer batch 1 of 1 on worker 1 (free)",
+        "5.000000 answered",
+    ]
+
+
+def test_a_story_may_begin_at_the_door_and_end_badly() -> None:
+    """Waiting for room, a lost worker, and an error are told as well."""
+    line, journal = two_stages()
+    line.worker_lost(0, 0, 1)
+    line.submit(1, asks("ab", patient=True))
+    (batch,) = line.poll(2).run
+    reply(line, 3, batch, errors={0: ModelError("boom")})
+    (batch,) = line.poll(4).run
+    line.worker_lost(5, 0, batch.worker)
+    line.abort(6, Unavailable("over"))
+
+    assert told(journal, 1)[-1] == "3.000000 failed: boom"
+    assert told(journal, 2) == [
+        "1.000000 waits for room",
+        "2.000000 let in",
+        "4.000000 runs decode batch 2 of 1 on worker 0 (full)",
+        "5.000000 worker lost, queued again decode",
+        "6.000000 failed: over",
+    ]
+
+
+def test_a_story_may_end_with_its_caller() -> None:
+    """Whose place it was does not matter any more."""
+    line, journal = two_stages()
+    request = ask("a")
+    line.submit(1, [request])
+    line.cancel(2, request)
+
+    assert told(journal, 1) == ["1.000000 admitted", "2.000000 cancelled"]
+
+
+def test_the_journal_is_bounded() -> None:
+    """The oldest entries go first."""
+    journal = Journal(max_entries=3)
+    for now in range(5):
+        journal.record(now, f"event {now}", request_id=now % 2)
+
+    assert told(journal, 0) == ["2.000000 event 2", "4.000000 event 4"]
+    assert told(journal, 1) == ["3.000000 event 3"]
+
+
+def test_with_a_journal_nothing_else_changes() -> None:
+    """The same requests, the same answers; only somebody writes."""
+
+    def run(journal: Journal | None) -> list[object]:
+        line = pipeline(stage(2, max_size=4), stage(3, max_size=3), workers=2, journal=journal)
+        requests = asks(range(12), patient=True)
+        line.submit(0, requests)
+        for now in range(12):
+            for batch in line.poll(now).run:
+                reply(line, now, batch)
+        return [(r.result, r.id, r.admitted, r.arrived) for r in requests]
+
+    assert run(Journal()) == run(None)

@@ -1,0 +1,564 @@
+"""The pipeline: a request's way through the stages, and that it gets exactly one answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from carpool.core.batcher import INFINITY
+from carpool.core.pipeline import Pipeline
+from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, Unavailable
+from carpool.policy import Decision, OneByOne, Static
+from carpool.request import DONE
+from tests.core.stub import Scripted, ask, asks, items, outcome, pipeline, reply, stage, state_of
+
+
+def answers(to: Pipeline, now: float) -> list[object]:
+    """What callers are told at `now`."""
+    return [outcome(request) for request in to.poll(now).answer]
+
+
+def test_a_request_goes_through_all_stages() -> None:
+    """Each stage gets what the one before made of it; the last one's result is the answer."""
+    line = pipeline(stage(), stage(), stage())
+    (request,) = asks("x")
+    line.submit(0, [request])
+    for now in (1, 2, 3):
+        (batch,) = line.poll(now).run
+        assert (batch.stage, batch.started) == (now - 1, now)
+        reply(line, now, batch)
+
+    assert line.poll(3).answer == [request]
+    assert (request.result, request.state) == ("x'''", DONE)
+    assert (request.admitted, request.arrived) == (0, 2)
+    assert (line.admitted, line.answered, line.unanswered) == (1, 1, 0)
+
+
+def test_ids_are_unique_and_rise() -> None:
+    """They pair answers with callers; 0 is nobody's."""
+    line = pipeline(stage(99))
+    requests = asks(range(5))
+    line.submit(0, requests[:3])
+    line.submit(0, requests[3:])
+
+    assert [request.id for request in requests] == [1, 2, 3, 4, 5]
+
+
+def test_an_error_goes_straight_back() -> None:
+    """The next stage never sees the item, and its batch-mates go on."""
+    line = pipeline(stage(), stage())
+    requests = asks("abc")
+    line.submit(0, requests)
+    (batch,) = line.poll(0).run
+    error = ModelError("boom")
+    reply(line, 1, batch, errors={1: error})
+
+    todo = line.poll(1)
+
+    assert todo.answer == [requests[1]]
+    assert requests[1].error is error
+    assert items(todo.run[0].requests) == ["a'", "c'"]
+
+
+def test_an_error_in_the_last_stage_is_its_items_alone() -> None:
+    """The others have their results."""
+    line = pipeline(stage())
+    requests = asks("abc")
+    line.submit(0, requests)
+    (batch,) = line.poll(0).run
+    reply(line, 1, batch, errors={0: ModelError("boom")})
+
+    assert answers(line, 1) == [ModelError, "b'", "c'"]
+
+
+def test_the_last_stage_is_asked_first() -> None:
+    """The room it makes is used in the same poll."""
+    line = pipeline(stage(2), stage(2, max_size=2))
+    line.submit(0, asks("abcdef"))
+    (first,) = line.poll(0).run
+    reply(line, 1, first)  # a and b wait in stage 1, whose queue is full now
+
+    todo = line.poll(1)
+
+    assert [(batch.stage, items(batch.requests)) for batch in todo.run] == [(1, ["a'", "b'"]), (0, ["c", "d"])]
+
+
+def test_a_stage_waits_for_credit() -> None:
+    """What runs and what waits downstream fit into its queue together, however many workers are idle."""
+    line = pipeline(stage(2), stage(2, max_size=4), workers=(9, 0))
+    line.submit(0, asks(range(20)))
+
+    started = line.poll(0).run
+    assert [items(batch.requests) for batch in started] == [[0, 1], [2, 3]]
+
+    for batch in started:
+        reply(line, 1, batch)
+    assert line.poll(1).run == []
+    assert len(line.stages[1].queue) == 4
+
+    line.worker_ready(1, 0)
+
+    assert [(batch.stage, len(batch)) for batch in line.poll(2).run] == [(1, 2), (0, 2)]
+
+
+def test_a_queue_that_is_full_of_bytes_gives_no_credit() -> None:
+    """Bounds by bytes hold between stages as well, up to the batch that is on its way."""
+    line = pipeline(stage(2), stage(2, max_bytes=10), measure=lambda result: 5, workers=(1, 0))
+    line.submit(0, asks("abcd"))
+    (batch,) = line.poll(0).run
+    reply(line, 1, batch)
+
+    assert line.stages[1].queue.nbytes == 10
+    assert line.poll(1).run == []
+
+
+def test_bytes_between_stages_count_also_when_callers_wait_at_the_door() -> None:
+    """Letting callers in is no way round the credits."""
+    line = pipeline(stage(1, max_size=1), stage(1, max_bytes=5), measure=lambda result: 5, workers=(1, 0))
+    line.submit(0, asks("a"))
+    reply(line, 1, line.poll(0).run[0])
+    requests = asks("bc", patient=True)
+    line.submit(1, requests)
+    line.cancel(1, requests[0])
+
+    todo = line.poll(1)
+
+    assert items(list(line.stages[0].queue)) == ["c"]
+    assert (line.stages[1].queue.nbytes, todo.run) == (5, [])
+
+
+def test_a_hop_of_many_does_not_wait_for_more_room_than_there_can_be() -> None:
+    """Single items that travel together fit the next queue, however small it is; they never stand still."""
+    policy = OneByOne()
+    policy.completed(0, 1, 1, 1e-6, True)
+    line = pipeline(stage(policy=policy), stage(9, max_size=10))
+    line.submit(0, asks(range(50)))
+
+    served: list[str] = []
+    for now in range(20):
+        todo = line.poll(now)
+        served += [outcome(request) for request in todo.answer]
+        for batch in todo.run:
+            reply(line, now, batch, busy_s=1e-6)
+
+    assert served == [f"{i}''" for i in range(50)]
+
+
+# -- deadlines
+
+
+@pytest.mark.parametrize("deadline", [4.0, 5.0])
+def test_nothing_is_dispatched_at_or_after_its_deadline(deadline: float) -> None:
+    """It is answered instead."""
+    line = pipeline(stage())
+    line.submit(0, [ask("late", deadline), ask("good", 6)])
+
+    todo = line.poll(5)
+
+    assert [items(batch.requests) for batch in todo.run] == [["good"]]
+    assert [outcome(request) for request in todo.answer] == [DeadlineExceeded]
+
+
+def test_a_deadline_is_checked_between_stages() -> None:
+    """A result that comes at its deadline goes no further."""
+    line = pipeline(stage(), stage())
+    line.submit(0, [ask("a", 5), ask("b", 6)])
+    (batch,) = line.poll(0).run
+    reply(line, 5, batch)
+
+    todo = line.poll(5)
+
+    assert [outcome(request) for request in todo.answer] == [DeadlineExceeded]
+    assert items(todo.run[0].requests) == ["b'"]
+
+
+def test_a_deadline_ends_the_waiting_also_while_the_item_runs() -> None:
+    """The caller hears at the deadline; the result, when it comes, is dropped and counted."""
+    line = pipeline(stage())
+    line.submit(0, [ask("a", 5)])
+    todo = line.poll(0)
+
+    assert todo.wake_at == 5
+    assert answers(line, 5) == [DeadlineExceeded]
+
+    reply(line, 6, todo.run[0])
+
+    assert line.poll(6).answer == []
+    assert line.stages[0].late_results == 1
+    assert (line.answered, line.unanswered) == (1, 0)
+
+
+def test_the_next_wake_up_is_the_earliest_there_is() -> None:
+    """Over all stages: deadlines, hang limits, and what policies ask for."""
+    line = pipeline(stage(max_batch_time_s=30), stage(policy=Static(4, 10)))
+    line.submit(0, asks("a", 50))
+    todo = line.poll(0)
+    seen = [todo.wake_at]
+    reply(line, 2, todo.run[0])
+    seen.append(line.poll(2).wake_at)
+    line.submit(3, asks("b", 11))
+    seen.append(line.poll(3).wake_at)
+    seen.append(line.poll(11).wake_at)
+
+    assert seen == [30, 12, 11, 12]
+
+
+def test_without_work_nobody_is_woken() -> None:
+    """Never is infinity."""
+    line = pipeline(stage(), stage())
+
+    assert line.poll(0).wake_at == INFINITY
+
+
+def test_a_worker_that_hangs_is_named_once() -> None:
+    """At its limit; its requests are still owed until its death is reported."""
+    line = pipeline(stage(1, max_batch_time_s=10), workers=2)
+    line.submit(0, asks("ab"))
+    line.poll(0)
+
+    assert sorted(line.poll(10).kill) == [(0, 0), (0, 1)]
+    assert line.poll(11).kill == []
+    assert line.unanswered == 2
+
+
+def test_the_start_of_another_call_gives_a_worker_new_time() -> None:
+    """A batch that is run in parts is held to the limit part by part."""
+    line = pipeline(stage(max_batch_time_s=10))
+    line.submit(0, asks("ab"))
+    (batch,) = line.poll(0).run
+    line.call_started(9, 0, batch.worker, batch.id)
+
+    assert (line.poll(10).kill, line.poll(18).kill, line.poll(19).kill) == ([], [], [(0, 0)])
+
+
+# -- workers lost
+
+
+def test_requests_of_a_lost_worker_are_run_once_more() -> None:
+    """By another worker; the second loss is an error, and the request is not tried a third time."""
+    line = pipeline(stage(max_batch_time_s=10), workers=3)
+    requests = asks("ab")
+    line.submit(0, requests)
+    (first,) = line.poll(0).run
+    line.worker_lost(1, 0, first.worker)
+    (second,) = line.poll(1).run
+
+    assert second.worker != first.worker
+    assert second.requests == requests
+
+    line.worker_lost(2, 0, second.worker)
+
+    todo = line.poll(2)
+    assert (todo.run, todo.answer) == ([], requests)
+    assert [type(r.error) for r in requests] == [Unavailable, Unavailable]
+    assert {r.error.code for r in requests if isinstance(r.error, Unavailable)} == {"worker_lost"}
+
+
+def test_what_must_not_run_twice_fails_at_once() -> None:
+    """`idempotent=False`: the worker may have done it before it died."""
+    line = pipeline(stage(idempotent=False), workers=2)
+    (request,) = asks("a")
+    line.submit(0, [request])
+    (batch,) = line.poll(0).run
+    line.worker_lost(1, 0, batch.worker)
+
+    todo = line.poll(1)
+
+    assert (todo.run, todo.answer) == ([], [request])
+    assert isinstance(request.error, Unavailable)
+    assert request.error.code == "worker_lost"
+
+
+def test_attempts_are_counted_per_stage() -> None:
+    """A request that was run again in one stage may be run again in the next."""
+    line = pipeline(stage(), stage(), workers=3)
+    (request,) = asks("a")
+    line.submit(0, [request])
+    for now, index in enumerate((0, 1)):
+        (batch,) = line.poll(now).run
+        line.worker_lost(now, index, batch.worker)
+        (batch,) = line.poll(now).run
+        reply(line, now, batch)
+
+    assert answers(line, 2) == ["a''"]
+
+
+def test_requests_of_a_lost_worker_go_ahead_of_later_ones() -> None:
+    """They wait in the order of their arrival."""
+    line = pipeline(stage(3), workers=1)
+    line.submit(0, asks("abc"))
+    (batch,) = line.poll(0).run
+    line.submit(1, asks("de"))
+    line.worker_lost(2, 0, batch.worker)
+    line.worker_ready(0, 0)
+
+    assert items(line.poll(2).run[0].requests) == ["a", "b", "c"]
+
+
+def test_a_late_reply_of_a_lost_worker_is_nobodys() -> None:
+    """Its requests have been given to another one, whose answer counts."""
+    line = pipeline(stage(), workers=2)
+    (request,) = asks("a")
+    line.submit(0, [request])
+    (first,) = line.poll(0).run
+    line.worker_lost(1, 0, first.worker)
+    (second,) = line.poll(1).run
+    reply(line, 2, first, compute=lambda item: "wrong")
+    reply(line, 3, second)
+
+    assert answers(line, 3) == ["a'"]
+    assert line.stages[0].stray_replies == 1
+    assert line.stages[0].late_results == 0
+
+
+def test_who_was_answered_or_has_gone_is_not_run_again() -> None:
+    """Expired and cancelled requests of a lost worker are forgotten."""
+    line = pipeline(stage(), workers=2)
+    requests = [ask("a", 5), ask("b"), ask("c")]
+    line.submit(0, requests)
+    (batch,) = line.poll(0).run
+    line.cancel(1, requests[1])
+    line.poll(5)
+    line.worker_lost(6, 0, batch.worker)
+
+    assert [items(again.requests) for again in line.poll(6).run] == [["c"]]
+
+
+# -- callers that leave
+
+
+def test_a_queued_request_that_is_cancelled_never_runs() -> None:
+    """And nobody is told."""
+    line = pipeline(stage())
+    requests = asks("ab")
+    line.submit(0, requests)
+    line.cancel(0, requests[0])
+    todo = line.poll(0)
+
+    assert items(todo.run[0].requests) == ["b"]
+    assert todo.answer == []
+    assert (line.cancelled, line.unanswered) == (1, 1)
+
+
+def test_a_cancelled_request_goes_no_further() -> None:
+    """One that runs when it is cancelled is neither passed on nor answered."""
+    line = pipeline(stage(), stage())
+    requests = asks("ab")
+    line.submit(0, requests)
+    (batch,) = line.poll(0).run
+    line.cancel(1, requests[0])
+    reply(line, 2, batch)
+    todo = line.poll(2)
+
+    assert items(todo.run[0].requests) == ["b'"]
+    assert todo.answer == []
+    assert line.stages[0].late_results == 1
+    assert (line.cancelled, line.unanswered) == (1, 1)
+
+
+def test_cancelling_in_a_later_queue_takes_it_out() -> None:
+    """Wherever it waits."""
+    line = pipeline(stage(), stage(), workers=(1, 0))
+    requests = asks("ab")
+    line.submit(0, requests)
+    reply(line, 1, line.poll(0).run[0])
+    line.cancel(2, requests[0])
+    line.worker_ready(1, 0)
+
+    assert items(line.poll(2).run[0].requests) == ["b'"]
+
+
+def test_cancelling_before_submission_or_twice_is_harmless() -> None:
+    """A request that was cancelled first is passed over; a second cancel, or one after the answer, does nothing."""
+    line = pipeline(stage(), journal=None)
+    early, twice, answered = asks("abc")
+    line.cancel(0, early)
+    line.submit(0, [early, twice, answered])
+    line.cancel(0, twice)
+    line.cancel(0, twice)
+    (batch,) = line.poll(0).run
+    reply(line, 1, batch)
+    line.cancel(1, answered)
+
+    assert items(batch.requests) == ["c"]
+    assert answers(line, 1) == ["c'"]
+    assert (line.admitted, line.answered, line.cancelled) == (2, 1, 1)
+
+
+# -- the end
+
+
+def test_a_closed_pipeline_refuses_and_finishes() -> None:
+    """New requests get the error, each its own; those inside are answered."""
+    line = pipeline(stage())
+    inside, outside, patient = ask("a"), ask("b"), ask("c", patient=True)
+    line.submit(0, [inside])
+    (batch,) = line.poll(0).run
+    line.close(Unavailable("closing", code="draining"))
+    line.submit(1, [outside, patient])
+    reply(line, 2, batch)
+    line.poll(2)
+
+    assert inside.result == "a'"
+    assert [str(r.error) for r in (outside, patient)] == ["closing", "closing"]
+    assert outside.error is not patient.error
+    assert (line.admitted, line.refused) == (1, 2)
+
+
+def test_abort_answers_all_that_is_inside() -> None:
+    """At the door, in queues and in workers: each once, and late replies change nothing."""
+    line = pipeline(stage(1, max_size=1), stage(1, max_size=1))
+    requests = asks("abcdef", patient=True)
+    line.submit(0, requests)
+    first = line.poll(0).run[0]
+    reply(line, 0, first)
+    batches = line.poll(0).run
+    assert [batch.stage for batch in batches] == [1, 0]
+
+    line.abort(1, Unavailable("over", code="stopped"))
+    told = line.poll(1).answer
+    for batch in batches:
+        reply(line, 2, batch)
+
+    assert sorted(items(told)) == sorted(items(requests))
+    assert {str(request.error) for request in requests} == {"over"}
+    assert len({id(request.error) for request in requests}) == 6
+    assert line.poll(2).answer == []
+    assert (line.waiting, line.unanswered) == (0, 0)
+    line.submit(3, asks("x"))
+    assert answers(line, 3) == [Unavailable]
+
+
+# -- refusals
+
+
+def test_a_full_queue_refuses_and_says_when_to_try_again() -> None:
+    """After the predicted wait; a refused request was never admitted."""
+    line = pipeline(stage(2, max_size=2))
+    line.submit(0, asks("ab"))
+    reply(line, 4, line.poll(0).run[0], busy_s=4)
+    line.poll(4)
+    line.submit(5, asks("cd"))
+    (refused,) = asks("e")
+    line.submit(5, [refused])
+
+    assert isinstance(refused.error, Overloaded)
+    assert refused.error.retry_after_s == 4
+    assert (line.admitted, line.refused) == (4, 1)
+    assert answers(line, 5) == [Overloaded]
+
+
+def test_some_of_a_crowd_may_get_in() -> None:
+    """Room for three of five: the first three are taken."""
+    line = pipeline(stage(2, max_size=3))
+    requests = asks(range(5))
+    line.submit(0, requests)
+    line.poll(0)
+
+    assert [type(request.error) for request in requests] == [type(None)] * 3 + [Overloaded] * 2
+
+
+def test_a_request_larger_than_the_queue_is_too_large() -> None:
+    """413, not 429: trying again would not help; waiting at the door would not either."""
+    line = pipeline(stage(max_bytes=10))
+    fits, too_large = ask("a", nbytes=10), ask("b", nbytes=11, patient=True)
+    line.submit(0, [too_large])
+    line.submit(0, [fits])
+
+    assert isinstance(too_large.error, InvalidRequest)
+    assert (too_large.error.status, too_large.error.code) == (413, "too_large")
+    assert fits.error is None
+
+
+def test_what_a_policy_drops_is_overloaded() -> None:
+    """The caller hears that it would not have made it."""
+    policy = Scripted(Decision())
+    line = pipeline(stage(policy=policy))
+    requests = asks("ab")
+    line.submit(0, requests)
+    policy.decision = Decision(drop=requests[:1])
+
+    assert answers(line, 0) == [Overloaded]
+    assert (line.answered, line.unanswered) == (1, 1)
+
+
+def test_the_predicted_wait_is_the_work_inside_shared_by_the_workers() -> None:
+    """What waits and what runs in the first stage, by the learned time per request."""
+    line = pipeline(stage(2, max_size=5), workers=2)
+    unknown = line.predicted_wait_s()
+    line.submit(0, asks("ab"))
+    reply(line, 3, line.poll(0).run[0], busy_s=3)
+    line.submit(3, asks(range(9), patient=True))
+    line.poll(3)
+
+    assert unknown == 0
+    assert (line.stages[0].running, line.waiting) == (4, 5)
+    assert line.predicted_wait_s() == 9 * 1.5 / 2
+
+
+# -- mistakes of a driver
+
+
+@pytest.mark.parametrize("case", ["queued", "running", "answered", "in one list"])
+@pytest.mark.parametrize("full", [False, True])
+def test_submitting_a_request_twice_is_an_error_that_changes_nothing(case: str, full: bool) -> None:
+    """None of the list is taken."""
+    line = pipeline(stage(1, max_size=2))
+    known, other = asks("ab", patient=True)
+    again = [other, known]
+    if case == "in one list":
+        again = [other, known, other]
+    else:
+        line.submit(0, [known])
+    if case in ("running", "answered"):
+        (batch,) = line.poll(0).run
+        if case == "answered":
+            reply(line, 1, batch)
+            line.poll(1)
+    if full:
+        line.submit(1, asks("cd"))
+    before = (state_of(line.stages[0]), line.admitted, line.waiting, other.state)
+
+    with pytest.raises(ValueError, match="was submitted before"):
+        line.submit(2, again)
+
+    assert (state_of(line.stages[0]), line.admitted, line.waiting, other.state) == before
+
+
+@pytest.mark.parametrize("results", [[], ["a'"], ["a'", "b'", "c'"]])
+def test_a_reply_with_another_number_of_results_is_an_error_that_changes_nothing(results: list[str]) -> None:
+    """Nobody gets another one's answer, and the batch is still owed."""
+    line = pipeline(stage())
+    line.submit(0, asks("ab"))
+    (batch,) = line.poll(0).run
+    before = state_of(line.stages[0])
+
+    with pytest.raises(ValueError, match=rf"{len(results)} results for 2 requests"):
+        line.completed(1, 0, batch.worker, batch.id, batch.ids, results)
+
+    assert state_of(line.stages[0]) == before
+
+
+def test_a_policy_that_asks_for_too_much_harms_nobody_else() -> None:
+    """The poll fails; what was decided before and after is not lost."""
+    policy = Scripted(Decision(take=9))
+    line = pipeline(stage(), stage(policy=policy))
+    line.submit(0, asks("a"))
+    reply(line, 1, line.poll(0).run[0])
+    line.submit(1, asks("b"))
+    with pytest.raises(RuntimeError, match="policy Scripted"):
+        line.poll(1)
+    policy.decision = Decision(take=1)
+
+    assert [items(batch.requests) for batch in line.poll(1).run] == [["a'"], ["b"]]
+
+
+def test_it_tells_what_it_is() -> None:
+    """For people who debug."""
+    line = pipeline(stage(name="decode"), stage(name="infer"))
+    request = ask("a", 5)
+    line.submit(0, [request])
+
+    assert repr(line) == (
+        "<Pipeline <Batcher decode queued=1 running=0 idle=1> -> <Batcher infer queued=0 running=0 idle=1>>"
+    )
+    assert repr(request) == "<Request 1 queued stage=0 deadline=5.000>"

@@ -1,0 +1,278 @@
+"""The queue: its order, its bounds, and that leaving it early is cheap and final."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+
+from carpool.core.batcher import INFINITY
+from carpool.core.queue import Queue
+from carpool.request import DONE, QUEUED, RUNNING, Request
+from tests.core.stub import ask, asks, items
+
+
+def queue_of(*requests: Request) -> Queue:
+    queue = Queue()
+    queue.push(requests)
+    return queue
+
+
+def test_higher_priority_goes_first() -> None:
+    """Larger priority first, whatever the order of arrival and the deadlines."""
+    queue = queue_of(ask("low", 1, priority=-1), ask("normal", 2), ask("high", 3, priority=5), ask("normal 2", 9))
+
+    assert items(queue.take(4)) == ["high", "normal", "normal 2", "low"]
+
+
+def test_the_earliest_deadline_goes_first_within_a_priority() -> None:
+    """Deadlines come in any order; the queue hands them out from early to late."""
+    queue = queue_of(*[ask(deadline, deadline) for deadline in (5, 9, 1, 7, 3, 8)])
+
+    assert items(queue.take(6)) == [1, 3, 5, 7, 8, 9]
+
+
+def test_equal_deadlines_go_in_order_of_arrival() -> None:
+    """First come, first served, also where an earlier deadline was put in before them."""
+    queue = queue_of(ask("a", 5), ask("b", 5), ask("early", 1), ask("c", 5), ask("late", 6), ask("d", 5))
+
+    assert items(queue.take(6)) == ["early", "a", "b", "c", "d", "late"]
+
+
+@pytest.mark.parametrize("n", range(8))
+def test_peek_shows_what_take_hands_out(n: int) -> None:
+    """`peek(n)` and `take(n)` name the same requests, also beyond cancelled ones; peeking changes nothing."""
+    requests = [ask(i, deadline=10 - i, priority=i % 2) for i in range(7)]
+    queue = queue_of(*requests)
+    queue.remove(requests[4])
+    queue.remove(requests[1])
+
+    peeked = queue.peek(n)
+
+    assert [r.state for r in peeked] == [QUEUED] * min(n, 5)
+    assert queue.take(n) == peeked
+    assert items(peeked) == [5, 3, 6, 2, 0][:n]
+    assert [r.state for r in peeked] == [RUNNING] * min(n, 5)
+
+
+def test_a_batch_spans_priorities_but_never_keys_or_buckets() -> None:
+    """What is taken together has one key and one bucket: those of the first in line."""
+    queue = queue_of(
+        ask("a", key="A"),
+        ask("b", key="B"),
+        ask("a long", key="A", bucket=1),
+        ask("urgent a", key="A", priority=1),
+        ask("a 2", key="A"),
+    )
+
+    batches = [items(queue.take(9)) for _ in range(4)]
+
+    assert batches == [["urgent a", "a", "a 2"], ["b"], ["a long"], []]
+
+
+def test_an_emptied_lane_does_not_hide_another() -> None:
+    """A lane that has been emptied is not the first in line any more."""
+    queue = queue_of(ask("a", key="A", priority=3))
+    queue.take(1)
+    queue.push([ask("b", key="B")])
+
+    assert items(queue.peek(1)) == ["b"]
+    assert items(queue.take(1)) == ["b"]
+
+
+class Untouchable(Request):
+    """A request that notices being looked at."""
+
+    looked_at = 0
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("compared with another request")
+
+    __hash__ = Request.__hash__
+
+    @property
+    def deadline(self) -> float:
+        type(self).looked_at += 1
+        return INFINITY
+
+    @deadline.setter
+    def deadline(self, deadline: float) -> None:
+        pass
+
+
+def test_leaving_looks_at_no_other_request() -> None:
+    """A cancelled request is only marked, so leaving costs the same from a long queue as from a short one."""
+    requests: list[Request] = [Untouchable(i, INFINITY) for i in range(1000)]
+    queue = queue_of(*requests)
+    Untouchable.looked_at = 0
+
+    for request in requests[250:750]:
+        queue.remove(request)
+
+    assert Untouchable.looked_at == 0
+    assert items(queue.take(1000)) == [*range(250), *range(750, 1000)]
+
+
+def test_who_has_left_is_never_handed_out() -> None:
+    """Removed requests are done; neither `take`, `peek` nor iteration shows them."""
+    requests = asks(range(6))
+    queue = queue_of(*requests)
+
+    for request in requests[::2]:
+        queue.remove(request)
+
+    assert [r.state for r in requests[::2]] == [DONE] * 3
+    assert items(list(queue)) == [1, 3, 5]
+    assert items(queue.peek(6)) == [1, 3, 5]
+    assert items(queue.take(6)) == [1, 3, 5]
+
+
+def test_removing_what_is_not_queued_changes_nothing() -> None:
+    """A request that was never queued, is running or has left cannot be removed."""
+    requests = asks(range(4), nbytes=3)
+    queue = queue_of(*requests)
+    (running,) = queue.take(1)
+    queue.remove(requests[1])
+
+    for request in (running, requests[1], ask("stranger")):
+        with pytest.raises(ValueError, match="is not queued"):
+            queue.remove(request)
+
+    assert (len(queue), queue.nbytes, queue.size) == (2, 6, 2)
+    assert items(queue.take(4)) == [2, 3]
+
+
+def test_expire_takes_out_those_whose_deadline_has_come() -> None:
+    """A deadline that is now has passed; later ones stay, in every lane."""
+    queue = queue_of(
+        ask("a4", 4), ask("b5", 5, key="B"), ask("a6", 6), ask("high 5", 5, priority=1), ask("b4", 4, key="B")
+    )
+
+    expired = queue.expire(5)
+
+    assert sorted(items(expired)) == ["a4", "b4", "b5", "high 5"]
+    assert {r.state for r in expired} == {DONE}
+    assert items(list(queue)) == ["a6"]
+    assert queue.expire(5) == []
+
+
+def test_the_bounds_are_exact() -> None:
+    """There is room up to the bound, by count and by bytes, and not beyond."""
+    queue = Queue(max_size=3, max_bytes=10)
+    queue.push(asks("ab", nbytes=2))
+
+    assert queue.has_room(6)
+    assert not queue.has_room(7)
+    assert not queue.has_room(2, requests=2)
+
+    queue.push([ask("c", nbytes=6)])
+
+    assert not queue.has_room(0)
+
+
+def test_counts_bytes_and_sizes_follow_every_change() -> None:
+    """What waits is what was pushed, less what was taken, removed and expired."""
+    queue = Queue()
+    requests = [ask(i, deadline=i, nbytes=10**i) for i in range(1, 6)]
+    for i, request in enumerate(requests):
+        request.size = i + 1
+    queue.push(requests)
+    seen = [(len(queue), queue.nbytes, queue.size)]
+    queue.take(1)
+    seen.append((len(queue), queue.nbytes, queue.size))
+    queue.remove(requests[3])
+    seen.append((len(queue), queue.nbytes, queue.size))
+    queue.expire(2)
+    seen.append((len(queue), queue.nbytes, queue.size))
+    queue.put_back([requests[0]])
+    seen.append((len(queue), queue.nbytes, queue.size))
+
+    assert seen == [(5, 111110, 15), (4, 111100, 14), (3, 101100, 10), (2, 101000, 8), (3, 101010, 9)]
+
+
+def test_an_empty_queue_waits_for_nothing() -> None:
+    """No deadline, no arrival: both are infinitely far."""
+    queue = queue_of(ask())
+    queue.take(1)
+
+    assert (queue.earliest_deadline, queue.oldest_arrival) == (INFINITY, INFINITY)
+
+
+def test_the_earliest_deadline_and_the_oldest_arrival_are_exact() -> None:
+    """Over all lanes, whatever the order of deadlines, and without those who have left."""
+    requests = [
+        ask(deadline=20, arrived=1),
+        ask(deadline=10, arrived=2),
+        ask(deadline=15, arrived=3, key="B"),
+        ask(deadline=12, arrived=4, priority=2),
+    ]
+    queue = queue_of(*requests)
+    seen = []
+    for request in (requests[1], requests[0], requests[3], requests[2]):
+        seen.append((queue.earliest_deadline, queue.oldest_arrival))
+        queue.remove(request)
+
+    assert seen == [(10, 1), (12, 1), (12, 3), (15, 3)]
+
+
+def test_requests_put_back_wait_where_they_waited_before() -> None:
+    """Ahead of equals that arrived later or with them, behind earlier deadlines, in their old order."""
+    requests = [
+        ask("a", 9, arrived=1),
+        ask("b", 9, arrived=1),
+        ask("c", 9, arrived=1),
+        ask("d", 9, arrived=2),
+    ]
+    queue = queue_of(*requests)
+    taken = queue.take(2)
+    queue.push([ask("early", 5, arrived=3), ask("late", 9, arrived=3)])
+    queue.put_back(taken)
+
+    assert (len(queue), queue.oldest_arrival) == (6, 1)
+    assert items(queue.take(6)) == ["early", "a", "b", "c", "d", "late"]
+
+
+def test_a_request_put_back_is_the_oldest_again() -> None:
+    """Its arrival counts although its deadline is not the first."""
+    queue = queue_of(ask("old", 9, arrived=1))
+    taken = queue.take(1)
+    queue.push([ask("new", 5, arrived=2)])
+    queue.put_back(taken)
+
+    assert (queue.oldest_arrival, queue.earliest_deadline) == (1, 5)
+
+
+def test_empty_lanes_are_forgotten() -> None:
+    """Priorities and keys are chosen by clients: a thousand different ones leave nothing behind."""
+    queue = Queue()
+    for i in range(1000):
+        queue.push([ask(i, priority=i, key=i), ask(i, priority=-i, bucket=i)])
+        queue.remove(queue.peek(1)[0]) if i % 2 else queue.take(1)
+        queue.take(1)
+
+    assert len(queue) == 0
+    assert len(queue._lanes) == len(queue._order) == 1
+
+
+class Item:
+    """Something that tells whether it is still alive."""
+
+
+def test_what_has_left_is_not_kept_alive() -> None:
+    """At most as many as wait: a queue of large items must not hold a second queue of served ones."""
+    queue = Queue()
+    alive: weakref.WeakSet[Item] = weakref.WeakSet()
+    for _ in range(100):
+        item = Item()
+        alive.add(item)
+        queue.push([ask(item)])
+    del item
+    most_held = 0.0
+    while len(queue):
+        queue.take(1)
+        if len(queue) > 1:
+            queue.remove(list(queue)[len(queue) // 2])
+        most_held = max(most_held, len(alive) - 2 * len(queue))
+
+    assert most_held == 0
+    assert len(alive) == 0

@@ -1,0 +1,187 @@
+"""The roster: what a worker can become, when a dead one is replaced, and when a stage has failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from carpool.core.roster import FIRST_DELAY_S, LONGEST_DELAY_S, MOST_DEATHS, Roster, State
+
+INFINITY = float("inf")
+WAY = {
+    State.DEAD: (),
+    State.STARTING: (),
+    State.LOADING: (State.LOADING,),
+    State.WARMING: (State.LOADING, State.WARMING),
+    State.READY: (State.LOADING, State.READY),
+    State.DRAINING: (State.DRAINING,),
+}
+LEGAL = {
+    (State.STARTING, State.LOADING),
+    (State.STARTING, State.DRAINING),
+    (State.LOADING, State.WARMING),
+    (State.LOADING, State.READY),
+    (State.LOADING, State.DRAINING),
+    (State.WARMING, State.READY),
+    (State.WARMING, State.DRAINING),
+    (State.READY, State.DRAINING),
+}
+
+
+def roster(workers: int = 1, dice: Sequence[float] = (1.0,)) -> Roster:
+    """All places started; the dice show these numbers in turn, the last one for ever."""
+    thrown = iter(dice)
+    made = Roster(workers, lambda: next(thrown, dice[-1]))
+    made.due(0)
+    return made
+
+
+def become(one: Roster, state: State) -> Roster:
+    for step in WAY[state]:
+        one.moved(0, step)
+    return one
+
+
+def test_all_workers_are_to_be_started_at_first() -> None:
+    """Each once: from then on it counts as starting."""
+    one = Roster(3, lambda: 0.0)
+
+    assert one.next_start() == 0
+    assert one.due(0) == [0, 1, 2]
+    assert [place.state for place in one.places] == [State.STARTING] * 3
+    assert (one.due(0), one.next_start(), one.restarts) == ([], INFINITY, 0)
+
+
+@pytest.mark.parametrize("before", [state for state in State if state != State.DEAD])
+@pytest.mark.parametrize("after", State)
+def test_a_worker_moves_only_forward(before: State, after: State) -> None:
+    """Starting, loading, warming, ready, draining; warming may be left out. All else raises and changes nothing."""
+    one = become(roster(), before)
+
+    if (before, after) in LEGAL:
+        one.moved(0, after)
+        assert one.places[0].state == after
+    else:
+        with pytest.raises(ValueError, match=f"worker 0 cannot become {after} while {before}"):
+            one.moved(0, after)
+        assert one.places[0].state == before
+
+
+@pytest.mark.parametrize("after", State)
+def test_a_dead_worker_becomes_nothing_by_itself(after: State) -> None:
+    """Only being due makes it start again."""
+    one = roster()
+    one.lost(0, 0)
+
+    with pytest.raises(ValueError, match=f"worker 0 cannot become {after} while dead"):
+        one.moved(0, after)
+
+
+def test_a_worker_dies_once() -> None:
+    """A second death of the same process is a mistake, and is not counted."""
+    one = roster()
+    one.lost(0, 0)
+
+    for _ in range(MOST_DEATHS):
+        with pytest.raises(ValueError, match="worker 0 is dead already"):
+            one.lost(0, 0)
+
+    assert not one.failed
+
+
+def test_only_ready_workers_are_ready() -> None:
+    """Not those that start, load, warm up, drain or are dead."""
+    one = Roster(6, lambda: 0.0)
+    one.due(0)
+    for worker, state in enumerate(WAY):
+        for step in WAY[state]:
+            one.moved(worker, step)
+
+    assert one.ready == 1
+
+
+def test_the_first_death_is_mended_at_once_then_later_and_later() -> None:
+    """0, then 0.5 s doubling, each time that the worker died again without a batch done."""
+    one, now, delays = roster(), 100.0, []
+    for _ in range(MOST_DEATHS - 1):
+        one.lost(now, 0)
+        delays.append(one.next_start() - now)
+        assert one.due(one.next_start() - 0.125) == []
+        now = one.next_start()
+        assert one.due(now) == [0]
+
+    assert delays == [0, FIRST_DELAY_S, 2 * FIRST_DELAY_S, 4 * FIRST_DELAY_S]
+    assert one.restarts == MOST_DEATHS - 1
+
+
+@pytest.mark.parametrize(("dice", "share"), [(0.0, 0.5), (0.5, 0.75), (1.0, 1.0)])
+def test_the_delay_is_spread_by_the_dice(dice: float, share: float) -> None:
+    """Between a half and the whole of it, so that workers do not start in step."""
+    one = roster(2, [dice])
+    one.lost(7, 0)
+    one.lost(7, 1)
+
+    assert [place.start_at for place in one.places] == [7, 7 + FIRST_DELAY_S * share]
+
+
+def test_no_delay_is_longer_than_the_longest() -> None:
+    """However many deaths: those who come after the stage has failed as well."""
+    one = roster(20)
+    for worker in range(20):
+        one.lost(0, worker)
+
+    assert max(place.start_at for place in one.places) == LONGEST_DELAY_S
+
+
+def test_one_finished_batch_starts_the_count_anew() -> None:
+    """By any worker of the stage: it can work, so the next death is mended at once."""
+    one = roster(2)
+    for _ in range(3 * MOST_DEATHS):
+        for _ in range(MOST_DEATHS - 1):
+            one.due(INFINITY)
+            one.lost(0, 0)
+        one.finished_batch()
+        one.due(INFINITY)
+        one.lost(50, 0)
+        assert one.places[0].start_at == 50
+        one.finished_batch()
+
+    assert not one.failed
+
+
+def test_five_deaths_in_a_row_fail_the_stage() -> None:
+    """Counted over all workers; nobody is started any more."""
+    one = roster(MOST_DEATHS)
+    failed = []
+    for worker in range(MOST_DEATHS):
+        one.lost(worker, worker)
+        failed.append(one.failed)
+
+    assert MOST_DEATHS == 5
+    assert failed == [False] * 4 + [True]
+    assert (one.due(INFINITY), one.next_start()) == ([], INFINITY)
+
+
+def test_the_death_of_a_draining_worker_is_expected() -> None:
+    """It is not counted, and its successor starts at once."""
+    one = roster()
+    for _ in range(2 * MOST_DEATHS):
+        one.moved(0, State.DRAINING)
+        one.lost(3, 0)
+        assert one.next_start() <= 3
+        one.due(3)
+
+    assert not one.failed
+    one.lost(4, 0)
+    assert one.places[0].start_at == 4
+
+
+def test_when_stopping_deaths_are_expected_and_nobody_is_started() -> None:
+    """However many there are."""
+    one = roster(2 * MOST_DEATHS)
+    one.stopping = True
+    for worker in range(2 * MOST_DEATHS):
+        one.lost(0, worker)
+
+    assert (one.failed, one.due(INFINITY), one.next_start()) == (False, [], INFINITY)

@@ -1,0 +1,261 @@
+"""Faults made to happen: killed workers, killed parents, hung calls. Nobody hangs, nobody gets a wrong answer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import carpool
+from carpool import Service, Stage
+from tests import models
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
+    """Until something is true, or fail."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not come about in time"
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+# -- workers
+
+
+def test_a_killed_workers_requests_are_run_once_more(tmp_path: Path) -> None:
+    """All of the batch are answered right, by its successor."""
+    stage = Stage(models.DiesOnce, max_batch_size=8, kwargs={"diary": str(tmp_path / "diary")})
+    with Service(stage).run() as service:
+        assert list(service.stream(range(20))) == [2 * x for x in range(20)]
+        assert service.stats().stages[0].restarts == 1
+
+
+def test_a_request_that_must_not_run_twice_fails_at_once(tmp_path: Path) -> None:
+    """`idempotent=False`: the caller hears that the worker was lost; nothing runs a second time."""
+    stage = Stage(models.DiesOnce, max_batch_size=8, kwargs={"diary": str(tmp_path / "diary")}, idempotent=False)
+    with Service(stage).run() as service:
+        with pytest.raises(carpool.Unavailable) as caught:
+            service.predict(1)
+        assert caught.value.code == "worker_lost"
+        assert service.predict(1) == 2
+
+
+def test_a_request_that_kills_twice_is_not_tried_again() -> None:
+    """Its caller gets a clear error, and the service goes on."""
+    with Service(Stage(models.Dies, max_batch_size=4)).run() as service:
+        with pytest.raises(carpool.Unavailable, match="died with this request"):
+            service.predict("die")
+        assert service.predict("fine")[0] == "fine"
+
+
+def test_four_kills_under_load() -> None:
+    """`kill -9` in mid-batch, four times: every caller gets its own answer or a clear error, and service goes on."""
+    answers: dict[int, Any] = {}
+    stop = threading.Event()
+
+    def client(first: int, service: Any) -> None:
+        for x in range(first, 10_000_000, 8):
+            if stop.is_set():
+                return
+            try:
+                answers[x] = service.predict(x)[0]
+            except carpool.CarpoolError as error:
+                answers[x] = error
+
+    with Service(Stage(models.Dies, max_batch_size=8, workers=2)).run() as service:
+        clients = [threading.Thread(target=client, args=(i, service)) for i in range(8)]
+        for thread in clients:
+            thread.start()
+        for _ in range(4):
+            seen = len(answers)
+            wait_until(lambda: len(answers) > seen + 50)  # noqa: B023 - called at once
+            os.kill(service.pids[0], signal.SIGKILL)
+        wait_until(lambda: service.stats().stages[0].restarts == 4)
+        seen = len(answers)
+        wait_until(lambda: len(answers) > seen + 50)
+        stop.set()
+        for thread in clients:
+            thread.join(timeout=20)
+            assert not thread.is_alive()
+        snapshot = service.stats()
+
+    wrong = {x: y for x, y in answers.items() if y != x and not isinstance(y, carpool.Unavailable)}
+    assert wrong == {}
+    assert sum(isinstance(y, Exception) for y in answers.values()) == 0  # each was hit once at the most
+    assert snapshot.in_flight == 0
+
+
+def test_capacity_is_back_within_the_load_time() -> None:
+    """After the only worker is killed, the service answers again as soon as its successor is loaded."""
+    with Service(Stage(models.Dies, max_batch_size=4)).run() as service:
+        service.predict(1)
+        os.kill(service.pids[0], signal.SIGKILL)
+        started = time.monotonic()
+        assert service.predict(2)[0] == 2
+
+    assert time.monotonic() - started < 2.0
+
+
+def test_a_stage_whose_workers_die_without_an_answer_fails() -> None:
+    """Five deaths in a row: requests are refused at once from then on, and nothing loops."""
+    stage = Stage(models.DiesAtOnce)
+    with Service(stage, timeout_s=60).run() as service:
+        errors = []
+        for _ in range(3):
+            with pytest.raises(carpool.Unavailable) as caught:
+                service.predict(1)
+            errors.append(caught.value.code)
+        started = time.monotonic()
+        with pytest.raises(carpool.Unavailable) as caught:
+            service.predict(1)
+
+    assert errors[0] == "worker_lost"
+    assert caught.value.code == "stage_failed"
+    assert time.monotonic() - started < 6
+
+
+@pytest.mark.parametrize("model", [models.Slow, models.HoldsTheGil], ids=["sleeping", "holding the GIL"])
+def test_a_hung_call_is_killed_and_its_caller_hears_in_time(model: Any) -> None:
+    """At the deadline the caller gets its error; at the hang limit the worker is killed and replaced."""
+    stage = Stage(model, max_batch_size=4 if model is models.Slow else None, max_batch_time_s=0.5)
+    with Service(stage).run() as service:
+        service.predict(0.0)
+        (pid,) = service.pids
+        started = time.monotonic()
+        with pytest.raises(carpool.DeadlineExceeded):
+            service.predict(30.0, timeout_s=0.2)
+        assert time.monotonic() - started < 0.5
+        service.predict(0.0)  # by the successor
+        assert time.monotonic() - started < 5
+        wait_until(lambda: not alive(pid))
+
+
+def test_a_stopped_worker_is_killed() -> None:
+    """SIGSTOP: it cannot answer, nor notice anything."""
+    with Service(Stage(models.Slow, max_batch_size=4, max_batch_time_s=0.5)).run() as service:
+        service.predict(0.0)
+        os.kill(service.pids[0], signal.SIGSTOP)
+        assert service.predict(0.0) > 0  # run once more, by the successor
+        assert service.stats().stages[0].restarts == 1
+
+
+def test_a_long_batch_of_short_single_calls_is_no_hang() -> None:
+    """The hang limit is one of a single call, not of all that travelled together."""
+    with Service(Stage(models.SleepsInCalls, max_batch_time_s=0.3)).run() as service:
+        assert list(service.stream([0.0] * 2000 + [0.1] * 12)) == [0.0] * 2000 + [0.1] * 12
+        assert service.stats().stages[0].restarts == 0
+
+
+# -- the parent
+
+PARENT = """
+    import sys, threading, time
+    import carpool
+    from tests import models
+
+    if __name__ == "__main__":
+        kind = sys.argv[1]
+        if kind == "setup":
+            carpool.Service(models.SleepsInSetup).start()
+        handle = carpool.Service(carpool.Stage(models.HoldsTheGil if kind == "gil" else models.Slow,
+                                               max_batch_size=None if kind == "gil" else 4)).start()
+        if kind != "idle":
+            item = 60.0
+            threading.Thread(target=handle.predict, args=(item,), daemon=True).start()
+            time.sleep(0.3)
+        print("up", *handle.pids, flush=True)
+        time.sleep(60)
+"""
+
+
+@pytest.fixture
+def parent(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    """Starts a program that runs a service."""
+    program = tmp_path / "parent.py"
+    program.write_text(textwrap.dedent(PARENT))
+    started: list[subprocess.Popen[str]] = []
+
+    def start(kind: str) -> subprocess.Popen[str]:
+        env = {**os.environ, "PYTHONPATH": os.getcwd()}
+        command = [sys.executable, str(program), kind]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env))
+        return started[-1]
+
+    yield start
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()] + [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        if task.name != str(pid)
+        for child in (task / "children").read_text().split()
+    ]
+
+
+@pytest.mark.parametrize("doing", ["idle", "predict", "gil", "setup"])
+def test_no_worker_outlives_a_killed_parent(parent: Callable[[str], subprocess.Popen[str]], doing: str) -> None:
+    """`kill -9` of the parent: two seconds later no worker is alive, whatever it was doing."""
+    process = parent(doing)
+    if doing == "setup":
+        wait_until(lambda: children(process.pid))
+        time.sleep(0.5)
+        workers = children(process.pid)
+    else:
+        assert process.stdout is not None
+        workers = [int(pid) for pid in process.stdout.readline().split()[1:]]
+    assert workers
+    assert all(alive(pid) for pid in workers)
+
+    process.kill()
+    process.wait()
+
+    wait_until(lambda: not any(alive(pid) for pid in workers), timeout_s=2.0)
+
+
+def test_an_interrupted_start_leaves_nothing_behind(parent: Callable[[str], subprocess.Popen[str]]) -> None:
+    """Ctrl-C while models load: the program ends and its workers with it."""
+    process = parent("setup")
+    wait_until(lambda: children(process.pid))
+    workers = children(process.pid)
+
+    process.send_signal(signal.SIGINT)
+
+    assert process.wait(timeout=10) != 0
+    wait_until(lambda: not any(alive(pid) for pid in workers), timeout_s=2.0)
+
+
+def test_a_service_started_from_a_thread_that_ends_stays_up() -> None:
+    """The kernel's parent-death signal follows the thread that started a child: that is the loop's, which stays."""
+    handles: list[Any] = []
+    thread = threading.Thread(target=lambda: handles.append(Service(models.double).start()))
+    thread.start()
+    thread.join()
+    time.sleep(0.2)
+
+    assert handles[0].predict(2) == 4
+    handles[0].close()

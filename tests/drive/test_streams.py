@@ -1,0 +1,194 @@
+"""Many items from one caller: order, constant memory, errors, early ends; from threads and from asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import carpool
+from carpool import Service, Stage
+from tests import models
+
+Collect = Callable[..., list[Any]]
+
+
+def from_threads(service: Service, xs: Iterable[Any], **options: Any) -> list[Any]:
+    with service.run() as handle:
+        return list(handle.stream(xs, **options))
+
+
+def from_asyncio(service: Service, xs: Iterable[Any], **options: Any) -> list[Any]:
+    async def main() -> list[Any]:
+        async with service.run_async() as handle:
+            return [y async for y in handle.stream(xs, **options)]
+
+    return asyncio.run(main())
+
+
+@pytest.fixture(params=[from_threads, from_asyncio])
+def collect(request: pytest.FixtureRequest) -> Collect:
+    function: Collect = request.param
+    return function
+
+
+DOUBLE = Service(Stage(models.scale, max_batch_size=64, workers=2))
+
+
+def test_a_stream_keeps_order(collect: Collect) -> None:
+    """Whatever order the workers finish in."""
+    assert collect(DOUBLE, range(5000)) == [2 * x for x in range(5000)]
+
+
+def test_an_empty_stream_ends(collect: Collect) -> None:
+    """Nothing in, nothing out."""
+    assert collect(DOUBLE, []) == []
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 1000])
+def test_any_window_works(collect: Collect, window: int) -> None:
+    """`max_in_flight` bounds what is inside, down to one at a time."""
+    assert collect(DOUBLE, range(300), max_in_flight=window) == [2 * x for x in range(300)]
+
+
+def test_an_error_is_raised_in_its_place(collect: Collect) -> None:
+    """What came before it is delivered first."""
+    got: list[Any] = []
+
+    def main() -> None:
+        with Service(models.RaisesInPredict).run() as handle:
+            for y in handle.stream([1, 2, 0, 4]):
+                got.append(y)
+
+    with pytest.raises(carpool.ModelError, match="division by zero"):
+        main()
+
+    assert got == [1.0, 0.5]
+
+
+def test_errors_can_be_returned(collect: Collect) -> None:
+    """`return_exceptions=True`: the stream goes on."""
+    answers = collect(Service(models.RaisesInPredict), [1, 0, 2], return_exceptions=True)
+
+    assert [a if isinstance(a, float) else type(a) for a in answers] == [1.0, carpool.ModelError, 0.5]
+
+
+def test_an_input_that_raises_ends_the_stream_after_what_it_gave(collect: Collect) -> None:
+    """The items that came before it are answered."""
+    seen = []
+
+    def items() -> Iterator[int]:
+        yield from range(5)
+        raise LookupError("no more")
+
+    with pytest.raises(LookupError, match="no more"):
+        collect(DOUBLE, items())
+
+    def consume() -> None:
+        with DOUBLE.run() as handle:
+            for y in handle.stream(items()):
+                seen.append(y)
+
+    with pytest.raises(LookupError):
+        consume()
+    assert seen == [0, 2, 4, 6, 8]
+
+
+def test_an_item_that_cannot_be_sent_is_an_error(collect: Collect) -> None:
+    """A generator cannot be pickled: said so, not hung."""
+    with pytest.raises((TypeError, carpool.CarpoolError)):
+        collect(DOUBLE, [1, (x for x in ()), 3])
+
+
+def test_a_slow_input_holds_nothing_back() -> None:
+    """A result is handed out as soon as it is there, though the next item is not."""
+    more = threading.Event()
+
+    def items() -> Iterator[int]:
+        yield 1
+        yield 2
+        assert more.wait(20)
+        yield 3
+
+    with DOUBLE.run() as handle:
+        stream = handle.stream(items())
+        assert [next(stream), next(stream)] == [2, 4]
+        more.set()
+        assert list(stream) == [6]
+
+
+def test_an_asynchronous_input() -> None:
+    """An async iterator feeds a stream as well."""
+
+    async def items() -> AsyncIterator[int]:
+        for x in range(50):
+            await asyncio.sleep(0)
+            yield x
+
+    async def main() -> list[Any]:
+        async with DOUBLE.run_async() as handle:
+            return [y async for y in handle.stream(items())]
+
+    assert asyncio.run(main()) == [2 * x for x in range(50)]
+
+
+def test_a_stream_that_is_left_early_gives_everything_back() -> None:
+    """What is still inside is cancelled, the input's thread ends, and the service goes on."""
+    with Service(Stage(models.scale, max_batch_size=4)).run() as handle:
+        before = threading.active_count()
+        for y in handle.stream(itertools.count()):
+            if y == 200:
+                break
+        end = time.monotonic() + 10
+        while threading.active_count() > before or handle.stats().in_flight:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert handle.predict(1) == 2
+
+
+def test_several_streams_at_once_do_not_mix() -> None:
+    """Each caller its own answers."""
+    results: dict[int, list[Any]] = {}
+    with DOUBLE.run() as handle:
+
+        def run(start: int) -> None:
+            results[start] = list(handle.stream(range(start, start + 2000)))
+
+        threads = [threading.Thread(target=run, args=(1_000_000 * i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert results == {s: [2 * x for x in range(s, s + 2000)] for s in range(0, 4_000_000, 1_000_000)}
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.slow
+def test_a_million_items_in_constant_memory() -> None:
+    """The stream holds its window, not its history, and order is kept throughout."""
+    with Service(Stage(models.scale, max_batch_size=64)).run() as handle:
+        early = 0
+        for x, y in enumerate(handle.stream(iter(range(1_000_000)))):
+            assert y == 2 * x
+            if x == 100_000:
+                early = resident_bytes()
+        grown = resident_bytes() - early
+
+    assert grown < 8 * 2**20
+
+
+def test_max_in_flight_must_be_positive() -> None:
+    """A window of none would wait for ever."""
+    with DOUBLE.run() as handle, pytest.raises(ValueError, match="max_in_flight must be at least 1"):
+        handle.stream([1], max_in_flight=0)

@@ -1,0 +1,294 @@
+"""Worker processes: what runs in them, how they start, talk and end."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import carpool
+from carpool import Service, Stage
+from tests import models
+
+
+class Output:
+    """A line sink that remembers."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, bool, str]] = []
+
+    def __call__(self, worker: str, is_error: bool, line: str) -> None:
+        self.lines.append((worker, is_error, line))
+
+    @property
+    def texts(self) -> list[str]:
+        return [line for _, _, line in self.lines]
+
+
+# -- what can be a model
+
+
+@pytest.mark.parametrize(
+    ("stage", "item", "answer"),
+    [
+        (Stage(models.double), 3, 6),
+        (Stage(models.scale, max_batch_size=4), 3.0, 6.0),
+        (Stage(models.scale, max_batch_size=4, kwargs={"factor": 10}), 3.0, 30.0),
+        (Stage(functools.partial(models.scale, factor=-1), max_batch_size=4), 3.0, -3.0),
+        (Stage(models.Callable()), 1, 101),
+        (Stage(models.Affine, max_batch_size=4, kwargs={"slope": 2, "shift": 1}), 1.0, {"x": 1.5, "y": 4.0}),
+        (Stage(models.MovesPoints, max_batch_size=4), models.Point(1, 2), models.Point(2, 2)),
+        (Stage(models.Tensors, max_batch_size=4), 4, 8),
+    ],
+    ids=["function", "batch function", "kwargs", "partial", "object", "class", "dataclass items", "array results"],
+)
+def test_models_of_every_kind(stage: Stage, item: Any, answer: Any) -> None:
+    """A class, a function, a partial or any callable, with its kwargs and hooks."""
+    with Service(stage).run() as service:
+        assert service.predict(item) == answer
+
+
+SCRIPT = """
+    import carpool
+
+    class Item:
+        def __init__(self, value): self.value = value
+
+    class Plus(carpool.Model):
+        def predict(self, item): return Item(item.value + 1)
+
+    service = carpool.Service(Plus)
+    print("imported as", __name__)
+    if __name__ == "__main__":
+        with service.run() as s:
+            answer = s.predict(Item(1))
+            print("answer", type(answer) is Item, answer.value)
+"""
+
+
+@pytest.mark.parametrize("how", ["script", "module"])
+def test_a_model_of_main(how: str, tmp_path: Path) -> None:
+    """A model defined in the program itself is found by running its file under another name, results unpickle."""
+    (tmp_path / "program.py").write_text(textwrap.dedent(SCRIPT))
+    command = ["program.py"] if how == "script" else ["-m", "program"]
+
+    done = subprocess.run(
+        [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "answer True 2" in done.stdout
+    assert "imported as __mp_main__" in done.stdout  # the worker's own print
+
+
+def test_a_program_without_a_main_guard_is_told(tmp_path: Path) -> None:
+    """Starting a service at import time would start it in the workers too: an error that says what to write."""
+    (tmp_path / "program.py").write_text(
+        "import carpool\ndef f(x): return x\nwith carpool.Service(f).run() as s: s.predict(1)\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert done.returncode != 0
+    assert 'if __name__ == "__main__":' in done.stderr
+
+
+@pytest.mark.parametrize("model", [lambda x: x, type("Local", (carpool.Model,), {"predict": lambda self, x: x})])
+def test_a_model_that_cannot_be_found_is_refused(model: Any) -> None:
+    """A lambda or a local class: the error says to define it at the top level of a module."""
+    with pytest.raises(TypeError, match="top level of a module"):
+        Service(model).start()
+
+
+# -- start and end
+
+
+def test_setup_runs_once_in_each_worker_and_teardown_at_the_end(tmp_path: Path) -> None:
+    """Each worker's model is constructed in its process, set up once, and torn down when the service closes."""
+    diary = tmp_path / "diary"
+    stage = Stage(models.Affine, workers=2, max_batch_size=2, kwargs={"diary": str(diary)})
+    with Service(stage).run() as service:
+        list(service.stream([1.0] * 50))
+        pids = service.pids
+
+    events = [line.split() for line in diary.read_text().splitlines()]
+
+    assert sorted(int(pid) for event, pid in events if event == "setup") == sorted(pids)
+    assert sorted(int(pid) for event, pid in events if event == "teardown") == sorted(pids)
+    assert os.getpid() not in pids
+
+
+def test_examples_warm_a_worker_up_before_it_is_ready() -> None:
+    """The examples run alone and as a full batch before the first request."""
+    with Service(Stage(models.CountsWarmUp, max_batch_size=8)).run() as service:
+        assert service.predict(1) == [1, 8]
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (models.RaisesInSetup, "FileNotFoundError: the weights are missing"),
+        (models.DiesInSetup, "exited with code 3"),
+        (models.BadExample, "ZeroDivisionError"),
+    ],
+)
+def test_a_worker_that_cannot_load_ends_the_start(model: Any, told: str) -> None:
+    """The start fails with the user's traceback, and leaves no process behind."""
+    handle = Service(model).run()
+
+    with pytest.raises(carpool.StartupError, match=told):
+        handle.start()
+
+    assert handle.pids == []
+
+
+def test_a_handle_starts_once() -> None:
+    """A second start is an error; a new handle from the same service is not."""
+    service = Service(models.double)
+    handle = service.start()
+    with pytest.raises(RuntimeError, match="started before"):
+        handle.start()
+    handle.close()
+    handle.close()
+
+    with service.run() as again:
+        assert again.predict(2) == 4
+
+
+def test_a_closed_service_says_so() -> None:
+    """Calls after close fail at once."""
+    handle = Service(models.double).start()
+    handle.close()
+
+    with pytest.raises(RuntimeError, match="not running"):
+        handle.predict(1)
+
+
+# -- settings of a stage
+
+
+def test_workers_share_the_work_and_run_where_they_are_told() -> None:
+    """`workers`, `cpus` and `env` reach the processes; BLAS thread counts follow the cores."""
+    stage = Stage(models.Pid, cpus=[0, [0, 1]], env={"FLAVOUR": "vanilla"})
+    with Service(stage).run() as service:
+        answers = list(service.stream([0.01] * 40))
+
+    assert stage.workers == 2
+    assert len({answer["pid"] for answer in answers}) == 2
+    assert {(*answer["cores"], answer["threads"]) for answer in answers} == {(0, "1"), (0, 1, "2")}
+    assert {answer["flavour"] for answer in answers} == {"vanilla"}
+
+
+def test_a_pinned_coordinator_does_not_pin_its_workers() -> None:
+    """`Service(cpus=)` ties the loop's thread for as long as the service runs; workers run anywhere."""
+    before = os.sched_getaffinity(0)
+    with Service(models.Pid, cpus=0).run() as service:
+        assert set(service.predict(0.0)["cores"]) == before
+        assert os.sched_getaffinity(0) == before
+
+    assert os.sched_getaffinity(0) == before
+
+
+def test_prints_and_logs_come_through_under_the_workers_name() -> None:
+    """stdout, stderr, logging and what C code writes, line by line, with the worker's name."""
+    output = Output()
+    with Service(Stage(models.Talks, name="talker")).run(output=output) as service:
+        service.predict("one")
+
+    assert {worker for worker, _, _ in output.lines} == {"talker/0"}
+    assert [line for _, is_error, line in output.lines if not is_error] == ["hello from setup", "printed one", "from C"]
+    assert "complained one" in output.texts
+    assert any("logged one" in line for line in output.texts)
+
+
+# -- what comes back
+
+
+@pytest.mark.parametrize("how", ["few", "many", "none", "text", "dict", "generator", "scalar"])
+def test_a_batch_must_return_a_sequence_of_as_many_results(how: str) -> None:
+    """Anything else is one clear error for the callers of that batch, and the worker goes on."""
+    with Service(Stage(models.Wrong, max_batch_size=4)).run() as service:
+        with pytest.raises(carpool.ModelError, match="results") as caught:
+            service.predict(how)
+        assert caught.value.code == "bad_result"
+        assert service.predict("tuple") == "tuple"
+        assert service.stats().stages[0].restarts == 0
+
+
+def test_a_batch_may_return_an_array() -> None:
+    """It is split along its first axis; numpy scalars become builtins."""
+    with Service(Stage(models.Wrong, max_batch_size=4)).run() as service:
+        number = service.predict("array")
+        row = service.predict("matrix")
+
+    assert (number, type(number)) == (0, int)
+    assert row.tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("how", ["exit", "interrupt", "mute", "long", "two arguments", "unpicklable"])
+def test_whatever_user_code_raises_is_one_error(how: str) -> None:
+    """Never a hang, never a lost worker, and bounded text."""
+    with Service(models.Raises).run() as service:
+        with pytest.raises(carpool.ModelError) as caught:
+            service.predict(how)
+        assert len(str(caught.value)) + len(caught.value.traceback) < 40_000
+        assert service.predict("fine") == "fine"
+
+
+def test_a_model_error_carries_the_workers_traceback() -> None:
+    """As text, from the user's first frame on, with the type's name."""
+    with Service(models.RaisesInPredict).run() as service, pytest.raises(carpool.ModelError) as caught:
+        service.predict(0)
+
+    assert caught.value.type_name == "ZeroDivisionError"
+    assert caught.value.traceback.startswith("Traceback (most recent call last):\n")
+    assert "models.py" in caught.value.traceback
+    assert "worker/call.py" not in caught.value.traceback
+
+
+def test_guilty_items_of_a_batch_fail_alone() -> None:
+    """A batch that raises is split and run again; with `isolate_errors=False` it fails as a whole."""
+    items = [*range(20), -1, *range(20, 31)]
+    with Service(Stage(models.PoisonedBatch, max_batch_size=32)).run() as service:
+        answers = list(service.stream(items, return_exceptions=True))
+    assert [isinstance(a, carpool.ModelError) for a in answers] == [x < 0 for x in items]
+
+    with Service(Stage(models.PoisonedBatch, max_batch_size=32, isolate_errors=False)).run() as service:
+        service.predict(0)
+        answers = list(service.stream(items, return_exceptions=True))
+    assert sum(isinstance(a, carpool.ModelError) for a in answers) > 1
+
+
+# -- large items
+
+
+def test_arrays_of_every_size_pass_unharmed_and_writable() -> None:
+    """Through two stages and back: equal contents, each array its own memory."""
+    arrays = [np.arange(n, dtype=np.float64) for n in (1, 10, 8191, 8192, 100_000, 750_000)]
+    service = Service(Stage(models.Stamp, name="one"), Stage(models.Stamp, name="two"))
+    with service.run() as handle:
+        answers = list(handle.stream(arrays * 3))
+
+    for array, answer in zip(arrays * 3, answers, strict=True):
+        expected = array.copy()
+        expected[0] += 2
+        np.testing.assert_array_equal(answer, expected)
+        answer[0] = -1.0  # writable
+    assert not any(np.shares_memory(a, b) for i, a in enumerate(answers) for b in answers[:i])
+
+
+def test_an_item_larger_than_the_queue_is_refused() -> None:
+    """An error that names the size, not an endless wait."""
+    with Service(Stage(models.double, max_queue_bytes=1000)).run() as service:
+        with pytest.raises(carpool.InvalidRequest, match="over the queue's 1000"):
+            service.predict(b"x" * 2000)
+        assert service.predict(1) == 2

@@ -1,0 +1,27 @@
+"""One server for all tests that only ask, and a gate for those that must hold a model back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from carpool.http.app import App
+from tests.http import models
+from tests.http.net import Gate, RunningServer, serving
+
+_SERVICES = (models.scale, models.echo, models.gated, models.moody, models.csv, models.reverse, models.two_steps)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[RunningServer]:
+    """Several models, each with a worker process; default settings, but for the body limit of 1 MiB."""
+    with serving(App(*_SERVICES, max_body_bytes=2**20)) as running:
+        yield running
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    """Where `models.Gated` waits."""
+    with Gate() as one:
+        yield one

@@ -1,0 +1,101 @@
+"""Real clients that leave, on both event loops: what is queued for them is taken out, and who waits is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+
+import pytest
+import uvloop
+
+from carpool import Service, Stage
+from carpool.http.app import App
+from tests.http import models
+from tests.http.net import Client, Gate, RunningServer, serving
+from tests.http.test_statuses import job
+
+
+@pytest.fixture(scope="module", params=["uvloop", "asyncio"])
+def running(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
+    """One worker, batches of one."""
+    loop = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
+    with serving(App(Service(Stage(models.Gated, max_batch_size=1), name="gated")), loop=loop) as server:
+        yield server
+
+
+def waiting(running: RunningServer) -> int:
+    """How many requests are queued."""
+    driver = running.app.endpoints[0].driver
+    assert driver is not None
+    return driver.pipeline.waiting
+
+
+@pytest.mark.parametrize("how", ["close", "reset", "close after a pipelined row"])
+def test_a_client_that_leaves_while_queued(running: RunningServer, gate: Gate, how: str) -> None:
+    """The model never sees its requests; those before and behind it are answered."""
+    before = running.outcomes().get("cancelled", 0)
+    with Client(running.port) as busy, Client(running.port) as behind:
+        gone = Client(running.port)
+        busy.send(job(1, gate, path="/predict"))
+        gate.knocked()
+        count = 5 if "row" in how else 1
+        gone.send(job(666, path="/predict") * count)
+        running.until(lambda: waiting(running) == count)
+        behind.send(job(2, path="/predict"))
+        running.until(lambda: waiting(running) == count + 1)
+        if how == "reset":
+            gone.reset()
+        else:
+            gone.close()
+        running.until(lambda: waiting(running) == 1)
+        gate.open()
+        assert [json.loads(client.answer().body)["value"] for client in (busy, behind)] == [1, 2]
+        seen = json.loads(busy.ask(job(-1, path="/predict")).body)["seen"]
+    assert 666 not in seen
+    assert running.outcomes()["cancelled"] == before + count
+
+
+def test_a_client_that_half_closes(running: RunningServer, gate: Gate) -> None:
+    """It has sent all it has to say and waits; however long that takes, its answer comes, and then the end."""
+    with Client(running.port) as busy, Client(running.port) as half:
+        busy.send(job(1, gate, path="/predict"))
+        gate.knocked()
+        half.send(job(3, path="/predict") + job(4, path="/predict"))
+        half.end()
+        running.until(lambda: waiting(running) == 2)
+        half.sock.settimeout(0.3)  # the probe for its presence has been sent by then
+        with pytest.raises(TimeoutError):
+            half.answer()
+        half.sock.settimeout(20.0)
+        gate.open()
+        assert [json.loads(half.answer().body)["value"] for _ in range(2)] == [3, 4]
+        assert half.at_end()
+        assert json.loads(busy.answer().body)["value"] == 1
+
+
+def test_a_client_that_leaves_while_its_batch_runs(running: RunningServer, gate: Gate) -> None:
+    """Nothing is disturbed: the next client is served by the same worker."""
+    pids = running.pids
+    gone = Client(running.port)
+    gone.send(job(5, gate, path="/predict"))
+    gate.knocked()
+    gone.reset()
+    gate.open()
+    with Client(running.port) as client:
+        assert json.loads(client.ask(job(6, path="/predict")).body)["value"] == 6
+    assert running.pids == pids
+
+
+def test_a_hundred_clients_that_come_and_go(running: RunningServer) -> None:
+    """Connect and reset, at every stage of a request: no connection stays behind."""
+    request = job(7, path="/predict")
+    for n in range(100):
+        client = Client(running.port)
+        client.send(request[: n * 2])
+        client.reset()
+    with Client(running.port) as client:
+        assert json.loads(client.ask(request).body)["value"] == 7
+    listener = running.server._listener
+    assert listener is not None
+    running.until(lambda: not listener.connections)

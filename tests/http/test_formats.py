@@ -1,0 +1,161 @@
+"""Formats of items: JSON, msgpack, raw bytes and a model's own, in and out, by what the client says."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import pytest
+
+from tests.http.door import chunked, post
+from tests.http.net import PATIENCE_S, Client, Gate, RunningServer
+from tests.http.wire import Answer
+
+JSON, MSGPACK, RAW, CSV = (
+    "application/json",
+    "application/msgpack",
+    "application/octet-stream",
+    "text/csv; charset=utf-8",
+)
+ECHO, REVERSE, SUM = "/models/echo/predict", "/models/reverse/predict", "/models/csv/predict"
+VALUE = {"a": [1, 2.5, None, True, "\u00fc\u4e2d"], "b": {}}
+
+
+def send(server: RunningServer, path: str, body: bytes, kind: str = "", accept: str = "") -> Answer:
+    """Post a body of some type, wanting some type."""
+    fields = [f"Content-Type: {kind}"] * bool(kind) + [f"Accept: {accept}"] * bool(accept)
+    with Client(server.port) as client:
+        return client.ask(post(body, path, *fields))
+
+
+def load(answer: Answer) -> object:
+    """The result, by the answer's own content type."""
+    assert answer.status == 200, answer
+    kind = answer.headers["content-type"]
+    return msgspec.msgpack.decode(answer.body) if kind == MSGPACK else json.loads(answer.body)
+
+
+@pytest.mark.parametrize(
+    ("kind", "accept", "out"),
+    [
+        ("", "", JSON),
+        (JSON, "", JSON),
+        (JSON, "*/*", JSON),
+        (JSON, MSGPACK, MSGPACK),
+        (JSON, "text/html", JSON),
+        (JSON, "text/html, application/msgpack;q=0.9, application/json", MSGPACK),
+        (JSON, "APPLICATION/MSGPACK", MSGPACK),
+        (MSGPACK, "", MSGPACK),
+        (MSGPACK, "*/*", MSGPACK),
+        (MSGPACK, JSON, JSON),
+        ("application/x-msgpack", "", MSGPACK),
+        ("application/vnd.msgpack", "application/x-msgpack", MSGPACK),
+        ("text/json", "", JSON),
+        ("application/problem+json", "", JSON),
+    ],
+)
+def test_json_and_msgpack(server: RunningServer, kind: str, accept: str, out: str) -> None:
+    """Content-Type says how to read, Accept how to write; without it the answer is as the question was."""
+    body = msgspec.msgpack.encode(VALUE) if "msgpack" in kind else json.dumps(VALUE).encode()
+    answer = send(server, ECHO, body, kind, accept)
+    assert answer.headers["content-type"] == out
+    assert load(answer) == VALUE
+
+
+@pytest.mark.parametrize("kind", [RAW, "image/png", "audio/wav", "text/plain", "text/csv"])
+def test_raw_bytes(server: RunningServer, kind: str) -> None:
+    """Where the item is `bytes` the body is the item, and the answer is the result as it is."""
+    answer = send(server, REVERSE, b"\x00\xffabc", kind)
+    assert (answer.status, answer.headers["content-type"], answer.body) == (200, RAW, b"cba\xff\x00")
+
+
+def test_raw_bytes_of_every_size(server: RunningServer) -> None:
+    """Also empty ones, and ones that are received beside the parser or travel by themselves."""
+    for size in (0, 1, 65_535, 65_536, 65_537, 2**20):
+        body = bytes(n % 251 for n in range(min(size, 1000))) * (size // 1000 + 1)
+        answer = send(server, REVERSE, body[:size], RAW)
+        assert answer.body == body[:size][::-1]
+        with Client(server.port) as client:
+            data = chunked(*[body[:size][i : i + 9999] for i in range(0, size, 9999)], path=REVERSE)
+            data = data.replace(b"Host", b"Content-Type: image/png\r\nHost", 1)
+            assert client.ask(data).body == body[:size][::-1]
+
+
+def test_bytes_in_json_and_msgpack(server: RunningServer) -> None:
+    """base64 in JSON, bin in msgpack, and each can be asked for."""
+    assert load(send(server, REVERSE, b'"YWJj"')) == "Y2Jh"
+    assert load(send(server, REVERSE, msgspec.msgpack.encode(b"abc"), MSGPACK)) == b"cba"
+    assert send(server, REVERSE, b'"YWJj"', JSON, RAW).body == b"cba"
+    assert load(send(server, REVERSE, b"abc", RAW, JSON)) == "Y2Jh"
+    assert send(server, REVERSE, b'"a"', JSON).status in (400, 422)
+
+
+def test_only_bytes_are_raw(server: RunningServer) -> None:
+    """A model of other items does not read raw bodies, and cannot be asked for raw answers."""
+    assert send(server, ECHO, b"abc", RAW).status == 415
+    assert send(server, ECHO, b"1", JSON, RAW).headers["content-type"] == JSON
+
+
+def test_a_format_of_one_s_own(server: RunningServer) -> None:
+    """What `accepts` names is read by `decode`, and `encode` writes what `produces` names, unless JSON is wanted."""
+    answer = send(server, SUM, b"1,2,3", "text/csv")
+    assert (answer.status, answer.headers["content-type"], answer.body) == (200, CSV, b"6.0,1")
+    assert send(server, SUM, b"1,2", "Text/CSV; charset=utf-8").body == b"3.0,1"
+    assert load(send(server, SUM, b"1,2", "text/csv", JSON)) == [3.0, 1]
+    assert send(server, SUM, b"[1, 2]").body == b"3.0,1"
+    assert load(send(server, SUM, msgspec.msgpack.encode([4.0]), MSGPACK, MSGPACK)) == [4.0, 1]
+
+
+def test_its_own_format_can_be_asked_for(server: RunningServer) -> None:
+    """By its name without parameters, before others that would do as well."""
+    assert send(server, SUM, b"[1]", JSON, "text/csv, application/json").headers["content-type"] == CSV
+    assert send(server, SUM, b"[1]", JSON, "application/json, text/csv").headers["content-type"] == JSON
+
+
+def test_a_body_its_decode_does_not_like(server: RunningServer) -> None:
+    """ValueError there means the client's fault: 400 for that body alone."""
+    assert send(server, SUM, b"1,x", "text/csv").status == 400
+
+
+def test_all_formats_in_one_batch(server: RunningServer, gate: Gate) -> None:
+    """They share a call of the model; each client gets its own format, and the bad ones their own error."""
+    gated = "/models/gated/predict"
+    sound = {"value": 7}
+    requests = [
+        (json.dumps(sound).encode(), JSON, JSON, 200),
+        (json.dumps(sound).encode(), JSON, MSGPACK, 200),
+        (msgspec.msgpack.encode(sound), MSGPACK, MSGPACK, 200),
+        (msgspec.msgpack.encode(sound), MSGPACK, JSON, 200),
+        (b"\xc1", MSGPACK, JSON, 400),
+        (b"{", JSON, MSGPACK, 400),
+        (b"{}", JSON, JSON, 422),
+    ]
+    driver = server.app.endpoints[2].driver
+    assert driver is not None
+    with ThreadPoolExecutor(len(requests) + 1) as pool:
+        first = pool.submit(send, server, gated, json.dumps({"value": 0, "gate": gate.path}).encode(), JSON)
+        gate.knocked()
+        answers = [pool.submit(send, server, gated, body, kind, accept) for body, kind, accept, _ in requests]
+        server.until(lambda: driver.pipeline.waiting == len(requests))
+        gate.open()
+        assert first.result(PATIENCE_S).status == 200
+        for answer, (_, _, accept, status) in zip(answers, requests, strict=True):
+            got = answer.result(PATIENCE_S)
+            assert got.status == status
+            if status == 200:
+                assert got.headers["content-type"] == accept
+                assert load(got) == {"value": 7, "batch": 4, "seen": []}
+            else:
+                assert got.headers["content-type"] == JSON
+
+
+def test_a_custom_batch_is_decoded_and_encoded_at_once(server: RunningServer) -> None:
+    """Many clients at a time: everybody gets the sum of their own numbers."""
+    with ThreadPoolExecutor(16) as pool:
+        kinds = ["text/csv", JSON, MSGPACK]
+        bodies = [lambda n: b"%d,1" % n, lambda n: b"[%d, 1]" % n, lambda n: msgspec.msgpack.encode([float(n), 1.0])]
+        answers = list(pool.map(lambda n: send(server, SUM, bodies[n % 3](n), kinds[n % 3]), range(300)))
+    assert [float(a.body.split(b",")[0]) for a in answers if a.headers["content-type"] == CSV] == [
+        n + 1 for n in range(300)
+    ]

@@ -1,0 +1,281 @@
+"""Known heads skip the parser. That may save time and nothing else: with or without it, bytes mean the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from carpool.http.app import App
+from carpool.http.connection import Limits, Listener
+from carpool.http.exchange import Exchange
+from tests.http.door import Door, chunked, get, post
+from tests.http.jump import run, turns
+from tests.http.wire import Wire
+
+Seen = tuple[bytes, bytes, dict[bytes, bytes], bytes]
+
+
+class WatchedApp(App):
+    """Notes every request that one of its routes gets."""
+
+    seen: list[Seen]
+
+    def _make_routes(self) -> Any:
+        self.seen = []
+        return {
+            path: {method: (self._watched(route), endpoint) for method, (route, endpoint) in methods.items()}
+            for path, methods in super()._make_routes().items()
+        }
+
+    def _watched(self, route: Callable[[Exchange], None]) -> Callable[[Exchange], None]:
+        def watch(exchange: Exchange) -> None:
+            head = exchange.head
+            self.seen.append((head.method, head.path, dict(head.headers), bytes(exchange.body)))
+            route(exchange)
+
+        return watch
+
+
+def forgetful(door: Door) -> Door:
+    """The same door without its memory for heads."""
+    door.listener.remember = lambda raw, head: None  # type: ignore[method-assign]
+    return door
+
+
+async def play(door: Door, connections: list[list[bytes]]) -> tuple[list[Seen], list[bytes], list[bool]]:
+    """What the app sees and each client gets, when they come one after the other with these pieces."""
+    received: list[bytes] = []
+    ended: list[bool] = []
+    for pieces in connections:
+        wire = door.connect()
+        for piece in pieces:
+            wire.send(piece)
+            await turns(3)
+        received.append(_plain(wire))
+        ended.append(wire.ended)
+        wire.reset()
+    assert isinstance(door.app, WatchedApp)
+    return door.app.seen, received, ended
+
+
+def _plain(wire: Wire) -> bytes:
+    return re.sub(rb"date: [^\r]*\r\n|[0-9a-f]{8}-[0-9]+", b"", bytes(wire.received))
+
+
+def test_a_head_seen_before_is_not_parsed_again() -> None:
+    """The memory works at all: the tests below are worth nothing if it does not."""
+
+    async def main() -> None:
+        door = Door()
+        wire = door.connect()
+        wire.send(post(b"ab"))
+        await turns()
+        assert len(door.listener.heads) == 1
+        wire.protocol._parser = None  # type: ignore[attr-defined]
+        wire.send(post(b"cd") + post(b"ef"))
+        await turns()
+        assert [a.body for a in wire.answers()] == [b"<ab>", b"<cd>", b"<ef>"]
+
+    run(main())
+
+
+NEVER_KNOWN = {
+    "old version": post(b"1", version="1.0"),
+    "closing": post(b"1", "/predict", "Connection: close"),
+    "expecting": post(b"1", "/predict", "Expect: 100-continue"),
+    "chunked": chunked(b"1"),
+    "with an id": post(b"1", "/predict", "X-Request-Id: abc"),
+    "upgrading": get("/livez", "Connection: Upgrade", "Upgrade: x"),
+    "blank line in front": b"\r\n" + post(b"1"),
+    "not found": get("/nowhere"),
+    "not allowed": get("/predict"),
+    "long": post(b"1", "/predict", "X-Long: " + "x" * 2048),
+}
+
+
+@pytest.mark.parametrize("name", NEVER_KNOWN)
+def test_heads_that_are_not_kept(name: str) -> None:
+    """Those that mean more than their bytes say, that are refused, or that cost much to keep."""
+
+    async def main() -> None:
+        door = Door()
+        door.connect().send(NEVER_KNOWN[name])
+        await turns()
+        assert door.listener.heads == {}
+
+    run(main())
+
+
+def test_a_refused_head_does_not_lend_its_name_to_the_next() -> None:
+    """Regression: the bytes of a refused head were remembered for the request behind it."""
+
+    async def main() -> None:
+        door = Door()
+        door.connect().send(get("/nowhere") + get("/livez"))
+        wire = door.connect()
+        wire.send(get("/nowhere"))
+        await turns()
+        assert [a.status for a in wire.answers()] == [404]
+
+    run(main())
+
+
+def test_a_slow_body_does_not_spoil_its_head_for_others() -> None:
+    """Regression: the time-out marked the shared head as one whose connection closes."""
+
+    async def main() -> None:
+        door = Door(Limits(body_s=1.0))
+        slow = door.connect()
+        slow.send(post(b"abcdef")[:-3])
+        await slow.closed
+        assert [a.status for a in slow.answers()] == [408]
+        wire = door.connect()
+        wire.send(post(b"ghijkl"))
+        door.app.drain()  # an answer that is not a good one
+        wire.send(post(b"mnopqr"))
+        await turns()
+        assert [(a.status, a.closes) for a in wire.answers()] == [(503, False), (503, False)]
+        assert not wire.ended
+
+    run(main())
+
+
+def test_known_heads_are_refused_while_draining() -> None:
+    """The memory does not let anybody past a closed door."""
+
+    async def main() -> None:
+        door = Door()
+        wire = door.connect()
+        wire.send(post(b"ab"))
+        await turns()
+        door.app.drain()
+        wire.send(post(b"ab") + get("/readyz"))
+        await turns()
+        assert [a.status for a in wire.answers()] == [200, 503, 503]
+        assert door.worker.seen == [b"ab"]
+
+    run(main())
+
+
+def test_the_memory_is_bounded() -> None:
+    """A client that changes its head each time fills nothing."""
+
+    async def main() -> None:
+        door = Door()
+        wire = door.connect()
+        for n in range(3000):
+            wire.send(get(f"/livez?{n}"))
+        assert 0 < len(door.listener.heads) <= 1024
+        assert len(wire.answers()) == 3000
+
+    run(main())
+
+
+# -- any requests in any pieces
+
+NAMES = st.sampled_from(
+    ["Accept", "Content-Type", "X-Request-Timeout-Ms", "X-Request-Priority", "X-Other", "Connection", "Expect"]
+)
+VALUES = st.sampled_from(
+    [
+        *("*/*", "application/json", "application/msgpack", "text/html", "100", "-1", "abc"),
+        *("close", "keep-alive", "", "100-continue", " 5 ", "a\tb", "upgrade"),
+    ]
+)
+FIELDS = st.lists(st.tuples(NAMES, VALUES), max_size=2)
+TRICKS = st.sampled_from(
+    [
+        ("Host: test\r\n", "Host: test\n"),
+        ("Host: test\r\n", "Host: test\r\n folded\r\n"),
+        ("Host: test\r\n", "Host: test\r\nHost: test\r\n"),
+        ("Host: test\r\n", ""),
+        ("Host: test\r\n", "Host: test \r\n"),
+        ("Host: ", "Host : "),
+        ("Host: ", "Host:"),
+        ("Host: test", "host: test"),
+        ("Host: test", "Host: a, b"),
+        ("Content-Length: ", "Content-Length: 0"),
+        ("Content-Length: ", "Content-Length: +"),
+        ("Content-Length: ", "content-length:\t"),
+        ("Content-Length: ", "Transfer-Encoding: chunked\r\nContent-Length: "),
+        ("Content-Length: ", "Content-Length: 1\r\nContent-Length: "),
+        ("Content-Length: ", "Content_Length: "),
+        (" HTTP/1.1\r\n", " HTTP/1.0\r\n"),
+        (" HTTP/1.1\r\n", "  HTTP/1.1\r\n"),
+        (" HTTP/1.1\r\n", " HTTP/1.1\n"),
+        (" HTTP/1.1\r\n", " HTTP/1.1\r\n\r\n"),
+        (" /", "  /"),
+        (" /", " http://test/"),
+        ("POST", "post"),
+        ("POST", "\r\nPOST"),
+        ("POST", "\r\n\r\n\r\nPOST"),
+        ("\r\n\r\n", "\r\n\n"),
+        ("\r\n\r\n", "\n\r\n"),
+        ("\r\n\r\n", "\r\n\r\n\r\n"),
+        ("\r\n\r\n", "\r\r\n\r\n"),
+        ("\r\n\r\n", "\r\nX: \r\n\r\n"),
+    ]
+)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> bytes:
+    """One request, mostly valid; a body may look like a request."""
+    path = draw(st.sampled_from(["/predict", "/models/echo/predict", "/livez", "/readyz", "/nowhere", "/predict?x"]))
+    fields = [f"{name}: {value}" for name, value in draw(FIELDS)]
+    if draw(st.booleans()):
+        request = get(path, *fields, method=draw(st.sampled_from(["GET", "HEAD"])))
+    elif draw(st.integers(0, 5)):
+        body = draw(st.sampled_from([b"", b"1", b"ab", b"\r\n\r\n", get(), post(b"x"), b"raise"]))
+        request = post(body, path, *fields)
+    else:
+        request = chunked(*draw(st.lists(st.sampled_from([b"a", b"\r\n", get()]), max_size=2)), path=path)
+    if draw(st.integers(0, 4)) == 0:
+        old, new = draw(TRICKS)
+        request = request.replace(old.encode(), new.encode(), 1)
+    return request
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[list[bytes]]:
+    """Some connections, each with some requests out of a small stock, in some pieces: heads repeat."""
+    stock = draw(st.lists(requests(), min_size=1, max_size=4))
+    connections = []
+    for _ in range(draw(st.integers(1, 4))):
+        data = b"".join(draw(st.lists(st.sampled_from(stock), min_size=1, max_size=6)))
+        cuts = sorted(draw(st.sets(st.integers(1, max(1, len(data) - 1)), max_size=4)))
+        connections.append([data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)])
+    return connections
+
+
+@settings(max_examples=600, deadline=None)
+@given(conversations())
+def test_the_memory_never_changes_the_meaning(connections: list[list[bytes]]) -> None:
+    """With it and without it, the app sees the same requests and the clients get the same bytes."""
+
+    async def main() -> None:
+        with_memory = await play(Door(app=WatchedApp), connections)
+        without = await play(forgetful(Door(app=WatchedApp)), connections)
+        assert with_memory == without
+
+    run(main())
+
+
+def test_the_listener_is_asked_to_remember() -> None:
+    """What `forgetful` switches off is all there is: a listener without memory keeps no head."""
+
+    async def main() -> None:
+        door = forgetful(Door())
+        assert isinstance(door.listener, Listener)
+        wire = door.connect()
+        wire.send(post(b"ab") * 3)
+        await turns()
+        assert door.listener.heads == {}
+        assert len(wire.answers()) == 3
+
+    run(main())

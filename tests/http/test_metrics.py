@@ -1,0 +1,245 @@
+"""/metrics: numbers that add up, in both of Prometheus' formats, with labels that no client can choose."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from collections.abc import Iterator
+
+import prometheus_client.openmetrics.parser
+import prometheus_client.parser
+import pytest
+from prometheus_client.metrics_core import Metric
+
+from carpool import Service, Stage
+from carpool.errors import CarpoolError, InvalidRequest
+from carpool.http.app import App
+from carpool.http.codec import Refusal
+from carpool.observe.stats import DURATION_BOUNDS, OUTCOMES, REASONS, Durations, outcome_of
+from tests.http import models
+from tests.http.door import Door, chunked, get, post
+from tests.http.jump import run, turns
+from tests.http.net import Client, Gate, RunningServer, predict, serving
+from tests.http.test_statuses import job
+
+OPEN = "application/openmetrics-text; version=1.0.0"
+
+
+def scrape(running: RunningServer, accept: str = "") -> dict[str, Metric]:
+    """All metrics by name."""
+    with Client(running.port) as client:
+        answer = client.ask(get("/metrics", *([f"Accept: {accept}"] if accept else [])))
+    assert answer.status == 200
+    return parse(answer.body, answer.headers["content-type"])
+
+
+def parse(body: bytes, content_type: str) -> dict[str, Metric]:
+    """As a strict scraper reads them."""
+    parser = prometheus_client.openmetrics.parser if "openmetrics" in content_type else prometheus_client.parser
+    return {metric.name: metric for metric in parser.text_string_to_metric_families(body.decode())}
+
+
+def value(metrics: dict[str, Metric], name: str, sample: str = "", **labels: str) -> float:
+    """The sum of the samples with these labels."""
+    wanted = name + sample
+    return sum(s.value for s in metrics[name].samples if s.name == wanted and labels.items() <= s.labels.items())
+
+
+@pytest.fixture
+def busy() -> Iterator[RunningServer]:
+    """A server that has had one request of each outcome, and a few good ones."""
+    gated = Service(Stage(models.Gated, max_batch_size=1, max_queue_size=1), name="gated", slo_s=10.0)
+    with serving(App(gated, models.moody, max_body_bytes=1000)) as running, Gate() as gate:
+        for n in range(5):
+            assert predict(running.port, {"value": n}).status == 200
+        with Client(running.port) as first, Client(running.port) as second, Client(running.port) as third:
+            first.send(job(0, gate, path="/predict"))
+            gate.knocked()
+            gone = Client(running.port)
+            gone.send(job(1, path="/predict"))
+            running.until(lambda: running.app.endpoints[0].driver.pipeline.waiting == 1)  # type: ignore[union-attr]
+            gone.reset()
+            running.until(lambda: running.app.endpoints[0].driver.pipeline.waiting == 0)  # type: ignore[union-attr]
+            assert second.ask(job(2, None, "X-Request-Timeout-Ms: 1", path="/predict")).status == 504
+            second.send(job(3, path="/predict"))
+            running.until(lambda: running.app.endpoints[0].driver.pipeline.waiting == 1)  # type: ignore[union-attr]
+            assert third.ask(job(4, path="/predict")).status == 429
+            gate.open()
+            assert [first.answer().status, second.answer().status] == [200, 200]
+        for body, status in ((b"{", 400), (b"{}", 422), (b"x" * 1001, 413)):
+            with Client(running.port) as client:
+                assert client.ask(post(body)).status == status
+        with Client(running.port) as client:
+            assert client.ask(chunked(b"x" * 1001)).status == 413
+        with Client(running.port) as client:
+            assert client.ask(post(b"1", "/predict", "Content-Type: image/png")).status == 415
+        assert predict(running.port, "raise", "/models/moody/predict").status == 500
+        yield running
+
+
+@pytest.mark.parametrize("accept", ["", OPEN, "text/plain;version=0.0.4", "*/*"])
+def test_outcomes_add_up(busy: RunningServer, accept: str) -> None:
+    """Every request is counted once, under what became of it."""
+    metrics = scrape(busy, accept)
+    counted = {
+        outcome: value(metrics, "carpool_requests", "_total", model="gated", outcome=outcome)
+        for outcome in (*OUTCOMES, "cancelled")
+    }
+    assert counted == {
+        "ok": 7,
+        "invalid_request": 4,
+        "invalid_item": 1,
+        "overloaded": 1,
+        "expired": 1,
+        "unavailable": 0,
+        "model_error": 0,
+        "cancelled": 1,
+    }
+    assert value(metrics, "carpool_requests", "_total", model="moody", outcome="model_error") == 1
+    assert value(metrics, "carpool_requests", "_total") == 16
+
+
+def test_numbers_agree(busy: RunningServer) -> None:
+    """Histograms have as many entries as there were things to count, and gauges are back at zero."""
+    metrics = scrape(busy)
+    gated = {"model": "gated", "stage": "Gated"}
+    run_by_worker = 7 + 1 + 1  # good, unreadable and unfit; the others never got there
+    assert value(metrics, "carpool_request_duration_seconds", "_count", model="gated") == 7
+    assert value(metrics, "carpool_requests_within_slo", "_total", model="gated") == 7
+    assert value(metrics, "carpool_queue_duration_seconds", "_count", **gated) == run_by_worker
+    assert value(metrics, "carpool_batch_size", "_sum", **gated) == run_by_worker
+    assert value(metrics, "carpool_batch_size", "_count", **gated) == run_by_worker
+    assert value(metrics, "carpool_batches", "_total", **gated) == run_by_worker
+    assert value(metrics, "carpool_batch_duration_seconds", "_count", **gated) == run_by_worker
+    assert value(metrics, "carpool_workers", **gated, state="ready") == 1
+    assert value(metrics, "carpool_workers", **gated) == 1
+    for gauge in (
+        "carpool_in_flight_requests",
+        "carpool_queue_length",
+        "carpool_queue_bytes",
+        "carpool_in_flight_batches",
+    ):
+        assert value(metrics, gauge) == 0, gauge
+    for name, metric in metrics.items():
+        if metric.type == "histogram":
+            for labels in {tuple(sorted((k, v) for k, v in s.labels.items() if k != "le")) for s in metric.samples}:
+                series = [s for s in metric.samples if dict(labels).items() <= s.labels.items()]
+                buckets = [s.value for s in series if s.name == f"{name}_bucket"]
+                assert buckets == sorted(buckets)
+                assert buckets[-1] == next(s.value for s in series if s.name == f"{name}_count")
+
+
+def test_a_queue_can_be_seen(gate: Gate) -> None:
+    """While it is there: length, bytes, what is in flight."""
+    with serving(App(models.gated)) as running, Client(running.port) as first, Client(running.port) as second:
+        first.send(job(0, gate, path="/predict"))
+        gate.knocked()
+        second.send(job(1, path="/predict") * 3)
+        running.until(lambda: running.app.endpoints[0].driver.pipeline.waiting == 3)  # type: ignore[union-attr]
+        metrics = scrape(running)
+        assert value(metrics, "carpool_in_flight_requests") == 4
+        assert value(metrics, "carpool_queue_length") == 3
+        assert value(metrics, "carpool_queue_bytes") == 3 * len(json.dumps({"value": 1, "gate": ""}))
+        assert value(metrics, "carpool_in_flight_batches") == 1
+        gate.open()
+        assert first.answer().status == 200
+        assert [second.answer().status for _ in range(3)] == [200] * 3
+        assert value(scrape(running), "carpool_batch_size", "_sum") == 4
+
+
+def series(metrics: dict[str, Metric]) -> set[tuple[str, tuple[tuple[str, str], ...]]]:
+    """Every name with its labels."""
+    return {(s.name, tuple(sorted(s.labels.items()))) for metric in metrics.values() for s in metric.samples}
+
+
+def test_no_client_can_make_series() -> None:
+    """Random addresses, methods, priorities, types and ids: the same series as before, as soon as there are any."""
+    dice = random.Random(7)
+
+    def word() -> str:
+        return "".join(dice.choices(string.ascii_letters, k=8))
+
+    async def main() -> None:
+        door = Door()
+
+        async def now() -> dict[str, Metric]:
+            wire = door.connect()
+            wire.send(get("/metrics"))
+            await turns()
+            (answer,) = wire.answers()
+            return parse(answer.body, answer.headers["content-type"])
+
+        before = await now()
+        for _ in range(200):
+            for request in (
+                get(f"/{word()}", method=dice.choice(["GET", "PUT", "DELETE", "PATCH", "OPTIONS"])),
+                get(f"/models/{word()}/predict"),
+                get("/predict").replace(b"GET", word().upper().encode()),
+                post(word().encode(), "/predict", f"X-Request-Priority: {dice.randint(-200, 200)}"),
+                post(b"1", "/predict", f"Content-Type: {word()}/{word()}", f"Accept: {word()}/{word()}"),
+                post(b"1", "/predict", f"X-Request-Id: {word()}", f"X-Request-Timeout-Ms: {dice.randint(-5, 500)}"),
+                post(b"raise", f"/predict?{word()}"),
+            ):
+                wire = door.connect()
+                wire.send(request)
+                await turns(4)
+                wire.reset()
+        after = await now()
+        assert series(after) == series(before)
+        assert value(after, "carpool_requests", "_total", outcome="ok") > 0
+
+    run(main())
+
+
+def test_labels_are_closed_sets(busy: RunningServer) -> None:
+    """Models and stages as declared; outcomes, reasons and states from fixed lists."""
+    allowed = {
+        "model": {"gated", "moody"},
+        "stage": {"Gated", "Moody"},
+        "outcome": {*OUTCOMES, "cancelled"},
+        "reason": set(REASONS),
+        "state": {"starting", "loading", "warming", "ready", "draining", "dead"},
+    }
+    for metric in scrape(busy).values():
+        for sample in metric.samples:
+            for name, label in sample.labels.items():
+                assert name == "le" or label in allowed[name]
+
+
+def test_head(server: RunningServer) -> None:
+    """The same headers, without the numbers."""
+    with Client(server.port) as client:
+        answer = client.ask(get("/metrics", method="HEAD"), "HEAD")
+        assert (answer.status, answer.body) == (200, b"")
+        assert client.ask(get()).status == 200
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (InvalidRequest("x", status=413), "invalid_request"),
+        (Refusal(408, "request_timeout"), "invalid_request"),
+        (Refusal(503, "too_many_connections"), "unavailable"),
+        (CarpoolError("x"), "unavailable"),
+        (RuntimeError("x"), "model_error"),
+    ],
+)
+def test_outcome_of_an_error(error: Exception, outcome: str) -> None:
+    """Every error has one, also those that are none of ours."""
+    assert outcome_of(error) == outcome
+
+
+def test_durations() -> None:
+    """A duration is counted in the first bucket whose bound it is not over."""
+    for i, bound in enumerate(DURATION_BOUNDS):
+        durations = Durations()
+        durations.add(bound * 0.99)
+        assert durations.counts.index(1) == i
+    durations = Durations()
+    durations.add(1e6, 3)
+    assert durations.counts[-1] == 3
+    durations.add_since(10.0, [9.0, 9.0, 8.0])
+    assert durations.count == 6
+    assert durations.sum_s == pytest.approx(3e6 + 4.0)
+    assert Durations().mean_s == 0.0

@@ -1,0 +1,182 @@
+"""/openapi.json: valid by the standard, and true: what it promises is what the server does."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from carpool import Service
+from carpool.http import openapi
+from carpool.http.app import App
+from tests.http import models, typed
+from tests.http.door import Door, get, post
+from tests.http.jump import run, turns
+from tests.http.net import Client, RunningServer, predict, serving
+
+TYPED = (typed.shift, typed.measure, typed.greet, typed.prune, typed.double, typed.total, typed.checked)
+EVERY_ERROR = {"400", "413", "415", "422", "429", "500", "503", "504"}
+
+
+def document(*services: Service, **settings: Any) -> dict[str, Any]:
+    """As a client gets it."""
+
+    async def main() -> dict[str, Any]:
+        door = Door()
+        door.app = App(*services, **settings)
+        door.listener.app = door.app
+        wire = door.connect()
+        wire.send(get("/openapi.json"))
+        await turns()
+        (answer,) = wire.answers()
+        assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
+        found: dict[str, Any] = json.loads(answer.body)
+        return found
+
+    return run(main())
+
+
+def resolve(doc: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema that stands by itself, with the document's components."""
+    return {**schema, "components": doc["components"]}
+
+
+@pytest.mark.parametrize(
+    "services", [TYPED, (models.scale,), (models.csv, models.reverse, models.two_steps, models.echo)]
+)
+def test_it_is_valid(services: tuple[Service, ...]) -> None:
+    """By the validator of OpenAPI 3.1, for types of every kind."""
+    doc = document(*services)
+    assert doc["openapi"].startswith("3.1")
+    OpenAPIV31SpecValidator(doc).validate()
+
+
+def test_every_address_is_there() -> None:
+    """Those of the models and those that every app has, and no other."""
+    assert set(document(models.scale, models.two_steps)["paths"]) == {
+        "/predict",
+        "/models/scale/predict",
+        "/models/two%20steps/predict",
+        "/livez",
+        "/readyz",
+        "/metrics",
+        "/openapi.json",
+    }
+
+
+@pytest.mark.parametrize(("status", "other"), [(504, "408"), (408, "504")])
+def test_every_error_is_documented(status: int, other: str) -> None:
+    """Each with a description and the schema of its body; the time-out under the status that the app uses."""
+    doc = document(models.scale, timeout_status=status)
+    for path in ("/predict", "/models/scale/predict"):
+        responses = doc["paths"][path]["post"]["responses"]
+        assert set(responses) == {"200", str(status), *EVERY_ERROR} - {other}
+        for code in set(responses) - {"200"}:
+            assert responses[code]["description"]
+            assert responses[code]["content"]["application/json"]["schema"] == {
+                "$ref": "#/components/schemas/CarpoolError"
+            }
+        assert all("Retry-After" in responses[code]["headers"] for code in ("429", "503"))
+
+
+def test_errors_are_as_their_schema_says(server: RunningServer) -> None:
+    """A real one."""
+    doc = document(models.scale)
+    error = json.loads(predict(server.port, "x").body)
+    jsonschema.validate(error, resolve(doc, {"$ref": "#/components/schemas/CarpoolError"}))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"error": {"code": "x"}}, resolve(doc, {"$ref": "#/components/schemas/CarpoolError"}))
+
+
+@pytest.mark.parametrize("name", [service.name for service in TYPED])
+def test_examples_and_answers_fit_their_schemas(name: str) -> None:
+    """The examples of the document can be sent as they are, and what comes back is what is promised."""
+    service = next(service for service in TYPED if service.name == name)
+    doc = document(service)
+    operation = doc["paths"]["/predict"]["post"]
+    body = operation["requestBody"]["content"]["application/json"]
+    result = operation["responses"]["200"]["content"]["application/json"]["schema"]
+    assert operation["requestBody"]["content"]["application/msgpack"]["schema"] == body["schema"]
+    examples = [example["value"] for example in body.get("examples", {}).values()]
+    assert len(examples) == len(service.stages[0].traits.examples)
+    with serving(App(service)) as running:
+        for example in examples:
+            jsonschema.validate(example, resolve(doc, body["schema"]))
+            answer = predict(running.port, example)
+            assert answer.status == 200
+            jsonschema.validate(json.loads(answer.body), resolve(doc, result))
+
+
+@pytest.mark.parametrize(
+    ("service", "wrong"),
+    [
+        (typed.shift, {"x": "1"}),
+        (typed.shift, {"x": 101}),
+        (typed.shift, {"x": 1, "color": "green"}),
+        (typed.measure, {"width": 1}),
+        (typed.greet, {"name": "A", "age": -1, "address": {"city": "B"}}),
+        (typed.greet, {"name": "A", "age": 1, "address": {"city": ""}}),
+        (typed.prune, {"trees": {"oak": {"branches": [{"leaf": "x"}]}}, "owner": {"address": {"field": 1}}}),
+        (typed.prune, {"trees": {}, "owner": {"address": {"city": "Bonn"}}}),
+        (typed.double, "abc"),
+        (models.scale, "1"),
+    ],
+)
+def test_what_does_not_fit_the_schema(service: Service, wrong: Any) -> None:
+    """The schema refuses what the server refuses."""
+    doc = document(service)
+    schema = doc["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, resolve(doc, schema))
+
+
+def test_formats_of_one_s_own() -> None:
+    """They are listed beside JSON and msgpack."""
+    doc = document(models.csv, models.reverse)
+    csv = doc["paths"]["/models/csv/predict"]["post"]
+    assert set(csv["requestBody"]["content"]) == {"text/csv", "application/json", "application/msgpack"}
+    assert set(csv["responses"]["200"]["content"]) == {
+        "text/csv; charset=utf-8",
+        "application/json",
+        "application/msgpack",
+    }
+    raw = doc["paths"]["/models/reverse/predict"]["post"]
+    assert "application/octet-stream" in raw["requestBody"]["content"]
+    assert "application/octet-stream" in raw["responses"]["200"]["content"]
+
+
+def test_limits_and_headers_are_named() -> None:
+    """The largest body, and the three headers that a client may set."""
+    operation = document(models.scale, max_body_bytes=12345)["paths"]["/predict"]["post"]
+    assert "12345" in operation["description"]
+    assert {p["name"] for p in operation["parameters"]} == {
+        "X-Request-Timeout-Ms",
+        "X-Request-Priority",
+        "X-Request-Id",
+    }
+
+
+def test_it_is_there_before_the_models_are() -> None:
+    """It needs no worker, and HEAD has its length."""
+
+    async def main() -> None:
+        door = Door()
+        door.app.drain()
+        wire = door.connect()
+        wire.send(get("/openapi.json") + get("/openapi.json", method="HEAD") + post(b"1", "/openapi.json"))
+        await turns()
+        answers = wire.answers(["GET", "HEAD", "POST"])
+        assert [a.status for a in answers] == [200, 200, 405]
+        assert answers[1].headers["content-length"] == str(len(answers[0].body))
+
+    run(main())
+
+
+def test_a_real_server_gives_it(server: RunningServer) -> None:
+    """The same document as made from the services."""
+    with Client(server.port) as client:
+        got = json.loads(client.ask(get("/openapi.json")).body)
+    assert got == json.loads(json.dumps(openapi.document(server.app.services, 504, 2**20)))

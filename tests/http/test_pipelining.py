@@ -1,0 +1,144 @@
+"""Several requests on one connection: answered in their order, and only so many at a time are taken on."""
+
+from __future__ import annotations
+
+import pytest
+
+from carpool.http.connection import Limits
+from tests.http.door import Door, get, post
+from tests.http.jump import run, turns
+
+
+def test_answers_keep_the_order_of_their_requests() -> None:
+    """An answer that is there at once waits for those before it."""
+
+    async def main() -> None:
+        door = Door(cost_s=1.0)
+        wire = door.connect()
+        wire.send(post(b"1") + get("/livez") + get("/nowhere") + post(b"2"))
+        await turns()
+        assert bytes(wire.received) == b""
+        await turns(100)
+        door.worker.cost_s = 0.0
+        while len(wire.answers()) < 4:
+            await _second()
+        assert [a.body[:3] for a in wire.answers()] == [b"<1>", b"ok\n", b'{"e', b"<2>"]
+
+    run(main())
+
+
+@pytest.mark.parametrize("path", ["/livez", "/nowhere"])
+def test_a_long_row_behind_a_slow_request(path: str) -> None:
+    """Regression: answers given at once called each other, one level deeper for each request in the row."""
+
+    async def main() -> None:
+        door = Door(cost_s=1.0)
+        wire, other = door.connect(), door.connect()
+        wire.send(post(b"1") + get(path) * 3000)
+        other.send(post(b"2"))
+        await _second()
+        await _second()
+        assert len(wire.answers()) == 3001
+        assert [a.body for a in other.answers()] == [b"<2>"]
+
+    run(main())
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_only_so_many_are_inside(known: bool) -> None:
+    """More than `pipelined` requests of one connection never wait in the app, and reading stops meanwhile."""
+
+    async def main() -> None:
+        door = Door(Limits(pipelined=4), cost_s=None)
+        if known:
+            door.connect().send(post(b"0"))
+            await turns()
+            door.worker.finish()
+            await turns()
+        wire = door.connect()
+        for n in range(1, 8):
+            wire.send(post(b"%d" % n))
+        await turns()
+        assert door.driver.pipeline.unanswered == 4
+        assert wire.reading_paused
+        for _ in range(7):
+            if door.driver.pipeline.unanswered:
+                door.worker.finish()
+            await turns()
+            assert door.driver.pipeline.unanswered <= 4
+        assert [a.body for a in wire.answers()] == [b"<%d>" % n for n in range(1, 8)]
+        assert not wire.reading_paused
+
+    run(main())
+
+
+def test_reading_goes_on_in_the_middle_of_a_request() -> None:
+    """What was held back is read when there is room again, also if a head or body was cut in two."""
+
+    async def main() -> None:
+        door = Door(Limits(pipelined=2), cost_s=1.0)
+        wire = door.connect()
+        row = post(b"1") + post(b"2") + post(b"3") + post(b"4")
+        wire.send(row[:-30])
+        wire.send(row[-30:-1])
+        wire.send(row[-1:] + post(b"5"))
+        for _ in range(6):
+            await _second()
+        assert [a.body for a in wire.answers()] == [b"<1>", b"<2>", b"<3>", b"<4>", b"<5>"]
+
+    run(main())
+
+
+def test_who_has_to_wait_is_not_too_slow() -> None:
+    """Regression: the time for a request's headers ran on while the server did not read."""
+
+    async def main() -> None:
+        door = Door(Limits(pipelined=2, header_s=1.0, body_s=1.0), cost_s=5.0)
+        wire = door.connect()
+        wire.send(post(b"1") + post(b"2") + post(b"3") + post(b"4")[:-10])
+        assert wire.reading_paused
+        wire.send(post(b"4")[-10:])
+        for _ in range(20):
+            await _second()
+        assert [a.status for a in wire.answers()] == [200, 200, 200, 200]
+
+    run(main())
+
+
+def test_a_request_behind_a_refused_one_is_not_run() -> None:
+    """A request whose body is not read ends the connection: nobody knows where the next one would begin."""
+
+    async def main() -> None:
+        door = Door()
+        wire = door.connect()
+        wire.send(post(b"1") + post(b"2", "/nowhere") + post(b"3"))
+        await turns()
+        assert [(a.status, a.closes) for a in wire.answers()] == [(200, False), (404, True)]
+        assert door.worker.seen == [b"1"]
+        assert wire.ended
+
+    run(main())
+
+
+def test_many_offers_to_upgrade_in_one_piece() -> None:
+    """Regression: each took one level of recursion; and after `Connection: close` no more requests are taken."""
+
+    async def main() -> None:
+        door = Door()
+        wire = door.connect()
+        wire.send(get("/livez", "Connection: Upgrade", "Upgrade: websocket") * 3000)
+        await turns()
+        assert [a.status for a in wire.answers()] == [200] * 3000
+        wire.send(get("/livez", "Connection: Upgrade, close", "Upgrade: websocket") + post(b"1"))
+        await turns()
+        assert [a.status for a in wire.answers()] == [200] * 3001
+        assert door.worker.seen == []
+        assert wire.lost
+
+    run(main())
+
+
+async def _second() -> None:
+    import asyncio
+
+    await asyncio.sleep(1.0)

@@ -1,0 +1,133 @@
+"""/livez and /readyz: what an orchestrator is told, and when."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from carpool import Service, Stage
+from carpool.http.app import App
+from tests.http import models
+from tests.http.door import Door, get, post
+from tests.http.jump import run, turns
+from tests.http.net import PATIENCE_S, Client, Gate, RunningServer, code_of, predict, serving, until
+from tests.http.wire import Answer
+
+
+def probe(running: RunningServer, path: str, method: str = "GET") -> Answer:
+    """Ask once."""
+    with Client(running.port) as client:
+        return client.ask(get(path, method=method), method)
+
+
+@pytest.mark.parametrize(("path", "text"), [("/livez", b"ok\n"), ("/readyz", b"ready\n")])
+def test_all_is_well(server: RunningServer, path: str, text: bytes) -> None:
+    """A short text; HEAD says the same without it."""
+    answer = probe(server, path)
+    assert (answer.status, answer.body, answer.headers["content-type"]) == (200, text, "text/plain; charset=utf-8")
+    head = probe(server, path, "HEAD")
+    assert (head.status, head.body, head.headers["content-length"]) == (200, b"", str(len(text)))
+
+
+def test_while_it_starts(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Live, but not ready, from the first moment; ready when all services are."""
+    monkeypatch.setenv("CARPOOL_TEST_GATE", gate.path)
+    running = RunningServer(App(models.scale, models.slow_to_load))
+    running.listen()
+    try:
+        assert probe(running, "/livez").status == 200
+        assert probe(running, "/readyz").status == 503
+        with ThreadPoolExecutor(1) as pool:
+            start = pool.submit(running.start)
+            gate.knocked()
+            answer = probe(running, "/readyz")
+            assert (answer.status, code_of(answer)) == (503, "not_ready")
+            assert "retry-after" in answer.headers
+            gate.open()
+            start.result(PATIENCE_S)
+        assert probe(running, "/readyz").status == 200
+    finally:
+        running.stop()
+
+
+def test_while_it_drains() -> None:
+    """Live, but not ready."""
+
+    async def main() -> None:
+        door = Door()
+        wire = door.connect()
+        wire.send(get("/readyz"))
+        door.app.drain()
+        wire.send(get("/readyz") + get("/livez"))
+        await turns()
+        assert [a.status for a in wire.answers()] == [200, 503, 200]
+
+    run(main())
+
+
+def test_without_a_worker() -> None:
+    """Its worker is dead: not ready within a moment; ready again with the next one."""
+    with serving(App(models.scale)) as running:
+        (pid,) = running.pids
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: probe(running, "/readyz").status == 503)
+        assert probe(running, "/livez").status == 200
+        until(lambda: probe(running, "/readyz").status == 200)
+        assert predict(running.port, 1.0).status == 200
+
+
+def test_an_example_that_no_longer_runs(caplog: pytest.LogCaptureFixture) -> None:
+    """Without traffic the example is run; workers that are there but answer nothing are found out."""
+    with serving(App(Service(models.Fragile, name="fragile"), idle_check_s=0.0)) as running:
+        assert probe(running, "/readyz").status == 200
+        assert predict(running.port, "break").status == 500
+        with caplog.at_level(logging.ERROR):
+            answer = probe(running, "/readyz")
+        assert (answer.status, code_of(answer)) == (503, "not_ready")
+        assert "fragile no longer answers its example" in caplog.text
+        assert probe(running, "/livez").status == 200
+
+
+def test_good_answers_spare_the_example() -> None:
+    """As long as there is traffic that succeeds, nothing is run; then the example is, at most once in a while."""
+    with serving(App(Service(models.Fragile, name="fragile"), idle_check_s=3600.0)) as running:
+        predict(running.port, "fine")
+        for _ in range(5):
+            assert probe(running, "/readyz").status == 200
+        assert running.outcomes() == {"ok": 1}
+        running.app._idle_check_s = 0.0
+        probe(running, "/readyz")
+        assert running.outcomes() == {"ok": 2}
+
+
+def test_a_model_without_examples_is_not_tried() -> None:
+    """There is nothing to try it with."""
+    with serving(App(models.gated, idle_check_s=0.0)) as running:
+        assert probe(running, "/readyz").status == 200
+        assert running.outcomes() == {}
+
+
+def test_a_check_that_is_under_way_when_it_stops(gate: Gate) -> None:
+    """Regression: the probe was never answered, and held up the end."""
+    service = Service(Stage(models.Gated, max_batch_size=1), name="gated")
+    with serving(App(service, idle_check_s=0.0)) as running, Client(running.port) as client:
+        object.__setattr__(service.stages[0].traits, "examples", (models.Job(0, gate.path),))
+        client.send(get("/readyz"))
+        gate.knocked()
+        with ThreadPoolExecutor(1) as pool:
+            stopped = pool.submit(running.wait, running.app.stop(drain=False))
+            assert client.answer().status == 503
+            gate.open()
+            stopped.result(PATIENCE_S)
+
+
+def test_probes_answer_under_load(server: RunningServer) -> None:
+    """They share nothing with the model's queue."""
+    with Client(server.port) as busy:
+        busy.send(post(b"[1]", "/models/csv/predict") * 200)
+        assert probe(server, "/livez").status == 200
+        assert [busy.answer().status for _ in range(200)] == [200] * 200

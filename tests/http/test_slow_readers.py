@@ -1,0 +1,135 @@
+"""A client that does not take its answers is not read from either, and is dropped after a while."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from carpool.http.connection import Limits
+from tests.http.door import Door, get, post
+from tests.http.jump import run, turns
+
+BIG = 100_000
+LIMITS = Limits(write_buffer_bytes=BIG, write_s=20.0, idle_s=75.0)
+
+
+def big_door(**settings: object) -> Door:
+    """Its answers are larger than half of what may wait to be read."""
+    return Door(LIMITS, answer=lambda request: b"x" * (BIG * 3 // 4), **settings)  # type: ignore[arg-type]
+
+
+def test_a_slow_reader_is_held_back() -> None:
+    """With enough answers waiting for it, no more of its requests are read or run, until it has read."""
+
+    async def main() -> None:
+        door = big_door()
+        wire = door.connect(reads=False)
+        for _ in range(10):
+            wire.send(post(b"1"))
+            await turns()
+        assert len(door.worker.seen) == 2
+        assert wire.reading_paused
+        while len(door.worker.seen) < 10:
+            wire.read()
+            await turns(10)
+        wire.read()
+        assert [len(a.body) for a in wire.answers()] == [BIG * 3 // 4] * 10
+        assert not wire.ended
+
+    run(main())
+
+
+def test_pipelined_requests_of_a_slow_reader_wait() -> None:
+    """Those read already wait in the connection; those in the app finish."""
+
+    async def main() -> None:
+        door = big_door(cost_s=1.0)
+        wire = door.connect(reads=False)
+        wire.send(post(b"1") * 40)
+        await asyncio.sleep(10.0)
+        assert len(door.worker.seen) <= Limits().pipelined + 2
+        wire.reads = True
+        wire.read()
+        await asyncio.sleep(10.0)
+        assert len(wire.answers()) == 40
+
+    run(main())
+
+
+def test_one_that_never_reads_is_dropped() -> None:
+    """When `write_s` is over; its answers are forgotten."""
+
+    async def main() -> None:
+        door = big_door()
+        wire = door.connect(reads=False)
+        wire.send(post(b"1") + post(b"2"))
+        await wire.closed
+        assert asyncio.get_running_loop().time() == pytest.approx(20.0, abs=0.1)
+        assert wire.aborted
+        assert door.listener.connections == set()
+
+    run(main())
+
+
+def test_one_that_reads_in_time_is_kept() -> None:
+    """The clock runs only while too much is waiting."""
+
+    async def main() -> None:
+        door = big_door()
+        wire = door.connect(reads=False)
+        for _ in range(5):
+            wire.send(post(b"1") + post(b"2"))
+            await asyncio.sleep(19.0)
+            wire.read()
+        await asyncio.sleep(25.0)
+        assert not wire.ended
+        assert len(wire.answers()) == 10
+
+    run(main())
+
+
+@pytest.mark.parametrize("closing", [False, True])
+def test_a_little_that_is_never_read(closing: bool) -> None:
+    """Regression: an answer too small to hold anybody back kept its connection for ever."""
+
+    async def main() -> None:
+        door = Door(LIMITS)
+        wire = door.connect(reads=False)
+        wire.send(get("/livez", *(["Connection: close"] if closing else [])))
+        await wire.closed
+        assert asyncio.get_running_loop().time() <= 2 * LIMITS.idle_s
+        assert wire.aborted
+
+    run(main())
+
+
+def test_a_refusal_behind_answers_that_are_read_slowly() -> None:
+    """Regression: the moment that a refused client is listened to cut its earlier answers off, or never ended."""
+
+    async def main() -> None:
+        door = big_door(cost_s=1.0)
+        wire = door.connect(reads=False)
+        wire.send(post(b"1") + post(b"2") + b"NONSENSE\r\n\r\n")
+        await asyncio.sleep(15.0)
+        assert not wire.lost
+        wire.read()
+        assert [a.status for a in wire.answers()] == [200, 200, 400]
+        await wire.closed
+        assert asyncio.get_running_loop().time() <= 1.0 + 2.0 + LIMITS.write_s + 0.1
+
+    run(main())
+
+
+def test_a_slow_reader_does_not_hold_up_others() -> None:
+    """Its requests share a batch with those of others, which are answered at once."""
+
+    async def main() -> None:
+        door = big_door()
+        slow, quick = door.connect(reads=False), door.connect()
+        slow.send(post(b"1") + post(b"2") + post(b"3"))
+        quick.send(post(b"4"))
+        await turns(10)
+        assert [a.status for a in quick.answers()] == [200]
+
+    run(main())

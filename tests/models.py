@@ -1,0 +1,280 @@
+"""Models for the tests of worker processes. At module level, where workers can find them."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import sys
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import carpool
+
+
+def double(x: Any) -> Any:
+    return 2 * x
+
+
+def scale(xs: list[float], factor: float = 2.0) -> list[float]:
+    return [factor * x for x in xs]
+
+
+class Callable:
+    """A callable object is a model too."""
+
+    def __call__(self, x: int) -> int:
+        return x + 100
+
+
+class Affine(carpool.Model):
+    """Takes its parameters from `kwargs=`, has every hook, and notes its life in a file."""
+
+    def __init__(self, slope: float = 1.0, shift: float = 0.0, diary: str | None = None) -> None:
+        self.slope, self.shift, self.diary = slope, shift, diary
+
+    def setup(self) -> None:
+        self._note("setup")
+
+    def preprocess(self, x: float) -> float:
+        return x + 0.5
+
+    def predict(self, xs: list[float]) -> list[float]:
+        return [self.slope * x + self.shift for x in xs]
+
+    def postprocess(self, y: float, x: float) -> dict[str, float]:
+        return {"x": x, "y": y}
+
+    def teardown(self) -> None:
+        self._note("teardown")
+
+    def _note(self, event: str) -> None:
+        if self.diary:
+            with Path(self.diary).open("a") as diary:
+                diary.write(f"{event} {os.getpid()}\n")
+
+
+class Pid(carpool.Model):
+    """Says who answers, and where it runs; sleeps on demand."""
+
+    def predict(self, seconds: float) -> dict[str, Any]:
+        time.sleep(seconds)
+        return {
+            "pid": os.getpid(),
+            "cores": sorted(os.sched_getaffinity(0)),
+            "threads": os.environ.get("OMP_NUM_THREADS"),
+            "flavour": os.environ.get("FLAVOUR"),
+        }
+
+
+class Talks(carpool.Model):
+    """Prints, logs and warns."""
+
+    def setup(self) -> None:
+        print("hello from setup")
+
+    def predict(self, text: str) -> str:
+        print(f"printed {text}")
+        print(f"complained {text}", file=sys.stderr)
+        logging.getLogger("user").warning("logged %s", text)
+        os.write(1, b"from C\n")
+        return text
+
+
+class RaisesInSetup(carpool.Model):
+    def setup(self) -> None:
+        raise FileNotFoundError("the weights are missing")
+
+    def predict(self, x: Any) -> Any:
+        return x
+
+
+class DiesInSetup(carpool.Model):
+    def setup(self) -> None:
+        os._exit(3)
+
+    def predict(self, x: Any) -> Any:
+        return x
+
+
+class SleepsInSetup(carpool.Model):
+    def setup(self) -> None:
+        time.sleep(60)
+
+    def predict(self, x: Any) -> Any:
+        return x
+
+
+class BadExample(carpool.Model):
+    examples = (1,)
+
+    def predict(self, x: int) -> float:
+        return 1 / (x - 1)
+
+
+class CountsWarmUp(carpool.Model):
+    """Answers with the sizes of the batches it had before its first real one."""
+
+    examples = (7, 8, 9)
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def predict(self, xs: list[int]) -> list[list[int]]:
+        seen = list(self.sizes)
+        self.sizes.append(len(xs))
+        return [seen for _ in xs]
+
+
+class Dies(carpool.Model):
+    """Dies with the item "die", every time; answers others after a while."""
+
+    def predict(self, xs: list[Any]) -> list[Any]:
+        time.sleep(0.02)
+        if "die" in xs:
+            os.kill(os.getpid(), 9)
+        return [[x, os.getpid()] for x in xs]
+
+
+class DiesOnce(carpool.Model):
+    """Dies at the first call of all, as the file it is given tells."""
+
+    def __init__(self, diary: str) -> None:
+        self.diary = Path(diary)
+
+    def predict(self, xs: list[int]) -> list[int]:
+        if not self.diary.exists():
+            self.diary.write_text("died")
+            os.kill(os.getpid(), 9)
+        return [2 * x for x in xs]
+
+
+class DiesAtOnce(carpool.Model):
+    """Ready, but no call ever comes back."""
+
+    def predict(self, x: Any) -> Any:
+        os._exit(7)
+
+
+class Slow(carpool.Model):
+    def predict(self, xs: list[float]) -> list[int]:
+        time.sleep(max(xs))
+        return [os.getpid() for _ in xs]
+
+
+class HoldsTheGil(carpool.Model):
+    """Sleeps without letting any other thread of its process run."""
+
+    def predict(self, seconds: float) -> float:
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+        return seconds
+
+
+class Wrong(carpool.Model):
+    """Returns what a batch call must not return, as the first item says."""
+
+    def predict(self, xs: list[str]) -> Any:
+        n = len(xs)
+        returned: dict[str, Any] = {
+            "few": ["x"] * (n - 1),
+            "many": ["x"] * (n + 1),
+            "none": None,
+            "text": "x" * n,
+            "dict": dict.fromkeys(range(n)),
+            "generator": (x for x in xs),
+            "scalar": np.float64(1.0),
+            "tuple": tuple(xs),
+            "array": np.arange(n),
+            "matrix": np.ones((n, 3)),
+        }
+        return returned[xs[0]]
+
+
+class Raises(carpool.Model):
+    """Raises in unpleasant ways."""
+
+    def predict(self, how: str) -> str:
+        if how == "exit":
+            sys.exit(1)
+        if how == "interrupt":
+            raise KeyboardInterrupt
+        if how == "mute":
+            raise _Mute
+        if how == "long":
+            raise ValueError("x" * 10_000_000)
+        if how == "two arguments":
+            raise _TwoArguments("a", "b")
+        if how == "unpicklable":
+            return lambda: None  # type: ignore[return-value]
+        if how == "warn":
+            warnings.warn("just so", stacklevel=1)
+        return how
+
+
+class _Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+class _TwoArguments(Exception):
+    def __init__(self, a: str, b: str) -> None:
+        super().__init__(a)
+
+
+@dataclass
+class Point:
+    x: int
+    y: int
+
+
+class MovesPoints(carpool.Model):
+    def predict(self, points: list[Point]) -> list[Point]:
+        return [Point(p.x + 1, p.y) for p in points]
+
+
+class Stamp(carpool.Model):
+    """Writes into the array it is given: what arrives must be the item's own."""
+
+    def predict(self, array: np.ndarray) -> np.ndarray:
+        array[0] += 1
+        return array
+
+
+class PoisonedBatch(carpool.Model):
+    """A batch with a negative number raises; counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def predict(self, xs: list[int]) -> list[list[int]]:
+        self.calls += 1
+        if any(x < 0 for x in xs):
+            raise ValueError("a negative number")
+        return [[x, self.calls] for x in xs]
+
+
+class Tensors(carpool.Model):
+    """Returns a whole array for the batch."""
+
+    def predict(self, xs: list[int]) -> np.ndarray:
+        return np.array(xs, dtype=np.int32) * 2
+
+
+class SleepsInCalls(carpool.Model):
+    """Single items that take a while each."""
+
+    def predict(self, seconds: float) -> float:
+        time.sleep(seconds)
+        return seconds
+
+
+class RaisesInPredict(carpool.Model):
+    def predict(self, x: int) -> float:
+        return 1 / x

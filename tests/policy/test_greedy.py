@@ -1,0 +1,34 @@
+"""Greedy: whatever is queued, as soon as a worker is free."""
+
+from __future__ import annotations
+
+import pytest
+
+from carpool.policy import Decision, Greedy
+from carpool.policy.base import NOTHING
+from tests.policy.view import waiting
+
+
+@pytest.mark.parametrize(
+    ("n", "expected"),
+    [
+        (1, Decision(take=1, reason="free")),
+        (3, Decision(take=3, reason="free")),
+        (4, Decision(take=4, reason="full")),
+        (9, Decision(take=4, reason="full")),
+    ],
+)
+def test_all_that_waits_goes_up_to_the_limit(n: int, expected: Decision) -> None:
+    """A lone request as well; nobody is held back for company."""
+    assert Greedy(4).decide(0, waiting(*[0.0] * n), free=1, busy=5) == expected
+
+
+def test_without_a_free_worker_or_work_there_is_nothing_to_do() -> None:
+    """Batches grow while all workers are busy."""
+    assert Greedy(4).decide(0, waiting(*[0.0] * 9), free=0, busy=1) is NOTHING
+    assert Greedy(4).decide(0, waiting(), free=1, busy=0) is NOTHING
+
+
+def test_it_never_holds_back() -> None:
+    """A bound on holding back changes nothing for a policy that does not."""
+    assert Greedy(4, max_queue_delay_s=10).decide(0, waiting(0), free=1, busy=0).take == 1

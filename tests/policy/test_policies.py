@@ -1,0 +1,85 @@
+"""What holds for every policy there is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.policy import BY_NAME, Greedy, OneByOne, Policy, Static
+from tests.core.stub import PROPERTY
+from tests.policy.view import waiting
+
+arrivals = st.lists(st.integers(0, 50).map(float), max_size=12)
+delays = st.one_of(st.none(), st.integers(0, 20).map(float))
+
+
+def policies(limit: int, delay_s: float | None) -> list[Policy]:
+    """One of each kind, with something learned."""
+    made = [kind(limit, delay_s) for kind in (*BY_NAME.values(), OneByOne)]
+    for policy in made:
+        policy.completed(0, 2, 2, 2**-14, True)
+    return made
+
+
+def test_policies_have_names() -> None:
+    """The names that `Stage(policy=...)` takes; a policy is made without arguments."""
+    assert {"greedy": Greedy, "static": Static} == BY_NAME
+    assert [type(kind()) for kind in BY_NAME.values()] == [Greedy, Static]
+
+
+@pytest.mark.parametrize("kind", BY_NAME.values())
+def test_the_limit_is_the_batch_size(kind: type[Policy]) -> None:
+    """Without one, a batch has one request."""
+    assert (kind(7).limit, kind().limit) == (7, 1)
+
+
+@PROPERTY
+@given(arrivals, delays, st.integers(1, 6), st.integers(0, 80), st.integers(0, 3), st.integers(0, 3))
+def test_deciding_changes_nothing(
+    arrived: Sequence[float], delay_s: float | None, limit: int, now: float, free: int, busy: int
+) -> None:
+    """Asked twice, a policy says the same; and the queue is what it was."""
+    for policy in policies(limit, delay_s):
+        queue = waiting(*sorted(arrived))
+        before = list(queue)
+        first = policy.decide(now, queue, free, busy)
+
+        assert policy.decide(now, queue, free, busy) == first
+        assert list(queue) == before
+
+
+@PROPERTY
+@given(arrivals, delays, st.integers(1, 6), st.integers(0, 80), st.integers(0, 3), st.integers(0, 3))
+def test_a_decision_is_possible(
+    arrived: Sequence[float], delay_s: float | None, limit: int, now: float, free: int, busy: int
+) -> None:
+    """Never more than waits or than the limit, never without a worker; holding back ends at a time to come."""
+    for policy in policies(limit, delay_s):
+        decision = policy.decide(now, waiting(*sorted(arrived)), free, busy)
+
+        assert 0 <= decision.take <= min(len(arrived), policy.limit)
+        assert free or not decision.take
+        assert (decision.reason != "") == (decision.take > 0)
+        assert not decision.drop
+        if free and arrived and not decision.take:
+            assert decision.wake_at is not None
+            assert decision.wake_at > now
+            assert decision.wake_at <= min(arrived) + (delay_s or 0)
+
+
+@PROPERTY
+@given(arrivals, delays, st.integers(1, 6), st.integers(0, 80), st.sampled_from([0.25, 2.0, 1024.0]))
+def test_time_has_no_scale(
+    arrived: Sequence[float], delay_s: float | None, limit: int, now: float, scale: float
+) -> None:
+    """All times multiplied by one number: the same batch, and a wake-up time multiplied by it."""
+    for kind in BY_NAME.values():
+        plain = kind(limit, delay_s).decide(now, waiting(*arrived), 1, 0)
+        scaled_delay_s = None if delay_s is None else delay_s * scale
+        scaled = kind(limit, scaled_delay_s).decide(now * scale, waiting(*[t * scale for t in arrived]), 1, 0)
+
+        assert (scaled.take, scaled.reason) == (plain.take, plain.reason)
+        assert scaled.wake_at == (None if plain.wake_at is None else plain.wake_at * scale)

@@ -1,0 +1,84 @@
+"""`carpool serve` in a process of its own, for tests that need the real thing."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+
+class Served:
+    """A server that is up.
+
+    Attributes:
+        log: its log lines so far.
+    """
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.log: list[str] = []
+        self.host, self.port = "", 0
+
+    def wait_until_ready(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+            if found := re.search(r"ready on http://([^:/\"]+):(\d+)", line):
+                self.host, self.port = found[1], int(found[2])
+                self._reader = threading.Thread(target=self._read_on, daemon=True)
+                self._reader.start()
+                return
+        raise AssertionError("the server did not start:\n" + "".join(self.log))
+
+    def ask(
+        self, method: str, path: str, body: Any = None, **headers: str
+    ) -> tuple[int, bytes, http.client.HTTPMessage]:
+        """One request on a connection of its own; a body that is no bytes goes as JSON."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
+        if body is not None and not isinstance(body, bytes):
+            body = json.dumps(body).encode()
+            headers.setdefault("content_type", "application/json")
+        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+        response = connection.getresponse()
+        try:
+            return response.status, response.read(), response.headers
+        finally:
+            connection.close()
+
+    def _read_on(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+
+
+@contextlib.contextmanager
+def serve(*arguments: str, ready: bool = True) -> Iterator[Served]:
+    """Run `carpool serve ARGUMENTS --port 0 --log json`, from ready to stopped."""
+    command = [sys.executable, "-m", "carpool", "serve", *arguments, "--port", "0", "--log", "json"]
+    env = {**os.environ, "PYTHONPATH": os.getcwd()}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
+    served = Served(process)
+    try:
+        if ready:
+            served.wait_until_ready()
+        yield served
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=40)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+        finally:
+            if process.stderr is not None:
+                process.stderr.close()

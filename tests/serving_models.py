@@ -1,0 +1,8 @@
+"""Services for tests that run `carpool serve`."""
+
+from __future__ import annotations
+
+import carpool
+from tests import models
+
+talks = carpool.Service(models.Talks)

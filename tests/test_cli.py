@@ -1,0 +1,182 @@
+"""The command line: help that teaches, one clear line for each mistake, signals, logs."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import carpool
+from tests.serving import serve
+
+
+def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "carpool", *arguments]
+    env = {**os.environ, "PYTHONPATH": os.getcwd(), "COLUMNS": "100", "NO_COLOR": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env, cwd=cwd)
+
+
+def test_help_teaches() -> None:
+    """Commands, what they do, and where to begin."""
+    done = run("--help")
+
+    assert done.returncode == 0
+    assert "serve" in done.stdout
+    assert "carpool demo" in done.stdout
+
+
+def test_help_of_serve_has_an_example_and_every_option() -> None:
+    """Each option with its meaning and default."""
+    text = run("serve", "--help").stdout
+
+    for word in (
+        "examples.digits:service",
+        "--host",
+        "--port",
+        "--when-full",
+        "--timeout-status",
+        "--max-body-mb",
+        "--log",
+    ):
+        assert word in text
+
+
+def test_version() -> None:
+    """The package's."""
+    assert run("--version").stdout.strip() == carpool.__version__
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("examples.nothing:service", "there is no module 'examples.nothing'"),
+        ("nothing:service", "there is no module 'nothing' in "),
+        ("examples/digits.py:service", "(write the module's name, not its file's)"),
+        ("examples.digits", "write module:attribute, for example examples.digits:service"),
+        ("examples.digits:nothing", "module 'examples.digits' has no attribute 'nothing'; it has service"),
+        ("examples.digits:Digits", "examples.digits:Digits is a type, not a carpool.Service; it has service"),
+        ("json:dumps", "json:dumps is a function, not a carpool.Service; it has no carpool.Service at all"),
+    ],
+)
+def test_a_wrong_target_is_one_line(target: str, told: str) -> None:
+    """What is wrong, and what there is."""
+    done = run("serve", target)
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("carpool: ")
+    assert told in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--prot", "1"], "Did you mean --port?"),
+        (["--port", "many"], "many"),
+        (["--when-full", "explode"], "refuse"),
+        (["--max-body-mb", "0"], "max_body_bytes must be at least 1"),
+        (["--port", "99999"], "99999"),
+    ],
+)
+def test_a_wrong_option_is_explained(options: list[str], told: str) -> None:
+    """Before anything starts."""
+    done = run("serve", "examples.digits:service", *options)
+
+    assert done.returncode != 0
+    assert told in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_in_use_is_one_line() -> None:
+    """It says so before models are loaded, and what to do."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run("serve", "examples.digits:service", "--port", str(port))
+
+    assert done.returncode == 2
+    assert f"carpool: port {port} is in use on 127.0.0.1" in done.stderr
+    assert "--port" in done.stderr
+
+
+def test_a_host_that_is_not_ours_is_one_line() -> None:
+    """An address of another machine cannot be listened on."""
+    done = run("serve", "examples.digits:service", "--host", "192.0.2.1", "--port", "0")
+
+    assert done.returncode == 2
+    assert "192.0.2.1 is no address of this machine" in done.stderr
+
+
+def test_two_services_of_one_name_are_refused() -> None:
+    """They would answer at one address."""
+    done = run("serve", "examples.digits:service", "examples.pipeline:service")
+
+    assert done.returncode == 2
+    assert "two services are called 'digits'" in done.stderr
+
+
+def test_a_model_that_cannot_load_ends_the_server(tmp_path: Path) -> None:
+    """With the user's traceback and exit status 1."""
+    (tmp_path / "broken.py").write_text(
+        "import carpool\n"
+        "class Broken(carpool.Model):\n"
+        "    def setup(self): raise OSError('no weights here')\n"
+        "    def predict(self, x): return x\n"
+        "service = carpool.Service(Broken)\n"
+    )
+
+    done = run("serve", "broken:service", "--port", "0", cwd=tmp_path)
+
+    assert done.returncode == 1
+    assert "carpool: worker 0 of stage Broken could not start" in done.stderr
+    assert "OSError: no weights here" in done.stderr
+
+
+def test_an_import_that_fails_shows_its_own_traceback(tmp_path: Path) -> None:
+    """A module with a mistake in it is not the same as no module."""
+    (tmp_path / "mistaken.py").write_text("import not_there\n")
+
+    done = run("serve", "mistaken:service", cwd=tmp_path)
+
+    assert done.returncode == 1
+    assert "No module named 'not_there'" in done.stderr
+
+
+def test_the_summary_says_what_is_served() -> None:
+    """Address, models, stages, workers, policy: a person sees at a glance what runs."""
+    command = [sys.executable, "-m", "carpool", "serve", "examples.digits:service", "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"})
+    assert process.stderr is not None
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if "ready on" in line:
+            break
+    process.terminate()
+    rest = process.stderr.read()
+    process.stderr.close()
+
+    assert process.wait(timeout=20) == 0
+    text = "".join(lines)
+    assert f"carpool {carpool.__version__} on http://127.0.0.1:" in text
+    assert "digits" in text
+    assert "stage Digits: batches of up to 64, 1 worker, policy greedy" in text
+    assert "SIGTERM: no new requests; finishing those inside" in rest
+    assert "stopped" in rest
+
+
+def test_json_logs_are_json() -> None:
+    """One object a line, also for what workers print."""
+    with serve("tests.serving_models:talks") as served:
+        status, body, _ = served.ask("POST", "/predict", "hi\x1b[31m")
+        assert (status, json.loads(body)) == (200, "hi\x1b[31m")
+
+    lines = [json.loads(line) for line in served.log]
+    printed = [line for line in lines if line.get("worker") == "Talks/0"]
+    assert {"time", "level", "logger", "message"} <= set(lines[0])
+    assert any(line["message"] == "printed hi\\x1b[31m" for line in printed)  # control characters are made visible
+    assert served.process.returncode == 0

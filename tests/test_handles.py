@@ -1,0 +1,229 @@
+"""Handles of a running service, from threads and from asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+
+import pytest
+
+import carpool
+from carpool import Service, Stage
+from tests import models
+
+SCALE = Service(Stage(models.scale, max_batch_size=16), name="scale", slo_s=5.0)
+
+
+def test_predict_from_many_threads() -> None:
+    """Every thread its own answers."""
+    with SCALE.run() as service:
+        wrong: list[tuple[int, float]] = []
+
+        def client(first: int) -> None:
+            for x in range(first, first + 100):
+                y = service.predict(x)
+                if y != 2 * x:
+                    wrong.append((x, y))
+
+        threads = [threading.Thread(target=client, args=(1000 * i,)) for i in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        snapshot = service.stats()
+
+    assert wrong == []
+    assert snapshot.outcomes["ok"] == 1600
+    assert snapshot.stages[0].mean_batch_size > 1
+    assert snapshot.slo_attainment == 1.0
+
+
+@pytest.mark.slow
+def test_five_hundred_tasks_of_five_hundred_calls() -> None:
+    """All answers right, none lost."""
+
+    async def main() -> None:
+        async with SCALE.run_async() as service:
+
+            async def client(first: int) -> None:
+                for x in range(first, first + 500):
+                    assert await service.predict(x) == 2 * x
+
+            await asyncio.gather(*[client(1000 * i) for i in range(500)])
+            assert service.stats().outcomes["ok"] == 250_000
+            assert service.stats().in_flight == 0
+
+    asyncio.run(main())
+
+
+def test_a_full_queue_makes_a_caller_wait() -> None:
+    """Backpressure: nobody in the process is refused, and order of arrival is kept."""
+
+    async def main() -> None:
+        stage = Stage(models.Slow, max_batch_size=2, max_queue_size=2)
+        async with Service(stage).run_async() as service:
+            answers = await asyncio.gather(*[service.predict(0.01) for _ in range(30)])
+            assert len(answers) == 30
+            assert service.stats().outcomes["overloaded"] == 0
+
+    asyncio.run(main())
+
+
+def test_who_waits_for_room_has_a_deadline_too() -> None:
+    """It passes at the door as it does in the queue."""
+
+    async def main() -> None:
+        stage = Stage(models.Slow, max_batch_size=1, max_queue_size=1)
+        async with Service(stage).run_async() as service:
+            busy = [asyncio.ensure_future(service.predict(0.5)) for _ in range(2)]
+            await asyncio.sleep(0.1)
+            started = time.monotonic()
+            with pytest.raises(carpool.DeadlineExceeded, match="waiting for room"):
+                await service.predict(0.0, timeout_s=0.1)
+            assert time.monotonic() - started < 0.35
+            await asyncio.gather(*busy)
+
+    asyncio.run(main())
+
+
+def test_a_timeout_can_only_shorten() -> None:
+    """The service's own limit stands."""
+    with Service(Stage(models.Slow, max_batch_size=2), timeout_s=0.3).run() as service:
+        started = time.monotonic()
+        with pytest.raises(carpool.DeadlineExceeded):
+            service.predict(2.0, timeout_s=60)
+        assert time.monotonic() - started < 1.5
+        with pytest.raises(ValueError, match="timeout_s must be a positive number"):
+            service.predict(0.0, timeout_s=0)
+
+
+def test_a_deadline_is_a_timeout_error() -> None:
+    """`except TimeoutError` catches it, `except ValueError` catches a validation error."""
+    assert issubclass(carpool.DeadlineExceeded, TimeoutError)
+    assert issubclass(carpool.ValidationError, ValueError)
+    assert all(issubclass(e, carpool.CarpoolError) for e in (carpool.Overloaded, carpool.Unavailable))
+
+
+def test_larger_priority_goes_first() -> None:
+    """Of what waits, the most urgent is taken first."""
+    order: list[str] = []
+
+    async def main() -> None:
+        async with Service(Stage(models.Slow, max_batch_size=1)).run_async() as service:
+
+            async def ask(name: str, priority: int) -> None:
+                await service.predict(0.02, priority=priority)
+                order.append(name)
+
+            tasks = [asyncio.ensure_future(ask("first", 0))]
+            await asyncio.sleep(0.01)
+            tasks += [asyncio.ensure_future(ask(n, p)) for n, p in [("low", -1), ("high", 5), ("normal", 0)]]
+            await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+
+    assert order == ["first", "high", "normal", "low"]
+
+
+def test_close_answers_what_is_inside() -> None:
+    """With `drain`, the requests inside are finished; without, they fail at once."""
+
+    async def main(drain: bool) -> tuple[object, float]:
+        service = Service(Stage(models.Slow, max_batch_size=1)).run_async()
+        await service.start()
+        call = asyncio.ensure_future(service.predict(0.5))
+        await asyncio.sleep(0.1)
+        started = time.monotonic()
+        await service.close(drain=drain)
+        took_s = time.monotonic() - started
+        return (await asyncio.gather(call, return_exceptions=True))[0], took_s
+
+    answer, _ = asyncio.run(main(True))
+    assert isinstance(answer, int)
+    error, _ = asyncio.run(main(False))
+    assert isinstance(error, carpool.Unavailable)
+    assert error.code == "stopped"
+
+
+def test_calls_while_stopping_are_refused() -> None:
+    """Draining takes no new requests."""
+
+    async def main() -> None:
+        service = Service(Stage(models.Slow, max_batch_size=1)).run_async()
+        await service.start()
+        inside = asyncio.ensure_future(service.predict(0.3))
+        await asyncio.sleep(0.1)
+        closing = asyncio.ensure_future(service.close())
+        await asyncio.sleep(0.05)
+        with pytest.raises(carpool.Unavailable, match="stopping"):
+            await service.predict(0.0)
+        await asyncio.gather(inside, closing)
+
+    asyncio.run(main())
+
+
+def test_the_story_of_a_request() -> None:
+    """With a journal, what happened to each request can be told, in order."""
+    with SCALE.run(journal_size=100) as service:
+        service.predict(1)
+        service.predict(2)
+        story = [entry.event for entry in service.story(2)]
+
+    assert story == ["admitted", "runs", "answered"]
+
+
+def test_the_journal_is_off_unless_asked_for() -> None:
+    """Then there is no story to tell."""
+    with SCALE.run() as service:
+        service.predict(1)
+        assert service.story(1) == []
+
+
+def test_a_handle_is_of_no_use_in_a_forked_child() -> None:
+    """It says so instead of hanging."""
+    with SCALE.run() as service:
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                service.predict(1)
+                os.write(write, b"answered")
+            except RuntimeError as error:
+                os.write(write, str(error).encode())
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+        told = os.read(read, 1000).decode()
+        os.close(read)
+        os.close(write)
+
+        assert service.predict(1) == 2
+    assert told == "this service was started by another process; start one in this process"
+
+
+def test_stats_tell_where_time_goes() -> None:
+    """Batch sizes, reasons, queue and compute time, workers."""
+    with Service(Stage(models.Slow, max_batch_size=4), name="s").run() as service:
+        list(service.stream([0.01] * 20))
+        snapshot = service.stats()
+
+    stage = snapshot.stages[0]
+    assert sum(n * count for n, count in stage.batch_sizes.items()) == 20
+    assert stage.batches == sum(stage.reasons.values())
+    assert 0.005 < stage.mean_compute_s < 1
+    assert snapshot.mean_latency_s > stage.mean_queue_s
+    assert stage.workers == {"ready": 1}
+
+
+def test_nothing_is_left_behind() -> None:
+    """Threads and file descriptors are those of before, after many starts and stops."""
+    SCALE.start().close()
+    threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with SCALE.run() as service:
+            list(service.stream(range(100)))
+
+    assert threading.active_count() == threads
+    assert len(os.listdir("/proc/self/fd")) == descriptors
