@@ -34,6 +34,8 @@ def as_our_error(error: Exception, what: str) -> Exception:
     if isinstance(error, msgspec.DecodeError):
         text = str(error).partition("malformed: ")[2] or str(error)
         return InvalidRequest(f"the body is no valid {what}: {text}")
+    if isinstance(error, UnicodeDecodeError):
+        return InvalidRequest(f"the body is no valid {what}: byte {error.start} is not UTF-8")
     if isinstance(error, RecursionError):
         return InvalidRequest(f"the {what} is nested too deep")
     if isinstance(error, NotImplementedError | TypeError):

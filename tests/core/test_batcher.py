@@ -352,6 +352,16 @@ def test_each_call_of_a_batch_has_the_whole_time() -> None:
     assert batcher.attend(18) == ([], [0])
 
 
+def test_who_hangs_cannot_come_back() -> None:
+    """A report that was under way when the worker was given up changes nothing; it is being killed."""
+    batcher, batch, _ = running(4, max_batch_time_s=10)
+    batcher.attend(10)
+    batcher.call_started(11, 0, batch.id)
+
+    assert batcher.attention_at == INFINITY
+    assert batcher.attend(50) == ([], [])
+
+
 def test_when_to_look_again_is_known_from_the_start() -> None:
     """The earliest of all deadlines and hang limits, as they come."""
     batcher = stage(1, max_batch_time_s=10)

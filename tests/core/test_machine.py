@@ -263,7 +263,7 @@ class Core(RuleBasedStateMachine):
     def call_started(self, pick: int) -> None:
         worker = sorted(self.sent)[pick % len(self.sent)]
         sent = self.sent[worker]
-        sent.call_started, sent.killed = self.now, False
+        sent.call_started = self.now  # of no use to one that is being killed
         self.pipeline.call_started(self.now, *worker, sent.id)
 
     # -- the end

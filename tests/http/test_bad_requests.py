@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.http.bad_requests import ALL, DROP, INVALID_UTF8, SECRET, Bad
+from tests.http.bad_requests import ALL, DROP, SECRET, Bad
 from tests.http.door import Door, get, post
 from tests.http.jump import run, turns
 from tests.http.net import Client, RunningServer
 from tests.http.wire import Answer
 
 _NEVER_SAID = (b"Traceback", b"carpool", b".py", b"/work", b"/tmp", b"0x", b"File ", SECRET.encode())
-_KNOWN_FAULTS = {f"utf-8: {name}" for name in INVALID_UTF8}
 
 
 def refusal(client: Client, bad: Bad) -> Answer | None:
@@ -39,18 +38,7 @@ def check_body(answer: Answer, had_body: bool) -> None:
         assert [text for text in _NEVER_SAID if text in answer.body] == []
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name,
-            marks=[pytest.mark.xfail(strict=True, reason="schema.as_our_error does not know UnicodeDecodeError: 500")]
-            if name in _KNOWN_FAULTS
-            else [],
-        )
-        for name in ALL
-    ],
-)
+@pytest.mark.parametrize("name", ALL)
 def test_a_bad_request(server: RunningServer, name: str, caplog: pytest.LogCaptureFixture) -> None:
     """It gets its status, in our words, and does not disturb anybody."""
     bad = ALL[name]

@@ -301,7 +301,6 @@ def test_503_after_a_stage_has_failed(monkeypatch: pytest.MonkeyPatch, caplog: p
             assert client.ask(post(b"").replace(b"POST /predict", b"GET /readyz")).status == 503
 
 
-@pytest.mark.xfail(strict=True, reason="drive/workers.py gives the error of a failed stage no retry_after_s")
 def test_503_of_a_failed_stage_says_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """As every 503 does."""
     monkeypatch.setattr(roster, "MOST_DEATHS", 2)

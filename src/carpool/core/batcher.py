@@ -163,9 +163,9 @@ class Batcher:
         return [request for request in batch.requests if request.state == RUNNING]
 
     def call_started(self, now: float, worker: int, batch_id: int) -> None:
-        """The worker reports that it has entered user code once more for the same batch."""
+        """The worker reports that it has entered user code once more for the same batch; too late if it hung before."""
         batch = self.in_flight.get(worker)
-        if batch is not None and batch.id == batch_id:
+        if batch is not None and batch.id == batch_id and batch.call_started < INFINITY:
             batch.call_started = now
 
     def completed(

@@ -44,6 +44,7 @@ _IOV_MAX = 1024
 _READS_IN_A_ROW = 16  # then others get their turn
 _REAP_EVERY_S = 0.002
 _SOCKET_BUFFER = 512 * 1024  # large enough for few wake-ups, small enough to stay in the processor's cache
+_RESTART_S = 30.0  # a failed stage stays so until its service is started anew: what callers are told to wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,7 +410,7 @@ class ProcessStage:
         if self.roster.failed:
             logger.critical("stage %s has failed: its workers die without finishing a batch", self.name)
             text = f"stage {self.name} has failed"
-            self._driver.stage_failed(Unavailable(text, code="stage_failed", retry_after_s=None))
+            self._driver.stage_failed(Unavailable(text, code="stage_failed", retry_after_s=_RESTART_S))
         self.start()
 
 
