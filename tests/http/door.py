@@ -13,7 +13,8 @@ from carpool.core.queue import Queue
 from carpool.core.roster import Roster, State
 from carpool.drive.aio import Driver
 from carpool.http.app import App
-from carpool.http.connection import Limits, Listener
+from carpool.http.connection import Connection
+from carpool.http.listener import Limits, Listener
 from carpool.observe.stats import Stats
 from carpool.policy import Greedy
 from carpool.request import Request
@@ -105,7 +106,7 @@ class Door:
 
     def connect(self, reads: bool = True) -> Wire:
         """A new client."""
-        return Wire(self.listener, reads)
+        return Wire(lambda: Connection(self.listener), reads)
 
     @property
     def outcomes(self) -> dict[str, int]:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import uvloop
 
 from carpool.http.app import App
-from carpool.http.connection import Limits
+from carpool.http.listener import Limits
 from carpool.http.server import Server
 from tests.http.door import post
 from tests.http.wire import Answer, read_answers

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.http.connection import LARGE_BODY, Limits
+from carpool.http.listener import Limits
+from carpool.http.reader import LARGE_BODY
 from carpool.request import Request
 from tests.http.bad_requests import ALL
 from tests.http.door import Door, chunked, get, post

@@ -7,7 +7,7 @@ import errno
 
 import pytest
 
-from carpool.http.connection import LARGE_BODY
+from carpool.http.reader import LARGE_BODY
 from tests.http.door import Door, chunked, get, post
 from tests.http.jump import run, turns
 

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from carpool.http.connection import LARGE_BODY, SCRATCH_BYTES, Limits
+from carpool.http.listener import Limits
+from carpool.http.reader import LARGE_BODY, LARGEST_READ
 from tests.http.door import Door, chunked, get, post
 from tests.http.jump import run, turns
 from tests.http.wire import Answer
@@ -120,7 +121,7 @@ def test_what_never_ends_is_cut_off(endless: bytes) -> None:
         wire = door.connect()
         wire.send(endless)
         filler = b"\r\n" if endless == b"\r\n" else b"x"
-        for _ in range(0, 2 * SCRATCH_BYTES, 1000):
+        for _ in range(0, 2 * LARGEST_READ, 1000):
             wire.send(filler * (1000 // len(filler)))
         assert [a.status for a in wire.answers()] in ([414], [431])
         assert wire.ended

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from carpool.http.connection import Limits
+from carpool.http.listener import Limits
 from tests.http.door import Door, get, post
 from tests.http.jump import run, turns
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from carpool.http.connection import Limits
+from carpool.http.listener import Limits
 from tests.http.door import Door, get, post
 from tests.http.jump import run, turns
 

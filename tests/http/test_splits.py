@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.http.connection import LARGE_BODY
+from carpool.http.reader import LARGE_BODY
 from tests.http.door import Door, chunked, get, post
 from tests.http.jump import run, turns
 from tests.http.wire import Wire

@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from carpool.http.connection import LARGE_BODY, Limits
+from carpool.http.listener import Limits
+from carpool.http.reader import LARGE_BODY
 from tests.http.door import Door, chunked, get, post
 from tests.http.jump import run, turns
 from tests.http.wire import Wire

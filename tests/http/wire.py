@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from carpool.http.reader import LARGEST_READ
 
 _STATUS_LINE = re.compile(rb"HTTP/1\.1 ([1-5][0-9][0-9]) [A-Za-z '-]+")
 
@@ -67,7 +70,7 @@ class Wire(asyncio.Transport):
         socket_error: what the socket would say of a client that has gone.
     """
 
-    def __init__(self, factory: asyncio.BaseProtocol | object, reads: bool = True) -> None:
+    def __init__(self, factory: Callable[[], asyncio.Protocol], reads: bool = True) -> None:
         super().__init__()
         self._loop = asyncio.get_running_loop()
         self.reads = reads
@@ -80,8 +83,10 @@ class Wire(asyncio.Transport):
         self._closing = self._writing_paused = False
         self._high = 64 * 1024
         self.closed = self._loop.create_future()
-        self.protocol: asyncio.BufferedProtocol = factory()  # type: ignore[operator]
-        self.protocol.connection_made(self)
+        self._protocol: asyncio.Protocol | asyncio.BufferedProtocol = factory()
+        self._reads_in_place = False
+        self._protocol.connection_made(self)
+        self._start_reading()
 
     # -- the client's side
 
@@ -105,7 +110,7 @@ class Wire(asyncio.Transport):
         del self._unread[:n]
         if self._writing_paused and len(self._unread) <= self._high // 4:
             self._writing_paused = False
-            self.protocol.resume_writing()
+            self._protocol.resume_writing()
         if self._closing and not self._unread:
             self._loop.call_soon(self._lose, None)
 
@@ -120,15 +125,22 @@ class Wire(asyncio.Transport):
 
     def _deliver(self) -> None:
         while self._unseen and not self.reading_paused and not self._closing and not self.lost:
-            buffer = self.protocol.get_buffer(-1)
-            n = min(len(buffer), len(self._unseen))
-            assert n > 0
-            buffer[:n] = self._unseen[:n]
-            del self._unseen[:n]
-            self.protocol.buffer_updated(n)
+            if isinstance(self._protocol, asyncio.BufferedProtocol):
+                assert self._reads_in_place, "a transport looks at this only when it starts to read"
+                buffer = self._protocol.get_buffer(-1)
+                n = min(len(buffer), len(self._unseen))
+                assert n > 0
+                buffer[:n] = self._unseen[:n]
+                del self._unseen[:n]
+                self._protocol.buffer_updated(n)
+            else:
+                assert not self._reads_in_place
+                data = bytes(self._unseen[:LARGEST_READ])
+                del self._unseen[:LARGEST_READ]
+                self._protocol.data_received(data)
         if self._eof_unseen and not self._unseen and not self.reading_paused and not self._closing and not self.lost:
             self._eof_unseen = False
-            if not self.protocol.eof_received():
+            if not self._protocol.eof_received():
                 self.close()
 
     # -- the server's side: asyncio.Transport
@@ -140,7 +152,7 @@ class Wire(asyncio.Transport):
             self.read()
         elif len(self._unread) > self._high and not self._writing_paused:
             self._writing_paused = True
-            self.protocol.pause_writing()
+            self._protocol.pause_writing()
 
     def can_write_eof(self) -> bool:
         return True
@@ -170,7 +182,19 @@ class Wire(asyncio.Transport):
     def resume_reading(self) -> None:
         assert self.reading_paused and not self._closing
         self.reading_paused = False
+        self._start_reading()
         self._loop.call_soon(self._deliver)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        assert isinstance(protocol, asyncio.Protocol | asyncio.BufferedProtocol)
+        self._protocol = protocol
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._protocol
+
+    def _start_reading(self) -> None:
+        """As uvloop does: how a protocol receives is looked at here and nowhere else."""
+        self._reads_in_place = isinstance(self._protocol, asyncio.BufferedProtocol)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         assert high is not None and low is None
@@ -189,5 +213,5 @@ class Wire(asyncio.Transport):
     def _lose(self, error: Exception | None) -> None:
         if not self.lost:
             self.lost = self._closing = self.ended = True
-            self.protocol.connection_lost(error)
+            self._protocol.connection_lost(error)
             self.closed.set_result(None)

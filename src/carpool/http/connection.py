@@ -1,10 +1,6 @@
-"""The HTTP/1.1 door: one client connection over httptools (llhttp), with limits and time-outs of our own.
-
-llhttp parses and sets no limits; this file counts. It knows bytes, framing, order and time; what an address means is
-the app's business. The rules:
+"""The HTTP/1.1 door: one client connection. It knows order and time; what the bytes say is `reader.py`'s business.
 
 * answers leave in the order of their requests; when too many wait, nothing more is read;
-* a body of known, large length is received straight into memory of its own and never passes the parser;
 * a request that is refused before its body was read gets its answer, then the connection is closed;
 * a client that half-closes still gets its answers; one that is gone has its queued requests cancelled;
 * a client that does not read is not read from either, and is dropped after a while.
@@ -13,169 +9,20 @@ the app's business. The rules:
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
-import time
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
-from email.utils import formatdate
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, cast
+from typing import cast
 
-import httptools
+from carpool.http.codec import Refusal
+from carpool.http.exchange import Exchange, Response
+from carpool.http.listener import HttpHead, Listener
+from carpool.http.reader import LARGE_BODY, RequestReader
 
-from carpool.errors import CarpoolError, Overloaded
-from carpool.http.codec import Refusal, too_large
-from carpool.http.exchange import WANTED_HEADERS, Exchange, Head, Response
-
-if TYPE_CHECKING:
-    from carpool.http.app import App
-
-logger = logging.getLogger("carpool")
-
-SCRATCH_BYTES = 256 * 1024
-LARGE_BODY = 64 * 1024
-_FRAMING_HEADERS = frozenset({b"host", b"expect", b"transfer-encoding"})
-_KEPT_HEADERS = WANTED_HEADERS | _FRAMING_HEADERS
-_NEVER_KNOWN = frozenset({b"expect", b"transfer-encoding", b"x-request-id"})
-_LONGEST_KNOWN_HEAD = 2048
-_MOST_KNOWN_HEADS = 1024
 _LONGEST_LOOKED_UP = 16 * 1024  # more in one go is a large body, or many requests at once
-_FORBIDDEN_TRAILERS = frozenset({b"content-length", b"host", b"transfer-encoding"})
 _LINGER_S = 2.0  # so long a refused request's body is read and thrown away, so that the answer arrives
 _PROBE_AFTER_S = 0.02
 _PROBE_TRIES = 8
-_FIELD_OVERHEAD = 4  # ": " and CRLF
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one client may take up.
-
-    Attributes:
-        connections: open at a time; one more is answered 503 and closed, without an answer from twice as many on.
-        header_bytes: all header lines of a request; header_fields: how many; target_bytes: its address.
-        chunks: parts of a chunked body.
-        pipelined: requests of one connection in the app at a time.
-        body_bytes_in_flight: bodies being received, over all connections.
-        write_buffer_bytes: answers that wait for a slow reader before its connection is no longer read.
-        header_s, body_s: time for the headers and for the body to arrive.
-        idle_s: time between requests; write_s: time for a slow reader to take its answers.
-    """
-
-    connections: int = 1024
-    header_bytes: int = 32 * 1024
-    header_fields: int = 64
-    target_bytes: int = 8 * 1024
-    chunks: int = 65_536
-    pipelined: int = 16
-    body_bytes_in_flight: int = 256 * 2**20
-    write_buffer_bytes: int = 256 * 1024
-    header_s: float = 10.0
-    body_s: float = 30.0
-    idle_s: float = 75.0
-    write_s: float = 30.0
-
-
-class HttpHead(Head):
-    """A head as this door sees it.
-
-    Attributes:
-        length: of the body, where the head says it.
-        keep_alive: whether the connection goes on after the answer; old_version: whether it is HTTP/1.0.
-        is_plain: whether a good answer needs nothing but the usual headers and its body.
-        unread: whether the request was refused before all of it was read.
-    """
-
-    __slots__ = ("is_plain", "keep_alive", "length", "old_version", "unread")
-
-    def __init__(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], old_version: bool = False) -> None:
-        super().__init__(method, path, headers)
-        self.length = int(headers.get(b"content-length", b"0"))
-        self.keep_alive = True
-        self.old_version = old_version
-        self.is_plain = method != b"HEAD" and not old_version
-        self.unread = False
-
-
-class Listener:
-    """What all connections of one server share.
-
-    Attributes:
-        scratch: where every connection receives; used up before the next one receives.
-        connections: the open ones.
-        heads: recent heads by their exact bytes. Clients repeat theirs, and equal bytes mean the same, so most
-            requests need no parsing at all.
-        good: by content type, a good answer as far as its length, for the present second.
-        body_bytes: how many bytes of bodies are being received.
-        draining: whether connections are to be closed after the answers that are owed.
-    """
-
-    def __init__(self, app: App, limits: Limits) -> None:
-        self.app = app
-        self.limits = limits
-        self.scratch = bytearray(SCRATCH_BYTES)
-        self.view = memoryview(self.scratch)
-        self.connections: set[Connection] = set()
-        self.heads: dict[bytes, HttpHead] = {}
-        self.body_bytes = 0
-        self.draining = False
-        self._emptied: asyncio.Future[None] | None = None
-        self.good: dict[bytes, bytes] = {}
-        self._loop = asyncio.get_running_loop()
-        self._common = b""
-
-    def __call__(self) -> Connection:
-        return Connection(self)
-
-    def remember(self, raw: bytes, head: HttpHead) -> None:
-        """Keep a parsed head, by its bytes without the blank line, for the next request that has the same."""
-        if len(self.heads) >= _MOST_KNOWN_HEADS:
-            self.heads.clear()
-        self.heads[raw.removesuffix(b"\r\n\r\n")] = head
-
-    def drain(self) -> None:
-        """Close idle connections now, the others after the answers that are owed."""
-        self.draining = True
-        for connection in list(self.connections):
-            connection.drain()
-
-    def abort(self) -> None:
-        """Close every connection, whatever it is doing."""
-        for connection in list(self.connections):
-            connection.abort()
-
-    async def empty(self) -> None:
-        """Wait until the last connection is closed."""
-        if self.connections:
-            self._emptied = asyncio.get_running_loop().create_future()
-            await self._emptied
-
-    def remove(self, connection: Connection) -> None:
-        """A connection is closed."""
-        self.connections.discard(connection)
-        if self._emptied is not None and not self._emptied.done() and not self.connections:
-            self._emptied.set_result(None)
-
-    def common_headers(self) -> bytes:
-        """Headers of every answer. They hold for the present second, since one of them is the date."""
-        if not self._common:
-            now = time.time()
-            date = formatdate(now, usegmt=True).encode()
-            self._common = b"date: %b\r\nx-content-type-options: nosniff\r\n" % date
-            self._loop.call_later(1.0 - now % 1.0, self._forget_common)
-        return self._common
-
-    def start_of_good(self, content_type: bytes) -> bytes:
-        """A good answer as far as its length."""
-        start = b"HTTP/1.1 200 OK\r\n%bcontent-type: %b\r\ncontent-length: " % (self.common_headers(), content_type)
-        self.good[content_type] = start
-        return start
-
-    def _forget_common(self) -> None:
-        self._common = b""
-        self.good.clear()
 
 
 class HttpExchange(Exchange):
@@ -200,51 +47,33 @@ class HttpExchange(Exchange):
             super().tell()
 
 
-class _Stop(Exception):
-    """Raised inside the parser: the present request is not read any further."""
+class Connection(asyncio.Protocol):
+    """One client.
 
-    def __init__(self, response: Response) -> None:
-        super().__init__()
-        self.response = response
-
-
-class Connection(asyncio.BufferedProtocol):
-    """One client."""
+    Attributes:
+        deaf: whether what still comes is thrown away.
+    """
 
     def __init__(self, listener: Listener) -> None:
         self.app = listener.app
+        self.deaf = False
         self._listener = listener
         self._limits = listener.limits
+        self._heads = listener.heads
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._loop = asyncio.get_running_loop()
-        self._parser: Any = httptools.HttpRequestParser(self)
-        # the request that is being received
-        self._target = b""
-        self._headers: dict[bytes, bytes] = {}
-        self._fields = 0
-        self._header_bytes = 0
-        self._unparsed_bytes = 0  # received since the parser last completed something
-        self._in_headers = False
-        self._raw_head = b""  # its bytes, if they are worth remembering
-        self._head: HttpHead | None = None  # its body is being received
-        self._refusal: Response | None = None  # what the app said to its head
-        self._parts: list[bytes] = []
-        self._body_bytes = 0
-        self._chunks = 0
-        self._own: memoryview | None = None  # a large body's own memory
-        self._own_got = 0
+        self._reader = RequestReader(listener, self)
+        self._is_large = False  # `_LargeBody` stands in for us
         # the requests that are owed an answer, in order; the first `_handled` have been given to the app
         self._owed: deque[HttpExchange] = deque()
         self._handled = 0
-        # the end, and what stands in the way
         self._handing_on = False  # `_hand_on` is at work
-        self._deaf = False  # what still comes is thrown away
         self._half_closed = False
         self._paused_writing = False
         self._paused_reading = False
         # time
-        self._requests = 0
-        self._quiet_since = 0  # `_requests` when the idle timer last looked, -1 if one of them was not over yet
+        self._known = 0  # requests whose heads were looked up, which the reader has not seen
+        self._quiet_since = 0  # how many requests there were at the last look; -1 if one was not over yet
         self._idle_timer: asyncio.TimerHandle | None = None
         self._receive_timer: asyncio.TimerHandle | None = None
         self._receiving = (0, False)  # the request, and whether it is its body, that `_receive_timer` is for
@@ -264,7 +93,7 @@ class Connection(asyncio.BufferedProtocol):
         if open_ones > 2 * most:
             self.abort()
         elif open_ones > most:
-            self._refuse(self.app.refuse(None, Refusal(503, "too_many_connections")))
+            self.refuse(self.app.refuse(None, Refusal(503, "too_many_connections")))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._listener.remove(self)
@@ -272,31 +101,20 @@ class Connection(asyncio.BufferedProtocol):
         for timer in timers:
             if timer is not None:
                 timer.cancel()
-        self._deaf = True
-        self._forget_request()
+        self.deaf = True
+        self._reader.forget()
         for exchange in self._owed:
             self.app.gone(exchange)
         self._owed.clear()
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        if self._own is not None:
-            return self._own[self._own_got :]
-        return self._listener.view
-
-    def buffer_updated(self, nbytes: int) -> None:
-        if self._deaf:
+    def data_received(self, data: bytes) -> None:
+        if self.deaf:
             return
-        if self._own is not None:
-            self._own_got += nbytes
-            if self._own_got == len(self._own):
-                # received beside the parser, which still waits for it and is replaced
-                self._parser = httptools.HttpRequestParser(self)
-                self.on_message_complete()
-        elif self._in_headers or self._head is not None or self._unparsed_bytes:
-            self._feed(0, nbytes)
+        if self._reader.fresh and len(data) <= _LONGEST_LOOKED_UP:
+            self._look_up(data)
         else:
-            self._receive(nbytes)
-        if self._in_headers or self._head is not None or self._receive_timer is not None:
+            self._reader.feed(data)
+        if self._receive_timer is not None or not self._reader.fresh:
             self._time_receiving()
 
     def eof_received(self) -> bool:
@@ -320,22 +138,17 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- receiving
 
-    def _receive(self, end: int) -> None:
-        """Requests from the start of the scratch on: known heads are looked up, the rest goes to the parser."""
-        if end > _LONGEST_LOOKED_UP:
-            self._feed(0, end)
-            return
-        rest = bytes(self._listener.view[:end])
-        while rest:
-            raw, blank_line, rest = rest.partition(b"\r\n\r\n")
-            head = self._listener.heads.get(raw)
+    def _look_up(self, data: bytes) -> None:
+        """Requests that begin with `data`: known heads are looked up, the reader gets the rest."""
+        heads = self._heads
+        while data:
+            raw, blank_line, rest = data.partition(b"\r\n\r\n")
+            head = heads.get(raw)
             if head is None or head.length > len(rest) or not blank_line:
-                self._raw_head = raw + blank_line
-                self._feed(end - len(raw) - len(blank_line) - len(rest), end)
-                self._raw_head = b""
+                self._reader.feed(data, raw + blank_line)
                 return
-            body, rest = rest[: head.length], rest[head.length :]
-            self._requests += 1
+            body, data = rest[: head.length], rest[head.length :]
+            self._known += 1
             exchange = HttpExchange(self, head, body)
             self._owed.append(exchange)
             if self._handled or self._paused_writing:
@@ -344,192 +157,61 @@ class Connection(asyncio.BufferedProtocol):
                 self._handled = 1
                 head.route(exchange)
 
-    def _feed(self, start: int, end: int) -> None:
-        """Let the parser have a piece of the scratch."""
-        self._unparsed_bytes += end - start
-        while start < end and not self._deaf:
-            try:
-                self._parser.feed_data(self._listener.view[start:end])
-            except httptools.HttpParserUpgrade as upgrade:
-                start = self._decline_upgrade(start + upgrade.args[0], end)
-                continue
-            except httptools.HttpParserCallbackError as error:
-                self._refuse(self._response_to(error.__context__))
-            except httptools.HttpParserError:
-                if not self._deaf:
-                    self._refuse(self.app.refuse(self._head, Refusal(400, "bad_http")))
-            else:
-                if self._unparsed_bytes > self._limits.header_bytes + SCRATCH_BYTES and self._own is None:
-                    # swallowed without a word: an endless header line or blank lines
-                    self._refuse(self.app.refuse(self._head, Refusal(431, "headers_too_large")))
-            return
-
-    def _decline_upgrade(self, start: int, end: int) -> int:
-        """An offer to change protocols is ignored. The parser stops behind its head; returns where it may go on."""
-        self._parser = httptools.HttpRequestParser(self)
-        if self._own is not None:
-            n = min(len(self._own) - self._own_got, end - start)
-            self.on_body(self._listener.view[start : start + n])
-            start += n
-            if self._own_got == len(self._own):
-                self.on_message_complete()
-        return start
-
-    def _remember(self, raw: bytes, head: HttpHead) -> None:
-        """Keep the head that was just parsed, if its bytes are known and are all that it means."""
-        headers = head.headers
-        if (
-            head.keep_alive
-            and not head.old_version
-            and head.length < LARGE_BODY
-            and headers.keys().isdisjoint(_NEVER_KNOWN)
-            and not self._parser.should_upgrade()
-            and len(raw) <= _LONGEST_KNOWN_HEAD
-            # the lines are those the parser has seen, and all end as they should
-            and raw.count(b"\n") == raw.count(b"\r\n") == self._fields + 2
-        ):
-            self._listener.remember(raw, head)
-
-    def on_message_begin(self) -> None:
-        """The parser's call, like all `on_...` below."""
-        self._requests += 1
-        self._target = b""
-        self._headers = {}
-        self._fields = self._header_bytes = self._chunks = self._body_bytes = 0
-        self._parts = []
-        self._in_headers = True
-
-    def on_url(self, url: bytes) -> None:
-        self._target += url
-        if len(self._target) > self._limits.target_bytes:
-            raise Refusal(414, "uri_too_long")
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        limits = self._limits
-        self._fields += 1
-        self._header_bytes += len(name) + len(value) + _FIELD_OVERHEAD
-        if self._fields > limits.header_fields or self._header_bytes > limits.header_bytes:
-            raise Refusal(431, "headers_too_large")
-        name = name.lower()
-        if not self._in_headers:  # a trailer
-            if name in _FORBIDDEN_TRAILERS:
-                raise Refusal(400, "bad_http")
-        elif name in _KEPT_HEADERS:
-            if name in _FRAMING_HEADERS and name in self._headers:
-                raise Refusal(400, "bad_http")
-            self._headers[name] = value.strip(b" \t")
-
-    def on_headers_complete(self) -> None:
-        self._in_headers = False
-        raw, self._raw_head = self._raw_head, b""
-        parser, headers = self._parser, self._headers
-        version = parser.get_http_version()
-        self._check_framing(version)
-        path = self._target.partition(b"?")[0]
-        self._head = head = HttpHead(parser.get_method(), path, headers, version == "1.0")
-        head.keep_alive = parser.should_keep_alive()
-        head.is_plain = head.is_plain and head.keep_alive
-        self._refusal = self.app.admit(head)
-        has_body = head.length > 0 or b"transfer-encoding" in headers
-        if self._refusal is None:
-            if has_body:
-                self._expect_body(head)
-            if raw:
-                self._remember(raw, head)
-        elif has_body:
-            raise _Stop(self._refusal)
-
-    def on_body(self, body: bytes | memoryview) -> None:
-        if self._own is not None:
-            self._own[self._own_got : self._own_got + len(body)] = body
-            self._own_got += len(body)
-            return
-        self._unparsed_bytes = 0
-        self._body_bytes += len(body)
-        self._listener.body_bytes += len(body)
-        self._parts.append(body)  # type: ignore[arg-type]
-        if self._body_bytes > self.app.max_body_bytes:
-            raise too_large(self.app.max_body_bytes)
-        if self._listener.body_bytes > self._limits.body_bytes_in_flight:
-            raise _too_many_bytes()
-
-    def on_chunk_header(self) -> None:
-        self._unparsed_bytes = 0
-        self._chunks += 1
-        if self._chunks > self._limits.chunks:
-            raise Refusal(413, "too_large")
-
-    def on_message_complete(self) -> None:
-        head = self._head
-        assert head is not None
-        if self._own is not None and self._own_got < len(self._own):
-            return  # the parser sees no body in an offer to upgrade
-        exchange = HttpExchange(self, head, self._take_body())
-        exchange.out = self._refusal
-        self._head = None
-        self._unparsed_bytes = 0
-        self._deaf = not head.keep_alive
+    def take(self, head: HttpHead, body: bytes | bytearray, refusal: Response | None) -> None:
+        """The reader has a whole request."""
+        exchange = HttpExchange(self, head, body)
+        exchange.out = refusal
+        self.deaf = not head.keep_alive
         self._owed.append(exchange)
         self._hand_on()
 
-    def _response_to(self, cause: BaseException | None) -> Response:
-        """The answer to a request at which a call of the parser raised."""
-        if isinstance(cause, _Stop):
-            return cause.response
-        if isinstance(cause, CarpoolError):
-            return self.app.refuse(self._head, cause)
-        logger.error("a request could not be handled", exc_info=cause)
-        return self.app.refuse(self._head, CarpoolError("internal error"))
+    def take_large(self, rest: memoryview) -> None:
+        """The reader wants what comes next in place."""
+        self._is_large = True
+        self._set_protocol(_LargeBody(self, rest))
 
-    def _check_framing(self, version: str) -> None:
-        """What llhttp lets pass and we do not."""
-        headers = self._headers
-        if version not in ("1.1", "1.0"):
-            raise Refusal(505, "version_not_supported")
-        host = headers.get(b"host")
-        if (host is None and version == "1.1") or not self._target.startswith(b"/"):
-            raise Refusal(400, "bad_http")
-        if host is not None and any(c in host for c in b"/@ ,"):
-            raise Refusal(400, "bad_http")
-        coding = headers.get(b"transfer-encoding")
-        if coding is not None:
-            if version == "1.0":
-                raise Refusal(400, "bad_http")
-            if coding.lower() != b"chunked" or self._parser.should_upgrade():
-                raise Refusal(501, "not_implemented")
-        if version == "1.1" and headers.get(b"expect", b"100-continue").lower() != b"100-continue":
-            raise Refusal(417, "expectation_failed")
+    def large_is_full(self) -> None:
+        """The memory of `take_large` is full."""
+        self._is_large = False
+        self._set_protocol(self)
+        self._reader.received_large()
+        self._time_receiving()
 
-    def _expect_body(self, head: HttpHead) -> None:
-        """Make ready for the body of an admitted request."""
-        listener, length = self._listener, head.length
-        if listener.body_bytes + length > self._limits.body_bytes_in_flight:
-            raise _too_many_bytes()
-        if b"expect" in self._headers and not head.old_version:
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if length >= LARGE_BODY or self._parser.should_upgrade():
-            self._own = memoryview(bytearray(length))
-            self._own_got = 0
-            listener.body_bytes += length
+    def encourage(self) -> None:
+        """The client waits to be told that its body is welcome."""
+        self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def _take_body(self) -> bytes | bytearray:
-        """The body that has been received, and its bytes off the account."""
-        if self._own is not None:
-            body = cast(bytearray, self._own.obj)
-            self._listener.body_bytes -= len(body)
-            self._own = None
-            return body
-        parts = self._parts
-        self._listener.body_bytes -= self._body_bytes
-        self._body_bytes = 0
-        self._parts = []
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+    def refuse(self, response: Response) -> None:
+        """The present request is not read any further: answer it, in its turn, and close."""
+        present = self._reader.head
+        head = HttpHead(present.method if present else b"", b"", {})  # the request's own may be shared
+        head.keep_alive = False
+        head.unread = True
+        exchange = HttpExchange(self, head)
+        exchange.out = response
+        self._forget_request()
+        self.deaf = True
+        self._owed.append(exchange)
+        self._hand_on()
 
     def _forget_request(self) -> None:
         """Let go of a request that is half received."""
-        self._take_body()
-        self._head = None
-        self._in_headers = False
+        self._reader.forget()
+        if self._is_large:
+            self._is_large = False
+            self._set_protocol(self)
+
+    @property
+    def _requests(self) -> int:
+        """How many were begun."""
+        return self._known + self._reader.requests
+
+    def _set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        transport = self._transport
+        transport.set_protocol(protocol)
+        if not self._paused_reading and not transport.is_closing():
+            transport.pause_reading()  # uvloop looks at how a protocol receives only when it starts to read
+            transport.resume_reading()
 
     # -- answering
 
@@ -586,13 +268,13 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self._paused_reading:
             self._regulate()
-        if self._half_closed or (self._listener.draining and self._nothing_coming):
+        if self._half_closed or (self._listener.draining and self._reader.idle):
             transport.close()
 
     def _write(self, exchange: HttpExchange, response: Response) -> None:
         status, body, content_type, headers = response
         head, listener = exchange.head, self._listener
-        last = not head.keep_alive or (listener.draining and not self._owed and self._nothing_coming)
+        last = not head.keep_alive or (listener.draining and not self._owed and self._reader.idle)
         lines = [
             b"HTTP/1.1 %d %b\r\n" % (status, _REASONS[status]),
             listener.common_headers(),
@@ -614,18 +296,6 @@ class Connection(asyncio.BufferedProtocol):
         elif last:
             self._transport.close()
 
-    def _refuse(self, response: Response) -> None:
-        """The present request is not read any further: answer it, in its turn, and close."""
-        head = HttpHead(self._head.method if self._head else b"", b"", {})  # the request's own may be shared
-        head.keep_alive = False
-        head.unread = True
-        exchange = HttpExchange(self, head)
-        exchange.out = response
-        self._forget_request()
-        self._deaf = True
-        self._owed.append(exchange)
-        self._hand_on()
-
     def _regulate(self) -> None:
         """Read only while there is room for what would come."""
         full = len(self._owed) > self._limits.pipelined or self._paused_writing
@@ -636,15 +306,11 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._transport.resume_reading()
 
-    @property
-    def _nothing_coming(self) -> bool:
-        return self._head is None and not self._in_headers
-
     # -- the end
 
     def drain(self) -> None:
         """Close now if nothing is owed or being received."""
-        if not self._owed and self._nothing_coming:
+        if not self._owed and self._reader.idle:
             self._transport.close()
 
     def abort(self) -> None:
@@ -687,12 +353,12 @@ class Connection(asyncio.BufferedProtocol):
     def _time_receiving(self) -> None:
         """The clock runs from a request's first byte, and anew from the end of its headers."""
         timer = self._receive_timer
-        if self._nothing_coming:
+        if self._reader.idle:
             if timer is not None and self._requests:
                 timer.cancel()
                 self._receive_timer = None
             return
-        in_body = self._head is not None
+        in_body = self._reader.head is not None
         if timer is not None:
             if self._receiving == (self._requests, in_body):
                 return
@@ -703,16 +369,16 @@ class Connection(asyncio.BufferedProtocol):
 
     def _received_too_slowly(self) -> None:
         self._receive_timer = None
-        if self._nothing_coming:  # not a byte since it was opened
+        if self._reader.idle:  # not a byte since it was opened
             self._transport.close()
         elif self._paused_reading:  # it is we who do not read
             self._receive_timer = self._loop.call_later(self._limits.header_s, self._received_too_slowly)
         else:
-            self._refuse(self.app.refuse(self._head, Refusal(408, "request_timeout")))
+            self.refuse(self.app.refuse(self._reader.head, Refusal(408, "request_timeout")))
 
     def _look_if_idle(self) -> None:
         """Looked at now and then only, so that a request costs nothing: idle means one to two periods."""
-        is_quiet = not self._owed and self._nothing_coming
+        is_quiet = not self._owed and self._reader.idle
         if is_quiet and self._requests == self._quiet_since:
             self.abort()  # also if an answer has not been taken
             return
@@ -720,8 +386,37 @@ class Connection(asyncio.BufferedProtocol):
         self._idle_timer = self._loop.call_later(self._limits.idle_s, self._look_if_idle)
 
 
-def _too_many_bytes() -> Overloaded:
-    return Overloaded("too many bytes of bodies are being received", retry_after_s=1.0)
+class _LargeBody(asyncio.BufferedProtocol):
+    """Stands in for a connection while a large body is received into place.
+
+    Args:
+        connection: whose body it is.
+        rest: what is still to be filled.
+    """
+
+    def __init__(self, connection: Connection, rest: memoryview) -> None:
+        self._connection = connection
+        self._rest = rest
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._rest
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._rest = self._rest[nbytes:]
+        if not self._rest:
+            self._connection.large_is_full()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._connection.connection_lost(error)
+
+    def eof_received(self) -> bool:
+        return self._connection.eof_received()
+
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()
 
 
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}

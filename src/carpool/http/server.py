@@ -11,7 +11,8 @@ import socket
 from collections.abc import Callable
 
 from carpool.http.app import App
-from carpool.http.connection import Limits, Listener
+from carpool.http.connection import Connection
+from carpool.http.listener import Limits, Listener
 
 logger = logging.getLogger("carpool")
 
@@ -52,9 +53,11 @@ class Server:
         """Accept connections; the app answers 503 until it has started."""
         if not self.sockets:
             self.bind()
-        self._listener = Listener(self.app, self._limits)
+        listener = self._listener = Listener(self.app, self._limits)
         loop = asyncio.get_running_loop()
-        self._servers = [await loop.create_server(self._listener, sock=sock, backlog=_BACKLOG) for sock in self.sockets]
+        self._servers = [
+            await loop.create_server(lambda: Connection(listener), sock=sock, backlog=_BACKLOG) for sock in self.sockets
+        ]
 
     async def stop(self, drain: bool = True) -> None:
         """Refuse what is new, finish what is inside, close every connection, stop the services."""
