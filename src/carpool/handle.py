@@ -40,6 +40,7 @@ T = TypeVar("T")
 _generation = 0  # counts forks: a handle of the parent is of no use in the child
 _HANG_SHARE = 3  # `max_batch_time_s` defaults to this part of the service's time-out
 _BATCHES_AHEAD = 3  # per worker: one at work, one on its way, one forming
+_SMALL_AHEAD = 2 * _BATCHES_AHEAD  # of small items, so that threads wake one another less often
 _LEAST_IN_FLIGHT = 64
 
 
@@ -175,7 +176,7 @@ class AsyncHandle:
             return Window(max_in_flight, max_in_flight)
         stages = self.service.stages
         least = sum(_BATCHES_AHEAD * stage.workers * (stage.max_batch_size or 1) for stage in stages)
-        most = sum(_BATCHES_AHEAD * stage.workers * (stage.max_batch_size or MOST_IN_A_HOP) for stage in stages)
+        most = sum(_SMALL_AHEAD * stage.workers * (stage.max_batch_size or MOST_IN_A_HOP) for stage in stages)
         return Window(least, max(_LEAST_IN_FLIGHT, most))
 
     @property

@@ -90,13 +90,20 @@ def encode(frame: Frame) -> list[Buffer]:
     """The frame as buffers to be written one after the other; payload buffers are not copied.
 
     Raises:
-        FrameError: it is larger than `MAX_FRAME_BYTES`, or its items' parts are not equally many.
+        FrameError: it is larger than `MAX_FRAME_BYTES`, its items' parts are not equally many, or an item is no buffer.
     """
     kind, n = frame.kind, len(frame.ids)
     counts, parts = parts_of(frame.payloads)
     m = len(parts)
-    if not n == len(counts) == len(frame.formats) or (kind == Kind.BATCH and len(frame.accepts) != n):
-        raise FrameError(f"{n} ids, {len(counts)} payloads, {len(frame.formats)} formats, {len(frame.accepts)} accepts")
+    if (
+        not n == len(counts) == len(frame.formats)
+        or (kind == Kind.BATCH and not n == len(frame.accepts) == len(frame.deadlines))
+        or (parts is not frame.payloads and 0 in counts)
+    ):
+        raise FrameError(
+            f"{n} ids, {len(counts)} payloads of {m} buffers, {len(frame.formats)} formats,"
+            f" {len(frame.accepts)} accepts and {len(frame.deadlines)} deadlines do not match"
+        )
     lengths = [part.nbytes if type(part) is memoryview else len(part) for part in parts]
     length = sum(lengths)
     if length > MAX_FRAME_BYTES or n > MAX_ITEMS or m > MAX_BUFFERS:

@@ -47,7 +47,7 @@ def read(payload: Payload) -> Report:
     """The report that `pack` made."""
     try:
         return _decoder.decode(payload)  # type: ignore[arg-type]
-    except (msgspec.DecodeError, TypeError):
+    except (msgspec.DecodeError, TypeError, UnicodeDecodeError, RecursionError):
         return Report("the worker's report could not be read")
 
 
