@@ -42,6 +42,7 @@ _LARGEST_PORT = 65535
 @cli.command
 def serve(
     target: str,
+    /,
     *more: str,
     host: str = "127.0.0.1",
     port: int = 8000,
