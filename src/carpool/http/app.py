@@ -14,7 +14,6 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from carpool.clock import monotonic
 from carpool.core.roster import State
@@ -276,7 +275,7 @@ class App:
         }
         routes[b"/predict"] = {b"POST": (self._predict, self.endpoints[0])}
         for endpoint in self.endpoints:
-            routes[predict_path(endpoint.name).encode()] = {b"POST": (self._predict, endpoint)}
+            routes[openapi.predict_path(endpoint.name).encode()] = {b"POST": (self._predict, endpoint)}
         return routes
 
     def _predict(self, exchange: Exchange) -> None:
@@ -334,11 +333,6 @@ class App:
             document = openapi.document(self.services, self._timeout_status, self.max_body_bytes)
             self._document = as_json(document)
         exchange.respond(Response(200, self._document))
-
-
-def predict_path(name: str) -> str:
-    """The address of a model."""
-    return f"/models/{quote(name, safe='')}/predict"
 
 
 def _milliseconds(text: bytes) -> float:

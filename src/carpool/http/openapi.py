@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import carpool
 from carpool import schema
@@ -53,8 +54,6 @@ def document(services: Sequence[Service], timeout_status: int, max_body_bytes: i
         timeout_status: status of a missed deadline.
         max_body_bytes: largest request body.
     """
-    from carpool.http.app import predict_path
-
     types: list[Any] = []
     for service in services:
         types += [service.stages[0].traits.input_type, service.stages[-1].traits.output_type]
@@ -75,6 +74,11 @@ def document(services: Sequence[Service], timeout_status: int, max_body_bytes: i
         "paths": {**paths, **_operations()},
         "components": {"schemas": {**components, "CarpoolError": _error_schema()}},
     }
+
+
+def predict_path(name: str) -> str:
+    """The address of a model."""
+    return f"/models/{quote(name, safe='')}/predict"
 
 
 class _Definitions:
