@@ -1,0 +1,358 @@
+"""Frames: what is sent is received, whatever the pieces, and neither side copies what is large."""
+
+from __future__ import annotations
+
+import struct
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.wire import frame as wire
+from carpool.wire.frame import MAX_ITEMS, Frame, FrameError, FrameReader, Kind, encode
+from carpool.wire.payload import LARGE
+from tests.wire.frames import FRAMES, PROPERTY, data_of, header, plain, receive
+
+
+@pytest.fixture(params=[(LARGE, wire.SCRATCH_BYTES), (LARGE, 64), (8, 64), (1, 48)], ids=str)
+def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From where on a buffer is large, and the scratch: so small that even short frames take every way in."""
+    large, scratch = request.param
+    monkeypatch.setattr(wire, "LARGE", large)
+    monkeypatch.setattr(wire, "SCRATCH_BYTES", scratch)
+
+
+# -- pieces
+
+
+@pytest.mark.usefixtures("_sizes")
+@pytest.mark.parametrize("frame", FRAMES.values(), ids=FRAMES)
+def test_a_frame_is_the_same_wherever_it_is_cut_in_two(frame: Frame) -> None:
+    """Every kind and every cut: nothing before the last byte, then the frame."""
+    data = data_of(frame)
+    for cut in range(len(data)):
+        reader = FrameReader()
+        early = receive(reader, data[:cut])
+        assert early == []
+        assert plain(receive(reader, data[cut:])) == plain([frame])
+
+
+@pytest.mark.usefixtures("_sizes")
+@pytest.mark.parametrize("frame", FRAMES.values(), ids=FRAMES)
+def test_a_frame_may_come_byte_by_byte(frame: Frame) -> None:
+    """One byte to a read."""
+    data = data_of(frame)
+
+    assert plain(receive(FrameReader(), data, range(len(data)))) == plain([frame])
+
+
+@pytest.mark.usefixtures("_sizes")
+def test_frames_in_a_row_are_the_same_wherever_they_are_cut() -> None:
+    """All of them in one stream, cut in two at every place: each one once and in order."""
+    frames = list(FRAMES.values())
+    data = data_of(*frames)
+    for cut in range(len(data)):
+        assert plain(receive(FrameReader(), data, [cut])) == plain(frames)
+
+
+@pytest.mark.usefixtures("_sizes")
+@pytest.mark.parametrize("step", [2, 3, 7, 47, 48, 49, 63, 64, 65, 100])
+def test_frames_in_a_row_come_in_small_reads(step: int) -> None:
+    """Reads of any one size."""
+    frames = list(FRAMES.values()) * 2
+    data = data_of(*frames)
+
+    assert plain(receive(FrameReader(), data, range(0, len(data), step))) == plain(frames)
+
+
+def test_every_frame_comes_out_with_its_last_byte() -> None:
+    """A frame does not wait for what comes after it."""
+    frames = list(FRAMES.values())
+    ends = list(accumulate(len(data_of(frame)) for frame in frames))
+    reader = FrameReader()
+    data = data_of(*frames)
+
+    got = [receive(reader, data[begin:end]) for begin, end in pairwise([0, *ends])]
+
+    assert [plain(some) for some in got] == [plain([frame]) for frame in frames]
+
+
+buffers = st.binary(max_size=100)
+payloads = st.one_of(buffers, buffers, st.lists(buffers, min_size=2, max_size=4))
+seconds = st.floats(allow_nan=False)
+ids = st.integers(0, 2**64 - 1)
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> Frame:
+    """Any frame."""
+    kind = draw(st.sampled_from(Kind))
+    items = draw(st.lists(payloads, max_size=6))
+    n = len(items)
+    frame = Frame(
+        kind,
+        draw(ids),
+        draw(st.lists(ids, min_size=n, max_size=n)),
+        draw(st.binary(min_size=n, max_size=n)),
+        payloads=items,
+        busy_s=draw(seconds),
+        waited_s=draw(seconds),
+    )
+    if kind == Kind.BATCH:
+        frame.accepts = draw(st.binary(min_size=n, max_size=n))
+        frame.deadlines = draw(st.lists(seconds, min_size=n, max_size=n))
+    return frame
+
+
+@PROPERTY
+@given(st.data(), st.sampled_from([1, 20, 100, LARGE]), st.sampled_from([48, 100, 1000, wire.SCRATCH_BYTES]))
+def test_any_frames_in_any_pieces(data: st.DataObject, large: int, scratch: int) -> None:
+    """Whatever is sent comes out, in order, whatever counts as large and however small the scratch is."""
+    sent = data.draw(st.lists(frames(), min_size=1, max_size=5))
+    message = data_of(*sent)
+    cuts = data.draw(st.lists(st.integers(0, len(message)), max_size=20))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "LARGE", large)
+        patch.setattr(wire, "SCRATCH_BYTES", scratch)
+
+        reader = FrameReader()
+
+        assert plain(receive(reader, message, cuts)) == plain(sent)
+        assert reader.idle
+
+
+def pattern(nbytes: int, seed: int = 0) -> bytes:
+    """Bytes of which no two stretches are alike."""
+    return np.random.default_rng(seed).bytes(nbytes)
+
+
+large_sizes = st.sampled_from([0, 1, LARGE - 1, LARGE, LARGE + 1, 3 * LARGE, wire.SCRATCH_BYTES, 300_001])
+
+
+@PROPERTY
+@given(st.data(), st.lists(st.lists(large_sizes, min_size=1, max_size=4), min_size=1, max_size=4))
+def test_large_buffers_in_any_pieces(data: st.DataObject, sizes: list[list[int]]) -> None:
+    """Small and large buffers, side by side in an item and in neighbouring frames."""
+    items = [[pattern(n, seed=10 * i + k) for k, n in enumerate(row)] for i, row in enumerate(sizes)]
+    sent = [
+        Frame(Kind.REPLY, i, [i, 0], b"\0\1", payloads=[item if len(item) > 1 else item[0], b"small"])
+        for i, item in enumerate(items)
+    ]
+    message = data_of(*sent)
+    cuts = data.draw(st.lists(st.integers(0, len(message)), max_size=12))
+
+    assert plain(receive(FrameReader(), message, cuts)) == plain(sent)
+
+
+def test_large_buffers_cut_beside_every_border() -> None:
+    """Header, table, each buffer and the next frame: cut at each of their ends, one byte before and one after."""
+    row = [b"head", pattern(LARGE), b"", pattern(LARGE - 1, 1), pattern(2 * LARGE + 1, 2), b"tail"]
+    frame = Frame(Kind.BATCH, 3, [1, 2], b"\0\0", b"\1\1", [1.0, 2.0], [row, pattern(LARGE, 3)])
+    sent = [frame, FRAMES["batch"], frame]
+    message = data_of(*sent)
+    borders = accumulate(len(part) for part in [header(), *encode(frame)[0:1], *row, frame.payloads[1]])
+    for border in [48, *borders, len(data_of(frame))]:
+        for cut in (border - 1, border, border + 1):
+            assert plain(receive(FrameReader(), message, [cut, cut + 1])) == plain(sent)
+
+
+# -- memory
+
+
+def test_a_large_buffer_is_received_into_its_own_memory() -> None:
+    """The space handed out is the payload itself, exactly as long as what is missing, so nothing is copied."""
+    item = pattern(2 * LARGE)
+    reader = FrameReader()
+    message = data_of(Frame(Kind.REPLY, 1, [1], b"\0", payloads=[item]))
+    receive(reader, message[: -2 * LARGE + 10])
+
+    space = reader.get_buffer()
+    (frame,) = receive(reader, message[-2 * LARGE + 10 :])
+
+    assert len(space) == 2 * LARGE - 10
+    assert frame.payloads[0] is space.obj
+
+
+def test_what_small_items_hold_is_only_their_own() -> None:
+    """A small item is bytes of its own: keeping it does not keep its batch, and the next frame does not change it."""
+    reader = FrameReader()
+    first = FRAMES["reply of many"]
+    kept = receive(reader, data_of(first))
+
+    receive(reader, data_of(FRAMES["batch"], FRAMES["reply with several buffers"]))
+
+    assert plain(kept) == plain([first])
+    assert {type(payload) for payload in kept[0].payloads} == {bytes}
+
+
+def test_a_large_buffer_that_is_kept_is_not_received_into_again() -> None:
+    """Any number of frames with buffers of the same size: each keeps its own content as long as it is held."""
+    reader = FrameReader()
+    sent = [Frame(Kind.REPLY, i, [i], b"\0", payloads=[pattern(LARGE, i)]) for i in range(30)]
+
+    kept = [frame for one in sent for frame in receive(reader, data_of(one))]
+
+    assert plain(kept) == plain(sent)
+
+
+def test_a_large_buffer_that_was_dropped_is_received_into_again() -> None:
+    """The space for the next one still has the old bytes in it, so it has not been allocated anew."""
+    reader = FrameReader()
+    message = data_of(Frame(Kind.REPLY, 1, [1], b"\0", payloads=[b"x" * LARGE]))
+    receive(reader, message)
+
+    receive(reader, message[:-LARGE])
+
+    assert reader.get_buffer() == b"x" * LARGE
+
+
+@pytest.mark.parametrize(
+    "payload", [b"bytes", bytearray(b"array"), memoryview(b"view"), bytes(LARGE), np.arange(9000).data], ids=type
+)
+def test_a_payload_is_written_from_where_it_lies(payload: Any) -> None:
+    """Encoding adds one buffer in front and hands on the payload's own."""
+    first, *others = encode(Frame(Kind.REPLY, 1, [1, 2], b"\0\0", payloads=[payload, [b"head", payload]]))
+
+    assert isinstance(first, bytes)
+    assert [id(part) for part in others[::2]] == [id(payload)] * 2
+
+
+def test_buffers_of_wide_elements_count_in_bytes() -> None:
+    """A view of an array is as long as its bytes, not as its numbers."""
+    array = np.arange(5, dtype=np.float64)
+
+    (frame,) = receive(FrameReader(), data_of(Frame(Kind.REPLY, 1, [1], b"\0", payloads=[array.data])))
+
+    assert frame.payloads == [array.tobytes()]
+
+
+def test_an_idle_reader_has_all_its_room() -> None:
+    """However much has been received before, so that the next frame takes no more reads than the first."""
+    reader = FrameReader()
+    room = len(reader.get_buffer())
+
+    receive(reader, data_of(*FRAMES.values()), [100, 1000])
+
+    assert len(reader.get_buffer()) == room == wire.SCRATCH_BYTES
+
+
+def test_a_short_rest_takes_no_read_of_its_own() -> None:
+    """Where little is missing, there is room for what follows it too."""
+    reader = FrameReader()
+    frame = Frame(Kind.REPLY, 1, [1], b"\0", payloads=[b"x" * 2 * LARGE])
+    receive(reader, data_of(frame)[:-10])
+
+    assert len(reader.get_buffer()) > 10 + len(data_of(FRAMES["reply"]))
+    assert plain(receive(reader, b"x" * 10 + data_of(FRAMES["reply"]))) == plain([frame, FRAMES["reply"]])
+
+
+# -- what it says
+
+
+def test_the_bytes_are_those_of_the_description() -> None:
+    """Header, table and body, spelled out by hand, are what is written."""
+    frame = Frame(
+        Kind.BATCH, 77, [10, 11], b"\1\2", b"\3\0", [4.0, 5.0], [[b"ab", b""], b"c"], busy_s=6.0, waited_s=7.0
+    )
+    expected = (
+        header(kind=4, items=2, buffers=3, batch=77, length=3, busy_s=6.0, waited_s=7.0)
+        + struct.pack("<QQ", 10, 11)
+        + b"\1\2"
+        + struct.pack("<III", 2, 0, 1)
+        + struct.pack("<dd", 4.0, 5.0)
+        + b"\3\0"
+        + struct.pack("<II", 2, 1)
+        + b"abc"
+    )
+
+    assert data_of(frame) == expected
+    assert header()[:5] == b"cpl\x01\x06" and len(header()) == 48
+
+
+def test_an_item_of_one_buffer_is_that_buffer() -> None:
+    """A list of a single buffer arrives as the buffer: there is one way to say it."""
+    (frame,) = receive(FrameReader(), data_of(Frame(Kind.REPLY, 1, [1], b"\0", payloads=[[b"alone"]])))
+
+    assert frame.payloads == [b"alone"]
+
+
+def test_a_table_may_be_larger_than_the_scratch() -> None:
+    """As many items as a frame may have, behind a frame that is still in the scratch."""
+    many = Frame(
+        Kind.BATCH, 1, range(MAX_ITEMS), bytes(MAX_ITEMS), bytes(MAX_ITEMS), [1.0] * MAX_ITEMS, [b""] * MAX_ITEMS
+    )
+    many.payloads[-1] = b"last"
+    sent = [FRAMES["batch"], many, FRAMES["reply"]]
+    message = data_of(*sent)
+
+    assert len(message) > 2 * wire.SCRATCH_BYTES
+    assert plain(receive(FrameReader(), message)) == plain(sent)
+    assert plain(receive(FrameReader(), message, range(0, len(message), 99_991))) == plain(sent)
+
+
+@pytest.mark.usefixtures("_sizes")
+@pytest.mark.parametrize("frame", FRAMES.values(), ids=FRAMES)
+def test_a_reader_is_idle_only_between_frames(frame: Frame) -> None:
+    """From a frame's first byte to its last there is something to wait for."""
+    reader = FrameReader()
+    seen = [reader.idle]
+    data = data_of(frame)
+    for at in range(len(data)):
+        receive(reader, data[at : at + 1])
+        seen.append(reader.idle)
+
+    assert seen == [True, *[False] * (len(data) - 1), True]
+
+
+# -- what is not sent
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Frame(Kind.REPLY, 1, [1, 2], b"\0\0", payloads=[b"one"]),
+        Frame(Kind.REPLY, 1, [1], b"\0", payloads=[b"one", b"two"]),
+        Frame(Kind.REPLY, 1, [1, 2], b"\0", payloads=[b"one", b"two"]),
+        Frame(Kind.REPLY, 1, [1], b"\0\0", payloads=[b"one"]),
+        Frame(Kind.BATCH, 1, [1], b"\0", b"", [1.0], [b"one"]),
+        Frame(Kind.BATCH, 1, [1], b"\0", b"\0\0", [1.0], [b"one"]),
+        Frame(Kind.BATCH, 1, [1], b"\0", b"\0", [], [b"one"]),
+        Frame(Kind.BATCH, 1, [1], b"\0", b"\0", [1.0, 2.0], [b"one"]),
+        Frame(Kind.REPLY, 1, [1], b"\0", payloads=[[]]),
+        Frame(Kind.REPLY, 1, [1, 2], b"\0\0", payloads=[[], [b"one", b"two"]]),
+    ],
+    ids=[
+        "too few payloads",
+        "too many payloads",
+        "too few formats",
+        "too many formats",
+        "too few accepts",
+        "too many accepts",
+        "too few deadlines",
+        "too many deadlines",
+        "no buffer",
+        "no buffer, made up for by the next item",
+    ],
+)
+def test_a_frame_whose_parts_do_not_match_is_not_sent(frame: Frame) -> None:
+    """Every item has an id, a format and a buffer at least; in a batch also a deadline and what is accepted."""
+    with pytest.raises(FrameError, match="ids, "):
+        encode(frame)
+
+
+@pytest.mark.parametrize(("limit", "least"), [("MAX_FRAME_BYTES", 11), ("MAX_ITEMS", 2), ("MAX_BUFFERS", 4)])
+def test_a_frame_at_a_limit_is_sent_and_one_beyond_is_not(
+    monkeypatch: pytest.MonkeyPatch, limit: str, least: int
+) -> None:
+    """Bytes, items and buffers: up to the limit, and the other side takes it."""
+    frame = Frame(Kind.REPLY, 1, [1, 2], b"\0\0", payloads=[[b"12345", b"", b"6"], b"78901"])
+
+    monkeypatch.setattr(wire, limit, least)
+    assert plain(receive(FrameReader(wire.MAX_FRAME_BYTES), data_of(frame))) == plain([frame])
+
+    monkeypatch.setattr(wire, limit, least - 1)
+    with pytest.raises(FrameError, match="a message of 2 items, 4 buffers and 11 bytes is over the limit"):
+        encode(frame)

@@ -1,0 +1,198 @@
+"""What is no frame is refused as soon as that can be seen, and before anything of its size is allocated."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from collections.abc import Callable
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from carpool.wire import frame as wire
+from carpool.wire.frame import MAX_BUFFERS, MAX_FRAME_BYTES, MAX_ITEMS, FrameError, FrameReader, Kind, encode
+from carpool.wire.payload import LARGE
+from tests.wire.frames import FRAMES, PROPERTY, data_of, header, plain, receive
+
+
+def reply(lengths: list[int], counts: list[int], length: int | None = None, *, items: int | None = None) -> bytes:
+    """Header and table of a reply, with whatever numbers; as many items as counts if nothing else is said."""
+    n, m = len(counts) if items is None else items, len(lengths)
+    return (
+        header(items=n, buffers=m, length=sum(lengths) if length is None else length)
+        + bytes(9 * n)
+        + struct.pack(f"<{m}I{len(counts)}I", *lengths, *counts)
+    )
+
+
+BAD_HEADERS = {
+    "another magic": header(magic=b"cpm"),
+    "no magic": header(magic=b"\0\0\0"),
+    "upper case": header(magic=b"CPL"),
+    "something else altogether": b"GET / HTTP/1.1\r\nHost: localhost:8000\r\nAccept: */*\r\n\r\n"[:48],
+    "zeros": bytes(48),
+    "ones": b"\xff" * 48,
+    "version before ours": header(version=0),
+    "version after ours": header(version=2),
+    "kind 0": header(kind=0),
+    "kind after the last": header(kind=max(Kind) + 1),
+    "kind 255": header(kind=255),
+    "an item too many": header(items=MAX_ITEMS + 1, buffers=MAX_ITEMS + 1),
+    "items beyond measure": header(items=2**32 - 1, buffers=1),
+    "a buffer too many": header(items=1, buffers=MAX_BUFFERS + 1),
+    "buffers beyond measure": header(items=1, buffers=2**32 - 1),
+    "a byte too many": header(items=1, buffers=1, length=MAX_FRAME_BYTES + 1),
+    "bytes beyond measure": header(items=1, buffers=1, length=2**64 - 1),
+    "all too many": header(items=2**32 - 1, buffers=2**32 - 1, length=2**64 - 1),
+}
+BAD_TABLES = {
+    "a byte more than its buffers": reply([4], [], 5, items=1),
+    "a byte less than its buffers": reply([5], [], 4, items=1),
+    "bytes without a buffer": header(items=0, buffers=0, length=1),
+    "a large buffer in a short frame": reply([MAX_FRAME_BYTES], [], 10, items=1),
+    "large buffers in a short frame": reply([2**32 - 1] * 100, [100], 10),
+    "lengths that are right but for an overflow": reply([2**31, 2**31, 10], [3], 10),
+    "a large frame of small buffers": reply([1, 2], [], MAX_FRAME_BYTES, items=2),
+    "an item without a buffer": reply([], [0]),
+    "an item without a buffer beside one with two": reply([1, 1, 1], [0, 3]),
+    "items without buffers": reply([1], [0, 1, 0]),
+    "a buffer without an item": reply([1], []),
+    "a buffer that no item has": reply([1, 1, 1], [1, 1]),
+    "an item with buffers that do not come": reply([1, 1, 1], [2, 2]),
+    "buffers beyond measure in an item": reply([1, 1, 1], [2**32 - 1, 4]),
+}
+HOSTILE = BAD_HEADERS | BAD_TABLES
+
+
+def whole(data: bytes) -> list[int]:
+    return []
+
+
+def byte_by_byte(data: bytes) -> list[int]:
+    return list(range(len(data)))
+
+
+@pytest.mark.parametrize("cuts", [whole, byte_by_byte])
+@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
+def test_it_is_refused_with_the_byte_that_shows_it(data: bytes, cuts: Callable[[bytes], list[int]]) -> None:
+    """Not before the header or the table is there in full, and not a byte of a body later; also in pieces."""
+    assert receive(FrameReader(), data[:-1], cuts(data)[:-1]) == []
+
+    with pytest.raises(FrameError):
+        receive(FrameReader(), data, cuts(data))
+
+
+@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
+def test_it_is_refused_behind_a_sound_frame_and_with_more_to_come(data: bytes) -> None:
+    """Wherever in the stream it comes, and whatever follows."""
+    reader = FrameReader()
+    assert plain(receive(reader, data_of(FRAMES["batch"]))) == plain([FRAMES["batch"]])
+
+    with pytest.raises(FrameError):
+        receive(reader, data_of(FRAMES["reply"]) + data + b"x" * LARGE)
+
+
+@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
+def test_nothing_is_allocated_for_it(data: bytes) -> None:
+    """Whatever size it speaks of, refusing it takes a few kilobytes."""
+    reader = FrameReader()
+
+    assert most_allocated(reader, data) < 50_000
+
+
+def most_allocated(reader: FrameReader, data: bytes) -> int:
+    """Bytes allocated at the most while `data` is received and refused."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(FrameError):
+            receive(reader, data)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_longest_table_takes_a_few_megabytes() -> None:
+    """As many items and buffers as are allowed, but not one byte of them: the room for their table is bounded."""
+    data = header(kind=Kind.BATCH, items=MAX_ITEMS, buffers=MAX_BUFFERS, length=MAX_FRAME_BYTES)
+    reader = FrameReader()
+    receive(reader, data)
+
+    assert 2_000_000 < len(reader.get_buffer()) < 4_000_000
+
+
+def test_a_length_at_the_limit_is_no_fault() -> None:
+    """By itself a reader takes what `encode` writes; it may be told to take less."""
+    assert receive(FrameReader(), header(items=1, buffers=1, length=MAX_FRAME_BYTES)) == []
+
+    assert receive(FrameReader(100), header(items=1, buffers=1, length=100)) == []
+    with pytest.raises(FrameError, match="101 bytes is over the limit"):
+        receive(FrameReader(100), header(items=1, buffers=1, length=101))
+
+
+def test_counts_at_the_limit_are_no_fault() -> None:
+    """Items and buffers: the limits themselves are allowed."""
+    assert receive(FrameReader(), header(items=MAX_ITEMS, buffers=MAX_BUFFERS)) == []
+
+
+@PROPERTY
+@given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=4))
+@example(b"cpl" + bytes(60), [])
+def test_noise_is_refused_or_not_yet_a_frame(data: bytes, cuts: list[int]) -> None:
+    """Random bytes: an error of ours from the 48th byte on, silence before, and nothing else."""
+    reader = FrameReader()
+    if len(data) < 48:
+        assert receive(reader, data, [cut for cut in cuts if cut < len(data)]) == []
+    else:
+        with pytest.raises(FrameError):
+            receive(reader, data, [cut for cut in cuts if cut < len(data)])
+
+
+small = st.integers(0, 4)
+numbers = st.one_of(small, small, small, st.integers(0, 2**32 - 1))
+
+
+@PROPERTY
+@given(st.sampled_from(Kind), numbers, numbers, numbers, st.lists(numbers, max_size=20), st.binary(max_size=50))
+def test_noise_behind_a_header_is_refused_or_means_what_it_says(
+    kind: Kind, items: int, buffers: int, length: int, table: list[int], rest: bytes
+) -> None:
+    """A header of ours with any counts before any bytes: frames that encode to those bytes again, or our error."""
+    data = header(kind=kind, items=items, buffers=buffers, length=length)
+    data += struct.pack(f"<{len(table)}I", *table) + rest
+
+    assert_honest(data)
+
+
+@PROPERTY
+@given(st.data())
+def test_a_damaged_frame_is_refused_or_means_what_it_says(data: st.DataObject) -> None:
+    """Sound frames with bytes changed, put in or left out: never another error, never a frame that was not sent."""
+    damaged = bytearray(data_of(*data.draw(st.lists(st.sampled_from([*FRAMES.values()]), min_size=1, max_size=3))))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(damaged)))
+        damaged[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
+
+    assert_honest(bytes(damaged))
+
+
+def assert_honest(data: bytes) -> None:
+    """Whatever the reader accepts says again what was received, byte for byte; else it raises our error."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "LARGE", 16)
+        patch.setattr(wire, "SCRATCH_BYTES", 64)
+        reader = FrameReader(max_bytes=10_000)
+        at = 0
+        try:
+            for end in range(1, len(data) + 1):
+                for frame in receive(reader, data[end - 1 : end]):
+                    assert b"".join(encode(frame)) == without_padding(data[at:end])
+                    at = end
+        except FrameError:
+            return
+        assert reader.idle == (at == len(data))
+
+
+def without_padding(data: bytes) -> bytes:
+    """A frame's bytes with zeros for those that say nothing."""
+    return data[:5] + bytes(3) + data[8:]

@@ -1,0 +1,160 @@
+"""Outcomes: what a worker says about a failed item, and the error that its caller gets for it."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from carpool.errors import CarpoolError, DeadlineExceeded, InvalidRequest, ModelError, ValidationError
+from carpool.wire.outcome import Outcome, Report, pack, read, unpack
+from carpool.wire.payload import Payload
+from tests.wire.frames import PROPERTY
+
+UNREADABLE = Report("the worker's report could not be read")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error"),
+    [
+        (Outcome.INVALID, InvalidRequest),
+        (Outcome.INVALID_ITEM, ValidationError),
+        (Outcome.MODEL_ERROR, ModelError),
+        (Outcome.BAD_RESULT, ModelError),
+        (Outcome.EXPIRED, DeadlineExceeded),
+    ],
+)
+def test_each_outcome_has_its_error(outcome: Outcome, error: type[CarpoolError]) -> None:
+    """The caller gets exactly this class, with the worker's words."""
+    raised = unpack(outcome, pack(Report("because of × and 車")))
+
+    assert type(raised) is error
+    assert str(raised) == "because of × and 車"
+
+
+def test_every_outcome_but_success_is_told_by_name() -> None:
+    """The codes differ, so that an answer says which it was; a new outcome must find its place."""
+    codes = {outcome: unpack(outcome, pack(Report("x"))).code for outcome in Outcome if outcome != Outcome.OK}
+
+    assert codes == {
+        Outcome.INVALID: InvalidRequest.code,
+        Outcome.INVALID_ITEM: ValidationError.code,
+        Outcome.MODEL_ERROR: "model_error",
+        Outcome.BAD_RESULT: "bad_result",
+        Outcome.EXPIRED: DeadlineExceeded.code,
+    }
+    assert len(set(codes.values())) == len(codes)
+
+
+def test_a_model_error_tells_what_was_raised_where() -> None:
+    """Message, name of the exception's class, and traceback."""
+    error = unpack(Outcome.MODEL_ERROR, pack(Report("message", "KeyError", "Traceback: line 7")))
+
+    assert isinstance(error, ModelError)
+    assert (str(error), error.type_name, error.traceback) == ("message", "KeyError", "Traceback: line 7")
+
+
+def test_an_unknown_outcome_is_a_model_error() -> None:
+    """A number that this version does not know is a failure all the same."""
+    assert type(unpack(200, pack(Report("x")))) is ModelError
+
+
+@PROPERTY
+@given(st.text(max_size=9), st.text(max_size=9), st.text(max_size=9))
+def test_reports_come_back(message: str, type_name: str, traceback: str) -> None:
+    """Any texts."""
+    report = Report(message, type_name, traceback)
+
+    assert read(pack(report)) == report
+
+
+@pytest.mark.parametrize("character", ["x", "é", "車", "🚗"])
+def test_long_texts_are_cut(character: str) -> None:
+    """Of a message the beginning is kept, of a traceback the end: there it says what was raised."""
+    report = read(
+        pack(
+            Report(
+                "begin" + character * 1_000_000,
+                "Name" + character * 1_000_000,
+                character * 1_000_000 + "the end",
+            )
+        )
+    )
+
+    assert report == Report(
+        "begin" + character * (2048 - 5), "Name" + character * (256 - 4), character * (16_384 - 7) + "the end"
+    )
+
+
+def test_texts_up_to_the_bound_are_kept() -> None:
+    """Nothing is lost of what fits exactly."""
+    report = Report("m" * 2048, "n" * 256, "t" * 16_384)
+
+    assert read(pack(report)) == report
+
+
+def test_what_utf8_cannot_say_is_replaced() -> None:
+    """Half a surrogate pair, in a message of user code, does not cost the report."""
+    report = Report("a\ud83db", "\udc80", "x\udfffy")
+
+    assert read(pack(report)) == Report("a?b", "?", "x?y")
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"",
+        b"\x93",
+        b"\x90",
+        b"\xc0",
+        b"\x93\x01\x02\x03",
+        b"\x93\xa1\xff\xa0\xa0",
+        b"\x91\xa3abcd",
+        b"\xdd\xff\xff\xff\xff",
+        b"\x91\xdb\xff\xff\xff\xff",
+        b"\x94\xa1m\xa0\xa0" + b"\x91" * 100_000 + b"\xc0",
+        b"\x81\xa7message\xa1m",
+        pickle.dumps(Report("m")),
+        [b"\x91\xa1m", b"more"],
+        [],
+    ],
+    ids=[
+        "nothing",
+        "cut short",
+        "no message",
+        "nil",
+        "numbers",
+        "no UTF-8",
+        "more behind",
+        "longer than it is",
+        "a text longer than it is",
+        "nested without end",
+        "a map",
+        "a pickle",
+        "several buffers",
+        "no buffer",
+    ],
+)
+def test_a_report_that_is_none_does_no_harm(garbage: Payload) -> None:
+    """The item fails with a text that says so; the process that reads it goes on."""
+    assert read(garbage) == UNREADABLE
+    assert str(unpack(Outcome.MODEL_ERROR, garbage)) == UNREADABLE.message
+
+
+@PROPERTY
+@given(st.binary(max_size=100))
+@example(b"\x93\xa1a\xa1b\xa1c")
+@example(b"\x92\xa1\xc3\xa0")
+def test_any_bytes_are_a_report_or_unreadable(payload: bytes) -> None:
+    """Whatever is read are three texts."""
+    report = read(payload)
+
+    assert [type(text) for text in (report.message, report.type_name, report.traceback)] == [str] * 3
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_a_report_is_read_from_any_buffer(kind: type[bytes]) -> None:
+    """Also from a large one that has memory of its own."""
+    assert read(kind(pack(Report("m", "n", "t")))) == Report("m", "n", "t")
