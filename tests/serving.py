@@ -26,6 +26,7 @@ class Served:
         self.process = process
         self.log: list[str] = []
         self.host, self.port = "", 0
+        self._reader = threading.Thread(target=self._read_on, daemon=True)
 
     def wait_until_ready(self) -> None:
         assert self.process.stderr is not None
@@ -33,7 +34,6 @@ class Served:
             self.log.append(line)
             if found := re.search(r"ready on http://([^:/\"]+):(\d+)", line):
                 self.host, self.port = found[1], int(found[2])
-                self._reader = threading.Thread(target=self._read_on, daemon=True)
                 self._reader.start()
                 return
         raise AssertionError("the server did not start:\n" + "".join(self.log))
@@ -52,6 +52,14 @@ class Served:
             return response.status, response.read(), response.headers
         finally:
             connection.close()
+
+    def wait(self) -> int:
+        """Its exit status, once it has ended and all of its log has been read."""
+        status = self.process.wait(timeout=40)
+        if self._reader.ident is None:
+            self._reader.start()
+        self._reader.join(timeout=40)
+        return status
 
     def _read_on(self) -> None:
         assert self.process.stderr is not None
@@ -74,7 +82,7 @@ def serve(*arguments: str, ready: bool = True) -> Iterator[Served]:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         try:
-            process.wait(timeout=40)
+            served.wait()
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote, unquote_to_bytes
 
 from carpool.errors import StartupError
 from carpool.http.codec import too_large
@@ -13,6 +14,8 @@ from carpool.http.exchange import WANTED_HEADERS, Exchange, Head, Response
 
 if TYPE_CHECKING:
     from carpool.http.app import App
+
+logger = logging.getLogger("carpool")
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -69,6 +72,7 @@ async def _request(app: App, scope: Scope, receive: Receive, send: Send) -> None
             await app.ensure_started()
         response = app.admit(head)
     except StartupError as error:
+        logger.error("the app cannot start: %s", error)
         response = app.error(head, error)
     if response is None:
         body = await _body(receive, app.max_body_bytes)
@@ -79,9 +83,12 @@ async def _request(app: App, scope: Scope, receive: Receive, send: Send) -> None
         else:
             exchange = AsgiExchange(head, body)
             app.handle(exchange)
-            response = await _answer(exchange, receive)
+            try:
+                response = await _answer(exchange, receive)
+            finally:
+                if not exchange.response.done():  # the client has left, or the server has cancelled this call
+                    app.gone(exchange)
             if response is None:
-                app.gone(exchange)
                 return
     await _send(response, send, head_only=head.method == b"HEAD")
 
@@ -89,10 +96,16 @@ async def _request(app: App, scope: Scope, receive: Receive, send: Send) -> None
 def _path(scope: Scope) -> bytes:
     """The path below the point where the app is mounted, as our routes have it."""
     path: str = scope["path"]
-    root: str = scope.get("root_path", "")
-    if root and path.startswith(root):
-        path = path[len(root) :]
-    return quote(path or "/").encode()
+    raw = (scope.get("raw_path") or b"").partition(b"?")[0]  # only this tells a slash in a name from other slashes
+    if unquote(raw) != path:  # it may be missing, and routers of old cut their part off the path alone
+        raw = quote(path).encode()
+    quoted, root = _as_routes_are(raw), _as_routes_are(quote(scope.get("root_path", "")).encode().rstrip(b"/"))
+    return quoted[len(root) :] if quoted.startswith(root + b"/") else quoted
+
+
+def _as_routes_are(path: bytes) -> bytes:
+    """Each part of a path as `predict_path` quotes a name, however it was quoted before."""
+    return b"/".join([quote(unquote_to_bytes(part), safe="").encode() for part in path.split(b"/")])
 
 
 async def _body(receive: Receive, limit: int) -> bytes | bytearray | None:
