@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import carpool
@@ -192,3 +193,43 @@ def test_max_in_flight_must_be_positive() -> None:
     """A window of none would wait for ever."""
     with DOUBLE.run() as handle, pytest.raises(ValueError, match="max_in_flight must be at least 1"):
         handle.stream([1], max_in_flight=0)
+
+
+def test_few_large_items_are_taken_at_a_time() -> None:
+    """However fast the input is: the window narrows before the items are in, not after."""
+    taken = 0
+    most = 0
+    array = np.zeros(750_000)
+
+    def arrays() -> Iterator[Any]:
+        nonlocal taken
+        for _ in range(60):
+            taken += 1
+            yield array
+
+    with Service(Stage(models.double, name="arrays")).run() as service:
+        for done, y in enumerate(service.stream(arrays())):
+            most = max(most, taken - done)
+            assert y.shape == array.shape
+
+    assert most <= 12
+
+
+def test_items_that_do_not_show_their_size_are_taken_slowly_at_first() -> None:
+    """A list of arrays shows it only when it is encoded."""
+    taken = 0
+    most = 0
+    array = np.zeros(250_000)
+
+    def lists() -> Iterator[Any]:
+        nonlocal taken
+        for _ in range(60):
+            taken += 1
+            yield [array, array, array]
+
+    with Service(Stage(models.double, name="lists")).run() as service:
+        for done, y in enumerate(service.stream(lists())):
+            most = max(most, taken - done)
+            assert len(y) == 6
+
+    assert most <= 12

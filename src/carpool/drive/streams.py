@@ -32,10 +32,19 @@ class Window:
     def __init__(self, least: int, most: int) -> None:
         self.limit = most
         self._least = least
+        self._most = most
 
     def narrow(self, nbytes: int) -> None:
         """There are large items, as large as this."""
         self.limit = max(self._least, min(self.limit, _BYTES_IN_FLIGHT // nbytes))
+
+    def start_small(self) -> None:
+        """Nothing is known of the items yet, and many may come before it is."""
+        self.limit = self._least
+
+    def widen(self) -> None:
+        """The items were small."""
+        self.limit = min(2 * self.limit, self._most)
 
 
 class AsyncStream:
@@ -137,6 +146,7 @@ class ThreadStream:
         self._driver = driver
         self._limit_s = limit_s
         self._window = window
+        window.start_small()
         self._given = 0  # items read; counted by the feeder
         self._taken = 0  # results handed out; counted by the consumer
         self._items: deque[Any] = deque()  # read, on their way to the loop
@@ -190,6 +200,9 @@ class ThreadStream:
                     self._await_room()
                 if self._closed:
                     return
+                nbytes = _size_at_sight(x)
+                if nbytes >= LARGE:
+                    self._window.narrow(nbytes)
                 self._given += 1
                 self._items.append(x)
                 if not self._loop_called:
@@ -215,6 +228,7 @@ class ThreadStream:
         self._loop_called = False
         items = self._items
         requests = []
+        largest = 0
         deadline = self._driver.clock() + self._limit_s
         while items and not self._closed:
             try:
@@ -223,9 +237,13 @@ class ThreadStream:
                 request = Request(None, 0.0)
                 request.state = DONE
                 request.error = error
-            if request.nbytes >= LARGE:
-                self._window.narrow(request.nbytes)
+            if request.nbytes > largest:
+                largest = request.nbytes
             requests.append(request)
+        if largest >= LARGE:
+            self._window.narrow(largest)
+        else:
+            self._window.widen()
         self._places += requests
         self._driver.submit(requests)
         self._harvest()
@@ -268,6 +286,15 @@ def _outcome(request: Request) -> Any:
         return result_of(request)
     except CarpoolError as error:
         return error
+
+
+def _size_at_sight(x: Any) -> int:
+    """Bytes of an item that is plainly a buffer; 0 for all else, whose size shows when it is encoded."""
+    kind = type(x)
+    if kind is int or kind is str:
+        return 0
+    nbytes = len(x) if kind is bytes else getattr(x, "nbytes", 0)
+    return nbytes if type(nbytes) is int else 0
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:
