@@ -19,9 +19,10 @@ from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.drive.aio import Driver
 from carpool.drive.callers import FutureCaller, LockCaller, request_for, result_of
+from carpool.drive.launch import Launch
 from carpool.drive.output import LineSink
 from carpool.drive.streams import AsyncStream, ThreadStream, Window
-from carpool.drive.workers import Launch, ProcessStage, new_roster
+from carpool.drive.workers import WorkerStage, new_roster
 from carpool.observe.stats import ServiceSnapshot, Stats
 from carpool.policy import OneByOne
 from carpool.policy.one_by_one import MOST_IN_A_HOP
@@ -56,7 +57,7 @@ class AsyncHandle:
         self.driver: Driver | None = None
         self._journal = Journal(journal_size) if journal_size else None
         self._output = output
-        self._stages: list[ProcessStage] = []
+        self._stages: list[WorkerStage] = []
         self._found_cores: affinity.Cores | None = None
         self._generation = _generation
 
@@ -78,7 +79,7 @@ class AsyncHandle:
         Raises:
             StartupError: a worker could not load its model; the text ends with the user's traceback.
         """
-        if program.in_worker:
+        if program.in_worker and any(stage.run_in == "process" for stage in self.service.stages):
             raise RuntimeError(
                 "a service cannot be started inside a worker process: put the call that starts it under"
                 ' `if __name__ == "__main__":`'
@@ -90,7 +91,7 @@ class AsyncHandle:
         self.driver = driver = Driver(*_pipeline_and_stats(self.service, self._journal))
         rosters = [stage.roster for stage in driver.stats.stages]
         self._stages = [
-            ProcessStage(index, launch, driver, roster, self._output)
+            WorkerStage(index, launch, driver, roster, self._output)
             for index, (launch, roster) in enumerate(zip(launches, rosters, strict=True))
             if roster is not None
         ]
@@ -126,7 +127,7 @@ class AsyncHandle:
         request = self.new_request(x, timeout_s, priority)
         caller = FutureCaller(loop)
         request.caller = caller
-        self.running_driver.submit((request,))
+        self.running_driver.submit(request)
         try:
             return await caller.future
         except asyncio.CancelledError:
@@ -244,7 +245,7 @@ class Handle:
         caller = LockCaller()
         request.caller = caller
         loop, driver = self._running_loop, self._inner.running_driver
-        loop.call_soon_threadsafe(driver.submit, (request,))
+        loop.call_soon_threadsafe(driver.submit, request)
         try:
             caller.wait()
         except BaseException:  # KeyboardInterrupt, say: nobody waits for the answer any more
@@ -333,7 +334,7 @@ def _launch(service: Service, index: int) -> Launch:
     root = logging.getLogger()
     setup = Setup(
         program=program.describe(),
-        model=program.pack_model(stage.model, stage.kwargs),
+        model=program.pack_model(stage.model, stage.kwargs) if stage.run_in == "process" else b"",
         stage=stage.name,
         worker=0,
         batched=stage.max_batch_size is not None,
@@ -345,4 +346,5 @@ def _launch(service: Service, index: int) -> Launch:
         log_level=root.level if root.handlers else None,
     )
     # a worker always sets its affinity, also to "everywhere": it would inherit a pinned coordinator's
-    return Launch(setup, stage.cpus or (everywhere,) * stage.workers, stage.env)
+    cores = stage.cpus or (everywhere if stage.run_in == "process" else None,) * stage.workers
+    return Launch(stage.run_in, setup, stage.model, stage.kwargs, cores, stage.env)

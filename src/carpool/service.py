@@ -7,7 +7,8 @@ from collections.abc import Collection
 from carpool.drive.output import LineSink, print_line
 from carpool.handle import AsyncHandle, Handle
 from carpool.model import AnyModel
-from carpool.stage import Stage, as_stage, check_chain, check_seconds
+from carpool.settings import positive
+from carpool.stage import Stage, as_stage, check_chain
 from carpool.worker import affinity
 
 
@@ -35,8 +36,8 @@ class Service:
     ) -> None:
         self._stages = tuple(as_stage(stage) for stage in stages)
         check_chain(self._stages)
-        check_seconds("timeout_s", timeout_s)
-        check_seconds("slo_s", slo_s)
+        positive("timeout_s", timeout_s)
+        positive("slo_s", slo_s)
         self._name = name or self._stages[-1].name
         self._timeout_s = timeout_s
         self._slo_s = slo_s

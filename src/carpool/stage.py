@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
+from carpool.invoke import is_async
 from carpool.model import AnyModel, Traits, name_of, traits_of
-from carpool.policy import BY_NAME, Greedy, OneByOne, Policy
+from carpool.policy import Greedy, OneByOne, Policy
+from carpool.settings import at_least, check_policy, not_negative, policy_for, positive
 from carpool.worker import affinity
+
+RunIn = Literal["process", "thread", "loop"]
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -22,16 +24,19 @@ class Stage:
         model: a `Model` subclass or any callable. With `max_batch_size`, `predict` takes a list of items and returns
             a sequence of as many results; without it, one item and one result.
         name: defaults to the class or function name.
-        workers: worker processes, which is also the limit on batches run in parallel; defaults to `len(cpus)` or 1.
+        workers: how many, which is also the limit on batches run in parallel; defaults to `len(cpus)` or 1. Each has
+            a model of its own.
+        run_in: "process" for workers in processes of their own; "thread" for threads of this process, where the model
+            releases the GIL while it works; "loop" for `async def` models, on the coordinator's loop.
         cpus: per worker the core, or set of cores, that it is tied to; BLAS thread counts are set to match.
         kwargs: for the model's constructor, or for each call of a function.
-        env: environment variables for the workers.
+        env: environment variables for worker processes.
         max_batch_size: most items in one call of `predict`.
         policy: a policy object, or the name of one ("greedy", "static"); defaults to "greedy".
         max_queue_delay_s: longest time a request is held back only to fill a batch.
         max_queue_size, max_queue_bytes: bounds of the stage's queue.
-        max_batch_time_s: a worker that spends longer in one call is killed; defaults to a third of the service's
-            `timeout_s`.
+        max_batch_time_s: a worker that spends longer in one call is replaced: a process is killed, a thread left to
+            itself; defaults to a third of the service's `timeout_s`.
         idempotent: whether a request may be run once more when its worker dies.
         isolate_errors: whether a batch that raises is run again in parts, so that only the guilty items fail;
             defaults to `idempotent`.
@@ -45,6 +50,7 @@ class Stage:
     name: str
     workers: int
     cpus: tuple[affinity.Cores, ...] | None
+    run_in: RunIn
     kwargs: Mapping[str, Any]
     env: Mapping[str, str]
     max_batch_size: int | None
@@ -64,6 +70,7 @@ class Stage:
         name: str | None = None,
         workers: int | None = None,
         cpus: Sequence[int | Collection[int]] | None = None,
+        run_in: RunIn = "process",
         kwargs: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
         max_batch_size: int | None = None,
@@ -76,28 +83,27 @@ class Stage:
         isolate_errors: bool | None = None,
     ) -> None:
         if max_batch_size is not None:
-            _at_least("max_batch_size", max_batch_size, 1)
+            at_least("max_batch_size", max_batch_size, 1)
         if workers is None:
             workers = len(cpus) if cpus else 1
-        _at_least("workers", workers, 1)
-        _at_least("max_queue_size", max_queue_size, 1)
-        _at_least("max_queue_bytes", max_queue_bytes, 1)
+        at_least("workers", workers, 1)
+        at_least("max_queue_size", max_queue_size, 1)
+        at_least("max_queue_bytes", max_queue_bytes, 1)
         if max_batch_size is not None and max_queue_size < max_batch_size:
             raise ValueError(
                 f"max_queue_size ({max_queue_size}) is smaller than max_batch_size ({max_batch_size}):"
                 " no full batch could ever form"
             )
-        _positive("max_batch_time_s", max_batch_time_s)
-        if max_queue_delay_s is not None and not max_queue_delay_s >= 0:
-            raise ValueError(f"max_queue_delay_s must be 0 or more seconds, not {max_queue_delay_s!r}")
-        _check_policy(policy)
-        if inspect.iscoroutinefunction(model):
-            raise TypeError(f"{name_of(model)} is async: a worker process runs plain functions, one call after another")
+        positive("max_batch_time_s", max_batch_time_s)
+        not_negative("max_queue_delay_s", max_queue_delay_s)
+        check_policy(policy)
+        _check_run_in(run_in, model, cpus=cpus is not None, env=bool(env))
         values: dict[str, Any] = {
             "model": model,
             "name": name or name_of(model),
             "workers": workers,
             "cpus": None if cpus is None else affinity.parse_all(cpus, workers),
+            "run_in": run_in,
             "kwargs": dict(kwargs or {}),
             "env": dict(env or {}),
             "max_batch_size": max_batch_size,
@@ -126,13 +132,25 @@ class Stage:
         """A policy of its own for one run of the stage, with the stage's limits filled in."""
         if self.max_batch_size is None:
             return OneByOne()
-        policy = self.policy if self.policy is not None else Greedy()
-        policy = BY_NAME[policy]() if isinstance(policy, str) else copy.deepcopy(policy)
-        if policy.max_batch_size is None or policy.max_batch_size > self.max_batch_size:
-            policy.max_batch_size = self.max_batch_size
-        if policy.max_queue_delay_s is None:
-            policy.max_queue_delay_s = self.max_queue_delay_s
-        return policy
+        return policy_for(self.policy, self.max_batch_size, self.max_queue_delay_s)
+
+
+def _check_run_in(run_in: str, model: AnyModel, *, cpus: bool, env: bool) -> None:
+    if run_in not in ("process", "thread", "loop"):
+        raise ValueError(f'run_in must be "process", "thread" or "loop", not {run_in!r}')
+    if is_async(model) and run_in != "loop":
+        raise TypeError(f'{name_of(model)} is async: run it with run_in="loop", or write it with plain def')
+    if run_in == "loop" and not is_async(model):
+        raise TypeError(
+            f'{name_of(model)} is a plain function and would block the loop: run it with run_in="thread", or write it'
+            " with async def"
+        )
+    if run_in == "loop" and cpus:
+        raise ValueError(
+            'cpus ties processes and threads to cores; a stage with run_in="loop" runs where its loop does'
+        )
+    if run_in != "process" and env:
+        raise ValueError('env is for worker processes: a stage with run_in="thread" or "loop" shares this one\'s')
 
 
 def as_stage(stage: Stage | AnyModel) -> Stage:
@@ -158,26 +176,3 @@ def check_chain(stages: Sequence[Stage]) -> None:
                 f"max_queue_size of stage {stage.name} ({stage.max_queue_size}) is smaller than the batches of"
                 f" stage {before.name} before it ({before.max_batch_size})"
             )
-
-
-def check_seconds(name: str, value: float | None) -> None:
-    """A duration that must be positive, where it is given at all."""
-    _positive(name, value)
-
-
-def _check_policy(policy: Policy | str | None) -> None:
-    if isinstance(policy, str) and policy not in BY_NAME:
-        known = ", ".join(sorted(BY_NAME))
-        raise ValueError(f"there is no policy {policy!r}; choose one of {known}, or give a Policy object")
-    if policy is not None and not isinstance(policy, str | Policy):
-        raise TypeError(f"policy must be a name or a Policy object, not {policy!r}")
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
-
-
-def _positive(name: str, value: float | None) -> None:
-    if value is not None and not value > 0:
-        raise ValueError(f"{name} must be a positive number of seconds, not {value!r}")

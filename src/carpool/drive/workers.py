@@ -1,263 +1,67 @@
-"""Worker processes of one stage: starts them, talks to them over a socketpair each, ends and replaces them.
+"""The workers of one stage: started, told what to run, listened to, replaced.
 
-When to replace and when to give up is the roster's decision (`core/roster.py`); what goes into a batch is the
-pipeline's. A worker is a fresh interpreter in a process group of its own; the socket is the only thing it shares with
-this process, so a worker killed at any moment leaves nothing locked.
+Whether a worker is a process (`process.py`), a thread or a task (`inside.py`) makes no difference here: frames go out
+and come in. When to replace one and when to give up is the roster's decision (`core/roster.py`); what goes into a batch
+is the pipeline's.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
-import pickle
 import random
-import signal
-import socket
-import subprocess
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
-
-import msgspec
+from typing import TYPE_CHECKING, Protocol
 
 from carpool.core.batcher import Batch
 from carpool.core.roster import Roster, State
-from carpool.drive.output import Lines, LineSink
-from carpool.errors import StartupError, Unavailable
+from carpool.drive.inside import LoopWorker, ThreadWorker
+from carpool.drive.launch import Launch
+from carpool.drive.output import LineSink
+from carpool.drive.process import WorkerProcess
+from carpool.errors import ModelError, StartupError, Unavailable
 from carpool.wire import outcome
-from carpool.wire.frame import Frame, FrameError, FrameReader, Kind, encode
+from carpool.wire.frame import Frame, FrameError, Kind
 from carpool.wire.outcome import Outcome
-from carpool.wire.payload import LARGE
-from carpool.worker import affinity
-from carpool.worker.setup import Setup
 
 if TYPE_CHECKING:
     from carpool.drive.aio import Driver
 
 logger = logging.getLogger("carpool")
 
-_IOV_MAX = 1024
-_READS_IN_A_ROW = 16  # then others get their turn
-_REAP_EVERY_S = 0.002
-_SOCKET_BUFFER = 512 * 1024  # large enough for few wake-ups, small enough to stay in the processor's cache
 _RESTART_S = 30.0  # a failed stage stays so until its service is started anew: what callers are told to wait
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """What is needed to start the workers of one stage.
-
-    Attributes:
-        setup: what each is told; `worker` and `cores` are filled in per worker.
-        cores: per worker where it runs; None for "as the parent did before it was pinned".
-        env: environment variables to add.
-    """
-
-    setup: Setup
-    cores: tuple[affinity.Cores | None, ...]
-    env: Mapping[str, str]
-
-
-class WorkerProcess:
-    """One process and this side's end of its socket.
-
-    Args:
-        launch: how to start it.
-        worker: its place in the stage.
-        heard: called with each frame it sends.
-        lost: called once, when it is dead or has broken the protocol.
-        sink: where its output goes.
-    """
-
-    def __init__(
-        self,
-        launch: Launch,
-        worker: int,
-        heard: Callable[[Frame], None],
-        lost: Callable[[str], None],
-        sink: LineSink,
-    ) -> None:
-        self._heard = heard
-        self._lost = lost
-        self._loop = asyncio.get_running_loop()
-        self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._reader = FrameReader()
-        self._unsent: list[memoryview] = []
-        self._watching_writable = False
-        self._killed_because = ""
-        self._gone = False
-        self._pidfd: int | None = None
-        ours, theirs = socket.socketpair()
-        with theirs:
-            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-                ours.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER)
-                theirs.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER)
-            ours.setblocking(False)
-            self._sock = ours
-            self._process = self._spawn(theirs, launch.cores[worker], launch.env)
-        name = f"{launch.setup.stage}/{worker}"
-        self._outputs = [
-            Lines(stream, name, error, sink)
-            for stream, error in ((self._process.stdout, False), (self._process.stderr, True))
-            if stream is not None
-        ]
-        self._loop.add_reader(ours.fileno(), self._readable)
-        with contextlib.suppress(AttributeError, OSError):  # not on this system, or already dead
-            self._pidfd = os.pidfd_open(self._process.pid)
-            self._loop.add_reader(self._pidfd, self._exited)
-        setup = msgspec.structs.replace(launch.setup, worker=worker, cores=launch.cores[worker])
-        self.send(Frame(Kind.SETUP, ids=[0], formats=b"\0", payloads=[pickle.dumps(setup, 5)]))
+class Worker(Protocol):
+    """One worker as its stage sees it."""
 
     @property
-    def pid(self) -> int:
-        """The process id."""
-        return self._process.pid
+    def pid(self) -> int | None:
+        """Its process, if it has one of its own."""
 
     def send(self, frame: Frame) -> None:
-        """Write a frame, now if the socket takes it, else as it becomes writable."""
-        if self._gone:
-            return
-        buffers = encode(frame)
-        if not self._unsent and sum(map(len, buffers)) < LARGE:
-            message = b"".join(buffers)
-            try:
-                sent = self._sock.send(message)
-            except (BlockingIOError, OSError):
-                sent = 0  # tried again below, where errors are dealt with
-            if sent == len(message):
-                return
-            buffers = [memoryview(message)[sent:]]
-        waiting = bool(self._unsent)
-        self._unsent += [memoryview(part).cast("B") for part in buffers if len(part)]
-        if not waiting:
-            self._writable()
+        """Give it a frame."""
 
     def close_input(self) -> None:
         """Tell it that nothing more will come: it finishes, tears down and ends."""
-        if not self._gone:
-            with contextlib.suppress(OSError):
-                self._sock.shutdown(socket.SHUT_WR)
 
     def kill(self, why: str = "") -> None:
-        """End it, and whatever it has started, at once."""
-        self._killed_because = self._killed_because or why
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """End it at once, or have nothing more to do with it where it cannot be ended."""
 
     async def ended(self) -> None:
-        """Wait until the process is gone and reaped."""
-        await asyncio.shield(self._ended)
-
-    # -- inside
-
-    def _spawn(
-        self, theirs: socket.socket, cores: affinity.Cores | None, env: Mapping[str, str]
-    ) -> subprocess.Popen[bytes]:
-        threads = affinity.thread_variables(cores) if cores else {}
-        return subprocess.Popen(
-            [sys.executable, "-m", "carpool.worker.main", str(theirs.fileno()), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=(theirs.fileno(),),
-            env={**os.environ, **threads, **env},
-            process_group=0,
-        )
-
-    def _writable(self) -> None:
-        """Send what is waiting, as far as the socket takes it."""
-        unsent = self._unsent
-        try:
-            while unsent:
-                sent = self._sock.sendmsg(unsent[:_IOV_MAX])
-                while sent:
-                    if sent < len(unsent[0]):
-                        unsent[0] = unsent[0][sent:]
-                        break
-                    sent -= len(unsent.pop(0))
-        except BlockingIOError:
-            if not self._watching_writable:
-                self._watching_writable = True
-                self._loop.add_writer(self._sock.fileno(), self._writable)
-            return
-        except OSError:  # the peer is gone; what it still sent is read first, then it is lost
-            unsent.clear()
-        if self._watching_writable:
-            self._watching_writable = False
-            self._loop.remove_writer(self._sock.fileno())
-
-    def _readable(self) -> None:
-        for _ in range(_READS_IN_A_ROW):
-            # a reader without a half frame means that nothing more is due: each batch has one reply
-            if not self._read() or self._reader.idle:
-                return
-
-    def _read(self) -> bool:
-        """Read once; whether something came."""
-        if self._gone:
-            return False
-        try:
-            n = self._sock.recv_into(self._reader.get_buffer())
-            if n == 0:
-                self._end("it closed its connection")
-                return False
-            for frame in self._reader.received(n):
-                self._heard(frame)
-        except BlockingIOError:
-            return False
-        except FrameError as error:
-            self._end(f"it sent something that is no frame: {error}")
-            return False
-        except OSError as error:
-            self._end(f"its connection broke: {error}")
-            return False
-        return True
-
-    def _exited(self) -> None:
-        """The process has ended; what it wrote before is still read."""
-        while self._read():
-            pass
-        self._end("it ended")
-
-    def _end(self, why: str) -> None:
-        """The worker is of no use any more: make sure that it is dead, then say so."""
-        if self._gone:
-            return
-        self._gone = True
-        self._loop.remove_reader(self._sock.fileno())
-        self._loop.remove_writer(self._sock.fileno())
-        self._sock.close()
-        self._unsent.clear()
-        if self._pidfd is not None:
-            self._loop.remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = None
-        self._reap(why, 0)
-
-    def _reap(self, why: str, tries: int) -> None:
-        """Wait a moment for the exit code, so that the log can tell how it died; then use force."""
-        code = self._process.poll()
-        if code is None and tries < 500:
-            if tries == 25:
-                self.kill()
-            self._loop.call_later(_REAP_EVERY_S, self._reap, why, tries + 1)
-            return
-        self.kill()  # its children, if it had any
-        self._close_outputs()
-        self._ended.set_result(None)
-        self._lost(self._killed_because or _cause(code, why))
-
-    def _close_outputs(self) -> None:
-        for output in self._outputs:
-            output.close()
+        """Wait until it is gone."""
 
 
-class ProcessStage:
-    """The executor of a stage that runs in worker processes.
+_KINDS: dict[str, Callable[[Launch, int, Callable[[Frame], None], Callable[[str], None], LineSink], Worker]] = {
+    "process": WorkerProcess,
+    "thread": ThreadWorker,
+    "loop": LoopWorker,
+}
+
+
+class WorkerStage:
+    """The executor of a stage that runs in workers.
 
     Args:
         index: the stage's place in the pipeline.
@@ -273,8 +77,7 @@ class ProcessStage:
         self._launch = launch
         self._driver = driver
         self._sink = sink
-        self._processes: dict[int, WorkerProcess] = {}
-        self._stopped: list[WorkerProcess] = []
+        self._workers: dict[int, Worker] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._started_once: set[int] = set()
@@ -283,7 +86,7 @@ class ProcessStage:
     @property
     def pids(self) -> list[int]:
         """Process ids of the workers that are alive."""
-        return [process.pid for process in self._processes.values()]
+        return [worker.pid for worker in self._workers.values() if worker.pid is not None]
 
     def start(self) -> None:
         """Start every worker that is due, now and whenever the roster says."""
@@ -300,28 +103,33 @@ class ProcessStage:
     def run(self, batch: Batch) -> None:
         """Send a batch to its worker."""
         requests = batch.requests
-        self._processes[batch.worker].send(
-            Frame(
-                Kind.BATCH,
-                batch.id,
-                batch.ids,
-                bytes([r.format for r in requests]),
-                bytes([r.accept for r in requests]),
-                [r.deadline for r in requests],
-                [r.item for r in requests],  # type: ignore[misc]
-            )
+        frame = Frame(
+            Kind.BATCH,
+            batch.id,
+            batch.ids,
+            bytes([r.format for r in requests]),
+            bytes([r.accept for r in requests]),
+            [r.deadline for r in requests],
+            [r.item for r in requests],  # type: ignore[misc]
         )
+        try:
+            self._workers[batch.worker].send(frame)
+        except FrameError as error:  # nothing has been sent: the batch fails, the worker goes on
+            n = len(batch.ids)
+            text = f"the batch cannot be sent to stage {self.name}: {error}"
+            errors: dict[int, Exception] = {i: ModelError(text, code="too_large") for i in range(n)}
+            self._driver.completed(self.index, batch.worker, batch.id, batch.ids, [None] * n, errors, 0.0, 0.0)
 
     def kill(self, worker: int) -> None:
         """End a worker that hangs."""
-        process = self._processes.get(worker)
+        process = self._workers.get(worker)
         if process is not None:
             process.kill("it was in one call for longer than max_batch_time_s, and has been killed")
 
     def kill_all(self) -> None:
         """End every worker now."""
         self.roster.stopping = True
-        for process in self._processes.values():
+        for process in self._workers.values():
             process.kill()
 
     async def stop(self, grace_s: float) -> None:
@@ -329,8 +137,8 @@ class ProcessStage:
         self.roster.stopping = True
         if self._timer is not None:
             self._timer.cancel()
-        processes = list(self._processes.values())
-        for worker, process in self._processes.items():
+        processes = list(self._workers.values())
+        for worker, process in self._workers.items():
             if self.roster.places[worker].state == State.READY:
                 process.close_input()
             else:
@@ -347,7 +155,7 @@ class ProcessStage:
     def _start(self, worker: int) -> None:
         heard, lost = partial(self._heard, worker), partial(self._lost, worker)
         try:
-            self._processes[worker] = WorkerProcess(self._launch, worker, heard, lost, self._sink)
+            self._workers[worker] = _KINDS[self._launch.run_in](self._launch, worker, heard, lost, self._sink)
         except OSError as error:  # no process, memory or file descriptor to be had: tried again later
             logger.error("worker %s/%d cannot be started: %s", self.name, worker, error)
             self.roster.lost(self._driver.clock(), worker)
@@ -362,6 +170,8 @@ class ProcessStage:
             self._replied(worker, frame)
         elif frame.kind == Kind.CALL:
             self._driver.call_started(self.index, worker, frame.batch)
+        elif not frame.payloads:
+            raise FrameError(f"a {frame.kind.name} frame says nothing")
         elif frame.kind == Kind.STATE:
             self._moved(worker, frame)
         elif frame.kind == Kind.FAILED:
@@ -393,7 +203,7 @@ class ProcessStage:
             self._driver.worker_ready(self.index, worker)
 
     def _lost(self, worker: int, why: str) -> None:
-        process = self._processes.pop(worker)
+        process = self._workers.pop(worker)
         was_ready = self.roster.places[worker].state == State.READY
         self.roster.lost(self._driver.clock(), worker)
         if self.roster.stopping:
@@ -404,7 +214,8 @@ class ProcessStage:
             text = cause if failure else f"worker {worker} of stage {self.name} died while loading: {why}"
             self._driver.start_failed(StartupError(text))
             return
-        logger.error("worker %s/%d (pid %d) is lost: %s", self.name, worker, process.pid, cause)
+        pid = "" if process.pid is None else f" (pid {process.pid})"
+        logger.error("worker %s/%d%s is lost: %s", self.name, worker, pid, cause)
         if was_ready:
             self._driver.worker_lost(self.index, worker)
         if self.roster.failed:
@@ -417,17 +228,3 @@ class ProcessStage:
 def new_roster(workers: int) -> Roster:
     """A roster with real dice."""
     return Roster(workers, random.random)
-
-
-def _cause(code: int | None, why: str) -> str:
-    """How a process died, for a person."""
-    if code is None:
-        return f"{why}, and it could not be ended"
-    if code < 0:
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
-        hint = "; was it out of memory?" if name == "SIGKILL" else ""
-        return f"killed by {name}{hint}"
-    return f"exited with code {code}" if code else why

@@ -1,4 +1,4 @@
-"""A worker process: read a batch, call the model, write the reply, until the socket ends.
+"""A worker process: what `worker/serve.py` does, over a socketpair, until the socket ends.
 
 Started by `drive/workers.py` as a fresh interpreter, `python -m carpool.worker.main FD PARENT`, with one end of a
 socketpair as file descriptor FD. Nothing else is shared with the parent. The process ends when the socket ends; should
@@ -20,15 +20,13 @@ import sys
 import threading
 import time
 
-from carpool.model import traits_of
-from carpool.wire.frame import Frame, FrameReader, Kind, encode
-from carpool.wire.outcome import Report, pack
+from carpool.invoke import run_now
+from carpool.wire.frame import Frame, FrameReader, encode
 from carpool.worker import affinity, program
-from carpool.worker.call import Call, describe
+from carpool.worker.serve import serve
 from carpool.worker.setup import Setup
 
 _TEARDOWN_GRACE_S = 5.0
-_REPORT_EVERY_S = 0.01  # calls that follow each other faster need no report each
 _IOV_MAX = 1024
 
 
@@ -40,7 +38,7 @@ class Connection:
         self._reader = FrameReader()
         self._pid = os.getpid()
 
-    def receive(self) -> Frame | None:
+    async def receive(self) -> Frame | None:
         """The next frame; None once the parent has closed its end."""
         while True:
             n = self.sock.recv_into(self._reader.get_buffer())
@@ -63,25 +61,6 @@ class Connection:
                     break
                 sent -= len(buffers.pop(0))
 
-    def state(self, state: str) -> None:
-        """Tell the parent how far start-up has come."""
-        self.send(Frame(Kind.STATE, ids=[0], formats=b"\0", payloads=[state.encode()]))
-
-
-class CallReports:
-    """Tells the parent that another call has begun, so that its hang limit is one of a single call."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.batch = 0
-        self._connection = connection
-        self._last = 0.0
-
-    def __call__(self) -> None:
-        now = time.monotonic()
-        if now - self._last > _REPORT_EVERY_S:
-            self._last = now
-            self._connection.send(Frame(Kind.CALL, self.batch))
-
 
 def main() -> None:
     """Entry point of the process."""
@@ -90,14 +69,8 @@ def main() -> None:
     sock = socket.socket(fileno=fd)
     os.set_inheritable(fd, False)
     threading.Thread(target=_watch, args=(fd, parent), name="carpool-watch", daemon=True).start()
-    connection = Connection(sock)
-    reports = CallReports(connection)
     try:
-        call = _load(connection, reports)
-        if call is None:
-            return
-        _serve(connection, call, reports)
-        call.teardown()
+        run_now(_live(Connection(sock)))
     except (BrokenPipeError, ConnectionResetError):
         pass  # the parent has gone or given up on us
     finally:
@@ -134,62 +107,17 @@ def _watch(fd: int, parent: int) -> None:
     os.killpg(0, signal.SIGKILL)  # whatever user code has started goes as well
 
 
-def _load(connection: Connection, reports: CallReports) -> Call | None:
-    """Receive the set-up, import and construct the model, warm it up; None if that failed."""
-    frame = connection.receive()
+async def _live(connection: Connection) -> None:
+    """Become the worker that the first frame describes."""
+    frame = await connection.receive()
     if frame is None:
-        return None
+        return
     setup: Setup = pickle.loads(frame.payloads[0])  # type: ignore[arg-type]
     affinity.pin(setup.cores)
     program.restore(setup.program)
     if setup.log_level is not None:
         logging.basicConfig(level=setup.log_level, format="%(levelname)s %(name)s: %(message)s")
-    connection.state("loading")
-    step = "its model could not be imported"
-    try:
-        model, kwargs = program.unpack_model(setup.program, setup.model)
-        step = "its model could not be set up"
-        call = Call(
-            model,
-            kwargs,
-            traits_of(model, setup.batched),
-            batched=setup.batched,
-            first=setup.first,
-            last=setup.last,
-            isolate_errors=setup.isolate_errors,
-            calling=reports,
-        )
-        if call.traits.examples:
-            connection.state("warming")
-            step = "an example does not run through its model"
-            call.warm_up(setup.max_batch_size)
-    except BaseException as error:
-        _fail(connection, setup, step, error)
-        return None
-    connection.state("ready")
-    return call
-
-
-def _fail(connection: Connection, setup: Setup, step: str, error: BaseException) -> None:
-    text = f"worker {setup.worker} of stage {setup.stage} could not start: {step}"
-    details = getattr(error, "traceback", "") or describe(error)
-    report = Report(text, type(error).__name__, details)
-    connection.send(Frame(Kind.FAILED, ids=[0], formats=b"\0", payloads=[pack(report)]))
-
-
-def _serve(connection: Connection, call: Call, reports: CallReports) -> None:
-    """Answer batches until the parent closes its end."""
-    idle_since = time.monotonic()
-    while True:
-        frame = connection.receive()
-        if frame is None:
-            return
-        waited_s = time.monotonic() - idle_since
-        reports.batch = frame.batch
-        reply = call.run(frame)
-        reply.waited_s = waited_s
-        connection.send(reply)
-        idle_since = time.monotonic()
+    await serve(connection, setup, lambda: program.unpack_model(setup.program, setup.model))
 
 
 def _flush() -> None:

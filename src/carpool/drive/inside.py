@@ -1,0 +1,195 @@
+"""Workers inside this process: a thread for models that release the GIL, a task of the loop for `async def` models.
+
+They live the same life as a worker process (`worker/serve.py`) and exchange the same frames, which are handed over as
+they are. What they cannot be is killed: one that hangs is left to itself, and what it says later is not heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+
+import msgspec
+
+from carpool.drive.launch import Launch
+from carpool.drive.output import LineSink
+from carpool.invoke import run_now
+from carpool.wire.frame import Frame
+from carpool.worker import affinity
+from carpool.worker.serve import serve
+from carpool.worker.setup import Setup
+
+logger = logging.getLogger("carpool")
+
+
+class _Inside:
+    """What threads and tasks have in common; see `workers.Worker`."""
+
+    pid: int | None = None
+
+    def __init__(
+        self,
+        launch: Launch,
+        worker: int,
+        heard: Callable[[Frame], None],
+        lost: Callable[[str], None],
+        sink: LineSink,
+    ) -> None:
+        self._heard = heard
+        self._lost = lost
+        self._model = (launch.model, launch.kwargs)
+        self._loop = asyncio.get_running_loop()
+        self._gone: asyncio.Future[None] = self._loop.create_future()
+        self._setup: Setup = msgspec.structs.replace(launch.setup, worker=worker, cores=launch.cores[worker])
+
+    async def ended(self) -> None:
+        """Wait until it is gone."""
+        await asyncio.shield(self._gone)
+
+    def kill(self, why: str = "") -> None:
+        """Have nothing more to do with it."""
+        if why:
+            logger.error("worker %s/%d: %s", self._setup.stage, self._setup.worker, why)
+        self._loop.call_soon(self._end, why or "it was given up")
+
+    def _hear(self, frame: Frame) -> None:
+        if not self._gone.done():
+            self._heard(frame)
+
+    def _end(self, why: str) -> None:
+        if not self._gone.done():
+            self._gone.set_result(None)
+            self._lost(why)
+
+
+class ThreadWorker(_Inside):
+    """A thread with a model of its own."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        worker: int,
+        heard: Callable[[Frame], None],
+        lost: Callable[[str], None],
+        sink: LineSink,
+    ) -> None:
+        super().__init__(launch, worker, heard, lost, sink)
+        self._inbox: SimpleQueue[Frame | None] = SimpleQueue()
+        name = f"carpool-{self._setup.stage}-{worker}"
+        threading.Thread(target=self._live, name=name, daemon=True).start()
+
+    def send(self, frame: Frame) -> None:
+        """Give it a frame."""
+        self._inbox.put(frame)
+
+    def close_input(self) -> None:
+        """Tell it that nothing more will come."""
+        self._inbox.put(None)
+
+    def kill(self, why: str = "") -> None:
+        """Have nothing more to do with it; once its present call returns, it ends."""
+        super().kill(why)
+        self._inbox.put(None)
+
+    def _live(self) -> None:
+        """In the thread."""
+        affinity.pin(self._setup.cores)
+        try:
+            run_now(serve(_ThreadLink(self._loop, self._inbox, self._hear), self._setup, lambda: self._model))
+            why = "it ended"
+        except BaseException as error:
+            why = f"it ended with {type(error).__name__}: {error}"
+        _call_soon(self._loop, self._end, why)
+
+
+class _ThreadLink:
+    """A thread's end of the connection."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, inbox: SimpleQueue[Frame | None], hear: Callable[[Frame], None]
+    ) -> None:
+        self._loop = loop
+        self._inbox = inbox
+        self._hear = hear
+
+    async def receive(self) -> Frame | None:
+        return self._inbox.get()
+
+    def send(self, frame: Frame) -> None:
+        _call_soon(self._loop, self._hear, frame)
+
+
+class LoopWorker(_Inside):
+    """A task of the running loop with a model of its own."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        worker: int,
+        heard: Callable[[Frame], None],
+        lost: Callable[[str], None],
+        sink: LineSink,
+    ) -> None:
+        super().__init__(launch, worker, heard, lost, sink)
+        self._inbox: deque[Frame | None] = deque()
+        self._news = asyncio.Event()
+        self._task = self._loop.create_task(self._live(), name=f"carpool-{self._setup.stage}-{worker}")
+
+    def send(self, frame: Frame) -> None:
+        """Give it a frame; in the worker's hands, pass one on."""
+        self._put(frame)
+
+    def close_input(self) -> None:
+        """Tell it that nothing more will come."""
+        self._put(None)
+
+    def kill(self, why: str = "") -> None:
+        """Cancel its task."""
+        super().kill(why)
+        self._task.cancel()
+
+    def _put(self, frame: Frame | None) -> None:
+        self._inbox.append(frame)
+        self._news.set()
+
+    async def _live(self) -> None:
+        through = (GeneratorExit, asyncio.CancelledError)
+        try:
+            await serve(_LoopLink(self._inbox, self._news, self._hear), self._setup, lambda: self._model, through)
+            why = "it ended"
+        except asyncio.CancelledError:
+            why = "its task was cancelled"
+        except Exception as error:
+            why = f"it ended with {type(error).__name__}: {error}"
+        self._loop.call_soon(self._end, why)
+
+
+class _LoopLink:
+    """A task's end of the connection."""
+
+    def __init__(self, inbox: deque[Frame | None], news: asyncio.Event, hear: Callable[[Frame], None]) -> None:
+        self._inbox = inbox
+        self._news = news
+        self._hear = hear
+
+    async def receive(self) -> Frame | None:
+        while not self._inbox:
+            self._news.clear()
+            await self._news.wait()
+        return self._inbox.popleft()
+
+    def send(self, frame: Frame) -> None:
+        self._hear(frame)
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], argument: object) -> None:
+    """In the loop's thread, unless the loop has ended: then nobody listens any more."""
+    try:
+        loop.call_soon_threadsafe(function, argument)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise

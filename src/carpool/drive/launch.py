@@ -1,0 +1,31 @@
+"""What it takes to start the workers of one stage, of whatever kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from carpool.model import AnyModel
+from carpool.worker import affinity
+from carpool.worker.setup import Setup
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What is needed to start the workers of one stage.
+
+    Attributes:
+        run_in: "process", "thread" or "loop".
+        setup: what each is told; `worker` and `cores` are filled in per worker.
+        model, kwargs: for workers inside this process; a worker process finds its own by `setup`.
+        cores: per worker where it runs; None for "as the parent did before it was pinned".
+        env: environment variables to add.
+    """
+
+    run_in: str
+    setup: Setup
+    model: AnyModel
+    kwargs: Mapping[str, Any]
+    cores: tuple[affinity.Cores | None, ...]
+    env: Mapping[str, str]

@@ -1,0 +1,246 @@
+"""A worker process: started as a fresh interpreter, talked to over a socketpair, ended and reaped.
+
+It lives in a process group of its own; the socket is the only thing it shares with this process, so a worker killed at
+any moment leaves nothing locked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from carpool.drive.launch import Launch
+from carpool.drive.output import Lines, LineSink
+from carpool.wire.frame import Frame, FrameError, FrameReader, Kind, encode
+from carpool.wire.payload import LARGE
+from carpool.worker import affinity
+
+if TYPE_CHECKING:
+    pass
+
+logger = logging.getLogger("carpool")
+
+_IOV_MAX = 1024
+_READS_IN_A_ROW = 16  # then others get their turn
+_REAP_EVERY_S = 0.002
+_SOCKET_BUFFER = 512 * 1024  # large enough for few wake-ups, small enough to stay in the processor's cache
+_RESTART_S = 30.0  # a failed stage stays so until its service is started anew: what callers are told to wait
+
+
+class WorkerProcess:
+    """One process and this side's end of its socket.
+
+    Args:
+        launch: how to start it.
+        worker: its place in the stage.
+        heard: called with each frame it sends.
+        lost: called once, when it is dead or has broken the protocol.
+        sink: where its output goes.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        worker: int,
+        heard: Callable[[Frame], None],
+        lost: Callable[[str], None],
+        sink: LineSink,
+    ) -> None:
+        self._heard = heard
+        self._lost = lost
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._reader = FrameReader()
+        self._unsent: list[memoryview] = []
+        self._watching_writable = False
+        self._killed_because = ""
+        self._gone = False
+        self._pidfd: int | None = None
+        ours, theirs = socket.socketpair()
+        with theirs:
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                ours.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER)
+                theirs.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER)
+            ours.setblocking(False)
+            self._sock = ours
+            self._process = self._spawn(theirs, launch.cores[worker], launch.env)
+        name = f"{launch.setup.stage}/{worker}"
+        self._outputs = [
+            Lines(stream, name, error, sink)
+            for stream, error in ((self._process.stdout, False), (self._process.stderr, True))
+            if stream is not None
+        ]
+        self._loop.add_reader(ours.fileno(), self._readable)
+        with contextlib.suppress(AttributeError, OSError):  # not on this system, or already dead
+            self._pidfd = os.pidfd_open(self._process.pid)
+            self._loop.add_reader(self._pidfd, self._exited)
+        setup = msgspec.structs.replace(launch.setup, worker=worker, cores=launch.cores[worker])
+        self.send(Frame(Kind.SETUP, ids=[0], formats=b"\0", payloads=[pickle.dumps(setup, 5)]))
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def send(self, frame: Frame) -> None:
+        """Write a frame, now if the socket takes it, else as it becomes writable."""
+        if self._gone:
+            return
+        buffers = encode(frame)
+        if not self._unsent and sum(map(len, buffers)) < LARGE:
+            message = b"".join(buffers)
+            try:
+                sent = self._sock.send(message)
+            except (BlockingIOError, OSError):
+                sent = 0  # tried again below, where errors are dealt with
+            if sent == len(message):
+                return
+            buffers = [memoryview(message)[sent:]]
+        waiting = bool(self._unsent)
+        self._unsent += [memoryview(part).cast("B") for part in buffers if len(part)]
+        if not waiting:
+            self._writable()
+
+    def close_input(self) -> None:
+        """Tell it that nothing more will come: it finishes, tears down and ends."""
+        if not self._gone:
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_WR)
+
+    def kill(self, why: str = "") -> None:
+        """End it, and whatever it has started, at once."""
+        self._killed_because = self._killed_because or why
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def ended(self) -> None:
+        """Wait until the process is gone and reaped."""
+        await asyncio.shield(self._ended)
+
+    # -- inside
+
+    def _spawn(
+        self, theirs: socket.socket, cores: affinity.Cores | None, env: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
+        threads = affinity.thread_variables(cores) if cores else {}
+        return subprocess.Popen(
+            [sys.executable, "-m", "carpool.worker.main", str(theirs.fileno()), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=(theirs.fileno(),),
+            env={**os.environ, **threads, **env},
+            process_group=0,
+        )
+
+    def _writable(self) -> None:
+        """Send what is waiting, as far as the socket takes it."""
+        unsent = self._unsent
+        try:
+            while unsent:
+                sent = self._sock.sendmsg(unsent[:_IOV_MAX])
+                while sent:
+                    if sent < len(unsent[0]):
+                        unsent[0] = unsent[0][sent:]
+                        break
+                    sent -= len(unsent.pop(0))
+        except BlockingIOError:
+            if not self._watching_writable:
+                self._watching_writable = True
+                self._loop.add_writer(self._sock.fileno(), self._writable)
+            return
+        except OSError:  # the peer is gone; what it still sent is read first, then it is lost
+            unsent.clear()
+        if self._watching_writable:
+            self._watching_writable = False
+            self._loop.remove_writer(self._sock.fileno())
+
+    def _readable(self) -> None:
+        for _ in range(_READS_IN_A_ROW):
+            # a reader without a half frame means that nothing more is due: each batch has one reply
+            if not self._read() or self._reader.idle:
+                return
+
+    def _read(self) -> bool:
+        """Read once; whether something came."""
+        if self._gone:
+            return False
+        try:
+            n = self._sock.recv_into(self._reader.get_buffer())
+            if n == 0:
+                self._end("it closed its connection")
+                return False
+            for frame in self._reader.received(n):
+                self._heard(frame)
+        except BlockingIOError:
+            return False
+        except FrameError as error:
+            self._end(f"it sent something that is no frame: {error}")
+            return False
+        except OSError as error:
+            self._end(f"its connection broke: {error}")
+            return False
+        return True
+
+    def _exited(self) -> None:
+        """The process has ended; what it wrote before is still read."""
+        while self._read():
+            pass
+        self._end("it ended")
+
+    def _end(self, why: str) -> None:
+        """The worker is of no use any more: make sure that it is dead, then say so."""
+        if self._gone:
+            return
+        self._gone = True
+        self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_writer(self._sock.fileno())
+        self._sock.close()
+        self._unsent.clear()
+        if self._pidfd is not None:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
+        self._reap(why, 0)
+
+    def _reap(self, why: str, tries: int) -> None:
+        """Wait a moment for the exit code, so that the log can tell how it died; then use force."""
+        code = self._process.poll()
+        if code is None and tries < 500:
+            if tries == 25:
+                self.kill()
+            self._loop.call_later(_REAP_EVERY_S, self._reap, why, tries + 1)
+            return
+        self.kill()  # its children, if it had any
+        self._close_outputs()
+        self._ended.set_result(None)
+        self._lost(self._killed_because or _cause(code, why))
+
+    def _close_outputs(self) -> None:
+        for output in self._outputs:
+            output.close()
+
+
+def _cause(code: int | None, why: str) -> str:
+    """How a process died, for a person."""
+    if code is None:
+        return f"{why}, and it could not be ended"
+    if code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        hint = "; was it out of memory?" if name == "SIGKILL" else ""
+        return f"killed by {name}{hint}"
+    return f"exited with code {code}" if code else why

@@ -1,0 +1,129 @@
+"""A worker's life: load the model, warm it up, answer batches until there are no more.
+
+The same for a worker process, a thread and a task of the loop; what differs is the link over which frames come and go.
+Where receiving blocks the thread instead of suspending the task, `invoke.run_now` runs it all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from carpool.invoke import Invoker
+from carpool.model import AnyModel, traits_of
+from carpool.wire.frame import Frame, FrameError, Kind
+from carpool.wire.outcome import Outcome, Report, pack
+from carpool.worker.call import Call, describe
+from carpool.worker.setup import Setup
+
+_REPORT_EVERY_S = 0.01  # calls that follow each other faster need no report each
+
+
+class Link(Protocol):
+    """A worker's end of the connection to its stage."""
+
+    async def receive(self) -> Frame | None:
+        """The next frame; None once no more will come."""
+
+    def send(self, frame: Frame) -> None:
+        """Send one frame."""
+
+
+class _CallReports:
+    """Tells the stage that another call has begun, so that its hang limit is one of a single call."""
+
+    def __init__(self, link: Link) -> None:
+        self.batch = 0
+        self._link = link
+        self._last = 0.0
+
+    def __call__(self) -> None:
+        now = time.monotonic()
+        if now - self._last > _REPORT_EVERY_S:
+            self._last = now
+            self._link.send(Frame(Kind.CALL, self.batch))
+
+
+async def serve(
+    link: Link,
+    setup: Setup,
+    find_model: Callable[[], tuple[AnyModel, Mapping[str, Any]]],
+    through: tuple[type[BaseException], ...] = (GeneratorExit,),
+) -> None:
+    """Load the model and answer batches; if loading fails, say why and return.
+
+    Args:
+        link: to the stage.
+        setup: which stage, and how to call the model.
+        find_model: gives the model and its arguments; may raise.
+        through: exceptions that end the worker instead of failing an item.
+    """
+    reports = _CallReports(link)
+    call = await _load(link, setup, find_model, through, reports)
+    if call is None:
+        return
+    idle_since = time.monotonic()
+    while (frame := await link.receive()) is not None:
+        waited_s = time.monotonic() - idle_since
+        reports.batch = frame.batch
+        reply = await call.run(frame)
+        reply.waited_s = waited_s
+        try:
+            link.send(reply)
+        except FrameError as error:  # the results are too large for one message; nothing has been sent
+            link.send(_refusal(reply, f"the results cannot be sent: {error}"))
+        idle_since = time.monotonic()
+    await call.tear_down()
+
+
+async def _load(
+    link: Link,
+    setup: Setup,
+    find_model: Callable[[], tuple[AnyModel, Mapping[str, Any]]],
+    through: tuple[type[BaseException], ...],
+    reports: _CallReports,
+) -> Call | None:
+    _say(link, "loading")
+    step = "its model could not be imported"
+    try:
+        model, kwargs = find_model()
+        step = "its model could not be set up"
+        invoker = Invoker(
+            model,
+            kwargs,
+            traits_of(model, setup.batched),
+            batched=setup.batched,
+            isolate_errors=setup.isolate_errors,
+            through=through,
+            calling=reports,
+        )
+        await invoker.set_up()
+        call = Call(invoker, first=setup.first, last=setup.last)
+        if call.traits.examples:
+            _say(link, "warming")
+            step = "an example does not run through its model"
+            await call.warm_up(setup.max_batch_size if setup.batched else None)
+    except through:
+        raise
+    except BaseException as error:
+        text = f"worker {setup.worker} of stage {setup.stage} could not start: {step}"
+        details = getattr(error, "traceback", "") or describe(error)
+        report = Report(text, type(error).__name__, details)
+        link.send(Frame(Kind.FAILED, ids=[0], formats=b"\0", payloads=[pack(report)]))
+        return None
+    _say(link, "ready")
+    return call
+
+
+def _refusal(reply: Frame, text: str) -> Frame:
+    """A reply in which every item has failed."""
+    n = len(reply.ids)
+    body = pack(Report(text, "FrameError"))
+    return replace(reply, formats=bytes([Outcome.BAD_RESULT]) * n, payloads=[body] * n)
+
+
+def _say(link: Link, state: str) -> None:
+    """How far start-up has come."""
+    link.send(Frame(Kind.STATE, ids=[0], formats=b"\0", payloads=[state.encode()]))

@@ -1,0 +1,133 @@
+"""A worker's life over a link that is a list: what it says, in which order, and what it does when it cannot."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from carpool import Model
+from carpool.invoke import run_now
+from carpool.wire import outcome
+from carpool.wire.frame import Frame, FrameError, Kind
+from carpool.wire.outcome import Outcome
+from carpool.wire.payload import dump, load
+from carpool.worker.program import describe
+from carpool.worker.serve import serve
+from carpool.worker.setup import Setup
+
+
+class Link:
+    """Gives the frames one after the other and keeps what is sent; refuses the sendings whose numbers are given."""
+
+    def __init__(self, *frames: Frame, refuse: tuple[int, ...] = ()) -> None:
+        self.frames = list(frames)
+        self.sent: list[Frame] = []
+        self.refuse = refuse
+        self.sendings = 0
+
+    async def receive(self) -> Frame | None:
+        return self.frames.pop(0) if self.frames else None
+
+    def send(self, frame: Frame) -> None:
+        self.sendings += 1
+        if self.sendings in self.refuse:
+            raise FrameError("too large")
+        self.sent.append(frame)
+
+
+class Counting(Model):
+    examples = (1,)
+    log: list[str]
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def setup(self) -> None:
+        self.log.append("setup")
+
+    def predict(self, xs: list[int]) -> list[int]:
+        self.log.append(f"predict {len(xs)}")
+        return [2 * x for x in xs]
+
+    def teardown(self) -> None:
+        self.log.append("teardown")
+
+
+def setup_of(**changes: Any) -> Setup:
+    facts: dict[str, Any] = {
+        "program": describe(),
+        "model": b"",
+        "stage": "counting",
+        "worker": 0,
+        "batched": True,
+        "max_batch_size": 4,
+        "first": True,
+        "last": True,
+        "isolate_errors": True,
+        "cores": None,
+        "log_level": None,
+    }
+    return Setup(**{**facts, **changes})
+
+
+def batch(id: int, *items: Any) -> Frame:
+    n = len(items)
+    forever = [float("inf")] * n
+    return Frame(Kind.BATCH, id, list(range(1, n + 1)), bytes(n), bytes(n), forever, [dump(x) for x in items])
+
+
+def live(link: Link, model: Any = Counting, **changes: Any) -> list[str]:
+    log: list[str] = []
+    run_now(serve(link, setup_of(**changes), lambda: (model, {"log": log} if model is Counting else {})))
+    return log
+
+
+def test_a_whole_life() -> None:
+    """Load, warm up alone and as a full batch, answer, tear down."""
+    link = Link(batch(7, 1, 2), batch(8, 3))
+    log = live(link)
+
+    assert log == ["setup", "predict 1", "predict 4", "predict 2", "predict 1", "teardown"]
+    assert [bytes(frame.payloads[0]) for frame in link.sent[:3]] == [b"loading", b"warming", b"ready"]  # type: ignore[arg-type]
+    assert [frame.kind for frame in link.sent] == [Kind.STATE] * 3 + [Kind.REPLY] * 2
+    assert [[load(p) for p in frame.payloads] for frame in link.sent[3:]] == [[2, 4], [6]]
+    assert [frame.batch for frame in link.sent[3:]] == [7, 8]
+
+
+def test_a_model_that_cannot_load_says_why() -> None:
+    """With the user's traceback; nothing is answered."""
+
+    def broken() -> Any:
+        raise LookupError("no weights")
+
+    link = Link(batch(1, 1))
+    run_now(serve(link, setup_of(), broken))
+    report = outcome.read(link.sent[-1].payloads[0])
+
+    assert [frame.kind for frame in link.sent] == [Kind.STATE, Kind.FAILED]
+    assert report.message == "worker 0 of stage counting could not start: its model could not be imported"
+    assert "no weights" in report.traceback
+
+
+def test_results_that_cannot_be_sent_fail_their_batch_only() -> None:
+    """The reply says so in their place, and the next batch is answered."""
+    link = Link(batch(7, 1, 2), batch(8, 3), refuse=(4,))
+    live(link)
+    refusal, good = link.sent[3:]
+
+    assert (refusal.batch, refusal.ids) == (7, [1, 2])
+    assert refusal.formats == bytes([Outcome.BAD_RESULT] * 2)
+    assert outcome.read(refusal.payloads[1]).message == "the results cannot be sent: too large"
+    assert [load(p) for p in good.payloads] == [6]
+
+
+def test_a_function_needs_no_setup() -> None:
+    """A partial neither."""
+    link = Link(batch(1, 5))
+    live(link, functools.partial(map_with, 3))
+
+    assert [load(p) for p in link.sent[-1].payloads] == [15]
+
+
+def map_with(factor: int, xs: list[int]) -> list[int]:
+    return [factor * x for x in xs]
