@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from carpool.batch import Ticket, batch
 from carpool.errors import (
     CarpoolError,
     DeadlineExceeded,
@@ -15,6 +16,7 @@ from carpool.errors import (
     Unavailable,
     ValidationError,
 )
+from carpool.lock import Lock
 from carpool.model import Model
 from carpool.policy import Greedy, Policy, Static
 from carpool.service import Service
@@ -22,6 +24,7 @@ from carpool.stage import Stage
 
 if TYPE_CHECKING:
     from carpool import http
+    from carpool.http.asgi import lifespan
 
 __version__ = "0.1.0"
 
@@ -30,6 +33,7 @@ __all__ = [
     "DeadlineExceeded",
     "Greedy",
     "InvalidRequest",
+    "Lock",
     "Model",
     "ModelError",
     "Overloaded",
@@ -38,14 +42,19 @@ __all__ = [
     "Stage",
     "StartupError",
     "Static",
+    "Ticket",
     "Unavailable",
     "ValidationError",
+    "batch",
     "http",
+    "lifespan",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """`carpool.http` without an import of its own, and without its cost for those who do not use it."""
+    """`carpool.http` and `carpool.lifespan` without an import of their own, nor its cost for those who use neither."""
     if name == "http":
         return importlib.import_module("carpool.http")
+    if name == "lifespan":
+        return importlib.import_module("carpool.http.asgi").lifespan
     raise AttributeError(f"module 'carpool' has no attribute {name!r}")

@@ -220,6 +220,8 @@ class Batcher:
         if not n or not queue.count:
             self.wake_at = decision.wake_at
             return None
+        if queue.size != queue.count:
+            n = self._fitting(n)
         return self._start(now, n if n <= room else int(room), decision.reason)
 
     def attend(self, now: float) -> tuple[list[Request], list[int]]:
@@ -253,6 +255,16 @@ class Batcher:
         self.in_flight[worker] = batch
         self._running += len(requests)
         return batch
+
+    def _fitting(self, units: int) -> int:
+        """How many requests from the head fit into so many units; one that is larger by itself counts as fitting."""
+        n = size = 0
+        for request in self.queue.peek(units):
+            size += request.size
+            if n and size > units:
+                break
+            n += 1
+        return n
 
     def _drop(self, now: float, requests: Sequence[Request]) -> None:
         """The policy refuses these."""

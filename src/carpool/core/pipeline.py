@@ -67,8 +67,8 @@ class Pipeline:
         self.refused = 0
         self.answered = 0  # of the admitted
         self.cancelled = 0
+        self.door = Queue()  # callers that wait for room; bounded by the callers there are
         self._measure = measure
-        self._door = Queue()  # callers that wait for room; bounded by the callers there are
         self._todo = Todo()
         for index, stage in enumerate(self.stages):
             stage.index = index
@@ -81,7 +81,7 @@ class Pipeline:
     @property
     def waiting(self) -> int:
         """Requests in queues, the door's included."""
-        return len(self._door) + sum(len(stage.queue) for stage in self.stages)
+        return len(self.door) + sum(len(stage.queue) for stage in self.stages)
 
     @property
     def unanswered(self) -> int:
@@ -101,7 +101,7 @@ class Pipeline:
             _check_new(requests)
         first = self.stages[0]
         roomy = first.queue.has_room(sum([request.nbytes for request in new]), len(new))
-        if not roomy or self.closed is not None or self._door.count or self.journal is not None:
+        if not roomy or self.closed is not None or self.door.count or self.journal is not None:
             for request in new:
                 self._submit_one(now, request)
         elif new:
@@ -115,7 +115,7 @@ class Pipeline:
         """The caller has gone. A queued request is never run; a running one's result is dropped."""
         if request.state == QUEUED:
             if request.stage == _AT_THE_DOOR:
-                self._door.remove(request)
+                self.door.remove(request)
             else:
                 self.stages[request.stage].leave(now, request)
         elif request.state == RUNNING:
@@ -201,8 +201,8 @@ class Pipeline:
     def abort(self, now: float, error: CarpoolError) -> None:
         """Refuse new requests and fail all that are inside."""
         self.closed = error
-        for request in list(self._door):
-            self._door.remove(request)
+        for request in list(self.door):
+            self.door.remove(request)
             self._fail(now, request, copy.copy(error))
         for stage in self.stages:
             for request in list(stage.queue):
@@ -220,9 +220,9 @@ class Pipeline:
         todo = self._todo
         for stage in reversed(self.stages):
             self._poll_stage(now, stage)
-        if self._door.count:
+        if self.door.count:
             self._open_door(now)
-            todo.wake_at = self._door.earliest_deadline
+            todo.wake_at = self.door.earliest_deadline
         for stage in self.stages:
             if stage.attention_at < todo.wake_at:
                 todo.wake_at = stage.attention_at
@@ -235,14 +235,14 @@ class Pipeline:
         """How long a request that came now would wait in the first queue, by the workers' learned speed."""
         stage = self.stages[0]
         workers = max(1, stage.idle + len(stage.in_flight))
-        return (len(self._door) + len(stage.queue) + stage.running) * stage.item_s / workers
+        return (len(self.door) + len(stage.queue) + stage.running) * stage.item_s / workers
 
     # -- inside
 
     def _submit_one(self, now: float, request: Request) -> None:
         """A request that may be refused, may have to wait at the door, or is written about."""
         first = self.stages[0]
-        full = self._door.count > 0 or not first.queue.has_room(request.nbytes)
+        full = self.door.count > 0 or not first.queue.has_room(request.nbytes)
         refusal: CarpoolError | None = None
         if self.closed is not None:
             refusal = copy.copy(self.closed)
@@ -262,7 +262,7 @@ class Pipeline:
         request.id = self.admitted
         if full:
             request.stage = _AT_THE_DOOR
-            self._door.push([request])
+            self.door.push([request])
         else:
             first.enter(now, [request])
         if self.journal is not None:
@@ -289,7 +289,7 @@ class Pipeline:
 
     def _open_door(self, now: float) -> None:
         """Let waiting callers in while there is room; whenever some came in, the first stage is asked once more."""
-        for request in self._door.expire(now):
+        for request in self.door.expire(now):
             self._expired(now, request, "waiting for room in the queue")
         first = self.stages[0]
         while self._let_in(now, first) and first.idle:
@@ -298,8 +298,8 @@ class Pipeline:
     def _let_in(self, now: float, first: Batcher) -> bool:
         """Fill the first queue from the door; whether anybody came in."""
         before = first.queue.count
-        while self._door.count and first.queue.has_room(self._door.peek(1)[0].nbytes):
-            (request,) = self._door.take(1)
+        while self.door.count and first.queue.has_room(self.door.peek(1)[0].nbytes):
+            (request,) = self.door.take(1)
             request.stage = 0
             request.arrived = now
             first.enter(now, [request])

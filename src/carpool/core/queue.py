@@ -14,6 +14,7 @@ from operator import attrgetter
 
 from carpool.request import DONE, QUEUED, RUNNING, Lane, Request
 
+_NEVER = float("inf")
 _deadline = attrgetter("deadline")
 _deadline_and_arrival = attrgetter("deadline", "arrived")
 
@@ -111,7 +112,7 @@ class Queue:
         count: how many requests wait, as `len` tells too; nbytes: how many bytes they hold.
     """
 
-    def __init__(self, max_size: float = float("inf"), max_bytes: float = float("inf")) -> None:
+    def __init__(self, max_size: float = _NEVER, max_bytes: float = _NEVER) -> None:
         self.max_size = max_size
         self.max_bytes = max_bytes
         self.nbytes = 0
@@ -138,24 +139,24 @@ class Queue:
 
     def push(self, requests: Sequence[Request]) -> None:
         """Put requests in their places. Whoever calls has asked `has_room`, or must not lose them."""
-        nbytes = size = 0
         key: Lane | None = None
         for request in requests:
             if request.lane is not key:
                 key = request.lane
                 lane = self._lanes.get(key) or self._open(key)
-            items = lane.items
-            if not items or items[-1].deadline <= request.deadline:
+                items = lane.items
+                latest = items[-1].deadline if items else -_NEVER
+            deadline = request.deadline
+            if deadline >= latest:
                 items.append(request)
+                latest = deadline
             else:
                 lane.insert(request)
             lane.live += 1
             request.state = QUEUED
-            nbytes += request.nbytes
-            size += request.size
         self.count += len(requests)
-        self.nbytes += nbytes
-        self._size += size
+        self.nbytes += sum([request.nbytes for request in requests])
+        self._size += sum([request.size for request in requests])
 
     def put_back(self, requests: Sequence[Request]) -> None:
         """Requests that were taken together wait again, in the places that their deadlines and arrivals give them."""
@@ -186,14 +187,11 @@ class Queue:
                 self._close(key)
             if len(taken) >= n:
                 break
-        nbytes = size = 0
         for request in taken:
             request.state = RUNNING
-            nbytes += request.nbytes
-            size += request.size
-        self.nbytes -= nbytes
-        self._size -= size
         self.count -= len(taken)
+        self.nbytes -= sum([request.nbytes for request in taken])
+        self._size -= sum([request.size for request in taken])
         return taken
 
     def remove(self, request: Request) -> None:
@@ -225,7 +223,7 @@ class Queue:
     @property
     def earliest_deadline(self) -> float:
         """When the next request expires; infinity when nobody waits."""
-        earliest = float("inf")
+        earliest = _NEVER
         for lane in self._lanes.values():
             lane.skip_dead()
             if lane.live:
@@ -235,7 +233,7 @@ class Queue:
     @property
     def oldest_arrival(self) -> float:
         """When the request that has waited longest arrived; infinity when nobody waits."""
-        oldest = float("inf")
+        oldest = _NEVER
         for lane in self._lanes.values():
             if lane.in_order and lane.live:
                 lane.skip_dead()

@@ -94,8 +94,14 @@ class Driver:
 
     # -- callers
 
-    def submit(self, requests: Iterable[Request]) -> None:
-        """New requests; each is told its answer, or why it is refused, from a later turn of the loop on."""
+    def submit(self, request: Request) -> None:
+        """A new request; it is told its answer, or why it is refused, from a later turn of the loop on."""
+        self._arrivals.append(request)
+        if not self._dirty:
+            self._poll_soon()
+
+    def submit_all(self, requests: Iterable[Request]) -> None:
+        """Several new requests, in their order."""
         self._arrivals += requests
         if not self._dirty:
             self._poll_soon()
@@ -146,12 +152,14 @@ class Driver:
     ) -> None:
         """A worker's reply. The next batch goes out before this one's answers are delivered.
 
-        It goes at once if it is full; else at the end of this turn, so that what arrives in the turn shares it.
+        It goes at once if it is full; else at the end of this turn, so that what arrives in the turn shares it. Where
+        nobody waits there is no next batch to wait for.
         """
         self.pipeline.completed(self.clock(), stage, worker, batch_id, ids, results, errors, busy_s)
         self.stats.stages[stage].completed(worker, busy_s, waited_s)
         batcher = self.pipeline.stages[stage]
-        if batcher.queue.count >= batcher.policy.limit:
+        waiting = batcher.queue.size
+        if waiting >= batcher.policy.limit or not (waiting or self._arrivals):
             self.poll()
         elif not self._dirty:
             self._poll_soon()

@@ -124,7 +124,7 @@ class AsyncStream:
         self._places.append(request)
         if request.nbytes >= LARGE:
             self._window.narrow(request.nbytes)
-        self._driver.submit((request,))
+        self._driver.submit(request)
         if self._consumer is not None and len(self._places) == 1:
             _wake(self._consumer)
 
@@ -245,7 +245,7 @@ class ThreadStream:
         else:
             self._window.widen()
         self._places += requests
-        self._driver.submit(requests)
+        self._driver.submit_all(requests)
         self._harvest()
 
     def answered(self, request: Request) -> None:

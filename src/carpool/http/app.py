@@ -187,6 +187,7 @@ class App:
         Raises `StartupError`, each time if need be.
         """
         if self._starting is None and not self._draining:
+            asgi.warn_of_siblings()
             self._starting = asyncio.ensure_future(self.start())
         if self._starting is not None:
             await asyncio.shield(self._starting)
@@ -283,7 +284,7 @@ class App:
         driver = head.endpoint.driver  # type: ignore[union-attr]
         exchange.deadline = driver.clock() + head.timeout_s  # type: ignore[union-attr]
         exchange.patient = self._wait
-        driver.submit((exchange,))  # type: ignore[union-attr]
+        driver.submit(exchange)  # type: ignore[union-attr]
 
     def _livez(self, exchange: Exchange) -> None:
         exchange.respond(Response(200, b"ok\n", _PLAIN))

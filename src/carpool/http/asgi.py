@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import Awaitable, Callable
+import multiprocessing
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, unquote_to_bytes
 
@@ -38,6 +43,24 @@ class AsgiExchange(Exchange):
             self.response.set_result(response)
 
 
+def lifespan(*apps: App) -> Callable[[Any], AbstractAsyncContextManager[None]]:
+    """A lifespan for the app that others are mounted in: `FastAPI(lifespan=carpool.lifespan(model_app))`.
+
+    It starts the services before the first request and stops them after the last. Without it a mounted app starts at
+    its first request, and stops when its process does.
+    """
+
+    @asynccontextmanager
+    async def run(host: Any) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for app in apps:
+                stack.push_async_callback(app.stop)
+                await app.ensure_started()
+            yield
+
+    return run
+
+
 async def serve(app: App, scope: Scope, receive: Receive, send: Send) -> None:
     """One ASGI scope: a lifespan, or a request."""
     if scope["type"] == "lifespan":
@@ -46,6 +69,21 @@ async def serve(app: App, scope: Scope, receive: Receive, send: Send) -> None:
         await _request(app, scope, receive, send)
     else:
         raise RuntimeError(f"carpool speaks HTTP, not {scope['type']}")
+
+
+@functools.cache
+def warn_of_siblings() -> None:
+    """Say once that several server processes, each with the app, are batchers that know nothing of each other."""
+    one_of_several = (
+        multiprocessing.parent_process() is not None
+        or os.environ.get("WEB_CONCURRENCY", "1") != "1"
+        or "gunicorn" in sys.modules
+    )
+    if one_of_several:
+        logger.warning(
+            "this process was started by a server that may run several: each would start the models anew and form"
+            " batches of its own, which are smaller. One server process and workers= of the stages do better"
+        )
 
 
 async def _lifespan(app: App, receive: Receive, send: Send) -> None:

@@ -305,6 +305,8 @@ class Connection(asyncio.Protocol):
                 self._transport.pause_reading()
             else:
                 self._transport.resume_reading()
+                self._receiving = (0, False)  # what comes has its whole time from now on
+                self._time_receiving()
 
     # -- the end
 

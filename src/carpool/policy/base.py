@@ -43,7 +43,8 @@ class Decision:
 
     Attributes:
         drop: queued requests to refuse, because they cannot make it.
-        take: how many requests, from the head of the queue, to run as one batch now; 0 for none.
+        take: how much, from the head of the queue, to run as one batch now, in units of the requests' sizes (which are
+            1 unless users say otherwise); 0 for nothing. A request that is larger than this by itself goes alone.
         reason: why the batch goes now, one of a small fixed set of words (a metric label).
         wake_at: when to ask again although nothing happened; None if only an event can change the answer.
     """
@@ -61,7 +62,7 @@ class Policy(ABC):
     """Base of all policies. `decide` is the policy; the other three calls tell it what it may learn from.
 
     Args:
-        max_batch_size: most requests in one batch; None means the stage's.
+        max_batch_size: most that one batch may hold; None means the stage's.
         max_queue_delay_s: longest time to hold a request back only to fill a batch; None means the stage's.
     """
 
@@ -84,5 +85,5 @@ class Policy(ABC):
 
     @property
     def limit(self) -> int:
-        """Most requests in one batch."""
+        """Most that one batch may hold, in units of the requests' sizes."""
         return self.max_batch_size or 1

@@ -14,7 +14,7 @@ class Greedy(Policy):
     """Take all that is queued, up to the batch limit, whenever a worker is free."""
 
     def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
-        waiting = len(queue)
+        waiting = queue.size
         if not free or not waiting:
             return NOTHING
         limit = self.limit

@@ -13,7 +13,7 @@ class Static(Policy):
     """Full, or `max_queue_delay_s` since the oldest arrival. With a delay of 0 (the default) nothing waits."""
 
     def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
-        waiting = len(queue)
+        waiting = queue.size
         if not free or not waiting:
             return NOTHING
         limit = self.limit

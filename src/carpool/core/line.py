@@ -1,0 +1,202 @@
+"""Callers who run their batches themselves: who leads, who sleeps, and that somebody always looks. Sans-IO.
+
+There is no worker. A caller who is awake and finds work and a free slot *leads*: it takes a batch off the line and
+runs it for all who are in it. The others sleep. Three rules keep the line moving:
+
+* whoever comes looks first, so a lone caller never waits, and a caller who has just been served may lead again;
+* when a slot becomes free while others wait, exactly one sleeper is chosen to look (the *elect*), not all of them;
+* while the policy holds a batch back, the elect sleeps only until the policy wants to be asked again.
+
+An elect who leaves, in whatever way, hands the duty on. So as long as work waits and a slot is free, somebody is awake
+or will be in time.
+
+Source: the combining idea is that of flat combining (Hendler et al., 2010) and of leader/followers (Schmidt, 2000).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Final, Protocol
+
+from carpool.core.batcher import INFINITY, Batch, Batcher
+from carpool.core.pipeline import Pipeline, Todo
+from carpool.errors import CarpoolError
+from carpool.request import DONE as REQUEST_DONE
+from carpool.request import Request
+
+DONE: Final = -1
+SLEEP: Final = -2
+
+
+class Waiter(Protocol):
+    """Who waits for one or several requests; their `caller`.
+
+    Attributes:
+        requests: what it waits for; pending: how many of them have no answer yet.
+        deadline: the latest of theirs.
+        asleep: whether a thread sleeps for it; set by whoever drives the line, just before it sleeps.
+    """
+
+    requests: Sequence[Request]
+    pending: int
+    deadline: float
+    asleep: bool
+
+    def answered(self, request: Request) -> None:
+        """One of its requests has its answer."""
+
+
+class Line:
+    """The line in front of one function.
+
+    Args:
+        batcher: its queue and its policy.
+        slots: how many batches may run at a time.
+
+    Attributes:
+        wake: sleepers to be woken; whoever drives the line takes them out and wakes them.
+    """
+
+    def __init__(self, batcher: Batcher, slots: int) -> None:
+        self.pipeline = Pipeline([batcher])
+        self.wake: list[Waiter] = []
+        self._batcher = batcher
+        self._free = list(range(slots))
+        self._leaders: dict[int, tuple[Waiter, object]] = {}  # by slot: for whom it was claimed, and by which thread
+        self._elect: Waiter | None = None
+        self._elect_until = INFINITY
+
+    def __repr__(self) -> str:
+        return f"<Line {self._batcher!r} free={len(self._free)}>"
+
+    # -- callers
+
+    def join(self, now: float, requests: Sequence[Request]) -> None:
+        """New requests. One that is refused has its answer at once."""
+        self.pipeline.submit(now, requests)
+        if any(request.state == REQUEST_DONE for request in requests):
+            self._look(now)
+
+    def step(self, now: float, waiter: Waiter, thread: object) -> int:
+        """What a waiter's thread, awake, should do: `SLEEP`, go because it is `DONE`, or `lead` with this slot."""
+        waiter.asleep = False
+        if waiter.pending and now >= waiter.deadline:
+            self._look(now)
+        if self._elect is waiter:
+            self._elect = None
+            if not waiter.pending:
+                self._hand_on()
+        if not waiter.pending:
+            return DONE
+        if not self._free or not self.pipeline.waiting:
+            return SLEEP
+        slot = self._free.pop()
+        self._leaders[slot] = waiter, thread
+        return slot
+
+    def sleep(self, waiter: Waiter) -> float:
+        """The waiter goes to sleep; returns until when, which is at once if its answers came meanwhile."""
+        if not waiter.pending:
+            return -INFINITY
+        waiter.asleep = True
+        return min(waiter.deadline, self._elect_until) if self._elect is waiter else waiter.deadline
+
+    def leave(self, now: float, waiter: Waiter, thread: object = None) -> None:
+        """The waiter goes without its answers; its requests that still wait are not run.
+
+        If its thread is given, that has been interrupted: what it was leading is run by the next leader.
+        """
+        for request in waiter.requests:
+            self.pipeline.cancel(now, request)
+        for slot in [slot for slot, (_, leader) in self._leaders.items() if leader == thread]:
+            batch = self._batcher.in_flight.get(slot)
+            for request in batch.requests if batch is not None else ():
+                request.attempts = 0  # it is no fault of theirs, however often it happens
+            self._release(now, slot)
+        waiter.asleep = False
+        if self._elect is waiter:
+            self._elect = None
+        self._hand_on()
+
+    # -- leaders
+
+    def lead(self, now: float, slot: int) -> Batch | None:
+        """The batch to run with a slot that was claimed. None if the policy holds back: the slot is free again, and the
+        caller is to `sleep`, not to `step` at once.
+
+        The leader's own time-out ends here: what it runs itself it also waits for.
+        """
+        leader, _ = self._leaders[slot]
+        self.pipeline.worker_ready(0, slot)
+        todo = self._look(now)
+        if todo.run:
+            (batch,) = todo.run
+            for request in batch.requests:
+                if request.caller is leader:
+                    request.deadline = INFINITY
+            self._hand_on()
+            return batch
+        self._release(now, slot)
+        if not leader.pending:
+            self._hand_on()
+        elif self._elect is None and self._batcher.wake_at is not None:
+            self._elect, self._elect_until = leader, self._batcher.wake_at
+        return None
+
+    def give_up(self, slot: int) -> None:
+        """A slot that was claimed is not used."""
+        del self._leaders[slot]
+        self._free.append(slot)
+        self._hand_on()
+
+    def finished(
+        self, now: float, batch: Batch, results: Sequence[object], errors: dict[int, Exception] | None, busy_s: float
+    ) -> None:
+        """A batch has run to its end."""
+        self.pipeline.completed(now, 0, batch.worker, batch.id, batch.ids, results, errors, busy_s)
+        self._release(now, batch.worker)
+        self._look(now)
+        if self._elect is not None and self._elect.asleep:
+            self._wake(self._elect)  # what the policy said while the slot was taken may be different now
+        self._hand_on()
+
+    # -- the end
+
+    def close(self, error: CarpoolError) -> None:
+        """Refuse new requests from now on; those inside are run."""
+        self.pipeline.close(error)
+
+    # -- inside
+
+    def _look(self, now: float) -> Todo:
+        todo = self.pipeline.poll(now)
+        for request in todo.answer:
+            waiter: Waiter | None = request.caller  # type: ignore[assignment]
+            if waiter is None:
+                continue
+            waiter.answered(request)
+            if not waiter.pending and waiter.asleep:
+                self._wake(waiter)
+        return todo
+
+    def _hand_on(self) -> None:
+        """If work waits, a slot is free and nobody is going to look: choose a sleeper, those ahead first."""
+        if self._elect is not None or not self._free or not self.pipeline.waiting:
+            return
+        for request in chain(self._batcher.queue, self.pipeline.door):
+            waiter: Waiter | None = request.caller  # type: ignore[assignment]
+            if waiter is not None and waiter.asleep:
+                self._elect, self._elect_until = waiter, INFINITY
+                self._wake(waiter)
+                return
+
+    def _release(self, now: float, slot: int) -> None:
+        """A slot is free: its worker in the pipeline is there only while somebody leads."""
+        self.pipeline.worker_lost(now, 0, slot)
+        del self._leaders[slot]
+        self._free.append(slot)
+
+    def _wake(self, waiter: Waiter) -> None:
+        waiter.asleep = False
+        self.wake.append(waiter)
