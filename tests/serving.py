@@ -1,4 +1,4 @@
-"""`carpool serve` in a process of its own, for tests that need the real thing."""
+"""`carpool serve` or uvicorn in a process of its own, for tests that need the real thing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+READY = r"(?:ready|Uvicorn running) on http://([^:/\"]+):(\d+)"
 
 
 class Served:
@@ -32,7 +35,7 @@ class Served:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.log.append(line)
-            if found := re.search(r"ready on http://([^:/\"]+):(\d+)", line):
+            if found := re.search(READY, line):
                 self.host, self.port = found[1], int(found[2])
                 self._reader.start()
                 return
@@ -67,12 +70,22 @@ class Served:
             self.log.append(line)
 
 
+def serve(*arguments: str, ready: bool = True, folder: Path | None = None) -> contextlib.AbstractContextManager[Served]:
+    """Run `carpool serve ARGUMENTS --port 0 --log json` in a folder, from ready to stopped."""
+    return _run("carpool", "serve", *arguments, "--port", "0", "--log", "json", ready=ready, folder=folder)
+
+
+def uvicorn(*arguments: str) -> contextlib.AbstractContextManager[Served]:
+    """Run `uvicorn ARGUMENTS --port 0`, from ready to stopped."""
+    return _run("uvicorn", *arguments, "--host", "127.0.0.1", "--port", "0", "--no-access-log")
+
+
 @contextlib.contextmanager
-def serve(*arguments: str, ready: bool = True) -> Iterator[Served]:
-    """Run `carpool serve ARGUMENTS --port 0 --log json`, from ready to stopped."""
-    command = [sys.executable, "-m", "carpool", "serve", *arguments, "--port", "0", "--log", "json"]
-    env = {**os.environ, "PYTHONPATH": os.getcwd()}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
+def _run(module: str, *arguments: str, ready: bool = True, folder: Path | None = None) -> Iterator[Served]:
+    command = [sys.executable, "-m", module, *arguments]
+    path = os.pathsep.join(filter(None, [str(folder or Path.cwd()), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": path}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env, cwd=folder)
     served = Served(process)
     try:
         if ready:

@@ -6,14 +6,16 @@ import importlib.util
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.serving import serve
+from tests.serving import serve, uvicorn
 
 ROOT = Path(__file__).parent.parent
 
@@ -74,6 +76,71 @@ def test_csv_rows() -> None:
     assert 25 < float(body) < 350
     assert (as_json[0], round(json.loads(as_json[1]), 1)) == (200, float(body))
     assert (short[0], words[0]) == (400, 400)
+
+
+def test_threads() -> None:
+    """Threads share calls, and each gets the digit that one call for all images gives."""
+    out = run_module("examples.threads")
+
+    right, of, different = map(int, re.findall(r"(\d+) of (\d+) right, (\d+) different", out)[0])
+    calls, images, largest = map(int, re.findall(r"(\d+) calls for (\d+) images, (\d+) at the most", out)[0])
+    assert (of, images, different) == (899, 899, 0)
+    assert right > 0.95 * of
+    assert 1 < largest <= 16
+    assert calls < images
+
+
+def test_fastapi_app() -> None:
+    """A batched function behind a route of FastAPI, and a service mounted beside it, under uvicorn."""
+    from examples.digits import halves
+    from examples.fastapi_app import regression
+
+    _, _, images, labels = halves()
+    rows = [[n / 1000] * 10 for n in range(32)]
+    with uvicorn("examples.fastapi_app:app") as served, ThreadPoolExecutor(16) as pool:
+        progressions = list(pool.map(lambda row: served.ask("POST", "/progression", row), rows))
+        status, why, _ = served.ask("POST", "/progression", [0.0] * 9)
+        digits = list(pool.map(lambda image: served.ask("POST", "/digits/predict", image.tolist()), images[:50]))
+        short = served.ask("POST", "/digits/predict", [0.0] * 63)
+        sizes = json.loads(served.ask("GET", "/sizes")[1])
+        ready = served.ask("GET", "/digits/readyz")[0]
+
+    assert [answer[0] for answer in progressions] == [200] * 32
+    assert [json.loads(answer[1]) for answer in progressions] == pytest.approx(regression.predict(rows).tolist())
+    assert (status, json.loads(why)["detail"][0]["type"]) == (422, "too_short")  # FastAPI's own
+    assert sum(json.loads(answer[1]) == label for answer, label in zip(digits, labels[:50], strict=True)) >= 45
+    assert (short[0], json.loads(short[1])["error"]["code"]) == (422, "invalid_item")  # ours
+    assert sum(sizes) == 32
+    assert ready == 200
+    assert served.process.returncode in (0, -signal.SIGTERM)  # it ends by the signal, after its lifespan
+    assert "Application shutdown complete" in "".join(served.log)
+    assert not [line for line in served.log if "Traceback" in line]
+
+
+def test_arrays() -> None:
+    """Chunks of any length get their own rows back, dense or sparse; few calls for all of them."""
+    out = run_module("examples.arrays")
+
+    for name, most in (("dense", 128), ("sparse", 196)):
+        chunks, rows, calls, largest = map(
+            int, re.findall(rf"{name}: (\d+) chunks, (\d+) rows in (\d+) calls of (\d+) at the most", out)[0]
+        )
+        assert (chunks, rows) == (38, 899)
+        assert calls <= 39  # only the dense chunk of 196 rows is cut
+        assert largest <= most
+    assert out.count("0 digits differ, lengths are right") == 2
+
+
+def test_shared_lock() -> None:
+    """Two models never overlap, all answers are right, and a call under the lock is refused."""
+    out = run_module("examples.shared_lock")
+
+    assert "899 of 899 digits as from one call for all" in out
+    assert float(re.findall(r"at most (\S+) off", out)[0]) < 1e-9
+    embedded, classified = map(int, re.findall(r"calls: {'transform': (\d+), 'predict': (\d+)}", out)[0])
+    assert 0 < embedded < 899
+    assert 0 < classified < 899
+    assert "refused: this thread already holds the execution lock of embed" in out
 
 
 @pytest.mark.skipif(

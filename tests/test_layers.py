@@ -14,6 +14,7 @@ SOURCE = ROOT / "src"
 
 EXCEPTIONS = {
     ("carpool", "carpool.http"),  # `carpool.http` without an import of its own; only when it is asked for
+    ("carpool", "carpool.http.asgi"),  # likewise `carpool.lifespan`
 }
 """Imports from below that are meant: who imports, and what."""
 

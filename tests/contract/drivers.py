@@ -23,7 +23,7 @@ from carpool.errors import CarpoolError, DeadlineExceeded, ModelError, Overloade
 from carpool.http.server import Server
 from carpool.policy import Greedy
 from carpool.request import Request
-from tests.contract.model import Contract
+from tests.contract.model import AsyncContract, Contract
 
 
 class Driven(Protocol):
@@ -119,9 +119,14 @@ class _VirtualCaller:
             self.future.set_result(request.result)
 
 
-def _service(cost_s: float, max_batch_size: int, workers: int) -> carpool.Service:
+def _service(cost_s: float, max_batch_size: int, workers: int, run_in: Any = "process") -> carpool.Service:
     stage = carpool.Stage(
-        Contract, kwargs={"cost_s": cost_s}, max_batch_size=max_batch_size, workers=workers, policy="greedy"
+        AsyncContract if run_in == "loop" else Contract,
+        run_in=run_in,
+        kwargs={"cost_s": cost_s},
+        max_batch_size=max_batch_size,
+        workers=workers,
+        policy="greedy",
     )
     return carpool.Service(stage, name="contract")
 
@@ -137,6 +142,20 @@ class _Real:
 async def processes(*, cost_s: float = 0.0, max_batch_size: int = 8, workers: int = 1) -> AsyncIterator[Driven]:
     """Worker processes, called from asyncio."""
     async with _service(cost_s, max_batch_size, workers).run_async() as handle:
+        yield _Tasks(handle)
+
+
+@contextlib.asynccontextmanager
+async def thread_stage(*, cost_s: float = 0.0, max_batch_size: int = 8, workers: int = 1) -> AsyncIterator[Driven]:
+    """Workers that are threads of this process."""
+    async with _service(cost_s, max_batch_size, workers, "thread").run_async() as handle:
+        yield _Tasks(handle)
+
+
+@contextlib.asynccontextmanager
+async def loop_stage(*, cost_s: float = 0.0, max_batch_size: int = 8, workers: int = 1) -> AsyncIterator[Driven]:
+    """Workers that are tasks of this loop."""
+    async with _service(cost_s, max_batch_size, workers, "loop").run_async() as handle:
         yield _Tasks(handle)
 
 
@@ -169,6 +188,68 @@ class _Threads(_Real):
 
     async def stream(self, xs: Iterable[Any]) -> AsyncIterator[Any]:
         for answer in await asyncio.to_thread(list, self._handle.stream(xs)):
+            yield answer
+
+
+@contextlib.asynccontextmanager
+async def batched_threads(*, cost_s: float = 0.0, max_batch_size: int = 8, workers: int = 1) -> AsyncIterator[Driven]:
+    """`@carpool.batch` over a `def`: the callers' threads do it all."""
+    model = Contract(cost_s)
+    yield _BatchedThreads(
+        carpool.batch(max_batch_size=max_batch_size, max_in_flight_batches=workers, isolate_errors=True)(model.predict)
+    )
+
+
+class _BatchedThreads(_Real):
+    def __init__(self, batched: Any) -> None:
+        self._batched = batched
+        self._pool = ThreadPoolExecutor(300)
+
+    async def predict(self, x: Any, *, timeout_s: float | None = None) -> Any:
+        ticket = self._batched.submit(x)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, self._result, ticket, timeout_s)
+        except asyncio.CancelledError:
+            ticket.cancel()
+            raise
+
+    async def stream(self, xs: Iterable[Any]) -> AsyncIterator[Any]:
+        for answer in await asyncio.to_thread(self._batched.many, xs):
+            yield answer
+
+    def _result(self, ticket: carpool.Ticket[Any], timeout_s: float | None) -> Any:
+        try:
+            return ticket.result(timeout_s)
+        except DeadlineExceeded:
+            ticket.cancel()
+            raise
+        except ZeroDivisionError as error:  # in a program the caller gets the function's own
+            raise ModelError(str(error)) from error
+
+
+@contextlib.asynccontextmanager
+async def batched_tasks(*, cost_s: float = 0.0, max_batch_size: int = 8, workers: int = 1) -> AsyncIterator[Driven]:
+    """`@carpool.batch` over an `async def`."""
+    model = AsyncContract(cost_s)
+    settings: dict[str, Any] = {"max_batch_size": max_batch_size, "max_in_flight_batches": workers}
+    yield _BatchedTasks(carpool.batch(**settings, isolate_errors=True)(model.predict))
+
+
+class _BatchedTasks(_Real):
+    def __init__(self, batched: Any) -> None:
+        self._batched = batched
+
+    async def predict(self, x: Any, *, timeout_s: float | None = None) -> Any:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._batched(x)
+        except TimeoutError as error:
+            raise DeadlineExceeded("no answer in time") from error
+        except ZeroDivisionError as error:
+            raise ModelError(str(error)) from error
+
+    async def stream(self, xs: Iterable[Any]) -> AsyncIterator[Any]:
+        for answer in await self._batched.many(xs):
             yield answer
 
 
@@ -236,5 +317,9 @@ DRIVERS: dict[str, Start] = {
     "virtual": virtual,
     "processes": processes,
     "threads over processes": threads_over_processes,
+    "thread stage": thread_stage,
+    "loop stage": loop_stage,
+    "batched threads": batched_threads,
+    "batched tasks": batched_tasks,
     "http": http,
 }

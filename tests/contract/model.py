@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -34,3 +35,11 @@ class Contract(carpool.Model):
         if x == "refuse":
             return carpool.ValidationError("not this item")
         return [2 * x, n]
+
+
+class AsyncContract(Contract):
+    """The same for drivers that run `async def` models."""
+
+    async def predict(self, xs: list[Any]) -> list[Any]:  # type: ignore[override]
+        await asyncio.sleep(self.cost_s)
+        return self.answer(xs)

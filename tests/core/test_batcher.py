@@ -47,7 +47,7 @@ def test_a_batch_is_at_most_as_large_as_the_limit() -> None:
 
 def test_a_batch_knows_its_size_and_deadline() -> None:
     """The sum of its requests' sizes, and the earliest of their deadlines."""
-    batcher = stage(4)
+    batcher = stage(6)
     requests = [ask("a", 9), ask("b", 5), ask("c", 7)]
     for size, request in enumerate(requests, 1):
         request.size = size

@@ -431,7 +431,7 @@ class Core(RuleBasedStateMachine):
             needed.append(min(r.arrived for r in stage.queue) + self.specs[index].delay_s)
         assert min(needed, default=INFINITY) > self.now
         assert self.now < self.wake_at <= min(needed, default=INFINITY)
-        for request in self.pipeline._door.peek(1):
+        for request in self.pipeline.door.peek(1):
             assert not self.stages[0].queue.has_room(request.nbytes)
 
     def _room_after(self, index: int) -> tuple[float, float]:

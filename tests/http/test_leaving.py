@@ -116,6 +116,8 @@ def test_a_reset_while_it_runs(when: str) -> None:
         gone.send(post(b"1") + post(b"2"))
         stays.send(post(b"3"))
         await turns()
+        stays.send(post(b"4"))  # it waits, so the answers leave at the end of the turn, with the next batch
+        await turns()
         if when == "running":
             gone.reset()
             door.worker.finish()
@@ -123,8 +125,10 @@ def test_a_reset_while_it_runs(when: str) -> None:
             door.worker.finish()
             gone.reset()
         await turns()
+        door.worker.finish()
+        await turns()
         assert bytes(gone.received) == b""
-        assert [a.body for a in stays.answers()] == [b"<3>"]
+        assert [a.body for a in stays.answers()] == [b"<3>", b"<4>"]
         assert door.driver.pipeline.unanswered == 0
 
     run(main())

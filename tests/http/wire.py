@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from carpool.http.reader import LARGEST_READ
 
-_STATUS_LINE = re.compile(rb"HTTP/1\.1 ([1-5][0-9][0-9]) [A-Za-z '-]+")
+_STATUS_LINE = re.compile(rb"HTTP/1\.1 ([1-5][0-9][0-9]) [A-Za-z '-]*")  # hypercorn leaves the reason out
 
 
 @dataclass(frozen=True)

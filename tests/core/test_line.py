@@ -1,0 +1,290 @@
+"""Callers who lead themselves: every order in which up to four threads can take their steps, explored to the end.
+
+The threads are actors here. Between two steps of one, any other may take its own; a sleeper moves only when it is woken
+or its time has come. All states that can be reached are visited once. A state in which nobody can move although
+somebody is not served is a deadlock; a run that ends otherwise must have served each caller with its own answer.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from carpool.core.batcher import INFINITY, Batch, Batcher
+from carpool.core.line import DONE, SLEEP, Line
+from carpool.core.queue import Queue
+from carpool.errors import DeadlineExceeded, Unavailable
+from carpool.policy import Greedy, Policy, Static
+from carpool.request import Request
+
+
+@dataclass(eq=False)
+class Thread:
+    """A caller's thread as its next step: join, step, asleep, lead, run, gone."""
+
+    name: str
+    request: Request
+    waits: bool = True  # False for a ticket that nobody waits for
+    at: str = "join"
+    requests: list[Request] = field(default_factory=list)
+    pending: int = 1
+    asleep: bool = False
+    woken: bool = False
+    until: float = INFINITY
+    slot: int = -1
+    batch: Batch | None = None
+    interrupted: bool = False
+    deadline: float = INFINITY
+
+    def __post_init__(self) -> None:
+        self.requests = [self.request]
+        self.request.caller = self  # type: ignore[assignment]
+        self.request.patient = True
+
+    def answered(self, request: Request) -> None:
+        assert request is self.request
+        self.pending -= 1
+        assert self.pending == 0
+
+
+@dataclass
+class World:
+    """A line and its callers at one moment."""
+
+    line: Line
+    threads: list[Thread]
+    slots: int
+    now: float = 0.0
+    interrupts: int = 0  # how many may still happen
+    runs: dict[str, int] = field(default_factory=dict)
+
+    def moves(self) -> list[tuple[str, int]]:
+        """What can happen next."""
+        found: list[tuple[str, int]] = []
+        for i, thread in enumerate(self.threads):
+            if thread.at == "gone" or (thread.at == "join" and i and self.threads[i - 1].at == "join"):
+                continue  # callers are alike: who joins first is called a
+            if thread.at != "asleep" or thread.woken or thread.until <= self.now:
+                found.append(("go", i))
+            if self.interrupts and thread.at in ("asleep", "run"):
+                found.append(("interrupt", i))
+        times = [t.until for t in self.threads if t.at == "asleep" and self.now < t.until < INFINITY]
+        if times:
+            found.append(("time", int(min(times))))
+        return found
+
+    def move(self, what: str, which: int) -> None:
+        if what == "time":
+            self.now = float(which)
+        elif what == "interrupt":
+            self.interrupts -= 1
+            self._interrupt(self.threads[which])
+        else:
+            self._go(self.threads[which])
+        for waiter in self.line.wake:
+            assert isinstance(waiter, Thread)
+            assert waiter.at == "asleep"
+            assert not waiter.woken
+            waiter.woken = True
+        self.line.wake.clear()
+        running = [t for t in self.threads if t.at in ("lead", "run")]
+        assert len(running) <= self.slots
+
+    def _go(self, thread: Thread) -> None:
+        if thread.at == "join":
+            self.line.join(self.now, [thread.request])
+            thread.at = "step" if thread.waits else "gone"
+        elif thread.at in ("step", "asleep"):
+            thread.woken = False
+            step = self.line.step(self.now, thread, thread.name)
+            if step == DONE:
+                thread.at = "gone"
+            elif step == SLEEP:
+                thread.until = self.line.sleep(thread)
+                thread.at = "asleep"
+            else:
+                thread.slot, thread.at = step, "lead"
+        elif thread.at == "lead":
+            thread.batch = self.line.lead(self.now, thread.slot)
+            thread.at = "run"
+            if thread.batch is None:
+                thread.until = self.line.sleep(thread)
+                thread.at = "asleep"
+            for request in thread.batch.requests if thread.batch else ():
+                name = str(request.item)
+                self.runs[name] = self.runs.get(name, 0) + 1
+        elif thread.at == "run":
+            assert thread.batch is not None
+            answers = [f"for {request.item}" for request in thread.batch.requests]
+            self.line.finished(self.now, thread.batch, answers, None, 0.001)
+            thread.batch, thread.at = None, "step"
+
+    def _interrupt(self, thread: Thread) -> None:
+        thread.interrupted = True
+        self.line.leave(self.now, thread, thread.name)
+        thread.at, thread.woken, thread.batch = "gone", False, None
+
+    def state(self) -> str:
+        """All that decides what can still happen."""
+        batcher = self.line.pipeline.stages[0]
+        threads = [(t.at, t.woken, t.until, t.asleep, t.pending, t.slot, t.interrupted) for t in self.threads]
+        queue = [r.item for r in batcher.queue]
+        door = [r.item for r in self.line.pipeline.door]
+        flight = [(w, [r.item for r in b.requests]) for w, b in sorted(batcher.in_flight.items())]
+        elect = getattr(self.line._elect, "name", None)
+        return repr((threads, queue, door, flight, elect, sorted(self.line._free), self.now, self.interrupts))
+
+
+def explore(world: World) -> Iterator[World]:
+    """Every world in which nobody can move any more, whatever the order of the moves."""
+    seen: set[str] = set()
+    open_ones = [world]
+    while open_ones:
+        here = open_ones.pop()
+        moves = here.moves()
+        if not moves:
+            yield here
+        for move in moves:
+            there = copy.deepcopy(here)
+            there.move(*move)
+            state = there.state()
+            if state not in seen:
+                seen.add(state)
+                open_ones.append(there)
+
+
+def world(
+    n: int,
+    policy: Policy,
+    *,
+    slots: int = 1,
+    interrupts: int = 0,
+    deadlines: tuple[float, ...] = (),
+    tickets: int = 0,
+    room: float = INFINITY,
+) -> World:
+    line = Line(Batcher("f", policy, Queue(room)), slots)
+    threads = []
+    for i in range(n):
+        deadline = deadlines[i] if i < len(deadlines) else INFINITY
+        name = "abcd"[i]
+        threads.append(Thread(name, Request(name, deadline), waits=i >= tickets, deadline=deadline))
+    return World(line, threads, slots, interrupts=interrupts)
+
+
+def check(end: World) -> None:
+    """Everybody who stayed has its own answer, was run once, and nothing is left over."""
+    for thread in end.threads:
+        assert thread.at == "gone", end.state()
+        if thread.interrupted or not thread.waits:
+            continue
+        error = thread.request.error
+        if error is None:
+            assert thread.request.result == f"for {thread.name}"
+        else:
+            assert isinstance(error, DeadlineExceeded)
+            assert thread.deadline <= end.now
+        assert end.runs.get(thread.name, 0) <= 1 + sum(t.interrupted for t in end.threads)
+    assert len(end.line._free) == end.slots
+    assert end.line._leaders == {}
+
+
+POLICIES = [Greedy(1), Greedy(2), Greedy(4), Static(2, 5.0), Static(4, 5.0)]
+NAMES = [f"{type(policy).__name__}-{policy.max_batch_size}" for policy in POLICIES]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=NAMES)
+@pytest.mark.parametrize(("n", "slots"), [(1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (3, 2)])
+def test_every_order_ends_with_everybody_served(n: int, slots: int, policy: Policy) -> None:
+    """Nobody sleeps for ever, nobody gets another's answer, nobody is run twice."""
+    ends = 0
+    for end in explore(world(n, policy, slots=slots)):
+        check(end)
+        assert end.runs == {thread.name: 1 for thread in end.threads}
+        ends += 1
+    assert ends
+
+
+@pytest.mark.parametrize(
+    ("policy", "slots"), [*[(policy, 1) for policy in POLICIES], (Greedy(1), 2), (Greedy(2), 2)], ids=str
+)
+def test_an_interrupted_caller_leaves_the_others_unharmed(policy: Policy, slots: int) -> None:
+    """Asleep or in the middle of the function: the others are run, by another leader if need be."""
+    interrupted = 0
+    for end in explore(world(3, policy, slots=slots, interrupts=1)):
+        check(end)
+        interrupted += any(thread.interrupted for thread in end.threads)
+    assert interrupted
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=NAMES)
+def test_a_caller_whose_time_is_up_leaves_the_others_unharmed(policy: Policy) -> None:
+    """Its deadline may pass at any moment, also while it is the one who has to look."""
+    late = 0
+    for end in explore(world(3, policy, deadlines=(3.0, INFINITY, 4.0))):
+        check(end)
+        late += any(thread.request.error is not None for thread in end.threads)
+    if isinstance(policy, Static):
+        assert late
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=NAMES)
+def test_tickets_are_run_by_whoever_leads(policy: Policy) -> None:
+    """Nobody waits for the first two; they are run before those behind them, or stay if nobody came after them."""
+    for end in explore(world(4, policy, tickets=2)):
+        check(end)
+
+
+@pytest.mark.parametrize(("n", "slots"), [(4, 1), (3, 2)])
+def test_callers_at_the_door_come_in(n: int, slots: int) -> None:
+    """There is room for two; the others wait in front of the line and are served all the same."""
+    for end in explore(world(n, Greedy(2), slots=slots, room=2)):
+        check(end)
+        assert end.runs == {thread.name: 1 for thread in end.threads}
+
+
+def test_exactly_one_sleeper_is_woken_to_look() -> None:
+    """When the leader is done, the first of those who wait; the others sleep on."""
+    here = world(4, Greedy(1))
+    a, b, c, d = range(4)
+    for _ in range(3):
+        here.move("go", a)  # joins, claims the slot, runs
+    for i in (b, c, d):
+        here.move("go", i)
+        here.move("go", i)
+    assert [thread.at for thread in here.threads] == ["run", "asleep", "asleep", "asleep"]
+    here.move("go", a)
+
+    assert [thread.woken for thread in here.threads] == [False, True, False, False]
+
+
+def test_a_leader_is_not_late_for_its_own_batch() -> None:
+    """Its time-out ends when its function starts; a follower's does not."""
+    here = world(2, Greedy(2), deadlines=(3.0, 3.0))
+    for i in (0, 1):
+        here.move("go", i)
+    here.move("go", 0)
+    here.move("go", 0)
+    here.move("go", 1)
+    here.now = 3.0
+    here.move("go", 1)
+    here.move("go", 0)
+    here.move("go", 0)
+
+    leader, follower = here.threads
+    assert leader.request.result == "for a"
+    assert isinstance(follower.request.error, DeadlineExceeded)
+
+
+def test_a_closed_line_refuses() -> None:
+    """At once, with the error it was closed with."""
+    here = world(1, Greedy(1))
+    here.line.close(Unavailable("closed"))
+    here.move("go", 0)
+    here.move("go", 0)
+
+    assert here.threads[0].at == "gone"
+    assert isinstance(here.threads[0].request.error, Unavailable)

@@ -1,0 +1,363 @@
+"""The ASGI app where others put it: under hypercorn, mounted in FastAPI and Starlette, and without worker processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from types import ModuleType
+from typing import Any
+
+import pytest
+import uvloop
+from fastapi import FastAPI
+from hypercorn.asyncio import serve as hypercorn_serve
+from hypercorn.config import Config
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Mount, Route
+
+import carpool
+from carpool import Model, Service, Stage, StartupError
+from carpool.http import asgi
+from carpool.http.app import App
+from tests.drive.test_faults import alive, children
+from tests.http import models
+from tests.http.door import get, post
+from tests.http.net import PATIENCE_S, Client, Gate, RunningServer, predict, until
+from tests.http.test_asgi import REQUESTS, Program, asked, behind, pids, said, stopped_in_the_end, workers_of
+from tests.http.test_statuses import job, outcome, small_queue
+from tests.serving import serve
+
+
+class Hypercorn:
+    """An app behind hypercorn, on a loop that runs in another thread.
+
+    Args:
+        app: any ASGI app.
+        loop: where it runs.
+    """
+
+    def __init__(self, app: Any, loop: asyncio.AbstractEventLoop) -> None:
+        sock = socket.create_server(("127.0.0.1", 0))
+        self.port: int = sock.getsockname()[1]
+        config = Config()
+        config.bind = [f"fd://{sock.detach()}"]
+        config.errorlog = None
+        self._loop = loop
+        self._stopping = asyncio.Event()
+        serving = hypercorn_serve(app, config, shutdown_trigger=self._stopping.wait)
+        self._ended = asyncio.run_coroutine_threadsafe(serving, loop)
+
+    def stop(self) -> None:
+        """As a signal would."""
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._ended.result(PATIENCE_S)
+
+
+@contextmanager
+def behind_hypercorn(app: Any, loop: asyncio.AbstractEventLoop) -> Iterator[Hypercorn]:
+    """An app behind a hypercorn, which answers as soon as the app has started."""
+    server = Hypercorn(app, loop)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """A loop in a thread of its own."""
+    one = uvloop.new_event_loop()
+    thread = threading.Thread(target=one.run_forever, daemon=True)
+    thread.start()
+    yield one
+    one.call_soon_threadsafe(one.stop)
+    thread.join(PATIENCE_S)
+    one.close()
+
+
+# -- hypercorn
+
+
+@pytest.fixture(scope="module")
+def other(server: RunningServer) -> Iterator[Hypercorn]:
+    """The app object that our own server serves, behind hypercorn too; its lifespan is nobody's here."""
+
+    async def without_lifespan(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            raise RuntimeError("no lifespan")
+        await server.app(scope, receive, send)
+
+    with behind_hypercorn(without_lifespan, server.loop) as one:
+        yield one
+
+
+@pytest.mark.parametrize("name", [name for name, (status, _) in REQUESTS.items() if status != 413])
+def test_hypercorn_answers_as_our_own_server_does(server: RunningServer, other: Hypercorn, name: str) -> None:
+    """Status, headers and body. A 413 is left out: hypercorn hangs up on a body that nobody reads."""
+    status, data = REQUESTS[name]
+    ours, theirs = asked(server.port, data), asked(other.port, data)
+    assert ours.status == status
+    assert said(theirs) == said(ours)
+
+
+def test_hypercorns_lifespan_starts_and_stops_the_workers(loop: asyncio.AbstractEventLoop) -> None:
+    """The first answer comes from workers that were there before it, and all are gone when hypercorn has ended."""
+    app = App(models.scale)
+    with behind_hypercorn(app, loop) as server:
+        assert asked(server.port, get("/readyz")).status == 200
+        (pid,) = workers_of(app)
+        assert predict(server.port, 4.0).body == b"8.0"
+        assert alive(pid)
+    assert not alive(pid)
+
+
+def test_a_client_that_leaves_hypercorn_while_queued(loop: asyncio.AbstractEventLoop, gate: Gate) -> None:
+    """The model never sees its request."""
+    app = App(small_queue())
+    with behind_hypercorn(app, loop) as server, Client(server.port) as busy:
+        busy.send(job(1, gate, path="/predict"))
+        gate.knocked()
+        gone = Client(server.port)
+        gone.send(job(666, path="/predict"))
+        until(lambda: waiting(app) == 1)
+        gone.close()
+        until(lambda: waiting(app) == 0)
+        gate.open()
+        assert busy.answer().status == 200
+        assert json.loads(busy.ask(job(-1, path="/predict")).body)["seen"] == [1, -1]
+
+
+def waiting(app: App) -> int:
+    """How many requests are queued."""
+    driver = app.endpoints[0].driver
+    assert driver is not None
+    return driver.pipeline.waiting
+
+
+# -- mounted beside ordinary routes
+
+
+def in_fastapi(app: App, lifespan: Any) -> FastAPI:
+    """An app with a route of its own, and ours below /ml."""
+    host = FastAPI(lifespan=lifespan)
+
+    @host.get("/hello")
+    async def hello(name: str) -> dict[str, str]:
+        return {"hello": name}
+
+    host.mount("/ml", app)
+    return host
+
+
+def in_starlette(app: App, lifespan: Any) -> Starlette:
+    """The same in Starlette."""
+
+    async def hello(request: Request) -> JSONResponse:
+        return JSONResponse({"hello": request.query_params["name"]})
+
+    return Starlette(routes=[Route("/hello", hello), Mount("/ml", app)], lifespan=lifespan)
+
+
+Host = Callable[[App, Any], Any]
+Front = Callable[[Any, asyncio.AbstractEventLoop], AbstractContextManager[Any]]
+hosts = pytest.mark.parametrize("host", [in_fastapi, in_starlette])
+fronts = pytest.mark.parametrize(
+    "front", [lambda app, loop: behind(app, loop, lifespan="on"), behind_hypercorn], ids=["uvicorn", "hypercorn"]
+)
+
+
+def check_all_routes(port: int) -> None:
+    """The host's own, ours, and what neither has."""
+    assert json.loads(asked(port, get("/hello?name=you")).body) == {"hello": "you"}
+    assert predict(port, 4.0, "/ml/predict").body == b"8.0"
+    assert predict(port, 40, "/ml/models/two%20steps/predict").body == b"42"
+    assert outcome(predict(port, "4.0", "/ml/predict")) == (422, "invalid_item")
+    assert outcome(asked(port, get("/ml/hello"))) == (404, "not_found")
+    assert asked(port, get("/ml/readyz")).status == 200
+    assert b'carpool_requests_total{model="scale",outcome="ok"} 1' in asked(port, get("/ml/metrics")).body
+    assert "/predict" in json.loads(asked(port, get("/ml/openapi.json")).body)["paths"]
+    assert asked(port, post(b"4.0")).status == 404
+
+
+@fronts
+@hosts
+def test_mounted_with_our_lifespan(loop: asyncio.AbstractEventLoop, host: Host, front: Front) -> None:
+    """The workers are there before the first request, which is not one for them, and gone after the last."""
+    app = App(models.scale, models.two_steps)
+    with front(host(app, carpool.lifespan(app)), loop) as server:
+        assert json.loads(asked(server.port, get("/hello?name=you")).body) == {"hello": "you"}
+        (pid,) = workers_of(app)
+        check_all_routes(server.port)
+        assert workers_of(app) == [pid]
+    assert not alive(pid)
+
+
+@fronts
+@hosts
+def test_mounted_without_a_lifespan(loop: asyncio.AbstractEventLoop, host: Host, front: Front) -> None:
+    """The first request to one of our addresses starts the workers, not one to the host's."""
+    app = App(models.scale, models.two_steps)
+    with stopped_in_the_end(app, loop), front(host(app, None), loop) as server:
+        assert json.loads(asked(server.port, get("/hello?name=you")).body) == {"hello": "you"}
+        assert workers_of(app) == []
+        check_all_routes(server.port)
+        (pid,) = workers_of(app)
+        assert alive(pid)
+    assert not alive(pid)
+
+
+def test_the_lifespan_of_two_apps_stops_the_first_if_the_second_cannot_start() -> None:
+    """And tells why; nothing is left behind."""
+    good, broken = App(models.scale), App(models.broken)
+    started: list[int] = []
+
+    async def enter() -> None:
+        async with carpool.lifespan(good, broken)(None):
+            raise AssertionError("it must not get here")
+
+    start = good.ensure_started
+
+    async def start_and_look() -> None:
+        await start()
+        started.extend(workers_of(good))
+
+    good.ensure_started = start_and_look  # type: ignore[method-assign]
+    with pytest.raises(StartupError, match="no weights"):
+        asyncio.run(enter())
+    (pid,) = started
+    assert not alive(pid)
+
+
+# -- without worker processes
+
+
+class InThread(Model):
+    """Doubles, and says where."""
+
+    def predict(self, xs: list[float]) -> list[dict[str, Any]]:
+        if 13.0 in xs:
+            raise ArithmeticError("thirteen is not served")
+        return [{"value": 2 * x, "seen": [threading.current_thread().name]} for x in xs]
+
+
+async def in_task(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Adds where it is."""
+    await asyncio.sleep(0)
+    task = asyncio.current_task()
+    assert task is not None
+    return [{"value": item["value"], "seen": [*item["seen"], task.get_name()]} for item in items]
+
+
+@fronts
+@pytest.mark.parametrize("host", [None, in_fastapi], ids=["alone", "mounted"])
+def test_thread_and_loop_stages_need_no_process(
+    loop: asyncio.AbstractEventLoop, host: Host | None, front: Front
+) -> None:
+    """Everything runs in the server's process; types, errors and probes are those of any other service."""
+    stages = Stage(InThread, max_batch_size=8, run_in="thread"), Stage(in_task, max_batch_size=8, run_in="loop")
+    app = App(Service(*stages, name="inside"))
+    prefix = "" if host is None else "/ml"
+    before = set(children(os.getpid()))
+    with (
+        front(app if host is None else host(app, carpool.lifespan(app)), loop) as server,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        answers = list(pool.map(lambda x: predict(server.port, x, prefix + "/predict"), range(12)))
+        assert set(children(os.getpid())) - before == set()
+        assert [json.loads(answer.body)["value"] for answer in answers] == [2.0 * x for x in range(12)]
+        seen = {tuple(json.loads(answer.body)["seen"]) for answer in answers}
+        assert seen == {("carpool-InThread-0", "carpool-in_task-0")}
+        assert outcome(predict(server.port, 13.0, prefix + "/predict")) == (500, "model_error")
+        assert outcome(predict(server.port, "x", prefix + "/predict")) == (422, "invalid_item")
+        assert asked(server.port, get(prefix + "/readyz")).status == 200
+        assert workers_of(app) == []
+    until(lambda: "carpool-InThread-0" not in {thread.name for thread in threading.enumerate()})
+
+
+# -- one of several
+
+WARNING = "this process was started by a server that may run several"
+
+
+@pytest.fixture
+def unwarned() -> Iterator[None]:
+    """A process that has not warned yet."""
+    asgi.warn_of_siblings.cache_clear()
+    yield
+    asgi.warn_of_siblings.cache_clear()
+
+
+def warnings_of_two_starts(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What is said when two apps of one process start, each asked twice."""
+
+    async def start() -> None:
+        async with carpool.lifespan(*apps)(None):
+            for app in apps:
+                await app.ensure_started()
+
+    apps = [App(Service(Stage(InThread, max_batch_size=8, run_in="thread"))) for _ in range(2)]
+    with caplog.at_level(logging.WARNING, "carpool"):
+        asyncio.run(start())
+    return [record.getMessage() for record in caplog.records if WARNING in record.getMessage()]
+
+
+@pytest.mark.usefixtures("unwarned")
+@pytest.mark.parametrize("sign", ["a parent", "WEB_CONCURRENCY", "gunicorn"])
+def test_one_of_several_says_so_once(
+    sign: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever tells that there are others, and however many apps there are."""
+    if sign == "a parent":
+        monkeypatch.setattr(multiprocessing, "parent_process", lambda: multiprocessing.current_process())
+    elif sign == "gunicorn":
+        monkeypatch.setitem(sys.modules, "gunicorn", ModuleType("gunicorn"))
+    else:
+        monkeypatch.setenv("WEB_CONCURRENCY", "4")
+    assert len(warnings_of_two_starts(caplog)) == 1
+
+
+@pytest.mark.usefixtures("unwarned")
+@pytest.mark.parametrize("concurrency", [None, "1"])
+def test_the_only_one_does_not(
+    concurrency: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing tells that there are others."""
+    if concurrency is None:
+        monkeypatch.delenv("WEB_CONCURRENCY", raising=False)
+    else:
+        monkeypatch.setenv("WEB_CONCURRENCY", concurrency)
+    assert warnings_of_two_starts(caplog) == []
+
+
+def test_carpool_serve_has_no_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is one process whatever the environment says of other servers."""
+    monkeypatch.setenv("WEB_CONCURRENCY", "4")
+    with serve("tests.serving_models:talks") as served:
+        assert served.ask("POST", "/predict", "hello")[0] == 200
+    assert served.wait() == 0
+    assert WARNING not in "".join(served.log)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_uvicorns_workers_say_so_once_each(workers: int) -> None:
+    """Two processes warn once each, a single one does not."""
+    expected = workers if workers > 1 else 0
+    with Program(pids, "--workers", str(workers)) as program:
+        assert predict(program.port(), 0.0).status == 200
+        until(lambda: program.log.count(WARNING) >= expected)
+        program.process.send_signal(signal.SIGTERM)
+        program.wait()
+    assert program.log.count(WARNING) == expected

@@ -1,0 +1,403 @@
+"""`@carpool.batch` over an `async def`: callers are tasks, and so are the batches."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import logging
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import carpool
+
+
+class Gated:
+    """An async batch function that waits inside until it is let go, and remembers its batches."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Any]] = []
+        self.gate = asyncio.Semaphore(0)
+
+    async def __call__(self, xs: list[Any]) -> list[Any]:
+        self.batches.append(xs)
+        await self.gate.acquire()
+        if "raise" in xs:
+            raise LookupError("no such thing")
+        return [(x, len(xs)) for x in xs]
+
+    def let(self, n: int = 1) -> None:
+        for _ in range(n):
+            self.gate.release()
+
+
+async def turns(n: int = 5) -> None:
+    for _ in range(n):
+        await asyncio.sleep(0)
+
+
+def test_arrivals_of_one_turn_share_a_batch() -> None:
+    """A lone call does not wait for company."""
+    sizes = []
+
+    @carpool.batch
+    async def double(xs: list[int]) -> list[int]:
+        sizes.append(len(xs))
+        return [2 * x for x in xs]
+
+    async def main() -> None:
+        assert await asyncio.gather(*[double(x) for x in range(10)]) == [2 * x for x in range(10)]
+        assert await double(7) == 14
+
+    asyncio.run(main())
+
+    assert sizes == [10, 1]
+    assert double.__name__ == "double"
+
+
+def test_five_hundred_tasks_of_five_hundred_calls() -> None:
+    """All answers are right, none is lost, and there is no thread of ours."""
+
+    @carpool.batch
+    async def double(xs: list[int]) -> list[int]:
+        return [2 * x for x in xs]
+
+    async def caller(k: int) -> int:
+        return sum([await double(i) == 2 * i for i in range(k * 500, k * 500 + 500)])
+
+    async def main() -> None:
+        before = threading.active_count()
+        assert await asyncio.gather(*[caller(k) for k in range(500)]) == [500] * 500
+        assert threading.active_count() == before
+
+    asyncio.run(main())
+
+
+def test_several_batches_in_flight() -> None:
+    """As many as `max_in_flight_batches`; the next line forms meanwhile."""
+
+    async def main() -> None:
+        function = Gated()
+        f = carpool.batch(max_batch_size=2, max_in_flight_batches=2)(function)
+        calls = [asyncio.ensure_future(f(x)) for x in range(6)]
+        await turns()
+        assert function.batches == [[0, 1], [2, 3]]
+        function.let(3)
+        assert await asyncio.gather(*calls) == [(x, 2) for x in range(6)]
+
+    asyncio.run(main())
+
+
+def test_cancelling_one_never_touches_another() -> None:
+    """While it waits it is taken out; while it runs only its answer is dropped."""
+
+    async def main() -> None:
+        function = Gated()
+        f = carpool.batch(function)
+        first = [asyncio.ensure_future(f(x)) for x in range(3)]
+        await turns()
+        behind = [asyncio.ensure_future(f(x)) for x in range(3, 6)]
+        await turns()
+        first[0].cancel()
+        behind[1].cancel()
+        function.let(2)
+        answers = await asyncio.gather(*first, *behind, return_exceptions=True)
+        assert [type(answer) for answer in answers].count(asyncio.CancelledError) == 2
+        assert [answers[i] for i in (1, 2, 3, 5)] == [(1, 3), (2, 3), (3, 2), (5, 2)]
+        assert function.batches == [[0, 1, 2], [3, 5]]
+
+    asyncio.run(main())
+
+
+def test_an_exception_reaches_every_caller_of_the_batch() -> None:
+    """And nobody of the next batch."""
+
+    async def main() -> None:
+        function = Gated()
+        function.let(9)
+        f = carpool.batch(max_batch_size=3)(function)
+        calls = [f(x) for x in (1, "raise", 2, 3)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(answer) for answer in answers[:3]] == [LookupError] * 3
+        assert len(set(map(id, answers[:3]))) == 3
+        assert answers[3] == (3, 1)
+
+    asyncio.run(main())
+
+
+def test_a_time_out() -> None:
+    """The caller hears at its deadline; the loop is not held up."""
+
+    async def main() -> None:
+        function = Gated()
+        f = carpool.batch(timeout_s=0.02)(function)
+        with pytest.raises(carpool.DeadlineExceeded):
+            await f(1)
+        function.let(2)
+        await turns(20)
+        assert await f(2) == (2, 1)
+
+    asyncio.run(main())
+
+
+def test_many_items_of_one_caller() -> None:
+    """In order, whatever the batches; if one fails its error is raised."""
+
+    async def main() -> None:
+        function = Gated()
+        function.let(99)
+        f = carpool.batch(max_batch_size=4)(function)
+        assert [x for x, _ in await f.many(range(10))] == list(range(10))
+        with pytest.raises(LookupError):
+            await f.many([1, "raise"])
+        assert await f.many([]) == []
+
+    asyncio.run(main())
+
+
+def test_a_call_from_inside_is_an_error_at_once() -> None:
+    """It would wait for the batch that makes it; a call of another function is none."""
+
+    @carpool.batch
+    async def other(xs: list[int]) -> list[int]:
+        return [x + 1 for x in xs]
+
+    @carpool.batch
+    async def again(xs: list[int]) -> list[int]:
+        return [await again(await other(x)) for x in xs]
+
+    async def main() -> None:
+        with pytest.raises(RuntimeError, match="again was called from inside itself"):
+            await again(1)
+        assert await other(1) == 2
+
+    asyncio.run(main())
+
+
+def test_each_loop_has_a_line_of_its_own() -> None:
+    """Two loops in two threads, and one after the other."""
+    sizes: list[int] = []
+
+    @carpool.batch
+    async def double(xs: list[int]) -> list[int]:
+        sizes.append(len(xs))
+        return [2 * x for x in xs]
+
+    async def main() -> list[int]:
+        return list(await asyncio.gather(*[double(x) for x in range(50)]))
+
+    answers: list[list[int]] = []
+    threads = [threading.Thread(target=lambda: answers.append(asyncio.run(main()))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    answers.append(asyncio.run(main()))
+
+    assert answers == [[2 * x for x in range(50)]] * 5
+    assert sizes == [50] * 5
+    assert len(double._drivers) <= 4  # the last call has let go of the loops that are gone
+
+
+def test_callers_whose_loop_is_gone_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """They can never be answered; the next loop says how many they were."""
+
+    async def never(xs: list[int]) -> list[int]:
+        return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+    f = carpool.batch(never)
+    loop = asyncio.new_event_loop()
+    left = [loop.create_task(f(x)) for x in range(3)]
+    loop.run_until_complete(turns())
+    loop.close()
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(f(1), 0.01)
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+
+    assert "3 calls of never were never answered: their event loop is closed" in caplog.text
+    for task in left:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+    del left
+    gc.collect()
+
+
+def test_callers_contexts_do_not_leak_into_the_batch() -> None:
+    """A batch belongs to many callers; it runs in the context of none."""
+    user = contextvars.ContextVar("user", default="nobody")
+
+    @carpool.batch
+    async def who(xs: list[int]) -> list[str]:
+        return [user.get() for _ in xs]
+
+    async def main() -> str:
+        user.set("ann")
+        return await who(1)
+
+    assert asyncio.run(main()) == "nobody"
+
+
+def test_a_shared_lock_lets_one_function_run_at_a_time() -> None:
+    """Two functions, one asyncio.Lock."""
+
+    async def main() -> None:
+        lock = asyncio.Lock()
+        inside = 0
+
+        async def alone(xs: list[int]) -> list[int]:
+            nonlocal inside
+            inside += 1
+            await turns()
+            assert inside == 1
+            inside -= 1
+            return xs
+
+        f = carpool.batch(execution_lock=lock)(alone)
+        g = carpool.batch(execution_lock=lock)(alone)
+        assert await asyncio.gather(*[(f, g)[x % 2](x) for x in range(20)]) == list(range(20))
+
+    asyncio.run(main())
+
+
+class Scaled:
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+        self.sizes: list[int] = []
+
+    @carpool.batch(max_batch_size=8)
+    async def scale(self, xs: list[int]) -> list[int]:
+        self.sizes.append(len(xs))
+        return [self.factor * x for x in xs]
+
+
+def test_a_method_has_a_line_for_each_instance() -> None:
+    """Instances never share a batch."""
+
+    async def main() -> None:
+        two, three = Scaled(2), Scaled(3)
+        answers = await asyncio.gather(*[(two, three)[x % 2].scale(x) for x in range(8)])
+        assert answers == [(2, 3)[x % 2] * x for x in range(8)]
+        assert two.sizes == three.sizes == [4]
+
+    asyncio.run(main())
+
+
+class Polite(carpool.Model):
+    async def preprocess(self, name: str) -> str:
+        return name.strip()
+
+    async def predict(self, names: list[str]) -> list[str]:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return [f"hello {name}" for name in names]
+
+
+def test_a_model_with_async_hooks() -> None:
+    """Class or instance."""
+
+    async def main() -> None:
+        f: Any = carpool.batch(Polite)
+        assert await f(" Ann ") == "hello Ann"
+
+    asyncio.run(main())
+
+
+def test_merged_arrays() -> None:
+    """A caller with more rows than a batch holds is split; all get their own rows."""
+    rows = []
+
+    @carpool.batch(merge=True, max_batch_size=8)
+    async def halve(xs: np.ndarray) -> np.ndarray:
+        rows.append(len(xs))
+        return xs / 2
+
+    async def main() -> None:
+        chunks = [np.arange(float(n)) for n in (3, 20, 1, 5)]
+        answers = await asyncio.gather(*[halve(chunk) for chunk in chunks])
+        for answer, chunk in zip(answers, chunks, strict=True):
+            assert np.array_equal(answer, chunk / 2)
+
+    asyncio.run(main())
+
+    assert max(rows) <= 8
+    assert sum(rows) == 29
+
+
+def test_items_may_count_for_more_than_one() -> None:
+    """`size` says how much of a batch an item takes up."""
+
+    async def main() -> None:
+        function = Gated()
+        function.let(9)
+        f = carpool.batch(max_batch_size=10, size=len)(function)
+        await asyncio.gather(*[f("x" * n) for n in (4, 4, 4, 25, 1)])
+        assert [[len(x) for x in batch] for batch in function.batches] == [[4, 4], [4], [25], [1]]
+
+    asyncio.run(main())
+
+
+def test_a_function_that_is_cancelled_fails_its_batch() -> None:
+    """Its callers hear of it instead of waiting for ever."""
+
+    @carpool.batch
+    async def gives_up(xs: list[int]) -> list[int]:
+        raise asyncio.CancelledError
+
+    async def main() -> None:
+        with pytest.raises(carpool.ModelError, match="the batch was broken off: CancelledError"):
+            await gives_up(1)
+
+    asyncio.run(main())
+
+
+class Connected(carpool.Model):
+    """Has to wait for its own set-up, which fails at first."""
+
+    attempts = 0
+    ready = False
+
+    async def setup(self) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        Connected.attempts += 1
+        if Connected.attempts == 1:
+            raise ConnectionError("not yet")
+        self.ready = True
+
+    async def predict(self, xs: list[int]) -> list[int]:  # type: ignore[override]
+        assert self.ready
+        return xs
+
+
+def test_an_async_setup_is_awaited_before_the_first_batch() -> None:
+    """A failure reaches the callers of that batch; the next one tries again, and then it is done once and for all."""
+
+    async def main() -> None:
+        f: Any = carpool.batch(max_batch_size=2, max_in_flight_batches=2)(Connected)
+        answers = await asyncio.gather(f(1), f(2), return_exceptions=True)
+        assert [str(answer) for answer in answers] == ["not yet", "not yet"]
+        assert await asyncio.gather(*[f(x) for x in range(6)]) == list(range(6))
+        assert Connected.attempts == 2
+
+    asyncio.run(main())
+
+
+class Closing(carpool.Model):
+    def predict(self, xs: list[int]) -> list[int]:
+        return xs
+
+    def close(self) -> None:
+        raise AssertionError("this is the model's own")
+
+
+def test_a_models_attributes_do_not_replace_ours() -> None:
+    """Whatever its methods are called."""
+    f = carpool.batch(Closing)
+    assert f(1) == 1
+    f.close()
+    with pytest.raises(carpool.Unavailable):
+        f(2)

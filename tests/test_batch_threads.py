@@ -1,0 +1,676 @@
+"""`@carpool.batch` over a `def`: callers' threads, and no thread of ours."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import carpool
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(64) as pool:
+        yield pool
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what will be true soon."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+class Gated:
+    """A batch function that waits inside until it is let go, and remembers its batches."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Any]] = []
+        self.entered = threading.Semaphore(0)
+        self.gate = threading.Semaphore(0)
+
+    def __call__(self, xs: list[Any]) -> list[Any]:
+        self.batches.append(xs)
+        self.entered.release()
+        assert self.gate.acquire(timeout=10)
+        if "interrupt" in xs and len(self.batches) == 1:
+            raise KeyboardInterrupt
+        if "raise" in xs:
+            raise LookupError("no such thing")
+        return [(x, len(xs)) for x in xs]
+
+    def let(self, n: int = 1) -> None:
+        for _ in range(n):
+            self.gate.release()
+
+
+def waiting(batched: Any) -> int:
+    """How many wait in the line."""
+    n: int = batched._line._line.pipeline.waiting
+    return n
+
+
+def test_a_lone_call_is_a_batch_of_one() -> None:
+    """Nobody waits for company, and the function runs in the caller's own thread."""
+    seen = []
+
+    @carpool.batch
+    def double(xs: list[int]) -> list[int]:
+        seen.append((xs, threading.get_ident()))
+        return [2 * x for x in xs]
+
+    assert double(21) == 42
+    assert seen == [([21], threading.get_ident())]
+    assert double.__name__ == "double"
+
+
+def test_those_behind_share_the_next_call(pool: ThreadPoolExecutor) -> None:
+    """While the first batch runs the next line forms."""
+    function = Gated()
+    f = carpool.batch(function)
+    first = pool.submit(f, 0)
+    function.entered.acquire()
+    others = [pool.submit(f, x) for x in range(1, 6)]
+    until(lambda: waiting(f) == 5)
+    function.let(2)
+
+    assert first.result() == (0, 1)
+    assert sorted(other.result() for other in others) == [(x, 5) for x in range(1, 6)]
+    assert len(function.batches) == 2
+
+
+def test_two_hundred_threads_of_five_hundred_calls() -> None:
+    """All answers are right, none is lost, and while they run there is no thread but the callers'."""
+
+    @carpool.batch(max_batch_size=32)
+    def double(xs: list[int]) -> list[int]:
+        return [2 * x for x in xs]
+
+    wrong: list[int] = []
+    found: set[str] = set()
+
+    def caller(k: int) -> None:
+        for i in range(k * 500, k * 500 + 500):
+            if double(i) != 2 * i:
+                wrong.append(i)
+            if i % 100 == 0:
+                found.update(thread.name for thread in threading.enumerate())
+
+    before = {thread.name for thread in threading.enumerate()}
+    threads = [threading.Thread(target=caller, args=(k,), name=f"caller-{k}") for k in range(200)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert wrong == []
+    assert {name for name in found - before if not name.startswith("caller-")} == set()
+
+
+def test_several_batches_at_a_time(pool: ThreadPoolExecutor) -> None:
+    """As many as `max_in_flight_batches`, and not one more."""
+    function = Gated()
+    f = carpool.batch(max_batch_size=1, max_in_flight_batches=2)(function)
+    calls = [pool.submit(f, x) for x in range(3)]
+    function.entered.acquire()
+    function.entered.acquire()
+    until(lambda: waiting(f) == 1)
+    assert not function.entered.acquire(timeout=0.05)
+    function.let(3)
+
+    assert [call.result() for call in calls] == [(0, 1), (1, 1), (2, 1)]
+
+
+# -- errors
+
+
+def test_an_exception_reaches_every_caller_of_the_batch(pool: ThreadPoolExecutor) -> None:
+    """The first gets it as it was raised, the others a copy each, with the original as its cause."""
+    function = Gated()
+    f = carpool.batch(function)
+    first = pool.submit(f, 0)
+    function.entered.acquire()
+    others = [pool.submit(f, x) for x in (1, "raise", 2)]
+    until(lambda: waiting(f) == 3)
+    function.let(2)
+    errors = [other.exception() for other in others]
+
+    assert first.result() == (0, 1)
+    assert [str(error) for error in errors] == ["no such thing"] * 3
+    assert [type(error) for error in errors] == [LookupError] * 3
+    assert len(set(map(id, errors))) == 3
+    assert sorted(error.__cause__ is None for error in errors if error) == [False, False, True]
+
+
+def test_an_exception_that_cannot_be_copied_is_shared(pool: ThreadPoolExecutor) -> None:
+    """Better the same object twice than another error."""
+
+    class Odd(Exception):
+        def __init__(self, a: int, b: int) -> None:
+            super().__init__("odd")
+
+    @carpool.batch
+    def odd(xs: list[int]) -> list[int]:
+        raise Odd(1, 2)
+
+    with pytest.raises(Odd):
+        odd.many([1, 2, 3])
+
+
+def test_isolated_errors_reach_only_the_guilty() -> None:
+    """With `isolate_errors` the batch is run again in parts."""
+
+    @carpool.batch(isolate_errors=True)
+    def reciprocal(xs: list[int]) -> list[float]:
+        return [1 / x for x in xs]
+
+    tickets = [reciprocal.submit(x) for x in (1, 2, 0, 4)]
+
+    assert [tickets[i].result() for i in (0, 1, 3)] == [1, 0.5, 0.25]
+    with pytest.raises(ZeroDivisionError):
+        tickets[2].result()
+
+
+def test_an_error_in_the_place_of_a_result_is_raised() -> None:
+    """For that caller alone."""
+
+    @carpool.batch
+    def positive(xs: list[int]) -> list[Any]:
+        return [x if x > 0 else ValueError(f"{x} is not positive") for x in xs]
+
+    good, bad = positive.submit(1), positive.submit(-1)
+
+    assert good.result() == 1
+    with pytest.raises(ValueError, match="-1 is not positive"):
+        bad.result()
+
+
+def test_a_wrong_number_of_results_is_an_error() -> None:
+    """It names both numbers."""
+
+    @carpool.batch
+    def short(xs: list[int]) -> list[int]:
+        return xs[1:]
+
+    with pytest.raises(carpool.ModelError, match="a batch of 1 needs 1 results, but the model returned 0"):
+        short(1)
+
+
+def test_a_call_from_inside_is_an_error_at_once() -> None:
+    """It would wait for the batch that makes it."""
+
+    @carpool.batch
+    def again(xs: list[int]) -> list[int]:
+        return [again(x) for x in xs]
+
+    with pytest.raises(RuntimeError, match="again was called from inside itself"):
+        again(1)
+
+
+# -- leaving
+
+
+def test_a_follower_that_times_out_leaves_the_others_unharmed(pool: ThreadPoolExecutor) -> None:
+    """It is not run any more if it still waits."""
+    function = Gated()
+    f = carpool.batch(function)
+    first = pool.submit(f, 0)
+    function.entered.acquire()
+    late, other = f.submit("late"), pool.submit(f, 1)
+    until(lambda: waiting(f) == 2)
+    with pytest.raises(carpool.DeadlineExceeded):
+        late.result(timeout_s=0.02)
+    assert late.cancel()
+    function.let(2)
+
+    assert first.result() == (0, 1)
+    assert other.result() == (1, 1)
+    assert function.batches == [[0], [1]]
+
+
+def test_the_functions_own_time_out(pool: ThreadPoolExecutor) -> None:
+    """A caller hears at its deadline although the batch before it still runs; the leader waits for its own."""
+    function = Gated()
+    f = carpool.batch(timeout_s=0.05)(function)
+    first = pool.submit(f, 0)
+    function.entered.acquire()
+    with pytest.raises(carpool.DeadlineExceeded, match="no answer within"):
+        f(1)
+    function.let()
+
+    assert first.result() == (0, 1)
+    assert function.batches == [[0]]
+
+
+def test_an_interrupted_leader_leaves_its_batch_to_the_next(pool: ThreadPoolExecutor) -> None:
+    """Its own caller gets the KeyboardInterrupt, the others their answers."""
+    function = Gated()
+    f = carpool.batch(function)
+    tickets = [f.submit(1), f.submit(2)]
+    leader = pool.submit(f, "interrupt")
+    function.entered.acquire()
+    others = [pool.submit(ticket.result) for ticket in tickets]
+    function.let(2)
+
+    assert isinstance(leader.exception(), KeyboardInterrupt)
+    assert [other.result() for other in others] == [(1, 2), (2, 2)]
+    assert function.batches == [[1, 2, "interrupt"], [1, 2]]
+
+
+# -- tickets
+
+
+def test_a_ticket_is_run_when_somebody_waits() -> None:
+    """For it, or for another call behind it."""
+    function = Gated()
+    function.let(9)
+    f = carpool.batch(function)
+    one, two = f.submit(1), f.submit(2)
+
+    assert function.batches == []
+    assert not one.done()
+    assert f(3) == (3, 3)
+    assert one.done()
+    assert two.result() == (2, 3)
+    assert repr(two) == "<Ticket of Gated, done>"
+
+
+def test_a_cancelled_ticket_is_not_run() -> None:
+    """Whoever waits for it hears so; one that was answered stays answered."""
+    function = Gated()
+    function.let(9)
+    f = carpool.batch(function)
+    one, two = f.submit(1), f.submit(2)
+
+    assert one.cancel()
+    assert two.result() == (2, 1)
+    assert not two.cancel()
+    assert two.result() == (2, 1)
+    with pytest.raises(carpool.Unavailable, match="the ticket was cancelled"):
+        one.result()
+
+
+def test_cancelling_wakes_a_thread_that_waits(pool: ThreadPoolExecutor) -> None:
+    """It does not sleep for an answer that never comes."""
+    function = Gated()
+    f = carpool.batch(function)
+    first = pool.submit(f, 0)
+    function.entered.acquire()
+    ticket = f.submit(1)
+    waits = pool.submit(ticket.result)
+    until(lambda: ticket._seat.asleep)
+    ticket.cancel()
+
+    assert isinstance(waits.exception(timeout=10), carpool.Unavailable)
+    function.let()
+    assert first.result() == (0, 1)
+
+
+def test_close_runs_what_is_in_the_line() -> None:
+    """Tickets nobody waited for too; then callers are refused."""
+    function = Gated()
+    function.let(9)
+    f = carpool.batch(function)
+    ticket = f.submit(1)
+    f.close()
+
+    assert ticket.done()
+    assert ticket.result() == (1, 1)
+    with pytest.raises(carpool.Unavailable, match="Gated is closed"):
+        f(2)
+
+
+# -- many, limits, policies
+
+
+def test_many_items_of_one_caller_keep_their_order() -> None:
+    """In as many batches as it takes, also where the queue is smaller than that."""
+    sizes = []
+
+    @carpool.batch(max_batch_size=10, max_queue_size=20)
+    def double(xs: list[int]) -> list[int]:
+        sizes.append(len(xs))
+        return [2 * x for x in xs]
+
+    assert double.many(range(95)) == [2 * x for x in range(95)]
+    assert max(sizes) == 10
+    assert sum(sizes) == 95
+    assert double.many([]) == []
+
+
+def test_a_full_queue_makes_callers_wait(pool: ThreadPoolExecutor) -> None:
+    """Nobody is refused."""
+    function = Gated()
+    f = carpool.batch(max_batch_size=2, max_queue_size=2)(function)
+    calls = [pool.submit(f, x) for x in range(9)]
+    until(lambda: waiting(f) == 8)
+    function.let(9)
+
+    assert sorted(call.result()[0] for call in calls) == list(range(9))
+
+
+def test_a_delay_fills_batches(pool: ThreadPoolExecutor) -> None:
+    """Static: the first two wait for a third, which makes the batch full; a lone one goes when its time has come."""
+    function = Gated()
+    function.let(9)
+    f = carpool.batch(max_batch_size=3, policy="static", max_queue_delay_s=5.0)(function)
+    calls = [pool.submit(f, x) for x in range(2)]
+    until(lambda: waiting(f) == 2)
+    assert f(2) == (2, 3)
+    assert [call.result() for call in calls] == [(0, 3), (1, 3)]
+
+    lone = carpool.batch(max_batch_size=3, policy="static", max_queue_delay_s=0.01)(function)
+    assert lone("lone") == ("lone", 1)
+
+
+def test_items_may_count_for_more_than_one(pool: ThreadPoolExecutor) -> None:
+    """`size` says how much of a batch an item takes up; one that is too large goes alone."""
+    function = Gated()
+    function.let(99)
+    f = carpool.batch(max_batch_size=10, size=len)(function)
+    tickets = [f.submit("x" * n) for n in (4, 4, 4, 25, 1, 9, 1)]
+    f.close()
+
+    assert [ticket.done() for ticket in tickets] == [True] * 7
+    assert [[len(x) for x in batch] for batch in function.batches] == [[4, 4], [4], [25], [1, 9], [1]]
+
+
+# -- execution locks
+
+
+@pytest.mark.parametrize("lock", [carpool.Lock, threading.Lock, threading.RLock])
+def test_a_shared_lock_lets_one_function_run_at_a_time(pool: ThreadPoolExecutor, lock: Callable[[], Any]) -> None:
+    """Two functions, one lock: never both inside."""
+    shared = lock()
+    inside: list[str] = []
+    overlaps: list[list[str]] = []
+
+    def function(name: str) -> Callable[[list[int]], list[int]]:
+        def run(xs: list[int]) -> list[int]:
+            inside.append(name)
+            time.sleep(0.001)
+            if len(inside) > 1:
+                overlaps.append(list(inside))
+            inside.remove(name)
+            return xs
+
+        return run
+
+    f, g = (carpool.batch(execution_lock=shared)(function(name)) for name in "fg")
+    calls = [pool.submit((f, g)[x % 2], x) for x in range(60)]
+
+    assert [call.result() for call in calls] == list(range(60))
+    assert overlaps == []
+
+
+@pytest.mark.parametrize("lock", [carpool.Lock, threading.RLock])
+def test_a_lock_that_the_caller_holds_is_an_error_at_once(lock: Callable[[], Any]) -> None:
+    """Waiting for it would be waiting for oneself."""
+    held = lock()
+    f = carpool.batch(execution_lock=held)(lambda xs: xs)
+    with held, pytest.raises(RuntimeError, match="already holds the execution lock"):
+        f(1)
+    assert f(1) == 1
+
+
+def test_a_plain_lock_that_the_caller_holds_times_out() -> None:
+    """It cannot tell whose it is; the error names the likely reason, and the next call is served."""
+    held = threading.Lock()
+    f = carpool.batch(execution_lock=held, timeout_s=0.02)(lambda xs: xs)
+    with held, pytest.raises(carpool.DeadlineExceeded, match="does this thread hold it already"):
+        f(1)
+    assert f(2) == 2
+
+
+def test_while_the_lock_is_taken_the_line_grows(pool: ThreadPoolExecutor) -> None:
+    """Who comes while the leader waits for the lock shares its batch."""
+    held = threading.Lock()
+    function = Gated()
+    function.let(9)
+    f = carpool.batch(execution_lock=held)(function)
+    with held:
+        calls = [pool.submit(f, x) for x in range(5)]
+        until(lambda: waiting(f) == 5)
+
+    assert sorted(call.result() for call in calls) == [(x, 5) for x in range(5)]
+
+
+def test_our_lock_says_when_it_is_taken_twice() -> None:
+    """As a RuntimeError instead of a deadlock; another thread simply waits."""
+    lock = carpool.Lock()
+    with lock:
+        assert lock.locked()
+        with pytest.raises(RuntimeError, match="this thread holds the lock already"):
+            lock.acquire()
+        with ThreadPoolExecutor(1) as other:
+            assert other.submit(lock.acquire, timeout=0.01).result() is False
+    assert not lock.locked()
+
+
+# -- methods, models, forks
+
+
+class Scaled:
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+        self.batches: list[list[int]] = []
+
+    @carpool.batch(max_batch_size=8)
+    def scale(self, xs: list[int]) -> list[int]:
+        self.batches.append(xs)
+        return [self.factor * x for x in xs]
+
+
+def test_a_method_has_a_line_for_each_instance() -> None:
+    """Instances never share a batch."""
+    two, three = Scaled(2), Scaled(3)
+    tickets = [two.scale.submit(1), three.scale.submit(1), two.scale.submit(5)]
+
+    assert two.scale(7) == 14
+    assert three.scale.many([7]) == [21]
+    assert [ticket.result() for ticket in tickets] == [2, 3, 10]
+    assert two.batches == [[1, 5, 7]]
+    assert three.batches == [[1, 7]]
+
+
+def test_the_line_of_a_method_dies_with_its_instance() -> None:
+    """Nothing keeps the instance alive."""
+    scaled = Scaled(2)
+    scaled.scale(1)
+    gone = weakref.ref(scaled)
+    assert len(Scaled.scale._bound) == 1
+    del scaled
+    gc.collect()
+
+    assert gone() is None
+    assert Scaled.scale._bound == {}
+
+
+def test_an_instance_without_weak_references_is_explained() -> None:
+    """The text says what to add."""
+
+    class Slotted:
+        __slots__ = ()
+
+        @carpool.batch
+        def f(self, xs: list[int]) -> list[int]:
+            return xs
+
+    with pytest.raises(TypeError, match="add '__weakref__' to the __slots__ of Slotted"):
+        Slotted().f(1)
+
+
+class Polite(carpool.Model):
+    def __init__(self, greeting: str = "hello") -> None:
+        self.greeting = greeting
+        self.ready = False
+
+    def setup(self) -> None:
+        self.ready = True
+
+    def preprocess(self, name: str) -> str:
+        return name.strip()
+
+    def predict(self, names: list[str]) -> list[str]:
+        assert self.ready
+        return [f"{self.greeting} {name}" for name in names]
+
+    def postprocess(self, text: str, name: str) -> str:
+        return f"{text} ({len(name)})"
+
+
+def test_a_model_class_is_set_up_and_its_hooks_are_used() -> None:
+    """An instance is taken as it is."""
+    ready = Polite("hi")
+    ready.setup()
+
+    assert carpool.batch(Polite)(" Ann ") == "hello Ann (3)"
+    assert carpool.batch(ready)("Bo") == "hi Bo (2)"
+
+
+def test_a_forked_child_starts_with_an_empty_line() -> None:
+    """Who was in the line, or leading it, stayed in the parent."""
+    function = Gated()
+    f = carpool.batch(function)
+    ticket = f.submit("parent's")
+    leader = threading.Thread(target=f, args=("leader",))
+    leader.start()
+    function.entered.acquire()
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        function.let(9)
+        answer = f("child's")
+        os.write(writer, repr((answer, function.batches[1:])).encode())
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    function.let(9)
+    leader.join()
+
+    assert os.read(reader, 1000) == b'(("child\'s", 1), [["child\'s"]])'
+    assert ticket.result() == ("parent's", 2)
+
+
+# -- whole arrays
+
+
+def test_merged_arrays_of_different_length(pool: ThreadPoolExecutor) -> None:
+    """Callers bring rows, the function sees one array, each gets its own rows back."""
+    shapes = []
+
+    @carpool.batch(merge=True)
+    def halve(xs: np.ndarray) -> np.ndarray:
+        shapes.append(xs.shape)
+        return xs / 2
+
+    chunks = [np.arange(2.0 * n).reshape(n, 2) for n in (1, 3, 2)]
+    tickets = [halve.submit(chunk) for chunk in chunks]
+    halve.close()
+
+    assert shapes == [(6, 2)]
+    for ticket, chunk in zip(tickets, chunks, strict=True):
+        assert np.array_equal(ticket.result(), chunk / 2)
+
+
+def test_limits_count_rows() -> None:
+    """A batch has at most `max_batch_size` rows; a caller with more is split, and gets one answer in its order."""
+    rows = []
+
+    @carpool.batch(merge=True, max_batch_size=4)
+    def double(xs: list[int]) -> list[int]:
+        rows.append(len(xs))
+        return [2 * x for x in xs]
+
+    tickets = [double.submit([1, 2, 3]), double.submit([4, 5])]
+
+    assert double(list(range(10))) == [2 * x for x in range(10)]
+    assert [ticket.result() for ticket in tickets] == [[2, 4, 6], [8, 10]]
+    assert max(rows) == 4
+    assert sum(rows) == 15
+
+
+def test_merged_dicts() -> None:
+    """Every part by itself; the parts of a chunk must have equally many rows."""
+
+    @carpool.batch(merge=True)
+    def total(table: dict[str, Any]) -> dict[str, Any]:
+        return {"sum": table["a"] + table["b"]}
+
+    one = total.submit({"a": np.array([1, 2]), "b": np.array([10, 20])})
+    two = total({"a": np.array([3]), "b": np.array([30])})
+
+    assert two["sum"].tolist() == [33]
+    assert one.result()["sum"].tolist() == [11, 22]
+    with pytest.raises(ValueError, match="equally many rows"):
+        total({"a": np.array([1]), "b": np.array([1, 2])})
+
+
+def test_merge_functions_of_ones_own() -> None:
+    """For what we do not know how to join; `size` counts its rows."""
+    batched = carpool.batch(
+        merge=" ".join, split=lambda text, counts: [f"{text}:{n}" for n in counts], size=lambda s: len(s.split())
+    )(str.upper)
+    ticket = batched.submit("a b")
+
+    assert batched("c") == "A B C:1"
+    assert ticket.result() == "A B C:2"
+
+
+def test_an_output_with_other_rows_is_an_error() -> None:
+    """It says how many there should have been."""
+    f = carpool.batch(merge=True)(lambda xs: xs[:1])
+
+    with pytest.raises(ValueError, match="had 2 rows, but the output has 1"):
+        f([1, 2])
+
+
+# -- mistakes
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"max_batch_size": 0}, "max_batch_size must be a whole number of at least 1, not 0"),
+        ({"max_queue_size": 1.5}, "max_queue_size must be a whole number"),
+        ({"max_in_flight_batches": True}, "max_in_flight_batches must be a whole number"),
+        ({"timeout_s": 0}, "timeout_s must be a positive number of seconds, not 0"),
+        ({"max_queue_delay_s": -1}, "max_queue_delay_s must be 0 or more seconds"),
+        ({"policy": "best"}, "there is no policy 'best'; choose one of greedy, static"),
+        ({"merge": " ".join}, "a merge function needs a split function"),
+        ({"max_bacth_size": 3}, "batch has no setting 'max_bacth_size'; there are"),
+    ],
+)
+def test_wrong_settings_are_explained(settings: dict[str, Any], told: str) -> None:
+    """At the decoration, with the name and what would do."""
+    with pytest.raises((ValueError, TypeError), match=told):
+        carpool.batch(**settings)
+
+
+def test_the_wrong_kind_of_lock_is_explained() -> None:
+    """An asyncio lock cannot be held by a thread, and the other way round."""
+    import asyncio
+
+    async def slow(xs: list[int]) -> list[int]:
+        return xs
+
+    with pytest.raises(TypeError, match=r"must be a carpool.Lock, a threading.Lock or an RLock"):
+        carpool.batch(execution_lock=asyncio.Lock())(lambda xs: xs)
+    with pytest.raises(TypeError, match=r"must be an asyncio.Lock"):
+        carpool.batch(execution_lock=threading.Lock())(slow)
+
+
+def test_what_is_no_function_is_explained() -> None:
+    """Numbers, and decorators in the wrong order."""
+    with pytest.raises(TypeError, match="a model is a class with predict or a callable"):
+        carpool.batch(3)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="put @staticmethod above"):
+        carpool.batch(staticmethod(len))

@@ -1,0 +1,64 @@
+"""What type checkers must see: a batch function of lists is a function of items. Checked by `test_typing.py`."""
+
+from typing import assert_type
+
+import numpy as np
+
+import carpool
+
+
+@carpool.batch
+def length(texts: list[str]) -> list[int]:
+    return [len(text) for text in texts]
+
+
+@carpool.batch(max_batch_size=32, timeout_s=1.0)
+def halve(numbers: list[int]) -> tuple[float, ...]:
+    return tuple(number / 2 for number in numbers)
+
+
+@carpool.batch
+async def fetch(keys: list[bytes]) -> list[str]:
+    return [key.decode() for key in keys]
+
+
+@carpool.batch(max_in_flight_batches=4)
+async def fetch_more(keys: list[bytes]) -> list[str]:
+    return [key.decode() for key in keys]
+
+
+@carpool.batch(merge=True)
+def normalise(rows: np.ndarray) -> np.ndarray:
+    return rows.copy()
+
+
+@carpool.batch(merge=True)
+async def normalise_soon(rows: list[float]) -> list[float]:
+    return [row / max(rows) for row in rows]
+
+
+class Translator:
+    @carpool.batch
+    def translate(self, texts: list[str]) -> list[bytes]:
+        return [text.encode() for text in texts]
+
+    @carpool.batch(max_batch_size=8)
+    async def look_up(self, words: list[str]) -> list[int]:
+        return [len(word) for word in words]
+
+
+assert_type(length("a"), int)
+assert_type(length.many(["a"]), list[int])
+assert_type(length.submit("a"), carpool.Ticket[int])
+assert_type(length.submit("a").result(), int)
+assert_type(halve(1), float)
+assert_type(normalise(np.ones(3)), np.ndarray)
+assert_type(Translator().translate("a"), bytes)
+
+
+async def main() -> None:
+    assert_type(await fetch(b"a"), str)
+    assert_type(await fetch.many([b"a"]), list[str])
+    assert_type(await fetch_more(b"a"), str)
+    assert_type(await normalise_soon([1.0]), list[float])
+    assert_type(await Translator().look_up("a"), int)
