@@ -2,9 +2,9 @@
 
 import sys
 
-from bench import core_overhead, http_peers, process_peers
+from bench import core_overhead, http_peers, inprocess_peers, process_peers
 
 if len(sys.argv) > 1:
-    sys.exit("no options here: `python -m bench.http_peers --help`, `python -m bench.process_peers --help`")
+    sys.exit("no options here: `python -m bench.http_peers --help`, and so on for the others")
 core_overhead.main()
-sys.exit(max(process_peers.main(), http_peers.main()))
+sys.exit(max(inprocess_peers.main(), process_peers.main(), http_peers.main()))

@@ -10,29 +10,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from bench.figures import Spread, machine, median_ratio, short, table
 from bench.peers.install import python_of, versions
-from bench.process_tree import ProcessTree, adopt_orphans, end_on_sigterm
+from bench.process_tree import adopt_orphans, end_on_sigterm
+from bench.side import Facts, SideFailed, figures_of
 from bench.stopwatch import Case
 
-ROOT = Path(__file__).parent.parent
-Facts = dict[str, Any]
 Side = Literal["carpool", "mpservice", "socket"]
 
 STAGES = 2
 TRANSFERS = 2  # of one stage: the array goes in and comes out
-
-
-class SideFailed(Exception):
-    """One side did not bring its figure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,29 +73,8 @@ def turn(side: Side, case: Case, seconds: float) -> float:
         ],
         "socket": [sys.executable, "-m", "bench.socket_copy", str(seconds)],
     }
-    paths = [str(ROOT), str(ROOT / "src")] if side == "carpool" else [str(ROOT)]
-    process = subprocess.Popen(
-        commands[side],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    tree = ProcessTree(process.pid)
-    try:
-        # Filling, draining and starting take time besides the measuring, 6 MB arrays most of all.
-        answer, complaint = process.communicate(timeout=10 * seconds + 60)
-    except subprocess.TimeoutExpired:
-        raise SideFailed(f"{side}, {case}: no end after {10 * seconds + 60:.0f} s") from None
-    finally:
-        tree.kill()
-        process.wait()
-    if process.returncode != 0:
-        raise SideFailed(f"{side}, {case}: status {process.returncode}\n{complaint[-2000:]}")
-    figure: float = json.loads(answer.splitlines()[-1])["seconds_per_item"]
+    figures = figures_of(f"{side}, {case}", commands[side], ours=side == "carpool", seconds=seconds)
+    figure: float = figures["seconds_per_item"]
     return figure
 
 

@@ -19,6 +19,8 @@ PACKAGES = {
     "ray": ["ray[serve]"],
     "mpservice": ["mpservice", "numpy"],
     "bare_echo": ["httptools", "uvloop"],
+    "batched": ["batched"],
+    "async_batcher": ["async-batcher"],
 }
 REQUIREMENTS = Path(__file__).parent / "requirements"
 # None of them needs torch today. Should one want it, this CPU build is there first and pip leaves it alone.

@@ -1,0 +1,43 @@
+"""carpool's side, and those that need no package.  python -m bench.inprocess_sides SIDE CASE SECONDS
+
+Prints seconds per item as JSON.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import carpool
+from bench.closed_loop import (
+    MAX_BATCH_SIZE,
+    Ask,
+    AskAsync,
+    Function,
+    double_async,
+    main_of_tasks,
+    main_of_threads,
+)
+from bench.core_overhead import BareLoop
+from bench.thread_batchers import OneAtATime, QueueAndWorker
+
+FOR_TASKS: dict[str, Callable[[], AskAsync]] = {
+    "carpool": lambda: carpool.batch(max_batch_size=MAX_BATCH_SIZE)(double_async),
+    "bare_loop": lambda: BareLoop().ask,
+}
+FOR_THREADS: dict[str, Callable[[Function], Ask]] = {
+    "carpool": lambda function: carpool.batch(max_batch_size=MAX_BATCH_SIZE)(function),
+    "queue": QueueAndWorker,
+    "lock": OneAtATime,
+}
+
+
+def main(side: str, case: str, seconds: float) -> None:
+    if case.startswith("task"):
+        main_of_tasks(FOR_TASKS[side], case, seconds)
+    else:
+        main_of_threads(FOR_THREADS[side], case, seconds)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], float(sys.argv[3]))

@@ -1,0 +1,55 @@
+"""Callers that bring arrays of different length: they are merged for one call, and its output is cut up again.
+
+python -m examples.arrays      dense arrays, which carpool knows how to merge; then sparse ones, where we say how
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate, pairwise
+
+import numpy as np
+from scipy.sparse import csr_array, vstack
+from sklearn.naive_bayes import MultinomialNB
+
+import carpool
+from examples.digits import halves
+
+_IMAGES, _LABELS, IMAGES, LABELS = halves()
+CHUNKS = [IMAGES[begin:end] for begin, end in pairwise([*accumulate(range(38)), len(IMAGES)])]  # 1, 2, … 37, 196 rows
+classifier = MultinomialNB().fit(_IMAGES, _LABELS)
+rows: list[int] = []
+
+
+@carpool.batch(max_batch_size=128, merge=True)
+def classify(images: np.ndarray) -> np.ndarray:
+    """A digit for each row. A caller with more than 128 rows has them cut up, and the digits put together."""
+    rows.append(images.shape[0])
+    return classifier.predict(images)
+
+
+def cut(digits: np.ndarray, counts: list[int]) -> list[np.ndarray]:
+    """Each caller's part of the digits."""
+    return [digits[begin:end] for begin, end in pairwise(accumulate(counts, initial=0))]
+
+
+@carpool.batch(max_batch_size=128, merge=vstack, split=cut, size=lambda images: images.shape[0])
+def classify_sparse(images: csr_array) -> np.ndarray:
+    """The same for sparse arrays, which have no `len`. One with more than 128 rows gets a call of its own."""
+    rows.append(images.shape[0])
+    return classifier.predict(images)
+
+
+def compare(name: str, function: Callable, chunks: list) -> None:
+    """Bring the chunks from 16 threads, and compare with one call for all rows."""
+    rows.clear()
+    with ThreadPoolExecutor(16) as threads:
+        digits = list(threads.map(function, chunks))
+    right = all(len(part) == chunk.shape[0] for part, chunk in zip(digits, chunks, strict=True))
+    others = (np.concatenate(digits) != classifier.predict(IMAGES)).sum()
+    print(f"{name}: {len(chunks)} chunks, {sum(rows)} rows in {len(rows)} calls of {max(rows)} at the most;", end=" ")
+    print(f"{others} digits differ, lengths are {'right' if right else 'wrong'}")
+
+
+if __name__ == "__main__":
+    compare("dense", classify, CHUNKS)
+    compare("sparse", classify_sparse, [csr_array(chunk) for chunk in CHUNKS])

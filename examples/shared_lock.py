@@ -1,0 +1,61 @@
+"""Two models on one accelerator: each has its own line and its own batches, and one lock lets one of them run.
+
+python -m examples.shared_lock      sixteen threads ask both; the "GPU" complains if they ever overlap
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from sklearn.decomposition import PCA
+from sklearn.svm import SVC
+
+import carpool
+from examples.digits import halves
+
+_IMAGES, _LABELS, IMAGES, LABELS = halves()
+pca, classifier = PCA(20, random_state=0).fit(_IMAGES), SVC(gamma=0.001).fit(_IMAGES, _LABELS)
+gpu = carpool.Lock()
+running: list[str] = []
+calls = {"transform": 0, "predict": 0}
+
+
+def on_gpu(model: Callable, images: list[np.ndarray]) -> np.ndarray:
+    """Stands for a device that must not be used by two models at a time."""
+    running.append(model.__name__)
+    assert len(running) == 1, f"{running} overlap"
+    calls[running[0]] += 1
+    results = model(images)
+    running.clear()
+    return results
+
+
+@carpool.batch(execution_lock=gpu, timeout_s=10.0)
+def embed(images: list[np.ndarray]) -> np.ndarray:
+    """Images in 20 principal components."""
+    return on_gpu(pca.transform, images)
+
+
+@carpool.batch(execution_lock=gpu, timeout_s=10.0)
+def classify(images: list[np.ndarray]) -> np.ndarray:
+    """The digits that images show."""
+    return on_gpu(classifier.predict, images)
+
+
+def main() -> None:
+    """Ask both for every image; then take the lock for work of our own, under which a call is refused."""
+    with ThreadPoolExecutor(16) as threads:
+        embeddings, digits = zip(*threads.map(lambda image: (embed(image), classify(image)), IMAGES), strict=True)
+    far = np.abs(embeddings - pca.transform(IMAGES)).max()
+    print(f"{(digits == classifier.predict(IMAGES)).sum()} of {len(IMAGES)} digits as from one call for all")
+    print(f"embeddings at most {far:.1e} off, calls: {calls}")
+    with gpu:  # nobody is inside: weights may be changed
+        pca.fit(IMAGES)
+        try:
+            embed(IMAGES[0])
+        except RuntimeError as error:
+            print(f"refused: {error}")
+
+
+if __name__ == "__main__":
+    main()
