@@ -11,7 +11,7 @@ import pytest
 FILE = Path(__file__).parent / "typing" / "batched.py"
 CHECKERS = {
     "mypy": [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--no-error-summary"],
-    "pyright": [sys.executable, "-m", "basedpyright", "--level", "error"],
+    "pyright": [sys.executable, "-m", "basedpyright", "--level", "error", "--pythonpath", sys.executable],
 }
 MISTAKES = """
 length(3)

@@ -285,7 +285,7 @@ class AsyncBatch(_Bindable, Generic[A, B]):
             raise self._reentry()
         request = AwaitedRequest(x, INFINITY if self._timeout_s is None else driver.clock() + self._timeout_s)
         request.patient = True
-        request.future = loop.create_future()
+        request.future = asyncio.Future(loop=loop)
         if self._size is not None:
             request.size = self._size(x)
         driver.submit(request)

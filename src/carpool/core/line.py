@@ -156,10 +156,10 @@ class Line:
         """A batch has run to its end."""
         self.pipeline.completed(now, 0, batch.worker, batch.id, batch.ids, results, errors, busy_s)
         self._release(now, batch.worker)
-        self._look(now)
         if self._elect is not None and self._elect.asleep:
             self._wake(self._elect)  # what the policy said while the slot was taken may be different now
-        self._hand_on()
+        self._hand_on()  # the next leader is woken first, before those who only go home
+        self._look(now)
 
     # -- the end
 

@@ -97,15 +97,19 @@ class Pipeline:
             ValueError: one of them was submitted before; then none is taken.
         """
         new = [request for request in requests if request.state == NEW]  # some may have been cancelled
-        if len(set(new)) < len(requests):
+        if len(new) < len(requests):
             _check_new(requests)
         first = self.stages[0]
         roomy = first.queue.has_room(sum([request.nbytes for request in new]), len(new))
         if not roomy or self.closed is not None or self.door.count or self.journal is not None:
+            _check_new(new)
             for request in new:
                 self._submit_one(now, request)
         elif new:
             for id, request in enumerate(new, self.admitted + 1):
+                if request.id:
+                    _take_back(new[: id - self.admitted - 1])
+                    _check_new(requests)
                 request.id = id
                 request.admitted = request.arrived = now
             self.admitted += len(new)
@@ -351,6 +355,12 @@ class Pipeline:
         if self.journal is not None:
             outcome = "answered" if request.error is None else f"failed: {request.error}"
             self.journal.record(now, outcome, request.id)
+
+
+def _take_back(requests: Sequence[Request]) -> None:
+    """These are not submitted after all."""
+    for request in requests:
+        request.id = 0
 
 
 def _check_new(requests: Sequence[Request]) -> None:

@@ -31,7 +31,7 @@ class TaskStage:
         self._run = run
         self._slots = slots
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # the last one of each slot
 
     def start(self) -> None:
         """There is nothing to load."""
@@ -40,18 +40,16 @@ class TaskStage:
 
     def run(self, batch: Batch) -> None:
         """Start a task for a batch, in a context that is no caller's."""
-        task = self._loop.create_task(self._answer(batch), context=contextvars.Context())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[batch.worker] = self._loop.create_task(self._answer(batch), context=contextvars.Context())
 
     def kill(self, worker: int) -> None:
         """A task is not killed: there is no limit on the time of a batch here."""
 
     async def stop(self, grace_s: float) -> None:
         """End what still runs."""
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _answer(self, batch: Batch) -> None:
         started = monotonic()

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from carpool.request import Request
 
@@ -37,8 +36,7 @@ class QueueView(Protocol):
         """When the next request expires; infinity when nobody waits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """What to do now.
 
     Attributes:
