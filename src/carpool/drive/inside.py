@@ -45,6 +45,11 @@ class _Inside:
         self._loop = asyncio.get_running_loop()
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._setup: Setup = msgspec.structs.replace(launch.setup, worker=worker, cores=launch.cores[worker])
+        self._start()
+
+    def _start(self) -> None:
+        """Begin to live."""
+        raise NotImplementedError
 
     async def ended(self) -> None:
         """Wait until it is gone."""
@@ -69,15 +74,7 @@ class _Inside:
 class ThreadWorker(_Inside):
     """A thread with a model of its own."""
 
-    def __init__(
-        self,
-        launch: Launch,
-        worker: int,
-        heard: Callable[[Frame], None],
-        lost: Callable[[str], None],
-        sink: LineSink,
-    ) -> None:
-        super().__init__(launch, worker, heard, lost, sink)
+    def _start(self) -> None:
         self._inbox: SimpleQueue[Frame | None] = SimpleQueue()
         name = f"carpool-{self._setup.stage}-{worker}"
         threading.Thread(target=self._live, name=name, daemon=True).start()
@@ -126,15 +123,7 @@ class _ThreadLink:
 class LoopWorker(_Inside):
     """A task of the running loop with a model of its own."""
 
-    def __init__(
-        self,
-        launch: Launch,
-        worker: int,
-        heard: Callable[[Frame], None],
-        lost: Callable[[str], None],
-        sink: LineSink,
-    ) -> None:
-        super().__init__(launch, worker, heard, lost, sink)
+    def _start(self) -> None:
         self._inbox: deque[Frame | None] = deque()
         self._news = asyncio.Event()
         self._task = self._loop.create_task(self._live(), name=f"carpool-{self._setup.stage}-{worker}")
