@@ -45,6 +45,7 @@ class _Inside:
         self._loop = asyncio.get_running_loop()
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._setup: Setup = msgspec.structs.replace(launch.setup, worker=worker, cores=launch.cores[worker])
+        self._name = f"carpool-{self._setup.stage}-{worker}"
         self._start()
 
     def _start(self) -> None:
@@ -76,8 +77,7 @@ class ThreadWorker(_Inside):
 
     def _start(self) -> None:
         self._inbox: SimpleQueue[Frame | None] = SimpleQueue()
-        name = f"carpool-{self._setup.stage}-{worker}"
-        threading.Thread(target=self._live, name=name, daemon=True).start()
+        threading.Thread(target=self._live, name=self._name, daemon=True).start()
 
     def send(self, frame: Frame) -> None:
         """Give it a frame."""
@@ -126,10 +126,10 @@ class LoopWorker(_Inside):
     def _start(self) -> None:
         self._inbox: deque[Frame | None] = deque()
         self._news = asyncio.Event()
-        self._task = self._loop.create_task(self._live(), name=f"carpool-{self._setup.stage}-{worker}")
+        self._task = self._loop.create_task(self._live(), name=self._name)
 
     def send(self, frame: Frame) -> None:
-        """Give it a frame; in the worker's hands, pass one on."""
+        """Give it a frame."""
         self._put(frame)
 
     def close_input(self) -> None:
