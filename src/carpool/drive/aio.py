@@ -152,14 +152,12 @@ class Driver:
     ) -> None:
         """A worker's reply. The next batch goes out before this one's answers are delivered.
 
-        It goes at once if it is full; else at the end of this turn, so that what arrives in the turn shares it. Where
-        nobody waits there is no next batch to wait for.
+        It goes at once if it is full; else at the end of this turn, so that what arrives in the turn shares it.
         """
         self.pipeline.completed(self.clock(), stage, worker, batch_id, ids, results, errors, busy_s)
         self.stats.stages[stage].completed(worker, busy_s, waited_s)
         batcher = self.pipeline.stages[stage]
-        waiting = batcher.queue.size
-        if waiting >= batcher.policy.limit or not (waiting or self._arrivals):
+        if batcher.queue.size >= batcher.policy.limit:
             self.poll()
         elif not self._dirty:
             self._poll_soon()

@@ -62,6 +62,8 @@ class TaskStage:
             results, errors = [None] * len(batch), dict.fromkeys(range(len(batch)), error)
         busy_s = monotonic() - started
         self._driver.completed(0, batch.worker, batch.id, batch.ids, results, errors, busy_s, 0.0)
+        if not self._driver.pipeline.waiting:
+            self._driver.poll()  # there is no next batch that others could still join: answer in this turn
 
 
 class AwaitedRequest(Request):
