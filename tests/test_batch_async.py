@@ -341,6 +341,18 @@ def test_items_may_count_for_more_than_one() -> None:
     asyncio.run(main())
 
 
+def test_an_item_of_no_size_counts_for_one() -> None:
+    """Else a line of such items would look empty, and they would wait for ever."""
+
+    async def main() -> None:
+        function = Gated()
+        function.let(9)
+        f = carpool.batch(size=len)(function)
+        assert await asyncio.wait_for(f(""), 10) == ("", 1)
+
+    asyncio.run(main())
+
+
 def test_a_function_that_is_cancelled_fails_its_batch() -> None:
     """Its callers hear of it instead of waiting for ever."""
 

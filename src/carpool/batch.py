@@ -38,7 +38,6 @@ logger = logging.getLogger("carpool")
 
 A = TypeVar("A")
 B = TypeVar("B")
-X = TypeVar("X")
 
 _inside: contextvars.ContextVar[Any] = contextvars.ContextVar("carpool_inside", default=None)
 
@@ -287,7 +286,7 @@ class AsyncBatch(_Bindable, Generic[A, B]):
         request.patient = True
         request.future = asyncio.Future(loop=loop)
         if self._size is not None:
-            request.size = self._size(x)
+            request.size = max(1, self._size(x))
         driver.submit(request)
         try:
             return await request.future  # type: ignore[no-any-return]
