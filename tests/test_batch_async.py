@@ -7,6 +7,7 @@ import contextvars
 import gc
 import logging
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -286,6 +287,21 @@ def test_a_method_has_a_line_for_each_instance() -> None:
         assert two.sizes == three.sizes == [4]
 
     asyncio.run(main())
+
+
+def test_the_line_of_a_method_dies_with_its_instance() -> None:
+    """Nothing keeps the instance alive, not even the line that its calls have opened."""
+
+    async def main() -> None:
+        scaled = Scaled(2)
+        assert await scaled.scale(1) == 2
+        gone = weakref.ref(scaled)
+        del scaled
+        gc.collect()
+        assert gone() is None
+
+    asyncio.run(main())
+    assert Scaled.scale._bound == {}
 
 
 class Polite(carpool.Model):

@@ -28,7 +28,7 @@ from carpool.drive.threads import ExecutionLock, LeaderFollower, Outcome, Seat
 from carpool.errors import DeadlineExceeded, Unavailable
 from carpool.invoke import Failed, Invoker, is_async, run_now
 from carpool.merge import Merge, Split
-from carpool.model import AnyModel, Model, name_of, traits_of
+from carpool.model import AnyModel, Model, Traits, name_of, traits_of
 from carpool.observe.stats import Stats
 from carpool.policy import Policy
 from carpool.request import Request
@@ -217,7 +217,8 @@ class ThreadBatch(_Bindable, Generic[A, B]):
             return self
         bound = functools.partial(self._function, instance)
         line = self._line_of(instance, self._new_line)
-        return ThreadBatch(self._function, self._settings, _invoker(bound, self._settings, is_async=False), line)
+        invoker = _invoker(bound, self._settings, is_async=False, traits=self._invoker.traits)
+        return ThreadBatch(self._function, self._settings, invoker, line)
 
     # -- inside
 
@@ -268,6 +269,7 @@ class AsyncBatch(_Bindable, Generic[A, B]):
         self._drivers: dict[asyncio.AbstractEventLoop, Driver] = {} if drivers is None else drivers
         self._unset = unset  # the model's `setup` is still to be awaited, which takes a loop
         self._setting_up: asyncio.Future[None] | None = None
+        self._run_batch: Callable[..., Any] = self._run
         self._merging = bool(settings.merge)
         self._size = settings.size
         self._timeout_s = settings.timeout_s
@@ -328,7 +330,10 @@ class AsyncBatch(_Bindable, Generic[A, B]):
             return self
         bound = functools.partial(self._function, instance)
         drivers = self._line_of(instance, dict)
-        return AsyncBatch(self._function, self._settings, _invoker(bound, self._settings, is_async=True), drivers)
+        invoker = _invoker(bound, self._settings, is_async=True, traits=self._invoker.traits)
+        one: AsyncBatch[A, B] = AsyncBatch(self._function, self._settings, invoker, drivers)
+        one._run_batch = functools.partial(self._run_for, weakref.ref(instance))
+        return one
 
     # -- inside
 
@@ -351,7 +356,7 @@ class AsyncBatch(_Bindable, Generic[A, B]):
                 logger.warning("%d calls of %s were never answered: their event loop is closed", lost, self.__name__)
         pipeline = Pipeline([self._settings.batcher(self.__name__)])
         driver = Driver(pipeline, Stats(self.__name__, pipeline, [None], [False]))
-        stage = TaskStage(driver, functools.partial(self._run, driver), self._settings.max_in_flight_batches)
+        stage = TaskStage(driver, functools.partial(self._run_batch, driver), self._settings.max_in_flight_batches)
         driver.executors = [stage]
         stage.start()
         self._drivers[loop] = driver
@@ -370,6 +375,10 @@ class AsyncBatch(_Bindable, Generic[A, B]):
             return _shared_out(await self._invoker.run(items))
         async with lock:
             return _shared_out(await self._invoker.run(items))
+
+    async def _run_for(self, instance: weakref.ref[Any], driver: Driver, items: list[Any]) -> Any:
+        """`_run` of a method: its line must not keep the instance alive, its callers do."""
+        return await self.__get__(instance())._run(driver, items)
 
     async def _set_up(self) -> None:
         """Once, before the first batch; if it fails, that batch fails and the next one tries again."""
@@ -508,9 +517,9 @@ def _batched(function: Any, settings: Settings) -> Any:
     return ThreadBatch(function, settings, invoker)
 
 
-def _invoker(function: AnyModel | Model, settings: Settings, is_async: bool) -> Invoker:
-    kind = type(function) if isinstance(function, Model) else function
-    traits = traits_of(kind, batched=True)
+def _invoker(function: AnyModel | Model, settings: Settings, is_async: bool, traits: Traits | None = None) -> Invoker:
+    if traits is None:
+        traits = traits_of(type(function) if isinstance(function, Model) else function, batched=True)
     if not isinstance(function, type | Model):
         function = settings.function(function, is_async)
     elif settings.merge:
