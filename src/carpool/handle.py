@@ -322,7 +322,7 @@ def _pipeline_and_stats(service: Service, journal: Journal | None) -> tuple[Pipe
         )
         for stage in service.stages
     ]
-    pipeline = Pipeline(batchers, measure=size_of, journal=journal)  # type: ignore[arg-type]
+    pipeline = Pipeline(batchers, slo_s=service.slo_s, measure=size_of, journal=journal)  # type: ignore[arg-type]
     rosters = [new_roster(stage.workers) for stage in service.stages]
     singles = [isinstance(batcher.policy, OneByOne) for batcher in batchers]
     return pipeline, Stats(service.name, pipeline, rosters, singles, service.slo_s)

@@ -35,6 +35,7 @@ class Request:
         id: unique within its service; pairs answers with callers.
         item: what the next stage gets; opaque to the core.
         deadline: absolute time after which nobody waits for it any more.
+        due: absolute time by which it should be answered: its SLO, or its deadline where that is earlier.
         caller: told of the answer; None once the caller has gone.
         nbytes: bytes it holds in memory while queued; size: how much of a batch it takes up.
         lane: priority, key and bucket: its place in the queue.
@@ -52,6 +53,7 @@ class Request:
         "attempts",
         "caller",
         "deadline",
+        "due",
         "error",
         "format",
         "id",
@@ -67,7 +69,7 @@ class Request:
 
     def __init__(self, item: object, deadline: float, caller: Caller | None = None, nbytes: int = 0) -> None:
         self.item = item
-        self.deadline = deadline
+        self.deadline = self.due = deadline
         self.caller = caller
         self.nbytes = nbytes
         self.size = 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import weakref
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from carpool.core.batcher import INFINITY
 from carpool.core.queue import Queue
@@ -276,3 +278,34 @@ def test_what_has_left_is_not_kept_alive() -> None:
 
     assert most_held == 0
     assert len(alive) == 0
+
+
+@given(
+    requests=st.lists(
+        st.tuples(st.integers(0, 9), st.integers(0, 9), st.sampled_from(["pushed", "back", "cancelled"]))
+    ),
+    now=st.integers(0, 9),
+)
+def test_what_is_due_first_goes_first_and_what_has_expired_is_found(
+    requests: list[tuple[int, int, str]], now: int
+) -> None:
+    """Dues and deadlines in any relation to each other: the order follows the dues, expiry the deadlines."""
+    queue = Queue()
+    made = []
+    for due, deadline, fate in requests:
+        request = ask(f"{due} {deadline}", deadline)
+        request.due = min(due, deadline)
+        made.append(request)
+        queue.push([request])
+        if fate == "back":
+            queue.put_back(queue.take(1))
+        elif fate == "cancelled":
+            queue.remove(request) if request.state == QUEUED else None
+    waiting = [request for request in made if request.state == QUEUED]
+
+    assert queue.earliest_deadline == min((r.deadline for r in waiting), default=INFINITY)
+    assert queue.earliest_due == min((r.due for r in waiting), default=INFINITY)
+    assert set(queue.expire(now)) == {r for r in waiting if r.deadline <= now}
+    left = [r for r in waiting if r.deadline > now]
+    assert [r.due for r in queue.take(len(made))] == sorted(r.due for r in left)
+    assert not queue.count

@@ -280,7 +280,9 @@ class Batcher:
         busy_s += batch.busy_s
         item_s = busy_s / batch.n
         self.item_s += (item_s - self.item_s) * (0.2 if self.item_s else 1.0)
-        self.policy.completed(now, batch.n, batch.size, busy_s, ok and batch.ok)
+        policy = self.policy
+        policy.hop_s += 0.1 * (max(0.0, now - batch.started - busy_s) - policy.hop_s)
+        policy.completed(now, batch.n, batch.size, busy_s, ok and batch.ok)
 
     def _completed_partly(
         self, now: float, batch: Batch, ids: Sequence[int], busy_s: float, ok: bool

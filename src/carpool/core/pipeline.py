@@ -49,6 +49,7 @@ class Pipeline:
 
     Args:
         stages: their batchers, first to last.
+        slo_s: how soon after their admission requests are due; None leaves it at their deadlines.
         measure: bytes that a result will hold while it waits for the next stage.
         journal: records what happens to each request, if given.
     """
@@ -57,6 +58,7 @@ class Pipeline:
         self,
         stages: Sequence[Batcher],
         *,
+        slo_s: float | None = None,
         measure: Callable[[object], int] = lambda result: 0,
         journal: Journal | None = None,
     ) -> None:
@@ -68,6 +70,7 @@ class Pipeline:
         self.answered = 0  # of the admitted
         self.cancelled = 0
         self.door = Queue()  # callers that wait for room; bounded by the callers there are
+        self._slo_s = INFINITY if slo_s is None else slo_s
         self._measure = measure
         self._todo = Todo()
         for index, stage in enumerate(self.stages):
@@ -106,12 +109,17 @@ class Pipeline:
             for request in new:
                 self._submit_one(now, request)
         elif new:
+            due = now + self._slo_s
             for id, request in enumerate(new, self.admitted + 1):
                 if request.id:
                     _take_back(new[: id - self.admitted - 1])
                     _check_new(requests)
                 request.id = id
                 request.admitted = request.arrived = now
+                if request.deadline < request.due:
+                    request.due = request.deadline
+                if due < request.due:
+                    request.due = due
             self.admitted += len(new)
             first.enter(now, new)
 
@@ -256,6 +264,7 @@ class Pipeline:
         elif full and not request.patient:
             refusal = Overloaded("the queue is full", retry_after_s=self.predicted_wait_s())
         request.admitted = request.arrived = now
+        request.due = min(request.due, request.deadline, now + self._slo_s)
         if refusal is not None:
             self.refused += 1
             request.state = DONE

@@ -1,9 +1,9 @@
-"""The waiting room of one stage: lanes in order of priority, earliest deadline first within a lane.
+"""The waiting room of one stage: lanes in order of priority, earliest due first within a lane.
 
-A lane is a list with a moving head. Deadlines mostly arrive in order, so a push is an append; a request that leaves
-early (cancelled, expired) is only marked and skipped later, so leaving is O(1). What has left is cut off as soon as it
-outnumbers what waits, so that a lane does not keep alive what nobody needs. Nothing here knows policies, workers or
-clocks.
+A lane is a list with a moving head. What is due later mostly arrives later, so a push is an append; a request that
+leaves early (cancelled, expired) is only marked and skipped later, so leaving is O(1). What has left is cut off as soon
+as it outnumbers what waits, so that a lane does not keep alive what nobody needs. Nothing here knows policies, workers
+or clocks.
 """
 
 from __future__ import annotations
@@ -15,38 +15,52 @@ from operator import attrgetter
 from carpool.request import DONE, QUEUED, RUNNING, Lane, Request
 
 _NEVER = float("inf")
-_deadline = attrgetter("deadline")
-_deadline_and_arrival = attrgetter("deadline", "arrived")
+_due = attrgetter("due")
+_due_and_arrival = attrgetter("due", "arrived")
 
 
 class _Lane:
-    """Requests of one lane, sorted by deadline; equal deadlines keep their order of arrival. Empty if none is live."""
+    """Requests of one lane, sorted by when they are due; equals keep their order of arrival. Empty if none is live."""
 
-    __slots__ = ("dead", "head", "in_order", "items", "live")
+    __slots__ = ("dead", "head", "in_order", "in_step", "items", "last_deadline", "live")
 
     def __init__(self) -> None:
         self.items: list[Request] = []
         self.head = 0  # everything before it has left
         self.live = 0
         self.dead = 0  # entries behind the head that have left early
-        self.in_order = True  # arrivals came with rising deadlines: the head is also the oldest
+        self.in_order = True  # arrivals came with rising dues: the head is also the oldest
+        self.in_step = True  # deadlines rise along the lane as dues do: the head also expires first
+        self.last_deadline = -_NEVER  # the latest of those that are due before their deadline
 
     def reset(self) -> None:
         """Forget what has left; the lane is empty."""
         self.items.clear()
         self.head = self.dead = 0
-        self.in_order = True
+        self.in_order = self.in_step = True
+        self.last_deadline = -_NEVER
 
     def insert(self, request: Request) -> None:
-        """Put in a request whose deadline is earlier than the last one's."""
-        insort(self.items, request, lo=self.head, key=_deadline)
+        """Put in a request that is due earlier than the last one."""
+        insort(self.items, request, lo=self.head, key=_due)
         self.in_order = False
+        if request.due < request.deadline:
+            self.in_step = False
+
+    def watch_deadline(self, deadline: float) -> None:
+        """Notice when a request expires before one that is due before it."""
+        if deadline < self.last_deadline:
+            self.in_step = False
+        else:
+            self.last_deadline = deadline
 
     def put_back(self, request: Request) -> None:
         """Put in a request that was taken before: ahead of those that came after it or with it."""
-        insort_left(self.items, request, lo=self.head, key=_deadline_and_arrival)
+        insort_left(self.items, request, lo=self.head, key=_due_and_arrival)
         self.live += 1
         self.in_order = False
+        if request.due < request.deadline or self.last_deadline > -_NEVER:
+            self.in_step = False
 
     def peek(self, n: int) -> list[Request]:
         if not self.dead:
@@ -77,10 +91,30 @@ class _Lane:
         return taken
 
     def skip_dead(self) -> None:
-        """Move the head to the first live request, so that it is the lane's earliest deadline."""
+        """Move the head to the first live request."""
         while self.dead and self.items[self.head].state != QUEUED:
             self.head += 1
             self.dead -= 1
+
+    def expired(self, now: float) -> list[Request]:
+        """Those whose deadline has passed."""
+        if not self.in_step:
+            return [request for request in self if request.deadline <= now]
+        self.skip_dead()
+        found = []
+        for request in self:
+            if request.deadline > now:
+                break
+            found.append(request)
+        return found
+
+    @property
+    def earliest_deadline(self) -> float:
+        """When the next of its requests expires; there is one."""
+        if not self.in_step:
+            return min(request.deadline for request in self)
+        self.skip_dead()
+        return self.items[self.head].deadline
 
     def mark_dead(self) -> None:
         """One request has left early; its entry stays until the head passes it or most entries are dead."""
@@ -105,8 +139,8 @@ class _Lane:
 class Queue:
     """Requests that wait for a worker of one stage, bounded by count and by bytes.
 
-    The order: higher priority first; within a lane the earliest deadline, equal deadlines in order of arrival. What
-    is taken together shares key and bucket but may span priorities.
+    The order: higher priority first; within a lane the earliest due, equals in order of arrival. What is taken together
+    shares key and bucket but may span priorities.
 
     Attributes:
         count: how many requests wait, as `len` tells too; nbytes: how many bytes they hold.
@@ -145,13 +179,15 @@ class Queue:
                 key = request.lane
                 lane = self._lanes.get(key) or self._open(key)
                 items = lane.items
-                latest = items[-1].deadline if items else -_NEVER
-            deadline = request.deadline
-            if deadline >= latest:
+                latest = items[-1].due if items else -_NEVER
+            due = request.due
+            if due >= latest:
                 items.append(request)
-                latest = deadline
+                latest = due
             else:
                 lane.insert(request)
+            if due != request.deadline or request.deadline < lane.last_deadline:
+                lane.watch_deadline(request.deadline)
             lane.live += 1
             request.state = QUEUED
         self.count += len(requests)
@@ -159,7 +195,7 @@ class Queue:
         self._size += sum([request.size for request in requests])
 
     def put_back(self, requests: Sequence[Request]) -> None:
-        """Requests that were taken together wait again, in the places that their deadlines and arrivals give them."""
+        """Requests that were taken together wait again, in the places that their dues and arrivals give them."""
         for request in reversed(requests):  # each goes ahead of its equals, so the last comes first
             lane = self._lanes.get(request.lane) or self._open(request.lane)
             lane.put_back(request)
@@ -209,25 +245,24 @@ class Queue:
 
     def expire(self, now: float) -> list[Request]:
         """Remove and return every request whose deadline has passed; they are now done."""
-        expired: list[Request] = []
-        for key in tuple(self._order):
-            lane = self._lanes[key]
-            lane.skip_dead()
-            while lane.live and lane.items[lane.head].deadline <= now:
-                request = lane.items[lane.head]
-                self.remove(request)
-                expired.append(request)
-                lane.skip_dead()
+        expired = [request for lane in self._lanes.values() if lane.live for request in lane.expired(now)]
+        for request in expired:
+            self.remove(request)
         return expired
 
     @property
     def earliest_deadline(self) -> float:
         """When the next request expires; infinity when nobody waits."""
+        return min([lane.earliest_deadline for lane in self._lanes.values() if lane.live], default=_NEVER)
+
+    @property
+    def earliest_due(self) -> float:
+        """When the next request should be answered; infinity when nobody waits."""
         earliest = _NEVER
         for lane in self._lanes.values():
-            lane.skip_dead()
             if lane.live:
-                earliest = min(earliest, lane.items[lane.head].deadline)
+                lane.skip_dead()
+                earliest = min(earliest, lane.items[lane.head].due)
         return earliest
 
     @property

@@ -28,6 +28,10 @@ class QueueView(Protocol):
         """Sum of the sizes of the waiting requests."""
 
     @property
+    def earliest_due(self) -> float:
+        """When the next request should be answered, by its SLO or its deadline; infinity when nobody waits."""
+
+    @property
     def oldest_arrival(self) -> float:
         """When the request that has waited longest arrived; infinity when nobody waits."""
 
@@ -62,11 +66,16 @@ class Policy(ABC):
     Args:
         max_batch_size: most that one batch may hold; None means the stage's.
         max_queue_delay_s: longest time to hold a request back only to fill a batch; None means the stage's.
+
+    Attributes:
+        hop_s: smoothed seconds that a batch spends on its way to the worker and back, on top of `busy_s`; the batcher
+            keeps it.
     """
 
     def __init__(self, max_batch_size: int | None = None, max_queue_delay_s: float | None = None) -> None:
         self.max_batch_size = max_batch_size
         self.max_queue_delay_s = max_queue_delay_s
+        self.hop_s = 0.0
 
     def arrived(self, now: float, request: Request) -> None:
         """A request has joined the queue."""
