@@ -1,0 +1,70 @@
+"""Admission: whether a request that arrives now may join the queue, and when its caller should try again if not.
+
+Three reasons to refuse, in the order in which they are looked at: the request could never fit, the queue is full, or
+the request would not make its deadline. The last saves its caller the wait and the others the work; it is judged on
+arrival because later it would only be in the way (the same cut as the early drop of a policy, made sooner).
+
+Estimates may be wrong, and a wrong one that refuses everybody would never be corrected. So while nothing waits and
+nothing runs, deadlines are not judged: such a request costs nobody anything, and its batch teaches the right time.
+"""
+
+from __future__ import annotations
+
+from carpool.errors import CarpoolError, InvalidRequest, Overloaded
+from carpool.request import Request
+
+LEAST_RETRY_S = 0.1  # nothing learned yet, or an all but empty queue: do not invite a caller to spin
+MOST_RETRY_S = 60.0  # a prediction beyond this says nothing any more
+
+
+class Admission:
+    """The bounds of the first queue, and the judgement of a new request.
+
+    Args:
+        max_size: how many requests may wait.
+        max_bytes: how many bytes they may hold.
+    """
+
+    def __init__(self, max_size: float, max_bytes: float) -> None:
+        self.max_size = max_size
+        self.max_bytes = max_bytes
+
+    def refusal(
+        self,
+        now: float,
+        request: Request,
+        *,
+        queued: int,
+        queued_bytes: int,
+        busy: int,
+        wait_s: float,
+        fastest_s: float,
+    ) -> CarpoolError | None:
+        """Why `request` must not join the queue; None if it may.
+
+        A patient request (its caller waits for room and for its deadline) is refused only if it could never fit.
+
+        Args:
+            now: the time.
+            request: the newcomer; its bytes, deadline and patience count.
+            queued: requests that wait already; queued_bytes: what they hold.
+            busy: batches (or requests) that run now.
+            wait_s: predicted seconds until a worker would start it.
+            fastest_s: seconds of the fastest possible answer from then on: a batch of its own, there and back.
+        """
+        if request.nbytes > self.max_bytes:
+            text = f"a request of {request.nbytes} bytes is over the queue's {self.max_bytes:.0f}"
+            return InvalidRequest(text, status=413, code="too_large")
+        if request.patient:
+            return None
+        if queued >= self.max_size or queued_bytes + request.nbytes > self.max_bytes:
+            return Overloaded("the queue is full", retry_after_s=retry_after_s(wait_s, fastest_s))
+        if (queued or busy) and now + wait_s + fastest_s > request.deadline:
+            text = "the request would not make its deadline"
+            return Overloaded(text, retry_after_s=retry_after_s(wait_s, fastest_s))
+        return None
+
+
+def retry_after_s(wait_s: float, fastest_s: float) -> float:
+    """When trying again makes sense: once those who wait now are served, and a batch has run in between."""
+    return min(max(wait_s, fastest_s, LEAST_RETRY_S), MOST_RETRY_S)
