@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 from carpool.policy import BY_NAME, Greedy, Policy
 
@@ -34,8 +35,37 @@ def check_policy(policy: Policy | str | None) -> None:
         raise TypeError(f"policy must be a name or a Policy object, not {policy!r}")
 
 
-def policy_for(policy: Policy | str | None, max_batch_size: int, max_queue_delay_s: float | None) -> Policy:
-    """A policy of its own for one queue, within the given limits; Greedy if none is asked for."""
+def check_overload(overload: str) -> None:
+    """What a service looks after while it cannot serve all. Raises ValueError."""
+    if overload not in ("goodput", "latency"):
+        raise ValueError(
+            f'overload must be "goodput" (as many answers in time as possible) or "latency", not {overload!r}'
+        )
+
+
+def check_sizes(allowed_batch_sizes: Sequence[int], max_batch_size: int) -> None:
+    """Batch sizes that a model is called with. Raises ValueError."""
+    sizes = list(allowed_batch_sizes)
+    for size in sizes:
+        at_least("each of allowed_batch_sizes", size, 1)
+    if not sizes or sizes != sorted(set(sizes)):
+        raise ValueError(f"allowed_batch_sizes must rise from one to the next, such as [1, 2, 4], not {sizes!r}")
+    if sizes[-1] != max_batch_size:
+        raise ValueError(f"the last of allowed_batch_sizes ({sizes[-1]}) must be max_batch_size ({max_batch_size})")
+
+
+def policy_for(
+    policy: Policy | str | None,
+    max_batch_size: int,
+    max_queue_delay_s: float | None,
+    *,
+    allowed_batch_sizes: Sequence[int] | None = None,
+    overload: str = "goodput",
+) -> Policy:
+    """A policy of its own for one queue, within the given limits; Greedy if none is asked for.
+
+    What the policy object says itself counts; `overload` is the service's and is always filled in.
+    """
     if policy is None:
         policy = Greedy()
     policy = BY_NAME[policy]() if isinstance(policy, str) else copy.deepcopy(policy)
@@ -43,4 +73,7 @@ def policy_for(policy: Policy | str | None, max_batch_size: int, max_queue_delay
         policy.max_batch_size = max_batch_size
     if policy.max_queue_delay_s is None:
         policy.max_queue_delay_s = max_queue_delay_s
+    if policy.allowed_batch_sizes is None:
+        policy.allowed_batch_sizes = allowed_batch_sizes
+    policy.overload = overload
     return policy

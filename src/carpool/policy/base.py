@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from carpool.request import Request
 
@@ -61,7 +61,7 @@ NOTHING = Decision()
 
 
 class Policy(ABC):
-    """Base of all policies. `decide` is the policy; the other three calls tell it what it may learn from.
+    """Base of all policies. `decide` is the policy; the other calls tell it what it may learn from, or ask why.
 
     Args:
         max_batch_size: most that one batch may hold; None means the stage's.
@@ -70,12 +70,21 @@ class Policy(ABC):
     Attributes:
         hop_s: smoothed seconds that a batch spends on its way to the worker and back, on top of `busy_s`; the batcher
             keeps it.
+        ahead_s: seconds that a request will still need once it has left this stage: waits and batches of the stages
+            behind it; the pipeline keeps it. A policy that plans for due times leaves `hop_s + ahead_s` of them.
+        allowed_batch_sizes: if given, smaller batches are padded up to the next of these, so they cost as much; rising,
+            the last one is the stage's limit.
+        overload: what to look after while more comes than can be served: "goodput" (as many in time as possible) or
+            "latency" (those that are served, soon). Filled in with the service's setting.
     """
 
     def __init__(self, max_batch_size: int | None = None, max_queue_delay_s: float | None = None) -> None:
         self.max_batch_size = max_batch_size
         self.max_queue_delay_s = max_queue_delay_s
         self.hop_s = 0.0
+        self.ahead_s = 0.0
+        self.allowed_batch_sizes: Sequence[int] | None = None
+        self.overload = "goodput"
 
     def arrived(self, now: float, request: Request) -> None:
         """A request has joined the queue."""
@@ -86,6 +95,12 @@ class Policy(ABC):
     def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
         """A batch of `n` requests with sizes summing to `size` has run for `busy_s` seconds."""
 
+    def trained(self, n: int, size: int, busy_s: float) -> None:
+        """Before the first request, a worker's warm-up ran `n` examples with sizes summing to `size` in `busy_s`.
+
+        Only user code was timed, neither decoding nor encoding; each worker tells once per size.
+        """
+
     @abstractmethod
     def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
         """What to do with `queue`, with `free` idle workers that may take a batch and `busy` ones at work."""
@@ -94,3 +109,18 @@ class Policy(ABC):
     def limit(self) -> int:
         """Most that one batch may hold, in units of the requests' sizes."""
         return self.max_batch_size or 1
+
+    def predicted_wait_s(self, waiting: int, workers: int) -> float | None:
+        """Seconds until a worker takes up what has `waiting` units queued ahead of it, besides what runs already.
+
+        None, if the policy knows no better than the batcher, which goes by the smoothed time of recent batches.
+        """
+        return None
+
+    def explain(self, now: float) -> dict[str, Any]:
+        """Why it decides as it does, for people, `stats()` and metrics.
+
+        These keys mean the same everywhere: `rule` (the word for what decided last), `hop_s`, `cost_s` (learned seconds
+        of a batch, by size), `arrival_rate` (units per second) and `expected_batch_size`. Others are the policy's own.
+        """
+        return {"policy": type(self).__name__.lower(), "max_batch_size": self.limit, "hop_s": self.hop_s}
