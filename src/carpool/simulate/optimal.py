@@ -1,0 +1,184 @@
+"""The least mean latency that any policy can have for Poisson arrivals, and the policy that has it.
+
+One worker, a known cost t(n) without noise, no SLO. What is waiting when the worker is free is then all that matters,
+so the best decisions are a table: the semi-Markov decision process of Deb & Serfozo, "Optimal control of batch service
+queues" (1973), here with times that depend on the batch, solved by policy iteration (Howard 1960; Puterman, "Markov
+Decision Processes", 1994, section 11.4). The cost rate is the number of requests in the system, which by Little's law
+is the mean latency times the arrival rate.
+
+Decisions fall when a batch ends and when a request arrives at an idle worker: run n of the x that wait, or wait for
+one more. Queues are cut off at a length that is doubled until the result no longer depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil, lgamma, sqrt
+
+try:
+    import numpy as np
+except ImportError:
+    raise ImportError("the oracles need numpy: pip install 'carpool[sim]'") from None
+
+from carpool.policy.base import NOTHING, Decision, Policy, QueueView
+
+_TOLERANCE = 1e-7  # relative change of the mean latency when the longest queue is doubled
+_LONGEST_QUEUE = 2048  # beyond it the equations take minutes
+_NO_GAIN = 1e-11  # an action must be better by this share to replace another
+
+
+@dataclass(frozen=True, slots=True)
+class Optimum:
+    """The solution of one decision process.
+
+    Attributes:
+        mean_s: mean latency of a request.
+        batch_sizes: by the number of waiting requests, how many to run now; 0 means to wait for one more.
+    """
+
+    mean_s: float
+    batch_sizes: tuple[int, ...]
+
+
+class Optimal(Policy):
+    """Plays the table of an optimum, so that it can be simulated beside the other policies.
+
+    Args:
+        batch_sizes: by the number of waiting requests, how many to run; more than the table knows count as its last.
+    """
+
+    def __init__(self, batch_sizes: Sequence[int], max_batch_size: int | None = None) -> None:
+        super().__init__(max_batch_size)
+        self._batch_sizes = batch_sizes
+
+    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+        if not free:
+            return NOTHING
+        n = self._batch_sizes[min(len(queue), len(self._batch_sizes) - 1)]
+        return Decision(take=n, reason="table") if n else NOTHING
+
+
+def optimal_mean_latency(cost_s: Callable[[int], float], rate: float, max_batch_size: int) -> Optimum:
+    """Solve for the least mean latency.
+
+    Args:
+        cost_s: seconds of a batch of n.
+        rate: arrivals per second, as a Poisson process.
+        max_batch_size: most that one batch may hold.
+
+    Raises:
+        ValueError: the rate is not below the capacity, so that no policy has a finite mean latency, or is so near to
+            it that the queue cannot be cut off.
+    """
+    seconds = np.array([cost_s(n) for n in range(1, max_batch_size + 1)])
+    capacity = float(np.max(np.arange(1, max_batch_size + 1) / seconds))
+    if not 0 < rate < capacity:
+        raise ValueError(f"rate must be above 0 and below the capacity of {capacity:.6g} requests/s, got {rate:.6g}")
+    process = _Process(seconds, rate, longest=4 * max_batch_size + ceil(2 * rate * float(seconds[-1])))
+    policy = process.solve(process.greedy())
+    mean_s = process.mean_number / rate
+    while process.longest < _LONGEST_QUEUE:
+        wider = _Process(seconds, rate, longest=2 * process.longest)
+        policy = wider.solve(wider.extended(policy))
+        before_s, mean_s = mean_s, wider.mean_number / rate
+        if abs(mean_s - before_s) <= _TOLERANCE * mean_s:
+            return Optimum(mean_s, tuple(int(n) for n in policy[: process.longest + 1]))
+        process = wider
+    raise ValueError(f"a rate of {rate:.6g} requests/s is too near to the capacity of {capacity:.6g}: lower it")
+
+
+class _Process:
+    """The decision process with at most `longest` waiting; states are 0 … longest, arrivals beyond are lost."""
+
+    def __init__(self, seconds: np.ndarray, rate: float, longest: int) -> None:
+        self.seconds = seconds
+        self.rate = rate
+        self.longest = longest
+        self.mean_number = float("inf")  # in the system
+        self._waiting = np.arange(longest + 1)
+        self._arrivals = [_poisson(rate * float(t)) for t in seconds]
+
+    def greedy(self) -> np.ndarray:
+        """Run whatever waits: where the iteration starts."""
+        return np.minimum(self._waiting, len(self.seconds))
+
+    def extended(self, policy: np.ndarray) -> np.ndarray:
+        """The policy of a shorter process as a start for this one."""
+        return np.concatenate([policy, np.full(self.longest + 1 - len(policy), policy[-1])])
+
+    def solve(self, policy: np.ndarray) -> np.ndarray:
+        """Improve the policy until nothing is better; sets `mean_number`."""
+        while True:
+            values, self.mean_number = self._evaluate(policy)
+            better = self._improve(policy, values)
+            if np.array_equal(better, policy):
+                return policy
+            policy = better
+
+    def _evaluate(self, policy: np.ndarray) -> tuple[np.ndarray, float]:
+        """Relative values of the states, that of 0 being 0, and the mean number in the system, under a policy.
+
+        value(x) = number·time spent − mean·time + E[value of the next state], for every state x.
+        """
+        states = self.longest + 1
+        chain = np.zeros((states, states))
+        for x, n in enumerate(policy):
+            if n == 0:
+                chain[x, x + 1] = 1.0
+            else:
+                arrivals = self._arrivals[n - 1][: states - (x - n)]
+                chain[x, x - n : x - n + len(arrivals)] = arrivals
+                chain[x, -1] += 1.0 - arrivals.sum()
+        time, number = self._time(policy), self._number(policy)
+        equations = np.eye(states) - chain
+        equations[:, 0] = time  # the value of state 0 is 0: its place is taken by the mean
+        solution = np.linalg.solve(equations, number)
+        return np.concatenate([[0.0], solution[1:]]), float(solution[0])
+
+    def _improve(self, policy: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """In each state the action that is best if `values` are had from the next state on."""
+        best = self._worth_waiting(values)
+        actions = np.zeros_like(policy)
+        kept = np.where(policy == 0, best, np.inf)
+        for n in range(1, len(self.seconds) + 1):
+            worth = self._worth(n, values)
+            kept = np.where(policy == n, worth, kept)
+            actions = np.where(worth < best, n, actions)
+            best = np.minimum(best, worth)
+        return np.where(best < kept - _NO_GAIN * (1.0 + np.abs(kept)), actions, policy)
+
+    def _worth_waiting(self, values: np.ndarray) -> np.ndarray:
+        """By state, the value of waiting for one more; impossible where the queue is cut off."""
+        worth = (self._waiting - self.mean_number) / self.rate
+        return np.append(worth[:-1] + values[1:], np.inf)
+
+    def _worth(self, n: int, values: np.ndarray) -> np.ndarray:
+        """By state, the value of running n; impossible where fewer wait."""
+        seconds, arrivals = self.seconds[n - 1], self._arrivals[n - 1]
+        beyond = np.full(len(arrivals) - 1, values[-1])
+        following = np.correlate(np.concatenate([values, beyond]), arrivals, mode="valid")  # after x - n are left
+        following += (1.0 - arrivals.sum()) * values[-1]
+        spent = (self._waiting + self.rate * seconds / 2 - self.mean_number) * seconds
+        return np.concatenate([np.full(n, np.inf), spent[n:] + following[: self.longest + 1 - n]])
+
+    def _time(self, policy: np.ndarray) -> np.ndarray:
+        """Expected seconds in each state."""
+        time: np.ndarray = np.where(policy == 0, 1.0 / self.rate, self.seconds[np.maximum(policy, 1) - 1])
+        return time
+
+    def _number(self, policy: np.ndarray) -> np.ndarray:
+        """Expected request-seconds in each state: those waiting or running, and those that arrive meanwhile."""
+        time = self._time(policy)
+        arriving = np.where(policy == 0, 0.0, self.rate * time / 2)
+        number: np.ndarray = (self._waiting + arriving) * time
+        return number
+
+
+def _poisson(mean: float) -> np.ndarray:
+    """Probabilities of 0, 1, 2 … events, up to where the rest is below any rounding."""
+    most = ceil(mean + 12 * sqrt(mean) + 40)
+    k = np.arange(most + 1)
+    log_factorial = np.array([lgamma(i + 1) for i in k])
+    probabilities: np.ndarray = np.exp(k * np.log(mean) - mean - log_factorial)
+    return probabilities
