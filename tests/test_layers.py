@@ -15,6 +15,7 @@ SOURCE = ROOT / "src"
 EXCEPTIONS = {
     ("carpool", "carpool.http"),  # `carpool.http` without an import of its own; only when it is asked for
     ("carpool", "carpool.http.asgi"),  # likewise `carpool.lifespan`
+    ("carpool", "carpool.simulate"),  # likewise
 }
 """Imports from below that are meant: who imports, and what."""
 

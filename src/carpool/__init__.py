@@ -23,7 +23,7 @@ from carpool.service import Service
 from carpool.stage import Stage
 
 if TYPE_CHECKING:
-    from carpool import http
+    from carpool import http, simulate
     from carpool.http.asgi import lifespan
 
 __version__ = "0.1.0"
@@ -48,13 +48,16 @@ __all__ = [
     "batch",
     "http",
     "lifespan",
+    "simulate",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """`carpool.http` and `carpool.lifespan` without an import of their own, nor its cost for those who use neither."""
+    """`carpool.http`, `lifespan` and `simulate` without an import of their own, nor its cost for those who use none."""
     if name == "http":
         return importlib.import_module("carpool.http")
+    if name == "simulate":
+        return importlib.import_module("carpool.simulate")
     if name == "lifespan":
         return importlib.import_module("carpool.http.asgi").lifespan
     raise AttributeError(f"module 'carpool' has no attribute {name!r}")

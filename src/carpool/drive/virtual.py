@@ -1,15 +1,17 @@
 """The virtual driver: the same pipeline under a clock that jumps, with stub workers that cost what they are told.
 
 A heap of events instead of a loop, so a minute of traffic takes as long as its decisions do. Events of one moment are
-all delivered before anything is decided, as one turn of a real loop would.
+all delivered before anything is decided, as one turn of a real loop would; arrivals that are known to come in order are
+drawn one by one from a feed and never see the heap. What a real driver adds to the decisions, the way to a worker and
+the turn of its loop, are two numbers.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 from carpool.clock import VirtualClock
 from carpool.core.batcher import INFINITY, Batch
@@ -19,8 +21,23 @@ from carpool.request import Request
 Cost = Callable[[int], float]
 """Seconds that a batch of n requests takes."""
 
+BatchCost = Callable[[Batch, float], float]
+"""Seconds that a batch takes which is handed over now; `batch.stage` says to whom."""
+
 Compute = Callable[[list[Any]], Sequence[Any]]
 """What a stub worker answers to the items of a batch; an exception in the place of a result fails its item."""
+
+TICK_S = 1e-6  # no timer of a real loop is finer; a policy that asks to be woken at once cannot stop the clock
+
+
+class Watcher(Protocol):
+    """Told of what is done, instead of the driver keeping it all."""
+
+    def started(self, now: float, batch: Batch, busy_s: float) -> None:
+        """A batch has been handed over; its worker will be at work for so many seconds."""
+
+    def answered(self, now: float, requests: Sequence[Request]) -> None:
+        """These have their answers, or were refused; their callers hear next."""
 
 
 class VirtualDriver:
@@ -28,34 +45,52 @@ class VirtualDriver:
 
     Args:
         pipeline: decides.
-        costs: per stage the seconds of a batch.
-        workers: per stage how many there are; all are ready at once.
+        costs: per stage the seconds of a batch of n; or one function of the batch and the time, for all stages.
+        workers: per stage how many there are; all are ready at once. One each if not given.
         computes: per stage what they answer; the items themselves if not given.
+        hop_s: seconds that a batch spends on its way to the worker and back, on top of its cost.
+        turn_s: seconds from something happening to the decision about it, which what happens meanwhile shares.
+        watcher: told of batches and answers; without one they are kept in `batches` and `answers`.
 
     Attributes:
         clock: the virtual time.
         batches: every batch that was run, in order.
         answers: every request that was answered, in order.
+        wake_ups: how often the pipeline was asked only because time had passed.
     """
 
     def __init__(
         self,
         pipeline: Pipeline,
-        costs: Sequence[Cost],
+        costs: Sequence[Cost] | BatchCost,
         workers: Sequence[int] | None = None,
         computes: Sequence[Compute] | None = None,
+        *,
+        hop_s: float = 0.0,
+        turn_s: float = 0.0,
+        watcher: Watcher | None = None,
     ) -> None:
+        stages = range(len(pipeline.stages))
         self.pipeline = pipeline
         self.clock = VirtualClock()
         self.batches: list[Batch] = []
         self.answers: list[Request] = []
-        self._costs = costs
-        self._computes = computes or [lambda items: items] * len(costs)
+        self.wake_ups = 0
+        self._cost = costs if callable(costs) else lambda batch, now: costs[batch.stage](len(batch))
+        self._computes = computes
+        self._hop_s = hop_s
+        self._turn_s = turn_s
+        self._watcher = watcher or _Keeper(self)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
+        self._feed: Iterator[tuple[float, Request]] = iter(())
+        self._next: Request | None = None  # of the feed
+        self._next_at = INFINITY
+        self._arrivals: list[Request] = []  # of this turn
+        self._happened = True  # anything since the last poll
         self._wake_at = 0.0
-        self._busy: dict[tuple[int, int], tuple[Batch, float]] = {}
-        for stage, n in enumerate(workers or [1] * len(costs)):
+        self._busy: dict[tuple[int, int], Batch] = {}
+        for stage, n in zip(stages, workers or [1] * len(stages), strict=True):
             for worker in range(n):
                 pipeline.worker_ready(stage, worker)
 
@@ -68,7 +103,7 @@ class VirtualDriver:
         request = Request(item, self.clock.now + timeout_s)
         for name, value in attributes.items():
             setattr(request, name, value)
-        self._submit(request)
+        self.enter(request)
         return request
 
     def arrive(self, when: float, item: Any, timeout_s: float = INFINITY, **attributes: Any) -> Request:
@@ -76,54 +111,109 @@ class VirtualDriver:
         request = Request(item, when + timeout_s)
         for name, value in attributes.items():
             setattr(request, name, value)
-        self.at(when, lambda: self._submit(request))
+        self.at(when, lambda: self.enter(request))
         return request
+
+    def enter(self, request: Request) -> None:
+        """A request that is made already arrives now."""
+        self._arrivals.append(request)
+        self._notice()
+
+    def feed(self, requests: Iterable[tuple[float, Request]]) -> None:
+        """Requests and when they arrive, in the order of time; each is drawn when the one before it has arrived."""
+        self._feed = iter(requests)
+        self._next_at, self._next = next(self._feed, (INFINITY, None))
 
     def lose(self, stage: int, worker: int, back_after_s: float = 0.0) -> None:
         """A worker dies now, with whatever it is doing, and its successor is ready `back_after_s` later."""
         self._busy.pop((stage, worker), None)
         self.pipeline.worker_lost(self.clock.now, stage, worker)
-        self._wake_at = self.clock.now
+        self._notice()
         self.at(self.clock.now + back_after_s, lambda: self.pipeline.worker_ready(stage, worker))
 
     def run(self, until: float = INFINITY) -> None:
         """Go on until nothing is left to happen, or up to `until`."""
+        clock, events = self.clock, self._events
         while True:
-            when = min(self._events[0][0] if self._events else INFINITY, self._wake_at)
+            when = self._wake_at if self._wake_at < self._next_at else self._next_at
+            if events and events[0][0] < when:
+                when = events[0][0]
             if when > until or when == INFINITY:
                 break
-            self.clock.advance_to(when)
-            while self._events and self._events[0][0] <= when:
-                heapq.heappop(self._events)[2]()
-            self._poll()
+            if when > clock.now:
+                clock.now = when
+            if self._next_at <= when:
+                self._draw(when)
+            while events and events[0][0] <= when:
+                heapq.heappop(events)[2]()
+                self._notice()
+            if self._wake_at <= when:
+                self._poll(clock.now)
         if until != INFINITY:
-            self.clock.advance_to(until)
+            clock.advance_to(until)
 
-    def _submit(self, request: Request) -> None:
-        self.pipeline.submit(self.clock.now, [request])
-        self._wake_at = self.clock.now
+    def _notice(self) -> None:
+        """Something has happened: the pipeline is asked when this turn ends."""
+        self._happened = True
+        end = self.clock.now + self._turn_s
+        if end < self._wake_at:
+            self._wake_at = end
 
-    def _poll(self) -> None:
-        todo = self.pipeline.poll(self.clock.now)
-        self._wake_at = todo.wake_at
+    def _draw(self, until: float) -> None:
+        """What the feed has for this moment arrives."""
+        arrivals, feed = self._arrivals, self._feed
+        while self._next is not None and self._next_at <= until:
+            arrivals.append(self._next)
+            self._next_at, self._next = next(feed, (INFINITY, None))
+        self._notice()
+
+    def _poll(self, now: float) -> None:
+        pipeline = self.pipeline
+        if self._happened:
+            self._happened = False
+            if self._arrivals:
+                pipeline.submit(now, self._arrivals)
+                self._arrivals.clear()
+        else:
+            self.wake_ups += 1
+        todo = pipeline.poll(now)
+        self._wake_at = todo.wake_at if todo.wake_at > now else now + TICK_S
         for batch in todo.run:
-            self._run(batch)
+            self._run(now, batch)
         for stage, worker in todo.kill:
             self.lose(stage, worker)
-        for request in todo.answer:
-            self.answers.append(request)
-            request.tell()
+        if todo.answer:
+            self._watcher.answered(now, todo.answer)
+            for request in todo.answer:
+                if request.caller is not None:
+                    request.caller.answered(request)
 
-    def _run(self, batch: Batch) -> None:
-        self.batches.append(batch)
-        cost_s = self._costs[batch.stage](len(batch))
-        self._busy[batch.stage, batch.worker] = (batch, cost_s)
-        self.at(self.clock.now + cost_s, lambda: self._complete(batch, cost_s))
+    def _run(self, now: float, batch: Batch) -> None:
+        busy_s = self._cost(batch, now)
+        self._busy[batch.stage, batch.worker] = batch
+        self._watcher.started(now, batch, busy_s)
+        self.at(now + self._hop_s + busy_s, lambda: self._complete(batch, busy_s))
 
-    def _complete(self, batch: Batch, cost_s: float) -> None:
-        if self._busy.get((batch.stage, batch.worker)) != (batch, cost_s):
+    def _complete(self, batch: Batch, busy_s: float) -> None:
+        if self._busy.get((batch.stage, batch.worker)) is not batch:
             return  # the worker was lost meanwhile
         del self._busy[batch.stage, batch.worker]
-        results = self._computes[batch.stage]([request.item for request in batch.requests])
-        errors = {i: y for i, y in enumerate(results) if isinstance(y, Exception)} or None
-        self.pipeline.completed(self.clock.now, batch.stage, batch.worker, batch.id, batch.ids, results, errors, cost_s)
+        results: Sequence[Any] = [request.item for request in batch.requests]
+        errors = None
+        if self._computes is not None:
+            results = self._computes[batch.stage](list(results))
+            errors = {i: y for i, y in enumerate(results) if isinstance(y, Exception)} or None
+        self.pipeline.completed(self.clock.now, batch.stage, batch.worker, batch.id, batch.ids, results, errors, busy_s)
+
+
+class _Keeper:
+    """Keeps everything, on the driver."""
+
+    def __init__(self, driver: VirtualDriver) -> None:
+        self._driver = driver
+
+    def started(self, now: float, batch: Batch, busy_s: float) -> None:
+        self._driver.batches.append(batch)
+
+    def answered(self, now: float, requests: Sequence[Request]) -> None:
+        self._driver.answers += requests

@@ -1,0 +1,33 @@
+"""The simulator: a service's own decisions under a virtual clock, as fast as they can be made."""
+
+from __future__ import annotations
+
+from carpool.simulate.arrivals import MMPP, Bursts, Closed, Flash, Gamma, Poisson, Sine, Trace
+from carpool.simulate.costs import Affine, Cost, Drifting, Knee, Noisy, Sqrt, Table, Tile, capacity
+from carpool.simulate.engine import run
+from carpool.simulate.report import Report, mean_of
+from carpool.simulate.weights import Pareto
+
+__all__ = [
+    "MMPP",
+    "Affine",
+    "Bursts",
+    "Closed",
+    "Cost",
+    "Drifting",
+    "Flash",
+    "Gamma",
+    "Knee",
+    "Noisy",
+    "Pareto",
+    "Poisson",
+    "Report",
+    "Sine",
+    "Sqrt",
+    "Table",
+    "Tile",
+    "Trace",
+    "capacity",
+    "mean_of",
+    "run",
+]
