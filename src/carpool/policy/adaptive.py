@@ -1,0 +1,284 @@
+"""Adaptive, the default: learns what batches cost and how requests come, and needs no parameter but the batch limit.
+
+The principle: whatever is queued goes as soon as a worker is free, and each deviation must pay by theory or by a
+learned statistic. In the order in which `decide` asks:
+
+1. *nothing learned yet*: serve, in batches that grow fourfold; nothing is dropped on a guess;
+2. *hopeless*: what cannot be answered in time even alone is refused;
+3. *overload* (`policy/backlog.py`): what the workers will never get to in time is refused early;
+4. *tight* (`policy/due_plan.py`): the head cannot go with the others: a smaller batch, or without it;
+5. *gather* (`policy/gather.py`): clients in a closed loop are about to return: wait for them;
+6. *size* (`policy/batch_size.py`): take as many as makes the sum of delays least, not always all;
+7. *probe*: now and then try a size that nobody has measured.
+
+Rules 2 to 4 need due times, by an SLO or by deadlines; without them, only the others apply. Theory, figures and when it
+loses: docs/policies.md.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+from carpool.policy.arrivals import ArrivalRate
+from carpool.policy.backlog import Backlog
+from carpool.policy.base import NOTHING, Decision, Policy, QueueView
+from carpool.policy.batch_size import BatchSize
+from carpool.policy.cost import CostModel
+from carpool.policy.due_plan import DuePlan
+from carpool.policy.gather import Gather
+from carpool.request import Request
+
+_COLD = 6  # batches before anything is decided by what was learned
+_GROWTH = 4  # of batches meanwhile
+_TIME_IS_FREE, _TIME_IS_DEAR = 0.75, 1.0  # loads at which a worker's time is worth nothing, and all it could serve
+
+
+class Adaptive(Policy):
+    """Batch size and waiting time found by the program, with and without an SLO.
+
+    Args: see `Policy`; `max_batch_size` is the only one that is needed.
+    """
+
+    def __init__(self, max_batch_size: int | None = None, max_queue_delay_s: float | None = None) -> None:
+        super().__init__(max_batch_size, max_queue_delay_s)
+        self._rate = ArrivalRate()
+        self._gather = Gather()
+        self._backlog = Backlog()
+        self._unit = 1.0  # smoothed size of a request
+        self._waiting = 0  # requests left in the queue by the last decision, and what has come and gone since
+        self._rule = "cold"
+        self._learn_from_scratch()
+
+    def _learn_from_scratch(self) -> None:
+        self.cost = CostModel(self.limit)
+        self._size = BatchSize(self.cost)
+
+    # -- what happened
+
+    def arrived(self, now: float, request: Request) -> None:
+        self._rate.add(now)
+        self._gather.arrived(now)
+        self._waiting += 1
+        if request.size != 1 or self._unit != 1.0:
+            self._unit += 0.02 * (request.size - self._unit)
+
+    def left(self, now: float, request: Request) -> None:
+        self._waiting -= 1
+
+    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
+        if self.cost.limit != self.limit:
+            self._learn_from_scratch()
+        if ok:
+            self.cost.add(size, busy_s)
+            self._size.completed()
+        self._gather.completed(now, n, self._waiting, self._rate.long(now), size / n, self.cost)
+
+    def trained(self, n: int, size: int, busy_s: float) -> None:
+        """A batch of the warm-up took so long."""
+        if self.cost.limit != self.limit:
+            self._learn_from_scratch()
+        self.cost.add(size, busy_s)
+
+    # -- what to do
+
+    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+        self._waiting = len(queue)
+        if not free or not queue.size:
+            return NOTHING
+        if self.cost.samples < _COLD:
+            decision = self._cold(now, queue)
+        else:
+            decision = self._warm(now, queue, free, busy)
+        if decision.take:
+            self._rule = decision.reason
+            self._waiting -= decision.take if queue.size == len(queue) else round(decision.take / self._unit)
+        return decision
+
+    def _cold(self, now: float, queue: QueueView) -> Decision:
+        """Too early to judge: serve what is there, in batches that grow, and give up only what is late already."""
+        late = [] if queue.earliest_due > now else [r for r in queue.peek(len(queue)) if r.due <= now]
+        waiting = queue.size - sum([request.size for request in late])
+        most = _GROWTH * self.cost.shape.largest if self.cost.samples else self.limit
+        return Decision(drop=late, take=min(waiting, most, self.limit), reason="cold")
+
+    def _warm(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+        cost, size = self.cost, self._size
+        size.refresh()
+        line = _Line(queue)
+        at = now + self.hop_s + self.ahead_s  # an answer takes this much longer than its batch
+        line.drop_due_before(at + cost.seconds(1))
+        workers = free + busy
+        capacity = workers * size.capacity * cost.bias
+        short, long = self._rate.short(now) * self._unit, self._rate.long(now) * self._unit
+        most = size.most(line.size)
+        self._trim(now, line, most, min(short, long), long, capacity, workers, not busy)
+        if not line.size:
+            return Decision(drop=line.dropped)
+        everything = min(line.size, most)
+        load = max(short, long) / capacity
+        slack_s = line.due - at
+        if slack_s < cost.seconds(everything) * cost.margin:
+            return self._tight(at, line, most, load, capacity, workers)
+        until = self._worth_waiting_until(now, queue, line, most, slack_s)
+        if until is not None:
+            return Decision(drop=line.dropped, wake_at=until)
+        n = size.choose(line.size, most, load, capacity / workers)
+        if n < everything and line.due_behind(n) - at - cost.seconds(n) < cost.margin * cost.seconds(
+            min(line.size - n, most)
+        ):
+            n = everything  # those left behind would be late
+        return self._go(line, n, slack_s, "full" if n == most else "free" if n == everything else "size")
+
+    def _trim(
+        self,
+        now: float,
+        line: _Line,
+        most: int,
+        arriving: float,
+        long: float,
+        capacity: float,
+        workers: int,
+        idle: bool,
+    ) -> None:
+        """Refuse the part of the backlog that is not worth keeping."""
+        backlog = self._backlog
+        if long < 0.95 * capacity or (idle and 2 * line.size < most):
+            backlog.calm()
+        if line.size <= most or arriving <= capacity:
+            return
+        slo_s = line.slo_s
+        if slo_s > _NO_SLO_S:
+            return
+        batch_s = self.cost.seconds(most)
+        room_s = slo_s - batch_s - self.hop_s - self.ahead_s
+        line.drop_all_but(
+            backlog.keep(
+                now, line.size, most, batch_s, arriving, capacity, workers, slo_s, room_s, self.overload
+            )
+        )  # fmt: skip
+
+    def _tight(self, at: float, line: _Line, most: int, load: float, capacity: float, workers: int) -> Decision:
+        """The head cannot go with the others: serve it in a smaller batch, or give it up for those behind it."""
+        plan = DuePlan(line.requests, line.size, self.cost, most, workers)
+        alone, in_time_with, end_with = plan.serve_head(at, line.due - at)
+        start = plan.first_in_time(0, at)
+        if start < len(line.requests):
+            in_time_without, end_without = plan.drain(start, at)
+            price = capacity * min(1.0, max(0.0, (load - _TIME_IS_FREE) / (_TIME_IS_DEAR - _TIME_IS_FREE)))
+            price /= self._unit  # requests per second
+            if in_time_without - price * end_without > in_time_with - price * end_with:
+                line.drop(plan.late_before(start, at))
+                return self._go(line, min(line.size, most), line.due - at, "shed")
+        return Decision(drop=line.dropped, take=alone, reason="tight")
+
+    def _worth_waiting_until(
+        self, now: float, queue: QueueView, line: _Line, most: int, slack_s: float
+    ) -> float | None:
+        """When to stop waiting for clients that come back; None to go now."""
+        gather = self._gather
+        if not gather.window_s or line.size >= most or not gather.expected:
+            return None
+        until = gather.until
+        if self.max_queue_delay_s is not None:
+            until = min(until, queue.oldest_arrival + self.max_queue_delay_s)
+        more = min(line.size + int(gather.served * self._unit), most)
+        if now < until and slack_s > until - now + self.cost.seconds(more) * self.cost.margin:
+            return until
+        return None
+
+    def _go(self, line: _Line, n: int, slack_s: float, reason: str) -> Decision:
+        probe = self._size.probe(n, line.size, slack_s)
+        return Decision(drop=line.dropped, take=probe, reason=reason if probe == n else "probe")
+
+    # -- why
+
+    def explain(self, now: float) -> dict[str, Any]:
+        """What it has learned and by which rule the last batch went; all times in seconds."""
+        cost, size = self.cost, self._size
+        size.refresh()
+        sizes = sorted({1, size.working, size.best, self.limit})
+        return {
+            "policy": "adaptive",
+            "rule": self._rule,
+            "samples": cost.samples,
+            "cost_s": {n: cost.seconds(n) for n in sizes} if cost.samples else {},
+            "noise_cv": cost.cv,
+            "margin": cost.margin,
+            "hop_s": self.hop_s,
+            "arrival_rate": self._rate.long(now),
+            "capacity_per_worker": size.capacity * cost.bias if cost.samples else 0.0,
+            "expected_batch_size": size.working,
+            "gather_s": self._gather.window_s,
+            "overloaded": self._backlog.overloaded_since is not None,
+        }
+
+
+_NO_SLO_S = 1e11
+
+
+class _Line:
+    """What is left of a queue after the drops of one decision; it is listed only if somebody must look at it.
+
+    Attributes:
+        size: what waits, in units of the requests' sizes.
+        dropped: who is to be refused.
+    """
+
+    __slots__ = ("_queue", "_requests", "dropped", "size")
+
+    def __init__(self, queue: QueueView) -> None:
+        self._queue = queue
+        self._requests: Sequence[Request] | None = None
+        self.size = queue.size
+        self.dropped: list[Request] = []
+
+    @property
+    def requests(self) -> Sequence[Request]:
+        """Those left, in the order in which they would be taken."""
+        if self._requests is None:
+            self._requests = self._queue.peek(len(self._queue))
+        return self._requests
+
+    @property
+    def due(self) -> float:
+        """When the first one is due."""
+        return self._queue.earliest_due if self._requests is None else min([r.due for r in self._requests])
+
+    @property
+    def slo_s(self) -> float:
+        """How long the head may take in all."""
+        head = self._queue.peek(1)[0] if self._requests is None else self._requests[0]
+        return head.due - head.arrived
+
+    def due_behind(self, units: int) -> float:
+        """When the first one behind so many units is due."""
+        if self.size == len(self.requests):
+            return self.requests[units].due
+        before = list(accumulate((request.size for request in self.requests), initial=0))
+        return self.requests[min(bisect_left(before, units), len(self.requests) - 1)].due
+
+    def drop(self, requests: list[Request]) -> None:
+        """Refuse these."""
+        gone = set(requests)
+        self._requests = [request for request in self.requests if request not in gone]
+        self.size -= sum([request.size for request in requests])
+        self.dropped += requests
+
+    def drop_due_before(self, when: float) -> None:
+        """Refuse what is due before `when`."""
+        if self._queue.earliest_due < when:
+            self.drop([request for request in self.requests if request.due < when])
+
+    def drop_all_but(self, units: int) -> None:
+        """Refuse from the head on, until so much is left."""
+        over = self.size - units
+        if over <= 0:
+            return
+        n = 0
+        while over > 0:
+            over -= self.requests[n].size
+            n += 1
+        self.drop(list(self.requests[:n]))

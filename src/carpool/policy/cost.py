@@ -1,0 +1,145 @@
+"""What a batch of n costs, learned while serving: t(n) = level · shape(n), with its noise and its margin.
+
+The **shape** (`policy/shape.py`) is slow: it says how the time depends on the size. The **level** is fast: a model that
+is throttled, or whose neighbour has woken up, gets slower by one factor at all sizes. Its gain follows a tracking
+signal (Trigg & Leach 1967): small while the residuals scatter around zero, large when they agree in sign. A residual
+far outside the noise is a stall and is believed only if it repeats. The **margin** is a quantile of measured over
+predicted time, tracked by steps up and down (Robbins & Monro 1951): what deadlines are planned with. The **bias**
+corrects the capacity for the time that stalls take.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from math import exp, log, sqrt
+
+from carpool.policy.shape import Shape
+
+_LEARNED = 8  # batches after which residuals mean something
+_REFRESH = 8  # batches between refreshes of the tables
+_QUANTILE, _QUANTILE_STEP = 0.7, 0.04
+_STALL = 0.25  # log-ratio beyond which, and beyond 3.5 sigma, a residual may be a stall
+_REPEATED = 1.4  # two in a row of one sign: no stall but news
+_BIAS_KEEP = 0.985
+
+
+class CostModel:
+    """Learned seconds of a batch by its size.
+
+    Args:
+        limit: largest size, in units of the requests' sizes.
+
+    Attributes:
+        samples: how many batches it has learned from.
+        version: counts the refreshes of the tables.
+        shape: relative times by size; level: what to multiply them with.
+        margin: planned time over expected time.
+        trend: smoothed log-ratio of measured to expected time; far from 0 while the level is moving.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.samples = 0
+        self.version = 0
+        self.shape = Shape(limit)
+        self.level = 1.0
+        self.margin = 1.0
+        self.trend = 0.0
+        self._variance = 0.0  # of the log-ratios
+        self._scatter = 1e-3  # smoothed absolute log-ratio
+        self._oddness = 0.0
+        self._measured = self._expected = 0.0
+        self._unfitted = 0
+        self._level_fitted = 1.0
+        self._knots = self.shape.knots
+        self._at = [1e-6] * len(self._knots)
+        self._rise = [0.0] * len(self._knots)  # per unit of size, from each knot to the next
+
+    @property
+    def cv(self) -> float:
+        """Coefficient of variation of a batch's time about its expectation."""
+        return sqrt(self._variance)
+
+    @property
+    def setup_s(self) -> float:
+        """Seconds of a batch that do not depend on its size."""
+        return self.shape.setup * self.level
+
+    @property
+    def bias(self) -> float:
+        """Expected over measured time in the long run, at most 1: what stalls leave of the capacity."""
+        return min(1.0, self._expected / self._measured) if self._measured else 1.0
+
+    def seconds(self, n: float) -> float:
+        """Expected time of a batch of size `n` >= 1, which may be a fraction where it is an expectation itself."""
+        i = self.shape.index(int(n))
+        return self._at[i] + self._rise[i] * (n - self._knots[i])
+
+    def largest_within(self, seconds: float) -> int:
+        """The largest size that is expected to take no longer; 0 if there is none."""
+        i = bisect_right(self._at, seconds) - 1
+        if i < 0 or i == len(self._at) - 1:
+            return self._knots[i] if i >= 0 else 0
+        n = self._knots[i] + int((seconds - self._at[i]) / self._rise[i])
+        return min(n, self._knots[i + 1] - 1)
+
+    def add(self, n: int, seconds: float) -> None:
+        """A batch of size `n` has taken so long."""
+        seconds = max(seconds, 1e-9)
+        if not self.samples:
+            self.shape.start(n, seconds)
+            self._tabulate()
+        self.samples += 1
+        count = self.shape.counts[self.shape.nearest(n)]
+        if self.samples > _LEARNED:
+            expected = self.seconds(n) * self.level / self._level_fitted  # the table lags behind a little
+            self._measured = _BIAS_KEEP * self._measured + seconds
+            self._expected = _BIAS_KEEP * self._expected + expected
+            self._learn_margin(seconds / expected)
+            believed = self._learn_level(log(min(max(seconds / expected, 0.4), 2.5)), count)
+            if believed is None:
+                return
+            seconds = expected * exp(believed)
+        self.shape.add(n, seconds / self.level, self.cv)
+        self._unfitted += 1
+        moved = abs(self.level - self._level_fitted) > 0.04 * self._level_fitted
+        if self._unfitted >= _REFRESH or self.samples < 2 * _LEARNED or count < 1.0 or moved:
+            self.shape.fit(self.cv)
+            self._tabulate()
+
+    def _learn_margin(self, ratio: float) -> None:
+        step = _QUANTILE if ratio > self.margin else _QUANTILE - 1.0
+        self.margin = min(2.0, max(1.0, self.margin + _QUANTILE_STEP * step))
+
+    def _learn_level(self, residual: float, count: float) -> float | None:
+        """Move the level after a log-ratio; returns as much of it as the shape should believe, None for a stall.
+
+        A size hardly ever sampled (`count`) says little about the level: there the shape is what is wrong.
+        """
+        cv = self.cv
+        if abs(residual) > max(3.5 * cv, _STALL) and count >= 2.0:
+            self._oddness = 0.5 * self._oddness + (1.0 if residual > 0 else -1.0)
+            if abs(self._oddness) < _REPEATED:
+                return None
+        else:
+            self._oddness *= 0.5
+        if count >= 2.0 and abs(residual) < 0.8:
+            self._variance += 0.05 * (residual * residual - self._variance)
+        weight = min(1.0, count / 3.0)
+        self.trend += 0.2 * weight * (residual - self.trend)
+        self._scatter += 0.2 * weight * (abs(residual) - self._scatter)
+        signal = abs(self.trend) / (self._scatter + 0.01)
+        if signal < 0.8 and count >= 2.0:
+            most = 2.5 * self.cv + 0.02
+            residual = min(max(residual, -most), most)
+        self.level *= exp(weight * (0.02 + 0.28 * signal**4) * residual)
+        return residual
+
+    def _tabulate(self) -> None:
+        self._unfitted = 0
+        self.version += 1
+        level = self._level_fitted = self.level
+        at = self._at = [y * level for y in self.shape.at]
+        knots = self._knots
+        self._rise = [(at[i + 1] - at[i]) / (knots[i + 1] - knots[i]) for i in range(len(at) - 1)]
+        self._rise.append(self.shape.slope * level)

@@ -1,0 +1,96 @@
+"""Waiting for clients that are about to come back: the one case in which an idle worker should wait.
+
+Clients in a closed loop send their next request a short while after their answer. Work-conserving batching splits N
+such clients into two groups that alternate, so that batches are half as large as they could be. If a share G of the
+clients is back within w after a batch, waiting for w makes batches of k = N/(2-G), and the throughput is
+k/(w + t(k)); at w = 0 it is (N/2)/t(N/2). So G is learned for a few windows, and the best of them is waited for.
+
+Only a real cluster counts: within the window more must arrive than the traffic at other times would bring. For Poisson
+traffic that is never so, and nothing waits. Derivation: docs/policies.md.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from carpool.policy.cost import CostModel
+
+_GRID = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)  # windows, in set-up times of a batch
+_KEEP = 0.95  # weight of the former batches
+_GAIN = 1.02  # waiting must promise this much more throughput
+_CLUSTER = 2.0  # and the window this many times the arrivals of other times
+_OPTIMISM = 0.85  # a size never tried is taken to cost this much of what is expected: it will be tried once
+
+
+class Gather:
+    """Learns how soon after a batch its clients return, and how long to wait for them.
+
+    Attributes:
+        window_s: how long after a batch it pays to wait for the clients that it served; 0 when it does not.
+        served: how many requests that batch answered.
+    """
+
+    def __init__(self) -> None:
+        self.window_s = 0.0
+        self._at = 0.0  # when the last batch was completed
+        self.served = 0  # by that batch
+        self._since: list[float] = []  # arrivals since then
+        self._returned = [0.0] * len(_GRID)  # per window, over the batches so far
+        self._answered = self._batches = 0.0  # requests and batches that could return, likewise
+        self._stray = self._stray_s = 0.0  # arrivals outside of the windows, and the time outside of them
+        self._clients = 1.0  # smoothed: those just served and those waiting are the clients in the loop, if it is one
+
+    @property
+    def until(self) -> float:
+        """When the wait ends."""
+        return self._at + self.window_s
+
+    @property
+    def expected(self) -> int:
+        """How many of those last served are not back yet."""
+        return max(0, self.served - len(self._since))
+
+    def arrived(self, now: float) -> None:
+        """A request has joined the queue."""
+        self._since.append(now)
+
+    def completed(self, now: float, n: int, waiting: int, rate: float, unit: float, cost: CostModel) -> None:
+        """A batch of `n` requests of mean size `unit` is done; `waiting` others are queued; `rate` a second arrive."""
+        self._clients += 0.1 * (n + waiting - self._clients)
+        if self.served:
+            self._learn(now, rate, unit, cost)
+        self._at = now
+        self.served = n
+        self._since.clear()
+
+    def _learn(self, now: float, rate: float, unit: float, cost: CostModel) -> None:
+        """Close the account of the batch before this one and choose the window anew."""
+        setup_s, at, since = cost.setup_s, self._at, self._since
+        half = at + 0.5 * setup_s
+        self._stray = _KEEP * self._stray + len(since) - bisect_right(since, half)
+        self._stray_s = _KEEP * self._stray_s + max(0.0, now - half)
+        self._answered = _KEEP * self._answered + self.served
+        self._batches = _KEEP * self._batches + 1.0
+        if self._stray_s > setup_s:
+            rate = self._stray / self._stray_s
+        returned = self._returned
+        for j, share in enumerate(_GRID):
+            returned[j] = _KEEP * returned[j] + bisect_right(since, at + share * setup_s)
+        self.window_s = self._best_window(rate, unit, cost)
+
+    def _best_window(self, rate: float, unit: float, cost: CostModel) -> float:
+        setup_s, limit = cost.setup_s, cost.limit / unit
+        background = _CLUSTER * rate * setup_s * self._batches
+        batch = min(limit, max(1.0, 0.5 * self._clients))
+        best, window_s = _GAIN * batch / cost.seconds(batch * unit), 0.0
+        for returned, share in zip(self._returned, _GRID, strict=True):
+            if returned <= background * share:
+                continue
+            batch = min(limit, max(1.0, self._clients / (2.0 - min(1.0, returned / self._answered))))
+            optimism = _OPTIMISM if batch * unit > cost.shape.largest else 1.0
+            throughput = batch / (share * setup_s + cost.seconds(batch * unit) * optimism)
+            if throughput > best:
+                best, window_s = throughput, share * setup_s
+        return window_s

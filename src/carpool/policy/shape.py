@@ -1,0 +1,181 @@
+"""How the time of a batch depends on its size, learned: an affine fit, corrected size by size, never falling.
+
+Real curves are not straight: kernels work in tiles, caches and memory have knees. So the estimate at a size is what the
+straight line says times a learned ratio. The line is a ridge regression that forgets (half of it in 46 batches) and is
+pulled toward its former slope, so that batches of one size alone do not destroy the split into set-up and per-item
+cost. The ratio at a size is shrunk toward 1 as far as the measurements are noisy and few, pooled with its neighbours
+under strong noise, interpolated between sizes that were seen, and made monotone by pooling adjacent violators
+(isotonic regression: Barlow et al. 1972), since more items never take less time.
+
+The table has at most `MOST_KNOTS` knots, so that a refresh costs the same at a limit of 64 and of a million.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from itertools import pairwise
+
+MOST_KNOTS = 64
+_DENSE = 32  # with more sizes than knots, sizes up to this have one each
+_KEEP = 0.985  # weight of the former samples when a new one comes
+_RIDGE = 0.05  # pull toward the former slope, as a share of the mean size squared
+_SURE_CV = 0.04  # noise at which a size seen once counts as much as the line
+_POOLING_CV = 0.12  # above this noise, neighbouring sizes are averaged ...
+_POOLING_WIDTH = 0.15  # ... as far as this share of the size
+_STEADY_CV = 0.05  # below it, a mean over 16 samples is exact enough and follows sooner
+
+
+def knots_for(limit: int) -> list[int]:
+    """At most `MOST_KNOTS` sizes from 1 to `limit`: all of them, or the small ones and steps that tiles end at.
+
+    Above `_DENSE` the knots are multiples of a step that doubles with each octave where it must, and the size after
+    each: a tile that ends at a multiple is seen from both sides.
+    """
+    if limit <= MOST_KNOTS:
+        return list(range(1, limit + 1))
+    octaves = (limit - 1).bit_length() - (_DENSE - 1).bit_length()
+    per_octave = 1
+    while 4 * per_octave * octaves <= MOST_KNOTS - _DENSE:
+        per_octave *= 2
+    knots = set(range(1, _DENSE + 1)) | {limit}
+    start = _DENSE
+    while start < limit:
+        for k in range(per_octave):
+            at = start + k * start // per_octave
+            knots |= {at, at + 1}
+        start *= 2
+    return sorted(knot for knot in knots if knot <= limit)
+
+
+class Shape:
+    """Relative time of a batch by its size, 1 to `limit`.
+
+    Attributes:
+        knots: the sizes that have an entry; at: their relative times, never falling.
+        counts: how often each was sampled (fading where the probing of sizes makes it fade).
+        setup, slope: the straight line beneath, in the same relative units.
+        largest: the largest size sampled so far.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.knots = knots_for(limit)
+        self.at = [1e-6] * len(self.knots)
+        self.counts = [0.0] * len(self.knots)
+        self.setup = self.slope = 0.0
+        self.largest = 1
+        self._dense = MOST_KNOTS if limit <= MOST_KNOTS else _DENSE
+        self._local = [0.0] * len(self.knots)  # mean of what was measured there
+        self._neighbours = [
+            (
+                bisect_left(self.knots, k - int(_POOLING_WIDTH * k)),
+                bisect_right(self.knots, k + int(_POOLING_WIDTH * k)),
+            )
+            for k in self.knots
+        ]
+        self._w = self._n = self._nn = self._d = self._nd = 0.0  # sums of 1, n, n², d, n·d, forgotten
+
+    def index(self, n: int) -> int:
+        """The knot at `n`, or the last one below."""
+        if n <= self._dense:
+            return n - 1
+        return bisect_right(self.knots, n) - 1
+
+    def nearest(self, n: int) -> int:
+        """The knot that samples of size `n` count for."""
+        i = self.index(n)
+        if i + 1 < len(self.knots) and 2 * n > self.knots[i] + self.knots[i + 1]:
+            i += 1
+        return i
+
+    def start(self, n: int, seconds: float) -> None:
+        """The very first sample: most of it is taken to be set-up, until there are others."""
+        self.slope = 0.15 * seconds / n
+        self.setup = 0.85 * seconds
+        self.fit(0.0)
+
+    def add(self, n: int, seconds: float, cv: float) -> None:
+        """A batch of `n` took `seconds`, in units of the present level, amid noise of the coefficient `cv`."""
+        self.largest = max(self.largest, n)
+        self._w = _KEEP * self._w + 1.0
+        self._n = _KEEP * self._n + n
+        self._nn = _KEEP * self._nn + n * n
+        self._d = _KEEP * self._d + seconds
+        self._nd = _KEEP * self._nd + n * seconds
+        i = self.nearest(n)
+        if n != self.knots[i]:
+            seconds *= (self.setup + self.slope * self.knots[i]) / (self.setup + self.slope * n)
+        count = self.counts[i]
+        self.counts[i] = count + 1.0
+        self._local[i] += (seconds - self._local[i]) / (min(count, _memory(cv) - 1.0) + 1.0)
+
+    def age(self, but: int) -> None:
+        """Samples of sizes not about `but` lose weight, so that a curve that has changed is found out."""
+        for i, n in enumerate(self.knots):
+            if abs(n - but) > 0.1 * but:
+                self.counts[i] = 0.4 * min(self.counts[i], 4.0)
+
+    def fit(self, cv: float) -> None:
+        """Make the table of what is known now."""
+        if self._w:
+            self._fit_line()
+        ratios = self._ratios(cv)
+        line = [self.setup + self.slope * n for n in self.knots]
+        weights = [min(count + 0.2, 16.0) for count in self.counts]
+        self.at = _rising([max(y * ratio, 1e-9) for y, ratio in zip(line, ratios, strict=True)], weights)
+
+    def _fit_line(self) -> None:
+        mean_n, mean_d = self._n / self._w, self._d / self._w
+        spread = self._nn - self._w * mean_n * mean_n
+        joint = self._nd - self._w * mean_n * mean_d
+        ridge = _RIDGE * (mean_n * mean_n + 1.0)
+        slope = (joint + ridge * self.slope) / (spread + ridge)
+        self.slope = min(max(slope, 0.0), mean_d / mean_n)
+        self.setup = max(mean_d - self.slope * mean_n, 0.0)
+
+    def _ratios(self, cv: float) -> list[float]:
+        """Per knot what was measured over what the line says."""
+        memory = _memory(cv)
+        weights = [min(count, memory) for count in self.counts]
+        sums = [
+            w * local / (self.setup + self.slope * n) if w else 0.0
+            for w, local, n in zip(weights, self._local, self.knots, strict=True)
+        ]
+        if cv + 0.01 > _POOLING_CV:
+            weights, sums = ([sum(of[lo:hi]) for lo, hi in self._neighbours] for of in (weights, sums))
+        doubt = (cv / _SURE_CV) ** 2
+        known = [
+            (i, 1.0 + w / (w + doubt) * (s / w - 1.0)) for i, (w, s) in enumerate(zip(weights, sums, strict=True)) if w
+        ]
+        return _interpolated(known, self.knots)
+
+
+def _memory(cv: float) -> float:
+    """Over how many samples a size's mean reaches back."""
+    return 16.0 if cv < _STEADY_CV else 64.0
+
+
+def _interpolated(known: list[tuple[int, float]], knots: list[int]) -> list[float]:
+    """Values at all knots, straight between the known ones and constant outside; 1 where nothing is known."""
+    values = [known[0][1] if known else 1.0] * len(knots)
+    for (i, left), (j, right) in pairwise(known):
+        step = (right - left) / (knots[j] - knots[i])
+        for k in range(i, j):
+            values[k] = left + step * (knots[k] - knots[i])
+    if known:
+        last, value = known[-1]
+        values[last:] = [value] * (len(knots) - last)
+    return values
+
+
+def _rising(values: list[float], weights: list[float]) -> list[float]:
+    """The closest sequence that never falls, in weighted squares (pool adjacent violators)."""
+    pools: list[tuple[float, float, int]] = []
+    for value, weight in zip(values, weights, strict=True):
+        n = 1
+        while pools and pools[-1][0] > value:
+            before, w, k = pools.pop()
+            value = (value * weight + before * w) / (weight + w)
+            weight += w
+            n += k
+        pools.append((value, weight, n))
+    return [value for value, _, n in pools for _ in range(n)]
