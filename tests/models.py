@@ -25,6 +25,16 @@ def scale(xs: list[float], factor: float = 2.0) -> list[float]:
     return [factor * x for x in xs]
 
 
+def lengths(texts: list[str]) -> list[list[int]]:
+    """Each gets the lengths of all in its batch."""
+    return [[len(text) for text in texts] for _ in texts]
+
+
+def spell(n: int) -> str:
+    """So many letters."""
+    return "x" * n
+
+
 class Callable:
     """A callable object is a model too."""
 

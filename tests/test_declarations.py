@@ -32,6 +32,16 @@ class NoDecode(carpool.Model):
         return x
 
 
+class Decodes(carpool.Model):
+    accepts = ("text/csv",)
+
+    def decode(self, bodies: list[bytes]) -> list[bytes]:
+        return bodies
+
+    def predict(self, xs: list[bytes]) -> list[bytes]:
+        return xs
+
+
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
@@ -46,7 +56,15 @@ class NoDecode(carpool.Model):
         ({"max_batch_size": 64, "max_queue_size": 32}, "no full batch could ever form"),
         ({"max_batch_time_s": 0}, "max_batch_time_s must be a positive number of seconds"),
         ({"max_queue_delay_s": -0.1}, "max_queue_delay_s must be 0 or more seconds"),
-        ({"policy": "best"}, "there is no policy 'best'; choose one of greedy, static"),
+        ({"size": len}, "size is for stages that take batches: give max_batch_size"),
+        ({"allowed_batch_sizes": [1]}, "allowed_batch_sizes is for stages that take batches: give max_batch_size"),
+        ({"max_batch_size": 8, "allowed_batch_sizes": []}, "must rise from one to the next"),
+        ({"max_batch_size": 8, "allowed_batch_sizes": [4, 2, 8]}, r"must rise .* not \[4, 2, 8\]"),
+        ({"max_batch_size": 8, "allowed_batch_sizes": [2, 2, 8]}, "must rise from one to the next"),
+        ({"max_batch_size": 8, "allowed_batch_sizes": [0, 8]}, "each of allowed_batch_sizes must be a whole number"),
+        ({"max_batch_size": 8, "allowed_batch_sizes": [1, 4]}, r"the last .* \(4\) must be max_batch_size \(8\)"),
+        ({"max_batch_size": 8, "allowed_batch_sizes": [8], "size": len}, "a stage can have one of them"),
+        ({"policy": "best"}, "there is no policy 'best'; choose one of .*greedy, static"),
     ],
 )
 def test_a_stage_refuses_what_cannot_be(settings: dict[str, Any], told: str) -> None:
@@ -68,6 +86,21 @@ def test_a_stage_refuses_what_is_no_model(model: Any, told: str) -> None:
     """Said when it is written down, not when it starts."""
     with pytest.raises(TypeError, match=told):
         Stage(model)
+
+
+def test_a_size_must_be_a_function_of_what_the_front_can_read() -> None:
+    """No number; and no formats that only the model can decode, in its worker."""
+    with pytest.raises(TypeError, match="size must be a function of an item, not 3"):
+        Stage(identity, max_batch_size=8, size=3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"only Decodes\.decode can read"):
+        Stage(Decodes, max_batch_size=8, size=len)
+
+
+def test_sizes_are_no_counts() -> None:
+    """A limit in tokens may be far above the number of requests that may wait, here and in the stage behind."""
+    stage = Stage(models.lengths, max_batch_size=8192, size=len, max_queue_size=16)
+
+    assert Service(stage, Stage(identity, max_queue_size=4)).stages[0].max_batch_size == 8192
 
 
 def test_a_policy_must_be_a_name_or_a_policy() -> None:
@@ -115,11 +148,12 @@ def test_a_stage_cannot_be_changed() -> None:
 def test_each_run_gets_a_policy_of_its_own() -> None:
     """With the stage's limits filled in; a declared object stays as it is."""
     declared = Static(max_queue_delay_s=0.01)
-    stage = Stage(identity, max_batch_size=8, policy=declared)
+    stage = Stage(identity, max_batch_size=8, policy=declared, allowed_batch_sizes=[2, 4, 8])
 
-    one, two = stage.new_policy(), stage.new_policy()
+    one, two = stage.new_policy(), stage.new_policy("latency")
 
     assert one is not two
+    assert (one.allowed_batch_sizes, one.overload, two.overload) == ((2, 4, 8), "goodput", "latency")
     assert (one.max_batch_size, one.max_queue_delay_s) == (8, 0.01)
     assert declared.max_batch_size is None
     assert isinstance(Stage(identity, max_batch_size=8).new_policy(), Greedy)

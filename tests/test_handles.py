@@ -127,6 +127,52 @@ def test_larger_priority_goes_first() -> None:
     assert order == ["first", "high", "normal", "low"]
 
 
+def test_batches_are_limited_by_the_sum_of_sizes() -> None:
+    """Texts by their length: never more than the limit together; one that is longer goes alone; in their order."""
+    stage = Stage(models.lengths, max_batch_size=10, size=len, max_queue_size=8)
+    texts = [n * "x" for n in (4, 4, 4, 30, 1, 9, 1, 0, 10, 3)]
+
+    with Service(stage).run() as service:
+        batches = list(service.stream(texts))
+        alone = service.predict("xxx")
+
+    assert alone == [3]
+    assert [n in batch for n, batch in zip((4, 4, 4, 30, 1, 9, 1, 0, 10, 3), batches, strict=True)] == [True] * 10
+    assert [batch for batch in batches if sum(batch) > 10] == [[30]]
+
+
+def test_a_later_stage_weighs_what_it_gets() -> None:
+    """The result of the stage before, not the caller's item."""
+    stages = [Stage(models.spell), Stage(models.lengths, max_batch_size=10, size=len)]
+
+    with Service(*stages).run() as service:
+        batches = list(service.stream([4, 4, 4, 30, 1, 9, 1, 0, 10, 3] * 5))
+
+    assert len(batches) == 50
+    assert [batch for batch in batches if sum(batch) > 10] == [[30]] * 5
+
+
+def test_an_item_that_cannot_be_weighed_fails_alone() -> None:
+    """In a call and in a stream, of either kind; the others get their answers."""
+    stage = Stage(models.lengths, max_batch_size=10, size=len, run_in="thread")
+    xs = ["a", 7, "ccc"]
+
+    async def main() -> list[object]:
+        async with Service(stage).run_async() as service:
+            with pytest.raises(carpool.ModelError, match="size= of stage lengths raised TypeError"):
+                await service.predict(7)
+            return [y async for y in service.stream(xs, return_exceptions=True)]
+
+    with Service(stage).run() as service:
+        answers = list(service.stream(xs, return_exceptions=True))
+        with pytest.raises(carpool.ModelError, match="size= of stage lengths raised TypeError"):
+            service.predict(7)
+
+    for found in (answers, asyncio.run(main())):
+        assert [isinstance(y, carpool.ModelError) for y in found] == [False, True, False]
+        assert 3 in found[2]  # type: ignore[operator]
+
+
 def test_close_answers_what_is_inside() -> None:
     """With `drain`, the requests inside are finished; without, they fail at once."""
 

@@ -33,6 +33,7 @@ from carpool.observe.stats import Stats
 from carpool.policy import Policy
 from carpool.request import Request
 from carpool.settings import at_least, check_policy, not_negative, policy_for, positive
+from carpool.weigh import units
 
 logger = logging.getLogger("carpool")
 
@@ -97,11 +98,20 @@ class Settings:
         return [merging.cut(x, begin, begin + step) for begin in range(0, merging.rows(x), step)]
 
     def sizes(self, items: Sequence[Any]) -> list[int] | None:
-        """How much of a batch each item takes up; None if all count for one."""
+        """How much of a batch each item takes up; None if all count for one.
+
+        Raises:
+            ModelError: the size function returned no whole number of at least 1.
+            Exception: whatever it raises.
+        """
         if self.size is None and not self.merge:
             return None
-        size = self.size or merging.rows
-        return [max(1, size(item)) for item in items]
+        return [self.weigh(item) for item in items]
+
+    def weigh(self, item: Any) -> int:
+        """How much of a batch an item takes up. Raises what `sizes` does."""
+        count = self.size or merging.rows
+        return units(count(item), "@carpool.batch")
 
 
 class Ticket(Generic[B]):
@@ -271,7 +281,7 @@ class AsyncBatch(_Bindable, Generic[A, B]):
         self._setting_up: asyncio.Future[None] | None = None
         self._run_batch: Callable[..., Any] = self._run
         self._merging = bool(settings.merge)
-        self._size = settings.size
+        self._weigh = None if settings.size is None else settings.weigh
         self._timeout_s = settings.timeout_s
         if drivers is None:
             _alive.add(self)
@@ -287,8 +297,8 @@ class AsyncBatch(_Bindable, Generic[A, B]):
         request = AwaitedRequest(x, INFINITY if self._timeout_s is None else driver.clock() + self._timeout_s)
         request.patient = True
         request.future = asyncio.Future(loop=loop)
-        if self._size is not None:
-            request.size = max(1, self._size(x))
+        if self._weigh is not None:
+            request.size = self._weigh(x)
         driver.submit(request)
         try:
             return await request.future  # type: ignore[no-any-return]
@@ -471,7 +481,7 @@ def batch(function: Any = None, /, **settings: Any) -> Any:
             class or instance. A class is constructed and set up here (an async one before its first batch); an
             instance is taken as it is.
         max_batch_size: most items in one call; with `size` or `merge`, most of their sizes or rows.
-        size: how much of a batch an item takes up.
+        size: how much of a batch an item takes up (rows, tokens, pixels): a whole number of at least 1 (0 counts for 1).
         merge: True if the function takes one merged list, numpy array or dict of arrays and returns one with as many
             rows; callers then bring chunks of any number of rows. Or a function that merges a list of chunks.
         split: with a merge function, cuts its function's output into chunks of the given row counts.

@@ -28,6 +28,7 @@ from carpool.policy import OneByOne
 from carpool.policy.one_by_one import MOST_IN_A_HOP
 from carpool.request import Request
 from carpool.stage import Stage
+from carpool.weigh import weigher_of
 from carpool.wire.payload import size_of
 from carpool.worker import affinity, program
 from carpool.worker.setup import Setup
@@ -50,11 +51,14 @@ class AsyncHandle:
 
     Attributes:
         driver: for those who bring requests of their own making, such as the HTTP app; None until started.
+        weigh: how much of a batch an item takes up, if not 1.
     """
 
     def __init__(self, service: Service, *, journal_size: int, output: LineSink) -> None:
         self.service = service
         self.driver: Driver | None = None
+        weigher = weigher_of(service.stages[0])
+        self.weigh = None if weigher is None else weigher.of
         self._journal = Journal(journal_size) if journal_size else None
         self._output = output
         self._stages: list[WorkerStage] = []
@@ -148,7 +152,7 @@ class AsyncHandle:
             max_in_flight: defaults to what keeps all workers busy.
             return_exceptions: whether an item's error is yielded in its place instead of raised.
         """
-        stream = AsyncStream(self.running_driver, self.service.timeout_s, self.window(max_in_flight))
+        stream = AsyncStream(self.running_driver, self.service.timeout_s, self.window(max_in_flight), self.weigh)
         return stream.run(xs, return_exceptions)
 
     def stats(self) -> ServiceSnapshot:
@@ -160,11 +164,11 @@ class AsyncHandle:
         return [] if self._journal is None else self._journal.story(request_id)
 
     def new_request(self, x: Any, timeout_s: float | None, priority: int) -> Request:
-        """An item as a request that the driver takes."""
+        """An item as a request that the driver takes. Raises what pickling or weighing it does."""
         if timeout_s is not None and not timeout_s > 0:
             raise ValueError(f"timeout_s must be a positive number of seconds, not {timeout_s!r}")
         limit_s = self.service.timeout_s if timeout_s is None else min(timeout_s, self.service.timeout_s)
-        request = request_for(x, self.running_driver.clock() + limit_s)
+        request = request_for(x, self.running_driver.clock() + limit_s, self.weigh)
         if priority:
             request.lane = (priority, None, 0)
         return request
@@ -176,8 +180,8 @@ class AsyncHandle:
                 raise ValueError(f"max_in_flight must be at least 1, not {max_in_flight!r}")
             return Window(max_in_flight, max_in_flight)
         stages = self.service.stages
-        least = sum(_BATCHES_AHEAD * stage.workers * (stage.max_batch_size or 1) for stage in stages)
-        most = sum(_SMALL_AHEAD * stage.workers * (stage.max_batch_size or MOST_IN_A_HOP) for stage in stages)
+        least = sum(_BATCHES_AHEAD * stage.workers * _most_items(stage, 1) for stage in stages)
+        most = sum(_SMALL_AHEAD * stage.workers * _most_items(stage, MOST_IN_A_HOP) for stage in stages)
         return Window(least, max(_LEAST_IN_FLIGHT, most))
 
     @property
@@ -258,7 +262,8 @@ class Handle:
     ) -> Iterator[Any]:
         """Answers to many items, in their order. `xs` is read by a thread of the stream; see `AsyncHandle.stream`."""
         window = self._inner.window(max_in_flight)
-        stream = ThreadStream(self._running_loop, self._inner.running_driver, self.service.timeout_s, window)
+        inner = self._inner
+        stream = ThreadStream(self._running_loop, inner.running_driver, self.service.timeout_s, window, inner.weigh)
         return stream.run(xs, return_exceptions)
 
     def stats(self) -> ServiceSnapshot:
@@ -311,21 +316,29 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
+def _most_items(stage: Stage, single: int) -> int:
+    """Items that one batch of a stage may hold; those without batches take `single` at a time."""
+    return min(stage.max_batch_size or single, stage.max_queue_size)
+
+
 def _pipeline_and_stats(service: Service, journal: Journal | None) -> tuple[Pipeline, Stats]:
-    batchers = [
-        Batcher(
-            stage.name,
-            stage.new_policy(),
-            Queue(stage.max_queue_size, stage.max_queue_bytes),
-            max_batch_time_s=stage.max_batch_time_s or service.timeout_s / _HANG_SHARE,
-            idempotent=stage.idempotent,
-        )
-        for stage in service.stages
-    ]
+    batchers = [_batcher(service, stage) for stage in service.stages]
     pipeline = Pipeline(batchers, slo_s=service.slo_s, measure=size_of, journal=journal)  # type: ignore[arg-type]
     rosters = [new_roster(stage.workers) for stage in service.stages]
     singles = [isinstance(batcher.policy, OneByOne) for batcher in batchers]
     return pipeline, Stats(service.name, pipeline, rosters, singles, service.slo_s)
+
+
+def _batcher(service: Service, stage: Stage) -> Batcher:
+    weigher = weigher_of(stage)
+    return Batcher(
+        stage.name,
+        stage.new_policy(),
+        Queue(stage.max_queue_size, stage.max_queue_bytes),
+        max_batch_time_s=stage.max_batch_time_s or service.timeout_s / _HANG_SHARE,
+        idempotent=stage.idempotent,
+        weigh=None if weigher is None else weigher.of_encoded,
+    )
 
 
 def _launch(service: Service, index: int) -> Launch:

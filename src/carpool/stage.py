@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from carpool.invoke import is_async
 from carpool.model import AnyModel, Traits, name_of, traits_of
 from carpool.policy import Greedy, OneByOne, Policy
-from carpool.settings import at_least, check_policy, not_negative, policy_for, positive
+from carpool.settings import at_least, check_policy, check_sizes, not_negative, policy_for, positive
 from carpool.worker import affinity
 
 RunIn = Literal["process", "thread", "loop"]
@@ -31,7 +31,14 @@ class Stage:
         cpus: per worker the core, or set of cores, that it is tied to; BLAS thread counts are set to match.
         kwargs: for the model's constructor, or for each call of a function.
         env: environment variables for worker processes.
-        max_batch_size: most items in one call of `predict`.
+        max_batch_size: most items in one call of `predict`; with `size`, most of their sizes. An item that is larger by
+            itself goes alone.
+        allowed_batch_sizes: the only numbers of items that `predict` is called with, rising, the last one being
+            `max_batch_size`: smaller batches are padded with their last item, and the surplus results dropped. For
+            models that compile or tune themselves for each shape.
+        size: how much of a batch an item takes up (rows, tokens, pixels): a whole number of at least 1. It gets the
+            item as the stage does, before `preprocess`, and runs in the coordinator, which opens items only for it. 0
+            counts for 1.
         policy: a policy object, or the name of one ("greedy", "static"); defaults to "greedy".
         max_queue_delay_s: longest time a request is held back only to fill a batch.
         max_queue_size, max_queue_bytes: bounds of the stage's queue.
@@ -54,6 +61,8 @@ class Stage:
     kwargs: Mapping[str, Any]
     env: Mapping[str, str]
     max_batch_size: int | None
+    allowed_batch_sizes: tuple[int, ...] | None
+    size: Callable[[Any], int] | None
     policy: Policy | str | None
     max_queue_delay_s: float | None
     max_queue_size: int
@@ -74,6 +83,8 @@ class Stage:
         kwargs: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
         max_batch_size: int | None = None,
+        allowed_batch_sizes: Sequence[int] | None = None,
+        size: Callable[[Any], int] | None = None,
         policy: Policy | str | None = None,
         max_queue_delay_s: float | None = None,
         max_queue_size: int = 1024,
@@ -89,7 +100,12 @@ class Stage:
         at_least("workers", workers, 1)
         at_least("max_queue_size", max_queue_size, 1)
         at_least("max_queue_bytes", max_queue_bytes, 1)
-        if max_batch_size is not None and max_queue_size < max_batch_size:
+        traits = traits_of(model, max_batch_size is not None)
+        if allowed_batch_sizes is not None:
+            _check_padding(allowed_batch_sizes, max_batch_size, size)
+        if size is not None:
+            _check_size(size, max_batch_size, traits)
+        elif max_batch_size is not None and max_queue_size < max_batch_size:
             raise ValueError(
                 f"max_queue_size ({max_queue_size}) is smaller than max_batch_size ({max_batch_size}):"
                 " no full batch could ever form"
@@ -107,6 +123,8 @@ class Stage:
             "kwargs": dict(kwargs or {}),
             "env": dict(env or {}),
             "max_batch_size": max_batch_size,
+            "allowed_batch_sizes": None if allowed_batch_sizes is None else tuple(allowed_batch_sizes),
+            "size": size,
             "policy": policy,
             "max_queue_delay_s": max_queue_delay_s,
             "max_queue_size": max_queue_size,
@@ -114,7 +132,7 @@ class Stage:
             "max_batch_time_s": max_batch_time_s,
             "idempotent": idempotent,
             "isolate_errors": idempotent if isolate_errors is None else isolate_errors,
-            "traits": traits_of(model, max_batch_size is not None),
+            "traits": traits,
         }
         for each in fields(self):
             object.__setattr__(self, each.name, values[each.name])
@@ -128,11 +146,17 @@ class Stage:
             return self.policy
         return type(self.policy or Greedy()).__name__.lower()
 
-    def new_policy(self) -> Policy:
-        """A policy of its own for one run of the stage, with the stage's limits filled in."""
+    def new_policy(self, overload: str = "goodput") -> Policy:
+        """A policy of its own for one run of the stage, with the stage's limits and the service's wish filled in."""
         if self.max_batch_size is None:
             return OneByOne()
-        return policy_for(self.policy, self.max_batch_size, self.max_queue_delay_s)
+        return policy_for(
+            self.policy,
+            self.max_batch_size,
+            self.max_queue_delay_s,
+            allowed_batch_sizes=self.allowed_batch_sizes,
+            overload=overload,
+        )
 
 
 def _check_run_in(run_in: str, model: AnyModel, *, cpus: bool, env: bool) -> None:
@@ -153,6 +177,27 @@ def _check_run_in(run_in: str, model: AnyModel, *, cpus: bool, env: bool) -> Non
         raise ValueError('env is for worker processes: a stage with run_in="thread" or "loop" shares this one\'s')
 
 
+def _check_padding(
+    allowed_batch_sizes: Sequence[int], max_batch_size: int | None, size: Callable[[Any], int] | None
+) -> None:
+    if max_batch_size is None:
+        raise ValueError("allowed_batch_sizes is for stages that take batches: give max_batch_size, too")
+    if size is not None:
+        raise ValueError("allowed_batch_sizes counts items and size= something else: a stage can have one of them")
+    check_sizes(allowed_batch_sizes, max_batch_size)
+
+
+def _check_size(size: Callable[[Any], int], max_batch_size: int | None, traits: Traits) -> None:
+    if not callable(size):
+        raise TypeError(f"size must be a function of an item, not {size!r}")
+    if max_batch_size is None:
+        raise ValueError("size is for stages that take batches: give max_batch_size, the most that one may hold, too")
+    if traits.accepts:
+        raise ValueError(
+            f"size cannot be asked of bodies that only {traits.name}.decode can read: leave out size= or accepts"
+        )
+
+
 def as_stage(stage: Stage | AnyModel) -> Stage:
     """A stage as it is; a bare model as a stage of single items."""
     return stage if isinstance(stage, Stage) else Stage(stage)
@@ -171,7 +216,7 @@ def check_chain(stages: Sequence[Stage]) -> None:
     if twice:
         raise ValueError(f"two stages are called {twice[0]!r}: give one of them another name with name=")
     for before, stage in itertools.pairwise(stages):
-        if stage.max_queue_size < (before.max_batch_size or 1):
+        if before.size is None and stage.max_queue_size < (before.max_batch_size or 1):
             raise ValueError(
                 f"max_queue_size of stage {stage.name} ({stage.max_queue_size}) is smaller than the batches of"
                 f" stage {before.name} before it ({before.max_batch_size})"

@@ -143,6 +143,44 @@ def test_a_hop_of_many_does_not_wait_for_more_room_than_there_can_be() -> None:
     assert served == [f"{i}''" for i in range(50)]
 
 
+# -- sizes
+
+
+def test_a_stage_weighs_the_results_of_the_one_before() -> None:
+    """Sizes are a stage's own: those of the stage before count no more."""
+    line = pipeline(stage(8), stage(8, weigh=len), stage(8))  # type: ignore[arg-type]
+    requests = [ask("abc"), ask("de"), ask("f")]
+    for request in requests:
+        request.size = 4
+    line.submit(0, requests)
+    seen = []
+    for now in range(4):
+        todo = line.poll(now)
+        seen.append([(batch.stage, len(batch), batch.size) for batch in todo.run])
+        for batch in todo.run:
+            reply(line, now, batch)
+
+    assert seen == [[(0, 2, 8)], [(1, 2, 7), (0, 1, 4)], [(2, 2, 2), (1, 1, 2)], [(2, 1, 1)]]
+
+
+def test_a_result_that_cannot_be_weighed_fails_alone() -> None:
+    """Its batch-mates go on."""
+
+    def size(result: object) -> int:
+        if result == "b'":
+            raise ModelError("no size")
+        return 1
+
+    line = pipeline(stage(), stage(weigh=size))
+    line.submit(0, asks("abc"))
+    reply(line, 1, line.poll(0).run[0])
+    todo = line.poll(1)
+
+    assert [(request.item, str(request.error)) for request in todo.answer] == [("b", "no size")]
+    assert items(todo.run[0].requests) == ["a'", "c'"]
+    assert line.unanswered == 2
+
+
 # -- deadlines
 
 

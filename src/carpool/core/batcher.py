@@ -7,7 +7,7 @@ deadline, and a reply is paired with a request only if that worker was given tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from carpool.core.queue import Queue
 from carpool.policy.base import Policy
@@ -78,6 +78,7 @@ class Batcher:
         queue: where requests wait.
         max_batch_time_s: a worker that spends longer in one call is taken to hang.
         idempotent: whether a request may be run once more when its worker is lost.
+        weigh: how much of a batch the result of the stage before takes up, if not 1; may raise a `CarpoolError`.
 
     Attributes:
         outlet: most results that the next stage can ever take at once; the pipeline sets it.
@@ -92,6 +93,7 @@ class Batcher:
         index: int = 0,
         max_batch_time_s: float = INFINITY,
         idempotent: bool = True,
+        weigh: Callable[[object], int] | None = None,
     ) -> None:
         self.name = name
         self.policy = policy
@@ -99,6 +101,7 @@ class Batcher:
         self.index = index
         self.max_batch_time_s = max_batch_time_s
         self.idempotent = idempotent
+        self.weigh = weigh or _counts_for_one
         self.outlet = INFINITY
         self.in_flight: dict[int, Batch] = {}  # by worker
         self.wake_at: float | None = None
@@ -318,3 +321,7 @@ class Batcher:
                 else:
                     batch.deadline = min(batch.deadline, request.deadline)
         return expired
+
+
+def _counts_for_one(result: object) -> int:
+    return 1

@@ -176,7 +176,7 @@ class Pipeline:
                 self._answer(now, request)
             elif request.deadline <= now:
                 self._expired(now, request, f"after stage {batcher.name}")
-            else:
+            elif self._weigh(now, request, stage + 1, results[i]):
                 request.item = results[i]
                 request.nbytes = self._measure(results[i])
                 passed.append(request)
@@ -337,6 +337,15 @@ class Pipeline:
                 request.result = result
                 answer.append(request)
         self.answered += len(answer) - before
+
+    def _weigh(self, now: float, request: Request, stage: int, result: object) -> bool:
+        """Set how much of a batch the request takes up in its next stage; if that cannot be told, it fails."""
+        try:
+            request.size = self.stages[stage].weigh(result)
+        except CarpoolError as error:
+            self._fail(now, request, error)
+            return False
+        return True
 
     def _pass_on(self, now: float, stage: int, requests: Sequence[Request]) -> None:
         """One stage is done with the requests; the next one gets their results."""

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from carpool.errors import ModelError
 from carpool.request import Request
 from carpool.wire.payload import dump, load, size_of
 
+Weigh = Callable[[Any], int]
+"""How much of a batch an item takes up."""
 
-def request_for(x: Any, deadline: float) -> Request:
-    """A caller's object as a request, which waits while the queue is full. Raises what pickling `x` raises."""
+
+def request_for(x: Any, deadline: float, weigh: Weigh | None = None) -> Request:
+    """A caller's object as a request, which waits while the queue is full. Raises what pickling or weighing it does."""
     item = dump(x)
     request = Request(item, deadline, None, len(item) if type(item) is bytes else size_of(item))
+    if weigh is not None:
+        request.size = weigh(x)
     request.patient = True
     return request
 

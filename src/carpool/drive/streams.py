@@ -13,7 +13,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from typing import Any
 
 from carpool.drive.aio import Driver
-from carpool.drive.callers import request_for, result_of
+from carpool.drive.callers import Weigh, request_for, result_of
 from carpool.errors import CarpoolError
 from carpool.request import DONE, Request
 from carpool.wire.payload import LARGE
@@ -54,12 +54,14 @@ class AsyncStream:
         driver: takes the requests.
         limit_s: time that each item has to be answered.
         window: how many requests may be inside at a time.
+        weigh: how much of a batch an item takes up, if not 1.
     """
 
-    def __init__(self, driver: Driver, limit_s: float, window: Window) -> None:
+    def __init__(self, driver: Driver, limit_s: float, window: Window, weigh: Weigh | None = None) -> None:
         self._driver = driver
         self._limit_s = limit_s
         self._window = window
+        self._weigh = weigh
         self._places: deque[Request] = deque()
         self._fed = False  # the input has ended
         self._input_error: BaseException | None = None
@@ -120,11 +122,12 @@ class AsyncStream:
                 _wake(self._consumer)
 
     def _put(self, x: Any) -> None:
-        request = request_for(x, self._driver.clock() + self._limit_s)
+        request = _place_for(x, self._driver.clock() + self._limit_s, self._weigh)
         self._places.append(request)
         if request.nbytes >= LARGE:
             self._window.narrow(request.nbytes)
-        self._driver.submit(request)
+        if request.state != DONE:
+            self._driver.submit(request)
         if self._consumer is not None and len(self._places) == 1:
             _wake(self._consumer)
 
@@ -141,11 +144,19 @@ class ThreadStream:
     interpreter, so what would cost is waking one another and touching one another's objects.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, driver: Driver, limit_s: float, window: Window) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        driver: Driver,
+        limit_s: float,
+        window: Window,
+        weigh: Weigh | None = None,
+    ) -> None:
         self._loop = loop
         self._driver = driver
         self._limit_s = limit_s
         self._window = window
+        self._weigh = weigh
         window.start_small()
         self._given = 0  # items read; counted by the feeder
         self._taken = 0  # results handed out; counted by the consumer
@@ -231,12 +242,7 @@ class ThreadStream:
         largest = 0
         deadline = self._driver.clock() + self._limit_s
         while items and not self._closed:
-            try:
-                request = request_for(items.popleft(), deadline)
-            except Exception as error:  # it cannot be pickled
-                request = Request(None, 0.0)
-                request.state = DONE
-                request.error = error
+            request = _place_for(items.popleft(), deadline, self._weigh)
             if request.nbytes > largest:
                 largest = request.nbytes
             requests.append(request)
@@ -278,6 +284,17 @@ class _Raised:
 
     def __init__(self, error: Exception) -> None:
         self.error = error
+
+
+def _place_for(x: Any, deadline: float, weigh: Weigh | None) -> Request:
+    """An item as a request; one that cannot be pickled or weighed has its error already."""
+    try:
+        return request_for(x, deadline, weigh)
+    except Exception as error:
+        request = Request(None, 0.0)
+        request.state = DONE
+        request.error = error
+        return request
 
 
 def _outcome(request: Request) -> Any:

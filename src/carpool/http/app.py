@@ -23,6 +23,7 @@ from carpool.http import asgi, openapi
 from carpool.http.codec import Formats, Refusal, allow, as_json, error_response, too_large
 from carpool.http.exchange import Exchange, Head, Response
 from carpool.request import DEFAULT_LANE, Lane
+from carpool.weigh import weigher_of
 
 if TYPE_CHECKING:
     from carpool.drive.aio import Driver
@@ -42,6 +43,7 @@ class Endpoint:
 
     Attributes:
         handle: the running service; driver: takes its requests. Both None until it is started.
+        weigher: of its items, if they do not all count for one.
         checked_at: when its example last ran through it.
     """
 
@@ -50,6 +52,7 @@ class Endpoint:
         self.output = output
         self.name = service.name
         self.formats = Formats(service.stages[0].traits, service.stages[-1].traits)
+        self.weigher = weigher_of(service.stages[0])
         self.handle: AsyncHandle | None = None
         self.driver: Driver | None = None
         self.checked_at = 0.0
@@ -282,6 +285,13 @@ class App:
     def _predict(self, exchange: Exchange) -> None:
         head = exchange.head
         driver = head.endpoint.driver  # type: ignore[union-attr]
+        weigher = head.endpoint.weigher  # type: ignore[union-attr]
+        if weigher is not None:
+            try:
+                exchange.size = weigher.of_encoded(exchange.body, exchange.format)
+            except CarpoolError as error:
+                exchange.respond(self.refuse(head, error))
+                return
         exchange.deadline = driver.clock() + head.timeout_s  # type: ignore[union-attr]
         exchange.patient = self._wait
         driver.submit(exchange)  # type: ignore[union-attr]

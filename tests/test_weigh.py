@@ -1,0 +1,98 @@
+"""What `size=` says of an item: in every form that an item can come in, and whatever the user's function does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from carpool import Stage
+from carpool.errors import InvalidRequest, ModelError, ValidationError
+from carpool.weigh import Weigher, units, weigher_of
+from carpool.wire.payload import JSON, MSGPACK, RAW, dump
+from tests import models
+
+
+def word_count(text: str) -> int:
+    """The size of a text in these tests."""
+    return len(text.split())
+
+
+def weigher(size: Any = word_count, input_type: Any = str) -> Weigher:
+    return Weigher(size, "stage s", input_type)
+
+
+def test_an_item_weighs_the_same_in_every_form() -> None:
+    """As an object, as our own bytes, as JSON and as msgpack; raw bytes are the item."""
+    text = "one two three"
+
+    assert weigher().of(text) == 3
+    assert weigher().of_encoded(dump(text)) == 3
+    assert weigher().of_encoded(msgspec.json.encode(text), JSON) == 3
+    assert weigher().of_encoded(bytearray(msgspec.msgpack.encode(text)), MSGPACK) == 3
+    assert weigher(len, bytes).of_encoded(bytearray(b"12345"), RAW) == 5
+
+
+def test_an_array_of_another_stage_is_weighed_by_its_rows() -> None:
+    """Large buffers travel beside the pickle; they are looked at where they are."""
+    assert weigher(len, Any).of_encoded(dump(np.zeros((7, 20_000)))) == 7
+
+
+@pytest.mark.parametrize(("returned", "size"), [(3, 3), (1, 1), (0, 1), (np.int64(5), 5), (True, 1)])
+def test_whole_numbers_are_sizes(returned: Any, size: int) -> None:
+    """Also numpy's; an empty item takes a place all the same."""
+    assert units(returned, "f") == size
+
+
+@pytest.mark.parametrize("returned", [-1, 2.0, "3", None, [1], "x" * 1000])
+def test_anything_else_is_the_model_s_fault(returned: Any) -> None:
+    """Said with what was returned and what would do."""
+    with pytest.raises(ModelError, match=r"size= of f returned .*: it must return a whole number") as caught:
+        units(returned, "f")
+
+    assert caught.value.code == "bad_result"
+    assert len(str(caught.value)) < 200
+
+
+def test_a_size_function_that_raises_is_the_model_s_fault() -> None:
+    """With its type's name and its traceback."""
+    with pytest.raises(ModelError, match="size= of stage s raised KeyError: 'tokens'") as caught:
+        weigher(lambda item: item["tokens"], dict).of({})
+
+    assert (caught.value.type_name, "KeyError" in caught.value.traceback) == ("KeyError", True)
+
+
+def test_a_size_function_may_refuse_an_item() -> None:
+    """Its own validation error stays one."""
+
+    def strict(text: str) -> int:
+        raise ValidationError("too long")
+
+    with pytest.raises(ValidationError, match="too long"):
+        weigher(strict).of("x")
+
+
+def test_a_body_that_does_not_fit_is_the_caller_s_fault() -> None:
+    """As when a worker reads it: malformed, or of another type."""
+    with pytest.raises(InvalidRequest, match="the body is no valid JSON"):
+        weigher().of_encoded(b'"abc', JSON)
+    with pytest.raises(InvalidRequest, match="the body is no valid msgpack"):
+        weigher().of_encoded(b"\xc1", MSGPACK)
+    with pytest.raises(ValidationError, match="Expected `str`"):
+        weigher().of_encoded(b"1", JSON)
+
+
+def test_a_result_that_cannot_be_read_is_the_model_s_fault() -> None:
+    """No caller has sent it."""
+    with pytest.raises(ModelError, match="cannot be read for its size="):
+        weigher().of_encoded(b"\x80nonsense")
+
+
+def test_most_stages_weigh_nothing() -> None:
+    """Only `size=` makes a weigher."""
+    assert weigher_of(Stage(models.scale, max_batch_size=8)) is None
+    sized = weigher_of(Stage(models.scale, max_batch_size=8, size=abs))
+    assert sized is not None
+    assert sized.of(-3) == 3
