@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+from carpool.policy.aimd import AIMD
 from carpool.policy.base import Decision, Policy, QueueView
+from carpool.policy.cork import Cork
+from carpool.policy.deadline import Deadline
 from carpool.policy.greedy import Greedy
 from carpool.policy.one_by_one import OneByOne
 from carpool.policy.static import Static
 
-__all__ = ["BY_NAME", "Decision", "Greedy", "OneByOne", "Policy", "QueueView", "Static"]
+__all__ = [
+    "AIMD",
+    "BY_NAME",
+    "Cork",
+    "Deadline",
+    "Decision",
+    "Greedy",
+    "OneByOne",
+    "Policy",
+    "QueueView",
+    "Static",
+]
 
-BY_NAME: dict[str, type[Policy]] = {"greedy": Greedy, "static": Static}
+BY_NAME: dict[str, type[Policy]] = {
+    "greedy": Greedy,
+    "static": Static,
+    "aimd": AIMD,
+    "cork": Cork,
+    "deadline": Deadline,
+}
 """The policies that a stage may name; `OneByOne` is not chosen but follows from a stage of single items."""

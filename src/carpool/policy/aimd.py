@@ -1,0 +1,79 @@
+"""AIMD: the batch cap creeps up while batches are fast enough and backs off by a tenth when one is not.
+
+Clipper's rule (Crankshaw et al., NSDI 2017, section 4.3.1), borrowed from TCP: after a full batch whose *processing*
+time is within the latency objective the cap grows by one, after a batch that took longer it shrinks to 0.9 of itself.
+Workers pull greedily: whatever waits, up to the cap, as soon as one is free. What is late already is dropped then
+(`get_batch` in Clipper's `containers.cpp` and `task_executor.hpp`).
+
+It loses on the ramp (from 1, one step per full batch: a backlog from the first second is served late) and in overload:
+processing time says nothing of the time spent waiting, and what it serves is about to be late.
+"""
+
+from __future__ import annotations
+
+from itertools import takewhile
+
+from carpool.policy.base import NOTHING, Decision, Policy, QueueView
+from carpool.request import Request
+
+GROWTH = 1.0
+BACK_OFF = 0.9
+_INFINITY = float("inf")
+
+
+class AIMD(Policy):
+    """Greedy up to a cap that is learned by additive increase and multiplicative decrease.
+
+    Args:
+        max_batch_size: as for every policy.
+        max_queue_delay_s: as for every policy; it holds nothing back.
+        slo_s: the objective for one batch, in seconds; None to learn it from the requests: the tightest time from an
+            arrival to its due time, of late.
+
+    Attributes:
+        objective_s: what a batch may take, as far as known; infinity if nobody has said.
+        cap: how many may share a batch now.
+    """
+
+    def __init__(
+        self, max_batch_size: int | None = None, max_queue_delay_s: float | None = None, slo_s: float | None = None
+    ) -> None:
+        super().__init__(max_batch_size, max_queue_delay_s)
+        if slo_s is not None and not slo_s > 0:
+            raise ValueError(f"slo_s must be a positive number of seconds, not {slo_s!r}")
+        self.slo_s = slo_s
+        self._budget_s = _INFINITY
+        self._cap = 1.0
+
+    @property
+    def objective_s(self) -> float:
+        return self._budget_s if self.slo_s is None else self.slo_s
+
+    @property
+    def cap(self) -> int:
+        return min(int(self._cap), self.limit)
+
+    def arrived(self, now: float, request: Request) -> None:
+        budget_s = request.due - request.arrived
+        if budget_s < self._budget_s:
+            self._budget_s = budget_s
+        elif budget_s < _INFINITY:
+            self._budget_s += 0.01 * (budget_s - self._budget_s)  # the tight ones have not come for a while
+
+    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
+        if not ok:
+            return
+        if busy_s > self.objective_s:
+            self._cap = max(1.0, self._cap * BACK_OFF)
+        elif size >= self.cap:
+            self._cap = min(self._cap + GROWTH, float(self.limit))
+
+    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+        if not free or not len(queue):
+            return NOTHING
+        drop = list(takewhile(lambda request: request.due <= now, queue))
+        waiting = queue.size - sum([request.size for request in drop])
+        cap = self.cap
+        if waiting >= cap:
+            return Decision(drop, take=cap, reason="full")
+        return Decision(drop, take=waiting, reason="free" if waiting else "")

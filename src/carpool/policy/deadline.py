@@ -1,0 +1,109 @@
+"""Deadline: plans every batch for the due time of its first request, and drops at once what would hold it up.
+
+The sliding window of Nexus (Shen et al., SOSP 2019, "early drop"; `model_exec.cpp`, policy 0): a batch aims at the
+largest size whose time, twice, fits into the SLO (who just misses a batch waits for it and then for its own), or at all
+that waits if that is less. A head that would be late in a batch of that size is dropped and the window slides on,
+because shrinking the batch to save it would cost capacity, and so the next heads, in overload.
+
+It loses where the curve has steps or a knee (the largest size is not the most efficient one), where batches vary (a
+plan for the mean is late half of the time), for clients in a closed loop, and under light load with a cost per item far
+above the cost per batch; and it is only as good as its profile.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+
+from carpool.policy.base import NOTHING, Decision, Policy, QueueView
+from carpool.request import Request
+
+FORGET = 0.95  # weight of the past at each new batch: about twenty batches count
+
+
+class Deadline(Policy):
+    """The largest batch that meets the earliest due time, early drop.
+
+    Args:
+        max_batch_size: as for every policy.
+        max_queue_delay_s: as for every policy; it holds nothing back.
+        cost_s: seconds of a batch of `n`, rising with `n`, from an offline profile; None to learn a line while serving.
+    """
+
+    def __init__(
+        self,
+        max_batch_size: int | None = None,
+        max_queue_delay_s: float | None = None,
+        cost_s: Callable[[int], float] | None = None,
+    ) -> None:
+        super().__init__(max_batch_size, max_queue_delay_s)
+        self._learned = Line() if cost_s is None else None
+        self._cost_s = self._learned or cost_s
+
+    def trained(self, n: int, size: int, busy_s: float) -> None:
+        if self._learned is not None:
+            self._learned.add(size, busy_s)
+
+    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
+        if self._learned is not None and ok:
+            self._learned.add(size, busy_s)
+
+    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+        size = queue.size
+        if not free or not size:
+            return NOTHING
+        drop: list[Request] = []
+        take = 0
+        for request in queue:
+            due = request.due - self.ahead_s
+            take = min(size, self._most_within(due - request.arrived))
+            if now + self.time_s(take) <= due:
+                break
+            if size == request.size and self._nobody_could(due - request.arrived):
+                break
+            drop.append(request)
+            size -= request.size
+            take = 0
+        return Decision(drop, take, ("full" if take == self.limit else "free") if take else "")
+
+    def time_s(self, n: int) -> float:
+        """Seconds from sending a batch of `n` to having its answers."""
+        assert self._cost_s is not None
+        return self._cost_s(n) + self.hop_s
+
+    def _most_within(self, budget_s: float) -> int:
+        """The largest batch of which two in a row fit into `budget_s`; at least 1."""
+        return max(1, bisect_right(range(1, self.limit + 1), budget_s / 2, key=self.time_s))
+
+    def _nobody_could(self, budget_s: float) -> bool:
+        """Whether by what was learned not even a request that has just arrived could make it. Then the last one in line
+        is served all the same: dropping everybody would be the end of learning, and the estimate may be wrong."""
+        return self._learned is not None and self.time_s(1) > budget_s
+
+
+class Line:
+    """Seconds of a batch as a + b·n, by least squares with forgetting.
+
+    When all batches have the same size the slope cannot be told: it stays near what it was, and the level is learned.
+    Neither a nor b is ever negative. Nothing seen: 0, so that everything is tried.
+    """
+
+    def __init__(self) -> None:
+        self._weight = 0.0
+        self._n = self._s = 0.0  # the means
+        self._nn = self._ns = 0.0  # the centred moments
+        self._slope = 0.0
+
+    def __call__(self, n: int) -> float:
+        return self._s + self._slope * (n - self._n)
+
+    def add(self, n: int, seconds: float) -> None:
+        """A batch of `n` took so long."""
+        self._weight = self._weight * FORGET + 1
+        off = n - self._n
+        self._n += off / self._weight
+        self._s += (seconds - self._s) / self._weight
+        self._nn = self._nn * FORGET + off * (n - self._n)
+        self._ns = self._ns * FORGET + off * (seconds - self._s)
+        slope = (self._ns + self._slope) / (self._nn + 1)
+        self._slope = min(max(slope, 0.0), self._s / self._n)
