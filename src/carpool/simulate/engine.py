@@ -23,7 +23,7 @@ from carpool.settings import at_least, not_negative, positive
 from carpool.simulate.arrivals import START_WITHIN_S, Arrivals, Closed, Open, Scene, Trace, arrivals_of
 from carpool.simulate.costs import Cost, Seconds, capacity, cost_of
 from carpool.simulate.policies import PolicyLike, label_of, policy_of
-from carpool.simulate.record import Record
+from carpool.simulate.record import UNFINISHED, Record
 from carpool.simulate.report import Report, report_of
 from carpool.simulate.weights import weights_of
 
@@ -142,7 +142,7 @@ class _Traffic:
             else:
                 self._open.append((process, scene(process)))
         self.duration_s = duration_s
-        self.record = Record(duration_s, len(costs))
+        self.record = Record(duration_s, len(costs), slos)
         self.has_weights = self._weights is not None or any(_own_weights(p) is not None for p in processes)
 
     @property
@@ -169,16 +169,23 @@ class _Traffic:
 
     def request(self, when: float, weight: float | None = None, client: _Client | None = None) -> Request:
         """One that arrives at `when`."""
-        slo_s = self._slos[0] if len(self._slos) == 1 else self._slo_dice.choice(self._slos)
-        index = self.record.add(when, slo_s, -1 if client is None else client.index)
-        request = Request(index, INFINITY, client)
+        record = self.record
+        request = Request(len(record.arrived), INFINITY, client)
+        record.arrived.append(when)
+        record.finished.append(UNFINISHED)
+        if self._loops:
+            record.client.append(-1 if client is None else client.index)
+        slo_s = self._slos[0]
+        if len(self._slos) > 1:
+            slo_s = self._slo_dice.choice(self._slos)
+            record.slo_s.append(slo_s)
         request.due = when + slo_s
         if self.has_weights:
             if weight is None:
                 weight = 1.0 if self._weights is None else self._weights.draw(self._weight_dice)
             if self.weights_known:
-                request.size = max(1, math.ceil(weight))
-            self.record.weights.append(weight)
+                request.size = _size(weight)
+            record.weights.append(weight)
         return request
 
     def send(self, client: _Client) -> None:
@@ -200,6 +207,10 @@ class _Traffic:
         weights = self.record.weights
         return sum([weights[request.item] for request in batch.requests])  # type: ignore[call-overload]
 
+    def size_of(self, index: object) -> int:
+        """How much of a batch a request takes up in a later stage: as much as in the first."""
+        return _size(self.record.weights[index]) if self.has_weights and self.weights_known else 1  # type: ignore[call-overload]
+
     def _stream(self, index: int, process: Open, scene: Scene) -> Iterator[tuple[float, float | None]]:
         """Times and weights of one process."""
         times = process.times(Random(f"{self._seed}/arrivals/{index}"), scene)
@@ -210,7 +221,7 @@ class _Traffic:
         own = _own_weights(process)
         if own is None:
             return 1.0 if self._weights is None else self._weights.mean
-        sizes = [max(1, math.ceil(weight)) for weight in own] if self.weights_known else own
+        sizes = list(map(_size, own)) if self.weights_known else own
         return sum(sizes) / len(sizes)
 
 
@@ -246,18 +257,33 @@ def _driver(
 ) -> VirtualDriver:
     """The very objects that a service runs, under the virtual clock."""
     stages = [
-        Batcher(f"stage {i}", policy, Queue(INFINITY if i else max_queue_size)) for i, policy in enumerate(policies)
+        Batcher(f"stage {i}", policy, Queue(INFINITY if i else max_queue_size), weigh=traffic.size_of)
+        for i, policy in enumerate(policies)
     ]
     seconds: list[Seconds] = [cost.over(traffic.duration_s) for cost in costs]
     dice = [Random(f"{seed}/cost/{i}") for i in range(len(costs))]
+    paddings = [_padding(policy) for policy in policies]
     weight_of = traffic.weight_of
 
     def batch_cost(batch: Batch, now: float) -> float:
         stage = batch.stage
-        return seconds[stage](weight_of(batch), now, dice[stage])
+        return seconds[stage](paddings[stage](weight_of(batch)), now, dice[stage])
 
     watcher = traffic.record
     return VirtualDriver(Pipeline(stages), batch_cost, pools, hop_s=hop_s, turn_s=turn_s, watcher=watcher)
+
+
+def _size(weight: float) -> int:
+    """What a policy that knows weights is told."""
+    return max(1, math.ceil(weight))
+
+
+def _padding(policy: Policy) -> Callable[[float], float]:
+    """What a batch of some size costs like, since a policy with allowed sizes has its batches padded."""
+    allowed: Sequence[int] = getattr(policy, "allowed_batch_sizes", None) or ()
+    if not allowed:
+        return lambda n: n
+    return lambda n: next((size for size in allowed if size >= n), n)
 
 
 def _own_weights(process: Arrivals) -> Sequence[float] | None:

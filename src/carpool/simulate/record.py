@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 
 from carpool.core.batcher import Batch
 from carpool.request import Request
 
-UNFINISHED = 0
-SERVED = 1
-DROPPED = 2
+UNFINISHED = -1.0
+DROPPED = -2.0
 
 
 class StageRecord:
@@ -31,30 +31,26 @@ class Record:
     """Of a whole run; it watches the driver. The n-th request that arrived has index n in every column.
 
     Attributes:
-        arrived: when; finished: when it had its answer; outcome: which, or UNFINISHED.
-        slo_s: within which it should be answered; client: who sent it, -1 if not one of a closed loop.
-        weights: if requests have weights.
+        arrived: when; finished: when it was served, or DROPPED or UNFINISHED.
+        slo_s: within which it should be answered; a run with a single SLO has no such column, but `slos`.
+        client: who sent it, -1 if not one of a closed loop; a run without such clients has no such column.
+        weights: only if requests have weights.
     """
 
-    def __init__(self, duration_s: float, stages: int) -> None:
+    def __init__(self, duration_s: float, stages: int, slos: Sequence[float]) -> None:
         self.duration_s = duration_s
+        self.slos = slos
         self.arrived = array("d")
         self.finished = array("d")
-        self.outcome = bytearray()
         self.slo_s = array("d")
         self.client = array("l")
         self.weights = array("d")
         self.stages = [StageRecord() for _ in range(stages)]
 
-    def add(self, when: float, slo_s: float, client: int) -> int:
-        """A request arrives; returns its index."""
-        index = len(self.arrived)
-        self.arrived.append(when)
-        self.finished.append(0.0)
-        self.outcome.append(UNFINISHED)
-        self.slo_s.append(slo_s)
-        self.client.append(client)
-        return index
+    @property
+    def slo_of_each(self) -> Iterable[float]:
+        """The SLOs of all requests, in their order."""
+        return self.slo_s if len(self.slos) > 1 else repeat(self.slos[0], len(self.arrived))
 
     def started(self, now: float, batch: Batch, busy_s: float) -> None:
         """Its worker is busy from now on; what is after the end of the arrivals does not count."""
@@ -65,8 +61,6 @@ class Record:
 
     def answered(self, now: float, requests: Sequence[Request]) -> None:
         """Requests carry their index as item, whatever stage they come from."""
-        finished, outcome = self.finished, self.outcome
+        finished = self.finished
         for request in requests:
-            index: int = request.item  # type: ignore[assignment]
-            finished[index] = now
-            outcome[index] = SERVED if request.error is None else DROPPED
+            finished[request.item] = now if request.error is None else DROPPED  # type: ignore[call-overload]

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from itertools import compress
 from statistics import fmean
 
-from carpool.simulate.record import DROPPED, SERVED, Record
+from carpool.simulate.record import DROPPED, UNFINISHED, Record
 
 NAN = math.nan
 
@@ -91,12 +93,11 @@ def report_of(
     record: Record, *, policy: str, load: float | None, seed: int, end_s: float, workers: Sequence[int], wake_ups: int
 ) -> Report:
     """The figures of one run, which went on to `end_s`, with so many workers in each stage."""
-    outcome, requests = record.outcome, len(record.outcome)
-    latencies = _latencies(record, end_s)
+    requests, dropped, unfinished = len(record.arrived), *map(record.finished.count, (DROPPED, UNFINISHED))
+    served = requests - dropped - unfinished
     good = _good(record)
-    counted = sorted(L for L, what in zip(latencies, outcome, strict=True) if what != DROPPED)
-    p50_s = _quantile(counted, 0.5)
-    served = outcome.count(SERVED)
+    latencies = sorted(_latencies(record, end_s))
+    p50_s = _quantile(latencies, 0.5)
     by_class = _class_attainment(record, good)
     utilisation = tuple(stage.busy_s / (n * record.duration_s) for stage, n in zip(record.stages, workers, strict=True))
     sizes = [_mean_size(stage.sizes) for stage in record.stages]
@@ -108,17 +109,17 @@ def report_of(
         seeds=(seed,),
         requests=requests,
         served=served,
-        dropped=outcome.count(DROPPED),
-        unfinished=requests - served - outcome.count(DROPPED),
+        dropped=dropped,
+        unfinished=unfinished,
         late=served - sum(good),
         throughput=served / record.duration_s,
         goodput=sum(good) / record.duration_s,
         attainment=_share(sum(good), requests),
-        mean_s=fmean(counted) if counted else NAN,
+        mean_s=fmean(latencies) if latencies else NAN,
         p50_s=p50_s,
-        p99_s=_quantile(counted, 0.99),
-        penalised_mean_s=_penalised_mean(record, latencies, good),
-        starvation=counted[-1] / p50_s if counted and p50_s else NAN,
+        p99_s=_quantile(latencies, 0.99),
+        penalised_mean_s=_penalised_mean(record, end_s),
+        starvation=latencies[-1] / p50_s if latencies and p50_s else NAN,
         fairness=_jain(record, good),
         class_attainment=by_class,
         class_ratio=min(by_class.values()) / max(by_class.values()) if any(by_class.values()) else NAN,
@@ -157,48 +158,48 @@ def mean_of(reports: Iterable[Report]) -> Report:
 
 
 def _latencies(record: Record, end_s: float) -> list[float]:
-    """From arrival to answer; of the unfinished to the end of the run."""
-    rows = zip(record.arrived, record.finished, record.outcome, strict=True)
-    return [(finished if what else end_s) - arrived for arrived, finished, what in rows]
+    """From arrival to answer; of the unfinished to the end of the run. Dropped requests have none."""
+    rows = zip(record.arrived, record.finished, strict=True)
+    return [(end_s if end == UNFINISHED else end) - arrived for arrived, end in rows if end != DROPPED]
 
 
 def _good(record: Record) -> list[bool]:
     """Whether each was served in time. The due time is computed as the core does, so that equality holds."""
-    rows = zip(record.arrived, record.finished, record.outcome, record.slo_s, strict=True)
-    return [what == SERVED and finished <= arrived + slo_s for arrived, finished, what, slo_s in rows]
+    rows = zip(record.arrived, record.finished, record.slo_of_each, strict=True)
+    return [0.0 <= end <= arrived + slo_s for arrived, end, slo_s in rows]
 
 
-def _penalised_mean(record: Record, latencies: list[float], good: list[bool]) -> float:
-    if not latencies:
-        return NAN
+def _penalised_mean(record: Record, end_s: float) -> float:
     total = 0.0
-    for latency, in_time, what, slo_s in zip(latencies, good, record.outcome, record.slo_s, strict=True):
-        if in_time:
-            total += latency
-        elif what == DROPPED and slo_s < math.inf:
+    for arrived, end, slo_s in zip(record.arrived, record.finished, record.slo_of_each, strict=True):
+        if 0.0 <= end <= arrived + slo_s:
+            total += end - arrived
+        elif slo_s == math.inf:
+            total += end_s - arrived
+        elif end == DROPPED:
             total += 2 * slo_s
         else:
-            total += max(latency, 2 * slo_s) if slo_s < math.inf else latency
-    return total / len(latencies)
+            total += max(2 * slo_s, (end_s if end == UNFINISHED else end) - arrived)
+    return total / len(record.arrived) if record.arrived else NAN
 
 
 def _class_attainment(record: Record, good: list[bool]) -> dict[float, float]:
-    count: dict[float, int] = {}
-    in_time: dict[float, int] = {}
-    for slo_s, is_good in zip(record.slo_s, good, strict=True):
-        count[slo_s] = count.get(slo_s, 0) + 1
-        in_time[slo_s] = in_time.get(slo_s, 0) + is_good
+    """The good ones' share of the requests of each SLO that some have."""
+    if len(record.slos) == 1:
+        return {record.slos[0]: sum(good) / len(good)} if good else {}
+    count = Counter(record.slo_s)
+    in_time = Counter(compress(record.slo_s, good))
     return {slo_s: in_time[slo_s] / count[slo_s] for slo_s in sorted(count)}
 
 
 def _jain(record: Record, good: list[bool]) -> float | None:
     """(Σk)² / (N Σk²) over the clients' good requests; even where nobody has any."""
+    if not record.client:
+        return None
     counts: dict[int, int] = {}
     for client, is_good in zip(record.client, good, strict=True):
         if client >= 0:
             counts[client] = counts.get(client, 0) + is_good
-    if not counts:
-        return None
     squares = sum(k * k for k in counts.values())
     return sum(counts.values()) ** 2 / (len(counts) * squares) if squares else 1.0
 

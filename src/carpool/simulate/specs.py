@@ -116,10 +116,17 @@ def _value(text: str, name: str, type: str) -> Any:
     if "str" in type:
         return text
     read: Callable[[str], float] = duration if name.endswith("_s") else number
+    values = tuple(_whole(read(part)) if "int" in type else read(part) for part in text.split("/"))
     if "tuple" in type or "Sequence" in type:
-        return tuple(read(part) for part in text.split("/"))
-    value = read(text)
-    return int(value) if value.is_integer() and "int" in type else value
+        return values
+    if len(values) > 1:
+        raise ValueError(f"{name} takes one value, not {text!r}")
+    return values[0]
+
+
+def _whole(value: float) -> float:
+    """An int, if it is one."""
+    return int(value) if value.is_integer() else value
 
 
 def _plain(error: Exception) -> str:
