@@ -173,6 +173,26 @@ def test_an_item_that_cannot_be_weighed_fails_alone() -> None:
         assert 3 in found[2]  # type: ignore[operator]
 
 
+def test_batches_of_allowed_sizes() -> None:
+    """The model sees no other; the padding shows in the numbers, and everybody has the answer to their own item."""
+    stage = Stage(models.lengths, max_batch_size=8, allowed_batch_sizes=[4, 8])
+    with Service(stage).run() as service:
+        assert service.predict("abc") == [3, 3, 3, 3]
+        counted = service.stats().stages[0]
+        batches = list(service.stream([n * "x" for n in range(100)]))
+
+    assert (counted.batch_sizes, counted.padding_share) == ({1: 1}, 0.75)
+    assert {len(batch) for batch in batches} <= {4, 8}
+    assert [n in batch for n, batch in enumerate(batches)] == [True] * 100
+
+
+def test_a_policy_s_own_sizes_are_padded_to() -> None:
+    """Where the stage says nothing of its own."""
+    policy = carpool.Static(allowed_batch_sizes=[2, 4])
+    with Service(Stage(models.lengths, max_batch_size=8, policy=policy)).run() as service:
+        assert service.predict("abc") == [3, 3]
+
+
 def test_close_answers_what_is_inside() -> None:
     """With `drain`, the requests inside are finished; without, they fail at once."""
 

@@ -351,6 +351,7 @@ def _launch(service: Service, index: int) -> Launch:
         stage=stage.name,
         worker=0,
         batched=stage.max_batch_size is not None,
+        allowed_batch_sizes=tuple(sizes) if (sizes := stage.new_policy().allowed_batch_sizes) else None,
         max_batch_size=stage.max_batch_size or 1,
         first=index == 0,
         last=index == len(service.stages) - 1,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from bisect import bisect_left
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -48,6 +49,8 @@ class Invoker:
         isolate_errors: whether a batch that raises is split to find the guilty items.
         through: exceptions that end the whole call instead of failing an item.
         calling: told before each call of `predict`, but for the first of a batch.
+        allowed_batch_sizes: numbers of items that `predict` is called with, rising; smaller batches are padded. None
+            for any number.
     """
 
     def __init__(
@@ -60,12 +63,14 @@ class Invoker:
         isolate_errors: bool,
         through: tuple[type[BaseException], ...] = (GeneratorExit,),
         calling: Callable[[], None] = lambda: None,
+        allowed_batch_sizes: Sequence[int] | None = None,
     ) -> None:
         self.traits = traits
         self._batched = batched
         self._isolate = isolate_errors
         self._through = through
         self._calling = calling
+        self._sizes = allowed_batch_sizes
         self._calls = 0
         if callable(model) and not isinstance(model, type | Model):
             self.instance: Any = None
@@ -104,8 +109,12 @@ class Invoker:
         pairs = [y if isinstance(y, Failed) else (y, x) for y, x in zip(results, values, strict=True)]
         return await self._each(lambda pair: postprocess(*pair), pairs)
 
-    async def together(self, function: Callable[[list[Any]], Any], items: list[Any]) -> list[Any]:
+    async def together(
+        self, function: Callable[[list[Any]], Any], items: list[Any], sizes: Sequence[int] | None = None
+    ) -> list[Any]:
         """`function` over all items at once; if it raises, over smaller and smaller parts.
+
+        With `sizes`, each part is padded up to the next of them with its last item, and the surplus results dropped.
 
         Breadth first: of n items with one bad one this takes 1 + 2·log2(n) calls. Once a level of four parts or more
         fails as a whole, no part is to blame and all of them get their error.
@@ -116,11 +125,14 @@ class Invoker:
         while parts:
             failed: list[tuple[int, int, BaseException]] = []
             for begin, end in parts:
+                part = items[begin:end]
+                if sizes is not None:
+                    part += part[-1:] * (padded(len(part), sizes) - len(part))
                 try:
-                    returned = function(items[begin:end])
+                    returned = function(part)
                     if hasattr(returned, "__await__"):
                         returned = await returned
-                    results[begin:end] = as_results(returned, end - begin)
+                    results[begin:end] = as_results(returned, len(part))[: end - begin]
                 except self._through:
                     raise
                 except BaseException as error:
@@ -146,9 +158,9 @@ class Invoker:
 
     async def _batch(self, values: list[Any]) -> list[Any]:
         if Failed not in set(map(type, values)):
-            return await self.together(self._predict, values)
+            return await self.together(self._predict, values, self._sizes)
         sound = [value for value in values if not isinstance(value, Failed)]
-        answers = iter(await self.together(self._predict, sound) if sound else ())
+        answers = iter(await self.together(self._predict, sound, self._sizes) if sound else ())
         return [v if isinstance(v, Failed) else next(answers) for v in values]
 
     async def _each(self, step: Callable[[Any], Any], values: list[Any]) -> list[Any]:
@@ -179,6 +191,12 @@ class Invoker:
             return function(x)
 
         return call
+
+
+def padded(n: int, sizes: Sequence[int]) -> int:
+    """The least of the allowed sizes that holds `n` items; `n` itself beyond the largest."""
+    i = bisect_left(sizes, n)
+    return sizes[i] if i < len(sizes) else n
 
 
 def run_now(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -60,6 +60,7 @@ def setup_of(**changes: Any) -> Setup:
         "stage": "counting",
         "worker": 0,
         "batched": True,
+        "allowed_batch_sizes": None,
         "max_batch_size": 4,
         "first": True,
         "last": True,
@@ -92,6 +93,45 @@ def test_a_whole_life() -> None:
     assert [frame.kind for frame in link.sent] == [Kind.STATE] * 3 + [Kind.REPLY] * 2
     assert [[load(p) for p in frame.payloads] for frame in link.sent[3:]] == [[2, 4], [6]]
     assert [frame.batch for frame in link.sent[3:]] == [7, 8]
+
+
+def test_batches_are_padded_to_allowed_sizes() -> None:
+    """With the last item; the surplus results are dropped, and each item has its own."""
+    link = Link(batch(1, 5), batch(2, 1, 2, 3), batch(3, 1, 2, 3, 4))
+    log = live(link, allowed_batch_sizes=(2, 4))
+
+    assert log[-4:] == ["predict 2", "predict 4", "predict 4", "teardown"]
+    assert [[load(p) for p in frame.payloads] for frame in link.sent[-3:]] == [[10], [2, 4, 6], [2, 4, 6, 8]]
+
+
+def test_the_parts_of_a_batch_that_raised_are_padded_too() -> None:
+    """The model never sees another size, and padding is no item that could be guilty."""
+    sizes: list[int] = []
+
+    def inverse(xs: list[int]) -> list[float]:
+        sizes.append(len(xs))
+        return [1 / x for x in xs]
+
+    link = Link(batch(1, 4, 2, 0))
+    live(link, inverse, allowed_batch_sizes=(2, 4))
+    (reply,) = link.sent[-1:]
+
+    assert set(sizes) <= {2, 4}
+    assert [load(p) for p in reply.payloads[:2]] == [0.25, 0.5]
+    assert list(reply.formats) == [Outcome.OK, Outcome.OK, Outcome.MODEL_ERROR]
+
+
+def test_a_wrong_number_of_results_shows_with_padding() -> None:
+    """The model is told how many it was given and how many it returned."""
+    link = Link(batch(1, 4, 2, 1))
+    live(link, few, allowed_batch_sizes=(4,))
+
+    assert link.sent[-1].formats == bytes([Outcome.BAD_RESULT] * 3)
+    assert "a batch of 4 needs 4 results" in outcome.read(link.sent[-1].payloads[0]).message
+
+
+def few(xs: list[int]) -> list[int]:
+    return xs[:3]
 
 
 def test_a_model_that_cannot_load_says_why() -> None:

@@ -83,6 +83,7 @@ def _batches(stages: _Stages) -> Iterator[Metric]:
         "carpool_batches", "Batches by why they went when they did.", labels=(*_STAGE, "reason")
     )
     compute = HistogramMetricFamily("carpool_batch_duration_seconds", "Time of a batch in its worker.", labels=_STAGE)
+    padding = CounterMetricFamily("carpool_padding", "Items added to batches to reach an allowed size.", labels=_STAGE)
     running = GaugeMetricFamily("carpool_in_flight_batches", "Batches that workers are busy with.", labels=_STAGE)
     for model, stage in stages:
         labels = (model, stage.name)
@@ -91,8 +92,9 @@ def _batches(stages: _Stages) -> Iterator[Metric]:
         for reason, count in stage.reasons.items():
             reasons.add_metric((*labels, reason), count)
         compute.add_metric(labels, _buckets(stage.compute_time), stage.compute_time.sum_s)
+        padding.add_metric(labels, stage.padding)
         running.add_metric(labels, len(stage.batcher.in_flight))
-    yield from (sizes, reasons, compute, running)
+    yield from (sizes, reasons, compute, padding, running)
 
 
 def _workers(stages: _Stages) -> Iterator[Metric]:

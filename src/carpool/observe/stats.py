@@ -20,6 +20,7 @@ from carpool.errors import (
     Unavailable,
     ValidationError,
 )
+from carpool.invoke import padded
 from carpool.request import Request
 
 OUTCOMES = ("ok", "invalid_request", "invalid_item", "overloaded", "expired", "unavailable", "model_error")
@@ -34,7 +35,7 @@ _OUTCOME_OF: dict[type[Exception], str] = {
     ModelError: "model_error",
 }
 
-REASONS = ("full", "free", "delay", "other")
+REASONS = ("full", "free", "delay", "size", "tight", "shed", "probe", "cold", "other")
 """Why a batch went when it did; what else a policy says is counted as `other`."""
 
 _SMALLEST_S = 0.00025
@@ -91,6 +92,7 @@ class StageStats:
         queue_time: from arrival in the stage to the start of the batch, per request.
         compute_time: from the start of a batch in the worker to its end, per batch.
         idle_gap: how long a worker waited between two batches although work was there, per batch.
+        items, padding: what batches held, and what was added to reach one of the stage's `allowed_batch_sizes`.
     """
 
     def __init__(self, name: str, pipeline: Pipeline, index: int, roster: Roster | None, single: bool) -> None:
@@ -102,6 +104,7 @@ class StageStats:
         self.idle_gap = Durations()
         self.roster = roster
         self.batcher = pipeline.stages[index]
+        self.items = self.padding = 0
         self._single = single
         self._hungry: set[int] = set()  # workers for whom work was waiting when they became free
 
@@ -112,6 +115,10 @@ class StageStats:
             self.batch_sizes[1] = self.batch_sizes.get(1, 0) + n
         else:
             self.batch_sizes[n] = self.batch_sizes.get(n, 0) + 1
+        sizes = self.batcher.policy.allowed_batch_sizes
+        if sizes is not None:
+            self.items += n
+            self.padding += padded(n, sizes) - n
         self.reasons[batch.reason if batch.reason in self.reasons else "other"] += 1
         self.queue_time.add_since(batch.started, [request.arrived for request in batch.requests])
 
@@ -130,6 +137,11 @@ class StageStats:
         """Requests per call; 0 before the first."""
         calls = sum(self.batch_sizes.values())
         return sum(n * count for n, count in self.batch_sizes.items()) / calls if calls else 0.0
+
+    @property
+    def padding_share(self) -> float:
+        """How much of what the model was called with was padding, 0 to 1."""
+        return self.padding / (self.items + self.padding) if self.padding else 0.0
 
     @property
     def workers(self) -> dict[State, int]:
@@ -211,6 +223,7 @@ class StageSnapshot:
         queued, running: requests that wait, and that workers are busy with.
         batches: calls made so far; mean_batch_size: requests per call.
         batch_sizes: how many calls had each size.
+        padding_share: how much of what the model was called with was padding, see `Stage(allowed_batch_sizes=...)`.
         reasons: why batches went when they did.
         mean_queue_s, mean_compute_s: per request in the queue, per batch in the worker.
         mean_idle_gap_s: how long a worker waited for its next batch although work was there.
@@ -224,6 +237,7 @@ class StageSnapshot:
     batches: int
     mean_batch_size: float
     batch_sizes: dict[int, int]
+    padding_share: float
     reasons: dict[str, int]
     mean_queue_s: float
     mean_compute_s: float
@@ -271,6 +285,7 @@ def _stage_snapshot(stage: StageStats) -> StageSnapshot:
         batches=sum(stage.batch_sizes.values()),
         mean_batch_size=stage.mean_batch_size,
         batch_sizes=dict(sorted(stage.batch_sizes.items())),
+        padding_share=stage.padding_share,
         reasons=dict(stage.reasons),
         mean_queue_s=stage.queue_time.mean_s,
         mean_compute_s=stage.compute_time.mean_s,

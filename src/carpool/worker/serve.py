@@ -98,6 +98,7 @@ async def _load(
             isolate_errors=setup.isolate_errors,
             through=through,
             calling=reports,
+            allowed_batch_sizes=setup.allowed_batch_sizes,
         )
         await invoker.set_up()
         call = Call(invoker, first=setup.first, last=setup.last)

@@ -14,6 +14,7 @@ class Setup(msgspec.Struct, frozen=True):
     Attributes:
         model: the packed model, see `program.pack_model`.
         batched: whether `predict` takes lists.
+        allowed_batch_sizes: how long these lists may be; None for any length.
         first, last: whether the stage decodes requests, and whether it encodes responses.
         cores: where the worker runs; None leaves the affinity alone.
         log_level: the parent's, if its program has set up logging; None otherwise.
@@ -24,6 +25,7 @@ class Setup(msgspec.Struct, frozen=True):
     stage: str
     worker: int
     batched: bool
+    allowed_batch_sizes: tuple[int, ...] | None
     max_batch_size: int
     first: bool
     last: bool
