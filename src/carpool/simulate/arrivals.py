@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from random import Random
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from carpool.simulate import specs
 
 EXAMPLE = "poisson:rate=800"
 START_WITHIN_S = 0.02  # clients of a closed loop send their first requests at random within so many seconds
 
-Think = Literal["uniform", "exponential", "fixed"]
+THINKS = ("uniform", "exponential", "fixed")
 
 
 class Scene(NamedTuple):
@@ -374,14 +374,14 @@ class Closed:
 
     clients: int = 16
     think_s: float = 0.001
-    think: Think = "uniform"
+    think: str = "uniform"
     backoff_s: float = 0.02
 
     def __post_init__(self) -> None:
         if not isinstance(self.clients, int) or self.clients < 1:
             raise ValueError(f"closed: clients must be a whole number of at least 1, not {self.clients!r}")
-        if self.think not in get_args(Think):
-            raise ValueError(f"closed: think must be one of {', '.join(get_args(Think))}, not {self.think!r}")
+        if self.think not in THINKS:
+            raise ValueError(f"closed: think must be one of {', '.join(THINKS)}, not {self.think!r}")
         if self.think_s < 0 or not self.backoff_s > 0:
             raise ValueError("closed: think must be at least 0 and backoff positive")
 
