@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from carpool.policy.cost import CostModel
 
-_GRID = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)  # windows, in set-up times of a batch
+_GRID = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
+"""Windows, as shares of what one batch takes less than two of half its size: the most that waiting can be worth."""
 _KEEP = 0.95  # weight of the former batches
 _GAIN = 1.02  # waiting must promise this much more throughput
 _CLUSTER = 2.0  # and the window this many times the arrivals of other times
@@ -37,6 +38,7 @@ class Gather:
         self._at = 0.0  # when the last batch was completed
         self.served = 0  # by that batch
         self._since: list[float] = []  # arrivals since then
+        self._scale_s = 0.0  # the longest window; for a cost of a + b·n it is a
         self._returned = [0.0] * len(_GRID)  # per window, over the batches so far
         self._answered = self._batches = 0.0  # requests and batches that could return, likewise
         self._stray = self._stray_s = 0.0  # arrivals outside of the windows, and the time outside of them
@@ -67,30 +69,33 @@ class Gather:
 
     def _learn(self, now: float, rate: float, unit: float, cost: CostModel) -> None:
         """Close the account of the batch before this one and choose the window anew."""
-        setup_s, at, since = cost.setup_s, self._at, self._since
-        half = at + 0.5 * setup_s
+        scale_s, at, since = self._scale_s, self._at, self._since
+        half = at + 0.5 * scale_s
         self._stray = _KEEP * self._stray + len(since) - bisect_right(since, half)
         self._stray_s = _KEEP * self._stray_s + max(0.0, now - half)
         self._answered = _KEEP * self._answered + self.served
         self._batches = _KEEP * self._batches + 1.0
-        if self._stray_s > setup_s:
+        if self._stray_s > scale_s:
             rate = self._stray / self._stray_s
         returned = self._returned
         for j, share in enumerate(_GRID):
-            returned[j] = _KEEP * returned[j] + bisect_right(since, at + share * setup_s)
+            returned[j] = _KEEP * returned[j] + bisect_right(since, at + share * scale_s)
         self.window_s = self._best_window(rate, unit, cost)
 
     def _best_window(self, rate: float, unit: float, cost: CostModel) -> float:
-        setup_s, limit = cost.setup_s, cost.limit / unit
-        background = _CLUSTER * rate * setup_s * self._batches
-        batch = min(limit, max(1.0, 0.5 * self._clients))
-        best, window_s = _GAIN * batch / cost.seconds(batch * unit), 0.0
+        limit = cost.limit / unit
+        half = min(limit, max(1.0, 0.5 * self._clients))
+        half_s = cost.seconds(half * unit)
+        background = _CLUSTER * rate * self._scale_s * self._batches
+        best, window_s = _GAIN * half / half_s, 0.0
         for returned, share in zip(self._returned, _GRID, strict=True):
             if returned <= background * share:
                 continue
             batch = min(limit, max(1.0, self._clients / (2.0 - min(1.0, returned / self._answered))))
             optimism = _OPTIMISM if batch * unit > cost.shape.largest else 1.0
-            throughput = batch / (share * setup_s + cost.seconds(batch * unit) * optimism)
+            throughput = batch / (share * self._scale_s + cost.seconds(batch * unit) * optimism)
             if throughput > best:
-                best, window_s = throughput, share * setup_s
+                best, window_s = throughput, share * self._scale_s
+        saved_s = 2.0 * half_s - cost.seconds(2.0 * half * unit) if 2.0 * half <= limit else 0.0
+        self._scale_s = max(cost.setup_s, saved_s)
         return window_s
