@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from carpool.simulate.arrivals import MMPP, Bursts, Closed, Flash, Gamma, Poisson, Sine, Trace
-from carpool.simulate.costs import Affine, Cost, Drifting, Knee, Noisy, Sqrt, Table, Tile, capacity
+from carpool.simulate.compare import compare, sweep
+from carpool.simulate.costs import Affine, Cost, Drifting, Knee, Noisy, Sqrt, Table, Tile
 from carpool.simulate.engine import run
 from carpool.simulate.report import Report, mean_of
+from carpool.simulate.servers import capacity
 from carpool.simulate.weights import Pareto
 
 __all__ = [
@@ -28,6 +30,8 @@ __all__ = [
     "Tile",
     "Trace",
     "capacity",
+    "compare",
     "mean_of",
     "run",
+    "sweep",
 ]

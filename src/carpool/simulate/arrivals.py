@@ -1,13 +1,14 @@
 """When requests come: open processes, which do not care how they fare, and clients in a closed loop, which do.
 
 An open process gives its times in [0, duration). Its rate is in requests per second, or as `rho`, a share of what the
-simulated workers can serve (`costs.capacity`), which is known when the run starts.
+simulated workers can serve (`servers.capacity`), which is known when the run starts.
 """
 
 from __future__ import annotations
 
 import csv
 import functools
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -338,27 +339,32 @@ class Given(Open):
     """Times of the user's: seconds, in order; those from the end of the run on are not looked at."""
 
     def __init__(self, times: Iterable[float]) -> None:
-        self._given = times
+        self._rest = iter(times)
+        self._seen: list[float] = []  # what was drawn, so that a generator serves several runs
 
     def times(self, dice: Random, scene: Scene) -> Iterator[float]:
-        last = 0.0
-        for when in self._given:
-            if not when >= last:
-                raise ValueError(f"arrival times must rise from 0 on: {when!r} comes after {last!r}")
-            if when >= scene.duration_s:
+        for i in itertools.count():
+            if i == len(self._seen) and not self._draw():
                 break
-            yield float(when)
-            last = when
+            if self._seen[i] >= scene.duration_s:
+                break
+            yield self._seen[i]
 
     def mean_rate(self, scene: Scene) -> float:
-        self._given = tuple(self.times(Random(0), scene))
-        return len(self._given) / scene.duration_s
+        return sum(1 for _ in self.times(Random(0), scene)) / scene.duration_s
 
     def scaled(self, factor: float) -> Given:
         raise ValueError("given arrival times cannot be scaled to a load: take a process, such as poisson:rho=0.7")
 
-    def __repr__(self) -> str:
-        return "given times"
+    def _draw(self) -> bool:
+        """Have one more time; whether there was one."""
+        last = self._seen[-1] if self._seen else 0.0
+        when = next(self._rest, None)
+        if when is not None and not when >= last:
+            raise ValueError(f"arrival times must rise from 0 on: {when!r} comes after {last!r}")
+        if when is not None:
+            self._seen.append(float(when))
+        return when is not None
 
 
 @dataclass(frozen=True)

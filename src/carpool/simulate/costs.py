@@ -12,7 +12,7 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -22,8 +22,6 @@ from carpool.simulate import specs
 
 Seconds = Callable[[float, float, Random], float]
 """Seconds of a batch of a size, at a time of the run, with a source of chance."""
-
-CostLike = "Cost | str | Callable[..., float]"
 
 EXAMPLE = "affine:a=8ms,b=0.25ms"
 _SAMPLES = 64  # of a cost that is all chance, for its mean
@@ -202,34 +200,6 @@ def cost_of(cost: object) -> Cost:
     if callable(cost):
         return Given(cost)
     raise TypeError(f"cost must be a spec such as {EXAMPLE!r}, a Cost or a function of the batch size, not {cost!r}")
-
-
-def capacity(
-    cost: object,
-    max_batch_size: int | Sequence[int] = 64,
-    workers: int | Sequence[int] = 1,
-    *,
-    mean_weight: float = 1.0,
-    weights_known: bool = False,
-) -> float:
-    """Most requests per second that can be served for ever: workers · max n/t(n), of the slowest stage.
-
-    Args:
-        cost: of a batch; a list of costs for stages in a row.
-        max_batch_size, workers: one for all stages, or one for each.
-        mean_weight: of a request.
-        weights_known: whether the batch limit counts weights, instead of requests.
-    """
-    stages = list(cost) if isinstance(cost, list | tuple) else [cost]
-    limits = list(max_batch_size) if isinstance(max_batch_size, Sequence) else [max_batch_size] * len(stages)
-    pools = list(workers) if isinstance(workers, Sequence) else [workers] * len(stages)
-    rates = []
-    for curve, limit, pool in zip(map(cost_of, stages), limits, pools, strict=True):
-        if weights_known:
-            rates.append(pool * max(n / curve(n) for n in range(1, limit + 1)) / mean_weight)
-        else:
-            rates.append(pool * max(n / curve(n * mean_weight) for n in range(1, limit + 1)))
-    return min(rates)
 
 
 def _from_spec(text: str) -> Cost:

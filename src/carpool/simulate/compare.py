@@ -1,0 +1,163 @@
+"""Many runs: policies side by side, over several seeds and loads, on as many cores as there are.
+
+All policies meet the same arrivals, seed by seed, so that they are compared in pairs.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from typing import Any
+
+from carpool.simulate.arrivals import Arrivals, Closed, arrivals_of
+from carpool.simulate.engine import run
+from carpool.simulate.policies import PolicyLike
+from carpool.simulate.report import Report, mean_of
+from carpool.simulate.servers import Servers
+from carpool.simulate.traffic import Traffic
+from carpool.simulate.weights import weights_of
+
+LOADS = tuple(n / 10 for n in range(1, 16))
+
+Progress = Callable[[int, int], None]
+"""Told how many runs of how many are done."""
+
+
+def compare(
+    policies: Sequence[PolicyLike],
+    arrivals: Any = "poisson:rate=800",
+    cost: Any = "affine:a=8ms,b=0.25ms",
+    *,
+    seeds: int = 5,
+    seed: int = 0,
+    jobs: int = 1,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> list[Report]:
+    """One report per policy, each the mean over several seeds.
+
+    Args:
+        policies, arrivals, cost: as in `run`.
+        seeds: how many; seed: the first one.
+        jobs: processes to run them in; 0 for one per core. With more than one all that is given must be picklable,
+            as specs are.
+        progress: called after every run.
+        settings: further ones of `run`.
+
+    Raises:
+        ValueError: a setting makes no sense.
+    """
+    processes = arrivals_of(arrivals)
+    runs = [
+        {**settings, "policy": policy, "arrivals": processes, "cost": cost, "seed": each}
+        for policy in policies
+        for each in _seeds(seeds, seed)
+    ]
+    return _means(_run_all(runs, jobs, progress), seeds)
+
+
+def sweep(
+    policies: Sequence[PolicyLike],
+    arrivals: Any = "poisson:rho=1",
+    cost: Any = "affine:a=8ms,b=0.25ms",
+    loads: Iterable[float] = LOADS,
+    *,
+    seeds: int = 1,
+    seed: int = 0,
+    jobs: int = 1,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> list[Report]:
+    """One report per policy and load, in this order; `Report.load` says which.
+
+    The arrivals keep their kind and are scaled to each load, which is their mean rate as a share of capacity. With
+    clients in a closed loop everything is scaled, the number of clients too, and a load of 1 is what is given.
+
+    Args: as in `compare`; loads: the loads.
+
+    Raises:
+        ValueError: a setting makes no sense.
+    """
+    loads = list(loads)
+    processes = arrivals_of(arrivals)
+    given = _load_of(processes, cost, settings)
+    runs = [
+        {**settings, "policy": policy, "arrivals": _scaled(processes, load / given), "cost": cost, "seed": each}
+        for policy in policies
+        for load in loads
+        for each in _seeds(seeds, seed)
+    ]
+    means = _means(_run_all(runs, jobs, progress), seeds)
+    return [replace(report, load=load) for report, load in zip(means, loads * len(policies), strict=True)]
+
+
+def _seeds(seeds: int, seed: int) -> range:
+    if seeds < 1:
+        raise ValueError(f"seeds must be at least 1, not {seeds!r}")
+    return range(seed, seed + seeds)
+
+
+def _means(reports: Sequence[Report], seeds: int) -> list[Report]:
+    """Runs that differ in nothing but their seeds follow each other."""
+    return [mean_of(reports[i : i + seeds]) for i in range(0, len(reports), seeds)]
+
+
+def _load_of(processes: Sequence[Arrivals], cost: Any, settings: dict[str, Any]) -> float:
+    """The load that the arrivals make as they are; 1 with a closed loop."""
+    if any(isinstance(process, Closed) for process in processes):
+        return 1.0
+    servers = Servers.of(cost, settings.get("max_batch_size", 64), settings.get("workers", 1))
+    traffic = Traffic(
+        processes,
+        servers,
+        duration_s=settings.get("duration_s", 30),
+        weights=weights_of(settings.get("weights")),
+        weights_known=settings.get("weights_known", False),
+    )
+    if not traffic.load:
+        raise ValueError("these arrivals are none: they cannot be scaled to a load")
+    return traffic.load
+
+
+def _scaled(processes: Sequence[Arrivals], factor: float) -> list[Arrivals]:
+    return [process.scaled(factor) for process in processes]
+
+
+def _run_all(runs: Sequence[dict[str, Any]], jobs: int, progress: Progress | None) -> list[Report]:
+    """The reports, in the order of the runs."""
+    if jobs < 0:
+        raise ValueError(f"jobs must be at least 1, or 0 for one per core, not {jobs!r}")
+    jobs = min(jobs or os.cpu_count() or 1, len(runs))
+    tell = progress or (lambda done, of: None)
+    tell(0, len(runs))
+    if jobs <= 1:
+        return [_run_one(settings, i, len(runs), tell) for i, settings in enumerate(runs)]
+    _check_picklable(runs)
+    spawn = multiprocessing.get_context("spawn")  # a fork would take along the locks of whoever draws the progress
+    with ProcessPoolExecutor(jobs, spawn) as pool:
+        futures = [pool.submit(run, **settings) for settings in runs]
+        try:
+            for done, future in enumerate(as_completed(futures), 1):
+                future.result()
+                tell(done, len(runs))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [future.result() for future in futures]
+
+
+def _run_one(settings: dict[str, Any], index: int, runs: int, tell: Progress) -> Report:
+    report = run(**settings)
+    tell(index + 1, runs)
+    return report
+
+
+def _check_picklable(runs: Sequence[dict[str, Any]]) -> None:
+    try:
+        pickle.dumps(runs)
+    except Exception as error:
+        raise ValueError(f"with several jobs, give specs, or functions that a module has by name: {error}") from None

@@ -1,0 +1,64 @@
+"""Who serves: stages in a row, each with its cost, its batch limit and its workers; and how much they can serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from carpool.settings import at_least
+from carpool.simulate.costs import Cost, cost_of
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Stages in a row.
+
+    Attributes:
+        costs, limits, workers: of each stage its batches' cost, their largest size, and how many workers it has.
+    """
+
+    costs: tuple[Cost, ...]
+    limits: tuple[int, ...]
+    workers: tuple[int, ...]
+
+    @classmethod
+    def of(cls, cost: Any, max_batch_size: Any, workers: Any) -> Servers:
+        """From one value for all stages or a list for each; the costs say how many there are. Raises ValueError."""
+        costs = tuple(cost_of(part) for part in (cost if isinstance(cost, list | tuple) else [cost]))
+        limits = per_stage("max_batch_size", max_batch_size, len(costs))
+        pools = per_stage("workers", workers, len(costs))
+        for limit, pool in zip(limits, pools, strict=True):
+            at_least("max_batch_size", limit, 1)
+            at_least("workers", pool, 1)
+        return cls(costs, limits, pools)
+
+    def capacity(self, mean_weight: float = 1.0, *, weights_known: bool = False) -> float:
+        """Most requests per second that can be served for ever: workers · max n/t(n) of the slowest stage.
+
+        Args:
+            mean_weight: of a request; a batch costs what its weights sum up to.
+            weights_known: whether batch limits count weights instead of requests.
+        """
+        unit = 1.0 if weights_known else mean_weight
+        rates = [
+            workers * max(n / cost(n * unit) for n in range(1, limit + 1))
+            for cost, limit, workers in zip(self.costs, self.limits, self.workers, strict=True)
+        ]
+        return min(rates) / mean_weight * unit
+
+
+def capacity(cost: Any = "affine:a=8ms,b=0.25ms", max_batch_size: Any = 64, workers: Any = 1) -> float:
+    """Most requests per second that can be served for ever: workers · max n/t(n), n up to `max_batch_size`.
+
+    A list of costs stands for stages in a row, of which the slowest counts; the others may then be lists too.
+    """
+    return Servers.of(cost, max_batch_size, workers).capacity()
+
+
+def per_stage(name: str, value: Any, stages: int) -> tuple[Any, ...]:
+    """One value for each stage; a single one counts for all. Raises ValueError."""
+    if not isinstance(value, list | tuple):
+        return (value,) * stages
+    if len(value) != stages:
+        raise ValueError(f"{name} has {len(value)} entries for {stages} stages: give one value, or one for each cost")
+    return tuple(value)
