@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from carpool.policy.adaptive import Adaptive
 from carpool.policy.aimd import AIMD
 from carpool.policy.base import Decision, Policy, QueueView
 from carpool.policy.cork import Cork
@@ -13,6 +14,7 @@ from carpool.policy.static import Static
 __all__ = [
     "AIMD",
     "BY_NAME",
+    "Adaptive",
     "Cork",
     "Deadline",
     "Decision",
@@ -24,6 +26,7 @@ __all__ = [
 ]
 
 BY_NAME: dict[str, type[Policy]] = {
+    "adaptive": Adaptive,
     "greedy": Greedy,
     "static": Static,
     "aimd": AIMD,
