@@ -193,6 +193,15 @@ def test_a_policy_s_own_sizes_are_padded_to() -> None:
         assert service.predict("abc") == [3, 3]
 
 
+@pytest.mark.parametrize("priority", [101, -101, 1.5, True, "high", float("inf")])
+def test_a_priority_is_a_small_whole_number(priority: object) -> None:
+    """Anything else is told at once; the largest are taken."""
+    with Service(Stage(models.scale, max_batch_size=2, run_in="thread")).run() as service:
+        with pytest.raises(ValueError, match="priority must be a whole number from -100 to 100"):
+            service.predict(1, priority=priority)  # type: ignore[arg-type]
+        assert [service.predict(1, priority=p) for p in (-100, 100)] == [2, 2]
+
+
 def test_close_answers_what_is_inside() -> None:
     """With `drain`, the requests inside are finished; without, they fail at once."""
 

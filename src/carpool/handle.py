@@ -27,6 +27,7 @@ from carpool.observe.stats import ServiceSnapshot, Stats
 from carpool.policy import OneByOne
 from carpool.policy.one_by_one import MOST_IN_A_HOP
 from carpool.request import Request
+from carpool.settings import check_priority, positive
 from carpool.stage import Stage
 from carpool.weigh import weigher_of
 from carpool.wire.payload import size_of
@@ -122,7 +123,7 @@ class AsyncHandle:
         Args:
             x: the item.
             timeout_s: can only shorten the service's.
-            priority: larger goes first.
+            priority: larger goes first, -100 to 100; but each second of being passed over counts for one level.
 
         Raises:
             CarpoolError: see `carpool.errors`.
@@ -165,11 +166,11 @@ class AsyncHandle:
 
     def new_request(self, x: Any, timeout_s: float | None, priority: int) -> Request:
         """An item as a request that the driver takes. Raises what pickling or weighing it does."""
-        if timeout_s is not None and not timeout_s > 0:
-            raise ValueError(f"timeout_s must be a positive number of seconds, not {timeout_s!r}")
+        positive("timeout_s", timeout_s)
         limit_s = self.service.timeout_s if timeout_s is None else min(timeout_s, self.service.timeout_s)
         request = request_for(x, self.running_driver.clock() + limit_s, self.weigh)
         if priority:
+            check_priority(priority)
             request.lane = (priority, None, 0)
         return request
 

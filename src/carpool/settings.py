@@ -8,6 +8,10 @@ from collections.abc import Sequence
 from carpool.policy import BY_NAME, Greedy, Policy
 
 
+LARGEST_PRIORITY = 100
+"""Priorities are whole numbers from minus this to this."""
+
+
 def at_least(name: str, value: int, least: int) -> None:
     """A whole number that must not be smaller. Raises ValueError."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -24,6 +28,14 @@ def not_negative(name: str, value: float | None) -> None:
     """A duration that may be 0, where it is given at all. Raises ValueError."""
     if value is not None and not value >= 0:
         raise ValueError(f"{name} must be 0 or more seconds, not {value!r}")
+
+
+def check_priority(priority: int) -> None:
+    """A request's priority. Raises ValueError."""
+    if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > LARGEST_PRIORITY:
+        raise ValueError(
+            f"priority must be a whole number from -{LARGEST_PRIORITY} to {LARGEST_PRIORITY}, not {priority!r}"
+        )
 
 
 def check_policy(policy: Policy | str | None) -> None:

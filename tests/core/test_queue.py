@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from carpool.core.batcher import INFINITY
 from carpool.core.queue import Queue
 from carpool.request import DONE, QUEUED, RUNNING, Request
-from tests.core.stub import ask, asks, items
+from tests.core.stub import PROPERTY, ask, asks, items
 
 
 def queue_of(*requests: Request) -> Queue:
@@ -80,6 +80,83 @@ def test_an_emptied_lane_does_not_hide_another() -> None:
 
     assert items(queue.peek(1)) == ["b"]
     assert items(queue.take(1)) == ["b"]
+
+
+# -- ageing
+
+
+def flood(queue: Queue, now: float, priority: int, waiting: int = 8) -> None:
+    """As many of this priority wait as before; they never get fewer."""
+    missing = waiting - sum(request.lane[0] == priority for request in queue)
+    queue.push([ask(f"p{priority}", priority=priority, arrived=now) for _ in range(missing)])
+
+
+def takes_until(queue: Queue, wanted: Request, batch_s: int, floods: list[int], n: int = 4) -> float:
+    """Seconds until `wanted` is taken, with a batch of `n` every `batch_s` and floods of some priorities."""
+    now = wanted.arrived
+    while wanted.state == QUEUED:
+        for priority in floods:
+            flood(queue, now, priority)
+        queue.take(n, now)
+        now += batch_s
+        assert now < 1000, "it starves"
+    return now - batch_s - wanted.arrived
+
+
+@PROPERTY
+@given(st.integers(-3, 3), st.integers(0, 4), st.integers(1, 5), st.integers(1, 12))
+def test_no_crowd_of_high_priority_starves_a_low_one(low: int, levels: int, ageing_s: int, batch_s: int) -> None:
+    """It is passed over for at most `ageing_s` a level, and the batch that is running then."""
+    queue = Queue(ageing_s=ageing_s)
+    flood(queue, 0, low + levels)
+    queue.take(4, 0)
+    request = ask("late", priority=low, arrived=1)
+    queue.push([request])
+
+    assert takes_until(queue, request, batch_s, [low + levels]) <= levels * ageing_s + 2 * batch_s
+
+
+@PROPERTY
+@given(st.integers(-3, 3), st.integers(1, 4), st.integers(1, 5), st.integers(1, 12), st.integers(0, 50))
+def test_no_crowd_of_low_priority_delays_a_high_one(
+    low: int, levels: int, ageing_s: int, batch_s: int, before: int
+) -> None:
+    """However long the low ones have been waiting: a newcomer goes next, or after one batch where batches are long."""
+    queue = Queue(ageing_s=ageing_s)
+    flood(queue, 0, low, waiting=50 + 4 * before)
+    now = 0
+    for _ in range(before):
+        now += batch_s
+        queue.take(4, now)
+    now += batch_s
+    request = ask("high", priority=low + levels, arrived=now)
+    queue.push([request])
+    waited_s = takes_until(queue, request, batch_s, [low])
+
+    assert waited_s <= (0 if before and batch_s < levels * ageing_s else batch_s)
+
+
+def test_lanes_of_one_priority_take_turns() -> None:
+    """What cannot share a batch is served in turn: those of one key do not keep another one's out."""
+    queue = Queue()
+    served = []
+    for now in range(6):
+        queue.push([ask("a", key="A", arrived=now), ask("a", key="A", arrived=now)])
+        queue.push([ask("b", key="B", arrived=now)])
+        served += [request.item for request in queue.take(1, now + 1)]
+
+    assert served == ["a", "b", "a", "b", "a", "b"]
+
+
+def test_a_lane_that_was_empty_is_not_old() -> None:
+    """Its age is that of what waits, not of what was served long ago."""
+    queue = Queue(ageing_s=1)
+    queue.push([ask("low", priority=0, arrived=0)])
+    queue.take(1, 0)
+    queue.push([ask("low again", priority=0, arrived=100)])
+    queue.push([ask("high", priority=1, arrived=100)])
+
+    assert items(queue.take(1, 100)) == ["high"]
 
 
 class Untouchable(Request):

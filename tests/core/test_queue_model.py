@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.batcher import INFINITY
-from carpool.core.queue import Queue
+from carpool.core.queue import AGEING_S, Queue
 from carpool.request import DONE, Lane, Request
 from tests.core.stub import PROPERTY, ask
 
@@ -17,23 +17,35 @@ class NaiveQueue:
     """What a queue should do, as plainly as it can be written down."""
 
     def __init__(self) -> None:
-        self.lanes: dict[Lane, list[Request]] = {}  # in the order in which they were opened
+        self.lanes: dict[Lane, list[Request]] = {}
+        self.since: dict[Lane, float] = {}  # when each was last served or, before that, opened
+        self.order: list[Lane] = []
 
     def push(self, request: Request) -> None:
-        lane = self.lanes.setdefault(request.lane, [])
+        lane = self.open(request)
         lane.append(request)
         lane.sort(key=lambda r: r.deadline)
 
+    def open(self, request: Request) -> list[Request]:
+        if request.lane not in self.lanes:
+            self.lanes[request.lane] = []
+            self.since[request.lane] = request.arrived
+            self.order.append(request.lane)
+        self.order.sort(key=self.rank)
+        return self.lanes[request.lane]
+
+    def rank(self, lane: Lane) -> float:
+        return self.since[lane] - lane[0] * AGEING_S
+
     def put_back(self, requests: list[Request]) -> None:
-        for request in requests:
-            lane = self.lanes.setdefault(request.lane, [])
+        for request in reversed(requests):
+            lane = self.open(request)
             lane.append(request)
         for lane in self.lanes.values():
             lane.sort(key=lambda r: (r.deadline, r.arrived, r.id))
 
     def line(self) -> list[Request]:
-        lanes = sorted(self.lanes.items(), key=lambda entry: -entry[0][0])
-        return [request for _, lane in lanes for request in lane]
+        return [request for lane in self.order for request in self.lanes[lane]]
 
     def peek(self, n: int) -> list[Request]:
         line = self.line()
@@ -43,11 +55,14 @@ class NaiveQueue:
         self.lanes[request.lane].remove(request)
         if not self.lanes[request.lane]:
             del self.lanes[request.lane]
+            self.order.remove(request.lane)
 
-    def take(self, n: int) -> list[Request]:
+    def take(self, n: int, now: float) -> list[Request]:
         taken = self.peek(n)
         for request in taken:
+            self.since[request.lane] = now
             self.remove(request)
+        self.order.sort(key=self.rank)
         return taken
 
     def expire(self, now: float) -> list[Request]:
@@ -91,8 +106,8 @@ def test_the_queue_does_what_a_sorted_list_does(script: list[tuple[str, Any]]) -
             queue.push(requests)
         elif step == "take":
             peeked = queue.peek(argument)
-            expected = naive.take(argument) if len(naive.line()) else []
-            taken = queue.take(argument)
+            expected = naive.take(argument, now) if len(naive.line()) else []
+            taken = queue.take(argument, now)
             assert peeked == taken == expected
         elif step == "remove" and naive.line():
             request = naive.line()[argument % len(naive.line())]

@@ -247,7 +247,7 @@ class Batcher:
 
     def _start(self, now: float, n: int, reason: str) -> Batch:
         size = self.queue.size
-        requests = self.queue.take(n)
+        requests = self.queue.take(n, now)
         for request in requests:
             request.attempts += 1
         self._batch_ids += 1

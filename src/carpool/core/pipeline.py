@@ -312,7 +312,7 @@ class Pipeline:
         """Fill the first queue from the door; whether anybody came in."""
         before = first.queue.count
         while self.door.count and first.queue.has_room(self.door.peek(1)[0].nbytes):
-            (request,) = self.door.take(1)
+            (request,) = self.door.take(1, now)
             request.stage = 0
             request.arrived = now
             first.enter(now, [request])

@@ -1,5 +1,13 @@
 """The waiting room of one stage: lanes in order of priority, earliest due first within a lane.
 
+Priorities age, so that nobody starves: a lane rises by one level for each `ageing_s` that it waits and nothing is taken
+from it, and is back at its own level once something was. It is not the age of single requests that counts: those of a
+lane that is served, however long its line, have no reason to go before others. So a crowd of low priority delays a
+newcomer of higher priority by one batch at most for each lower priority in use, and a crowd of high priority holds up a
+lower one by no more than `ageing_s` a level. All lanes age alike, so their order changes only when one is served or
+opened, and can be kept instead of worked out for each question. (Ageing is that of operating systems' schedulers, see
+Silberschatz et al., "Operating System Concepts", on priority scheduling.)
+
 A lane is a list with a moving head. What is due later mostly arrives later, so a push is an append; a request that
 leaves early (cancelled, expired) is only marked and skipped later, so leaving is O(1). What has left is cut off as soon
 as it outnumbers what waits, so that a lane does not keep alive what nobody needs. Nothing here knows policies, workers
@@ -14,6 +22,10 @@ from operator import attrgetter
 
 from carpool.request import DONE, QUEUED, RUNNING, Lane, Request
 
+AGEING_S = 1.0
+"""Seconds in which a lane that is passed over rises by one level. Well below the usual time-outs of many seconds, so
+that a low priority is late and not lost; well above the usual batch, so that one batch does not blur two priorities."""
+
 _NEVER = float("inf")
 _due = attrgetter("due")
 _due_and_arrival = attrgetter("due", "arrived")
@@ -22,9 +34,10 @@ _due_and_arrival = attrgetter("due", "arrived")
 class _Lane:
     """Requests of one lane, sorted by when they are due; equals keep their order of arrival. Empty if none is live."""
 
-    __slots__ = ("dead", "head", "in_order", "in_step", "items", "last_deadline", "live")
+    __slots__ = ("dead", "head", "in_order", "in_step", "items", "last_deadline", "live", "since")
 
-    def __init__(self) -> None:
+    def __init__(self, since: float) -> None:
+        self.since = since  # when something was last taken from it; before that, when its first request came
         self.items: list[Request] = []
         self.head = 0  # everything before it has left
         self.live = 0
@@ -139,21 +152,27 @@ class _Lane:
 class Queue:
     """Requests that wait for a worker of one stage, bounded by count and by bytes.
 
-    The order: higher priority first; within a lane the earliest due, equals in order of arrival. What is taken together
-    shares key and bucket but may span priorities.
+    The order: higher priority first, with ageing; within a lane the earliest due, equals in order of arrival. What is
+    taken together shares key and bucket but may span priorities.
+
+    Args:
+        max_size: most requests that may wait.
+        max_bytes: most bytes that they may hold.
+        ageing_s: a lane that is passed over for so long rises by one level of priority.
 
     Attributes:
         count: how many requests wait, as `len` tells too; nbytes: how many bytes they hold.
     """
 
-    def __init__(self, max_size: float = _NEVER, max_bytes: float = _NEVER) -> None:
+    def __init__(self, max_size: float = _NEVER, max_bytes: float = _NEVER, ageing_s: float = AGEING_S) -> None:
         self.max_size = max_size
         self.max_bytes = max_bytes
+        self.ageing_s = ageing_s
         self.nbytes = 0
         self._size = 0
         self.count = 0
         self._lanes: dict[Lane, _Lane] = {}
-        self._order: list[Lane] = []  # highest priority first
+        self._order: list[Lane] = []  # by rank
 
     def __len__(self) -> int:
         return self.count
@@ -177,9 +196,13 @@ class Queue:
         for request in requests:
             if request.lane is not key:
                 key = request.lane
-                lane = self._lanes.get(key) or self._open(key)
+                lane = self._lanes.get(key) or self._open(key, request.arrived)
                 items = lane.items
-                latest = items[-1].due if items else -_NEVER
+                if items:
+                    latest = items[-1].due
+                else:
+                    latest = -_NEVER
+                    lane.since = request.arrived
             due = request.due
             if due >= latest:
                 items.append(request)
@@ -197,7 +220,7 @@ class Queue:
     def put_back(self, requests: Sequence[Request]) -> None:
         """Requests that were taken together wait again, in the places that their dues and arrivals give them."""
         for request in reversed(requests):  # each goes ahead of its equals, so the last comes first
-            lane = self._lanes.get(request.lane) or self._open(request.lane)
+            lane = self._lanes.get(request.lane) or self._open(request.lane, request.arrived)
             lane.put_back(request)
             request.state = QUEUED
             self.count += 1
@@ -213,16 +236,20 @@ class Queue:
                 break
         return found
 
-    def take(self, n: int) -> list[Request]:
-        """Remove and return the next `n` requests; they are now running."""
+    def take(self, n: int, now: float = -_NEVER) -> list[Request]:
+        """Remove and return the next `n` requests; they are now running. The lanes they came from age from `now` on."""
         taken: list[Request] = []
         for key in self._next_lanes():
             lane = self._lanes[key]
             taken += lane.take(n - len(taken))
+            if now > lane.since:
+                lane.since = now
             if not lane.live:
                 self._close(key)
             if len(taken) >= n:
                 break
+        if len(self._order) > 1:
+            self._order.sort(key=self._rank)
         for request in taken:
             request.state = RUNNING
         self.count -= len(taken)
@@ -285,11 +312,16 @@ class Queue:
         _, key, bucket = order[0]
         return [lane for lane in order if lane[1] == key and lane[2] == bucket]
 
-    def _open(self, key: Lane) -> _Lane:
+    def _rank(self, key: Lane) -> float:
+        """A lane's place in the order, the least first. Priority plus age is greatest where this is least, at any time:
+        (now - since) / ageing_s + priority = (now - rank) / ageing_s."""
+        return self._lanes[key].since - key[0] * self.ageing_s
+
+    def _open(self, key: Lane, since: float) -> _Lane:
         if len(self._order) == 1 and not self._lanes[self._order[0]].live:
             del self._lanes[self._order.pop()]  # kept by `_close`; empty, it must not stand at the head
-        lane = self._lanes[key] = _Lane()
-        insort(self._order, key, key=lambda k: -k[0])
+        lane = self._lanes[key] = _Lane(since)
+        insort(self._order, key, key=self._rank)
         return lane
 
     def _close(self, key: Lane) -> None:

@@ -23,6 +23,7 @@ from carpool.http import asgi, openapi
 from carpool.http.codec import Formats, Refusal, allow, as_json, error_response, too_large
 from carpool.http.exchange import Exchange, Head, Response
 from carpool.request import DEFAULT_LANE, Lane
+from carpool.settings import LARGEST_PRIORITY
 from carpool.weigh import weigher_of
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("carpool")
 
-LARGEST_PRIORITY = 100
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
 _CHECK_TIMEOUT_S = 5.0
 _PLAIN = b"text/plain; charset=utf-8"
