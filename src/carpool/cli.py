@@ -131,6 +131,9 @@ def demo() -> None:
     raise SystemExit(status)
 
 
+cli.command("carpool.simulate.command:simulate")
+
+
 def main() -> None:
     """Entry point of the command."""
     cli()

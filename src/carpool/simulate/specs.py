@@ -45,6 +45,11 @@ def split(text: str, separator: str, kinds: Iterable[str]) -> list[str]:
     return [part.strip() for part in re.split(rf"{re.escape(separator)}\s*(?=(?:{known})(?:{ends}))", text)]
 
 
+def listed(text: str) -> list[str]:
+    """The specs between commas; one before `name=value` belongs to the spec that it stands in."""
+    return [part.strip() for part in re.split(r",(?!\s*\w+\s*=)", text)]
+
+
 def build(text: str, kinds: Mapping[str, Callable[..., T]], what: str, example: str, **given: Any) -> T:
     """The object that a spec describes.
 
@@ -75,15 +80,22 @@ def build(text: str, kinds: Mapping[str, Callable[..., T]], what: str, example: 
         except ValueError as error:
             raise ValueError(f"{what} {text!r}: {error}; for example {example}") from None
     try:
+        if missing := _required(kinds[kind]) - arguments.keys():
+            raise ValueError(f"it needs {' and '.join(name.removesuffix('_s') for name in sorted(missing))} too")
         return kinds[kind](**arguments)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{what} {text!r}: {_plain(error)}; for example {example}") from None
+    except ValueError as error:
+        raise ValueError(f"{what} {text!r}: {error}; for example {example}") from None
 
 
 def takes(make: Callable[..., object]) -> dict[str, str]:
     """The parameters of a class or function and their types, as text."""
     parameters = inspect.signature(make).parameters.values()
     return {p.name: str(p.annotation) for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+
+
+def _required(make: Callable[..., object]) -> set[str]:
+    parameters = inspect.signature(make).parameters.values()
+    return {p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
 def _zero(text: str) -> float:
@@ -127,8 +139,3 @@ def _value(text: str, name: str, type: str) -> Any:
 def _whole(value: float) -> float:
     """An int, if it is one."""
     return int(value) if value.is_integer() else value
-
-
-def _plain(error: Exception) -> str:
-    """What Python says about missing arguments, without the name of `__init__`."""
-    return re.sub(r"^[\w.]*__init__\(\) ", "it is ", str(error)).replace("it is missing", "it is missing its")

@@ -1,0 +1,92 @@
+"""A table of reports for a terminal: policies as rows, the best figure of each column marked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from carpool.simulate.report import Report
+
+COMPARABLE = 0.99  # of the best goodput: below it a latency is not comparable
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}"
+
+
+def _ms(seconds: float) -> str:
+    ms = seconds * 1000
+    return f"{ms:.0f}" if ms >= 1000 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}"
+
+
+class Column(NamedTuple):
+    """One figure.
+
+    Attributes:
+        best: which end of it is best; None where neither is.
+        comparable: whether only policies with about the best goodput can be best, since drops make latencies short.
+    """
+
+    name: str
+    value: Callable[[Report], float | None]
+    write: Callable[[float], str]
+    best: Literal["most", "least"] | None = None
+    comparable: bool = False
+
+
+COLUMNS = (
+    Column("good/s", lambda r: r.goodput, _number, "most"),
+    Column("in time", lambda r: r.attainment, _percent, "most"),
+    Column("drop", lambda r: r.drop_share, _percent),
+    Column("mean", lambda r: r.mean_s, _ms, "least", True),
+    Column("p50", lambda r: r.p50_s, _ms, "least", True),
+    Column("p99", lambda r: r.p99_s, _ms, "least", True),
+    Column("pen.", lambda r: r.penalised_mean_s, _ms, "least"),
+    Column("batch", lambda r: r.mean_batch_size, _number),
+    Column("busy", lambda r: r.utilisation, _percent),
+    Column("fair", lambda r: r.fairness, "{:.2f}".format, "most"),
+)
+
+
+def table_of(reports: Sequence[Report]) -> Table:
+    """Rows in the order of the reports. A column in which nobody has a figure is left out."""
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    table.add_column("policy", no_wrap=True)
+    columns = [column for column in COLUMNS if any(column.value(report) is not None for report in reports)]
+    for column in columns:
+        table.add_column(f"{column.name} ", justify="right", no_wrap=True)
+    cells = [_cells(column, reports) for column in columns]
+    for report, row in zip(reports, zip(*cells, strict=True), strict=True):
+        table.add_row(Text(report.policy), *row)
+    return table
+
+
+def _cells(column: Column, reports: Sequence[Report]) -> list[Text]:
+    """One column; what reads the same as the best is marked too, unless all are alike."""
+    written = [_written(column, report) for report in reports]
+    best = _best(column, reports) if len(set(written)) > 1 else None
+    return [Text(f"{text}*", "bold green") if text == best else Text(f"{text} ") for text in written]
+
+
+def _best(column: Column, reports: Sequence[Report]) -> str | None:
+    """How the best figure reads."""
+    top = COMPARABLE * max(report.goodput for report in reports)
+    rivals = [report for report in reports if not column.comparable or report.goodput >= top]
+    values = [value for value in map(column.value, rivals) if value is not None and not math.isnan(value)]
+    if column.best is None or not values:
+        return None
+    return column.write(max(values) if column.best == "most" else min(values))
+
+
+def _written(column: Column, report: Report) -> str:
+    value = column.value(report)
+    return "-" if value is None or math.isnan(value) else column.write(value)
