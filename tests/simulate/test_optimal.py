@@ -97,3 +97,15 @@ def test_the_policy_plays_the_table() -> None:
     play = Decision(take=2, reason="table")
     assert decisions == [NOTHING, NOTHING, play, play, play, play]
     assert policy.decide(0.0, queue, 0, 1) == NOTHING
+
+
+def test_the_last_requests_do_not_wait_for_ever() -> None:
+    """Where the table waits for more, they go after the longest delay."""
+    policy = Optimal([0, 0, 2], max_batch_size=8, max_queue_delay_s=0.5)
+    queue = Queue()
+    request = Request(None, 9.0)
+    request.arrived = 1.0
+    queue.push([request])
+
+    assert policy.decide(1.0, queue, 1, 0) == Decision(wake_at=1.5)
+    assert policy.decide(1.5, queue, 1, 0) == Decision(take=1, reason="delay")

@@ -46,17 +46,28 @@ class Optimal(Policy):
 
     Args:
         batch_sizes: by the number of waiting requests, how many to run; more than the table knows count as its last.
+        max_batch_size: as for every policy.
+        max_queue_delay_s: after which requests go although the table waits for more: the last ones, after which none
+            come. It should be so long that before it others come almost surely.
     """
 
-    def __init__(self, batch_sizes: Sequence[int], max_batch_size: int | None = None) -> None:
-        super().__init__(max_batch_size)
+    def __init__(
+        self, batch_sizes: Sequence[int], max_batch_size: int | None = None, max_queue_delay_s: float | None = None
+    ) -> None:
+        super().__init__(max_batch_size, max_queue_delay_s)
         self._batch_sizes = batch_sizes
 
     def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
-        if not free:
+        waiting = len(queue)
+        if not free or not waiting:
             return NOTHING
-        n = self._batch_sizes[min(len(queue), len(self._batch_sizes) - 1)]
-        return Decision(take=n, reason="table") if n else NOTHING
+        n = self._batch_sizes[min(waiting, len(self._batch_sizes) - 1)]
+        if n:
+            return Decision(take=n, reason="table")
+        if self.max_queue_delay_s is None:
+            return NOTHING
+        last_call = queue.oldest_arrival + self.max_queue_delay_s
+        return Decision(wake_at=last_call) if now < last_call else Decision(take=waiting, reason="delay")
 
 
 def optimal_mean_latency(cost_s: Callable[[int], float], rate: float, max_batch_size: int) -> Optimum:
