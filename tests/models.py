@@ -35,6 +35,14 @@ def spell(n: int) -> str:
     return "x" * n
 
 
+class RefusesWhatIsDue(carpool.Greedy):
+    """A policy that takes only requests without an SLO."""
+
+    def decide(self, now: float, queue: carpool.policy.QueueView, free: int, busy: int) -> carpool.policy.Decision:
+        due = [request for request in queue if request.due < float("inf")]
+        return carpool.policy.Decision(drop=due) if due else super().decide(now, queue, free, busy)
+
+
 class Callable:
     """A callable object is a model too."""
 

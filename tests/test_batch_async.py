@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import carpool
+from tests import models
 
 
 class Gated:
@@ -410,6 +411,21 @@ def test_an_async_setup_is_awaited_before_the_first_batch() -> None:
         assert [str(answer) for answer in answers] == ["not yet", "not yet"]
         assert await asyncio.gather(*[f(x) for x in range(6)]) == list(range(6))
         assert Connected.attempts == 2
+
+    asyncio.run(main())
+
+
+def test_slo_s_is_what_a_policy_may_plan_for() -> None:
+    """Without one, calls are never due; what the policy refuses, its caller hears as overload."""
+
+    async def same(xs: list[int]) -> list[int]:
+        return xs
+
+    async def main() -> None:
+        policy = models.RefusesWhatIsDue(4)
+        assert await carpool.batch(policy=policy)(same)(1) == 1
+        with pytest.raises(carpool.Overloaded, match="would not make its deadline"):
+            await carpool.batch(policy=policy, slo_s=60.0)(same)(1)
 
     asyncio.run(main())
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import carpool
+from tests import models
 
 
 @pytest.fixture
@@ -633,6 +634,20 @@ def test_an_output_with_other_rows_is_an_error() -> None:
         f([1, 2])
 
 
+# -- planning
+
+
+def test_slo_s_is_what_a_policy_may_plan_for() -> None:
+    """Without one, calls are never due; what the policy refuses, its caller hears as overload."""
+    told: list[str] = []
+    policy = models.RefusesWhatIsDue(4)
+
+    assert carpool.batch(policy=policy)(lambda xs: xs)(1) == 1
+    with pytest.raises(carpool.Overloaded, match="would not make its deadline"):
+        carpool.batch(policy=policy, slo_s=60.0)(told.extend)("x")  # type: ignore[type-var]
+    assert told == []
+
+
 # -- mistakes
 
 
@@ -642,6 +657,7 @@ def test_an_output_with_other_rows_is_an_error() -> None:
         ({"max_batch_size": 0}, "max_batch_size must be a whole number of at least 1, not 0"),
         ({"max_queue_size": 1.5}, "max_queue_size must be a whole number"),
         ({"max_in_flight_batches": True}, "max_in_flight_batches must be a whole number"),
+        ({"slo_s": 0}, "slo_s must be a positive number of seconds, not 0"),
         ({"timeout_s": 0}, "timeout_s must be a positive number of seconds, not 0"),
         ({"max_queue_delay_s": -1}, "max_queue_delay_s must be 0 or more seconds"),
         ({"policy": "best"}, "there is no policy 'best'; choose one of .*greedy, static"),

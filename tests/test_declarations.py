@@ -117,6 +117,7 @@ def test_a_policy_must_be_a_name_or_a_policy() -> None:
         ([Stage(models.scale, max_batch_size=8), Stage(identity, max_queue_size=4)], {}, "smaller than the batches of"),
         ([identity], {"timeout_s": 0}, "timeout_s must be a positive number"),
         ([identity], {"slo_s": -1}, "slo_s must be a positive number"),
+        ([identity], {"overload": "both"}, 'overload must be "goodput" .* or "latency", not \'both\''),
         ([identity], {"cpus": 9999}, "9999 cannot be used"),
     ],
 )

@@ -202,6 +202,19 @@ def test_a_priority_is_a_small_whole_number(priority: object) -> None:
         assert [service.predict(1, priority=p) for p in (-100, 100)] == [2, 2]
 
 
+def test_policies_know_the_service_s_wish_and_its_slo() -> None:
+    """`overload` reaches each stage's policy; with an SLO of its own, a refusing policy is heard as overload."""
+    stage = Stage(models.scale, max_batch_size=2, run_in="thread", policy=models.RefusesWhatIsDue())
+
+    async def main() -> list[str]:
+        async with Service(stage, slo_s=5.0, overload="latency").run_async() as service:
+            with pytest.raises(carpool.Overloaded):
+                await service.predict(1)
+            return [batcher.policy.overload for batcher in service.running_driver.pipeline.stages]
+
+    assert asyncio.run(main()) == ["latency"]
+
+
 def test_close_answers_what_is_inside() -> None:
     """With `drain`, the requests inside are finished; without, they fail at once."""
 

@@ -56,6 +56,7 @@ class Settings:
     max_queue_size: int = 1024
     max_in_flight_batches: int = 1
     timeout_s: float | None = None
+    slo_s: float | None = None
     execution_lock: Any = None
     isolate_errors: bool = False
 
@@ -64,6 +65,7 @@ class Settings:
         at_least("max_queue_size", self.max_queue_size, 1)
         at_least("max_in_flight_batches", self.max_in_flight_batches, 1)
         positive("timeout_s", self.timeout_s)
+        positive("slo_s", self.slo_s)
         not_negative("max_queue_delay_s", self.max_queue_delay_s)
         check_policy(self.policy)
         if callable(self.merge) != (self.split is not None):
@@ -238,6 +240,7 @@ class ThreadBatch(_Bindable, Generic[A, B]):
             self.__name__,
             settings.batcher(self.__name__),
             slots=settings.max_in_flight_batches,
+            slo_s=settings.slo_s,
             execution_lock=cast("ExecutionLock | None", settings.execution_lock),
         )
 
@@ -364,7 +367,7 @@ class AsyncBatch(_Bindable, Generic[A, B]):
             lost = self._drivers.pop(other).pipeline.unanswered
             if lost:
                 logger.warning("%d calls of %s were never answered: their event loop is closed", lost, self.__name__)
-        pipeline = Pipeline([self._settings.batcher(self.__name__)])
+        pipeline = Pipeline([self._settings.batcher(self.__name__)], slo_s=self._settings.slo_s)
         driver = Driver(pipeline, Stats(self.__name__, pipeline, [None], [False]))
         stage = TaskStage(driver, functools.partial(self._run_batch, driver), self._settings.max_in_flight_batches)
         driver.executors = [stage]
@@ -455,6 +458,7 @@ def batch(
     max_queue_size: int = 1024,
     max_in_flight_batches: int = 1,
     timeout_s: float | None = None,
+    slo_s: float | None = None,
     execution_lock: Any = None,
     isolate_errors: bool = False,
 ) -> MergeDecorator: ...
@@ -470,6 +474,7 @@ def batch(
     max_queue_size: int = 1024,
     max_in_flight_batches: int = 1,
     timeout_s: float | None = None,
+    slo_s: float | None = None,
     execution_lock: Any = None,
     isolate_errors: bool = False,
 ) -> Decorator: ...
@@ -481,7 +486,7 @@ def batch(function: Any = None, /, **settings: Any) -> Any:
             class or instance. A class is constructed and set up here (an async one before its first batch); an
             instance is taken as it is.
         max_batch_size: most items in one call; with `size` or `merge`, most of their sizes or rows.
-        size: how much of a batch an item takes up (rows, tokens, pixels): a whole number of at least 1 (0 counts for 1).
+        size: how much of a batch an item takes up (rows, tokens): a whole number of at least 1 (0 counts for 1).
         merge: True if the function takes one merged list, numpy array or dict of arrays and returns one with as many
             rows; callers then bring chunks of any number of rows. Or a function that merges a list of chunks.
         split: with a merge function, cuts its function's output into chunks of the given row counts.
@@ -490,6 +495,8 @@ def batch(function: Any = None, /, **settings: Any) -> Any:
         max_queue_size: items that may wait; further callers wait for room.
         max_in_flight_batches: batches that may run at a time.
         timeout_s: longest time of a call; None for no limit.
+        slo_s: the latency that calls should be answered within. A policy that plans (adaptive, deadline, cork) serves
+            what can make it and refuses what cannot, with `Overloaded`; what was not refused and is late is answered.
         execution_lock: held while the function runs: a `carpool.Lock`, `threading.Lock` or `RLock` for a `def`, an
             `asyncio.Lock` for an `async def`. Share one between several functions, or with code of your own.
         isolate_errors: whether a batch that raises is run again in parts, so that only the guilty items fail.

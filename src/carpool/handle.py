@@ -169,7 +169,7 @@ class AsyncHandle:
         positive("timeout_s", timeout_s)
         limit_s = self.service.timeout_s if timeout_s is None else min(timeout_s, self.service.timeout_s)
         request = request_for(x, self.running_driver.clock() + limit_s, self.weigh)
-        if priority:
+        if priority != 0:
             check_priority(priority)
             request.lane = (priority, None, 0)
         return request
@@ -334,7 +334,7 @@ def _batcher(service: Service, stage: Stage) -> Batcher:
     weigher = weigher_of(stage)
     return Batcher(
         stage.name,
-        stage.new_policy(),
+        stage.new_policy(service.overload),
         Queue(stage.max_queue_size, stage.max_queue_bytes),
         max_batch_time_s=stage.max_batch_time_s or service.timeout_s / _HANG_SHARE,
         idempotent=stage.idempotent,

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from carpool.drive.output import LineSink, print_line
 from carpool.handle import AsyncHandle, Handle
 from carpool.model import AnyModel
-from carpool.settings import positive
+from carpool.settings import check_overload, positive
 from carpool.stage import Stage, as_stage, check_chain
 from carpool.worker import affinity
 
@@ -19,7 +19,13 @@ class Service:
         stages: what a request passes through, first to last; a bare model stands for a stage of single items.
         name: the model's name over HTTP and in metrics; defaults to the last stage's.
         timeout_s: longest time from a request's arrival to its answer.
-        slo_s: the latency that requests should be answered within; goodput is counted against it.
+        slo_s: the latency, end to end, that requests should be answered within; goodput is counted against it. A policy
+            that plans (adaptive, deadline, cork) serves what can make it and refuses early, with `Overloaded` (429),
+            what cannot; what was not refused and is late is still answered until `timeout_s`. Other policies serve
+            in the order of what is due, and refuse nothing.
+        overload: what a planning policy looks after while more comes than can be served: "goodput", as many answers
+            within `slo_s` as possible, or "latency", soon answers for those that are served, at the cost of some
+            goodput.
         cpus: the core, or cores, that the coordinator is tied to while the service runs.
 
     Raises:
@@ -32,15 +38,18 @@ class Service:
         name: str | None = None,
         timeout_s: float = 30.0,
         slo_s: float | None = None,
+        overload: str = "goodput",
         cpus: int | Collection[int] | None = None,
     ) -> None:
         self._stages = tuple(as_stage(stage) for stage in stages)
         check_chain(self._stages)
         positive("timeout_s", timeout_s)
         positive("slo_s", slo_s)
+        check_overload(overload)
         self._name = name or self._stages[-1].name
         self._timeout_s = timeout_s
         self._slo_s = slo_s
+        self._overload = overload
         self._cpus = None if cpus is None else affinity.parse(cpus)
 
     def __repr__(self) -> str:
@@ -65,6 +74,11 @@ class Service:
     def slo_s(self) -> float | None:
         """The latency that requests should be answered within."""
         return self._slo_s
+
+    @property
+    def overload(self) -> str:
+        """What is looked after while more comes than can be served."""
+        return self._overload
 
     @property
     def cpus(self) -> affinity.Cores | None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from carpool.policy import BY_NAME, Greedy, Policy
 
-
 LARGEST_PRIORITY = 100
 """Priorities are whole numbers from minus this to this."""
 

@@ -53,13 +53,14 @@ class Line:
     Args:
         batcher: its queue and its policy.
         slots: how many batches may run at a time.
+        slo_s: how soon after they join requests are due, if there is a goal.
 
     Attributes:
         wake: sleepers to be woken; whoever drives the line takes them out and wakes them.
     """
 
-    def __init__(self, batcher: Batcher, slots: int) -> None:
-        self.pipeline = Pipeline([batcher])
+    def __init__(self, batcher: Batcher, slots: int, slo_s: float | None = None) -> None:
+        self.pipeline = Pipeline([batcher], slo_s=slo_s)
         self.wake: list[Waiter] = []
         self._batcher = batcher
         self._free = list(range(slots))

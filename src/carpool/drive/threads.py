@@ -61,6 +61,7 @@ class LeaderFollower:
         name: of the function, for error texts.
         batcher: its queue and policy.
         slots: how many batches may run at a time.
+        slo_s: how soon after their arrival callers should have their answers, if there is a goal.
         execution_lock: held while the function runs.
         clock: monotonic seconds.
     """
@@ -71,11 +72,12 @@ class LeaderFollower:
         batcher: Batcher,
         *,
         slots: int = 1,
+        slo_s: float | None = None,
         execution_lock: ExecutionLock | None = None,
         clock: Clock = monotonic,
     ) -> None:
         self._name = name
-        self._line = Line(batcher, slots)
+        self._line = Line(batcher, slots, slo_s)
         self._lock = threading.Lock()
         self._execution_lock = execution_lock
         self._clock = clock
