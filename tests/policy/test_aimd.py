@@ -1,0 +1,97 @@
+"""AIMD: one more after a full batch in time, a tenth less after a slow one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.policy import AIMD, Decision
+from carpool.policy.base import NOTHING
+from tests.core.stub import PROPERTY, ask
+from tests.policy.view import waiting
+
+
+def after(policy: AIMD, *batches: tuple[int, float]) -> AIMD:
+    """The policy once batches of these sizes have taken these seconds."""
+    for n, busy_s in batches:
+        policy.completed(0, n, n, busy_s, True)
+    return policy
+
+
+def test_it_starts_alone_and_grows_by_one() -> None:
+    """Each full batch in time lets one more in."""
+    policy = AIMD(8, slo_s=1)
+
+    assert [after(policy, (n, 0.5)).cap for n in (1, 2, 3)] == [2, 3, 4]
+
+
+def test_a_batch_that_is_not_full_teaches_nothing() -> None:
+    """It says nothing of a batch of the cap's size."""
+    assert after(AIMD(8, slo_s=1), (1, 0.5), (2, 0.5), (2, 0.5), (1, 0.5)).cap == 3
+
+
+def test_a_slow_batch_takes_back_a_tenth() -> None:
+    """However full it was; slower than the objective, not as slow."""
+    grown = [(n, 1.0) for n in range(1, 20)]
+
+    assert after(AIMD(64, slo_s=1), *grown).cap == 20
+    assert after(AIMD(64, slo_s=1), *grown, (3, 1.01)).cap == 18
+    assert after(AIMD(64, slo_s=1), *grown, (3, 1.01), (3, 1.01)).cap == 16
+    assert after(AIMD(64, slo_s=1), *[(1, 9.0)] * 50).cap == 1
+
+
+def test_a_failed_batch_teaches_nothing() -> None:
+    """Neither that it was quick nor that it was slow."""
+    policy = after(AIMD(8, slo_s=1), (1, 0.5))
+    policy.completed(0, 2, 2, 0.001, False)
+    policy.completed(0, 2, 2, 9.0, False)
+
+    assert policy.cap == 2
+
+
+def test_it_takes_what_waits_up_to_the_cap() -> None:
+    """As soon as a worker is free, and no sooner."""
+    policy = after(AIMD(8, slo_s=1), (1, 0.5), (2, 0.5))
+
+    assert policy.decide(0, waiting(*[0.0] * 9), free=1, busy=0) == Decision([], 3, "full")
+    assert policy.decide(0, waiting(0, 0), free=1, busy=1) == Decision([], 2, "free")
+    assert policy.decide(0, waiting(0, 0), free=0, busy=1) is NOTHING
+    assert policy.decide(0, waiting(), free=1, busy=0) is NOTHING
+
+
+def test_what_is_late_is_dropped() -> None:
+    """When the next batch is formed, not before."""
+    policy = after(AIMD(8, slo_s=1), (1, 0.5))
+    queue = waiting(0, 1, 2, 3, deadlines=[4, 5, 6, 7])
+    late = queue.peek(2)
+
+    assert policy.decide(5, queue, free=0, busy=1) is NOTHING
+    assert policy.decide(5, queue, free=1, busy=0) == Decision(late, 2, "full")
+    assert policy.decide(7, queue, free=1, busy=0) == Decision(queue.peek(4), 0, "")
+
+
+def test_without_an_slo_of_its_own_it_takes_the_tightest_it_sees() -> None:
+    """The time from arrival to due; those without any do not count, and a tight one that is gone is forgotten."""
+    policy = AIMD(8)
+    assert policy.objective_s == float("inf")
+
+    for due in (float("inf"), 15.0, 12.0, 13.0, float("inf")):
+        policy.arrived(10, ask(deadline=due, arrived=10))
+    assert 2 < policy.objective_s < 2.1
+    for _ in range(500):
+        policy.arrived(10, ask(deadline=15, arrived=10))
+    assert 4.9 < policy.objective_s <= 5
+
+
+def test_an_slo_must_be_positive() -> None:
+    """Said with the name of the setting."""
+    with pytest.raises(ValueError, match="slo_s must be a positive number of seconds, not 0"):
+        AIMD(slo_s=0)
+
+
+@PROPERTY
+@given(st.integers(1, 64), st.lists(st.tuples(st.integers(1, 64), st.floats(0, 3)), max_size=100))
+def test_the_cap_stays_between_one_and_the_limit(limit: int, batches: list[tuple[int, float]]) -> None:
+    """Whatever batches do."""
+    assert 1 <= after(AIMD(limit, slo_s=1), *batches).cap <= limit

@@ -1,0 +1,124 @@
+"""Deadline: the largest batch that meets the earliest due time; who would hold it up is dropped."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.core.queue import Queue
+from carpool.policy import Deadline, Decision
+from carpool.policy.base import NOTHING
+from carpool.policy.deadline import Line
+from tests.core.stub import PROPERTY
+from tests.policy.view import waiting
+
+
+def profiled(limit: int = 8) -> Deadline:
+    """With a profile: 2 s a batch and 1 s an item."""
+    return Deadline(limit, cost_s=lambda n: 2.0 + n)
+
+
+def queued(n: int, due: float, arrived: float = 0.0) -> Queue:
+    """So many requests, due one second after the other."""
+    return waiting(*[arrived] * n, deadlines=[due + i for i in range(n)])
+
+
+def test_all_go_where_there_is_time() -> None:
+    """Up to the limit, as soon as a worker is free."""
+    assert profiled().decide(0, queued(5, due=100), free=1, busy=0) == Decision([], 5, "free")
+    assert profiled().decide(0, queued(9, due=100), free=1, busy=0) == Decision([], 8, "full")
+    assert profiled().decide(0, queued(9, due=100), free=0, busy=1) is NOTHING
+    assert profiled().decide(0, queued(0, due=100), free=1, busy=0) is NOTHING
+
+
+@pytest.mark.parametrize(("slo_s", "most"), [(6, 1), (11, 3), (12, 4), (13, 4), (20, 8), (1000, 8), (float("inf"), 8)])
+def test_two_batches_fit_into_the_slo(slo_s: float, most: int) -> None:
+    """The largest such batch: who just misses it waits for it and then for its own."""
+    queue = waiting(*[0.0] * 9, deadlines=[slo_s] * 9)
+
+    assert profiled().decide(0, queue, free=1, busy=0).take == most
+
+
+def test_heads_that_would_hold_up_the_batch_are_dropped() -> None:
+    """The window slides on instead of shrinking: four take 6 s, so whoever is due before 26 goes."""
+    queue = waiting(*[0.0] * 6, deadlines=[24, 25, 26, 26, 26, 26])
+    late = queue.peek(2)
+
+    assert profiled(4).decide(20, queue, free=1, busy=0) == Decision(late, 4, "full")
+
+
+def test_with_fewer_left_the_batch_is_smaller_and_faster() -> None:
+    """The last two take only 4 s and are in time, which all three would not have been."""
+    queue = waiting(5, 5, 5, deadlines=[24, 24.5, 25])
+
+    assert profiled().decide(20, queue, free=1, busy=0) == Decision(queue.peek(1), 2, "free")
+
+
+def test_who_cannot_make_it_even_alone_is_dropped() -> None:
+    """Also the last one, where the profile is known to be right."""
+    queue = waiting(0, deadlines=[22.9])
+
+    assert profiled().decide(20, queue, free=1, busy=0) == Decision(queue.peek(1), 0, "")
+
+
+def test_the_way_there_and_the_stages_behind_count() -> None:
+    """Their seconds come on top of the batch's."""
+    policy = profiled()
+    policy.hop_s, policy.ahead_s = 0.5, 0.25
+    queue = waiting(0, deadlines=[23.75])
+
+    assert policy.decide(20.0, queue, free=1, busy=0) == Decision([], 1, "free")
+    assert policy.decide(20.25, queue, free=1, busy=0) == Decision(queue.peek(1), 0, "")
+
+
+def test_without_a_profile_it_learns_one() -> None:
+    """From batches that ran to their end, and from a warm-up."""
+    policy = Deadline(64)
+    policy.trained(1, 1, 3.0)
+    policy.completed(0, 1, 1, 50.0, False)
+    for n in (1, 4, 2, 8, 6, 3) * 20:
+        policy.completed(0, n, n, 2.0 + n, True)
+
+    assert policy.time_s(5) == pytest.approx(7.0, rel=0.01)
+    assert policy.time_s(30) == pytest.approx(32.0, rel=0.02)
+
+
+def test_a_wrong_lesson_does_not_refuse_everybody_for_ever() -> None:
+    """After one batch that took longer than anybody has, single requests are served until the truth is known."""
+    policy = Deadline(8)
+    policy.completed(0, 1, 1, 100.0, True)
+    queue = waiting(20, 20, deadlines=[25, 25])
+    assert policy.decide(20, queue, free=1, busy=0) == Decision(queue.peek(1), 1, "free")
+
+    for _ in range(150):
+        policy.completed(0, 1, 1, 1.0, True)
+    assert policy.decide(20, queue, free=1, busy=0).drop == []
+
+
+lines = st.tuples(st.floats(0, 5), st.floats(0, 5))
+
+
+@PROPERTY
+@given(lines, st.lists(st.integers(1, 64), min_size=2, max_size=60, unique=True))
+def test_a_line_is_found(line: tuple[float, float], sizes: list[int]) -> None:
+    """Batches that lie on a line teach it, within the little that ties the slope to what it was."""
+    a, b = line
+    learned = Line()
+    for n in sizes * 30:
+        learned.add(n, a + b * n)
+
+    for n in sizes:
+        assert learned(n) == pytest.approx(a + b * n, rel=0.1, abs=0.1 * b + 1e-9)
+
+
+@PROPERTY
+@given(st.lists(st.tuples(st.integers(1, 64), st.floats(0, 10)), max_size=60))
+def test_a_line_never_falls_and_is_never_negative(batches: list[tuple[int, float]]) -> None:
+    """Whatever it has seen: more requests never take less time, and no batch takes less than none."""
+    learned = Line()
+    for n, seconds in batches:
+        learned.add(n, seconds)
+
+    assert learned(1) >= -1e-9
+    assert learned(64) >= learned(1) - 1e-9
