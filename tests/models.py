@@ -43,6 +43,17 @@ class RefusesWhatIsDue(carpool.Greedy):
         return carpool.policy.Decision(drop=due) if due else super().decide(now, queue, free, busy)
 
 
+class Trainee(carpool.Greedy):
+    """Keeps what a warm-up teaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lessons: list[tuple[int, int, float]] = []
+
+    def trained(self, n: int, size: int, busy_s: float) -> None:
+        self.lessons.append((n, size, busy_s))
+
+
 class Callable:
     """A callable object is a model too."""
 

@@ -29,6 +29,7 @@ from carpool.policy.one_by_one import MOST_IN_A_HOP
 from carpool.request import Request
 from carpool.settings import check_priority, positive
 from carpool.stage import Stage
+from carpool.warmup import warm_up_sizes
 from carpool.weigh import weigher_of
 from carpool.wire.payload import size_of
 from carpool.worker import affinity, program
@@ -82,7 +83,8 @@ class AsyncHandle:
         """Start the workers and wait until all are ready.
 
         Raises:
-            StartupError: a worker could not load its model; the text ends with the user's traceback.
+            StartupError: a worker could not load its model or run its examples; the text ends with the user's
+                traceback.
         """
         if program.in_worker and any(stage.run_in == "process" for stage in self.service.stages):
             raise RuntimeError(
@@ -345,6 +347,7 @@ def _batcher(service: Service, stage: Stage) -> Batcher:
 def _launch(service: Service, index: int) -> Launch:
     stage: Stage = service.stages[index]
     everywhere = affinity.current()
+    warm_up = warm_up_sizes(stage)
     root = logging.getLogger()
     setup = Setup(
         program=program.describe(),
@@ -353,7 +356,7 @@ def _launch(service: Service, index: int) -> Launch:
         worker=0,
         batched=stage.max_batch_size is not None,
         allowed_batch_sizes=tuple(sizes) if (sizes := stage.new_policy().allowed_batch_sizes) else None,
-        max_batch_size=stage.max_batch_size or 1,
+        warm_up=tuple(warm_up),
         first=index == 0,
         last=index == len(service.stages) - 1,
         isolate_errors=stage.isolate_errors,
@@ -362,4 +365,4 @@ def _launch(service: Service, index: int) -> Launch:
     )
     # a worker always sets its affinity, also to "everywhere": it would inherit a pinned coordinator's
     cores = stage.cpus or (everywhere if stage.run_in == "process" else None,) * stage.workers
-    return Launch(stage.run_in, setup, stage.model, stage.kwargs, cores, stage.env)
+    return Launch(stage.run_in, setup, stage.model, stage.kwargs, cores, stage.env, warm_up)

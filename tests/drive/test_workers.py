@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import subprocess
@@ -128,9 +129,27 @@ def test_setup_runs_once_in_each_worker_and_teardown_at_the_end(tmp_path: Path) 
 
 
 def test_examples_warm_a_worker_up_before_it_is_ready() -> None:
-    """The examples run alone and as a full batch before the first request."""
+    """The examples run alone and as a full batch before the first request; then several sizes are timed."""
     with Service(Stage(models.CountsWarmUp, max_batch_size=8)).run() as service:
-        assert service.predict(1) == [1, 8]
+        assert service.predict(1) == [1, 8, 1, 2, 4, 8, 1, 2, 4, 8]
+
+
+@pytest.mark.parametrize("run_in", ["process", "thread"])
+def test_the_warm_up_trains_the_policy(run_in: Any) -> None:
+    """Each worker's timings, with the sizes of its examples, before the first request."""
+    policy = models.Trainee()
+    stage = Stage(models.CountsWarmUp, max_batch_size=48, size=lambda x: x, policy=policy, workers=2, run_in=run_in)
+
+    async def main() -> list[tuple[int, int, float]]:
+        async with Service(stage).run_async() as service:
+            await service.predict(1)
+            return service.running_driver.pipeline.stages[0].policy.lessons  # type: ignore[attr-defined,no-any-return]
+
+    lessons = asyncio.run(main())
+
+    # 7, 8, 9 in turn: of 12 units one fits, of 24 three, of 48 six
+    assert sorted((n, size) for n, size, _ in lessons) == [(1, 7), (1, 7), (3, 24), (3, 24), (6, 48), (6, 48)]
+    assert all(0 < busy_s < 10 for _, _, busy_s in lessons)
 
 
 @pytest.mark.parametrize(
@@ -138,14 +157,14 @@ def test_examples_warm_a_worker_up_before_it_is_ready() -> None:
     [
         (models.RaisesInSetup, "FileNotFoundError: the weights are missing"),
         (models.DiesInSetup, "exited with code 3"),
-        (models.BadExample, "ZeroDivisionError"),
+        (models.BadExample, r"example 1 of 1 does not run through its model: division by zero\n.*ZeroDivisionError"),
     ],
 )
 def test_a_worker_that_cannot_load_ends_the_start(model: Any, told: str) -> None:
     """The start fails with the user's traceback, and leaves no process behind."""
     handle = Service(model).run()
 
-    with pytest.raises(carpool.StartupError, match=told):
+    with pytest.raises(carpool.StartupError, match=f"(?s){told}"):
         handle.start()
 
     assert handle.pids == []

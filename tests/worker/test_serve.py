@@ -5,12 +5,16 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import msgspec
+
 from carpool import Model
-from carpool.invoke import run_now
+from carpool.invoke import Invoker, run_now
+from carpool.model import traits_of
 from carpool.wire import outcome
 from carpool.wire.frame import Frame, FrameError, Kind
 from carpool.wire.outcome import Outcome
 from carpool.wire.payload import dump, load
+from carpool.worker.call import Call
 from carpool.worker.program import describe
 from carpool.worker.serve import serve
 from carpool.worker.setup import Setup
@@ -61,7 +65,7 @@ def setup_of(**changes: Any) -> Setup:
         "worker": 0,
         "batched": True,
         "allowed_batch_sizes": None,
-        "max_batch_size": 4,
+        "warm_up": (1, 2, 4),
         "first": True,
         "last": True,
         "isolate_errors": True,
@@ -84,15 +88,85 @@ def live(link: Link, model: Any = Counting, **changes: Any) -> list[str]:
 
 
 def test_a_whole_life() -> None:
-    """Load, warm up alone and as a full batch, answer, tear down."""
+    """Load, warm up alone and as a full batch, take the time of several sizes, answer, tear down."""
     link = Link(batch(7, 1, 2), batch(8, 3))
     log = live(link)
 
-    assert log == ["setup", "predict 1", "predict 4", "predict 2", "predict 1", "teardown"]
+    timed = ["predict 1", "predict 2", "predict 4"]
+    assert log == ["setup", "predict 1", "predict 4", *timed, *timed, "predict 2", "predict 1", "teardown"]
     assert [bytes(frame.payloads[0]) for frame in link.sent[:3]] == [b"loading", b"warming", b"ready"]  # type: ignore[arg-type]
     assert [frame.kind for frame in link.sent] == [Kind.STATE] * 3 + [Kind.REPLY] * 2
     assert [[load(p) for p in frame.payloads] for frame in link.sent[3:]] == [[2, 4], [6]]
     assert [frame.batch for frame in link.sent[3:]] == [7, 8]
+
+
+class Slowed(Model):
+    """Each call takes as long as its batch is large, by a clock of its own."""
+
+    examples = (1, 2, 3)
+    now = 0.0
+
+    def predict(self, xs: list[int]) -> list[int]:
+        Slowed.now += len(xs) + (10 if Slowed.now == 0 else 0)
+        return xs
+
+
+def warmed_up(sizes: tuple[int, ...], batched: bool = True) -> list[tuple[int, float]]:
+    Slowed.now = 0.0
+    invoker = Invoker(Slowed, {}, traits_of(Slowed, batched), batched=batched, isolate_errors=True)
+    return run_now(Call(invoker, first=True, last=True).warm_up(sizes, clock=lambda: Slowed.now / 64))
+
+
+def test_the_least_time_of_each_size_counts() -> None:
+    """What only the first call takes, loading a library say, teaches nothing."""
+    assert warmed_up((1, 2, 8)) == [(1, 1 / 64), (2, 2 / 64), (8, 8 / 64)]
+
+
+def test_a_slow_model_is_not_timed_at_length() -> None:
+    """All examples are run once, one alone and all in full batches; sizes that there was no time for are left out."""
+    assert warmed_up((1, 64, 256)) == [(1, 11 / 64), (256, 4.0)]
+    assert warmed_up((1, 32, 64)) == [(1, 1 / 64), (32, 0.5), (64, 1.0)]
+
+
+def test_single_items_are_run_and_not_timed() -> None:
+    """Nothing would learn from it."""
+    link = Link()
+    log: list[str] = []
+    run_now(serve(link, setup_of(batched=False, warm_up=()), lambda: (Alone, {"log": log})))
+
+    assert log == ["predict 1", "predict 1", "predict 2", "predict 3"]
+    assert msgspec.msgpack.decode(link.sent[-1].payloads[1]) == []  # type: ignore[arg-type]
+
+
+class Alone(Model):
+    examples = (1, 2, 3)
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def predict(self, x: int) -> int:
+        self.log.append(f"predict {x}")
+        return x
+
+
+class Picky(Model):
+    examples = (4, 2, 0, 1)
+
+    def predict(self, xs: list[int]) -> list[float]:
+        return [1 / x for x in xs]
+
+
+def test_the_example_that_fails_is_named() -> None:
+    """With the user's traceback; the worker is not ready."""
+    link = Link(batch(1, 1))
+    live(link, Picky, warm_up=(1, 2))
+    report = outcome.read(link.sent[-1].payloads[0])
+
+    assert link.sent[-1].kind == Kind.FAILED
+    assert report.message == (
+        "worker 0 of stage counting could not start: example 3 of 4 does not run through its model: division by zero"
+    )
+    assert "return [1 / x for x in xs]" in report.traceback
 
 
 def test_batches_are_padded_to_allowed_sizes() -> None:

@@ -149,6 +149,11 @@ class Batcher:
         self.queue.remove(request)
         self.policy.left(now, request)
 
+    def trained(self, n: int, size: int, busy_s: float) -> None:
+        """A worker's warm-up took so long. Once requests have been run, those teach better."""
+        if not self._batch_ids:
+            self.policy.trained(n, size, busy_s)
+
     def worker_ready(self, worker: int) -> None:
         """A worker can take batches from now on."""
         if worker in self._idle or worker in self.in_flight:

@@ -187,6 +187,10 @@ class Pipeline:
         """A worker that makes several calls for one batch has started the next one."""
         self.stages[stage].call_started(now, worker, batch_id)
 
+    def trained(self, stage: int, n: int, size: int, busy_s: float) -> None:
+        """A worker's warm-up has run `n` examples, with sizes summing to `size`, in `busy_s`."""
+        self.stages[stage].trained(n, size, busy_s)
+
     def worker_ready(self, stage: int, worker: int) -> None:
         """A worker can take batches from now on."""
         self.stages[stage].worker_ready(worker)

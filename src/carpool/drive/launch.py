@@ -21,6 +21,7 @@ class Launch:
         model, kwargs: for workers inside this process; a worker process finds its own by `setup`.
         cores: per worker where it runs; None for "as the parent did before it was pinned".
         env: environment variables to add.
+        warm_up: numbers of examples that are run at a time, and the sum of their sizes.
     """
 
     run_in: str
@@ -29,3 +30,4 @@ class Launch:
     kwargs: Mapping[str, Any]
     cores: tuple[affinity.Cores | None, ...]
     env: Mapping[str, str]
+    warm_up: Mapping[int, int]

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from carpool.core.batcher import Batch
 from carpool.core.roster import Roster, State
 from carpool.drive.inside import LoopWorker, ThreadWorker
@@ -199,8 +201,19 @@ class WorkerStage:
         except ValueError as error:
             raise FrameError(str(error)) from error
         if state == State.READY:
+            self._learn(frame)
             self._started_once.add(worker)
             self._driver.worker_ready(self.index, worker)
+
+    def _learn(self, frame: Frame) -> None:
+        """What the warm-up's timings tell the stage's policy."""
+        for payload in frame.payloads[1:]:
+            try:
+                timings = msgspec.msgpack.decode(payload, type=list[tuple[int, float]])  # type: ignore[arg-type]
+            except msgspec.MsgspecError as error:
+                raise FrameError(f"no timings: {error}") from error
+            for n, busy_s in timings:
+                self._driver.pipeline.trained(self.index, n, self._launch.warm_up.get(n, n), busy_s)
 
     def _lost(self, worker: int, why: str) -> None:
         process = self._workers.pop(worker)

@@ -38,7 +38,7 @@ class Kind(IntEnum):
     """What a frame is for."""
 
     SETUP = 1  # coordinator -> worker: what to run; one item
-    STATE = 2  # worker -> coordinator: loading, warming, ready; one item
+    STATE = 2  # worker -> coordinator: loading, warming, ready; one item, and with ready the warm-up's timings
     FAILED = 3  # worker -> coordinator: could not load; one item with the reason
     BATCH = 4  # coordinator -> worker: run these
     CALL = 5  # worker -> coordinator: user code was entered once more for this batch; no items

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from carpool import schema
@@ -20,12 +20,25 @@ from carpool.wire.frame import Frame, Kind
 from carpool.wire.outcome import Outcome, Report, pack
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, OBJECT, RAW
 
+_TIMING_S = 2.0  # a warm-up that took so long takes no further timings
 _OWN_FILES = ("/carpool/worker/", "/carpool/invoke.py")
 _BETWEEN_STAGES = dict.fromkeys((OBJECT, JSON, MSGPACK, RAW, CUSTOM), payload.dump)
 
 
 class _Expired(DeadlineExceeded):
     """Nobody waits for the item any more; user code that raises a `DeadlineExceeded` of its own has failed."""
+
+
+class ExampleError(Exception):
+    """An example does not run through its model.
+
+    Attributes:
+        traceback: the user's, as text.
+    """
+
+    def __init__(self, message: str, traceback: str) -> None:
+        super().__init__(message)
+        self.traceback = traceback
 
 
 class Call:
@@ -52,17 +65,47 @@ class Call:
             CUSTOM: _as_bytes,  # by then the model's `encode` has been called
         }
 
-    async def warm_up(self, max_batch_size: int | None) -> None:
-        """Run the examples, once one by one and once as a full batch. Raises what the user's code raises."""
+    async def warm_up(
+        self, sizes: Sequence[int], clock: Callable[[], float] = time.monotonic
+    ) -> list[tuple[int, float]]:
+        """Run all examples, one of them alone and all in the largest batches; then time each size twice, within reason.
+
+        Args:
+            sizes: how many examples to time at a time, rising; none where the model takes single items.
+            clock: monotonic seconds.
+
+        Returns:
+            The sizes and the least seconds that each took, as far as they were run.
+
+        Raises:
+            ExampleError: the user's code failed for one of them.
+        """
+        n = len(self.traits.examples)
+        if not n:
+            return []
+        largest = sizes[-1] if sizes else n
+        began = clock()
+        best: dict[int, float] = {}
+        at_least = [(0, 1), *[(begin, largest) for begin in range(0, n, largest)]]
+        timed = [(0, size) for size in [*sizes, *sizes]]
+        for i, (begin, size) in enumerate(at_least + timed):
+            started = clock()
+            if i >= len(at_least) and started - began >= _TIMING_S:
+                break
+            await self._run_examples(begin, size)
+            took_s = clock() - started
+            best[size] = min(took_s, best.get(size, took_s))
+        return [(size, best[size]) for size in sizes if size in best]
+
+    async def _run_examples(self, begin: int, size: int) -> None:
+        """So many examples in turn, from one on, as one batch."""
         examples = self.traits.examples
-        if not examples:
-            return
-        for size in sorted({1, max_batch_size or 1}):
-            values: list[Any] = [examples[i % len(examples)] for i in range(size)]
-            for value in await self._invoker.run(values):
-                if isinstance(value, Failed):
-                    _, report = _outcome_of(value.error)
-                    raise ModelError(report.message, traceback=report.traceback)
+        places = [(begin + i) % len(examples) for i in range(size)]
+        for place, value in zip(places, await self._invoker.run([examples[i] for i in places]), strict=True):
+            if isinstance(value, Failed):
+                _, report = _outcome_of(value.error)
+                text = f"example {place + 1} of {len(examples)} does not run through its model: {report.message}"
+                raise ExampleError(text, report.traceback)
 
     async def run(self, frame: Frame) -> Frame:
         """Answer a batch; the reply has the items in the order of the batch."""

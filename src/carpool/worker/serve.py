@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
+import msgspec
+
 from carpool.invoke import Invoker
 from carpool.model import AnyModel, traits_of
 from carpool.wire.frame import Frame, FrameError, Kind
 from carpool.wire.outcome import Outcome, Report, pack
-from carpool.worker.call import Call, describe
+from carpool.worker.call import Call, ExampleError, describe
 from carpool.worker.setup import Setup
 
 _REPORT_EVERY_S = 0.01  # calls that follow each other faster need no report each
@@ -102,19 +104,21 @@ async def _load(
         )
         await invoker.set_up()
         call = Call(invoker, first=setup.first, last=setup.last)
+        timings: list[tuple[int, float]] = []
         if call.traits.examples:
             _say(link, "warming")
-            step = "an example does not run through its model"
-            await call.warm_up(setup.max_batch_size if setup.batched else None)
+            timings = await call.warm_up(setup.warm_up)
     except through:
         raise
     except BaseException as error:
+        if isinstance(error, ExampleError):
+            step = str(error)
         text = f"worker {setup.worker} of stage {setup.stage} could not start: {step}"
         details = getattr(error, "traceback", "") or describe(error)
         report = Report(text, type(error).__name__, details)
         link.send(Frame(Kind.FAILED, ids=[0], formats=b"\0", payloads=[pack(report)]))
         return None
-    _say(link, "ready")
+    _say(link, "ready", msgspec.msgpack.encode(timings))
     return call
 
 
@@ -125,6 +129,7 @@ def _refusal(reply: Frame, text: str) -> Frame:
     return replace(reply, formats=bytes([Outcome.BAD_RESULT]) * n, payloads=[body] * n)
 
 
-def _say(link: Link, state: str) -> None:
-    """How far start-up has come."""
-    link.send(Frame(Kind.STATE, ids=[0], formats=b"\0", payloads=[state.encode()]))
+def _say(link: Link, state: str, *more: bytes) -> None:
+    """How far start-up has come, and what was learned on the way."""
+    n = 1 + len(more)
+    link.send(Frame(Kind.STATE, ids=[0] * n, formats=bytes(n), payloads=[state.encode(), *more]))

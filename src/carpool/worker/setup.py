@@ -14,6 +14,7 @@ class Setup(msgspec.Struct, frozen=True):
     Attributes:
         model: the packed model, see `program.pack_model`.
         batched: whether `predict` takes lists.
+        warm_up: numbers of examples to run at a time and to time, rising.
         allowed_batch_sizes: how long these lists may be; None for any length.
         first, last: whether the stage decodes requests, and whether it encodes responses.
         cores: where the worker runs; None leaves the affinity alone.
@@ -26,7 +27,7 @@ class Setup(msgspec.Struct, frozen=True):
     worker: int
     batched: bool
     allowed_batch_sizes: tuple[int, ...] | None
-    max_batch_size: int
+    warm_up: tuple[int, ...]
     first: bool
     last: bool
     isolate_errors: bool

@@ -1,0 +1,59 @@
+"""How many examples a warm-up runs at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from carpool import Model, Stage, StartupError, Static
+from carpool.warmup import warm_up_sizes
+
+
+class Texts(Model):
+    examples = ("abc", "de", "fghij")
+
+    def predict(self, texts: list[str]) -> list[int]:
+        return [len(text) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sizes"),
+    [
+        ({"max_batch_size": 64}, [1, 16, 32, 64]),
+        ({"max_batch_size": 3}, [1, 3]),
+        ({"max_batch_size": 1}, [1]),
+        ({"max_batch_size": 64, "policy": Static(max_batch_size=8)}, [1, 2, 4, 8]),
+        ({"max_batch_size": 24, "allowed_batch_sizes": [3, 8, 24]}, [3, 8, 24]),
+        ({}, []),
+    ],
+)
+def test_from_one_to_a_full_batch(settings: dict[str, Any], sizes: list[int]) -> None:
+    """What the policy may ask for; allowed sizes all; single items are not timed."""
+    assert warm_up_sizes(Stage(Texts, **settings)) == {n: n for n in sizes}
+
+
+def test_sizes_are_sums() -> None:
+    """As many examples in turn as fit into a quarter, a half and a whole batch; never more than may wait."""
+    assert warm_up_sizes(Stage(Texts, max_batch_size=20, size=len)) == {1: 3, 2: 5, 3: 10, 6: 20}
+    assert warm_up_sizes(Stage(Texts, max_batch_size=1000, size=len, max_queue_size=4)) == {1: 3, 4: 13}
+
+
+def test_examples_larger_than_a_batch_go_alone() -> None:
+    """As requests would."""
+    assert warm_up_sizes(Stage(Texts, max_batch_size=2, size=len)) == {1: 3}
+
+
+def test_a_model_without_examples_has_no_warm_up() -> None:
+    """Nor has a function."""
+    assert warm_up_sizes(Stage(len, max_batch_size=8)) == {}
+
+
+def test_an_example_that_cannot_be_weighed_ends_the_start() -> None:
+    """By its number, with what the size function raised."""
+
+    def size(text: str) -> int:
+        return 1 // (5 - len(text))
+
+    with pytest.raises(StartupError, match="example 3 cannot be weighed: size= of stage Texts raised ZeroDivision"):
+        warm_up_sizes(Stage(Texts, max_batch_size=8, size=size))
