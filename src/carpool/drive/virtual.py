@@ -49,7 +49,7 @@ class VirtualDriver:
         workers: per stage how many there are; all are ready at once. One each if not given.
         computes: per stage what they answer; the items themselves if not given.
         hop_s: seconds that a batch spends on its way to the worker and back, on top of its cost.
-        turn_s: seconds from something happening to the decision about it, which what happens meanwhile shares.
+        turn_s: seconds from something happening to what is done about it, which what happens meanwhile shares.
         watcher: told of batches and answers; without one they are kept in `batches` and `answers`.
 
     Attributes:

@@ -204,20 +204,21 @@ def cost_of(cost: object) -> Cost:
 
 def _from_spec(text: str) -> Cost:
     parts = specs.split(text, "+", [*CURVES, *DISTURBANCES])
-    if parts[0].startswith("table:") and "=" in parts[0]:
-        cost: Cost = Table(_table_from_spec(parts[0]))
-    else:
-        cost = specs.build(parts[0], CURVES, "cost", EXAMPLE)
+    is_table = parts[0].startswith("table:")
+    cost = _table(parts[0]) if is_table else specs.build(parts[0], CURVES, "cost", EXAMPLE)
     for part in parts[1:]:
         cost = specs.build(part, DISTURBANCES, "disturbance of a cost", f"{EXAMPLE}+noisy:sigma=0.25", cost=cost)
     return cost
 
 
-def _table_from_spec(text: str) -> dict[int, float]:
-    """`table:1=8ms,8=10ms,64=24ms`; a file is `table:costs.csv`."""
+def _table(text: str) -> Table:
+    """`table:1=8ms,8=10ms,64=24ms`, or `table:costs.csv`."""
+    content = text.partition(":")[2].strip()
+    if "=" not in content:
+        return Table(path=content)
     try:
-        entries = [entry.split("=") for entry in text.partition(":")[2].split(",")]
-        return {int(n): specs.duration(seconds) for n, seconds in entries}
+        entries = [entry.split("=") for entry in content.split(",")]
+        return Table({int(n): specs.duration(seconds) for n, seconds in entries})
     except ValueError as error:
         raise ValueError(f"cost {text!r}: {error}; for example table:1=8ms,8=10ms,64=24ms") from None
 

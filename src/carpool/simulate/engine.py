@@ -59,7 +59,7 @@ def run(
         weights_known: whether the policy is told. Then a request's size is its weight, rounded up, and a batch costs
             what its sizes sum up to.
         hop_s: what a batch spends on its way to the worker and back.
-        turn_s: how long the driver gathers what happens before it decides: a turn of its loop.
+        turn_s: how long the driver gathers what happens before it decides and tells: a turn of its loop.
         max_queue_size: most requests that wait; more are refused.
 
     A list of costs stands for stages in a row; `policy`, `max_batch_size` and `workers` may then be lists too.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 from carpool.policy import BY_NAME, Policy
-from carpool.settings import policy_for
 from carpool.simulate import specs
 
 EXAMPLE = "static:10ms"
@@ -30,11 +30,15 @@ def policy_of(
         if slo_s is not None:
             given["slo_s"] = slo_s
         policy = specs.build(policy, BY_NAME, "policy", EXAMPLE, **given)
-    elif not isinstance(policy, Policy) and callable(policy):
+    elif isinstance(policy, Policy):
+        policy = copy.deepcopy(policy)
+    elif callable(policy):
         policy = policy()
     if not isinstance(policy, Policy):
         raise TypeError(f"policy must be a spec such as {EXAMPLE!r}, a Policy or a function that makes one: {policy!r}")
-    return policy_for(policy, max_batch_size, None)
+    if policy.max_batch_size is None or policy.max_batch_size > max_batch_size:
+        policy.max_batch_size = max_batch_size
+    return policy
 
 
 def label_of(policy: PolicyLike) -> str:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal, InvalidOperation
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-UNITS_S = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0}
+UNITS_S = {"us": "1e-6", "µs": "1e-6", "ms": "1e-3", "s": "1", "m": "60"}
 _DURATION = re.compile(r"([-+.\de]+)\s*(us|µs|ms|s|m)")
 
 
@@ -24,8 +25,8 @@ def duration(text: str) -> float:
     text = text.strip()
     found = _DURATION.fullmatch(text)
     try:
-        return float(found[1]) * UNITS_S[found[2]] if found else _zero(text)
-    except ValueError:
+        return float(Decimal(found[1]) * Decimal(UNITS_S[found[2]])) if found else _zero(text)
+    except (ValueError, InvalidOperation):
         raise ValueError(f"{text!r} is no duration: write a number and its unit, such as 8ms, 2s or 300us") from None
 
 

@@ -1,0 +1,71 @@
+"""Several policies, seeds and loads."""
+
+from __future__ import annotations
+
+import pytest
+
+from carpool.simulate import compare, mean_of, run, sweep
+
+
+def test_policies_are_compared_over_seeds() -> None:
+    """Each report is the mean of the single runs; progress tells of each."""
+    told: list[tuple[int, int]] = []
+    reports = compare(
+        ["greedy", "static:10ms"], seeds=2, seed=3, duration_s=1, progress=lambda done, of: told.append((done, of))
+    )
+
+    assert [report.policy for report in reports] == ["greedy", "static:10ms"]
+    assert reports[1] == mean_of([run("static:10ms", duration_s=1, seed=3), run("static:10ms", duration_s=1, seed=4)])
+    assert told == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_processes_change_nothing() -> None:
+    """Two at a time give what one gives."""
+    one = compare(["greedy", "cork"], "poisson:rho=0.9", seeds=2, duration_s=0.5)
+
+    assert compare(["greedy", "cork"], "poisson:rho=0.9", seeds=2, duration_s=0.5, jobs=2) == one
+
+
+def test_a_mistake_in_a_process_is_told() -> None:
+    """As it would be in this one."""
+    with pytest.raises(ValueError, match="workers must be"):
+        compare(["greedy"], seeds=2, duration_s=1, jobs=2, workers=0)
+
+
+def test_what_processes_cannot_be_given() -> None:
+    """A function without a name cannot go to another process."""
+    with pytest.raises(ValueError, match="with several jobs, give specs"):
+        compare(["greedy"], cost=lambda n: 1.0, seeds=2, jobs=2)
+    with pytest.raises(ValueError, match="jobs must be at least 1"):
+        compare(["greedy"], jobs=-1)
+    with pytest.raises(ValueError, match="seeds must be at least 1"):
+        compare(["greedy"], seeds=0)
+
+
+def test_a_sweep_scales_arrivals_to_loads() -> None:
+    """Whatever rate they had; policies one after the other."""
+    reports = sweep(["greedy", "cork"], "poisson:rate=10+gamma:rate=30,cv=2", loads=[0.2, 0.5], duration_s=20)
+
+    assert [(report.policy, report.load) for report in reports] == [
+        ("greedy", 0.2),
+        ("greedy", 0.5),
+        ("cork", 0.2),
+        ("cork", 0.5),
+    ]
+    assert [report.requests / 20 for report in reports[:2]] == pytest.approx([2667 * 0.2, 2667 * 0.5], rel=0.05)
+
+
+def test_a_sweep_over_a_closed_loop_scales_clients() -> None:
+    """From what is given; at least one is left."""
+    reports = sweep(["greedy"], "closed:clients=8", "affine:a=10ms,b=0s", [0.01, 0.5, 1.0], duration_s=2)
+
+    assert [report.load for report in reports] == [0.01, 0.5, 1.0]
+    assert [round(report.mean_batch_size) for report in reports] == [1, 2, 4]
+
+
+def test_what_cannot_be_scaled() -> None:
+    """Times that are given, and nothing at all."""
+    with pytest.raises(ValueError, match="cannot be scaled"):
+        sweep(["greedy"], [0.0, 1.0], loads=[0.5])
+    with pytest.raises(ValueError, match="cannot be scaled"):
+        sweep(["greedy"], "poisson:rate=0", loads=[0.5])

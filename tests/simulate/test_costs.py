@@ -1,0 +1,114 @@
+"""Costs of batches and weights of requests: curves by hand, disturbances on the mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from statistics import fmean
+
+import pytest
+
+from carpool.simulate import Affine, Drifting, Knee, Noisy, Pareto, Sqrt, Table, Tile, capacity
+from carpool.simulate.costs import Cost, cost_of
+from carpool.simulate.weights import weights_of
+
+
+@pytest.mark.parametrize(
+    ("cost", "n", "seconds"),
+    [
+        (Affine(8, 0.25), 4, 9),
+        (Tile(3, 4, 16), 16, 7),
+        (Tile(3, 4, 16), 17, 11),
+        (Sqrt(5), 9, 15),
+        (Knee(8, 0.25, 32, 0.9), 32, 16),
+        (Knee(8, 0.25, 32, 0.9), 34, 18.3),
+        (Table({1: 8, 9: 10, 17: 20}), 1, 8),
+        (Table({1: 8, 9: 10, 17: 20}), 5, 9),
+        (Table({1: 8, 9: 10, 17: 20}), 9, 10),
+        (Table({1: 8, 9: 10, 17: 20}), 13, 15),
+        (Table({1: 8, 9: 10, 17: 20}), 25, 30),
+        (Table({4: 8}), 64, 8),
+        (cost_of(lambda n: 2 * n), 3, 6),
+        (cost_of({1: 1.0, 3: 2.0}), 2, 1.5),
+        (Noisy(Affine(8, 0.25), 0.3), 4, 9),
+        (Drifting(Affine(8, 0.25), (2, 3)), 4, 9),
+    ],
+    ids=str,
+)
+def test_curves(cost: Cost, n: float, seconds: float) -> None:
+    """Computed by hand; disturbances do not show in the curve."""
+    assert cost(n) == pytest.approx(seconds)
+
+
+def test_noise_has_mean_one_and_stalls_come_on_top() -> None:
+    """A stall of five times in 1 % of the batches adds 4 %."""
+    dice = Random(1)
+    seconds = Noisy(Affine(1.0, 0.0), 0.25).over(10)
+    stalling = Noisy(Affine(1.0, 0.0), 0.0, 0.01, 5).over(10)
+
+    assert fmean(seconds(1, 0, dice) for _ in range(20_000)) == pytest.approx(1.0, rel=0.01)
+    assert fmean(stalling(1, 0, dice) for _ in range(40_000)) == pytest.approx(1.04, rel=0.01)
+
+
+def test_drift_comes_in_equal_parts() -> None:
+    """The last factor goes on after the arrivals."""
+    seconds = Drifting(Affine(1.0, 0.0), (1.0, 1.8, 1.2)).over(30)
+
+    assert [seconds(1, now, Random(0)) for now in (0, 9.9, 10, 19.9, 20, 29.9, 35)] == [1, 1, 1.8, 1.8, 1.2, 1.2, 1.2]
+
+
+def test_a_function_may_know_the_time_and_throw_dice() -> None:
+    """Then its mean is what counts as the undisturbed cost."""
+    cost = cost_of(lambda n, now, rng: n * rng.choice([1.0, 3.0]) + now)
+
+    assert cost(10) == pytest.approx(20, rel=0.3)
+    assert cost.over(1)(1, 100.0, Random(0)) in (101, 103)
+
+
+def test_a_table_from_a_file_and_in_words(tmp_path: Path) -> None:
+    """With a line of names or without."""
+    named, bare = tmp_path / "named.csv", tmp_path / "bare.csv"
+    named.write_text("n,seconds\n1,0.008\n64,0.024\n")
+    bare.write_text("1,0.008\n64,0.024\n")
+
+    for cost in (cost_of(f"table:{named}"), cost_of(f"table:{bare}"), cost_of("table:1=8ms,64=24ms")):
+        assert repr(cost) == "Table({1: 0.008, 64: 0.024})"
+
+
+def test_bad_tables(tmp_path: Path) -> None:
+    """Sizes below 1, nothing at all, words."""
+    odd = tmp_path / "odd.csv"
+    odd.write_text("1,slow\n")
+
+    for bad in ({}, {0: 1.0}, {1: -1.0}):
+        with pytest.raises(ValueError, match="a cost table needs sizes of at least 1"):
+            Table(bad)
+    with pytest.raises(ValueError, match="is no cost table"):
+        Table(path=str(odd))
+
+
+def test_capacity_is_that_of_the_best_batch() -> None:
+    """Of the slowest stage, times its workers."""
+    assert capacity("affine:a=8ms,b=0.25ms", 64) == pytest.approx(64 / 0.024)
+    assert capacity("affine:a=8ms,b=0.25ms", 64, workers=2) == pytest.approx(128 / 0.024)
+    assert capacity(Knee(0.008, 0.00025, 32, 0.0009), 64) == pytest.approx(2000)
+    assert capacity(["affine:a=1ms,b=0s", "affine:a=2ms,b=0s"], [10, 4], [1, 3]) == pytest.approx(6000)
+
+
+def test_a_heavy_tail_has_mean_one() -> None:
+    """Cap and all; half of the weights are far below it."""
+    weights = Pareto(1.7, 50)
+    dice = Random(3)
+    found = sorted(weights.draw(dice) for _ in range(100_000))
+
+    assert fmean(found) == pytest.approx(1.0, rel=0.03)
+    assert found[-1] == 50 and found[len(found) // 2] < 0.7
+    assert Pareto(1.0, 50).draw(Random(0)) > 0
+    assert weights_of("pareto:shape=1.7,cap=50") == weights
+
+
+@pytest.mark.parametrize("weights", ["pareto:shape=0", "pareto:cap=1", "normal", [], [1.0, -1.0]])
+def test_bad_weights(weights: object) -> None:
+    """Refused by value."""
+    with pytest.raises(ValueError, match=r"pareto|weights"):
+        weights_of(weights)
