@@ -690,3 +690,29 @@ def test_what_is_no_function_is_explained() -> None:
         carpool.batch(3)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="put @staticmethod above"):
         carpool.batch(staticmethod(len))
+
+
+def test_threads_that_look_up_while_they_are_being_woken_leave_nobody_asleep() -> None:
+    """Every waiter looks up each millisecond, so that many time-outs fall into a chain of wake-ups."""
+
+    @carpool.batch(max_batch_size=32)
+    def double(xs: list[int]) -> list[int]:
+        time.sleep(0.001)
+        return [2 * x for x in xs]
+
+    def caller(start: int) -> list[int]:
+        answers = []
+        for x in range(start, start + 50):
+            ticket = double.submit(x)
+            while True:
+                try:
+                    answers.append(ticket.result(timeout_s=0.0002 + 0.001 * (x % 3)))
+                    break
+                except TimeoutError:
+                    continue
+        return answers
+
+    with ThreadPoolExecutor(64) as pool:
+        answered = list(pool.map(caller, range(0, 6400, 100)))
+
+    assert answered == [[2 * x for x in range(start, start + 50)] for start in range(0, 6400, 100)]

@@ -2,12 +2,17 @@
 
 The line (`core/line.py`) decides under one short lock; everything slow, sleeping, the execution lock and the user's
 function, happens outside it. Each sleeping thread has a bell of its own, so exactly those are woken who are meant.
+
+Those whose answers have come are woken in a chain: the leader rings for the next leader and one more, and each thread
+that wakes up rings for the next. All of them would only fight for the interpreter, and the next leader with them.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from carpool.clock import Clock, monotonic
@@ -17,6 +22,8 @@ from carpool.errors import CarpoolError, DeadlineExceeded
 from carpool.request import Request
 
 _LONGEST_LOCK_WAIT_S = 60.0  # for the execution lock, where no time-out bounds it
+
+_RUNG_AT_ONCE = 2  # the next leader, and the first of the chain
 
 Outcome = tuple[Sequence[object], dict[int, Exception] | None, float]
 """The results of a batch, the errors that stand in for some, and the seconds it took."""
@@ -82,6 +89,7 @@ class LeaderFollower:
         self._execution_lock = execution_lock
         self._clock = clock
         self._leaders: set[int] = set()  # threads that are inside the function
+        self._chain: deque[threading.Lock] = deque()  # bells still to be rung; while there are any, somebody wakes up
 
     def join(self, items: Sequence[Any], sizes: Sequence[int] | None, timeout_s: float | None) -> Seat:
         """A place in the line for some items.
@@ -148,8 +156,9 @@ class LeaderFollower:
             for request in due:
                 request.error = error
             seat.pending = 0
-            bells = self._bells() + seat.bells
+            bells = self._bells() + seat.bells + list(self._chain)  # this thread might have been a link of the chain
             seat.bells.clear()
+            self._chain.clear()
         _ring(bells)
         return bool(due)
 
@@ -201,9 +210,16 @@ class LeaderFollower:
     def _sleep(self, seat: Seat, bell: threading.Lock, seconds: float) -> None:
         timeout = -1 if seconds == INFINITY else min(max(seconds, 0.0), threading.TIMEOUT_MAX)
         if not bell.acquire(timeout=timeout):
-            with self._lock:  # nobody needs to ring it any more, unless somebody is about to
+            with self._lock:  # nobody needs to ring it any more
                 if bell in seat.bells:
                     seat.bells.remove(bell)
+                    return
+                with suppress(ValueError):  # it is no link of the chain
+                    self._chain.remove(bell)
+                    return
+        if self._chain:  # the bell was rung, or is just being rung
+            with suppress(IndexError):  # another thread was faster
+                self._chain.popleft().release()
 
     def _lead(self, seat: Seat, slot: int, run: Callable[[list[Any]], Outcome], until: float) -> None:
         """Run a batch with a slot that was claimed."""
@@ -233,7 +249,8 @@ class LeaderFollower:
         with self._lock:
             self._line.finished(self._clock(), batch, *outcome)
             bells = self._bells()
-        _ring(bells)
+            self._chain += bells[_RUNG_AT_ONCE:]
+        _ring(bells[:_RUNG_AT_ONCE])
 
     def _run(self, batch: Batch, run: Callable[[list[Any]], Outcome]) -> Outcome:
         me = threading.get_ident()
