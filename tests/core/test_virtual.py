@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
+from carpool.core.batcher import Batch
 from carpool.drive.virtual import VirtualDriver
 from carpool.errors import DeadlineExceeded, ModelError, Unavailable
-from carpool.policy import Greedy, Policy, Static
+from carpool.policy import Decision, Greedy, Policy, QueueView, Static
 from carpool.request import Request
 from tests.core.stub import items, outcome, pipeline, stage
 
@@ -21,11 +23,13 @@ def driver(
     policy: Policy | None = None,
     workers: int = 1,
     compute: Callable[[list[Any]], list[Any]] = lambda items: items,
+    hop_s: float = 0.0,
+    turn_s: float = 0.0,
     **settings: Any,
 ) -> VirtualDriver:
     """One stage; the pipeline's workers are made by the driver."""
     made = pipeline(stage(policy=policy, **settings), workers=0)
-    return VirtualDriver(made, [cost], [workers], [compute])
+    return VirtualDriver(made, [cost], [workers], [compute], hop_s=hop_s, turn_s=turn_s)
 
 
 class Times:
@@ -265,3 +269,104 @@ def test_a_long_run_decides_once_per_moment() -> None:
     assert len(run.answers) == 20_000
     assert {request.error for request in run.answers} == {None}
     assert polls <= 20_000 + len(run.batches) + 1
+
+
+def feed(*times: float) -> list[tuple[float, Request]]:
+    return [(when, Request(when, float("inf"))) for when in times]
+
+
+def test_a_feed_is_drawn_in_step_with_time() -> None:
+    """Like arrivals that are told beforehand, but each is drawn only when the one before it has arrived."""
+    run = driver(lambda n: 4.0)
+    drawn: list[float] = []
+
+    def endless() -> Iterator[tuple[float, Request]]:
+        for when in itertools.count(0.0, 3.0):
+            drawn.append(when)
+            yield from feed(when)
+
+    run.feed(endless())
+    run.arrive(3, "b")
+    run.run(until=10)
+
+    assert schedule(run) == [(0, 0, [0.0], "free"), (4, 0, [3.0, "b"], "free"), (8, 0, [6.0], "free")]
+    assert drawn == [0, 3, 6, 9, 12]
+
+
+def test_a_turn_delays_decisions_and_answers() -> None:
+    """What happens in the turn of a first event shares its decision; nothing is decided between."""
+    run = driver(lambda n: 4.0, turn_s=0.5)
+    times = Times(run)
+    for when in (1, 1.5, 1.75):
+        run.arrive(when, when, caller=times)
+
+    run.run()
+
+    assert schedule(run) == [(1.5, 0, [1, 1.5], "free"), (6, 0, [1.75], "free")]
+    assert times.at == {1: 6, 1.5: 6, 1.75: 10.5}
+
+
+def test_the_hop_is_no_part_of_the_busy_time() -> None:
+    """The worker is away for longer, and the policy learns how long the way is."""
+    run = driver(lambda n: 4.0, hop_s=1.0)
+    run.feed(feed(0, 1))
+
+    run.run()
+
+    assert [batch.started for batch in run.batches] == [0, 5]
+    assert run.clock.now == 10
+    assert run.pipeline.stages[0].policy.hop_s == pytest.approx(0.19)  # a tenth of what it lacks, twice
+
+
+def test_wake_ups_are_counted() -> None:
+    """Only polls for which there is no other reason than the time."""
+    static, greedy = driver(policy=Static(4, 3.0)), driver()
+    for run in (static, greedy):
+        run.feed(feed(0, 1, 10))
+        run.run()
+
+    assert (static.wake_ups, greedy.wake_ups) == (2, 0)
+
+
+class Insomniac(Greedy):
+    """Asks to be asked again at once, for a while."""
+
+    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+        return super().decide(now, queue, free, busy) if now > 1 + 1e-5 else Decision(wake_at=now)
+
+
+def test_a_policy_cannot_stop_the_clock() -> None:
+    """Asking to be woken at once takes a tick each time."""
+    run = driver(policy=Insomniac(4))
+    run.feed(feed(1))
+
+    run.run()
+
+    assert len(run.answers) == 1
+    assert run.wake_ups == pytest.approx(10, abs=1)
+
+
+class Watching:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def started(self, now: float, batch: Batch, busy_s: float) -> None:
+        self.told.append((now, len(batch), busy_s))
+
+    def answered(self, now: float, requests: Sequence[Request]) -> None:
+        self.told.append((now, items(requests)))
+
+
+def test_a_watcher_is_told_instead_of_lists_being_kept() -> None:
+    """Of every batch with its cost, which may depend on the batch and the time, and of every answer."""
+    watcher = Watching()
+    made = pipeline(stage(), workers=0)
+    run = VirtualDriver(made, lambda batch, now: now + len(batch), watcher=watcher)
+    run.feed(feed(1, 2))
+
+    run.run()
+
+    assert watcher.told == [(1, 1, 2), (3, 1, 4), (3, [1]), (7, [2])]
+    assert (run.batches, run.answers) == ([], [])

@@ -1,0 +1,173 @@
+"""`carpool simulate`: help that teaches, a table, JSON, one line for each mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from carpool.cli import cli
+from carpool.simulate import Report, run
+from carpool.simulate.command import simulate
+from carpool.simulate.table import table_of
+
+FAST = ("--duration", "1s", "--seeds", "1", "--jobs", "1", "--policy")
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
+    call = [sys.executable, "-m", "carpool", "simulate", *arguments]
+    return subprocess.run(call, capture_output=True, text=True, timeout=60, check=False, env=env)
+
+
+def test_help_teaches() -> None:
+    """Examples, and every kind of arrivals and costs."""
+    text = command("--help").stdout
+
+    for word in (
+        "carpool simulate --arrivals poisson:rate=800 --cost",
+        "adaptive, greedy, static:10ms",
+        "gamma:",
+        "mmpp:",
+        "sine:",
+        "flash:",
+        "bursts:",
+        "closed:",
+        "tile:",
+        "knee:",
+        "sqrt:",
+        "table:",
+        "noisy:",
+        "drifting:",
+        "pareto:",
+        "--trace",
+        "--plot",
+        "--json",
+        "--hop",
+        "--jobs",
+        "--seeds",
+    ):
+        assert word in text
+
+
+def test_a_table_on_stdout_and_nothing_else() -> None:
+    """One row per policy, what was simulated above it; the progress bar is for terminals."""
+    done = command(*FAST, "greedy,static:10ms,max_queued_batches=10,cork", "--arrivals", "poisson:rho=0.3")
+
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert "poisson:rho=0.3 on affine:a=8ms,b=0.25ms, SLO 60ms" in done.stdout
+    assert "capacity 2667/s, load 0.30" in done.stdout
+    for policy in ("greedy", "static:10ms,max_queued_batches=10", "cork"):
+        assert f" {policy} " in done.stdout
+
+
+def test_json_has_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of `run`, and the settings."""
+    simulate(policy="greedy,cork", duration="1s", seeds=1, jobs=1, as_json=True, slo="30ms/120ms", hop="1ms")
+
+    found = json.loads(capsys.readouterr().out)
+    expected = run("greedy", duration_s=1, slo_s=(0.03, 0.12), hop_s=0.001).to_dict()
+    assert {**found["reports"][0], "seeds": [0]} == expected
+    assert [report["policy"] for report in found["reports"]] == ["greedy", "cork"]
+    assert (found["slo_s"], found["hop_s"], found["max_queue_size"], found["sweep"]) == ([0.03, 0.12], 0.001, None, [])
+
+
+def test_stages_workers_and_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    """An option once more is for the next stage."""
+    simulate(
+        policy="greedy",
+        cost=["affine:a=1ms,b=0s", "sqrt:c=4ms"],
+        workers=[1, 4],
+        max_batch_size=[8, 16],
+        duration="1s",
+        slo="none",
+        seeds=1,
+        jobs=1,
+        weights="pareto",
+        weights_known=True,
+        as_json=True,
+    )
+
+    found = json.loads(capsys.readouterr().out)
+    assert found["capacity"] == pytest.approx(4000)
+    assert len(found["reports"][0]["stage_utilisation"]) == 2
+
+
+def test_a_trace_is_replayed_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its file's name may be all, or a spec; with arrivals it joins them."""
+    path = tmp_path / "trace.csv"
+    path.write_text("t\n" + "".join(f"{t / 10}\n" for t in range(31)))
+    requests = []
+    for trace, arrivals in ((str(path), None), (f"{path},speed=2", None), (str(path), "poisson:rate=100")):
+        simulate(policy="greedy", trace=trace, arrivals=arrivals, seeds=1, jobs=1, as_json=True)
+        report = json.loads(capsys.readouterr().out)["reports"][0]
+        requests.append((report["requests"], round(report["duration_s"], 6)))
+
+    assert requests[:2] == [(31, 3.0), (31, 1.5)]
+    assert requests[2][0] > 2000 and requests[2][1] == 30
+
+
+@pytest.mark.parametrize("ending", [".png", ".html"])
+def test_a_picture(tmp_path: Path, ending: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of fifteen loads; the table is there too."""
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"picture{ending}"
+    simulate(policy="greedy", duration="100ms", seeds=1, jobs=1, plot=path)
+
+    assert path.stat().st_size > 10_000
+    assert f"drawn: {path}" in capsys.readouterr().out.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--policy", "gredy"], "there is no policy 'gredy'; choose one of adaptive, aimd"),
+        (["--arrivals", "poison"], "there is no arrival process 'poison'"),
+        (["--cost", "affine:a=8"], "'8' is no duration"),
+        (["--slo", "60"], "'60' is no duration: write a number and its unit, such as 8ms"),
+        (["--trace", "nowhere.csv"], "cannot read the trace nowhere.csv"),
+        (["--plot", "picture.gif"], "picture.gif: the picture's file must end in .png"),
+        (["--plot", "nowhere/picture.png"], "there is no folder nowhere"),
+        (["--seeds", "0"], "seeds must be at least 1"),
+        (["--workers", "1", "--workers", "2"], "workers has 2 entries for 1 stages"),
+        (["--weights", "heavy"], "there is no distribution of weights 'heavy'"),
+    ],
+)
+def test_a_mistake_is_one_line(options: Sequence[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Said before anything is simulated, with what would be right."""
+    with pytest.raises(SystemExit) as left:
+        cli(["simulate", "--jobs", "1", *options])
+    said = capsys.readouterr().err
+
+    assert left.value.code == 2
+    assert said.startswith("carpool: ")
+    assert told in said
+    assert said.count("\n") == 1
+
+
+def marked(*reports: Report) -> list[str]:
+    """The rows of the table, without what is not marked."""
+    console = Console(width=200, no_color=True)
+    with console.capture() as capture:
+        console.print(table_of(reports))
+    return [" ".join(cell for cell in line.split() if cell.endswith("*")) for line in capture.get().splitlines()[3:-1]]
+
+
+def test_the_best_of_each_column_is_marked() -> None:
+    """Latencies only among those with about the best goodput: whoever drops half of the requests is fast."""
+    report = run("greedy", duration_s=1)
+    slow = replace(report, goodput=100.0, mean_s=0.020, p50_s=0.019, p99_s=0.030, penalised_mean_s=0.020)
+    fair = replace(slow, goodput=99.5, mean_s=0.018)
+    lossy = replace(slow, goodput=50.0, mean_s=0.001, p50_s=0.001, p99_s=0.001, penalised_mean_s=0.060)
+
+    assert marked(slow, fair, lossy) == ["100.0* 19.0* 30.0* 20.0*", "18.0* 19.0* 30.0* 20.0*", ""]
+    assert marked(slow, slow) == ["", ""]
+    assert marked(slow) == [""]
