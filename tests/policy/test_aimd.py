@@ -41,6 +41,11 @@ def test_a_slow_batch_takes_back_a_tenth() -> None:
     assert after(AIMD(64, slo_s=1), *[(1, 9.0)] * 50).cap == 1
 
 
+def test_it_does_not_grow_beyond_the_limit() -> None:
+    """However long it has been there, the first slow batch takes it below."""
+    assert after(AIMD(10, slo_s=1), *[(n, 1.0) for n in range(1, 10)], *[(10, 1.0)] * 99, (10, 2.0)).cap == 9
+
+
 def test_a_failed_batch_teaches_nothing() -> None:
     """Neither that it was quick nor that it was slow."""
     policy = after(AIMD(8, slo_s=1), (1, 0.5))

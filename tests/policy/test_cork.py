@@ -61,6 +61,13 @@ def test_every_arrival_prolongs_and_shortens_the_hold() -> None:
     assert policy.decide(10, seen(policy, *[10] * 8), free=1, busy=0).take == 8
 
 
+def test_a_hold_ends_where_the_oldest_would_be_dropped() -> None:
+    """Two take 4 s, so who came at 9 is dropped at 15, before the hold is over."""
+    policy = trained(wait_s=80.0, slo_s=10)
+
+    assert policy.decide(10, seen(policy, 9, 10), free=1, busy=0) == Decision((), wake_at=15)
+
+
 def test_the_bound_on_holding_back_counts() -> None:
     """From the oldest arrival."""
     policy = trained(wait_s=8.0)

@@ -96,6 +96,16 @@ def test_a_wrong_lesson_does_not_refuse_everybody_for_ever() -> None:
     assert policy.decide(20, queue, free=1, busy=0).drop == []
 
 
+def test_what_batches_took_long_ago_is_forgotten() -> None:
+    """A model that has become twice as slow is known as such some sixty batches later."""
+    learned = Line()
+    for slower in (1, 2):
+        for n in (1, 8, 4) * 30:
+            learned.add(n, slower * (2.0 + n))
+
+    assert learned(5) == pytest.approx(14, rel=0.02)
+
+
 lines = st.tuples(st.floats(0, 5), st.floats(0, 5))
 
 
