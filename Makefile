@@ -4,10 +4,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup demo serve test lint bench clean
+.PHONY: help setup demo serve test lint bench bench-policies clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
 
 setup: $(STAMP)  ## create .venv with everything the demo, the tests and the linters need
 
@@ -33,6 +33,9 @@ lint: setup      ## ruff (style, format) and mypy --strict
 
 bench: setup     ## run the benchmarks against the peers (see bench/README.md)
 	$(BIN)/python -m bench
+
+bench-policies: setup  ## simulate all policies on all workloads, into docs/policies.md; QUICK=1: a tenth, only shown
+	$(BIN)/python -m bench.policies $(if $(QUICK),--quick,--docs)
 
 clean:           ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -47,14 +47,14 @@ class Plan:
 
     Attributes:
         quick: a tenth of everything.
-        pictures: the folder that they go to.
+        pictures: the folder that they go to; None if there are to be none.
     """
 
     policies: Sequence[str]
     workloads: Sequence[Workload]
     seeds: int
     quick: bool
-    pictures: Path
+    pictures: Path | None
 
 
 def main() -> int:
@@ -70,7 +70,7 @@ def main() -> int:
         if "oracles" in given.parts:
             sections["latency"] = policy_oracles.latency_table(runs, quick=plan.quick)
             sections["clairvoyant"] = policy_oracles.goodput_table(runs)
-        if "pictures" in given.parts:
+        if plan.pictures and "pictures" in given.parts:
             draw_loads(plan.pictures / "policies-load.svg", plan.policies, runs, duration_s=4 if plan.quick else 20)
         if "random" in given.parts:
             sections["random"] = scenarios(given.random, given.seed_text, plan, runs, figures)
@@ -100,7 +100,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed-text", default="", help="what they are drawn with: the commit that froze the code")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every figure")
     parser.add_argument("--docs", action="store_true", help="write tables and pictures into docs/")
-    parser.add_argument("--pictures", type=Path, default=None, metavar="DIR", help="where pictures go without --docs")
+    parser.add_argument("--pictures", type=Path, default=None, metavar="DIR", help="draw, without --docs")
     parser.add_argument("--cache", type=Path, default=CACHE, metavar="FILE", help="default: %(default)s")
     given = parser.parse_args()
     given.parts = given.parts.split(",") + (["random"] if given.random else [])
@@ -124,7 +124,7 @@ def plan_of(given: argparse.Namespace) -> Plan:
         sys.exit("nothing to run: no policy or no workload of that name")
     if given.quick:
         workloads = [workload.shortened(QUICK) for workload in workloads]
-    pictures = DOCS.parent if given.docs else given.pictures or Path.cwd()
+    pictures = DOCS.parent if given.docs else given.pictures
     return Plan(policies, workloads, 1 if given.quick else given.seeds, given.quick, pictures)
 
 
@@ -139,9 +139,10 @@ def compare(plan: Plan, runs: Runs, figures: dict[str, object]) -> dict[str, str
         closed = closed_loop_ratios(plan.policies, results)
         if closed:
             sections["best"] += "\n\n" + ", ".join(f"{name}: {ratio:.2f}x" for name, ratio in closed.items())
-        groups = {workload.name: workload.group for workload in plan.workloads}
-        duels = duels_with_best(plan.workloads, plan.policies, results)
-        draw_gains(plan.pictures / "policies-gain.svg", duels, groups)
+        if plan.pictures:
+            groups = {workload.name: workload.group for workload in plan.workloads}
+            duels = duels_with_best(plan.workloads, plan.policies, results)
+            draw_gains(plan.pictures / "policies-gain.svg", duels, groups)
     return sections
 
 

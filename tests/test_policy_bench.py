@@ -1,0 +1,144 @@
+"""The bench of the policies: its data, what it remembers, and what its tables count."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench import policy_random, policy_runs
+from bench.policies import DOCS, write
+from bench.policy_runs import Case, Runs
+from bench.policy_tables import Means, best_of, summary_table
+from bench.policy_workloads import GROUPS, Workload, load
+from carpool.policy import Adaptive
+from carpool.simulate import run
+
+SETTINGS = {"cost": "affine:a=8ms,b=0.25ms", "max_batch_size": 8, "arrivals": "poisson:rho=0.5", "slo_s": 0.06}
+
+
+def means(goodput: float, mean_s: float = 0.01) -> Means:
+    return Means(goodput=goodput, mean_s=mean_s, p99_s=2 * mean_s, penalised_mean_s=mean_s)
+
+
+def test_there_are_113_workloads_and_each_can_be_run() -> None:
+    """With names of their own, in all groups; every one goes through the simulator for a moment."""
+    workloads = load()
+
+    assert len({workload.name for workload in workloads}) == 113
+    assert {workload.group for workload in workloads} == set(GROUPS)
+    for workload in workloads:
+        assert run("greedy", **{**workload.settings, "duration_s": 0.05}).duration_s == 0.05
+
+
+def test_scenarios_follow_from_their_seed_alone() -> None:
+    """The same text draws the same, another one others; all of them can be run and have requests to serve."""
+    drawn = policy_random.draw(30, "abc")
+
+    assert policy_random.draw(30, "abc") == drawn
+    assert policy_random.draw(30, "abd") != drawn
+    assert {workload.settings["arrivals"].partition(":")[0] for workload in drawn} == {
+        "poisson",
+        "mmpp",
+        "flash",
+        "closed",
+        "bursts",
+    }
+    for workload in drawn:
+        short = {**workload.settings, "duration_s": workload.settings["duration_s"] / 50}
+        assert run("greedy", **short).requests > 0
+
+
+def test_a_run_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also across processes and after a line that was cut off; not for other seeds or other sources."""
+    made: list[int] = []
+    simulate = policy_runs.simulate
+    monkeypatch.setattr(policy_runs, "simulate", lambda case: made.append(case.seed) or simulate(case))
+    path = tmp_path / "runs.jsonl"
+    settings = {**SETTINGS, "duration_s": 0.5}
+    first = Runs(path, 1).rows([Case("greedy", settings, 0), Case("greedy", settings, 1)], "")
+    path.write_text(path.read_text() + '{"key": "cut o')
+
+    again = Runs(path, 1).rows([Case("greedy", settings, seed) for seed in (1, 2, 0)], "")
+
+    assert made == [0, 1, 2]
+    assert [again[2], again[0]] == first
+    monkeypatch.setattr(policy_runs, "sources", lambda module: "changed")
+    Runs(path, 1).rows([Case("greedy", settings, 0)], "")
+    assert made == [0, 1, 2, 0]
+
+
+def test_the_sources_of_a_policy_are_its_own_and_the_simulators() -> None:
+    """A change of one policy must not make the runs of another again, one of the core must."""
+    source = {name: policy_runs._source(name) for name in ("carpool.policy.greedy", "carpool.policy.cork")}
+
+    assert source["carpool.policy.greedy"] != source["carpool.policy.cork"] != ""
+    reached = set(policy_runs._imports("carpool.simulate.engine"))
+    assert "carpool.core.pipeline" in reached
+    assert not any(name.startswith("carpool.policy.") and name != "carpool.policy.base" for name in reached)
+    assert policy_runs.sources("carpool.policy.greedy") != policy_runs.sources("carpool.policy.cork")
+
+
+@pytest.mark.parametrize("training", ["warm", "known"])
+def test_a_trained_policy_knows_the_cost(training: str) -> None:
+    """Of the least and of the largest batch at least, before its first request."""
+    policy = policy_runs.trained("adaptive", training, SETTINGS)
+
+    assert isinstance(policy, Adaptive)
+    assert [policy.cost.seconds(n) for n in (1, 8)] == pytest.approx([0.00825, 0.010], rel=0.02)
+
+
+def test_ours_is_set_beside_the_best_of_the_rivals() -> None:
+    """The best by goodput; latency is compared only with those whose goodput is as good, and only if ours is too."""
+    results = {
+        ("w", "adaptive"): means(99.5, 0.02),
+        ("w", "greedy"): means(100.0, 0.025),
+        ("w", "cork"): means(50.0, 0.001),
+        ("v", "adaptive"): means(80.0),
+        ("v", "greedy"): means(100.0),
+        ("v", "cork"): means(0.0),
+    }
+
+    level, worse = best_of("w", ["greedy", "cork"], results), best_of("v", ["greedy", "cork"], results)
+
+    assert (level.goodput, level.latency) == (pytest.approx(0.995), pytest.approx(0.8))
+    assert (worse.goodput, worse.latency) == (pytest.approx(0.8), None)
+
+
+def test_the_summary_counts_what_is_better_level_and_worse() -> None:
+    """By 1 %, with the worst by name, and geometric means; without an SLO there is no penalised mean."""
+    workloads = [Workload(name, {"slo_s": slo_s}) for name, slo_s in (("a", 1.0), ("b", 1.0), ("c", None))]
+    results = {
+        ("a", "adaptive"): means(200.0, 0.01),
+        ("a", "cork"): means(100.0, 0.02),
+        ("b", "adaptive"): means(98.0, 0.02),
+        ("b", "cork"): means(100.0, 0.02),
+        ("c", "adaptive"): means(100.5, 0.01),
+        ("c", "cork"): means(100.0, 0.09),
+    }
+
+    line = summary_table(workloads, ["adaptive", "cork"], results).splitlines()[-1]
+
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells == ["cork", "1", "1", "1", "-2.0 %", "b", "1.254", "1", "1", "0", "0.707"]
+
+
+def test_sections_are_written_between_their_markers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And nowhere else; a section without a place is told of."""
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- bench: table -->\nold\n<!-- end -->\nb\n<!-- bench: other -->\nkept\n<!-- end -->\n")
+
+    write(page, {"table": r"| \1 |", "nowhere": "x"})
+
+    assert page.read_text() == (
+        "a\n<!-- bench: table -->\n| \\1 |\n<!-- end -->\nb\n<!-- bench: other -->\nkept\n<!-- end -->\n"
+    )
+    assert "no place for nowhere" in capsys.readouterr().err
+
+
+def test_the_docs_have_a_place_for_every_section() -> None:
+    """So that no figure of a long run is lost."""
+    text = DOCS.read_text()
+
+    for name in ("table", "summary", "best", "latency", "clairvoyant", "random", "trace"):
+        assert text.count(f"<!-- bench: {name} -->") == 1
