@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from carpool.core.batcher import INFINITY, Batch, Batcher
 from carpool.policy import Decision, Greedy, Static
 from carpool.request import DONE, RUNNING, Request
 from tests.core.stub import Scripted, ask, asks, items, stage, state_of
+from tests.models import Trainee
 
 
 def enter(batcher: Batcher, now: float, requests: list[Request]) -> list[Request]:
@@ -98,7 +101,7 @@ def test_a_reply_may_be_partial() -> None:
     assert between == (3, 0, [0, 2, 3], [1, 3, 4])
     assert (batcher.running, batcher.idle) == (0, 1)
     assert policy.heard == [("completed", 3, 4, 4, 8, False)]
-    assert batcher.item_s == 2
+    assert (batcher.batch_s, batcher.fastest_s) == (3, 3)
 
 
 def test_what_was_never_asked_for_is_dropped_and_counted() -> None:
@@ -288,18 +291,103 @@ def test_requests_put_back_have_waited_since_they_arrived() -> None:
     assert items(go(batcher, 12).requests) == ["a", "b"]
 
 
-def test_the_time_per_item_is_smoothed() -> None:
-    """The first batch sets it; each further one moves it by a fifth of the difference."""
-    batcher = stage(4)
-    batcher.worker_ready(0)
-    seen = []
-    for now, busy_s in enumerate([4.0, 9.0, 4.0]):
-        enter(batcher, now, asks(range(4)))
-        batch = go(batcher, now)
-        batcher.completed(now, 0, batch.id, batch.ids, busy_s, True)
-        seen.append(batcher.item_s)
+def after_batches(*seconds: float, workers: int = 1, **settings: Any) -> Batcher:
+    """A stage of batches of four that has had some which took so long; it is time 0 again, and all workers are idle."""
+    batcher = stage(4, **settings)
+    for worker in range(workers):
+        batcher.worker_ready(worker)
+    for took_s in seconds:
+        enter(batcher, -took_s, asks("a"))
+        batch = go(batcher, -took_s)
+        batcher.completed(0, batch.worker, batch.id, batch.ids, took_s, True)
+    return batcher
 
-    assert seen == [1.0, 1.25, 1.25 + 0.2 * (1.0 - 1.25)]
+
+def test_the_time_of_a_batch_is_smoothed() -> None:
+    """The first one sets it; each further one moves it by a fifth of the difference."""
+    seen = [after_batches(*[4.0, 9.0, 4.0][:n]).batch_s for n in range(4)]
+
+    assert seen == [0, 4.0, 5.0, 5.0 + 0.2 * (4.0 - 5.0)]
+
+
+def test_the_fastest_batch_is_remembered_for_a_while() -> None:
+    """A faster one counts at once; slower ones raise it little by little, in case that all have become slower."""
+    seen = [after_batches(*[4.0, 2.0, 3.0, 3.0][:n]).fastest_s for n in range(5)]
+
+    assert seen == [0, 4.0, 2.0, 2.01, 2.01 + 0.01 * (3.0 - 2.01)]
+    assert after_batches(2.0, *[3.0] * 500).fastest_s > 2.99
+
+
+@pytest.mark.parametrize(
+    ("now", "queued", "workers", "ahead", "wait_s"),
+    [
+        (0, 0, 1, 3, 0),  # an idle worker takes up to four
+        (0, 1, 1, 0, 8),  # it has just begun
+        (3, 1, 1, 3, 5),
+        (9, 1, 1, 3, 0),  # it is late: any moment now
+        (3, 1, 1, 4, 5 + 8),
+        (3, 1, 1, 11, 5 + 2 * 8),
+        (3, 1, 2, 3, 0),  # the other one is idle
+        (3, 1, 2, 8, 2 * 8 / 2),
+    ],
+)
+def test_how_long_a_request_would_wait(now: int, queued: int, workers: int, ahead: int, wait_s: float) -> None:
+    """Until the first worker is free, and as many batches as are wholly ahead of it, shared by the workers."""
+    batcher = after_batches(8.0, workers=workers)
+    if queued:
+        enter(batcher, 0, asks(range(queued)))
+        go(batcher)
+
+    assert batcher.predicted_wait_s(now, ahead) == wait_s
+
+
+def test_nothing_is_predicted_before_anything_was_learned() -> None:
+    """And nothing of workers that are not there."""
+    batcher = stage(4)
+    enter(batcher, 0, asks("ab"))
+
+    assert (batcher.predicted_wait_s(0, 99), batcher.expected_s(0), batcher.longest_wait_s(9)) == (0, 0, 0)
+
+
+def test_a_policy_that_knows_better_is_believed() -> None:
+    """It is asked about what is queued; the present batches are added."""
+
+    class Knows(Greedy):
+        def predicted_wait_s(self, waiting: int, workers: int) -> float | None:
+            return 100.0 * waiting + workers
+
+    batcher = after_batches(8.0, policy=Knows(4))
+    enter(batcher, 0, asks("a"))
+    go(batcher)
+
+    assert batcher.predicted_wait_s(2, 5) == 501 + 6
+
+
+def test_what_a_newcomer_would_spend_in_a_stage() -> None:
+    """The quickest batch when nobody is there; else its wait and a usual batch. The quick bound is above both."""
+    batcher = after_batches(8.0, 4.0)
+    idle_s = batcher.expected_s(0)
+    requests = enter(batcher, 0, asks(range(9)))
+    go(batcher)
+    busy_s = batcher.expected_s(1)
+
+    assert idle_s == 4.0
+    assert busy_s == (7.2 - 1) + 7.2 + 7.2
+    assert batcher.longest_wait_s(0) >= busy_s
+    assert len(requests) == 9
+
+
+def test_a_warm_up_teaches_only_before_the_first_batch() -> None:
+    """A worker that is started again later has nothing to tell that the policy does not know better."""
+    policy = Trainee()
+    batcher = stage(policy=policy)
+    batcher.trained(2, 6, 0.5)
+    enter(batcher, 0, asks("a"))
+    batcher.worker_ready(0)
+    go(batcher)
+    batcher.trained(4, 12, 0.75)
+
+    assert policy.lessons == [(2, 6, 0.5)]
 
 
 # -- deadlines and hang limits

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from carpool.core.batcher import INFINITY
 from carpool.core.pipeline import Pipeline
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, Unavailable
 from carpool.policy import Decision, OneByOne, Static
-from carpool.request import DONE
+from carpool.request import DONE, Request
 from tests.core.stub import Scripted, ask, asks, items, outcome, pipeline, reply, stage, state_of
 
 
@@ -519,18 +521,140 @@ def test_what_a_policy_drops_is_overloaded() -> None:
     assert (line.answered, line.unanswered) == (1, 1)
 
 
-def test_the_predicted_wait_is_the_work_inside_shared_by_the_workers() -> None:
-    """What waits and what runs in the first stage, by the learned time per request."""
+def test_trying_again_makes_sense_once_those_inside_are_served() -> None:
+    """The rest of what runs, and what waits in batches, at the door too; never at once."""
     line = pipeline(stage(2, max_size=5), workers=2)
-    unknown = line.predicted_wait_s()
+    unknown = line.retry_after_s(0)
     line.submit(0, asks("ab"))
     reply(line, 3, line.poll(0).run[0], busy_s=3)
-    line.submit(3, asks(range(9), patient=True))
+    line.submit(3, asks(range(13), patient=True))
     line.poll(3)
 
-    assert unknown == 0
-    assert (line.stages[0].running, line.waiting) == (4, 5)
-    assert line.predicted_wait_s() == 9 * 1.5 / 2
+    assert unknown == 0.1
+    assert (line.stages[0].running, line.waiting) == (4, 9)
+    assert line.retry_after_s(4) == 2 + 4 * 3 / 2
+
+
+# -- admission
+
+
+def learned(*seconds: float, workers: int = 1, **settings: Any) -> Pipeline:
+    """Stages of batches of two that took so long, one after the other; it is time 0 again."""
+    line = pipeline(*[stage(2, **settings) for _ in seconds], workers=workers)
+    line.submit(-sum(seconds), asks("x"))
+    now = -sum(seconds)
+    for took_s in seconds:
+        (batch,) = line.poll(now).run
+        now += took_s
+        reply(line, now, batch, busy_s=took_s)
+    line.poll(0)
+    return line
+
+
+def crowd(n: int) -> list[Request]:
+    """So many requests that go before others and never expire."""
+    requests = asks(range(n))
+    for request in requests:
+        request.due = 0.5
+    return requests
+
+
+def verdict(line: Pipeline, now: float, request: Request) -> object:
+    """What becomes of a newcomer at once: the class of its error, or None if it may wait."""
+    line.submit(now, [request])
+    return outcome(request) if request.state == DONE else None
+
+
+@pytest.mark.parametrize(("deadline", "told"), [(15.9, Overloaded), (16.0, None)])
+def test_who_cannot_make_its_deadline_is_refused_on_arrival(deadline: float, told: object) -> None:
+    """The running batch ends at 4, two more go before it, and it takes a batch itself; then it says when to come."""
+    line = learned(4.0)
+    line.submit(0, crowd(2))
+    line.poll(0)
+    line.submit(0, crowd(4))
+    request = ask("newcomer", deadline)
+
+    assert verdict(line, 1, request) is told
+    assert line.refused == (told is not None)
+    if isinstance(request.error, Overloaded):
+        assert str(request.error) == "the request would not make its deadline"
+        assert request.error.retry_after_s == 3 + 2 * 4
+
+
+def test_an_idle_service_refuses_nobody() -> None:
+    """However long its batches took: the next one may be quicker, and only so it can learn."""
+    line = learned(4.0)
+
+    assert verdict(line, 0, ask("hurried", 0.5)) is None
+    assert len(line.poll(0).run) == 1
+    assert verdict(line, 0, ask("behind it", 0.5)) is Overloaded
+
+
+def test_who_goes_first_does_not_wait_for_the_others() -> None:
+    """Only what is ahead counts: by priority, and by what is due earlier."""
+    line = learned(4.0)
+    line.submit(0, asks(range(2)))
+    line.poll(0)
+    line.submit(0, asks(range(40), 1000))
+
+    assert verdict(line, 0, ask("same", 1000)) is None
+    assert verdict(line, 0, ask("due first", 8)) is None
+    assert verdict(line, 0, ask("low", 80, priority=-1)) is Overloaded
+    assert verdict(line, 0, ask("high", 80, priority=1)) is None
+
+
+def test_a_patient_caller_waits_for_its_deadline() -> None:
+    """It was not made to be refused."""
+    line = learned(4.0)
+    line.submit(0, asks(range(9)))
+    line.poll(0)
+
+    assert verdict(line, 0, ask("patient", 5, patient=True)) is None
+
+
+def test_the_stages_behind_take_their_time_too() -> None:
+    """What they need at least counts for the deadline."""
+    line = learned(4.0, 3.0)
+    line.submit(0, asks(range(2)))
+    line.poll(0)
+
+    assert verdict(line, 0, ask("late", 10.9)) is Overloaded
+    assert verdict(line, 0, ask("in time", 11.0)) is None
+
+
+def test_sizes_count_in_what_is_ahead() -> None:
+    """Two batches of one large request each go before it."""
+    line = learned(4.0)
+    line.submit(0, asks(range(2)))
+    line.poll(0)
+    large = crowd(2)
+    for request in large:
+        request.size = 2
+    line.submit(0, large)
+
+    assert verdict(line, 0, ask("late", 15.9)) is Overloaded
+    assert verdict(line, 0, ask("in time", 16)) is None
+
+
+# -- what lies ahead
+
+
+def test_each_stage_knows_what_lies_ahead() -> None:
+    """The time of the stages behind it: their fastest batch when they are empty, else their queue and a batch more."""
+    line = learned(1.0, 2.0, 4.0)
+    seen = [[one.policy.ahead_s for one in line.stages]]
+    line.submit(0, asks("abcd"))
+    (batch,) = line.poll(0).run
+    reply(line, 1, batch, busy_s=1)
+    (batch, second) = line.poll(1).run
+    assert (batch.stage, second.stage) == (1, 0)
+    seen.append([one.policy.ahead_s for one in line.stages])
+    reply(line, 2, second, busy_s=1)
+    line.poll(2)
+    line.poll(2)
+    seen.append([one.policy.ahead_s for one in line.stages])
+
+    assert seen == [[6, 4, 0], [2 + 2 + 4, 4, 0], [1 + 2 + 2 + 4, 4, 0]]
 
 
 # -- mistakes of a driver

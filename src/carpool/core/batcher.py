@@ -106,10 +106,13 @@ class Batcher:
         self.in_flight: dict[int, Batch] = {}  # by worker
         self.wake_at: float | None = None
         self.attention_at = INFINITY  # nothing expires and nobody hangs before this
-        self.item_s = 0.0  # smoothed seconds of one worker's time per request
+        self.batch_s = 0.0  # smoothed seconds from a batch's start to its end
+        self.fastest_s = 0.0  # the least of these lately
         self.stray_replies = 0  # late, duplicate or unknown: dropped and counted
         self.late_results = 0  # came after the caller had been answered or had gone
-        self._policy_listens = type(policy).arrived is not Policy.arrived
+        self._policy_listens = (
+            type(policy).arrived is not Policy.arrived or type(policy).arrived_together is not Policy.arrived_together
+        )
         self._idle: list[int] = []  # the worker that was busy last is used first: its caches are warm
         self._running = 0
         self._batch_ids = 0
@@ -129,20 +132,27 @@ class Batcher:
 
     # -- what happened
 
-    def enter(self, now: float, requests: Sequence[Request]) -> None:
-        """Requests join the queue of this stage; their `stage` and `arrived` say so already."""
-        self.attention_at = min(self.attention_at, min([request.deadline for request in requests]))
+    def enter(self, now: float, requests: Sequence[Request], soonest: float | None = None) -> None:
+        """Requests join the queue of this stage; their `stage` and `arrived` say so already.
+
+        Args:
+            now: the time.
+            requests: at least one.
+            soonest: the earliest of their deadlines, if it is known.
+        """
+        if soonest is None:
+            soonest = min([request.deadline for request in requests])
+        if soonest < self.attention_at:
+            self.attention_at = soonest
         self.queue.push(requests)
         if self._policy_listens:
-            for request in requests:
-                self.policy.arrived(now, request)
+            self.policy.arrived_together(now, requests)
 
     def put_back(self, now: float, requests: Sequence[Request]) -> None:
         """Requests whose worker was lost wait for another one; they have been waiting since they first arrived."""
         self.attention_at = min([self.attention_at, *[request.deadline for request in requests]])
         self.queue.put_back(requests)
-        for request in requests:
-            self.policy.arrived(now, request)
+        self.policy.arrived_together(now, requests)
 
     def leave(self, now: float, request: Request) -> None:
         """A queued request goes without an answer from this stage."""
@@ -232,6 +242,32 @@ class Batcher:
             n = self._fitting(n)
         return self._start(now, n if n <= room else int(room), decision.reason)
 
+    def longest_wait_s(self, more: int) -> float:
+        """A bound for `predicted_wait_s` and a batch after it, if `more` units came now; quicker to tell."""
+        return self.batch_s * (2 + (self.queue.size + more) / self.policy.limit)
+
+    def predicted_wait_s(self, now: float, ahead: float) -> float:
+        """How long a request waits that has `ahead` units queued ahead of it, by what recent batches took.
+
+        Rather too short than too long: in a stage that is not saturated, batches are smaller than they could be.
+        """
+        limit = self.policy.limit
+        if self._idle and ahead < limit:
+            return 0.0
+        workers = max(1, len(self._idle) + len(self.in_flight))
+        wait_s = self.policy.predicted_wait_s(int(ahead), workers)
+        if wait_s is None:
+            wait_s = ahead // limit * self.batch_s / workers
+        if self._idle or not self.in_flight:
+            return wait_s
+        return wait_s + max(0.0, min(batch.started for batch in self.in_flight.values()) + self.batch_s - now)
+
+    def expected_s(self, now: float) -> float:
+        """How long a request that came now would spend here, its batch included."""
+        if not self.in_flight and not self.queue.count:
+            return self.fastest_s
+        return self.predicted_wait_s(now, self.queue.size) + self.batch_s
+
     def attend(self, now: float) -> tuple[list[Request], list[int]]:
         """To be called from `attention_at` on: what has expired, which is now done, and which workers hang."""
         expired = self.queue.expire(now)
@@ -286,10 +322,14 @@ class Batcher:
         self._idle.append(batch.worker)
         self._running -= len(batch.requests)
         busy_s += batch.busy_s
-        item_s = busy_s / batch.n
-        self.item_s += (item_s - self.item_s) * (0.2 if self.item_s else 1.0)
+        took_s = now - batch.started
+        self.batch_s += (took_s - self.batch_s) * (0.2 if self.batch_s else 1.0)
+        if took_s < self.fastest_s or not self.fastest_s:
+            self.fastest_s = took_s
+        else:
+            self.fastest_s += 0.01 * (took_s - self.fastest_s)  # in case that it has become slower
         policy = self.policy
-        policy.hop_s += 0.1 * (max(0.0, now - batch.started - busy_s) - policy.hop_s)
+        policy.hop_s += 0.1 * (max(0.0, took_s - busy_s) - policy.hop_s)
         policy.completed(now, batch.n, batch.size, busy_s, ok and batch.ok)
 
     def _completed_partly(

@@ -19,7 +19,8 @@ from itertools import pairwise
 from carpool.core.batcher import INFINITY, Batch, Batcher
 from carpool.core.journal import Journal
 from carpool.core.queue import Queue
-from carpool.errors import CarpoolError, DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
+from carpool.errors import CarpoolError, DeadlineExceeded, Overloaded, Unavailable
+from carpool.policy.admission import Admission, retry_after_s
 from carpool.request import DONE, NEW, QUEUED, RUNNING, Request
 
 _AT_THE_DOOR = -1  # `Request.stage` of a caller that waits for room in the first queue
@@ -70,6 +71,7 @@ class Pipeline:
         self.answered = 0  # of the admitted
         self.cancelled = 0
         self.door = Queue()  # callers that wait for room; bounded by the callers there are
+        self._admission = Admission(self.stages[0].queue.max_size, self.stages[0].queue.max_bytes)
         self._slo_s = INFINITY if slo_s is None else slo_s
         self._measure = measure
         self._todo = Todo()
@@ -102,13 +104,17 @@ class Pipeline:
         new = [request for request in requests if request.state == NEW]  # some may have been cancelled
         if len(new) < len(requests):
             _check_new(requests)
+        if not new:
+            return
         first = self.stages[0]
+        soonest = min([request.deadline for request in new])
         roomy = first.queue.has_room(sum([request.nbytes for request in new]), len(new))
-        if not roomy or self.closed is not None or self.door.count or self.journal is not None:
+        hurried = soonest - now < first.longest_wait_s(len(new)) + first.policy.ahead_s
+        if hurried or not roomy or self.closed is not None or self.door.count or self.journal is not None:
             _check_new(new)
             for request in new:
                 self._submit_one(now, request)
-        elif new:
+        else:
             due = now + self._slo_s
             for id, request in enumerate(new, self.admitted + 1):
                 if request.id:
@@ -121,7 +127,7 @@ class Pipeline:
                 if due < request.due:
                     request.due = due
             self.admitted += len(new)
-            first.enter(now, new)
+            first.enter(now, new, soonest)
 
     def cancel(self, now: float, request: Request) -> None:
         """The caller has gone. A queued request is never run; a running one's result is dropped."""
@@ -234,8 +240,12 @@ class Pipeline:
     def poll(self, now: float) -> Todo:
         """Everything there is to do at `now`, since the last poll and because time has passed."""
         todo = self._todo
+        ahead_s = 0.0
         for stage in reversed(self.stages):
+            stage.policy.ahead_s = ahead_s
             self._poll_stage(now, stage)
+            if stage.index:
+                ahead_s += stage.expected_s(now)
         if self.door.count:
             self._open_door(now)
             todo.wake_at = self.door.earliest_deadline
@@ -247,11 +257,10 @@ class Pipeline:
         self._todo = Todo()
         return todo
 
-    def predicted_wait_s(self) -> float:
-        """How long a request that came now would wait in the first queue, by the workers' learned speed."""
-        stage = self.stages[0]
-        workers = max(1, stage.idle + len(stage.in_flight))
-        return (len(self.door) + len(stage.queue) + stage.running) * stage.item_s / workers
+    def retry_after_s(self, now: float) -> float:
+        """When trying again makes sense for a caller that is refused now: after those who wait already."""
+        first = self.stages[0]
+        return retry_after_s(first.predicted_wait_s(now, first.queue.size + self.door.count), self._fastest_s())
 
     # -- inside
 
@@ -259,16 +268,9 @@ class Pipeline:
         """A request that may be refused, may have to wait at the door, or is written about."""
         first = self.stages[0]
         full = self.door.count > 0 or not first.queue.has_room(request.nbytes)
-        refusal: CarpoolError | None = None
-        if self.closed is not None:
-            refusal = copy.copy(self.closed)
-        elif request.nbytes > first.queue.max_bytes:
-            text = f"a request of {request.nbytes} bytes is over the queue's {first.queue.max_bytes:.0f}"
-            refusal = InvalidRequest(text, status=413, code="too_large")
-        elif full and not request.patient:
-            refusal = Overloaded("the queue is full", retry_after_s=self.predicted_wait_s())
         request.admitted = request.arrived = now
         request.due = min(request.due, request.deadline, now + self._slo_s)
+        refusal = self._refusal(now, request) if self.closed is None else copy.copy(self.closed)
         if refusal is not None:
             self.refused += 1
             request.state = DONE
@@ -285,6 +287,27 @@ class Pipeline:
         if self.journal is not None:
             self.journal.record(now, "waits for room" if full else "admitted", request.id)
 
+    def _refusal(self, now: float, request: Request) -> CarpoolError | None:
+        """Why a request that came now must not join the first queue; None if it may, or may wait for room."""
+        first = self.stages[0]
+        queue = first.queue
+        ahead: float = queue.ahead_of(request, now)
+        if queue.size != queue.count:
+            ahead *= queue.size / queue.count
+        return self._admission.refusal(
+            now,
+            request,
+            queued=queue.count + self.door.count,  # nobody gets past those outside
+            queued_bytes=queue.nbytes + self.door.nbytes,
+            busy=len(first.in_flight),
+            wait_s=first.predicted_wait_s(now, ahead + self.door.count),
+            fastest_s=self._fastest_s(),
+        )
+
+    def _fastest_s(self) -> float:
+        """The least time from the first queue's head to the answer."""
+        return sum([stage.fastest_s for stage in self.stages])
+
     def _poll_stage(self, now: float, stage: Batcher) -> None:
         todo = self._todo
         room = self._room_after(stage)
@@ -300,9 +323,11 @@ class Pipeline:
                 for request in batch.requests:
                     detail = f"batch {batch.id} of {len(batch)} on worker {batch.worker} ({batch.reason})"
                     self.journal.record(now, "runs", request.id, stage.name, detail)
-        for request in refuse:
-            text = "the request would not make its deadline"
-            self._fail(now, request, Overloaded(text, retry_after_s=self.predicted_wait_s()))
+        if refuse:
+            again_s = self.retry_after_s(now)
+            for request in refuse:
+                text = "the request would not make its deadline"
+                self._fail(now, request, Overloaded(text, retry_after_s=again_s))
 
     def _open_door(self, now: float) -> None:
         """Let waiting callers in while there is room; whenever some came in, the first stage is asked once more."""

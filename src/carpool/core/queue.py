@@ -16,7 +16,7 @@ or clocks.
 
 from __future__ import annotations
 
-from bisect import insort, insort_left
+from bisect import bisect_right, insort, insort_left
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
@@ -235,6 +235,20 @@ class Queue:
             if len(found) >= n:
                 break
         return found
+
+    def ahead_of(self, request: Request, now: float) -> int:
+        """How many that wait would go before `request`, if it came now; where some have left early, a few less."""
+        own = request.lane
+        rank = self._rank(own) if own in self._lanes and self._lanes[own].live else now - own[0] * self.ageing_s
+        n = 0
+        for key in self._order:
+            lane = self._lanes[key]
+            if key == own:
+                earlier = bisect_right(lane.items, request.due, lo=lane.head, key=_due)
+                n += max(0, earlier - lane.head - lane.dead)
+            elif self._rank(key) <= rank:
+                n += lane.live
+        return n
 
     def take(self, n: int, now: float = -_NEVER) -> list[Request]:
         """Remove and return the next `n` requests; they are now running. The lanes they came from age from `now` on."""
