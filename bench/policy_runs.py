@@ -116,6 +116,7 @@ class Runs:
         """The rows of the cases, in their order; a bar tells how far it is."""
         missing = {case.key: case for case in cases if case.key not in self._known}
         if missing:
+            _must_be_unchanged()
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a") as file, _bar() as bar:
                 task = bar.add_task(title, total=sum(case.work for case in missing.values()), runs=len(missing))
@@ -184,7 +185,18 @@ def trained(spec: str, training: str, settings: dict[str, Any]) -> Policy:
 
 @functools.cache
 def sources(policy_module: str) -> str:
-    """A hash of the modules of ours that a run of this policy needs."""
+    """A hash of the modules of ours that a run of this policy needs, as they were when we asked first."""
+    return _fingerprint(policy_module)
+
+
+def _must_be_unchanged() -> None:
+    """What we have in memory, or hand to a new process, must be what the runs are remembered by."""
+    for module in {policy.__module__ for policy in BY_NAME.values()}:
+        if sources(module) != _fingerprint(module):
+            raise SystemExit("the sources have changed meanwhile: start again; what has not changed is remembered")
+
+
+def _fingerprint(policy_module: str) -> str:
     found, left = set(), ["carpool.simulate.engine", policy_module]
     while left:
         name = left.pop()
@@ -208,7 +220,6 @@ def _imports(module: str) -> Iterator[str]:
                 yield name
 
 
-@functools.cache
 def _source(module: str) -> str:
     """The text of a module; nothing if the name is none."""
     try:

@@ -50,7 +50,8 @@ def test_scenarios_follow_from_their_seed_alone() -> None:
 
 
 def test_a_run_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also across processes and after a line that was cut off; not for other seeds or other sources."""
+    """Also across programs and after a line that was cut off; not for other seeds or other sources. Sources that change
+    while we run are not what is in memory, so nothing may be remembered by them."""
     made: list[int] = []
     simulate = policy_runs.simulate
     monkeypatch.setattr(policy_runs, "simulate", lambda case: made.append(case.seed) or simulate(case))
@@ -63,6 +64,9 @@ def test_a_run_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     assert made == [0, 1, 2]
     assert [again[2], again[0]] == first
+    monkeypatch.setattr(policy_runs, "_fingerprint", lambda module: "changed")
+    with pytest.raises(SystemExit, match="sources have changed"):
+        Runs(path, 1).rows([Case("greedy", settings, 3)], "")
     monkeypatch.setattr(policy_runs, "sources", lambda module: "changed")
     Runs(path, 1).rows([Case("greedy", settings, 0)], "")
     assert made == [0, 1, 2, 0]
