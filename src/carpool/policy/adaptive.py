@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from carpool.policy.arrivals import ArrivalRate
+from carpool.policy.arrivals import Arrivals
 from carpool.policy.backlog import Backlog
 from carpool.policy.base import NOTHING, Decision, Policy, QueueView
 from carpool.policy.batch_size import BatchSize
@@ -44,8 +44,8 @@ class Adaptive(Policy):
 
     def __init__(self, max_batch_size: int | None = None, max_queue_delay_s: float | None = None) -> None:
         super().__init__(max_batch_size, max_queue_delay_s)
-        self._rate = ArrivalRate()
-        self._gather = Gather()
+        self._arrivals = Arrivals()
+        self._gather = Gather(self._arrivals)
         self._backlog = Backlog()
         self._unit = 1.0  # smoothed size of a request
         self._waiting = 0  # requests left in the queue by the last decision, and what has come and gone since
@@ -59,11 +59,18 @@ class Adaptive(Policy):
     # -- what happened
 
     def arrived(self, now: float, request: Request) -> None:
-        self._rate.add(now)
-        self._gather.arrived(now)
+        self._arrivals.add(now, 1)
         self._waiting += 1
         if request.size != 1 or self._unit != 1.0:
             self._unit += 0.02 * (request.size - self._unit)
+
+    def arrived_together(self, now: float, requests: Sequence[Request]) -> None:
+        n = len(requests)
+        self._arrivals.add(now, n)
+        self._waiting += n
+        size = sum([request.size for request in requests])
+        if size != n or self._unit != 1.0:
+            self._unit += min(0.02 * n, 0.5) * (size / n - self._unit)
 
     def left(self, now: float, request: Request) -> None:
         self._waiting -= 1
@@ -74,7 +81,7 @@ class Adaptive(Policy):
         if ok:
             self.cost.add(size, busy_s)
             self._size.completed()
-        self._gather.completed(now, n, self._waiting, self._rate.long(now), size / n, self.cost)
+        self._gather.completed(now, n, self._waiting, self._arrivals.long_rate(now), size / n, self.cost)
 
     def trained(self, n: int, size: int, busy_s: float) -> None:
         """A batch of the warm-up took so long."""
@@ -101,6 +108,8 @@ class Adaptive(Policy):
         """Too early to judge: serve what is there, in batches that grow, and give up only what is late already."""
         late = [] if queue.earliest_due > now else [r for r in queue.peek(len(queue)) if r.due <= now]
         waiting = queue.size - sum([request.size for request in late])
+        if not waiting:
+            return Decision(drop=late)
         most = _GROWTH * self.cost.shape.largest if self.cost.samples else self.limit
         return Decision(drop=late, take=min(waiting, most, self.limit), reason="cold")
 
@@ -112,7 +121,7 @@ class Adaptive(Policy):
         line.drop_due_before(at + cost.seconds(1))
         workers = free + busy
         capacity = workers * size.capacity * cost.bias
-        short, long = self._rate.short(now) * self._unit, self._rate.long(now) * self._unit
+        short, long = self._arrivals.short_rate(now) * self._unit, self._arrivals.long_rate(now) * self._unit
         most = size.most(line.size)
         self._trim(now, line, most, min(short, long), long, capacity, workers, not busy)
         if not line.size:
@@ -208,7 +217,7 @@ class Adaptive(Policy):
             "noise_cv": cost.cv,
             "margin": cost.margin,
             "hop_s": self.hop_s,
-            "arrival_rate": self._rate.long(now),
+            "arrival_rate": self._arrivals.long_rate(now),
             "capacity_per_worker": size.capacity * cost.bias if cost.samples else 0.0,
             "expected_batch_size": size.working,
             "gather_s": self._gather.window_s,

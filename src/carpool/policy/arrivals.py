@@ -1,30 +1,57 @@
-"""How fast requests come: over a short and a long window, both measured up to now, so that silence counts too."""
+"""When requests have come lately: how fast, over a short and a long window, and how many by a given moment.
+
+The rates are measured up to now, so that silence counts too. What comes at one moment is one entry, so that bursts, and
+the arrivals of one turn of a loop, cost next to nothing. Nothing is worked out before somebody asks.
+"""
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_right
 
-_SHORT, _LONG = 32, 256  # arrivals
+_SHORT, _LONG = 32, 256  # arrivals that a rate is measured by
+_MOST_MOMENTS = 4096  # remembered; more than one batch can bring
 
 
-class ArrivalRate:
-    """Requests per second, by the last arrivals."""
+class Arrivals:
+    """The latest arrivals.
+
+    Attributes:
+        total: how many there were in all.
+    """
 
     def __init__(self) -> None:
-        self._times: deque[float] = deque(maxlen=_LONG + 1)
+        self.total = 0
+        self._times: list[float] = []
+        self._totals: list[int] = []  # how many had come by each of these times
+        self._forgotten = 0  # how many came before them
 
-    def add(self, now: float) -> None:
-        """A request has arrived."""
+    def add(self, now: float, n: int) -> None:
+        """So many requests have arrived."""
+        self.total += n
         self._times.append(now)
+        self._totals.append(self.total)
+        if len(self._times) > _MOST_MOMENTS:
+            half = _MOST_MOMENTS // 2
+            self._forgotten = self._totals[half - 1]
+            del self._times[:half], self._totals[:half]
 
-    def long(self, now: float) -> float:
-        """Per second, by the last 256; 0 until there are two."""
-        times = self._times
-        return (len(times) - 1) / max(now - times[0], 1e-9) if len(times) > 1 else 0.0
+    def until(self, when: float) -> int:
+        """How many had come by `when`."""
+        i = bisect_right(self._times, when)
+        return self._totals[i - 1] if i else self._forgotten
 
-    def short(self, now: float) -> float:
+    def short_rate(self, now: float) -> float:
         """Per second, by the last 32."""
-        times = self._times
-        if len(times) <= _SHORT:
-            return self.long(now)
-        return _SHORT / max(now - times[-_SHORT - 1], 1e-9)
+        return self._rate(now, _SHORT)
+
+    def long_rate(self, now: float) -> float:
+        """Per second, by the last 256."""
+        return self._rate(now, _LONG)
+
+    def _rate(self, now: float, n: int) -> float:
+        """By the last `n`, counted from the moment before them; 0 if all came at one moment."""
+        totals = self._totals
+        if not totals:
+            return 0.0
+        i = max(0, bisect_right(totals, self.total - n) - 1)
+        return (self.total - totals[i]) / max(now - self._times[i], 1e-9)

@@ -89,6 +89,11 @@ class Policy(ABC):
     def arrived(self, now: float, request: Request) -> None:
         """A request has joined the queue."""
 
+    def arrived_together(self, now: float, requests: Sequence[Request]) -> None:
+        """Several requests have joined the queue at one moment: what drivers call. The same as `arrived` for each."""
+        for request in requests:
+            self.arrived(now, request)
+
     def left(self, now: float, request: Request) -> None:
         """A queued request was cancelled or has expired."""
 

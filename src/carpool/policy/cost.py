@@ -16,7 +16,7 @@ from math import exp, log, sqrt
 from carpool.policy.shape import Shape
 
 _LEARNED = 8  # batches after which residuals mean something
-_REFRESH = 8  # batches between refreshes of the tables
+_REFRESH, _RARELY = 8, 64  # batches between refreshes of the tables, at first and when much is known
 _QUANTILE, _QUANTILE_STEP = 0.7, 0.04
 _STALL = 0.25  # log-ratio beyond which, and beyond 3.5 sigma, a residual may be a stall
 _REPEATED = 1.4  # two in a row of one sign: no stall but news
@@ -103,7 +103,8 @@ class CostModel:
         self.shape.add(n, seconds / self.level, self.cv)
         self._unfitted += 1
         moved = abs(self.level - self._level_fitted) > 0.04 * self._level_fitted
-        if self._unfitted >= _REFRESH or self.samples < 2 * _LEARNED or count < 1.0 or moved:
+        due = self._unfitted >= min(_RARELY, max(_REFRESH, self.samples // 8))
+        if due or self.samples < 2 * _LEARNED or count < 1.0 or moved:
             self.shape.fit(self.cv)
             self._tabulate()
 

@@ -11,10 +11,10 @@ traffic that is never so, and nothing waits. Derivation: docs/policies.md.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from carpool.policy.arrivals import Arrivals
     from carpool.policy.cost import CostModel
 
 _GRID = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
@@ -28,16 +28,20 @@ _OPTIMISM = 0.85  # a size never tried is taken to cost this much of what is exp
 class Gather:
     """Learns how soon after a batch its clients return, and how long to wait for them.
 
+    Args:
+        arrivals: to look up who has come when.
+
     Attributes:
         window_s: how long after a batch it pays to wait for the clients that it served; 0 when it does not.
         served: how many requests that batch answered.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, arrivals: Arrivals) -> None:
+        self._arrivals = arrivals
+        self._arrived = 0  # by the time the last batch was completed
         self.window_s = 0.0
         self._at = 0.0  # when the last batch was completed
         self.served = 0  # by that batch
-        self._since: list[float] = []  # arrivals since then
         self._scale_s = 0.0  # the longest window; for a cost of a + b·n it is a
         self._returned = [0.0] * len(_GRID)  # per window, over the batches so far
         self._answered = self._batches = 0.0  # requests and batches that could return, likewise
@@ -52,11 +56,7 @@ class Gather:
     @property
     def expected(self) -> int:
         """How many of those last served are not back yet."""
-        return max(0, self.served - len(self._since))
-
-    def arrived(self, now: float) -> None:
-        """A request has joined the queue."""
-        self._since.append(now)
+        return max(0, self.served - (self._arrivals.total - self._arrived))
 
     def completed(self, now: float, n: int, waiting: int, rate: float, unit: float, cost: CostModel) -> None:
         """A batch of `n` requests of mean size `unit` is done; `waiting` others are queued; `rate` a second arrive."""
@@ -65,13 +65,13 @@ class Gather:
             self._learn(now, rate, unit, cost)
         self._at = now
         self.served = n
-        self._since.clear()
+        self._arrived = self._arrivals.total
 
     def _learn(self, now: float, rate: float, unit: float, cost: CostModel) -> None:
         """Close the account of the batch before this one and choose the window anew."""
-        scale_s, at, since = self._scale_s, self._at, self._since
+        scale_s, at, arrivals, before = self._scale_s, self._at, self._arrivals, self._arrived
         half = at + 0.5 * scale_s
-        self._stray = _KEEP * self._stray + len(since) - bisect_right(since, half)
+        self._stray = _KEEP * self._stray + arrivals.total - arrivals.until(half)
         self._stray_s = _KEEP * self._stray_s + max(0.0, now - half)
         self._answered = _KEEP * self._answered + self.served
         self._batches = _KEEP * self._batches + 1.0
@@ -79,7 +79,7 @@ class Gather:
             rate = self._stray / self._stray_s
         returned = self._returned
         for j, share in enumerate(_GRID):
-            returned[j] = _KEEP * returned[j] + bisect_right(since, at + share * scale_s)
+            returned[j] = _KEEP * returned[j] + arrivals.until(at + share * scale_s) - before
         self.window_s = self._best_window(rate, unit, cost)
 
     def _best_window(self, rate: float, unit: float, cost: CostModel) -> float:

@@ -63,7 +63,7 @@ class Shape:
         self.counts = [0.0] * len(self.knots)
         self.setup = self.slope = 0.0
         self.largest = 1
-        self._dense = MOST_KNOTS if limit <= MOST_KNOTS else _DENSE
+        self._dense = limit if limit <= MOST_KNOTS else _DENSE  # up to here, every size is a knot
         self._local = [0.0] * len(self.knots)  # mean of what was measured there
         self._neighbours = [
             (
