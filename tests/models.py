@@ -6,6 +6,7 @@ import ctypes
 import logging
 import os
 import sys
+import threading
 import time
 import warnings
 from dataclasses import dataclass
@@ -52,6 +53,13 @@ class Trainee(carpool.Greedy):
 
     def trained(self, n: int, size: int, busy_s: float) -> None:
         self.lessons.append((n, size, busy_s))
+
+
+class NamesItsThread(carpool.Greedy):
+    """A policy that explains only where it is asked."""
+
+    def explain(self, now: float) -> dict[str, Any]:
+        return {"thread": threading.current_thread().name}
 
 
 class Callable:

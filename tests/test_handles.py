@@ -215,6 +215,14 @@ def test_policies_know_the_service_s_wish_and_its_slo() -> None:
     assert asyncio.run(main()) == ["latency"]
 
 
+def test_stats_tell_why() -> None:
+    """Each stage's policy explains itself; it is asked in the thread that it belongs to."""
+    stage = Stage(models.scale, max_batch_size=2, run_in="thread", policy=models.NamesItsThread())
+    with Service(stage).run() as service:
+        service.predict(1)
+        assert service.stats().stages[0].policy == {"thread": "carpool"}
+
+
 def test_close_answers_what_is_inside() -> None:
     """With `drain`, the requests inside are finished; without, they fail at once."""
 

@@ -160,7 +160,8 @@ class AsyncHandle:
 
     def stats(self) -> ServiceSnapshot:
         """What the service has done so far."""
-        return self.running_driver.stats.snapshot()
+        driver = self.running_driver
+        return driver.stats.snapshot(driver.clock())
 
     def story(self, request_id: int) -> list[Entry]:
         """What happened to a request, in order; needs `journal_size`."""
@@ -271,11 +272,17 @@ class Handle:
 
     def stats(self) -> ServiceSnapshot:
         """What the service has done so far."""
-        return self._inner.stats()
+        if self._loop is None or threading.current_thread() is self._thread:
+            return self._inner.stats()
+        return self._call(self._stats())
 
     def story(self, request_id: int) -> list[Entry]:
         """What happened to a request, in order; needs `journal_size`."""
         return self._inner.story(request_id)
+
+    async def _stats(self) -> ServiceSnapshot:
+        """In the loop's thread: policies are asked, and they are no one else's."""
+        return self._inner.stats()
 
     @property
     def _running_loop(self) -> asyncio.AbstractEventLoop:

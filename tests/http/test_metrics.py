@@ -6,6 +6,7 @@ import json
 import random
 import string
 from collections.abc import Iterator
+from typing import Any
 
 import prometheus_client.openmetrics.parser
 import prometheus_client.parser
@@ -13,10 +14,16 @@ import pytest
 from prometheus_client.metrics_core import Metric
 
 from carpool import Service, Stage
+from carpool.core.batcher import Batch, Batcher
+from carpool.core.pipeline import Pipeline
+from carpool.core.queue import Queue
 from carpool.errors import CarpoolError, InvalidRequest
 from carpool.http.app import App
 from carpool.http.codec import Refusal
-from carpool.observe.stats import DURATION_BOUNDS, OUTCOMES, REASONS, Durations, outcome_of
+from carpool.observe.prometheus import render
+from carpool.observe.stats import DURATION_BOUNDS, OUTCOMES, REASONS, Durations, Stats, outcome_of
+from carpool.policy import Greedy
+from carpool.request import Request
 from tests.http import models
 from tests.http.door import Door, chunked, get, post
 from tests.http.jump import run, turns
@@ -199,12 +206,86 @@ def test_labels_are_closed_sets(busy: RunningServer) -> None:
         "stage": {"Gated", "Moody"},
         "outcome": {*OUTCOMES, "cancelled"},
         "reason": set(REASONS),
+        "policy": {"greedy", "adaptive"},
+        "rule": {"", *REASONS},
+        "n": {"1", "max"},
         "state": {"starting", "loading", "warming", "ready", "draining", "dead"},
     }
     for metric in scrape(busy).values():
         for sample in metric.samples:
             for name, label in sample.labels.items():
                 assert name == "le" or label in allowed[name]
+
+
+def test_what_a_policy_explains_is_exported() -> None:
+    """Numbers that mean the same for every policy, with the smallest and the largest of the learned costs."""
+
+    class Wise(Greedy):
+        def explain(self, now: float) -> dict[str, Any]:
+            return {
+                "policy": "wise",
+                "rule": "size",
+                "hop_s": 0.25,
+                "cost_s": {1: 0.5, 16: 2.0, 64: 4.0},
+                "arrival_rate": 120.0,
+                "expected_batch_size": 17,
+                "mood": "good",
+            }
+
+    pipeline = Pipeline([Batcher("one", Wise(64), Queue()), Batcher("two", Greedy(8), Queue())])
+    stats = Stats("both", pipeline, [None, None], [False, False])
+    metrics = parse(*render([stats], 0.0))
+
+    assert {s.labels["n"]: s.value for s in metrics["carpool_policy_batch_cost_seconds"].samples} == {
+        "1": 0.5,
+        "max": 4.0,
+    }
+    assert [
+        (s.name, s.labels.get("stage"), s.value)
+        for name in ("hop_seconds", "arrival_rate", "expected_batch_size")
+        for s in metrics[f"carpool_policy_{name}"].samples
+    ] == [
+        ("carpool_policy_hop_seconds", "one", 0.25),
+        ("carpool_policy_hop_seconds", "two", 0.0),
+        ("carpool_policy_arrival_rate", "one", 120.0),
+        ("carpool_policy_expected_batch_size", "one", 17.0),
+    ]
+    assert value(metrics, "carpool_policy_info", stage="one", policy="wise", rule="size") == 1
+    assert value(metrics, "carpool_policy_info", stage="two", policy="greedy", rule="") == 1
+    assert stats.snapshot(0.0).stages[0].policy["mood"] == "good"
+
+
+def test_a_change_of_rule_is_told_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    """At most every ten seconds, and only to those who ask for it."""
+    pipeline = Pipeline([Batcher("one", Greedy(64), Queue())])
+    stats = Stats("both", pipeline, [None], [False]).stages[0]
+
+    def batch(now: float, reason: str) -> Batch:
+        return Batch(1, 0, 0, [Request("x", 100.0)], 1, reason, now)
+
+    with caplog.at_level("INFO", logger="carpool"):
+        stats.started(batch(0, "free"))
+    with caplog.at_level("DEBUG", logger="carpool"):
+        for now, reason in ((1, "free"), (2, "full"), (3, "free"), (11, "full"), (12, "full"), (13, "free")):
+            stats.started(batch(now, reason))
+
+    told = "{'policy': 'greedy', 'max_batch_size': 64, 'hop_s': 0.0}"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"stage one: a batch of 1 goes (full); {told}",
+        f"stage one: a batch of 1 goes (free); {told}",
+    ]
+
+
+def test_padding_is_counted() -> None:
+    """What was added to batches, as a number and as a share."""
+    policy = Greedy(8)
+    policy.allowed_batch_sizes = [4, 8]
+    stats = Stats("padded", Pipeline([Batcher("one", policy, Queue())]), [None], [False])
+    for n in (1, 4, 5):
+        stats.stages[0].started(Batch(1, 0, 0, [Request("x", 100.0) for _ in range(n)], n, "free", 0))
+
+    assert value(parse(*render([stats], 0.0)), "carpool_padding", "_total", stage="one") == 3 + 0 + 3
+    assert stats.snapshot(0.0).stages[0].padding_share == 6 / 16
 
 
 def test_head(server: RunningServer) -> None:

@@ -57,6 +57,29 @@ def test_a_request_that_stops(name: str) -> None:
     run(main())
 
 
+def test_a_request_without_a_chance_is_told_at_once() -> None:
+    """429 with the time after which it may try again, as soon as it is known that its time-out cannot be met."""
+
+    async def main() -> None:
+        door = Door(cost_s=4.0)
+        first, running, hurried, patient = [door.connect() for _ in range(4)]
+        first.send(post(b"1"))
+        await asyncio.sleep(5.0)
+        running.send(post(b"2"))
+        await asyncio.sleep(1.0)
+        hurried.send(post(b"3", "/predict", "X-Request-Timeout-Ms: 6900"))
+        patient.send(post(b"4", "/predict", "X-Request-Timeout-Ms: 7100"))
+        await turns()
+        (refusal,) = hurried.answers()
+        assert (refusal.status, refusal.headers["retry-after"]) == (429, "4")
+        await asyncio.sleep(7.05)
+        assert [a.status for a in patient.answers()] == [200]
+        assert door.worker.seen == [b"1", b"2", b"4"]
+        assert door.outcomes == {"ok": 3, "overloaded": 1}
+
+    run(main())
+
+
 def test_a_trickle_is_too_slow() -> None:
     """One byte now and then does not stop the clock: it runs from the first byte of the request."""
 

@@ -336,7 +336,7 @@ class App:
             return
         stats = [endpoint.driver.stats for endpoint in self.endpoints if endpoint.driver is not None]
         accept = exchange.head.headers.get(b"accept", b"").decode("latin-1")
-        body, content_type = prometheus.render(stats, accept)
+        body, content_type = prometheus.render(stats, monotonic(), accept)
         exchange.respond(Response(200, body, content_type.encode()))
 
     def _openapi(self, exchange: Exchange) -> None:

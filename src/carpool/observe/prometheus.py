@@ -18,17 +18,18 @@ from carpool.observe.stats import DURATION_BOUNDS, Durations, StageStats, Stats
 _STAGE = ("model", "stage")
 
 
-def render(services: Sequence[Stats], accept: str = "") -> tuple[bytes, str]:
-    """The present numbers of all services, and their content type, in the format that `accept` asks for."""
+def render(services: Sequence[Stats], now: float, accept: str = "") -> tuple[bytes, str]:
+    """The numbers of all services at `now`, and their content type, in the format that `accept` asks for."""
     registry = CollectorRegistry()
-    registry.register(_Services(services))
+    registry.register(_Services(services, now))
     encode, content_type = exposition.choose_encoder(accept)
     return encode(registry), content_type
 
 
 class _Services(Collector):
-    def __init__(self, services: Sequence[Stats]) -> None:
+    def __init__(self, services: Sequence[Stats], now: float) -> None:
         self._services = services
+        self._now = now
 
     def collect(self) -> Iterable[Metric]:
         """Every metric of every service and stage."""
@@ -36,6 +37,7 @@ class _Services(Collector):
         stages = [(stats.name, stage) for stats in self._services for stage in stats.stages]
         yield from _queues(stages)
         yield from _batches(stages)
+        yield from _policies(stages, self._now)
         yield from _workers(stages)
 
 
@@ -95,6 +97,34 @@ def _batches(stages: _Stages) -> Iterator[Metric]:
         padding.add_metric(labels, stage.padding)
         running.add_metric(labels, len(stage.batcher.in_flight))
     yield from (sizes, reasons, compute, padding, running)
+
+
+def _policies(stages: _Stages, now: float) -> Iterator[Metric]:
+    """What policies explain about themselves, as far as it means the same for all of them."""
+    info = GaugeMetricFamily(
+        "carpool_policy_info", "1, with the policy and the rule that decided last.", labels=(*_STAGE, "policy", "rule")
+    )
+    hop = GaugeMetricFamily(
+        "carpool_policy_hop_seconds", "Learned time of a batch's way there and back.", labels=_STAGE
+    )
+    cost = GaugeMetricFamily(
+        "carpool_policy_batch_cost_seconds", "Learned time of a batch of 1, and of the largest.", labels=(*_STAGE, "n")
+    )
+    rate = GaugeMetricFamily("carpool_policy_arrival_rate", "Learned arrivals per second, by size.", labels=_STAGE)
+    size = GaugeMetricFamily("carpool_policy_expected_batch_size", "The batch size that it expects.", labels=_STAGE)
+    for model, stage in stages:
+        labels = (model, stage.name)
+        why = stage.batcher.policy.explain(now)
+        info.add_metric((*labels, str(why.get("policy", "")), str(why.get("rule", ""))), 1)
+        for gauge, key in ((hop, "hop_s"), (rate, "arrival_rate"), (size, "expected_batch_size")):
+            if key in why:
+                gauge.add_metric(labels, why[key])
+        costs = why.get("cost_s") or {}
+        if 1 in costs:
+            cost.add_metric((*labels, "1"), costs[1])
+        if costs:
+            cost.add_metric((*labels, "max"), costs[max(costs)])
+    yield from (info, hop, cost, rate, size)
 
 
 def _workers(stages: _Stages) -> Iterator[Metric]:

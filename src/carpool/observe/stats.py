@@ -5,8 +5,10 @@ Counting is a handful of integer additions per request; percentiles and means ar
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from carpool.core.batcher import Batch
 from carpool.core.pipeline import Pipeline
@@ -22,6 +24,10 @@ from carpool.errors import (
 )
 from carpool.invoke import padded
 from carpool.request import Request
+
+logger = logging.getLogger("carpool")
+
+_EXPLAIN_EVERY_S = 10.0  # in the log, per stage
 
 OUTCOMES = ("ok", "invalid_request", "invalid_item", "overloaded", "expired", "unavailable", "model_error")
 """What can become of a request, besides `cancelled`; a closed set, so it can be a metric label."""
@@ -106,6 +112,8 @@ class StageStats:
         self.batcher = pipeline.stages[index]
         self.items = self.padding = 0
         self._single = single
+        self._reason = ""  # of the last batch
+        self._explain_at = float("-inf")
         self._hungry: set[int] = set()  # workers for whom work was waiting when they became free
 
     def started(self, batch: Batch) -> None:
@@ -119,6 +127,8 @@ class StageStats:
         if sizes is not None:
             self.items += n
             self.padding += padded(n, sizes) - n
+        if batch.reason != self._reason:
+            self._say_why(batch)
         self.reasons[batch.reason if batch.reason in self.reasons else "other"] += 1
         self.queue_time.add_since(batch.started, [request.arrived for request in batch.requests])
 
@@ -131,6 +141,14 @@ class StageStats:
             self._hungry.add(worker)
         else:
             self._hungry.discard(worker)
+
+    def _say_why(self, batch: Batch) -> None:
+        """Another rule than for the last batch: a line in the log now and then, for those who want to follow."""
+        self._reason = batch.reason
+        if batch.started >= self._explain_at and logger.isEnabledFor(logging.DEBUG):
+            self._explain_at = batch.started + _EXPLAIN_EVERY_S
+            why = self.batcher.policy.explain(batch.started)
+            logger.debug("stage %s: a batch of %d goes (%s); %s", self.name, batch.n, batch.reason, why)
 
     @property
     def mean_batch_size(self) -> float:
@@ -202,8 +220,8 @@ class Stats:
         """A request ended with `error`, or never got in because of it."""
         self.outcomes[outcome_of(error)] += 1
 
-    def snapshot(self) -> ServiceSnapshot:
-        """The present numbers, frozen."""
+    def snapshot(self, now: float) -> ServiceSnapshot:
+        """The numbers at `now`, frozen. To be asked in the driver's thread, as policies are."""
         total = sum(self.outcomes.values())
         return ServiceSnapshot(
             name=self.name,
@@ -211,7 +229,7 @@ class Stats:
             in_flight=self.pipeline.unanswered,
             mean_latency_s=self.latency.mean_s,
             slo_attainment=None if self.slo_s is None or not total else self.within_slo / total,
-            stages=tuple(_stage_snapshot(stage) for stage in self.stages),
+            stages=tuple(_stage_snapshot(stage, now) for stage in self.stages),
         )
 
 
@@ -229,6 +247,7 @@ class StageSnapshot:
         mean_idle_gap_s: how long a worker waited for its next batch although work was there.
         workers: how many are in each state; restarts: how many have been replaced.
         late_results, stray_replies: dropped answers: too late, and never asked for.
+        policy: why the policy decides as it does, see `Policy.explain`.
     """
 
     name: str
@@ -246,6 +265,7 @@ class StageSnapshot:
     restarts: int
     late_results: int
     stray_replies: int
+    policy: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +297,7 @@ def outcome_of(error: Exception) -> str:
     return "invalid_request" if error.status < 500 else "unavailable"
 
 
-def _stage_snapshot(stage: StageStats) -> StageSnapshot:
+def _stage_snapshot(stage: StageStats, now: float) -> StageSnapshot:
     return StageSnapshot(
         name=stage.name,
         queued=len(stage.batcher.queue),
@@ -294,4 +314,5 @@ def _stage_snapshot(stage: StageStats) -> StageSnapshot:
         restarts=0 if stage.roster is None else stage.roster.restarts,
         late_results=stage.batcher.late_results,
         stray_replies=stage.batcher.stray_replies,
+        policy=stage.batcher.policy.explain(now),
     )
