@@ -30,6 +30,7 @@ PURE = frozenset(
         "enum",
         "functools",
         "itertools",
+        "math",
         "operator",
         "typing",
     }
