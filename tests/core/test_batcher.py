@@ -479,6 +479,21 @@ def test_a_batch_waits_until_the_next_stage_has_room_for_all_of_it(room: int, go
     assert (batcher.next_batch(0, room, []) is not None) == goes
 
 
+@pytest.mark.parametrize(("room", "takes"), [(2, 0), (3, 2), (9, 2)])
+def test_credits_count_requests_also_where_batches_count_sizes(room: int, takes: int) -> None:
+    """A batch of 100 units holds two of these: it does not wait for room for a hundred, nor for all that wait."""
+    batcher = stage(100)
+    batcher.outlet = 20
+    batcher.worker_ready(0)
+    requests = asks(range(12))
+    for request in requests:
+        request.size = 50
+    enter(batcher, 0, requests)
+    batch = batcher.next_batch(0, room, [])
+
+    assert (0 if batch is None else len(batch)) == takes
+
+
 @pytest.mark.parametrize(("room", "takes"), [(1, 0), (2, 2)])
 def test_a_batch_is_cut_where_the_next_stage_can_never_take_it_whole(room: int, takes: int) -> None:
     """Waiting for more room than there is when the next queue is empty would be waiting for ever."""

@@ -223,7 +223,7 @@ class Batcher:
         if not queue.count:
             return None
         free = len(self._idle)
-        if free and room < queue.count and room < self.policy.limit and room < self.outlet:
+        if free and room < queue.count and room < self.outlet and room < self._most_requests():
             free = 0  # no credit: the next stage could not take what this one would produce
         decision = self.policy.decide(now, queue, free, len(self.in_flight))
         n = decision.take
@@ -299,6 +299,11 @@ class Batcher:
         self.in_flight[worker] = batch
         self._running += len(requests)
         return batch
+
+    def _most_requests(self) -> float:
+        """How many of those that wait a full batch would hold, about."""
+        limit, queue = self.policy.limit, self.queue
+        return limit if queue.size == queue.count else limit * queue.count / queue.size + 1
 
     def _fitting(self, units: int) -> int:
         """How many requests from the head fit into so many units; one that is larger by itself counts as fitting."""
