@@ -634,6 +634,15 @@ def test_an_output_with_other_rows_is_an_error() -> None:
         f([1, 2])
 
 
+@pytest.mark.parametrize("size", [-1, 1.5, None])
+def test_a_size_that_is_none_is_told(size: Any) -> None:
+    """To the caller whose item it is, before it joins the line."""
+    f = carpool.batch(size=lambda x: size)(lambda xs: xs)
+
+    with pytest.raises(carpool.ModelError, match=r"size= of @carpool.batch returned .* a whole number"):
+        f(1)
+
+
 # -- planning
 
 
