@@ -1,0 +1,227 @@
+"""The learned cost: its shape, its level, its margin and its bias."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import log
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.policy.cost import CostModel
+from carpool.simulate import Affine, Cost, Sqrt
+from tests.core.stub import PROPERTY
+from tests.policy.learned import FIXED, KNEE, TILES, learned
+
+batches = st.lists(st.tuples(st.integers(1, 200), st.floats(1e-6, 100)), min_size=1, max_size=80)
+
+
+@pytest.mark.parametrize("few", [(4, 40), (1, 8), (16, 64)])
+def test_an_affine_cost_is_learned_from_two_sizes(few: tuple[int, int]) -> None:
+    """A dozen batches of each say what all the others take, set-up and all."""
+    model = learned(FIXED, sizes=few, batches=24)
+
+    assert [model.seconds(n) for n in range(1, 65)] == pytest.approx([FIXED(n) for n in range(1, 65)], rel=0.04)
+    assert model.setup_s == pytest.approx(0.008, rel=0.05)
+
+
+@pytest.mark.parametrize("cost", [FIXED, TILES, KNEE, Sqrt(0.005), Affine(0.0005, 0.002)], ids=repr)
+def test_any_rising_curve_is_learned(cost: Cost) -> None:
+    """Once all its sizes were seen, however often it bends."""
+    model = learned(cost, batches=640)
+
+    assert [model.seconds(n) for n in range(1, 65)] == pytest.approx([cost(n) for n in range(1, 65)], rel=0.01)
+
+
+def test_a_tile_is_learned_at_a_large_limit() -> None:
+    """Where its end is a knot: the step is between 64 and 65."""
+    model = learned(lambda n: 1.0 if n <= 64 else 2.0, limit=1000, sizes=(16, 32, 64, 65, 96, 97, 128), batches=300)
+
+    assert model.seconds(64) == pytest.approx(1, rel=0.05)
+    assert model.seconds(65) == pytest.approx(2, rel=0.05)
+
+
+def test_noise_is_averaged_out() -> None:
+    """And measured: what is expected is off by less than half of what a batch is."""
+    model, dice = learned(FIXED, batches=200, noise=0.2), Random(1)
+    off = noise = 0.0
+    for n in dice.choices(range(1, 65), k=3000):
+        factor = dice.lognormvariate(0.0, 0.2)
+        model.add(n, FIXED(n) * factor)
+        off += abs(log(model.seconds(20) / FIXED(20)))
+        noise += abs(log(factor))
+
+    assert off < 0.45 * noise
+    assert model.cv == pytest.approx(0.2, abs=0.06)
+
+
+def test_fractions_lie_between_their_neighbours() -> None:
+    """Sizes that are expectations need not be whole."""
+    model = learned(FIXED)
+
+    assert model.seconds(10.5) == pytest.approx(FIXED(10.5))
+
+
+def test_oversize_batches_teach_the_largest_size() -> None:
+    """Half as much again as the limit, at seconds that are shared out."""
+    model = learned(Affine(0.01, 0.001), sizes=(4, 16, 32, 96), batches=200)
+
+    assert model.seconds(64) == pytest.approx(0.074, rel=0.05)
+    assert model.seconds(32) == pytest.approx(0.042, rel=0.05)
+
+
+@PROPERTY
+@given(st.integers(1, 100), batches)
+def test_more_never_take_less(limit: int, batches: list[tuple[int, float]]) -> None:
+    """Whatever was measured, and in whatever order."""
+    model = CostModel(limit)
+    for n, seconds in batches:
+        model.add(n, seconds)
+    expected = [model.seconds(n) for n in range(1, limit + 1)]
+
+    assert expected[0] > 0
+    assert all(a <= b * (1 + 1e-12) for a, b in pairwise(expected))
+    assert 1 <= model.margin <= 2
+    assert 0 < model.bias <= 1
+    assert model.samples == len(batches)
+
+
+@PROPERTY
+@given(st.integers(1, 500), batches, st.floats(1e-6, 200), st.floats(0, 1))
+def test_the_largest_within_is_the_inverse(
+    limit: int, batches: list[tuple[int, float]], seconds: float, part: float
+) -> None:
+    """It fits and the next one does not; asked with the seconds of a size it says that size or an equal one."""
+    model = CostModel(limit)
+    for size, busy_s in batches:
+        model.add(size, busy_s)
+    n = model.largest_within(seconds)
+    size = 1 + int(part * (limit - 1))
+
+    assert 0 <= n <= limit
+    assert n == 0 or model.seconds(n) <= seconds * (1 + 1e-9)
+    assert n == limit or model.seconds(n + 1) > seconds * (1 - 1e-9)
+    assert model.largest_within(model.seconds(size) * (1 + 1e-9)) >= size
+
+
+# -- the level
+
+
+def test_a_drift_is_followed() -> None:
+    """A model that has become 1.8 times as slow at all sizes is known as such within 25 batches, sizes unseen too."""
+    model = learned(FIXED, batches=200)
+    for n in Random(1).choices(range(8, 33), k=25):
+        model.add(n, 1.8 * FIXED(n))
+
+    assert [model.seconds(n) for n in (1, 8, 20, 32, 64)] == pytest.approx(
+        [1.8 * FIXED(n) for n in (1, 8, 20, 32, 64)], rel=0.1
+    )
+
+
+def test_a_drift_back_is_followed_too() -> None:
+    """From 1.8 to 1.2."""
+    model = learned(FIXED, batches=200)
+    for factor in (1.8, 1.2):
+        for n in Random(1).choices(range(8, 33), k=60):
+            model.add(n, factor * FIXED(n))
+
+    assert model.seconds(20) == pytest.approx(1.2 * FIXED(20), rel=0.05)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+@pytest.mark.parametrize("factor", [5.0, 0.2])
+def test_a_lone_stall_is_not_believed(noise: float, factor: float) -> None:
+    """One batch far outside the noise changes next to nothing."""
+    model = learned(FIXED, batches=200, noise=noise)
+    before = model.seconds(20)
+    model.add(20, factor * FIXED(20))
+    for _ in range(5):
+        model.add(20, before)
+
+    assert model.seconds(20) == pytest.approx(before, rel=0.02)
+
+
+def test_a_stall_is_believed_when_it_repeats() -> None:
+    """What takes twice as long again and again does take twice as long; and one in ten does not count."""
+    often, seldom = learned(FIXED, batches=200), learned(FIXED, batches=200)
+    often.add(20, 2 * FIXED(20))
+    assert often.seconds(20) == pytest.approx(FIXED(20), rel=0.01)
+    often.add(20, 2 * FIXED(20))
+    moved = often.level
+    for i in range(200):
+        often.add(20, 2 * FIXED(20))
+        seldom.add(20, (2 if i % 10 == 0 else 1) * FIXED(20))
+
+    assert moved > 1.05
+    assert often.seconds(20) == pytest.approx(2 * FIXED(20), rel=0.02)
+    assert seldom.seconds(20) == pytest.approx(FIXED(20), rel=0.03)
+
+
+def test_a_size_never_seen_does_not_move_the_level() -> None:
+    """There it is the shape that was wrong."""
+    model = learned(FIXED, sizes=(8, 12, 16), batches=120)
+    model.add(64, 2.5 * FIXED(64))
+
+    assert model.seconds(12) == pytest.approx(FIXED(12), rel=0.03)
+    assert model.seconds(64) > 1.5 * FIXED(64)
+
+
+# -- margin and bias
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.25])
+def test_the_margin_is_exceeded_by_three_of_ten(noise: float) -> None:
+    """It comes to the 0.7-quantile of measured over expected time."""
+    model, dice = learned(FIXED, batches=500, noise=noise), Random(1)
+    sizes = dice.choices(range(1, 65), k=4000)
+    over = total = 0.0
+    for n in sizes:
+        seconds = FIXED(n) * dice.lognormvariate(0.0, noise)
+        over += seconds > model.seconds(n) * model.margin
+        total += model.margin
+        model.add(n, seconds)
+
+    assert over / len(sizes) == pytest.approx(0.3, abs=0.04)
+    assert 1 < total / len(sizes) < 1 + 1.2 * noise
+
+
+def test_without_noise_there_is_no_margin() -> None:
+    """But for a step now and then, of rounding."""
+    assert learned(FIXED).margin == pytest.approx(1, abs=0.03)
+
+
+def test_stalls_cost_capacity() -> None:
+    """One batch in ten that takes five times as long is not in the expectation of a batch but in the bias."""
+    model = learned(FIXED, batches=200)
+    for i in range(600):
+        n = 1 + i * 7 % 64
+        model.add(n, (5.0 if i % 10 == 9 else 1.0) * FIXED(n))
+
+    assert model.seconds(20) == pytest.approx(FIXED(20), rel=0.05)
+    assert model.bias == pytest.approx(1 / 1.4, rel=0.15)
+
+
+def test_the_bias_is_never_a_gain() -> None:
+    """Batches that are faster than expected do not make more capacity than the best size has."""
+    model = learned(FIXED, batches=200)
+    for _ in range(20):
+        model.add(20, 0.5 * FIXED(20))
+
+    assert model.bias <= 1
+
+
+# -- refreshes
+
+
+def test_the_version_tells_when_the_tables_have_changed() -> None:
+    """Each refresh counts; between them expectations stay as they are."""
+    model = CostModel(64)
+    seen = {}
+    for n in Random(0).choices(range(1, 65), k=300):
+        model.add(n, FIXED(n))
+        table = [model.seconds(k) for k in range(1, 65)]
+        assert seen.setdefault(model.version, table) == table
+
+    assert len(seen) < 150

@@ -1,0 +1,143 @@
+"""The shape of a cost curve: knots, the line, and what is learned size by size."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.policy.shape import MOST_KNOTS, Shape, knots_for
+from tests.core.stub import PROPERTY
+
+limits = st.one_of(st.integers(1, 300), st.integers(1, 1_000_000))
+batches = st.lists(st.tuples(st.integers(1, 100), st.floats(1e-5, 10)), min_size=1, max_size=60)
+
+
+def shaped(limit: int, batches: list[tuple[int, float]], cv: float = 0.0) -> Shape:
+    """The table made of these sizes and seconds."""
+    shape = Shape(limit)
+    shape.start(*batches[0])
+    for n, seconds in batches:
+        shape.add(n, seconds, cv)
+    shape.fit(cv)
+    return shape
+
+
+@pytest.mark.parametrize("limit", [1, 2, 31, 32, 33, 64])
+def test_small_limits_have_all_sizes(limit: int) -> None:
+    """As far as there are no more of them than knots."""
+    assert knots_for(limit) == [*range(1, limit + 1)]
+
+
+@PROPERTY
+@given(limits)
+def test_knots(limit: int) -> None:
+    """Rising, from 1 to the limit, never too many; small sizes are all there, and gaps are never over an octave."""
+    knots = knots_for(limit)
+
+    assert (knots[0], knots[-1]) == (1, limit)
+    assert len(knots) <= MOST_KNOTS
+    assert all(a < b <= 2 * a + 1 for a, b in pairwise(knots))
+    assert knots[: min(32, limit)] == [*range(1, min(32, limit) + 1)]
+
+
+@pytest.mark.parametrize("limit", [128, 256, 512, 1024, 4096])
+def test_tile_ends_are_seen_from_both_sides(limit: int) -> None:
+    """Powers of two, where tiles end, are knots, and so is the size after each, where the next tile begins."""
+    knots = knots_for(limit)
+    ends = [2**k for k in range(5, limit.bit_length() - 1)]
+
+    assert set(ends) | {end + 1 for end in ends} <= set(knots)
+
+
+def test_ends_within_an_octave_are_seen_where_there_is_room() -> None:
+    """At a limit of 128 the multiples of 16 up to 64 and of 32 beyond."""
+    assert {48, 49, 64, 65, 96, 97, 128} <= set(knots_for(128))
+
+
+@PROPERTY
+@given(limits, st.floats(0, 1))
+def test_samples_count_for_the_nearest_knot(limit: int, part: float) -> None:
+    """And `index` finds the last knot that is not larger."""
+    shape = Shape(limit)
+    n = 1 + int(part * (limit - 1))
+    knots = shape.knots
+
+    assert knots[shape.index(n)] == max(knot for knot in knots if knot <= n)
+    assert abs(knots[shape.nearest(n)] - n) == min(abs(knot - n) for knot in knots)
+
+
+def test_a_size_over_the_limit_counts_for_the_largest() -> None:
+    """As the batch of one oversize request does."""
+    for limit in (8, 64, 100):
+        shape = Shape(limit)
+        assert shape.knots[shape.nearest(3 * limit)] == limit
+
+
+@PROPERTY
+@given(st.integers(1, 200), batches, st.sampled_from([0.0, 0.05, 0.1, 0.3]))
+def test_a_table_never_falls(limit: int, batches: list[tuple[int, float]], cv: float) -> None:
+    """Whatever was measured: more never take less time, and nothing takes none."""
+    shape = shaped(limit, batches, cv)
+
+    assert len(shape.at) == len(shape.knots)
+    assert shape.at[0] > 0
+    assert all(a <= b for a, b in pairwise(shape.at))
+    assert shape.setup >= 0
+    assert shape.slope >= 0
+
+
+def test_falling_measurements_are_pooled() -> None:
+    """Two neighbours of which the larger was faster share their mean (of one weight each)."""
+    shape = shaped(3, [(1, 1.0), (2, 4.0), (3, 2.0)] * 20)
+
+    assert shape.at == pytest.approx([1, 3, 3])
+
+
+@pytest.mark.parametrize("few", [(4, 40), (1, 64), (8, 9), (30, 60)])
+def test_two_sizes_make_a_line(few: tuple[int, int]) -> None:
+    """All other sizes follow from them."""
+    shape = shaped(64, [(n, 0.008 + 0.00025 * n) for n in few] * 40)
+
+    assert shape.at == pytest.approx([0.008 + 0.00025 * n for n in shape.knots], rel=0.04)
+
+
+def test_one_size_alone_does_not_destroy_the_line() -> None:
+    """The split into set-up and slope is kept, for a while at least, when batches become all alike."""
+    two = [(n, 0.008 + 0.00025 * n) for n in (4, 40)] * 40
+    shape = shaped(64, two + [(20, 0.013)] * 100)
+
+    assert shape.setup == pytest.approx(0.008, rel=0.05)
+    assert shape.slope == pytest.approx(0.00025, rel=0.1)
+
+
+def test_between_sizes_that_were_seen_the_table_is_straight() -> None:
+    """What sticks out of the line at the ends of a gap is shared by what lies within."""
+    shape = shaped(9, [(1, 1.0), (5, 5.0), (9, 29.0)] * 30)
+    line = [shape.setup + shape.slope * n for n in shape.knots]
+    ratios = [y / fit for y, fit in zip(shape.at, line, strict=True)]
+
+    assert [shape.at[i] for i in (0, 4, 8)] == pytest.approx([1, 5, 29])
+    assert ratios[2] == pytest.approx((ratios[0] + ratios[4]) / 2)
+    assert ratios[6] == pytest.approx((ratios[4] + ratios[8]) / 2)
+
+
+def test_noise_makes_single_sizes_doubtful() -> None:
+    """What few odd measurements say is taken as it is where nothing is noisy, and as half chance where much is."""
+    batches = [(n, 1.0 + 0.1 * n) for n in range(1, 17)] * 4 + [(16, 5.2)] * 4
+    sure, unsure = shaped(16, batches, 0.0), shaped(16, batches, 0.11)
+    line = sure.setup + 16 * sure.slope
+
+    assert sure.at[15] == pytest.approx(3.9)
+    assert unsure.at[15] - line == pytest.approx((3.9 - line) / 2, rel=0.2)
+
+
+def test_old_samples_lose_weight_but_not_about_the_present_size() -> None:
+    """So that what is far from where batches are now is tried again."""
+    shape = shaped(64, [(n, 1.0) for n in range(1, 65)] * 4)
+    shape.age(32)
+
+    assert shape.counts[31] == shape.counts[33] == 4
+    assert shape.counts[0] == shape.counts[63] < 2
