@@ -1,7 +1,8 @@
 """Who takes part over HTTP: how each server is started, what it is asked, and what it must answer.
 
-Two workloads: ECHO is `{"x": 1.5}` -> `{"y": 3.0}` in batches of up to 64, RAW is 6 MB that come back as they
-were. Everything else stays at each server's default.
+Three workloads: ECHO is `{"x": 1.5}` -> `{"y": 3.0}` in batches of up to 64, RAW is 6 MB that come back as they
+were; everything else stays at each server's default. SLEEP is ECHO with a model that takes its time, and each server is
+told the SLO of 60 ms.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Literal
 
 from bench.peers.install import python_of, versions
 
-Workload = Literal["echo", "raw"]
+Workload = Literal["echo", "raw", "sleep"]
 
 ROOT = Path(__file__).parent.parent
 PEERS = Path(__file__).parent / "peers"
@@ -73,7 +74,9 @@ def command(peer: str, workload: Workload) -> list[str]:
         case "carpool":
             return [*carpool(), "serve", f"bench.models:{workload}", "--host", *address]
         case "mosec":
-            return [python, "mosec_server.py", workload, "--address", *address]
+            # Its time-out is of a whole request, in ms.
+            slo = ["--timeout", "60"] if workload == "sleep" else []
+            return [python, "mosec_server.py", workload, "--address", *address, *slo]
         case "bentoml":
             service = f"bentoml_server:{workload.capitalize()}"
             return [python, "-m", "bentoml", "serve", service, "--working-dir", ".", "--host", *address]
@@ -120,7 +123,7 @@ def exchanges(peer: str) -> dict[Workload, Exchange]:
     elif peer == "bare_echo":
         echo = Exchange(path=path, body=sent, answer={"x": 1.5})
     raw = Exchange(path=path, body=RAW_BODY, answer=RAW_BODY, content_type="application/octet-stream")
-    return {"echo": echo, "raw": raw}
+    return {"echo": echo, "raw": raw, "sleep": echo}
 
 
 def is_installed(name: str) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 import carpool
+from bench.peers.sleeping import double_slowly
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -23,6 +24,13 @@ class Identity(carpool.Model):
 
     def predict(self, body: bytes) -> bytes:
         return body
+
+
+class DoubleSlowly(carpool.Model):
+    """The first one, with a cost that is known."""
+
+    def predict(self, items: list[dict[str, float]]) -> list[dict[str, float]]:
+        return double_slowly(items)
 
 
 class DoubleAll(carpool.Model):
@@ -45,6 +53,9 @@ class Touch(carpool.Model):
 
 echo = carpool.Service(carpool.Stage(DoubleField, max_batch_size=64), name="echo")
 raw = carpool.Service(carpool.Stage(Identity), name="raw")
+sleep = carpool.Service(carpool.Stage(DoubleSlowly, max_batch_size=64), name="sleep", slo_s=0.06)
+sleep_adaptive = carpool.Service(carpool.Stage(DoubleSlowly, max_batch_size=64), name="sleep")
+sleep_greedy = carpool.Service(carpool.Stage(DoubleSlowly, max_batch_size=64, policy="greedy"), name="sleep")
 double = carpool.Service(carpool.Stage(DoubleAll, max_batch_size=64), name="double")
 double_single = carpool.Service(carpool.Stage(DoubleOne), name="double_single")
 arrays = carpool.Service(carpool.Stage(Touch, name="first"), carpool.Stage(Touch, name="second"), name="arrays")

@@ -1,0 +1,240 @@
+"""The simulator beside a real service: latency under open-loop load, with a model whose cost is known.
+
+    python -m bench.calibration                 about four minutes; wants a machine on which nothing else runs
+    python -m bench.calibration --docs          and writes the table into docs/policies.md
+
+First is measured what a real driver adds, at two loads with small and with large batches: how much longer than asked
+for a sleep lasts (with reading and writing of the items), the hop of a batch to the worker and back, and what lies
+between the client's clock and the driver's. That becomes the simulator's cost, `hop_s` and `turn_s`; nothing else is
+fitted. Then both get the very same arrival times at each load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+
+from bench import contestants, open_loop
+from bench.figures import machine, table
+from bench.open_loop import Load, poisson_times
+from bench.peers.sleeping import ITEM_S, SETUP_S
+from bench.policies import DOCS, write
+from bench.process_tree import adopt_orphans, end_on_sigterm
+from bench.server import HOST, Server, running
+from carpool.simulate import Affine, Report
+from carpool.simulate import run as simulate
+
+LIMIT = 64
+CAPACITY = LIMIT / (SETUP_S + ITEM_S * LIMIT)
+SLO_S = 0.06
+SAMPLE_S = 0.1
+PROBES = (0.3, 0.8)  # loads, shares of capacity
+LATE_S = 0.001  # a generator that is later than this at its 99th percentile had no processor to run on
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What a real driver adds to the decisions, in seconds.
+
+    Attributes:
+        batch_s, item_s: by which the work of a batch is longer than what was asked of `sleep`; `item_s` has the part of
+            the hop that grows with the batch, too.
+        hop_s: the rest of the way of a batch to its worker and back.
+        turn_s: half of what lies between the client's clock and the driver's; the simulator adds it before a decision
+            and before an answer.
+    """
+
+    batch_s: float
+    item_s: float
+    hop_s: float
+    turn_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.batch_s * 1e6:.0f} µs a batch and {self.item_s * 1e6:.1f} µs an item on top of the cost,"
+            f" hop_s {self.hop_s * 1e6:.0f} µs, turn_s {self.turn_s * 1e6:.0f} µs"
+        )
+
+    def simulate(self, policy: str, rate: float, seconds: float, seed: int, slo_s: float | None) -> Report:
+        """The same arrivals in virtual time."""
+        return simulate(
+            policy,
+            poisson_times(rate, seconds, seed),
+            Affine(SETUP_S + self.batch_s, ITEM_S + self.item_s),
+            slo_s=slo_s,
+            max_batch_size=LIMIT,
+            duration_s=seconds,
+            seed=seed,
+            hop_s=self.hop_s,
+            turn_s=self.turn_s,
+            max_queue_size=1024,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One policy at one load: real and simulated runs of the same arrivals."""
+
+    policy: str
+    load: float
+    real: list[Load]
+    simulated: list[Report]
+
+    def both(self, quantity: str) -> tuple[float, float]:
+        """The medians over the runs."""
+        return median(getattr(run, quantity) for run in self.real), median(
+            getattr(run, quantity) for run in self.simulated
+        )
+
+
+def metrics(server: Server) -> dict[str, float]:
+    """The samples of a carpool server's /metrics, by name; those of several labels added up."""
+    found: dict[str, float] = {}
+    with urllib.request.urlopen(f"http://{HOST}:{server.port}/metrics", timeout=10) as answer:
+        for line in answer.read().decode().splitlines():
+            if not line.startswith("#"):
+                labelled, value = line.rsplit(" ", 1)
+                name = labelled.partition("{")[0]
+                found[name] = found.get(name, 0.0) + float(value)
+    return found
+
+
+class HopSampler(threading.Thread):
+    """Reads the hop that a server has learned, again and again, while somebody else loads it."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(daemon=True)
+        self._server = server
+        self._over = threading.Event()
+        self.seconds: list[float] = []
+
+    def run(self) -> None:
+        while not self._over.wait(SAMPLE_S):
+            self.seconds.append(metrics(self._server)["carpool_policy_hop_seconds"])
+
+    def stop(self) -> float:
+        """Its mean."""
+        self._over.set()
+        self.join()
+        return fmean(self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One load's means, per batch: its size, its work beyond the sleep, its hop; and per request, time outside."""
+
+    size: float
+    busy_s: float
+    hop_s: float
+    outside_s: float
+
+
+def measure(server: Server, seconds: float, slo_s: float = SLO_S) -> Added:
+    """What this server on this machine adds: straight lines through two loads."""
+    small, large = (probe(server, seconds, load, slo_s) for load in PROBES)
+    apart = large.size - small.size
+    busy_slope_s = max(0.0, (large.busy_s - small.busy_s) / apart)
+    hop_slope_s = max(0.0, (large.hop_s - small.hop_s) / apart)
+    return Added(
+        batch_s=small.busy_s - busy_slope_s * small.size,
+        item_s=busy_slope_s + hop_slope_s,
+        hop_s=max(0.0, small.hop_s - hop_slope_s * small.size),
+        turn_s=max(0.0, (small.outside_s + large.outside_s) / 4),
+    )
+
+
+def probe(server: Server, seconds: float, load: float, slo_s: float) -> Probe:
+    """Load it, and compare what it says with what the client saw."""
+    rate = load * CAPACITY
+    open_loop.run(server, rate=rate, seconds=1, warm_up_s=0, slo_s=slo_s, seed=998)
+    before = metrics(server)
+    sampler = HopSampler(server)
+    sampler.start()
+    seen = open_loop.run(server, rate=rate, seconds=seconds, warm_up_s=0, slo_s=slo_s, seed=999)
+    hop_s = sampler.stop()
+    since = {name: value - before.get(name, 0.0) for name, value in metrics(server).items()}
+    batches, items = since["carpool_batch_size_count"], since["carpool_batch_size_sum"]
+    busy_s = since["carpool_batch_duration_seconds_sum"] - SETUP_S * batches - ITEM_S * items
+    inside_s = since["carpool_request_duration_seconds_sum"] / since["carpool_request_duration_seconds_count"]
+    return Probe(items / batches, busy_s / batches, hop_s, seen.mean_s - seen.late_mean_s - inside_s)
+
+
+def calibrate(policy: str, loads: Sequence[float], runs: int, seconds: float) -> tuple[Added, list[Row]]:
+    """One real server, all loads; then the same in virtual time."""
+    launch = contestants.launch("carpool", "sleep")
+    assert launch is not None
+    service = f"bench.models:sleep_{policy}"
+    command = [service if part == "bench.models:sleep" else part for part in launch.command]
+    rows = []
+    with running(replace(launch, command=command)) as server:
+        added = measure(server, seconds)
+        say(f"{policy}: {added}")
+        for load in loads:
+            row = Row(policy, load, [], [])
+            for seed in range(runs):
+                rate = load * CAPACITY
+                row.real.append(open_loop.run(server, rate=rate, seconds=seconds, warm_up_s=1, slo_s=SLO_S, seed=seed))
+                row.simulated.append(added.simulate(policy, rate, seconds, seed, None))
+                say(
+                    f"  {load:g}, run {seed + 1}: "
+                    + ", ".join(cells(Row(policy, load, row.real[-1:], row.simulated[-1:])))
+                )
+            rows.append(row)
+    return added, rows
+
+
+HEADER = (
+    "policy, load", "p50 real", "simulated", "difference", "p99 real", "simulated", "difference", "generator late, p99",
+)  # fmt: skip
+
+
+def cells(row: Row) -> list[str]:
+    """Times in ms."""
+    line = [f"{row.policy} {row.load:g}"]
+    for quantity in ("p50_s", "p99_s"):
+        real, simulated = row.both(quantity)
+        line += [f"{real * 1e3:.2f}", f"{simulated * 1e3:.2f}", f"{(simulated / real - 1) * 100:+.1f} %"]
+    return [*line, f"{median(run.late_p99_s for run in row.real) * 1e3:.2f}"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--policies", default="adaptive,greedy", help="of these two; default: %(default)s")
+    parser.add_argument("--loads", default="0.3,0.5,0.7,0.9", help="shares of capacity; default: %(default)s")
+    parser.add_argument("--runs", type=int, default=3, help="of each load; default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each run; default: %(default)s")
+    parser.add_argument("--docs", action="store_true", help="write the table into docs/policies.md")
+    given = parser.parse_args()
+    end_on_sigterm()
+    adopt_orphans()
+    facts = machine()
+    rows: list[Row] = []
+    added: dict[str, Added] = {}
+    for policy in given.policies.split(","):
+        added[policy], more = calibrate(policy, list(map(float, given.loads.split(","))), given.runs, given.seconds)
+        rows += more
+    text = table(HEADER, [cells(row) for row in rows], markdown=True)
+    notes = "; ".join(f"`{policy}`: {what}" for policy, what in added.items())
+    where = f"{facts['date']}, {facts['cores']} cores, {facts['cpu']}, commit {facts['commit']}"
+    how = f"{where}; {given.runs} runs of {given.seconds:g} s"
+    section = f"{text}\n\nWhat was measured and given to the simulator: {notes} ({how})."
+    print(section)
+    late = [row for row in rows if median(run.late_p99_s for run in row.real) > LATE_S]
+    if late:
+        say("the generator was often late: something else runs on this machine, and the figures are not to be trusted")
+    if given.docs:
+        write(DOCS, {"calibration": section})
+    return 1 if late else 0
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

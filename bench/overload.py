@@ -1,0 +1,181 @@
+"""Real servers under more load than they can serve, beside each other and beside the simulator.
+
+    python -m bench.overload                    about six minutes; wants a machine on which nothing else runs
+    python -m bench.overload --docs             and writes the table into docs/policies.md
+
+The model sleeps for 8 ms and 0.25 ms an item, so that 2,667 requests a second can be served in batches of 64. The load
+is open: requests come at random times whatever becomes of the earlier ones. Goodput counts right answers within 60 ms
+by the client's clock, from when the request should have left. carpool and BentoML are told the 60 ms as SLO, mosec as
+time-out; its waiting time is swept. The simulator gets the same arrivals and what was measured of the server's hop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+
+from bench import contestants, open_loop
+from bench.calibration import CAPACITY, LATE_S, SLO_S, Added, measure
+from bench.figures import machine, table
+from bench.open_loop import Load
+from bench.peers.install import versions
+from bench.policies import DOCS, write
+from bench.process_tree import adopt_orphans, end_on_sigterm
+from bench.server import NotServing, Server, running
+from carpool.simulate import Report
+
+NAMES = ("carpool", "mosec:1", "mosec:5", "mosec:10", "bentoml")
+WARM_UP_S = 2.0  # BentoML and carpool learn from what they have seen
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One server at one load.
+
+    Attributes:
+        cores: processor time of the server's whole process tree per second, over each run.
+        simulated: of the same arrivals; carpool's only.
+    """
+
+    name: str
+    load: float
+    runs: list[Load] = field(default_factory=list)
+    cores: list[float] = field(default_factory=list)
+    simulated: list[Report] = field(default_factory=list)
+
+    def median(self, quantity: str) -> float:
+        return median(getattr(run, quantity) for run in self.runs)
+
+    @property
+    def share(self) -> float | None:
+        """Goodput beside the simulated one, run by run."""
+        if not self.simulated:
+            return None
+        return median(a.goodput / b.goodput for a, b in zip(self.runs, self.simulated, strict=True))
+
+
+def compete(name: str, loads: Sequence[float], runs: int, seconds: float) -> tuple[Added | None, list[Row]]:
+    """One server at all loads, the highest last: what one leaves behind must not spoil the next."""
+    launch = contestants.launch(name, "sleep")
+    assert launch is not None
+    rows = []
+    with running(launch) as server:
+        added = measure(server, seconds) if name == "carpool" else None
+        if added is not None:
+            say(f"{name}: {added}")
+        for load in sorted(loads):
+            row = Row(name, load)
+            for seed in range(runs):
+                one_run(server, row, seconds, seed)
+                if added is not None:
+                    row.simulated.append(added.simulate("adaptive", load * CAPACITY, seconds, seed, SLO_S))
+                say("  " + ", ".join(cells(Row(name, load, row.runs[-1:], row.cores[-1:], row.simulated[-1:]))))
+            rows.append(row)
+    return added, rows
+
+
+def one_run(server: Server, row: Row, seconds: float, seed: int) -> None:
+    before_s = server.cpu_s()
+    rate = row.load * CAPACITY
+    row.runs.append(open_loop.run(server, rate=rate, seconds=seconds, warm_up_s=WARM_UP_S, slo_s=SLO_S, seed=seed))
+    row.cores.append((server.cpu_s() - before_s) / row.runs[-1].span_s)
+
+
+HEADER = (
+    "server, load", "goodput (1/s)", "simulated", "share", "p50 (ms)", "p99 (ms)", "refused", "no answer",
+    "CPU (cores)", "generator late, p99 (ms)",
+)  # fmt: skip
+
+
+def cells(row: Row) -> list[str]:
+    """Medians over the runs; latencies are those of right answers, in time or not."""
+    simulated = f"{median(run.goodput for run in row.simulated):,.0f}" if row.simulated else ""
+    requests = row.median("requests")
+    lost = median(run.broken + run.unanswered + run.wrong for run in row.runs)
+    return [
+        f"{row.name} {row.load:g}",
+        f"{row.median('goodput'):,.0f}",
+        simulated,
+        "" if row.share is None else f"{row.share:.3f}",
+        f"{row.median('p50_s') * 1e3:.1f}",
+        f"{row.median('p99_s') * 1e3:.1f}",
+        f"{row.median('refusals') / requests:.1%}",
+        f"{lost / requests:.1%}",
+        f"{median(row.cores):.2f}",
+        f"{row.median('late_p99_s') * 1e3:.2f}",
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--servers", default=",".join(NAMES), help="default: %(default)s")
+    parser.add_argument("--loads", default="0.3,0.9,1.5,3", help="shares of capacity; default: %(default)s")
+    parser.add_argument("--runs", type=int, default=3, help="of each load; default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each run; default: %(default)s")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="every run")
+    parser.add_argument("--docs", action="store_true", help="write the table into docs/policies.md")
+    given = parser.parse_args()
+    names = given.servers.split(",")
+    if missing := [name for name in names if not contestants.is_installed(name)]:
+        parser.error(f"not installed: {', '.join(missing)}; python -m bench.peers.install {' '.join(missing)}")
+    end_on_sigterm()
+    adopt_orphans()
+    facts = machine()
+    rows: list[Row] = []
+    notes = []
+    for name in names:
+        say(name)
+        try:
+            added, more = compete(name, list(map(float, given.loads.split(","))), given.runs, given.seconds)
+        except NotServing as problem:
+            say(f"FAILED {name}: {problem}")
+            return 1
+        rows += more
+        if added is not None:
+            notes.append(f"Measured of the server and given to the simulator: {added}.")
+    section = "\n\n".join([table(HEADER, by_load(rows), markdown=True), *notes, footer(facts, names, given)])
+    print(section)
+    if given.json:
+        given.json.write_text(
+            json.dumps({"machine": facts, "rows": [asdict(row) for row in rows]}, indent=1, default=str)
+        )
+    if given.docs:
+        write(DOCS, {"overload": section})
+    return verdict(rows)
+
+
+def by_load(rows: Sequence[Row]) -> list[list[str]]:
+    """All servers at one load follow each other."""
+    return [cells(row) for row in sorted(rows, key=lambda row: row.load)]
+
+
+def footer(facts: dict[str, str | int | float], names: Sequence[str], given: argparse.Namespace) -> str:
+    peers = dict.fromkeys(name.partition(":")[0] for name in names)
+    numbers = ", ".join(f"{package} {number}" for peer in peers for package, number in found(peer).items())
+    where = f"{facts['date']}, {facts['cores']} cores, {facts['cpu']}, commit {facts['commit']}"
+    return f"{where}; {numbers}; medians of {given.runs} runs of {given.seconds:g} s."
+
+
+def found(peer: str) -> dict[str, str]:
+    return {} if peer == "carpool" else versions(peer)
+
+
+def verdict(rows: Sequence[Row]) -> int:
+    """0 if the figures can be trusted."""
+    late = [row for row in rows if row.median("late_p99_s") > LATE_S]
+    if late:
+        say("the generator was often late: something else runs on this machine, and the figures are not to be trusted")
+    return 1 if late else 0
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
