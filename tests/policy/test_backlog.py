@@ -1,0 +1,99 @@
+"""How much backlog is kept: all, what is servable, and less as an overload lasts."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.policy.backlog import Backlog
+from tests.core.stub import PROPERTY
+
+CAPACITY, SLO_S, ROOM_S = 1000.0, 1.0, 0.9  # 900 can be served in time
+BATCH, BATCH_S = 50, 0.05
+
+
+def kept(backlog: Backlog, now: float, waiting: int, overload: str = "goodput", arriving: float = 2000.0) -> int:
+    """How much, at a capacity of 1000 a second, an SLO of a second and batches of 50 in 50 ms."""
+    return backlog.keep(now, waiting, BATCH, BATCH_S, arriving, CAPACITY, 1, SLO_S, ROOM_S, overload)
+
+
+def test_without_overload_all_is_kept() -> None:
+    """Up to half of what can be served in time."""
+    backlog = Backlog()
+
+    assert kept(backlog, 5, 450) == 450
+    assert backlog.overloaded_since is None
+
+
+def test_at_first_all_that_can_be_served_is_kept() -> None:
+    """What is beyond would be too late anyhow."""
+    backlog = Backlog()
+
+    assert kept(backlog, 5, 5000) == 900
+    assert backlog.overloaded_since == 5
+
+
+def test_the_longer_it_lasts_the_less_is_kept() -> None:
+    """Half of it after four SLOs, but never less than a share."""
+    backlog = Backlog()
+    keeps = [kept(backlog, 5 + seconds, 5000) for seconds in (0, 1, 2, 4, 8, 100, 1000, 10_000)]
+
+    assert all(a >= b for a, b in pairwise(keeps))
+    assert keeps[3] == 450
+    assert 0.1 * 900 < keeps[-1] == keeps[-2] < 0.2 * 900
+
+
+def test_for_latency_less_is_kept() -> None:
+    """At first as much; half of it after half an SLO; and in the end only what a full batch and chance need."""
+    backlog = Backlog()
+
+    assert kept(backlog, 5, 5000, "latency") == 900
+    assert kept(backlog, 5.5, 5000, "latency") == 450
+    assert BATCH < kept(backlog, 1005, 5000, "latency") < 2 * BATCH
+
+
+def test_a_full_batch_can_always_follow() -> None:
+    """What is kept behind one batch, and what comes while that runs, even if by chance it is three sigma less."""
+    backlog = Backlog()
+    kept(backlog, 5, 5000)
+    for arriving in (500, 1000, 1100, 2000, 10_000):
+        meanwhile = arriving * BATCH_S
+
+        assert kept(backlog, 1e9, 5000, "latency", arriving) - BATCH + meanwhile - 3 * meanwhile**0.5 >= BATCH
+
+
+def test_calm_ends_it() -> None:
+    """The next overload is a new one, and the clock starts again."""
+    backlog = Backlog()
+    kept(backlog, 5, 5000)
+    assert kept(backlog, 105, 5000) < 300
+    backlog.calm()
+    assert backlog.overloaded_since is None
+    assert kept(backlog, 106, 5000) == 900
+
+
+@PROPERTY
+@given(
+    st.integers(1, 10_000),
+    st.floats(0, 100),
+    st.sampled_from(["goodput", "latency"]),
+    st.floats(1, 1e5),
+    st.integers(1, 8),
+    st.floats(0.01, 2),
+)
+def test_never_less_than_a_batch(
+    waiting: int, lasts_s: float, overload: str, arriving: float, workers: int, slo_s: float
+) -> None:
+    """And asked twice at one moment it says the same."""
+    backlog = Backlog()
+    room_s = slo_s - BATCH_S
+    for now in (5.0, 5.0 + lasts_s):
+        keeps = [
+            backlog.keep(now, waiting, BATCH, BATCH_S, arriving, workers * CAPACITY, workers, slo_s, room_s, overload)
+            for _ in range(2)
+        ]
+
+        assert keeps[0] == keeps[1]
+        assert keeps[0] >= min(waiting, BATCH)
