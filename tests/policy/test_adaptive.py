@@ -1,0 +1,512 @@
+"""Adaptive: each of its rules by example, what it promises whatever waits, and its large effects in short runs."""
+
+from __future__ import annotations
+
+import pickle
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from carpool.core.batcher import INFINITY
+from carpool.core.queue import Queue
+from carpool.drive.virtual import VirtualDriver
+from carpool.policy import Adaptive, Decision
+from carpool.policy.base import NOTHING
+from carpool.request import DEFAULT_LANE, Request
+from carpool.simulate import Affine, Closed, Cost, Knee, Report, run
+from tests.core.stub import PROPERTY, pipeline, stage
+from tests.policy.learned import FIXED, KNEE, TILES
+
+BALANCED = Affine(0.002, 0.001)
+NOW = 100.0
+
+
+def taught(cost: Cost = FIXED, limit: int = 64, rate: float = 0.0) -> Adaptive:
+    """A policy whose warm-up has run every size, and after which so many requests a second have arrived up to NOW."""
+    policy = Adaptive(limit)
+    for n in Random(0).sample(range(1, limit + 1), limit) * 5:
+        policy.trained(n, n, cost(n))
+    if rate:
+        for i in range(300):
+            policy.arrived(NOW - (299 - i) / rate, request(NOW, INFINITY))
+    return policy
+
+
+def request(arrived: float, due: float, size: int = 1, priority: int = 0) -> Request:
+    """One that is due some time before it expires."""
+    made = Request("x", INFINITY)
+    made.arrived, made.due, made.size = arrived, due, size
+    made.lane = (priority, *DEFAULT_LANE[1:])
+    return made
+
+
+def queued(*requests: Request) -> Queue:
+    """They wait."""
+    queue = Queue()
+    for one in requests:
+        queue.push([one])
+    return queue
+
+
+def alike(n: int, slo_s: float = INFINITY, arrived: float = NOW) -> Queue:
+    """So many that have come together."""
+    return queued(*[request(arrived, arrived + slo_s) for _ in range(n)])
+
+
+def decide(policy: Adaptive, queue: Queue, now: float = NOW, free: int = 1, busy: int = 0) -> Decision:
+    """The same, asked twice."""
+    first = policy.decide(now, queue, free, busy)
+    assert policy.decide(now, queue, free, busy) == first
+    return first
+
+
+# -- cold
+
+
+def test_cold_all_go_at_first() -> None:
+    """Nothing is known: as many as may."""
+    assert decide(Adaptive(64), alike(100)) == Decision([], 64, "cold")
+    assert decide(Adaptive(64), alike(3)) == Decision([], 3, "cold")
+
+
+def test_six_batches_are_cold() -> None:
+    """And among them are full ones, if enough waits; then the rules apply."""
+    policy, sizes = Adaptive(64), []
+    for _ in range(6):
+        decision = decide(policy, alike(1000))
+        assert decision.reason == "cold"
+        sizes.append(decision.take)
+        policy.completed(NOW, decision.take, decision.take, FIXED(decision.take), True)
+
+    assert max(sizes) == 64
+    assert decide(policy, alike(1000)) == Decision([], 64, "full")
+
+
+def test_cold_nothing_is_dropped_on_a_guess() -> None:
+    """What takes long by the few batches there were is served all the same, if it is not too late already."""
+    policy = Adaptive(64)
+    for _ in range(3):
+        policy.completed(NOW, 1, 1, 50.0, True)
+    late, early = request(NOW - 2, NOW - 1), request(NOW, NOW + 0.001)
+
+    assert decide(policy, queued(late, early)) == Decision([late], 1, "cold")
+    assert decide(policy, queued(late)) == Decision([late])
+
+
+def test_without_a_worker_or_a_queue_there_is_nothing_to_do() -> None:
+    """Cold or warm."""
+    for policy in (Adaptive(64), taught()):
+        assert decide(policy, alike(3), free=0, busy=1) is NOTHING
+        assert decide(policy, queued()) is NOTHING
+
+
+def test_a_warm_up_is_enough_to_know() -> None:
+    """Six timings and it is not cold any more; batches that failed teach nothing."""
+    policy = Adaptive(64)
+    for n in (1, 64) * 3:
+        policy.completed(NOW, n, n, 1.0, False)
+    assert decide(policy, alike(3)).reason == "cold"
+    for n in (1, 64) * 3:
+        policy.trained(n, n, FIXED(n))
+
+    assert decide(policy, alike(3)) == Decision([], 3, "free")
+    assert policy.cost.seconds(32) == pytest.approx(FIXED(32), rel=0.05)
+
+
+def test_the_limit_may_come_later() -> None:
+    """As the stage's does, for a policy that was made without one."""
+    policy = Adaptive()
+    policy.max_batch_size = 64
+    for n in (1, 64) * 3:
+        policy.trained(n, n, FIXED(n))
+
+    assert decide(policy, alike(100)).take == 64
+    assert policy.cost.seconds(64) == pytest.approx(FIXED(64), rel=0.01)
+
+
+# -- free and full
+
+
+def test_all_go_as_soon_as_a_worker_is_free() -> None:
+    """Up to the limit; without an SLO nobody is refused, however many wait."""
+    policy = taught(rate=10_000)
+
+    assert decide(policy, alike(5)) == Decision([], 5, "free")
+    assert decide(policy, alike(64)) == Decision([], 64, "full")
+    assert decide(policy, alike(5000)) == Decision([], 64, "full")
+
+
+# -- hopeless
+
+
+def test_the_hopeless_are_refused() -> None:
+    """Who is due before a batch of one would be done, in 8.25 ms; the others go."""
+    hopeless, tight = request(NOW - 0.05, NOW + 0.0082), request(NOW - 0.05, NOW + 0.0083)
+
+    assert decide(taught(), queued(hopeless, tight)) == Decision([hopeless], 1, "free")
+
+
+def test_the_way_and_the_stages_behind_count() -> None:
+    """An answer takes so much longer than its batch."""
+    policy = taught()
+    policy.hop_s, policy.ahead_s = 0.002, 0.003
+    hopeless, tight = request(NOW - 0.05, NOW + 0.0132), request(NOW - 0.05, NOW + 0.0133)
+
+    assert decide(policy, queued(hopeless, tight)) == Decision([hopeless], 1, "free")
+
+
+def test_if_all_are_hopeless_all_are_refused() -> None:
+    """The worker stays free for those who come."""
+    queue = alike(5, 0.06, arrived=NOW - 0.055)
+
+    assert decide(taught(), queue) == Decision(queue.peek(5))
+
+
+# -- overload
+
+
+def crowd(n: int, slo_s: float, rate: float, priority: int = 0) -> list[Request]:
+    """So many who have come at this rate up to NOW."""
+    times = [NOW - (n - 1 - i) / rate for i in range(n)]
+    return [request(when, when + slo_s, priority=priority) for when in times]
+
+
+def test_in_overload_what_can_never_be_served_is_refused() -> None:
+    """Twice the capacity arrives and much waits: what is beyond μ·(S - t) goes, the oldest first."""
+    policy = taught(rate=2 * 2667)
+    waiting = crowd(1500, 0.3, 2 * 2667)
+    decision = decide(policy, queued(*waiting))
+    kept = len(waiting) - len(decision.drop)
+    assert (decision.take, decision.reason) == (64, "full")
+    assert decision.drop == waiting[: len(decision.drop)]
+    assert kept == pytest.approx(2667 * (0.3 - 0.024), rel=0.02)
+    assert policy.explain(NOW)["overloaded"]
+
+
+def test_without_overload_a_long_queue_is_kept() -> None:
+    """The same queue, when less arrives than can be served."""
+    policy = taught(rate=0.9 * 2667)
+    waiting = crowd(700, 0.3, 10_000)
+
+    assert decide(policy, queued(*waiting)) == Decision([], 64, "full")
+    assert not policy.explain(NOW)["overloaded"]
+
+
+def test_an_overload_that_has_just_begun_is_borne() -> None:
+    """While less waits than half of what can be served in time."""
+    policy = taught(rate=2 * 2667)
+
+    assert decide(policy, queued(*crowd(350, 0.3, 2 * 2667))) == Decision([], 64, "full")
+    assert not policy.explain(NOW)["overloaded"]
+
+
+def test_overload_may_be_met_for_latency() -> None:
+    """Then less is kept, the longer it lasts."""
+    kept = {}
+    for overload in ("goodput", "latency"):
+        policy = taught(rate=2 * 2667)
+        policy.overload = overload
+        decide(policy, queued(*crowd(1500, 0.3, 2 * 2667)))
+        later = [request(r.arrived + 0.5, r.due + 0.5) for r in crowd(1500, 0.3, 2 * 2667)]
+        policy.arrived_together(NOW + 0.5, later)
+        kept[overload] = 1500 - len(decide(policy, queued(*later), now=NOW + 0.5).drop)
+
+    assert 64 <= kept["latency"] < 0.5 * kept["goodput"]
+
+
+# -- tight and shed
+
+
+def hurried(head_slo_s: float, others: int, others_slo_s: float = 0.2) -> Queue:
+    """One in a hurry, and others."""
+    return queued(request(NOW, NOW + head_slo_s), *[request(NOW, NOW + others_slo_s) for _ in range(others)])
+
+
+def test_a_head_in_a_hurry_goes_in_a_smaller_batch() -> None:
+    """With as many as fit into its 12.1 ms, while time is worth nothing."""
+    assert decide(taught(), hurried(0.0121, 39)) == Decision([], 16, "tight")
+    assert decide(taught(), hurried(0.0121, 15)) == Decision([], 16, "free")
+
+
+def test_at_full_load_a_head_in_a_hurry_is_given_up() -> None:
+    """A batch of one would cost 8 ms, in which twenty others are served."""
+    queue = hurried(0.0083, 50, 0.03)
+    head = queue.peek(1)
+
+    assert decide(taught(rate=2667), queue) == Decision(head, 50, "shed")
+    assert decide(taught(rate=0.5 * 2667), queue) == Decision([], 1, "tight")
+
+
+def test_nobody_else_is_given_up_with_the_head() -> None:
+    """Also not those of a lower priority whose dues are mixed with the others' by standing behind them."""
+    early = [request(NOW, NOW + 0.03) for _ in range(30)]
+    head = request(NOW, NOW + 0.0083, priority=1)
+    mates = [request(NOW, NOW + 0.2, priority=1) for _ in range(20)]
+    decision = decide(taught(rate=2667), queued(*early, head, *mates))
+
+    assert decision == Decision([head], 50, "shed")
+
+
+# -- gather
+
+
+class Clients:
+    """A closed loop around one worker with a cost of FIXED: each comes back at random within 0.5 to 1.5 ms."""
+
+    def __init__(self, clients: int, policy: Adaptive, timeout_s: float = INFINITY) -> None:
+        self._dice = Random(0)
+        self._timeout_s = timeout_s
+        self.driver = VirtualDriver(pipeline(stage(policy=policy), workers=0), [FIXED], [1])
+        for i in range(clients):
+            self.driver.at(0.001 * i, self._ask)
+
+    def _ask(self) -> None:
+        self.driver.submit("x", self._timeout_s, caller=self)
+
+    def answered(self, request: Request) -> None:
+        self.driver.at(self.driver.clock.now + self._dice.uniform(0.0005, 0.0015), self._ask)
+
+    def sizes(self, duration_s: float = 1.0) -> list[int]:
+        """Of the batches of so many seconds."""
+        self.driver.run(until=duration_s)
+        return [batch.n for batch in self.driver.batches]
+
+
+def test_clients_in_a_closed_loop_are_gathered() -> None:
+    """All of them go in each batch, where greedy would have two groups take turns."""
+    sizes = Clients(16, taught()).sizes()
+
+    assert sum(sizes[10:]) / len(sizes[10:]) > 15.5
+
+
+def held_s(delay_s: float | None) -> float:
+    """How long requests were held back at most while the worker was idle, by a policy with this bound."""
+    policy = taught()
+    policy.max_queue_delay_s = delay_s
+    clients = Clients(16, policy)
+    clients.sizes()
+    longest, free_at = 0.0, 0.0
+    for batch in clients.driver.batches:
+        longest = max(longest, batch.started - max(free_at, min(request.arrived for request in batch.requests)))
+        free_at = batch.started + FIXED(batch.n)
+    return longest
+
+
+def test_nobody_is_held_back_longer_than_the_bound() -> None:
+    """`max_queue_delay_s` is kept; without it, requests are held for about a millisecond here."""
+    assert held_s(None) > 0.0008
+    for bound in (0.0, 0.0003, 0.0005):
+        assert held_s(bound) <= bound + 1e-9
+
+
+def gathering() -> tuple[Adaptive, float]:
+    """A policy whose worker has just become free, and which has a window; and the time."""
+    policy, now = taught(), NOW
+    for _ in range(50):
+        now += FIXED(8)
+        policy.completed(now, 8, 8, FIXED(8), True)
+        for _ in range(8):
+            policy.arrived(now + 0.001, request(now + 0.001, INFINITY))
+        policy.decide(now + 0.001, alike(8), 1, 0)
+    now += FIXED(8)
+    policy.completed(now, 8, 8, FIXED(8), True)
+    return policy, now
+
+
+def test_the_wait_ends_with_the_window() -> None:
+    """A millisecond or little more after the last batch; the policy asks to be woken then."""
+    policy, now = gathering()
+    window_s = policy.explain(now)["gather_s"]
+    held = decide(policy, alike(8, arrived=now), now=now)
+
+    assert 0.001 <= window_s < 0.0015
+    assert held == Decision([], wake_at=now + window_s)
+    assert decide(policy, alike(8, arrived=now), now=now + window_s).take == 8
+
+
+def test_the_wait_ends_with_the_bound() -> None:
+    """Counted from the oldest arrival."""
+    policy, now = gathering()
+    policy.max_queue_delay_s = 0.0004
+
+    assert decide(policy, alike(8, arrived=now - 0.0001), now=now) == Decision([], wake_at=now + 0.0003)
+    assert decide(policy, alike(8, arrived=now - 0.0004), now=now).take == 8
+
+
+def test_the_wait_ends_when_all_are_back() -> None:
+    """Not before."""
+    policy, now = gathering()
+    for _ in range(7):
+        policy.arrived(now + 0.0005, request(now, INFINITY))
+    assert decide(policy, alike(15, arrived=now), now=now + 0.0005).take == 0
+
+    policy.arrived(now + 0.0005, request(now, INFINITY))
+    assert decide(policy, alike(16, arrived=now), now=now + 0.0005) == Decision([], 16, "free")
+
+
+def test_who_is_in_a_hurry_does_not_wait_for_others() -> None:
+    """The wait and the larger batch must fit: 1 ms and 12 ms, with sixteen."""
+    policy, now = gathering()
+
+    assert decide(policy, alike(8, 0.0125, arrived=now), now=now) == Decision([], 8, "free")
+    assert decide(policy, alike(8, 0.0145, arrived=now), now=now).take == 0
+
+
+def test_a_full_batch_does_not_wait() -> None:
+    """There is no room for those who come back."""
+    policy, now = gathering()
+
+    assert decide(policy, alike(64, arrived=now), now=now).take == 64
+
+
+# -- size and probe
+
+
+def test_some_are_left_for_later() -> None:
+    """Of twelve at 2 + n ms, seven go first, by the closed form: the delays sum up to less."""
+    assert decide(taught(BALANCED), alike(12)) == Decision([], 7, "size")
+    assert decide(taught(TILES), alike(20)) == Decision([], 16, "size")
+
+
+def test_nobody_is_left_for_later_who_would_be_late() -> None:
+    """Seven and five take 9 and 7 ms, all twelve take 14."""
+    assert decide(taught(BALANCED), alike(12, 0.0165)).take == 7
+    assert decide(taught(BALANCED), alike(12, 0.0155)) == Decision([], 12, "free")
+
+
+def test_a_batch_ends_at_the_knee() -> None:
+    """However many wait."""
+    assert decide(taught(KNEE), alike(200)) == Decision([], 32, "full")
+
+
+def test_a_size_that_nobody_knows_is_tried() -> None:
+    """Only while more than the working size waits, and only for those who have the time."""
+    policy = Adaptive(64)
+    for n in range(1, 41):
+        policy.trained(n, n, KNEE(n))
+    policy.completed(NOW, 40, 40, KNEE(40), True)
+    probe = decide(policy, alike(200))
+
+    assert probe.reason == "probe"
+    assert probe.take > 40
+    assert decide(policy, alike(32)) == Decision([], 32, "full")
+    assert decide(policy, alike(200, 0.018)).take < 40
+
+
+# -- what it says
+
+
+def test_it_explains_itself() -> None:
+    """In the words that all policies use, and in its own."""
+    policy = taught(KNEE, rate=500)
+    policy.hop_s = 0.001
+    decide(policy, alike(200))
+    said = policy.explain(NOW)
+
+    assert (said["policy"], said["rule"], said["hop_s"]) == ("adaptive", "full", 0.001)
+    assert said["cost_s"] == pytest.approx({1: KNEE(1), 32: KNEE(32), 64: KNEE(64)})
+    assert said["arrival_rate"] == pytest.approx(500)
+    assert said["expected_batch_size"] == 32
+    assert said["capacity_per_worker"] == pytest.approx(2000, rel=0.001)
+    assert (said["samples"], said["gather_s"], said["overloaded"]) == (320, 0, False)
+
+
+def test_it_explains_that_it_knows_nothing() -> None:
+    """With the same keys."""
+    said = Adaptive(64).explain(NOW)
+
+    assert said.keys() == taught().explain(NOW).keys()
+    assert (said["rule"], said["cost_s"], said["samples"]) == ("cold", {}, 0)
+
+
+# -- whatever waits
+
+waiting = st.lists(
+    st.builds(
+        request,
+        st.floats(NOW - 0.2, NOW),
+        st.one_of(st.floats(NOW - 0.01, NOW + 0.1), st.just(INFINITY)),
+        st.sampled_from([1, 1, 1, 2, 5]),
+        st.sampled_from([0, 0, 1]),
+    ),
+    min_size=1,
+    max_size=150,
+)
+
+
+@settings(PROPERTY, max_examples=100)
+@given(waiting, st.sampled_from([0.0, 1000.0, 2500.0]), st.integers(1, 3), st.integers(0, 2))
+def test_nobody_is_refused_who_could_go_now(requests: list[Request], rate: float, free: int, busy: int) -> None:
+    """Below capacity: whoever is dropped, of whatever lane, could not be answered in time in a batch of all."""
+    policy = taught(rate=rate)
+    queue = queued(*requests)
+    decision = decide(policy, queue, free=free, busy=busy)
+    everybody = min(sum(one.size for one in requests), 64)
+
+    assert set(decision.drop) <= set(requests)
+    assert all(one.due - NOW < policy.cost.seconds(everybody) * policy.cost.margin for one in decision.drop)
+    assert decision.take <= min(64, queue.size - sum(one.size for one in decision.drop))
+    assert decision.take or decision.wake_at is not None or len(decision.drop) == len(requests)
+
+
+def test_its_memory_is_bounded() -> None:
+    """Of a hundred thousand arrivals without a completion less is kept than a byte each."""
+    policy, sizes = taught(), []
+    for part in range(10):
+        for i in range(10_000):
+            policy.arrived(NOW + part + i / 10_000, request(NOW, INFINITY))
+        sizes.append(len(pickle.dumps(policy)))
+
+    assert max(sizes) < 100_000
+
+
+# -- in short runs
+
+
+def both(other: str, arrivals: object, cost: Cost, slo_s: float, duration_s: float) -> tuple[Report, Report]:
+    """Adaptive, from a cold start, beside another policy."""
+    reports = [
+        run(policy, arrivals=arrivals, cost=cost, slo_s=slo_s, duration_s=duration_s) for policy in ("adaptive", other)
+    ]
+    return reports[0], reports[1]
+
+
+@pytest.mark.parametrize("clients", [4, 16, 32])
+def test_a_closed_loop_is_served_much_faster_than_greedily(clients: int) -> None:
+    """Two groups that take turns get half of what one gets, at most."""
+    adaptive, greedy = both("greedy", Closed(clients), FIXED, 0.06, 3)
+
+    assert adaptive.goodput > 1.3 * greedy.goodput
+
+
+def test_tiles_are_filled() -> None:
+    """A fifth of the mean latency is saved by not running tiles that are nearly empty."""
+    adaptive, greedy = both("greedy", "poisson:rho=0.6", TILES, 0.05, 6)
+
+    assert adaptive.goodput >= 0.99 * greedy.goodput
+    assert adaptive.mean_s < 0.8 * greedy.mean_s
+
+
+def test_a_knee_is_not_overrun() -> None:
+    """Full batches beyond it could not keep up with the load."""
+    adaptive, greedy = both("greedy", "poisson:rho=0.9", Knee(0.008, 0.00025, 32, 0.0009), 0.06, 6)
+
+    assert adaptive.goodput > 1.3 * greedy.goodput
+
+
+def test_overload_costs_little() -> None:
+    """Of what a planner gets that is told the true cost of every batch."""
+    adaptive, deadline = both("deadline", "poisson:rho=1.2", FIXED, 0.06, 6)
+
+    assert adaptive.goodput >= 0.97 * deadline.goodput
+    assert adaptive.mean_s < deadline.mean_s
+
+
+def test_poisson_arrivals_are_served_as_greedily() -> None:
+    """Below capacity there is nothing to gain on a straight line, and nothing is lost."""
+    adaptive, greedy = both("greedy", "poisson:rho=0.6", FIXED, 0.06, 4)
+
+    assert adaptive.goodput == pytest.approx(greedy.goodput, rel=0.003)
+    assert adaptive.mean_s == pytest.approx(greedy.mean_s, rel=0.01)
