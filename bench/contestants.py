@@ -53,20 +53,23 @@ class Launch:
 
 
 def launch(name: str, workload: Workload) -> Launch | None:
-    """The server for this workload, or None where it has none."""
+    """The server for this workload, or None where it has none.
+
+    `mosec:5` waits for up to 5 ms for a batch, and in `mosec:5:64` only 64 requests may wait.
+    """
     peer, _, option = name.partition(":")
     if peer == "litserve" and workload == "raw":
         return None  # it reads every body as JSON or as a form
     return Launch(
         name=name,
-        command=command(peer, workload),
+        command=command(peer, workload, option),
         exchange=exchanges(peer)[workload],
         env=environment(peer, option),
         directory=ROOT if peer == "carpool" else PEERS,
     )
 
 
-def command(peer: str, workload: Workload) -> list[str]:
+def command(peer: str, workload: Workload, option: str = "") -> list[str]:
     """The command line, relative to the server's directory."""
     python = str(python_of(peer))
     address = ["127.0.0.1", "--port", "{port}"]
@@ -74,9 +77,10 @@ def command(peer: str, workload: Workload) -> list[str]:
         case "carpool":
             return [*carpool(), "serve", f"bench.models:{workload}", "--host", *address]
         case "mosec":
-            # Its time-out is of a whole request, in ms.
+            # Its time-out is of a whole request, in ms; its capacity is how many may wait.
+            capacity = ["--capacity", waiting] if (waiting := option.partition(":")[2]) else []
             slo = ["--timeout", "60"] if workload == "sleep" else []
-            return [python, "mosec_server.py", workload, "--address", *address, *slo]
+            return [python, "mosec_server.py", workload, "--address", *address, *slo, *capacity]
         case "bentoml":
             service = f"bentoml_server:{workload.capitalize()}"
             return [python, "-m", "bentoml", "serve", service, "--working-dir", ".", "--host", *address]
@@ -97,7 +101,7 @@ def environment(peer: str, option: str) -> dict[str, str]:
             # The source tree beside this folder is measured, installed or not.
             return {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
         case "mosec":
-            return {"MAX_WAIT_TIME_MS": option}
+            return {"MAX_WAIT_TIME_MS": option.partition(":")[0]}
         case "bentoml":
             return {"BENTOML_DO_NOT_TRACK": "true"}
         case "ray":

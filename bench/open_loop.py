@@ -14,6 +14,7 @@ import argparse
 import ctypes
 import gc
 import json
+import math
 import os
 import select
 import socket
@@ -129,6 +130,9 @@ class Timer:
         self._when[2], self._when[3] = seconds, int((when - seconds) * 1e9) + 1
         self._libc.timerfd_settime(self.fd, 1, self._when, None)
 
+    def close(self) -> None:
+        os.close(self.fd)
+
 
 class Generator:
     """Sends one request over and over.
@@ -167,7 +171,6 @@ class Generator:
         timer = Timer()
         self._poll.register(timer.fd, select.EPOLLIN)
         times, n = self._times, len(self._times)
-        gc.disable()  # a collection is a pause, and here is nothing to collect
         self._begin = begin = time.monotonic() + HEAD_START_S
         end = begin + times[-1] + GRACE_S
         while self._left and time.monotonic() < end:
@@ -177,6 +180,13 @@ class Generator:
                 if fd != timer.fd:
                     self._serve(fd, event)
                     self._send_due()  # a batch's answers come all at once, and take their time
+        timer.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._poll.close()
+        for link in self._links.values():
+            link.sock.close()
 
     def _send_due(self) -> None:
         times, n = self._times, len(self._times)
@@ -330,7 +340,8 @@ def summary(generator: Generator, times: Sequence[float], given: argparse.Namesp
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else float("nan")
+    """The smallest value that at least the share q does not exceed: as the simulator's."""
+    return ordered[max(0, math.ceil(q * len(ordered)) - 1)] if ordered else float("nan")
 
 
 def main() -> int:
@@ -350,6 +361,7 @@ def main() -> int:
     request = f"{head}Accept: application/json\r\nContent-Length: {len(given.body)}\r\n\r\n{given.body}".encode()
     times = departures(given.rate, given.seconds, given.warm_up, given.seed)
     generator = Generator(given.port, request, json.loads(given.answer), times, given.connections)
+    gc.disable()  # a collection is a pause, and here is nothing to collect
     cpu_s = time.process_time()
     generator.run()
     print(json.dumps(asdict(summary(generator, times, given, time.process_time() - cpu_s))))

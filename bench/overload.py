@@ -1,12 +1,13 @@
 """Real servers under more load than they can serve, beside each other and beside the simulator.
 
-    python -m bench.overload                    about six minutes; wants a machine on which nothing else runs
+    python -m bench.overload                    about a quarter of an hour; wants a machine on which nothing else runs
     python -m bench.overload --docs             and writes the table into docs/policies.md
 
 The model sleeps for 8 ms and 0.25 ms an item, so that 2,667 requests a second can be served in batches of 64. The load
 is open: requests come at random times whatever becomes of the earlier ones. Goodput counts right answers within 60 ms
 by the client's clock, from when the request should have left. carpool and BentoML are told the 60 ms as SLO, mosec as
-time-out; its waiting time is swept. The simulator gets the same arrivals and what was measured of the server's hop.
+time-out; how long mosec waits for a batch and how many may wait (`mosec:5:64`) are swept. Each run has a new server,
+and the servers take turns. The simulator gets the same arrivals, and what was measured of carpool's way to the worker.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ from statistics import median
 
 from bench import contestants, open_loop
 from bench.calibration import CAPACITY, LATE_S, SLO_S, Added, measure
+from bench.contestants import Launch
 from bench.figures import machine, table
 from bench.open_loop import Load
 from bench.peers.install import versions
 from bench.policies import DOCS, write
 from bench.process_tree import adopt_orphans, end_on_sigterm
-from bench.server import NotServing, Server, running
+from bench.server import NotServing, running
 from carpool.simulate import Report
 
-NAMES = ("carpool", "mosec:1", "mosec:5", "mosec:10", "bentoml")
+NAMES = ("carpool", "mosec:10", "mosec:1:48", "mosec:1:64", "mosec:5:64", "bentoml")
 WARM_UP_S = 2.0  # BentoML and carpool learn from what they have seen
 
 
@@ -59,31 +61,38 @@ class Row:
         return median(a.goodput / b.goodput for a, b in zip(self.runs, self.simulated, strict=True))
 
 
-def compete(name: str, loads: Sequence[float], runs: int, seconds: float) -> tuple[Added | None, list[Row]]:
-    """One server at all loads, the highest last: what one leaves behind must not spoil the next."""
+def measured(seconds: float) -> Added:
+    """What carpool's driver adds on this machine."""
+    with running(launch_of("carpool")) as server:
+        return measure(server, seconds)
+
+
+def compete(names: Sequence[str], load: float, runs: int, seconds: float, added: Added | None) -> list[Row]:
+    """All servers at one load, in turn."""
+    rows = [Row(name, load) for name in names]
+    for seed in range(runs):
+        for row in rows:
+            one_run(row, seconds, seed)
+            if row.name == "carpool" and added is not None:
+                row.simulated.append(added.simulate("adaptive", load * CAPACITY, seconds, seed, SLO_S))
+            say("  " + ", ".join(cells(Row(row.name, load, row.runs[-1:], row.cores[-1:], row.simulated[-1:]))))
+    return rows
+
+
+def one_run(row: Row, seconds: float, seed: int) -> None:
+    """With a server of its own: what an overload leaves behind must not spoil the next run."""
+    with running(launch_of(row.name)) as server:
+        before_s = server.cpu_s()
+        rate = row.load * CAPACITY
+        load = open_loop.run(server, rate=rate, seconds=seconds, warm_up_s=WARM_UP_S, slo_s=SLO_S, seed=seed)
+        row.runs.append(load)
+        row.cores.append((server.cpu_s() - before_s) / load.span_s)
+
+
+def launch_of(name: str) -> Launch:
     launch = contestants.launch(name, "sleep")
-    assert launch is not None
-    rows = []
-    with running(launch) as server:
-        added = measure(server, seconds) if name == "carpool" else None
-        if added is not None:
-            say(f"{name}: {added}")
-        for load in sorted(loads):
-            row = Row(name, load)
-            for seed in range(runs):
-                one_run(server, row, seconds, seed)
-                if added is not None:
-                    row.simulated.append(added.simulate("adaptive", load * CAPACITY, seconds, seed, SLO_S))
-                say("  " + ", ".join(cells(Row(name, load, row.runs[-1:], row.cores[-1:], row.simulated[-1:]))))
-            rows.append(row)
-    return added, rows
-
-
-def one_run(server: Server, row: Row, seconds: float, seed: int) -> None:
-    before_s = server.cpu_s()
-    rate = row.load * CAPACITY
-    row.runs.append(open_loop.run(server, rate=rate, seconds=seconds, warm_up_s=WARM_UP_S, slo_s=SLO_S, seed=seed))
-    row.cores.append((server.cpu_s() - before_s) / row.runs[-1].span_s)
+    assert launch is not None, name
+    return launch
 
 
 HEADER = (
@@ -114,7 +123,7 @@ def cells(row: Row) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--servers", default=",".join(NAMES), help="default: %(default)s")
-    parser.add_argument("--loads", default="0.3,0.9,1.5,3", help="shares of capacity; default: %(default)s")
+    parser.add_argument("--loads", default="0.1,0.3,0.9,1.5,3", help="shares of capacity; default: %(default)s")
     parser.add_argument("--runs", type=int, default=3, help="of each load; default: %(default)s")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each run; default: %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every run")
@@ -127,18 +136,20 @@ def main() -> int:
     adopt_orphans()
     facts = machine()
     rows: list[Row] = []
-    notes = []
-    for name in names:
-        say(name)
-        try:
-            added, more = compete(name, list(map(float, given.loads.split(","))), given.runs, given.seconds)
-        except NotServing as problem:
-            say(f"FAILED {name}: {problem}")
-            return 1
-        rows += more
+    notes: list[str] = []
+    try:
+        added = measured(given.seconds) if "carpool" in names else None
         if added is not None:
-            notes.append(f"Measured of the server and given to the simulator: {added}.")
-    section = "\n\n".join([table(HEADER, by_load(rows), markdown=True), *notes, footer(facts, names, given)])
+            say(f"carpool: {added}")
+            notes.append(f"Measured of carpool's server and given to the simulator: {added}.")
+        for load in map(float, given.loads.split(",")):
+            rows += compete(names, load, given.runs, given.seconds, added)
+    except NotServing as problem:
+        say(f"FAILED: {problem}")
+        return 1
+    section = "\n\n".join(
+        [table(HEADER, [cells(row) for row in rows], markdown=True), *notes, footer(facts, names, given)]
+    )
     print(section)
     if given.json:
         given.json.write_text(
@@ -147,11 +158,6 @@ def main() -> int:
     if given.docs:
         write(DOCS, {"overload": section})
     return verdict(rows)
-
-
-def by_load(rows: Sequence[Row]) -> list[list[str]]:
-    """All servers at one load follow each other."""
-    return [cells(row) for row in sorted(rows, key=lambda row: row.load)]
 
 
 def footer(facts: dict[str, str | int | float], names: Sequence[str], given: argparse.Namespace) -> str:
