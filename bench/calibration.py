@@ -3,10 +3,15 @@
     python -m bench.calibration                 about four minutes; wants a machine on which nothing else runs
     python -m bench.calibration --docs          and writes the table into docs/policies.md
 
-First is measured what a real driver adds, at two loads with small and with large batches: how much longer than asked
-for a sleep lasts (with reading and writing of the items), the hop of a batch to the worker and back, and what lies
-between the client's clock and the driver's. That becomes the simulator's cost, `hop_s` and `turn_s`; nothing else is
-fitted. Then both get the very same arrival times at each load.
+First is measured what a real driver adds, at two loads with small and with large batches, on other arrivals:
+
+* to the work of a batch: how much longer than asked a sleep lasts, and reading and writing of the items;
+* `hop_s`: the way of a batch to the worker and back. What of it grows with the batch goes to the work;
+* `turn_s`: by how much the gap between two batches, while requests wait, is longer than the hop;
+* outside: what lies between the client's clock and the driver's (HTTP, the kernel, the client's own turn). The
+  simulator has no network: this is a constant added to its latencies, and delays no batch.
+
+Nothing else is fitted. Then both get the very same arrival times at each load.
 """
 
 from __future__ import annotations
@@ -42,22 +47,21 @@ class Added:
     """What a real driver adds to the decisions, in seconds.
 
     Attributes:
-        batch_s, item_s: by which the work of a batch is longer than what was asked of `sleep`; `item_s` has the part of
-            the hop that grows with the batch, too.
-        hop_s: the rest of the way of a batch to its worker and back.
-        turn_s: half of what lies between the client's clock and the driver's; the simulator adds it before a decision
-            and before an answer.
+        batch_s, item_s: to the work of a batch, and for each of its items.
+        hop_s, turn_s: as the simulator has them.
+        outside_s: to the latency of a request, before and after the driver.
     """
 
     batch_s: float
     item_s: float
     hop_s: float
     turn_s: float
+    outside_s: float
 
     def __str__(self) -> str:
         return (
-            f"{self.batch_s * 1e6:.0f} µs a batch and {self.item_s * 1e6:.1f} µs an item on top of the cost,"
-            f" hop_s {self.hop_s * 1e6:.0f} µs, turn_s {self.turn_s * 1e6:.0f} µs"
+            f"{self.batch_s * 1e6:.0f} µs a batch and {self.item_s * 1e6:.1f} µs an item on top of the cost, hop_s"
+            f" {self.hop_s * 1e6:.0f} µs, turn_s {self.turn_s * 1e6:.0f} µs, outside {self.outside_s * 1e6:.0f} µs"
         )
 
     def simulate(self, policy: str, rate: float, seconds: float, seed: int, slo_s: float | None) -> Report:
@@ -82,14 +86,14 @@ class Row:
 
     policy: str
     load: float
+    outside_s: float
     real: list[Load]
     simulated: list[Report]
 
     def both(self, quantity: str) -> tuple[float, float]:
-        """The medians over the runs."""
-        return median(getattr(run, quantity) for run in self.real), median(
-            getattr(run, quantity) for run in self.simulated
-        )
+        """The medians over the runs, by the client's clock."""
+        real, simulated = (median(getattr(run, quantity) for run in runs) for runs in (self.real, self.simulated))
+        return real, simulated + self.outside_s
 
 
 def metrics(server: Server) -> dict[str, float]:
@@ -126,11 +130,12 @@ class HopSampler(threading.Thread):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One load's means, per batch: its size, its work beyond the sleep, its hop; and per request, time outside."""
+    """One load's means: of batches their size, work beyond the sleep, hop and gap before; of requests time outside."""
 
     size: float
     busy_s: float
     hop_s: float
+    gap_s: float
     outside_s: float
 
 
@@ -144,7 +149,8 @@ def measure(server: Server, seconds: float, slo_s: float = SLO_S) -> Added:
         batch_s=small.busy_s - busy_slope_s * small.size,
         item_s=busy_slope_s + hop_slope_s,
         hop_s=max(0.0, small.hop_s - hop_slope_s * small.size),
-        turn_s=max(0.0, (small.outside_s + large.outside_s) / 4),
+        turn_s=max(0.0, (small.gap_s - small.hop_s + large.gap_s - large.hop_s) / 2),
+        outside_s=max(0.0, (small.outside_s + large.outside_s) / 2),
     )
 
 
@@ -160,8 +166,9 @@ def probe(server: Server, seconds: float, load: float, slo_s: float) -> Probe:
     since = {name: value - before.get(name, 0.0) for name, value in metrics(server).items()}
     batches, items = since["carpool_batch_size_count"], since["carpool_batch_size_sum"]
     busy_s = since["carpool_batch_duration_seconds_sum"] - SETUP_S * batches - ITEM_S * items
+    gap_s = since["carpool_worker_idle_gap_seconds_sum"] / since["carpool_worker_idle_gap_seconds_count"]
     inside_s = since["carpool_request_duration_seconds_sum"] / since["carpool_request_duration_seconds_count"]
-    return Probe(items / batches, busy_s / batches, hop_s, seen.mean_s - seen.late_mean_s - inside_s)
+    return Probe(items / batches, busy_s / batches, hop_s, gap_s, seen.mean_s - seen.late_mean_s - inside_s)
 
 
 def calibrate(policy: str, loads: Sequence[float], runs: int, seconds: float) -> tuple[Added, list[Row]]:
@@ -175,14 +182,14 @@ def calibrate(policy: str, loads: Sequence[float], runs: int, seconds: float) ->
         added = measure(server, seconds)
         say(f"{policy}: {added}")
         for load in loads:
-            row = Row(policy, load, [], [])
+            row = Row(policy, load, added.outside_s, [], [])
             for seed in range(runs):
                 rate = load * CAPACITY
                 row.real.append(open_loop.run(server, rate=rate, seconds=seconds, warm_up_s=1, slo_s=SLO_S, seed=seed))
                 row.simulated.append(added.simulate(policy, rate, seconds, seed, None))
                 say(
                     f"  {load:g}, run {seed + 1}: "
-                    + ", ".join(cells(Row(policy, load, row.real[-1:], row.simulated[-1:])))
+                    + ", ".join(cells(Row(policy, load, added.outside_s, row.real[-1:], row.simulated[-1:])))
                 )
             rows.append(row)
     return added, rows
