@@ -39,7 +39,7 @@ CAPACITY = LIMIT / (SETUP_S + ITEM_S * LIMIT)
 SLO_S = 0.06
 SAMPLE_S = 0.1
 PROBES = (0.3, 0.8)  # loads, shares of capacity
-LATE_S = 0.001  # a generator that is later than this at its 99th percentile had no processor to run on
+LATE_S = 0.002  # a generator that is later than this at its 99th percentile had no processor to run on
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,7 @@ def footer(facts: dict[str, str | int | float], names: Sequence[str], given: arg
     peers = dict.fromkeys(name.partition(":")[0] for name in names)
     numbers = ", ".join(f"{package} {number}" for peer in peers for package, number in found(peer).items())
     where = f"{facts['date']}, {facts['cores']} cores, {facts['cpu']}, commit {facts['commit']}"
-    return f"{where}; {numbers}; medians of {given.runs} runs of {given.seconds:g} s."
+    return "; ".join(filter(None, [where, numbers, f"medians of {given.runs} runs of {given.seconds:g} s."]))
 
 
 def found(peer: str) -> dict[str, str]:
