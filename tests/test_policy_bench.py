@@ -83,6 +83,15 @@ def test_the_sources_of_a_policy_are_its_own_and_the_simulators() -> None:
     assert policy_runs.sources("carpool.policy.greedy") != policy_runs.sources("carpool.policy.cork")
 
 
+def test_words_about_the_code_change_no_figure() -> None:
+    """Comments, docstrings and line breaks may be mended without making all runs again; a number may not."""
+    code = 'def f(x):\n    """Halve."""\n    return x / 2\n'
+    reworded = 'def f(x):\n    """One half\n\n    of it."""\n    return (\n        x / 2  # why\n    )\n'
+
+    assert policy_runs._code(code) == policy_runs._code(reworded)
+    assert policy_runs._code(code) != policy_runs._code(code.replace("2", "3"))
+
+
 @pytest.mark.parametrize("training", ["warm", "known"])
 def test_a_trained_policy_knows_the_cost(training: str) -> None:
     """Of the least and of the largest batch at least, before its first request."""
