@@ -134,7 +134,8 @@ def compare(plan: Plan, runs: Runs, figures: dict[str, object]) -> dict[str, str
     figures["table"] = {f"{workload}, {policy}": asdict(means) for (workload, policy), means in results.items()}
     sections = {"table": workload_table(plan.workloads, plan.policies, results)}
     if OURS in plan.policies and set(RIVALS) & set(plan.policies):
-        sections["summary"] = summary_table(plan.workloads, plan.policies, results)
+        summary = summary_table(plan.workloads, plan.policies, results)
+        sections["summary"] = f"{summary}\n\n{plan.seeds} seeds, commit `{commit()}`."
         sections["best"] = best_table(plan.workloads, plan.policies, results)
         closed = closed_loop_ratios(plan.policies, results)
         if closed:
