@@ -164,7 +164,7 @@ def test_the_summary_says_what_is_served() -> None:
     text = "".join(lines)
     assert f"carpool {carpool.__version__} on http://127.0.0.1:" in text
     assert "digits" in text
-    assert "stage Digits: batches of up to 64, 1 worker, policy greedy" in text
+    assert "stage Digits: batches of up to 64, 1 worker, policy adaptive" in text
     assert "SIGTERM: no new requests; finishing those inside" in rest
     assert "stopped" in rest
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import carpool
-from carpool import Greedy, Service, Stage, Static
+from carpool import Adaptive, Service, Stage, Static
 from carpool.policy import OneByOne
 from tests import models
 
@@ -157,7 +157,7 @@ def test_each_run_gets_a_policy_of_its_own() -> None:
     assert (one.allowed_batch_sizes, one.overload, two.overload) == ((2, 4, 8), "goodput", "latency")
     assert (one.max_batch_size, one.max_queue_delay_s) == (8, 0.01)
     assert declared.max_batch_size is None
-    assert isinstance(Stage(identity, max_batch_size=8).new_policy(), Greedy)
+    assert isinstance(Stage(identity, max_batch_size=8).new_policy(), Adaptive)
     assert isinstance(Stage(identity).new_policy(), OneByOne)
     named = Stage(identity, max_batch_size=8, policy="static", max_queue_delay_s=0.5).new_policy()
     assert isinstance(named, Static)

@@ -18,7 +18,7 @@ from carpool.errors import (
 )
 from carpool.lock import Lock
 from carpool.model import Model
-from carpool.policy import Greedy, Policy, Static
+from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, Policy, Static
 from carpool.service import Service
 from carpool.stage import Stage
 
@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AIMD",
+    "Adaptive",
     "CarpoolError",
+    "Cork",
+    "Deadline",
     "DeadlineExceeded",
     "Greedy",
     "InvalidRequest",

@@ -73,7 +73,7 @@ class Settings:
 
     def batcher(self, name: str) -> Batcher:
         """A queue and a policy for one line."""
-        policy = policy_for(self.policy, self.max_batch_size, self.max_queue_delay_s)
+        policy = policy_for(self.policy, self.max_batch_size, self.max_queue_delay_s, slo_s=self.slo_s)
         return Batcher(name, policy, Queue(self.max_queue_size))
 
     def function(self, function: Callable[..., Any], is_async: bool) -> Callable[..., Any]:
@@ -490,7 +490,7 @@ def batch(function: Any = None, /, **settings: Any) -> Any:
         merge: True if the function takes one merged list, numpy array or dict of arrays and returns one with as many
             rows; callers then bring chunks of any number of rows. Or a function that merges a list of chunks.
         split: with a merge function, cuts its function's output into chunks of the given row counts.
-        policy: when to go: a policy object or its name.
+        policy: when to go: a policy object or its name; defaults to "adaptive".
         max_queue_delay_s: longest time an item is held back only to fill a batch.
         max_queue_size: items that may wait; further callers wait for room.
         max_in_flight_batches: batches that may run at a time.

@@ -343,7 +343,7 @@ def _batcher(service: Service, stage: Stage) -> Batcher:
     weigher = weigher_of(stage)
     return Batcher(
         stage.name,
-        stage.new_policy(service.overload),
+        stage.new_policy(service.overload, service.slo_s),
         Queue(stage.max_queue_size, stage.max_queue_bytes),
         max_batch_time_s=stage.max_batch_time_s or service.timeout_s / _HANG_SHARE,
         idempotent=stage.idempotent,

@@ -39,6 +39,7 @@ class Request:
         caller: told of the answer; None once the caller has gone.
         nbytes: bytes it holds in memory while queued; size: how much of a batch it takes up.
         lane: priority, key and bucket: its place in the queue.
+        bulk: whether it is one of many that only should be done in the end: no SLO counts for it.
         patient: whether it waits while the queue is full, instead of being refused.
         format: how `item` is to be decoded; accept: how the last stage is to encode the result.
         admitted: when it entered the service; arrived: when it entered its present stage.
@@ -51,6 +52,7 @@ class Request:
         "admitted",
         "arrived",
         "attempts",
+        "bulk",
         "caller",
         "deadline",
         "due",
@@ -74,7 +76,7 @@ class Request:
         self.nbytes = nbytes
         self.size = 1
         self.lane = DEFAULT_LANE
-        self.patient = False
+        self.bulk = self.patient = False
         self.format = 0
         self.accept = 0
         self.id = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 
-from carpool.policy import BY_NAME, Greedy, Policy
+from carpool.policy import BY_NAME, Adaptive, Policy
 
 LARGEST_PRIORITY = 100
 """Priorities are whole numbers from minus this to this."""
@@ -72,13 +72,15 @@ def policy_for(
     *,
     allowed_batch_sizes: Sequence[int] | None = None,
     overload: str = "goodput",
+    slo_s: float | None = None,
 ) -> Policy:
-    """A policy of its own for one queue, within the given limits; Greedy if none is asked for.
+    """A policy of its own for one queue, within the given limits; Adaptive if none is asked for.
 
     What the policy object says itself counts; `overload` is the service's and is always filled in.
+    `slo_s` is for policies that need to know it beforehand; all others see it in the requests' due times.
     """
     if policy is None:
-        policy = Greedy()
+        policy = Adaptive()
     policy = BY_NAME[policy]() if isinstance(policy, str) else copy.deepcopy(policy)
     if policy.max_batch_size is None or policy.max_batch_size > max_batch_size:
         policy.max_batch_size = max_batch_size
@@ -87,4 +89,6 @@ def policy_for(
     if policy.allowed_batch_sizes is None:
         policy.allowed_batch_sizes = allowed_batch_sizes
     policy.overload = overload
+    if policy.slo_s is None:
+        policy.slo_s = slo_s
     return policy

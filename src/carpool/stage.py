@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from carpool.invoke import is_async
 from carpool.model import AnyModel, Traits, name_of, traits_of
-from carpool.policy import Greedy, OneByOne, Policy
+from carpool.policy import Adaptive, OneByOne, Policy
 from carpool.settings import at_least, check_policy, check_sizes, not_negative, policy_for, positive
 from carpool.worker import affinity
 
@@ -39,7 +39,8 @@ class Stage:
         size: how much of a batch an item takes up (rows, tokens, pixels): a whole number of at least 1. It gets the
             item as the stage does, before `preprocess`, and runs in the coordinator, which opens items only for it. 0
             counts for 1.
-        policy: a policy object, or the name of one ("greedy", "static"); defaults to "greedy".
+        policy: a policy object, or the name of one (docs/policies.md); defaults to
+            "adaptive", which finds batch size and waiting time by itself.
         max_queue_delay_s: longest time a request is held back only to fill a batch.
         max_queue_size, max_queue_bytes: bounds of the stage's queue.
         max_batch_time_s: a worker that spends longer in one call is replaced: a process is killed, a thread left to
@@ -144,9 +145,9 @@ class Stage:
             return "one by one"
         if isinstance(self.policy, str):
             return self.policy
-        return type(self.policy or Greedy()).__name__.lower()
+        return type(self.policy or Adaptive()).__name__.lower()
 
-    def new_policy(self, overload: str = "goodput") -> Policy:
+    def new_policy(self, overload: str = "goodput", slo_s: float | None = None) -> Policy:
         """A policy of its own for one run of the stage, with the stage's limits and the service's wish filled in."""
         if self.max_batch_size is None:
             return OneByOne()
@@ -156,6 +157,7 @@ class Stage:
             self.max_queue_delay_s,
             allowed_batch_sizes=self.allowed_batch_sizes,
             overload=overload,
+            slo_s=slo_s,
         )
 
 

@@ -32,6 +32,7 @@ class Arrival:
     timeout_s: float
     size: int
     priority: int
+    key: str | None
     cancelled_after_s: float | None
     worker_dies: bool
 
@@ -58,6 +59,7 @@ arrivals = st.builds(
     timeout_s=budgets,
     size=st.sampled_from([1, 1, 1, 2, 5]),
     priority=st.sampled_from([0, 0, 0, 1]),
+    key=st.sampled_from([None, None, None, "a", "b"]),
     cancelled_after_s=st.one_of(st.none(), st.none(), seconds),
     worker_dies=st.sampled_from([False] * 9 + [True]),
 )
@@ -97,7 +99,7 @@ def check(decision: Decision, now: float, queue: QueueView, free: int, limit: in
     assert 0 <= decision.take <= min(left, limit), "more is taken than waits or than may"
     assert free or not decision.take, "a batch without a worker"
     assert (decision.reason != "") == (decision.take > 0), "a batch needs a reason, nothing needs none"
-    if free and left and not decision.take:
+    if free and left and not decision.take and not decision.drop:
         assert decision.wake_at is not None, "held back for ever"
     if decision.wake_at is not None and not decision.take:
         assert decision.wake_at > now, "to be asked again at once"
@@ -118,7 +120,7 @@ def play(kind: type[Policy], scenario: Scenario) -> tuple[VirtualDriver, Policy,
     now = 0.0
     for i, arrival in enumerate(scenario.arrivals):
         now += arrival.after_s
-        lane: Lane = (arrival.priority, *DEFAULT_LANE[1:])
+        lane: Lane = (arrival.priority, arrival.key, DEFAULT_LANE[2])
         due = now + min(arrival.slo_s, arrival.timeout_s)
         request = run.arrive(now, i, arrival.timeout_s, size=arrival.size, lane=lane, due=due)
         requests.append(request)
@@ -181,7 +183,7 @@ def test_whatever_happens_with_settings(variant: Variant, scenario: Scenario) ->
 @given(st.integers(1, 9), st.integers(1, 3), st.floats(0.0001, 0.01), st.floats(0, 0.002))
 def test_light_load_is_served(kind: type[Policy], limit: int, workers: int, fixed_s: float, item_s: float) -> None:
     """Requests that come one at a time and have a lot of time are never refused, whatever the batches cost."""
-    quiet = [Arrival(0.5, 0.4, 0.45, 1, 0, None, worker_dies=False)] * 30
+    quiet = [Arrival(0.5, 0.4, 0.45, 1, 0, None, None, worker_dies=False)] * 30
     scenario = Scenario(quiet, limit, workers, None, fixed_s, item_s, [1.0])
     _, _, requests = play(checked(kind), scenario)
 

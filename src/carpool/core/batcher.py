@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from carpool.core.queue import Queue
-from carpool.policy.base import Policy
+from carpool.policy.base import Decision, Policy
 from carpool.request import DONE, QUEUED, RUNNING, Request
 
 INFINITY = float("inf")
@@ -220,27 +220,20 @@ class Batcher:
         """
         queue = self.queue
         self.wake_at = None
-        if not queue.count:
-            return None
-        free = len(self._idle)
-        if free and room < queue.count and room < self.outlet and room < self._most_requests():
-            free = 0  # no credit: the next stage could not take what this one would produce
-        decision = self.policy.decide(now, queue, free, len(self.in_flight))
-        n = decision.take
-        if n and not (free and 0 < n <= self.policy.limit):
-            raise RuntimeError(
-                f"policy {type(self.policy).__name__} of stage {self.name} asked for a batch of"
-                f" {n} with {free} free workers and a limit of {self.policy.limit}"
-            )
-        if decision.drop:
-            self._drop(now, decision.drop)
-            refuse += decision.drop
-        if not n or not queue.count:
+        while queue.count:
+            lanes = queue.lanes
+            decision, n = self._ask(now, room)
+            if decision.drop:
+                self._drop(now, decision.drop)
+                refuse += decision.drop
+            if n and queue.count:
+                if queue.size != queue.count:
+                    n = self._fitting(n)
+                return self._start(now, n if n <= room else int(room), decision.reason)
             self.wake_at = decision.wake_at
-            return None
-        if queue.size != queue.count:
-            n = self._fitting(n)
-        return self._start(now, n if n <= room else int(room), decision.reason)
+            if lanes == 1 or not decision.drop or decision.wake_at is not None:
+                break  # else there are others left, whom the policy has not judged yet
+        return None
 
     def longest_wait_s(self, more: int) -> float:
         """A bound for `predicted_wait_s` and a batch after it, if `more` units came now; quicker to tell."""
@@ -285,6 +278,21 @@ class Batcher:
         return expired, hung
 
     # -- inside
+
+    def _ask(self, now: float, room: float) -> tuple[Decision, int]:
+        """What the policy says, and how many units it takes. Raises as `next_batch` does."""
+        queue = self.queue
+        free = len(self._idle)
+        if free and room < queue.count and room < self.outlet and room < self._most_requests():
+            free = 0  # no credit: the next stage could not take what this one would produce
+        decision = self.policy.decide(now, queue, free, len(self.in_flight))
+        n = decision.take
+        if n and not (free and 0 < n <= self.policy.limit):
+            raise RuntimeError(
+                f"policy {type(self.policy).__name__} of stage {self.name} asked for a batch of"
+                f" {n} with {free} free workers and a limit of {self.policy.limit}"
+            )
+        return decision, n
 
     def _start(self, now: float, n: int, reason: str) -> Batch:
         size = self.queue.size

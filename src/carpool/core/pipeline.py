@@ -124,7 +124,7 @@ class Pipeline:
                 request.admitted = request.arrived = now
                 if request.deadline < request.due:
                     request.due = request.deadline
-                if due < request.due:
+                if due < request.due and not request.bulk:
                     request.due = due
             self.admitted += len(new)
             first.enter(now, new, soonest)
@@ -269,7 +269,7 @@ class Pipeline:
         first = self.stages[0]
         full = self.door.count > 0 or not first.queue.has_room(request.nbytes)
         request.admitted = request.arrived = now
-        request.due = min(request.due, request.deadline, now + self._slo_s)
+        request.due = min(request.due, request.deadline, INFINITY if request.bulk else now + self._slo_s)
         refusal = self._refusal(now, request) if self.closed is None else copy.copy(self.closed)
         if refusal is not None:
             self.refused += 1

@@ -182,6 +182,11 @@ class Queue:
             yield from self._lanes[lane]
 
     @property
+    def lanes(self) -> int:
+        """How many priorities, keys and buckets wait side by side."""
+        return len(self._order)
+
+    @property
     def size(self) -> int:
         """Sum of the sizes of the waiting requests."""
         return self._size

@@ -289,7 +289,9 @@ class _Raised:
 def _place_for(x: Any, deadline: float, weigh: Weigh | None) -> Request:
     """An item as a request; one that cannot be pickled or weighed has its error already."""
     try:
-        return request_for(x, deadline, weigh)
+        request = request_for(x, deadline, weigh)
+        request.bulk = True
+        return request
     except Exception as error:
         request = Request(None, 0.0)
         request.state = DONE

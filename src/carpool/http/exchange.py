@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from carpool.http.app import App, Endpoint
 
 JSON_TYPE = b"application/json"
+_UNKNOWN = float("inf")  # the deadline, before the app has set it
 
 WANTED_HEADERS = frozenset(
     {
@@ -83,7 +84,7 @@ class Exchange(Request):
     __slots__ = ("head",)
 
     def __init__(self, head: Head, body: bytes | bytearray = b"") -> None:
-        Request.__init__(self, body, 0.0, None, len(body))
+        Request.__init__(self, body, _UNKNOWN, None, len(body))
         self.head = head
         self.format = head.format
         self.accept = head.accept

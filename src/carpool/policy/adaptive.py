@@ -3,7 +3,7 @@
 The principle: whatever is queued goes as soon as a worker is free, and each deviation must pay by theory or by a
 learned statistic. In the order in which `decide` asks:
 
-1. *nothing learned yet*: serve, in batches that grow fourfold; nothing is dropped on a guess;
+1. *nothing learned yet*: serve whatever waits; nothing is refused on a guess;
 2. *hopeless*: what cannot be answered in time even alone is refused;
 3. *overload* (`policy/backlog.py`): what the workers will never get to in time is refused early;
 4. *tight* (`policy/due_plan.py`): the head cannot go with the others: a smaller batch, or without it;
@@ -17,7 +17,7 @@ loses: docs/policies.md.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -32,7 +32,6 @@ from carpool.policy.gather import Gather
 from carpool.request import Request
 
 _COLD = 6  # batches before anything is decided by what was learned
-_GROWTH = 4  # of batches meanwhile
 _TIME_IS_FREE, _TIME_IS_DEAR = 0.75, 1.0  # loads at which a worker's time is worth nothing, and all it could serve
 
 
@@ -105,13 +104,12 @@ class Adaptive(Policy):
         return decision
 
     def _cold(self, now: float, queue: QueueView) -> Decision:
-        """Too early to judge: serve what is there, in batches that grow, and give up only what is late already."""
+        """Too early to judge: serve whatever is there and give up only what is late already."""
         late = [] if queue.earliest_due > now else [r for r in queue.peek(len(queue)) if r.due <= now]
         waiting = queue.size - sum([request.size for request in late])
         if not waiting:
             return Decision(drop=late)
-        most = _GROWTH * self.cost.shape.largest if self.cost.samples else self.limit
-        return Decision(drop=late, take=min(waiting, most, self.limit), reason="cold")
+        return Decision(drop=late, take=min(waiting, self.limit), reason="cold")
 
     def _warm(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
         cost, size = self.cost, self._size
@@ -119,13 +117,13 @@ class Adaptive(Policy):
         line = _Line(queue)
         at = now + self.hop_s + self.ahead_s  # an answer takes this much longer than its batch
         line.drop_due_before(at + cost.seconds(1))
+        if not line.size and line.dropped:
+            return self._hopeless(line, at - now + cost.seconds(1))
         workers = free + busy
         capacity = workers * size.capacity * cost.bias
         short, long = self._arrivals.short_rate(now) * self._unit, self._arrivals.long_rate(now) * self._unit
         most = size.most(line.size)
         self._trim(now, line, most, min(short, long), long, capacity, workers, not busy)
-        if not line.size:
-            return Decision(drop=line.dropped)
         everything = min(line.size, most)
         load = max(short, long) / capacity
         slack_s = line.due - at
@@ -140,6 +138,14 @@ class Adaptive(Policy):
         ):
             n = everything  # those left behind would be late
         return self._go(line, n, slack_s, "full" if n == most else "free" if n == everything else "size")
+
+    def _hopeless(self, line: _Line, least_s: float) -> Decision:
+        """Nobody who waits can make it. If nobody ever could, one goes: the cost may have been mislearned."""
+        last = max(line.dropped, key=lambda request: request.due)
+        if last.due - last.arrived >= least_s:
+            return Decision(drop=line.dropped)
+        line.dropped.remove(last)
+        return Decision(drop=line.dropped, take=1, reason="probe")
 
     def _trim(
         self,
@@ -161,11 +167,13 @@ class Adaptive(Policy):
         slo_s = line.slo_s
         if slo_s > _NO_SLO_S:
             return
+        urgent = line.due_by(now + 1.001 * slo_s)  # what is due later does not keep these waiting
         batch_s = self.cost.seconds(most)
         room_s = slo_s - batch_s - self.hop_s - self.ahead_s
-        line.drop_all_but(
-            backlog.keep(
-                now, line.size, most, batch_s, arriving, capacity, workers, slo_s, room_s, self.overload
+        line.drop_first(
+            urgent
+            - backlog.keep(
+                now, urgent, most, batch_s, arriving, capacity, workers, slo_s, room_s, self.overload
             )
         )  # fmt: skip
 
@@ -229,10 +237,10 @@ _NO_SLO_S = 1e11
 
 
 class _Line:
-    """What is left of a queue after the drops of one decision; it is listed only if somebody must look at it.
+    """What may share the next batch, less the drops of one decision; it is listed only if somebody must look at it.
 
     Attributes:
-        size: what waits, in units of the requests' sizes.
+        size: how much there is, in units of the requests' sizes.
         dropped: who is to be refused.
     """
 
@@ -243,6 +251,9 @@ class _Line:
         self._requests: Sequence[Request] | None = None
         self.size = queue.size
         self.dropped: list[Request] = []
+        if queue.lanes > 1:
+            self._requests = queue.peek(len(queue))
+            self.size = sum([request.size for request in self._requests])
 
     @property
     def requests(self) -> Sequence[Request]:
@@ -267,7 +278,8 @@ class _Line:
         if self.size == len(self.requests):
             return self.requests[units].due
         before = list(accumulate((request.size for request in self.requests), initial=0))
-        return self.requests[min(bisect_left(before, units), len(self.requests) - 1)].due
+        behind = max(1, bisect_right(before, units) - 1)
+        return self.requests[behind].due if behind < len(self.requests) else float("inf")
 
     def drop(self, requests: list[Request]) -> None:
         """Refuse these."""
@@ -278,16 +290,26 @@ class _Line:
 
     def drop_due_before(self, when: float) -> None:
         """Refuse what is due before `when`."""
-        if self._queue.earliest_due < when:
+        if self.due < when:
             self.drop([request for request in self.requests if request.due < when])
 
-    def drop_all_but(self, units: int) -> None:
-        """Refuse from the head on, until so much is left."""
-        over = self.size - units
-        if over <= 0:
+    def due_by(self, when: float) -> int:
+        """How much is due by `when`, in units."""
+        if self._queue.lanes == 1 and self.requests[-1].due <= when:
+            return self.size
+        return sum([request.size for request in self.requests if request.due <= when])
+
+    def drop_first(self, units: int) -> None:
+        """Refuse so much, or a little more: of the lowest priority what is due first, then of the next one."""
+        if units <= 0:
             return
-        n = 0
-        while over > 0:
-            over -= self.requests[n].size
-            n += 1
-        self.drop(list(self.requests[:n]))
+        order = self.requests
+        if self._queue.lanes > 1:
+            order = sorted(order, key=lambda request: (request.lane[0], request.due))
+        refused = []
+        for request in order:
+            if units <= 0:
+                break
+            units -= request.size
+            refused.append(request)
+        self.drop(refused)

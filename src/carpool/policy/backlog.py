@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from math import sqrt
 
-_PATIENCE = {"goodput": (4.0, 0.15), "latency": (0.5, 0.0)}
+_PATIENCE = {"goodput": (10.0, 0.15), "latency": (0.5, 0.0)}
 """SLOs after which half of the servable backlog is kept, and the least share of it that is."""
 
 
@@ -49,6 +49,7 @@ class Backlog:
             return waiting
         patience, least = _PATIENCE[overload]
         share = max(least, 1.0 / (1.0 + (now - self.overloaded_since) / (patience * slo_s)))
-        meanwhile = arriving * batch_s / workers  # comes while one batch runs
-        needed = batch + int(max(0.0, batch - meanwhile + 4.0 * sqrt(meanwhile))) + 1
+        at_once = sqrt(workers)  # workers that become free at the same time, when they are neither in step nor spread
+        meanwhile = arriving * batch_s / workers * at_once  # comes while one batch of each of them runs
+        needed = int(batch * at_once + max(0.0, batch * at_once - meanwhile + 2.0 * sqrt(meanwhile))) + 1
         return max(needed, int(capacity * room_s * share))

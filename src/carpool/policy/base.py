@@ -24,6 +24,11 @@ class QueueView(Protocol):
         """The next `n` requests, in the order in which they would be taken."""
 
     @property
+    def lanes(self) -> int:
+        """How many priorities, keys and buckets wait side by side; with one, requests wait in the order of their dues,
+        and any of them may share a batch."""
+
+    @property
     def size(self) -> int:
         """Sum of the sizes of the waiting requests."""
 
@@ -76,6 +81,7 @@ class Policy(ABC):
             the last one is the stage's limit.
         overload: what to look after while more comes than can be served: "goodput" (as many in time as possible) or
             "latency" (those that are served, soon). Filled in with the service's setting.
+        slo_s: the service's SLO, if it has one and the policy was not given another.
     """
 
     def __init__(self, max_batch_size: int | None = None, max_queue_delay_s: float | None = None) -> None:
@@ -85,6 +91,7 @@ class Policy(ABC):
         self.ahead_s = 0.0
         self.allowed_batch_sizes: Sequence[int] | None = None
         self.overload = "goodput"
+        self.slo_s: float | None = None
 
     def arrived(self, now: float, request: Request) -> None:
         """A request has joined the queue."""

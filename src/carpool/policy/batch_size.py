@@ -10,7 +10,8 @@ the expected total delay of taking n is
     J(n) = x·(t(n) - n/μ) / ((1-ρ)·n) + n/(2μ),
 
 which for t = a + b·n is least at n* = sqrt(2·a·x·μ/(1-ρ)), and for stepped costs goes to the end of a tile. Candidates
-are all, n*, and the most efficient size up to each. Derivation and a check against the optimum: docs/policies.md.
+are all, n*, the most efficient size up to each, and the end of the last tile. Derivation and a check against the
+optimum: docs/policies.md.
 
 **Probes**: while more than the working size waits, now and then a neighbouring size that was hardly ever tried is run,
 so that knees and tiles are found without a profile.
@@ -28,10 +29,11 @@ _GOOD_ENOUGH, _STILL_GOOD = 0.995, 0.99  # of the best efficiency: to become the
 _NOISY_CV = 0.033  # above this the best size cannot be told from its neighbours
 _NOISE_SHARE = 0.3  # of the coefficient of variation: what a difference must exceed to count
 _WORTH = 0.99  # a candidate must beat taking all by 1 %
+_TILE = 0.97  # an item more that costs this much of the efficiency begins a tile
 _OPTIMISM = 0.85  # a size never tried is taken to cost this much of what is expected
-_PROBES = (1.6, 1.25, 0.8, 1.0, 0.65)  # times the working size; 1.0 stands for one more than it
+_PROBES = (1.6, 1.25, 0.8, 1.0, 0.93, 0.65)  # times the working size; 1.0 stands for one more than it
 _FIRST_PAUSE, _LAST_PAUSE = 8, 128  # batches between probes
-_AGEING = 2000  # probes after which old samples lose their weight
+_AGEING = 200  # sizes looked at, after which old samples lose their weight
 
 
 class BatchSize:
@@ -47,7 +49,8 @@ class BatchSize:
         self._version = -1
         self.working = self.best = cost.limit
         self.capacity = 1.0
-        self._prefix: list[int] = []  # per knot the most efficient size up to it
+        self._prefix: list[int] = []  # per knot the most efficient size up to it,
+        self._tile_end: list[int] = []  # and the last size below it after which efficiency falls
         self._next_probe = _FIRST_PAUSE
         self._pause = _FIRST_PAUSE
         self._probe = 0
@@ -67,6 +70,8 @@ class BatchSize:
         best_size = hoped_size = 1
         believe_all = cost.cv > 0.1
         prefix = self._prefix = []
+        ends = self._tile_end = []
+        end, before, last = 0, 0, 0.0
         for n, y, count in zip(knots, at, counts, strict=True):
             if n / y >= best * 0.9999:
                 best, best_size = n / y, n
@@ -77,6 +82,10 @@ class BatchSize:
             if n / hoped >= best_hoped * 0.9999:
                 best_hoped, hoped_size = n / hoped, n
             prefix.append(hoped_size)
+            if n / y < _TILE * last:
+                end = before
+            before, last = n, n / y
+            ends.append(end)
         self.best = best_size
         self.capacity = best / cost.level
         self._choose_working(best)
@@ -107,7 +116,10 @@ class BatchSize:
         closed_form = int(sqrt(2.0 * cost.setup_s * waiting * capacity / free) + 0.5)
         if 1 <= closed_form < everything:
             candidates.add(closed_form)
-        candidates |= {self._efficient_up_to(n) for n in tuple(candidates)}
+        index = cost.shape.index
+        candidates |= {self._prefix[index(n)] for n in tuple(candidates)}
+        if (end := self._tile_end[index(everything)]) > 0:
+            candidates.add(end)
         if len(candidates) == 1:
             return everything
         drain = waiting * cost.seconds(everything) / (free * everything)
@@ -118,9 +130,6 @@ class BatchSize:
             if delay < least:
                 least, best = delay, n
         return best
-
-    def _efficient_up_to(self, n: int) -> int:
-        return self._prefix[self._cost.shape.index(n)]
 
     # -- probes
 

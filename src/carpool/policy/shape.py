@@ -111,8 +111,8 @@ class Shape:
     def age(self, but: int) -> None:
         """Samples of sizes not about `but` lose weight, so that a curve that has changed is found out."""
         for i, n in enumerate(self.knots):
-            if abs(n - but) > 0.1 * but:
-                self.counts[i] = 0.4 * min(self.counts[i], 4.0)
+            if abs(n - but) > 0.03 * but:
+                self.counts[i] = min(self.counts[i], 0.2)
 
     def fit(self, cv: float) -> None:
         """Make the table of what is known now."""
