@@ -32,7 +32,7 @@ from carpool.policy.gather import Gather
 from carpool.request import Request
 
 _COLD = 6  # batches before anything is decided by what was learned
-_TIME_IS_FREE, _TIME_IS_DEAR = 0.75, 1.0  # loads at which a worker's time is worth nothing, and all it could serve
+_TIME_IS_FREE, _TIME_IS_DEAR = 0.5, 1.0  # loads at which a worker's time is worth nothing, and all it could serve
 
 
 class Adaptive(Policy):
@@ -116,8 +116,8 @@ class Adaptive(Policy):
         size.refresh()
         line = _Line(queue)
         at = now + self.hop_s + self.ahead_s  # an answer takes this much longer than its batch
-        line.drop_due_before(at + cost.seconds(1))
-        if not line.size and line.dropped:
+        self._drop_hopeless(line, at, size.most(line.size))
+        if not line.size:
             return self._hopeless(line, at - now + cost.seconds(1))
         workers = free + busy
         capacity = workers * size.capacity * cost.bias
@@ -138,6 +138,13 @@ class Adaptive(Policy):
         ):
             n = everything  # those left behind would be late
         return self._go(line, n, slack_s, "full" if n == most else "free" if n == everything else "size")
+
+    def _drop_hopeless(self, line: _Line, at: float, most: int) -> None:
+        """Refuse what could not be answered in time even by a batch of its own."""
+        cost = self.cost
+        line.drop_due_before(at + cost.seconds(1))
+        if line.weighted and line.due - at < cost.seconds(min(line.size, most)) * cost.margin:
+            line.drop([request for request in line.requests if request.due - at < cost.seconds(request.size)])
 
     def _hopeless(self, line: _Line, least_s: float) -> Decision:
         """Nobody who waits can make it. If nobody ever could, one goes: the cost may have been mislearned."""
@@ -261,6 +268,11 @@ class _Line:
         if self._requests is None:
             self._requests = self._queue.peek(len(self._queue))
         return self._requests
+
+    @property
+    def weighted(self) -> bool:
+        """Whether there are requests, and some take up more than one unit."""
+        return self._queue.size != len(self._queue) and self.size > 0
 
     @property
     def due(self) -> float:
