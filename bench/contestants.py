@@ -27,6 +27,7 @@ NAMES = (
     "litserve",
     "bentoml",
     "ray",
+    "carpool:greedy",
 )
 RAW_BODY = bytes(range(250)) * 24_000  # 6 MB
 
@@ -55,7 +56,7 @@ class Launch:
 def launch(name: str, workload: Workload) -> Launch | None:
     """The server for this workload, or None where it has none.
 
-    `mosec:5` waits for up to 5 ms for a batch, and in `mosec:5:64` only 64 requests may wait.
+    `carpool:greedy` has another policy than the default; `mosec:5` waits for up to 5 ms for a batch, and in `mosec:5:64` only 64 requests may wait.
     """
     peer, _, option = name.partition(":")
     if peer == "litserve" and workload == "raw":
@@ -99,7 +100,8 @@ def environment(peer: str, option: str) -> dict[str, str]:
     match peer:
         case "carpool":
             # The source tree beside this folder is measured, installed or not.
-            return {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+            policy = {"BENCH_POLICY": option} if option else {}
+            return {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", **policy}
         case "mosec":
             return {"MAX_WAIT_TIME_MS": option.partition(":")[0]}
         case "bentoml":

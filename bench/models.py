@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,9 @@ class Touch(carpool.Model):
         return array
 
 
-echo = carpool.Service(carpool.Stage(DoubleField, max_batch_size=64), name="echo")
+echo = carpool.Service(
+    carpool.Stage(DoubleField, max_batch_size=64, policy=os.environ.get("BENCH_POLICY")), name="echo"
+)
 raw = carpool.Service(carpool.Stage(Identity), name="raw")
 sleep = carpool.Service(carpool.Stage(DoubleSlowly, max_batch_size=64), name="sleep", slo_s=0.06)
 sleep_adaptive = carpool.Service(carpool.Stage(DoubleSlowly, max_batch_size=64), name="sleep")
