@@ -56,7 +56,7 @@ class Launch:
 def launch(name: str, workload: Workload) -> Launch | None:
     """The server for this workload, or None where it has none.
 
-    `carpool:greedy` has another policy than the default; `mosec:5` waits for up to 5 ms for a batch, and in `mosec:5:64`
+    `carpool:greedy` has another policy than the default; `mosec:5` waits for up to 5 ms, and in `mosec:5:64`
     only 64 requests may wait.
     """
     peer, _, option = name.partition(":")
