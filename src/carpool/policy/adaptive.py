@@ -32,12 +32,11 @@ from carpool.policy.gather import Gather
 from carpool.request import Request
 
 _COLD = 6  # batches before anything is decided by what was learned
-_TRIFLE_S, _ONE_IN = 200e-6, 16  # batches shorter than this are learned from more rarely, once a few are known:
-_FEW = 64  # looking at each of them would take longer than they do
+_TRIFLE_S = (
+    200e-6  # shorter batches, once a few are known, are not worth much thought: it would take longer than they do
+)
+_FEW, _ONE_IN = 64, 16  # how many must be known, and how many of the rest are learned from
 _TIME_IS_FREE, _TIME_IS_DEAR = 0.5, 1.0  # loads at which a worker's time is worth nothing, and all it could serve
-
-
-_ALONE = Decision(take=1, reason="free")
 
 
 class Adaptive(Policy):
@@ -54,7 +53,8 @@ class Adaptive(Policy):
         self._unit = 1.0  # smoothed size of a request
         self._waiting = 0  # requests left in the queue by the last decision, and what has come and gone since
         self._rule = "cold"
-        self._passed_over = 0  # short batches since the last one that was learned from
+        self._trifling = False  # the last batch was short
+        self._passed_over = 0  # such batches since the last one that was learned from
         self._learn_from_scratch()
 
     def _learn_from_scratch(self) -> None:
@@ -83,7 +83,8 @@ class Adaptive(Policy):
     def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
         if self.cost.limit != self.limit:
             self._learn_from_scratch()
-        if busy_s < _TRIFLE_S and self.cost.samples > _FEW and self._passed_over < _ONE_IN - 1:
+        self._trifling = busy_s < _TRIFLE_S and self.cost.samples > _FEW
+        if self._trifling and self._passed_over < _ONE_IN - 1:
             self._passed_over += 1
             return
         self._passed_over = 0
@@ -104,11 +105,10 @@ class Adaptive(Policy):
         self._waiting = len(queue)
         if not free or not self._waiting:
             return NOTHING
-        if self._waiting == 1 and not busy and self._goes_at_once(now, queue):
-            self._waiting = 0
-            self._rule = "free"
-            return _ALONE
-        if self.cost.samples < _COLD:
+        alone = self._waiting == 1 and not busy and not self._gather.window_s
+        if (alone or self._trifling) and self._has_time(now, queue):
+            decision = Decision(take=min(queue.size, self.limit), reason="free")
+        elif self.cost.samples < _COLD:
             decision = self._cold(now, queue)
         else:
             decision = self._warm(now, queue, free, busy)
@@ -117,13 +117,14 @@ class Adaptive(Policy):
             self._waiting -= decision.take if queue.size == len(queue) else round(decision.take / self._unit)
         return decision
 
-    def _goes_at_once(self, now: float, queue: QueueView) -> bool:
-        """A lone request on an idle server, with time enough: what the rules would say, in short."""
+    def _has_time(self, now: float, queue: QueueView) -> bool:
+        """Whether nobody is in a hurry: then a lone request on an idle server, or a trifle, goes without more ado."""
         cost = self.cost
-        if queue.size != 1 or self._gather.window_s or cost.samples < _COLD:
+        if cost.samples < _COLD:
             return False
         self._backlog.calm()
-        return queue.earliest_due - now - self.hop_s - self.ahead_s >= cost.seconds(1) * cost.margin
+        slack_s = queue.earliest_due - now - self.hop_s - self.ahead_s
+        return slack_s >= cost.seconds(min(queue.size, self.limit)) * cost.margin
 
     def _cold(self, now: float, queue: QueueView) -> Decision:
         """Too early to judge: serve whatever is there and give up only what is late already."""
