@@ -148,10 +148,20 @@ def test_the_hopeless_are_refused() -> None:
     assert decide(taught(), queued(hopeless, tight)) == Decision([hopeless], 1, "free")
 
 
-def test_the_way_and_the_stages_behind_count() -> None:
+def test_the_way_to_the_worker_is_part_of_the_cost() -> None:
+    """What one more batch costs is what passes until the next one can go."""
+    policy = Adaptive(64)
+    policy.hop_s = 0.002
+    for n in (1, 8, 64) * 20:
+        policy.completed(NOW, n, n, 0.01, True)
+
+    assert policy.cost.seconds(8) == pytest.approx(0.012, rel=0.02)
+
+
+def test_the_stages_behind_count() -> None:
     """An answer takes so much longer than its batch."""
     policy = taught()
-    policy.hop_s, policy.ahead_s = 0.002, 0.003
+    policy.ahead_s = 0.005
     hopeless, tight = request(NOW - 0.05, NOW + 0.0132), request(NOW - 0.05, NOW + 0.0133)
 
     assert decide(policy, queued(hopeless, tight)) == Decision([hopeless], 1, "free")

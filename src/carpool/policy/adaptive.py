@@ -89,7 +89,9 @@ class Adaptive(Policy):
             return
         self._passed_over = 0
         if ok:
-            self.cost.add(size, busy_s)
+            self.cost.add(
+                size, busy_s + self.hop_s
+            )  # what one more batch costs, the way to the worker and back included
             self._size.completed()
         self._gather.completed(now, n, self._waiting, self._arrivals.long_rate(now), size / n, self.cost)
 
@@ -123,7 +125,7 @@ class Adaptive(Policy):
         if cost.samples < _COLD:
             return False
         self._backlog.calm()
-        slack_s = queue.earliest_due - now - self.hop_s - self.ahead_s
+        slack_s = queue.earliest_due - now - self.ahead_s
         return slack_s >= cost.seconds(min(queue.size, self.limit)) * cost.margin
 
     def _cold(self, now: float, queue: QueueView) -> Decision:
@@ -138,7 +140,7 @@ class Adaptive(Policy):
         cost, size = self.cost, self._size
         size.refresh()
         line = _Line(queue)
-        at = now + self.hop_s + self.ahead_s  # an answer takes this much longer than its batch
+        at = now + self.ahead_s  # an answer takes this much longer than its batch
         self._drop_hopeless(line, at, size.most(line.size))
         if not line.size:
             return self._hopeless(line, at - now + cost.seconds(1))
@@ -199,7 +201,7 @@ class Adaptive(Policy):
             return
         urgent = line.due_by(now + 1.001 * slo_s)  # what is due later does not keep these waiting
         batch_s = self.cost.seconds(most)
-        room_s = slo_s - batch_s - self.hop_s - self.ahead_s
+        room_s = slo_s - batch_s - self.ahead_s
         line.drop_first(
             urgent
             - backlog.keep(
