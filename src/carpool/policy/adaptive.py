@@ -52,6 +52,7 @@ class Adaptive(Policy):
         self._backlog = Backlog()
         self._unit = 1.0  # smoothed size of a request
         self._waiting = 0  # requests left in the queue by the last decision, and what has come and gone since
+        self._busy = 0  # workers, after the last decision
         self._rule = "cold"
         self._trifling = False  # the last batch was short
         self._passed_over = 0  # such batches since the last one that was learned from
@@ -93,7 +94,9 @@ class Adaptive(Policy):
                 size, busy_s + self.hop_s
             )  # what one more batch costs, the way to the worker and back included
             self._size.completed()
-        self._gather.completed(now, n, self._waiting, self._arrivals.long_rate(now), size / n, self.cost)
+        self._gather.completed(
+            now, n, self._waiting, self._arrivals.long_rate(now), size / n, self.cost, max(0, self._busy - 1)
+        )
 
     def trained(self, n: int, size: int, busy_s: float) -> None:
         """A batch of the warm-up took so long."""
@@ -114,7 +117,9 @@ class Adaptive(Policy):
             decision = self._cold(now, queue)
         else:
             decision = self._warm(now, queue, free, busy)
+        self._busy = busy
         if decision.take:
+            self._busy += 1
             self._rule = decision.reason
             self._waiting -= decision.take if queue.size == len(queue) else round(decision.take / self._unit)
         return decision
@@ -154,7 +159,8 @@ class Adaptive(Policy):
         slack_s = line.due - at
         if slack_s < cost.seconds(everything) * cost.margin:
             return self._tight(at, line, most, load, capacity, workers)
-        until = self._worth_waiting_until(now, queue, line, most, slack_s)
+        # with two workers idle, those who come back find one, so nobody waits for them
+        until = None if free > 1 else self._worth_waiting_until(now, queue, line, most, slack_s)
         if until is not None:
             return Decision(drop=line.dropped, wake_at=until)
         n = size.choose(line.size, most, load, capacity / workers)

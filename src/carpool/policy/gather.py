@@ -46,6 +46,8 @@ class Gather:
         self._returned = [0.0] * len(_GRID)  # per window, over the batches so far
         self._answered = self._batches = 0.0  # requests and batches that could return, likewise
         self._stray = self._stray_s = 0.0  # arrivals outside of the windows, and the time outside of them
+        self._batch = 1.0  # smoothed
+        self._groups = 2  # that clients split into if nobody waits: one more than there are workers
         self._clients = 1.0  # smoothed: those just served and those waiting are the clients in the loop, if it is one
 
     @property
@@ -58,9 +60,13 @@ class Gather:
         """How many of those last served are not back yet."""
         return max(0, self.served - (self._arrivals.total - self._arrived))
 
-    def completed(self, now: float, n: int, waiting: int, rate: float, unit: float, cost: CostModel) -> None:
+    def completed(
+        self, now: float, n: int, waiting: int, rate: float, unit: float, cost: CostModel, others: int = 0
+    ) -> None:
         """A batch of `n` requests of mean size `unit` is done; `waiting` others are queued; `rate` a second arrive."""
-        self._clients += 0.1 * (n + waiting - self._clients)
+        self._batch += 0.1 * (n - self._batch)
+        self._clients += 0.1 * (n + waiting + others * self._batch - self._clients)
+        self._groups = 2 + others
         if self.served:
             self._learn(now, rate, unit, cost)
         self._at = now
@@ -84,14 +90,14 @@ class Gather:
 
     def _best_window(self, rate: float, unit: float, cost: CostModel) -> float:
         limit = cost.limit / unit
-        half = min(limit, max(1.0, 0.5 * self._clients))
+        half = min(limit, max(1.0, self._clients / self._groups))
         half_s = cost.seconds(half * unit)
         background = _CLUSTER * rate * self._scale_s * self._batches
         best, window_s = _GAIN * half / half_s, 0.0
         for returned, share in zip(self._returned, _GRID, strict=True):
             if returned <= background * share:
                 continue
-            batch = min(limit, max(1.0, self._clients / (2.0 - min(1.0, returned / self._answered))))
+            batch = min(limit, max(1.0, self._clients / (self._groups - min(1.0, returned / self._answered))))
             optimism = _OPTIMISM if batch * unit > cost.shape.largest else 1.0
             throughput = batch / (share * self._scale_s + cost.seconds(batch * unit) * optimism)
             if throughput > best:
