@@ -201,7 +201,7 @@ def test_each_loop_has_a_line_of_its_own() -> None:
 
     assert answers == [[2 * x for x in range(50)]] * 5
     assert sizes == [50] * 5
-    assert len(double._drivers) <= 4  # the last call has let go of the loops that are gone
+    assert len(double._drivers.by_loop) <= 4  # the last call has let go of the loops that are gone
 
 
 def test_callers_whose_loop_is_gone_are_told_of(caplog: pytest.LogCaptureFixture) -> None:

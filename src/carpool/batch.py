@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
+from threading import get_ident
 from typing import Any, Generic, Literal, Protocol, TypeVar, cast, overload
 
 from carpool import merge as merging
@@ -265,6 +266,25 @@ class ThreadBatch(_Bindable, Generic[A, B]):
         return results, errors, time.monotonic() - started
 
 
+class _Drivers:
+    """The lines of one async function, one for each event loop that has called it.
+
+    Attributes:
+        latest: the one that was asked for last.
+    """
+
+    __slots__ = ("by_loop", "latest")
+
+    def __init__(self) -> None:
+        self.by_loop: dict[asyncio.AbstractEventLoop, Driver] = {}
+        self.latest: Driver | None = None
+
+    def clear(self) -> None:
+        """Forget them all."""
+        self.by_loop.clear()
+        self.latest = None
+
+
 class AsyncBatch(_Bindable, Generic[A, B]):
     """An async function whose callers, tasks, share its calls. Made by `batch`."""
 
@@ -273,13 +293,13 @@ class AsyncBatch(_Bindable, Generic[A, B]):
         function: Any,
         settings: Settings,
         invoker: Invoker,
-        drivers: dict[Any, Driver] | None = None,
+        drivers: _Drivers | None = None,
         *,
         unset: bool = False,
     ) -> None:
         super().__init__(function, settings)
         self._invoker = invoker
-        self._drivers: dict[asyncio.AbstractEventLoop, Driver] = {} if drivers is None else drivers
+        self._drivers = drivers or _Drivers()
         self._unset = unset  # the model's `setup` is still to be awaited, which takes a loop
         self._setting_up: asyncio.Future[None] | None = None
         self._run_batch: Callable[..., Any] = self._run
@@ -293,13 +313,15 @@ class AsyncBatch(_Bindable, Generic[A, B]):
         """The function's result for one item. Raises what `ThreadBatch` raises."""
         if self._merging:
             return cast(B, await self._merged(x))
-        loop = asyncio.get_running_loop()
-        driver = self._drivers.get(loop) or self._open(loop)
+        driver = self._drivers.latest
+        # the loop's own record of its thread, where it keeps one: to ask asyncio costs Python 3.11 a system call
+        if driver is None or getattr(driver.loop, "_thread_id", None) != get_ident():
+            driver = self._driver()
         if _inside.get() is driver:
             raise self._reentry()
         request = AwaitedRequest(x, INFINITY if self._timeout_s is None else driver.clock() + self._timeout_s)
         request.patient = True
-        request.future = asyncio.Future(loop=loop)
+        request.future = asyncio.Future(loop=driver.loop)
         if self._weigh is not None:
             request.size = self._weigh(x)
         driver.submit(request)
@@ -311,8 +333,7 @@ class AsyncBatch(_Bindable, Generic[A, B]):
 
     async def many(self, xs: Iterable[A]) -> list[B]:
         """The results for several items of one caller, in their order. If one failed, its error is raised."""
-        loop = asyncio.get_running_loop()
-        driver = self._drivers.get(loop) or self._open(loop)
+        driver = self._driver()
         if _inside.get() is driver:
             raise self._reentry()
         items = list(xs)
@@ -321,7 +342,7 @@ class AsyncBatch(_Bindable, Generic[A, B]):
         for request, size in zip(requests, self._settings.sizes(items) or [1] * len(items), strict=True):
             request.patient = True
             request.size = size
-            request.future = loop.create_future()
+            request.future = driver.loop.create_future()
         driver.submit_all(requests)
         try:
             done = await asyncio.gather(*[request.future for request in requests], return_exceptions=True)
@@ -342,7 +363,7 @@ class AsyncBatch(_Bindable, Generic[A, B]):
         if instance is None:
             return self
         bound = functools.partial(self._function, instance)
-        drivers = self._line_of(instance, dict)
+        drivers = self._line_of(instance, _Drivers)
         invoker = _invoker(bound, self._settings, is_async=True, traits=self._invoker.traits)
         one: AsyncBatch[A, B] = AsyncBatch(self._function, self._settings, invoker, drivers)
         one._run_batch = functools.partial(self._run_for, weakref.ref(instance))
@@ -361,10 +382,17 @@ class AsyncBatch(_Bindable, Generic[A, B]):
         results = await self.many(pieces)
         return results[0] if len(results) == 1 else merging.merge(results)
 
+    def _driver(self) -> Driver:
+        """The running loop's line."""
+        loop = asyncio.get_running_loop()
+        driver = self._drivers.latest = self._drivers.by_loop.get(loop) or self._open(loop)
+        return driver
+
     def _open(self, loop: asyncio.AbstractEventLoop) -> Driver:
         """A line for a loop that has none. Lines of loops that are gone end here."""
-        for other in [other for other in self._drivers if other.is_closed()]:
-            lost = self._drivers.pop(other).pipeline.unanswered
+        drivers = self._drivers.by_loop
+        for other in [other for other in drivers if other.is_closed()]:
+            lost = drivers.pop(other).pipeline.unanswered
             if lost:
                 logger.warning("%d calls of %s were never answered: their event loop is closed", lost, self.__name__)
         pipeline = Pipeline([self._settings.batcher(self.__name__)], slo_s=self._settings.slo_s)
@@ -372,11 +400,13 @@ class AsyncBatch(_Bindable, Generic[A, B]):
         stage = TaskStage(driver, functools.partial(self._run_batch, driver), self._settings.max_in_flight_batches)
         driver.executors = [stage]
         stage.start()
-        self._drivers[loop] = driver
+        drivers[loop] = driver
         return driver
 
     def _start_anew(self) -> None:
         self._drivers.clear()
+        for _, drivers in self._bound.values():
+            drivers.clear()
         self._bound.clear()
 
     async def _run(self, driver: Driver, items: list[Any]) -> tuple[list[Any], dict[int, Exception] | None]:

@@ -43,7 +43,7 @@ class Request:
         patient: whether it waits while the queue is full, instead of being refused.
         format: how `item` is to be decoded; accept: how the last stage is to encode the result.
         admitted: when it entered the service; arrived: when it entered its present stage.
-        attempts: how many workers have been given it in its present stage.
+        losses: how many workers of its present stage were lost while they had it.
         result, error: the answer, once the state is DONE.
     """
 
@@ -51,7 +51,6 @@ class Request:
         "accept",
         "admitted",
         "arrived",
-        "attempts",
         "bulk",
         "caller",
         "deadline",
@@ -61,6 +60,7 @@ class Request:
         "id",
         "item",
         "lane",
+        "losses",
         "nbytes",
         "patient",
         "result",
@@ -82,7 +82,7 @@ class Request:
         self.id = 0
         self.admitted = 0.0
         self.arrived = 0.0
-        self.attempts = 0
+        self.losses = 0
         self.stage = 0
         self.state = NEW
         self.result: object = None

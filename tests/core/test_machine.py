@@ -406,7 +406,7 @@ class Core(RuleBasedStateMachine):
             assert stage.running == len(owed)
             assert {r.id for r in running if r.stage == index} <= set(owed)
             assert stage.idle == sum(1 for at, _ in self.ready if at == index) - len(here)
-            first_time = [r for r in stage.queue if not r.attempts]  # the others came back from lost workers
+            first_time = [r for r in stage.queue if not r.losses]  # the others came back from lost workers
             assert len(first_time) <= stage.queue.max_size
             if index == 0:
                 assert sum(r.nbytes for r in first_time) <= stage.queue.max_bytes

@@ -308,7 +308,7 @@ def test_what_must_not_run_twice_fails_at_once() -> None:
     assert request.error.code == "worker_lost"
 
 
-def test_attempts_are_counted_per_stage() -> None:
+def test_losses_are_counted_per_stage() -> None:
     """A request that was run again in one stage may be run again in the next."""
     line = pipeline(stage(), stage(), workers=3)
     (request,) = asks("a")

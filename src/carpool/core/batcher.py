@@ -297,8 +297,6 @@ class Batcher:
     def _start(self, now: float, n: int, reason: str) -> Batch:
         size = self.queue.size
         requests = self.queue.take(n, now)
-        for request in requests:
-            request.attempts += 1
         self._batch_ids += 1
         worker = self._idle.pop()
         if now + self.max_batch_time_s < self.attention_at:

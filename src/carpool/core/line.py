@@ -113,7 +113,7 @@ class Line:
         for slot in [slot for slot, (_, leader) in self._leaders.items() if leader == thread]:
             batch = self._batcher.in_flight.get(slot)
             for request in batch.requests if batch is not None else ():
-                request.attempts = 0  # it is no fault of theirs, however often it happens
+                request.losses = 0  # it is no fault of theirs, however often it happens
             self._release(now, slot)
         waiter.asleep = False
         if self._elect is waiter:

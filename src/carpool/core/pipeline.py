@@ -86,7 +86,10 @@ class Pipeline:
     @property
     def waiting(self) -> int:
         """Requests in queues, the door's included."""
-        return len(self.door) + sum(len(stage.queue) for stage in self.stages)
+        waiting = self.door.count
+        for stage in self.stages:
+            waiting += stage.queue.count
+        return waiting
 
     @property
     def unanswered(self) -> int:
@@ -206,7 +209,8 @@ class Pipeline:
         batcher = self.stages[stage]
         again: list[Request] = []
         for request in batcher.worker_lost(worker):
-            if batcher.idempotent and request.attempts < 2:
+            request.losses += 1
+            if batcher.idempotent and request.losses < 2:
                 again.append(request)
                 if self.journal is not None:
                     self.journal.record(now, "worker lost, queued again", request.id, batcher.name)
@@ -382,7 +386,7 @@ class Pipeline:
             request.stage = stage + 1
             request.arrived = now
             request.format = 0
-            request.attempts = 0
+            request.losses = 0
             if self.journal is not None:
                 self.journal.record(now, "passed", request.id, self.stages[stage].name)
         self.stages[stage + 1].enter(now, requests)

@@ -198,29 +198,33 @@ class Queue:
     def push(self, requests: Sequence[Request]) -> None:
         """Put requests in their places. Whoever calls has asked `has_room`, or must not lose them."""
         key: Lane | None = None
+        nbytes = size = 0
         for request in requests:
             if request.lane is not key:
                 key = request.lane
                 lane = self._lanes.get(key) or self._open(key, request.arrived)
-                items = lane.items
-                if items:
-                    latest = items[-1].due
+                append = lane.items.append
+                if lane.items:
+                    latest = lane.items[-1].due
                 else:
                     latest = -_NEVER
                     lane.since = request.arrived
             due = request.due
+            deadline = request.deadline
             if due >= latest:
-                items.append(request)
+                append(request)
                 latest = due
             else:
                 lane.insert(request)
-            if due != request.deadline or request.deadline < lane.last_deadline:
-                lane.watch_deadline(request.deadline)
+            if due != deadline or deadline < lane.last_deadline:
+                lane.watch_deadline(deadline)
             lane.live += 1
             request.state = QUEUED
+            nbytes += request.nbytes
+            size += request.size
         self.count += len(requests)
-        self.nbytes += sum([request.nbytes for request in requests])
-        self._size += sum([request.size for request in requests])
+        self.nbytes += nbytes
+        self._size += size
 
     def put_back(self, requests: Sequence[Request]) -> None:
         """Requests that were taken together wait again, in the places that their dues and arrivals give them."""
@@ -269,11 +273,14 @@ class Queue:
                 break
         if len(self._order) > 1:
             self._order.sort(key=self._rank)
+        nbytes = size = 0
         for request in taken:
             request.state = RUNNING
+            nbytes += request.nbytes
+            size += request.size
         self.count -= len(taken)
-        self.nbytes -= sum([request.nbytes for request in taken])
-        self._size -= sum([request.size for request in taken])
+        self.nbytes -= nbytes
+        self._size -= size
         return taken
 
     def remove(self, request: Request) -> None:

@@ -52,13 +52,13 @@ class Driver:
         self.stats = stats
         self.clock = clock
         self.executors: Sequence[Executor] = ()
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._dirty = False
         self._arrivals: list[Request] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = INFINITY
         self._drained: asyncio.Future[None] | None = None
-        self._started: asyncio.Future[None] = self._loop.create_future()
+        self._started: asyncio.Future[None] = self.loop.create_future()
         self._missing: set[tuple[int, int]] = set()  # workers that have not been ready yet
 
     # -- life
@@ -83,8 +83,8 @@ class Driver:
         """Stop taking requests, finish those inside (or fail them at once), end the workers."""
         if self.pipeline.closed is None:
             self.pipeline.close(Unavailable("the service is stopping", code="draining"))
-        if drain and self.pipeline.unanswered and not self._loop.is_closed():
-            self._drained = self._loop.create_future()
+        if drain and self.pipeline.unanswered and not self.loop.is_closed():
+            self._drained = self.loop.create_future()
             await asyncio.wait([self._drained], timeout=timeout_s)
         self.pipeline.abort(self.clock(), Unavailable("the service has stopped", code="stopped"))
         self.poll()
@@ -152,7 +152,8 @@ class Driver:
     ) -> None:
         """A worker's reply. The next batch goes out before this one's answers are delivered.
 
-        It goes at once if it is full; else at the end of this turn, so that what arrives in the turn shares it.
+        It goes at once if it is full; else at the end of this turn, so that what arrives in the turn shares it. If
+        nobody waits, there is nothing to share, and the answers go at once.
         """
         self.pipeline.completed(self.clock(), stage, worker, batch_id, ids, results, errors, busy_s)
         self.stats.stages[stage].completed(worker, busy_s, waited_s)
@@ -160,7 +161,10 @@ class Driver:
         if batcher.queue.size >= batcher.policy.limit:
             self.poll()
         elif not self._dirty:
-            self._poll_soon()
+            if self.pipeline.waiting:
+                self._poll_soon()
+            else:
+                self.poll()
 
     def call_started(self, stage: int, worker: int, batch_id: int) -> None:
         """A worker has begun another call for the same batch."""
@@ -194,7 +198,7 @@ class Driver:
 
     def _poll_soon(self) -> None:
         self._dirty = True
-        self._loop.call_soon(self.poll)
+        self.loop.call_soon(self.poll)
 
     def _set_timer(self, when: float) -> None:
         """Have `poll` called at `when`. A timer that is early does no harm; it is left alone."""
@@ -206,7 +210,7 @@ class Driver:
             self._timer = None
             return
         self._timer_at = when
-        self._timer = self._loop.call_later(max(0.0, when - self.clock()), self._wake)
+        self._timer = self.loop.call_later(max(0.0, when - self.clock()), self._wake)
 
     def _wake(self) -> None:
         self._timer = None

@@ -62,8 +62,6 @@ class TaskStage:
             results, errors = [None] * len(batch), dict.fromkeys(range(len(batch)), error)
         busy_s = monotonic() - started
         self._driver.completed(0, batch.worker, batch.id, batch.ids, results, errors, busy_s, 0.0)
-        if not self._driver.pipeline.waiting:
-            self._driver.poll()  # there is no next batch that others could still join: answer in this turn
 
 
 class AwaitedRequest(Request):
@@ -78,10 +76,10 @@ class AwaitedRequest(Request):
     future: asyncio.Future[Any]
 
     def tell(self) -> None:
-        future = self.future
-        if future.done():
-            return  # its task has been cancelled
-        if self.error is None:
-            future.set_result(self.result)
-        else:
-            future.set_exception(self.error)
+        try:
+            if self.error is None:
+                self.future.set_result(self.result)
+            else:
+                self.future.set_exception(self.error)
+        except asyncio.InvalidStateError:
+            pass  # its task has been cancelled

@@ -69,9 +69,13 @@ class Durations:
     def add_since(self, now: float, starts: Sequence[float]) -> None:
         """Count the durations from each of `starts` to `now`."""
         before = starts[0]
+        times = starts.count(before)
+        if times == len(starts):  # as what comes from one turn of the loop
+            self.add(now - before, times)
+            return
         times = 0
         for start in starts:
-            if start != before:  # mostly they are equal, and come from one turn of the loop
+            if start != before:  # mostly there are a few values
                 self.add(now - before, times)
                 before = start
                 times = 0
