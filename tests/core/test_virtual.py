@@ -294,7 +294,7 @@ def test_a_feed_is_drawn_in_step_with_time() -> None:
 
 
 def test_a_turn_delays_decisions_and_answers() -> None:
-    """What happens in the turn of a first event shares its decision; nothing is decided between."""
+    """What happens in the turn of a first event shares its decision; only a reply with nobody waiting cuts it short."""
     run = driver(lambda n: 4.0, turn_s=0.5)
     times = Times(run)
     for when in (1, 1.5, 1.75):
@@ -303,7 +303,7 @@ def test_a_turn_delays_decisions_and_answers() -> None:
     run.run()
 
     assert schedule(run) == [(1.5, 0, [1, 1.5], "free"), (6, 0, [1.75], "free")]
-    assert times.at == {1: 6, 1.5: 6, 1.75: 10.5}
+    assert times.at == {1: 6, 1.5: 6, 1.75: 10}
 
 
 def test_the_hop_is_no_part_of_the_busy_time() -> None:

@@ -306,7 +306,7 @@ def test_both_drivers_decide_the_same_for_clients_that_return(policy: str) -> No
 
 @pytest.mark.parametrize("policy", ["greedy", "aimd", "deadline", "adaptive"])
 def test_a_turn_that_takes_time_is_the_same_in_both_drivers(policy: str) -> None:
-    """Neither a full batch nor a timer cuts it short here; what comes meanwhile shares the decision."""
+    """What comes meanwhile shares the decision; a reply that finds nobody waiting cuts it short."""
     recording = recorded(Poisson(rho=0.6), 2.0)
     setting = Setting(policy, max_batch_size=512, hop_s=0.0003, turn_s=0.0005)
     simulated, real = in_virtual_time(setting, recording), on_a_loop(setting, recording)

@@ -176,11 +176,14 @@ def test_the_hop_delays_answers_but_keeps_nobody_busy() -> None:
 
 
 def test_a_turn_gathers_what_comes_in_it() -> None:
-    """The second shares the first one's batch, from 1.5 to 5.5; answers, and the third one's batch, go out at 6."""
+    """The second shares the first one's batch, from 1.5 to 5.5; answers, and the third one's batch, go out at 6.
+
+    When that is answered nobody waits, so the turn is cut short.
+    """
     report = lone(arrivals=[1.0, 1.25, 1.75], turn_s=0.5, duration_s=16)
 
     assert report.batch_sizes == {1: 1, 2: 1}
-    assert report.mean_s == (5.0 + 4.75 + 8.75) / 3
+    assert report.mean_s == (5.0 + 4.75 + 8.25) / 3
 
 
 def test_stages_follow_each_other() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from carpool.clock import VirtualClock
-from carpool.core.batcher import INFINITY, Batch
+from carpool.core.batcher import INFINITY, Batch, Batcher
 from carpool.core.pipeline import Pipeline
 from carpool.request import Request
 
@@ -49,7 +49,8 @@ class VirtualDriver:
         workers: per stage how many there are; all are ready at once. One each if not given.
         computes: per stage what they answer; the items themselves if not given.
         hop_s: seconds that a batch spends on its way to the worker and back, on top of its cost.
-        turn_s: seconds from something happening to what is done about it, which what happens meanwhile shares.
+        turn_s: seconds from something happening to what is done about it, which what happens meanwhile shares; a reply
+            that finds a full batch waiting, or nobody, cuts it short.
         watcher: told of batches and answers; without one they are kept in `batches` and `answers`.
 
     Attributes:
@@ -96,7 +97,12 @@ class VirtualDriver:
 
     def at(self, when: float, event: Callable[[], None]) -> None:
         """Have something happen at `when`; what happens at one moment happens in the order of the calls."""
-        heapq.heappush(self._events, (when, next(self._order), event))
+
+        def happen() -> None:
+            event()
+            self._notice()
+
+        self._at(when, happen)
 
     def submit(self, item: Any, timeout_s: float = INFINITY, **attributes: Any) -> Request:
         """A request that arrives now; `attributes` are set on it (`lane`, `patient`, `nbytes`, `caller`)."""
@@ -146,11 +152,13 @@ class VirtualDriver:
                 self._draw(when)
             while events and events[0][0] <= when:
                 heapq.heappop(events)[2]()
-                self._notice()
             if self._wake_at <= when:
                 self._poll(clock.now)
         if until != INFINITY:
             clock.advance_to(until)
+
+    def _at(self, when: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._order), event))
 
     def _notice(self) -> None:
         """Something has happened: the pipeline is asked when this turn ends."""
@@ -192,7 +200,7 @@ class VirtualDriver:
         busy_s = self._cost(batch, now)
         self._busy[batch.stage, batch.worker] = batch
         self._watcher.started(now, batch, busy_s)
-        self.at(now + self._hop_s + busy_s, lambda: self._complete(batch, busy_s))
+        self._at(now + self._hop_s + busy_s, lambda: self._complete(batch, busy_s))
 
     def _complete(self, batch: Batch, busy_s: float) -> None:
         if self._busy.get((batch.stage, batch.worker)) is not batch:
@@ -204,6 +212,14 @@ class VirtualDriver:
             results = self._computes[batch.stage](list(results))
             errors = {i: y for i, y in enumerate(results) if isinstance(y, Exception)} or None
         self.pipeline.completed(self.clock.now, batch.stage, batch.worker, batch.id, batch.ids, results, errors, busy_s)
+        self._replied(self.pipeline.stages[batch.stage])
+
+    def _replied(self, stage: Batcher) -> None:
+        """What a driver that serves does about a reply: a turn is cut short by a full batch, or if nobody waits."""
+        idle = not self._happened and not self.pipeline.waiting
+        self._notice()
+        if self._turn_s and (idle or stage.queue.size >= stage.policy.limit):
+            self._poll(self.clock.now)
 
 
 class _Keeper:
