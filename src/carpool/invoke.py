@@ -17,6 +17,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
+from carpool import faults
 from carpool.errors import ModelError
 from carpool.model import AnyModel, Model, Traits
 
@@ -51,6 +52,7 @@ class Invoker:
         calling: told before each call of `predict`, but for the first of a batch.
         allowed_batch_sizes: numbers of items that `predict` is called with, rising; smaller batches are padded. None
             for any number.
+        in_predict: called as each call of `predict` begins, as part of it.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Invoker:
         through: tuple[type[BaseException], ...] = (GeneratorExit,),
         calling: Callable[[], None] = lambda: None,
         allowed_batch_sizes: Sequence[int] | None = None,
+        in_predict: Callable[[], None] | None = None,
     ) -> None:
         self.traits = traits
         self._batched = batched
@@ -78,6 +81,7 @@ class Invoker:
         else:
             self.instance = model(**kwargs) if isinstance(model, type) else model
             self._predict = self.instance.predict
+        self._predict = faults.before(in_predict, self._predict)
         self._preprocess = getattr(self.instance, "preprocess", None)
         self._postprocess = getattr(self.instance, "postprocess", None)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from carpool import faults
 from carpool.core.batcher import Batch
 from carpool.core.roster import Roster, State
 from carpool.drive.inside import LoopWorker, ThreadWorker
@@ -84,6 +85,8 @@ class WorkerStage:
         self._timer: asyncio.TimerHandle | None = None
         self._started_once: set[int] = set()
         self._failure: dict[int, outcome.Report] = {}
+        self._after_dispatch = faults.at("parent.after_dispatch")
+        self._before_reply = faults.at("parent.before_reply")
 
     @property
     def pids(self) -> list[int]:
@@ -121,6 +124,8 @@ class WorkerStage:
             text = f"the batch cannot be sent to stage {self.name}: {error}"
             errors: dict[int, Exception] = {i: ModelError(text, code="too_large") for i in range(n)}
             self._driver.completed(self.index, batch.worker, batch.id, batch.ids, [None] * n, errors, 0.0, 0.0)
+        if self._after_dispatch is not None:
+            self._after_dispatch()
 
     def kill(self, worker: int) -> None:
         """End a worker that hangs."""
@@ -189,6 +194,8 @@ class WorkerStage:
                 for i in range(len(frame.ids))
                 if frame.formats[i] != Outcome.OK
             }
+        if self._before_reply is not None:
+            self._before_reply()
         self.roster.finished_batch()
         self._driver.completed(
             self.index, worker, frame.batch, frame.ids, frame.payloads, errors, frame.busy_s, frame.waited_s

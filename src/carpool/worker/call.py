@@ -47,12 +47,23 @@ class Call:
     Args:
         invoker: calls the model.
         first, last: whether the stage decodes requests, and whether it encodes responses.
+        before_predict, after_predict: called around the model's part of each batch.
     """
 
-    def __init__(self, invoker: Invoker, *, first: bool, last: bool) -> None:
+    def __init__(
+        self,
+        invoker: Invoker,
+        *,
+        first: bool,
+        last: bool,
+        before_predict: Callable[[], None] | None = None,
+        after_predict: Callable[[], None] | None = None,
+    ) -> None:
         self.traits = traits = invoker.traits
         self._invoker = invoker
         self._last = last
+        self._before_predict = before_predict
+        self._after_predict = after_predict
         self._decoders: dict[int, Callable[[Any], Any]] = {OBJECT: payload.load, RAW: bytes, CUSTOM: bytes}
         if first:
             self._decoders[JSON] = schema.json_reader(traits.input_type)
@@ -111,7 +122,11 @@ class Call:
         """Answer a batch; the reply has the items in the order of the batch."""
         started = time.monotonic()
         values = await self._decode(frame, started)
+        if self._before_predict is not None:
+            self._before_predict()
         results = await self._invoker.run(values)
+        if self._after_predict is not None:
+            self._after_predict()
         outcomes, payloads = await self._encode(results, frame.accepts)
         busy_s = time.monotonic() - started
         return Frame(Kind.REPLY, frame.batch, frame.ids, outcomes, payloads=payloads, busy_s=busy_s)

@@ -20,8 +20,9 @@ import sys
 import threading
 import time
 
+from carpool import faults
 from carpool.invoke import run_now
-from carpool.wire.frame import Frame, FrameReader, encode
+from carpool.wire.frame import Frame, FrameReader, Kind, encode
 from carpool.worker import affinity, program
 from carpool.worker.serve import serve
 from carpool.worker.setup import Setup
@@ -35,6 +36,7 @@ class Connection:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
+        self.faulty: faults.Send | None = None
         self._reader = FrameReader()
         self._pid = os.getpid()
 
@@ -53,6 +55,8 @@ class Connection:
         if os.getpid() != self._pid:
             return  # a child that user code has forked must never answer in our name
         buffers = [memoryview(part).cast("B") for part in encode(frame) if len(part)]
+        if self.faulty is not None and frame.kind == Kind.REPLY:
+            buffers = self.faulty(self.sock, buffers)
         while buffers:
             sent = self.sock.sendmsg(buffers[:_IOV_MAX])
             while sent:
@@ -113,6 +117,7 @@ async def _live(connection: Connection) -> None:
     if frame is None:
         return
     setup: Setup = pickle.loads(frame.payloads[0])  # type: ignore[arg-type]
+    faults.connection, connection.faulty = connection.sock, faults.sending(setup.worker)
     affinity.pin(setup.cores)
     program.restore(setup.program)
     if setup.log_level is not None:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from carpool.faults import WorkerPoints
 from carpool.invoke import Invoker
 from carpool.model import AnyModel, traits_of
 from carpool.wire.frame import Frame, FrameError, Kind
@@ -63,12 +64,15 @@ async def serve(
         through: exceptions that end the worker instead of failing an item.
     """
     reports = _CallReports(link)
-    call = await _load(link, setup, find_model, through, reports)
+    points = WorkerPoints(setup.worker)
+    call = await _load(link, setup, find_model, through, reports, points)
     if call is None:
         return
     idle_since = time.monotonic()
     while (frame := await link.receive()) is not None:
         waited_s = time.monotonic() - idle_since
+        if points.after_recv is not None:
+            points.after_recv()
         reports.batch = frame.batch
         reply = await call.run(frame)
         reply.waited_s = waited_s
@@ -76,6 +80,8 @@ async def serve(
             link.send(reply)
         except FrameError as error:  # the results are too large for one message; nothing has been sent
             link.send(_refusal(reply, f"the results cannot be sent: {error}"))
+        if points.after_send is not None:
+            points.after_send()
         idle_since = time.monotonic()
     await call.tear_down()
 
@@ -86,6 +92,7 @@ async def _load(
     find_model: Callable[[], tuple[AnyModel, Mapping[str, Any]]],
     through: tuple[type[BaseException], ...],
     reports: _CallReports,
+    points: WorkerPoints,
 ) -> Call | None:
     _say(link, "loading")
     step = "its model could not be imported"
@@ -100,10 +107,19 @@ async def _load(
             isolate_errors=setup.isolate_errors,
             through=through,
             calling=reports,
+            in_predict=points.in_predict,
             allowed_batch_sizes=setup.allowed_batch_sizes,
         )
+        if points.setup is not None:
+            points.setup()
         await invoker.set_up()
-        call = Call(invoker, first=setup.first, last=setup.last)
+        call = Call(
+            invoker,
+            first=setup.first,
+            last=setup.last,
+            before_predict=points.before_predict,
+            after_predict=points.after_predict,
+        )
         timings: list[tuple[int, float]] = []
         if call.traits.examples:
             _say(link, "warming")
