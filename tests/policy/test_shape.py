@@ -116,12 +116,17 @@ def test_one_size_alone_does_not_destroy_the_line() -> None:
 def test_between_sizes_that_were_seen_the_table_is_straight() -> None:
     """What sticks out of the line at the ends of a gap is shared by what lies within."""
     shape = shaped(9, [(1, 1.0), (5, 5.0), (9, 29.0)] * 30)
-    line = [shape.setup + shape.slope * n for n in shape.knots]
-    ratios = [y / fit for y, fit in zip(shape.at, line, strict=True)]
 
-    assert [shape.at[i] for i in (0, 4, 8)] == pytest.approx([1, 5, 29])
-    assert ratios[2] == pytest.approx((ratios[0] + ratios[4]) / 2)
-    assert ratios[6] == pytest.approx((ratios[4] + ratios[8]) / 2)
+    assert shape.at == pytest.approx([1, 2, 3, 4, 5, 11, 17, 23, 29])
+
+
+def test_a_line_without_set_up_does_not_bend_what_was_measured() -> None:
+    """Beyond a knee the fit runs through zero; what it says of small sizes must not raise those up to the knee."""
+    knee = {n: 8.0 + 0.25 * n + 0.9 * max(0, n - 32) for n in (1, 16, 32, 36, 40, 64)}
+    shape = shaped(64, [*[(n, y) for n, y in knee.items() if n != 40] * 2, *[(32, knee[32])] * 8, (40, knee[40])])
+
+    assert shape.setup == 0.0
+    assert {n: shape.at[n - 1] for n in knee} == pytest.approx(knee)
 
 
 def test_noise_makes_single_sizes_doubtful() -> None:

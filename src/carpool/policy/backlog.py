@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from math import sqrt
 
-_PATIENCE = {"goodput": (20.0, 0.25), "latency": (0.5, 0.0)}
+_PATIENCE = {"goodput": (12.0, 0.25), "latency": (0.5, 0.0)}
 """SLOs after which half of the servable backlog is kept, and the least share of it that is."""
 
 

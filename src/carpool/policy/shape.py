@@ -3,9 +3,10 @@
 Real curves are not straight: kernels work in tiles, caches and memory have knees. So the estimate at a size is what the
 straight line says times a learned ratio. The line is a ridge regression that forgets (half of it in 46 batches) and is
 pulled toward its former slope, so that batches of one size alone do not destroy the split into set-up and per-item
-cost. The ratio at a size is shrunk toward 1 as far as the measurements are noisy and few, pooled with its neighbours
-under strong noise, interpolated between sizes that were seen, and made monotone by pooling adjacent violators
-(isotonic regression: Barlow et al. 1972), since more items never take less time.
+cost. The ratio at a size is shrunk toward 1 as far as the measurements are noisy and few, and pooled with its
+neighbours under strong noise. Between sizes that were seen times are interpolated (not ratios: where the line is a bad
+fit, these would bend), and all are made monotone by pooling adjacent violators (isotonic regression: Barlow et al.
+1972), since more items never take less time.
 
 The table has at most `MOST_KNOTS` knots, so that a refresh costs the same at a limit of 64 and of a million.
 """
@@ -118,10 +119,10 @@ class Shape:
         """Make the table of what is known now."""
         if self._w:
             self._fit_line()
-        ratios = self._ratios(cv)
         line = [self.setup + self.slope * n for n in self.knots]
         weights = [min(count + 0.2, 16.0) for count in self.counts]
-        self.at = _rising([max(y * ratio, 1e-9) for y, ratio in zip(line, ratios, strict=True)], weights)
+        values = _interpolated(self._known_ratios(cv), line, self.knots)
+        self.at = _rising([max(value, 1e-9) for value in values], weights)
 
     def _fit_line(self) -> None:
         mean_n, mean_d = self._n / self._w, self._d / self._w
@@ -132,8 +133,8 @@ class Shape:
         self.slope = min(max(slope, 0.0), mean_d / mean_n)
         self.setup = max(mean_d - self.slope * mean_n, 0.0)
 
-    def _ratios(self, cv: float) -> list[float]:
-        """Per knot what was measured over what the line says."""
+    def _known_ratios(self, cv: float) -> list[tuple[int, float]]:
+        """Per knot that was sampled what was measured over what the line says."""
         memory = _memory(cv)
         weights = [min(count, memory) for count in self.counts]
         sums = [
@@ -143,10 +144,9 @@ class Shape:
         if cv + 0.01 > _POOLING_CV:
             weights, sums = ([sum(of[lo:hi]) for lo, hi in self._neighbours] for of in (weights, sums))
         doubt = (cv / _SURE_CV) ** 2
-        known = [
+        return [
             (i, 1.0 + w / (w + doubt) * (s / w - 1.0)) for i, (w, s) in enumerate(zip(weights, sums, strict=True)) if w
         ]
-        return _interpolated(known, self.knots)
 
 
 def _memory(cv: float) -> float:
@@ -154,16 +154,19 @@ def _memory(cv: float) -> float:
     return 16.0 if cv < _STEADY_CV else 64.0
 
 
-def _interpolated(known: list[tuple[int, float]], knots: list[int]) -> list[float]:
-    """Values at all knots, straight between the known ones and constant outside; 1 where nothing is known."""
-    values = [known[0][1] if known else 1.0] * len(knots)
+def _interpolated(known: list[tuple[int, float]], line: list[float], knots: list[int]) -> list[float]:
+    """Values at all knots: the line's times the known ratios, straight between those, in proportion to it outside."""
+    if not known:
+        return line
+    ratio = known[0][1]
+    last, last_ratio = known[-1]
+    values = [ratio * y for y in line]
     for (i, left), (j, right) in pairwise(known):
-        step = (right - left) / (knots[j] - knots[i])
+        begin, end = line[i] * left, line[j] * right
+        step = (end - begin) / (knots[j] - knots[i])
         for k in range(i, j):
-            values[k] = left + step * (knots[k] - knots[i])
-    if known:
-        last, value = known[-1]
-        values[last:] = [value] * (len(knots) - last)
+            values[k] = begin + step * (knots[k] - knots[i])
+    values[last:] = [last_ratio * y for y in line[last:]]
     return values
 
 
