@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 _GRID = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
 """Windows, as shares of what one batch takes less than two of half its size: the most that waiting can be worth."""
 _KEEP = 0.95  # weight of the former batches
-_GAIN = 1.02  # waiting must promise this much more throughput
+_GAIN = 1.02  # waiting must promise this much more throughput,
+_NOISE_SHARE = 0.3  # and this much of the noise's coefficient of variation on top: groups that a wait for nothing has
+# made uneven stay so
 _CLUSTER = 2.0  # and the window this many times the arrivals of other times
 _OPTIMISM = 0.85  # a size never tried is taken to cost this much of what is expected: it will be tried once
 
@@ -93,7 +95,7 @@ class Gather:
         half = min(limit, max(1.0, self._clients / self._groups))
         half_s = cost.seconds(half * unit)
         background = _CLUSTER * rate * self._scale_s * self._batches
-        best, window_s = _GAIN * half / half_s, 0.0
+        best, window_s = (_GAIN + _NOISE_SHARE * cost.cv) * half / half_s, 0.0
         for returned, share in zip(self._returned, _GRID, strict=True):
             if returned <= background * share:
                 continue
