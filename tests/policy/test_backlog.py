@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 from carpool.policy.backlog import Backlog
 from tests.core.stub import PROPERTY
 
-CAPACITY, SLO_S, ROOM_S = 1000.0, 1.0, 0.9  # 900 can be served in time
+CAPACITY, SLO_S, ROOM_S = 1000.0, 1.0, 0.9  # 900 can be served in time, as batches take a little longer now and then
 BATCH, BATCH_S = 50, 0.05
 
 
-def kept(backlog: Backlog, now: float, waiting: int, overload: str = "goodput", arriving: float = 2000.0) -> int:
+def kept(
+    backlog: Backlog, now: float, waiting: int, overload: str = "goodput", arriving: float = 2000.0, noise: float = 0.1
+) -> int:
     """How much, at a capacity of 1000 a second, an SLO of a second and batches of 50 in 50 ms."""
-    return backlog.keep(now, waiting, BATCH, BATCH_S, arriving, CAPACITY, 1, SLO_S, ROOM_S, overload)
+    return backlog.keep(now, waiting, BATCH, BATCH_S, arriving, CAPACITY, 1, SLO_S, ROOM_S, noise, overload)
 
 
 def test_without_overload_all_is_kept() -> None:
@@ -33,6 +35,13 @@ def test_at_first_all_that_can_be_served_is_kept() -> None:
 
     assert kept(backlog, 5, 5000) == 900
     assert backlog.overloaded_since == 5
+
+
+def test_full_batches_that_end_in_time_are_kept() -> None:
+    """Where noise is no reason not to count on the last of them: there is room for 19."""
+    assert kept(Backlog(), 5, 5000, noise=0.0) == 950
+    assert kept(Backlog(), 5, 5000, noise=0.004) == 950
+    assert kept(Backlog(), 5, 5000, noise=0.06) == 900
 
 
 def test_the_longer_it_lasts_the_less_is_kept() -> None:
@@ -92,7 +101,9 @@ def test_never_less_than_a_batch(
     room_s = slo_s - BATCH_S
     for now in (5.0, 5.0 + lasts_s):
         keeps = [
-            backlog.keep(now, waiting, BATCH, BATCH_S, arriving, workers * CAPACITY, workers, slo_s, room_s, overload)
+            backlog.keep(
+                now, waiting, BATCH, BATCH_S, arriving, workers * CAPACITY, workers, slo_s, room_s, 0.1, overload
+            )
             for _ in range(2)
         ]
 

@@ -211,7 +211,7 @@ class Adaptive(Policy):
         line.drop_first(
             urgent
             - backlog.keep(
-                now, urgent, most, batch_s, arriving, capacity, workers, slo_s, room_s, self.overload
+                now, urgent, most, batch_s, arriving, capacity, workers, slo_s, room_s, self.cost.cv, self.overload
             )
         )  # fmt: skip
 
