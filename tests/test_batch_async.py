@@ -415,6 +415,56 @@ def test_an_async_setup_is_awaited_before_the_first_batch() -> None:
     asyncio.run(main())
 
 
+def test_close_waits_for_the_calls_inside_and_tears_down() -> None:
+    """Whoever called before has an answer, also from methods; whoever calls later is told, in other loops too."""
+    torn_down: list[str] = []
+
+    class Slow(carpool.Model):
+        async def setup(self) -> None:  # type: ignore[override]
+            self.gate = asyncio.Event()
+
+        async def predict(self, xs: list[int]) -> list[int]:  # type: ignore[override]
+            await asyncio.sleep(0.01)
+            return xs
+
+        async def teardown(self) -> None:  # type: ignore[override]
+            torn_down.append("Slow")
+
+    f: Any = carpool.batch(max_batch_size=2)(Slow)
+
+    async def call_later() -> None:
+        with pytest.raises(carpool.Unavailable, match="Slow is closed"):
+            await f(9)
+
+    async def main() -> None:
+        calls = [asyncio.ensure_future(f(x)) for x in range(5)]
+        await asyncio.sleep(0)
+        await f.close()
+        assert [call.result() for call in calls] == list(range(5))
+        assert torn_down == ["Slow"]
+        await call_later()
+        await f.close()
+
+    asyncio.run(main())
+    asyncio.run(call_later())
+    assert torn_down == ["Slow"]
+
+
+def test_closing_a_function_that_nobody_called() -> None:
+    """There is nothing to wait for, and nothing to tear down."""
+
+    @carpool.batch
+    async def same(xs: list[int]) -> list[int]:
+        return xs
+
+    async def main() -> None:
+        await same.close()
+        with pytest.raises(carpool.Unavailable, match="same is closed"):
+            await same(1)
+
+    asyncio.run(main())
+
+
 def test_slo_s_is_what_a_policy_may_plan_for() -> None:
     """Without one, calls are never due; what the policy refuses, its caller hears as overload."""
 

@@ -331,6 +331,29 @@ def test_close_runs_what_is_in_the_line() -> None:
         f(2)
 
 
+def test_close_tears_a_model_down_that_was_set_up_here() -> None:
+    """Once; an instance that the user made stays the user's."""
+    events: list[str] = []
+
+    class Held(carpool.Model):
+        def setup(self) -> None:
+            events.append("setup")
+
+        def predict(self, xs: list[int]) -> list[int]:
+            return xs
+
+        def teardown(self) -> None:
+            events.append("teardown")
+
+    f = carpool.batch(Held)
+    assert f(1) == 1
+    f.close()
+    f.close()
+    carpool.batch(Held()).close()
+
+    assert events == ["setup", "teardown"]
+
+
 # -- many, limits, policies
 
 

@@ -170,6 +170,9 @@ class _Bindable:
     def __repr__(self) -> str:
         return f"<carpool.batch of {self.__name__}>"
 
+    def _closed(self) -> Unavailable:
+        return Unavailable(f"{self.__name__} is closed", code="stopped")
+
     def _line_of(self, instance: Any, new: Callable[[], Any]) -> Any:
         """The line of one instance, which ends with it."""
         key = id(instance)
@@ -192,6 +195,7 @@ class ThreadBatch(_Bindable, Generic[A, B]):
     def __init__(self, function: Any, settings: Settings, invoker: Invoker, line: LeaderFollower | None = None) -> None:
         super().__init__(function, settings)
         self._invoker = invoker
+        self._made_here = isinstance(function, type)  # and set up
         self._line = line or self._new_line()
         if line is None:
             _alive.add(self)
@@ -218,8 +222,11 @@ class ThreadBatch(_Bindable, Generic[A, B]):
         return Ticket(self, self._line.join(pieces, self._settings.sizes(pieces), self._settings.timeout_s))
 
     def close(self) -> None:
-        """Run what is in the line, tickets too, and refuse new callers."""
-        self._line.drain(self._run, Unavailable(f"{self.__name__} is closed", code="stopped"))
+        """Run what is in the line, tickets too, and refuse new callers; a model that was set up here is torn down."""
+        self._line.drain(self._run, self._closed())
+        if self._made_here:
+            self._made_here = False
+            run_now(self._invoker.tear_down())
 
     @overload
     def __get__(self, instance: None, owner: type) -> ThreadBatch[A, B]: ...
@@ -271,11 +278,13 @@ class _Drivers:
 
     Attributes:
         latest: the one that was asked for last.
+        closed: why there are to be no more calls.
     """
 
-    __slots__ = ("by_loop", "latest")
+    __slots__ = ("by_loop", "closed", "latest")
 
     def __init__(self) -> None:
+        self.closed: Unavailable | None = None
         self.by_loop: dict[asyncio.AbstractEventLoop, Driver] = {}
         self.latest: Driver | None = None
 
@@ -301,6 +310,7 @@ class AsyncBatch(_Bindable, Generic[A, B]):
         self._invoker = invoker
         self._drivers = drivers or _Drivers()
         self._unset = unset  # the model's `setup` is still to be awaited, which takes a loop
+        self._set_up_here = False
         self._setting_up: asyncio.Future[None] | None = None
         self._run_batch: Callable[..., Any] = self._run
         self._merging = bool(settings.merge)
@@ -355,6 +365,22 @@ class AsyncBatch(_Bindable, Generic[A, B]):
                 raise request.error
         return cast("list[B]", done)
 
+    async def close(self) -> None:
+        """Wait for the calls of this loop and refuse new ones of any; a model that was set up here is torn down."""
+        drivers = self._drivers
+        drivers.closed = self._closed()
+        here = drivers.by_loop.get(asyncio.get_running_loop())
+        if here is not None:
+            here.poll()  # those who have called before this are to be served
+        for driver in drivers.by_loop.values():
+            driver.pipeline.close(drivers.closed)
+        if here is not None:
+            await here.stop(timeout_s=None)
+            here.pipeline.close(drivers.closed)  # in our words, not those of a service
+        if self._set_up_here:
+            self._set_up_here = False
+            await self._invoker.tear_down()
+
     @overload
     def __get__(self, instance: None, owner: type) -> AsyncBatch[A, B]: ...
     @overload
@@ -400,6 +426,8 @@ class AsyncBatch(_Bindable, Generic[A, B]):
         stage = TaskStage(driver, functools.partial(self._run_batch, driver), self._settings.max_in_flight_batches)
         driver.executors = [stage]
         stage.start()
+        if self._drivers.closed is not None:
+            pipeline.close(self._drivers.closed)
         drivers[loop] = driver
         return driver
 
@@ -430,6 +458,7 @@ class AsyncBatch(_Bindable, Generic[A, B]):
         try:
             await asyncio.shield(self._setting_up)
             self._unset = False
+            self._set_up_here = True
         finally:
             self._setting_up = None
 

@@ -79,8 +79,10 @@ class Driver:
             executor.start()
         await self._started
 
-    async def stop(self, *, drain: bool = True, timeout_s: float = 30.0, grace_s: float = 5.0) -> None:
-        """Stop taking requests, finish those inside (or fail them at once), end the workers."""
+    async def stop(self, *, drain: bool = True, timeout_s: float | None = 30.0, grace_s: float = 5.0) -> None:
+        """Stop taking requests, finish those inside (within `timeout_s`, or fail them at once), end the workers."""
+        if self._arrivals:
+            self.poll()  # those came before
         if self.pipeline.closed is None:
             self.pipeline.close(Unavailable("the service is stopping", code="draining"))
         if drain and self.pipeline.unanswered and not self.loop.is_closed():
