@@ -22,8 +22,8 @@ from bench.peers.install import python_of, versions
 from bench.process_tree import adopt_orphans, end_on_sigterm
 from bench.side import Facts, SideFailed, figures_of
 
-PACKAGED = ("batched", "async_batcher")  # in an environment of their own
-FOR_TASKS = ("bare_loop", "batched", "batched:0", "async_batcher", "async_batcher:0")
+PACKAGED = ("batched", "async_batcher", "ray")  # in an environment of their own
+FOR_TASKS = ("bare_loop", "batched", "batched:0", "async_batcher", "async_batcher:0", "ray", "ray:0")
 FOR_THREADS = ("queue", "lock")
 PEERS: dict[Case, tuple[str, ...]] = {
     "tasks": FOR_TASKS,
