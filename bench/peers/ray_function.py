@@ -1,8 +1,8 @@
 """Ray's side.  python -m bench.peers.ray_function CASE SECONDS [WAIT_MS]  prints seconds per item as JSON.
 
-`@serve.batch` alone. It waits for 10 ms for a batch to fill, its own default, unless WAIT_MS says otherwise. It asks its
-replica for its name and how many requests it may have at a time; there is none, so a stand-in answers. Nothing else of
-Ray runs.
+`@serve.batch` alone. It waits for 10 ms for a batch to fill, its own default, unless WAIT_MS says otherwise. It asks
+its replica for its name and how many requests it may have at a time; there is none, so a stand-in answers. Nothing
+else of Ray runs.
 """
 
 import sys
