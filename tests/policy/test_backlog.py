@@ -7,10 +7,10 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.policy.backlog import Backlog
+from carpool.policy.backlog import Backlog, Pace
 from tests.core.stub import PROPERTY
 
-CAPACITY, SLO_S, ROOM_S = 1000.0, 1.0, 0.9  # 900 can be served in time, as batches take a little longer now and then
+CAPACITY, SLO_S, AHEAD_S = 1000.0, 1.0, 0.0499  # 900 can be served in time, as batches vary
 BATCH, BATCH_S = 50, 0.05
 
 
@@ -18,7 +18,7 @@ def kept(
     backlog: Backlog, now: float, waiting: int, overload: str = "goodput", arriving: float = 2000.0, noise: float = 0.1
 ) -> int:
     """How much, at a capacity of 1000 a second, an SLO of a second and batches of 50 in 50 ms."""
-    return backlog.keep(now, waiting, BATCH, BATCH_S, arriving, CAPACITY, 1, SLO_S, ROOM_S, noise, overload)
+    return backlog.keep(now, waiting, Pace(arriving, CAPACITY, 1, BATCH, BATCH_S, noise), SLO_S, AHEAD_S, overload)
 
 
 def test_without_overload_all_is_kept() -> None:
@@ -98,14 +98,9 @@ def test_never_less_than_a_batch(
 ) -> None:
     """And asked twice at one moment it says the same."""
     backlog = Backlog()
-    room_s = slo_s - BATCH_S
+    pace = Pace(arriving, workers * CAPACITY, workers, BATCH, BATCH_S, 0.1)
     for now in (5.0, 5.0 + lasts_s):
-        keeps = [
-            backlog.keep(
-                now, waiting, BATCH, BATCH_S, arriving, workers * CAPACITY, workers, slo_s, room_s, 0.1, overload
-            )
-            for _ in range(2)
-        ]
+        keeps = [backlog.keep(now, waiting, pace, slo_s, 0.0, overload) for _ in range(2)]
 
         assert keeps[0] == keeps[1]
         assert keeps[0] >= min(waiting, BATCH)

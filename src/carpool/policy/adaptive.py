@@ -23,7 +23,7 @@ from itertools import accumulate
 from typing import Any
 
 from carpool.policy.arrivals import Arrivals
-from carpool.policy.backlog import Backlog
+from carpool.policy.backlog import Backlog, Pace
 from carpool.policy.base import NOTHING, Decision, Policy, QueueView
 from carpool.policy.batch_size import BatchSize
 from carpool.policy.cost import CostModel
@@ -153,7 +153,9 @@ class Adaptive(Policy):
         capacity = workers * size.capacity * cost.bias
         short, long = self._arrivals.short_rate(now) * self._unit, self._arrivals.long_rate(now) * self._unit
         most = size.most(line.size)
-        self._trim(now, line, most, min(short, long), long, capacity, workers, not busy)
+        self._trim(
+            now, line, Pace(min(short, long), capacity, workers, most, cost.seconds(most), cost.cv), long, not busy
+        )
         everything = min(line.size, most)
         load = max(short, long) / capacity
         slack_s = line.due - at
@@ -185,35 +187,18 @@ class Adaptive(Policy):
         line.dropped.remove(last)
         return Decision(drop=line.dropped, take=1, reason="probe")
 
-    def _trim(
-        self,
-        now: float,
-        line: _Line,
-        most: int,
-        arriving: float,
-        long: float,
-        capacity: float,
-        workers: int,
-        idle: bool,
-    ) -> None:
+    def _trim(self, now: float, line: _Line, pace: Pace, long: float, idle: bool) -> None:
         """Refuse the part of the backlog that is not worth keeping."""
         backlog = self._backlog
-        if long < 0.95 * capacity or (idle and 2 * line.size < most):
+        if long < 0.95 * pace.capacity or (idle and 2 * line.size < pace.batch):
             backlog.calm()
-        if line.size <= most or arriving <= capacity:
+        if line.size <= pace.batch or pace.arriving <= pace.capacity:
             return
         slo_s = line.slo_s
         if slo_s > _NO_SLO_S:
             return
         urgent = line.due_by(now + 1.001 * slo_s)  # what is due later does not keep these waiting
-        batch_s = self.cost.seconds(most)
-        room_s = slo_s - batch_s - self.ahead_s
-        line.drop_first(
-            urgent
-            - backlog.keep(
-                now, urgent, most, batch_s, arriving, capacity, workers, slo_s, room_s, self.cost.cv, self.overload
-            )
-        )  # fmt: skip
+        line.drop_first(urgent - backlog.keep(now, urgent, pace, slo_s, self.ahead_s, self.overload))
 
     def _tight(self, at: float, line: _Line, most: int, load: float, capacity: float, workers: int) -> Decision:
         """The head cannot go with the others: serve it in a smaller batch, or give it up for those behind it."""

@@ -11,10 +11,28 @@ latency in those that do not; `overload` chooses the side.
 from __future__ import annotations
 
 from math import sqrt
+from typing import NamedTuple
 
 _PATIENCE = {"goodput": (8.0, 0.25), "latency": (0.5, 0.0)}
 """SLOs after which half of the servable backlog is kept, and the least share of it that is."""
 _NEARLY = 0.1  # of a batch: the last one that fits in may take so much longer, as a learned cost is never exact
+
+
+class Pace(NamedTuple):
+    """How fast work comes and how fast it goes, in units of the requests' sizes.
+
+    Attributes:
+        arriving, capacity: how much comes and how much can be served, per second, by all `workers`.
+        batch, batch_s: the working size of a batch, and its time.
+        noise: coefficient of variation of that time.
+    """
+
+    arriving: float
+    capacity: float
+    workers: int
+    batch: int
+    batch_s: float
+    noise: float
 
 
 class Backlog:
@@ -31,30 +49,31 @@ class Backlog:
         """The overload is over."""
         self.overloaded_since = None
 
-    def keep(
-        self, now: float, waiting: int, batch: int, batch_s: float, arriving: float, capacity: float, workers: int,
-        slo_s: float, room_s: float, noise: float, overload: str,
-    ) -> int:  # fmt: skip
+    def keep(self, now: float, waiting: int, pace: Pace, slo_s: float, ahead_s: float, overload: str) -> int:
         """How much of what waits is worth keeping, in units of the requests' sizes.
 
         Args:
             now: the time.
             waiting: how much waits.
-            batch, batch_s: the working size of a batch, and its time.
-            arriving, capacity: how much comes and how much can be served, per second, by all `workers`.
-            slo_s: the SLO of the head; room_s: what a full batch leaves of it for waiting.
-            noise: coefficient of variation of the time of a batch.
+            pace: at which it comes and goes.
+            slo_s: the SLO of the head; ahead_s: what is needed of it after this stage.
             overload: "goodput" or "latency".
         """
-        if self.overloaded_since is None and waiting > 0.5 * capacity * room_s:
+        here_s = slo_s - ahead_s
+        servable = pace.capacity * (here_s - pace.batch_s)
+        if self.overloaded_since is None and waiting > 0.5 * servable:
             self.overloaded_since = now
         if self.overloaded_since is None:
             return waiting
         patience, least = _PATIENCE[overload]
         share = max(least, 1.0 / (1.0 + (now - self.overloaded_since) / (patience * slo_s)))
-        at_once = sqrt(workers)  # workers that become free at the same time, when they are neither in step nor spread
-        meanwhile = arriving * batch_s / workers * at_once  # comes while one batch of each of them runs
-        needed = int(batch * at_once + max(0.0, batch * at_once - meanwhile + 2.0 * sqrt(meanwhile))) + 1
-        batches = int((room_s + batch_s) / (batch_s * (1.0 + noise)) + _NEARLY) * workers
-        servable = max(capacity * room_s, batches * batch)
-        return max(needed, int(servable * share))
+        batches = int(here_s / (pace.batch_s * (1.0 + pace.noise)) + _NEARLY) * pace.workers
+        return max(_needed(pace), int(max(servable, batches * pace.batch) * share))
+
+
+def _needed(pace: Pace) -> int:
+    """What a full batch of each worker needs, and what chance may take away from the one after it."""
+    at_once = sqrt(pace.workers)  # workers that become free at the same time, when they are neither in step nor spread
+    meanwhile = pace.arriving * pace.batch_s / pace.workers * at_once  # comes while one batch of each of them runs
+    batch = pace.batch * at_once
+    return int(batch + max(0.0, batch - meanwhile + 2.0 * sqrt(meanwhile))) + 1
