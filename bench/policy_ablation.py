@@ -72,7 +72,7 @@ def without_probe(policy: Adaptive) -> None:
 def without_ratios(policy: Adaptive) -> None:
     """A straight line for a cost."""
     shape = policy.cost.shape
-    shape._ratios = lambda _: [1.0] * len(shape.knots)  # type: ignore[method-assign]
+    shape._known_ratios = lambda _: []  # type: ignore[method-assign]
 
 
 def without_level(policy: Adaptive) -> None:
