@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
+from carpool import Service, Stage
+from carpool.http.app import App
+from carpool.http.connection import Connection
 from carpool.http.listener import Limits
 from carpool.http.reader import LARGE_BODY, LARGEST_READ
 from tests.http.door import Door, chunked, get, post
 from tests.http.jump import run, turns
-from tests.http.wire import Answer
+from tests.http.net import Client, serving
+from tests.http.wire import Answer, Wire
 
 FIELD = 4  # ": " and the line's end
 
@@ -223,3 +230,45 @@ def test_refusals_are_counted() -> None:
         assert door.outcomes == {"invalid_request": 5}
 
     run(main())
+
+
+def length(body: bytes) -> int:
+    """A model for raw bodies."""
+    return len(body)
+
+
+def test_an_open_connection_does_not_keep_a_body_that_was_answered() -> None:
+    """60 clients stay after a request of 4 MiB each: the memory of a few bodies, and not of all, is held."""
+    body = post(bytes(4 * 2**20), "/predict", "Content-Type: application/octet-stream")
+    service = Service(Stage(length, run_in="thread"))
+    with serving(App(service)) as running, ExitStack() as stack:
+        before = resident_bytes()
+        for _ in range(60):
+            client = stack.enter_context(Client(running.port))
+            assert client.ask(body).body == b"4194304"
+        assert resident_bytes() - before < 120 * 2**20
+
+
+def resident_bytes() -> int:
+    """The memory of this process, which is the server's too."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) * 1024
+
+
+class Gone(Wire):
+    """A connection whose client has gone without the server having heard of it."""
+
+    def write_eof(self) -> None:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+
+def test_a_refused_client_may_be_gone_already() -> None:
+    """The refusal of a connection too many raises nothing into the loop, whatever the transport says to it."""
+
+    async def main() -> list[int]:
+        door = Door(limits=Limits(connections=1))
+        door.connect()
+        wire = Gone(lambda: Connection(door.listener))
+        return [answer.status for answer in wire.answers()]
+
+    assert run(main()) == [503]

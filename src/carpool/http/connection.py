@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
+from contextlib import suppress
 from http import HTTPStatus
 from typing import cast
 
@@ -323,7 +324,8 @@ class Connection(asyncio.Protocol):
         """All is answered: say so, and listen for a moment, lest a reset destroys the answer on its way."""
         if not self._transport.is_closing():
             if self._transport.can_write_eof():
-                self._transport.write_eof()
+                with suppress(OSError):  # asyncio's own transports raise where the client has just gone
+                    self._transport.write_eof()
             self._end_timer = self._loop.call_later(_LINGER_S, self._end)
 
     def _end(self) -> None:
@@ -406,6 +408,7 @@ class _LargeBody(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._rest = self._rest[nbytes:]
         if not self._rest:
+            self._rest = _NOTHING  # uvloop keeps its last buffered protocol, and even an empty part keeps the whole
             self._connection.large_is_full()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -421,4 +424,5 @@ class _LargeBody(asyncio.BufferedProtocol):
         self._connection.resume_writing()
 
 
+_NOTHING = memoryview(b"")
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
