@@ -112,7 +112,8 @@ class Adaptive(Policy):
             return NOTHING
         alone = self._waiting == 1 and not busy and not self._gather.window_s
         if (alone or self._trifling) and self._has_time(now, queue):
-            decision = Decision(take=min(queue.size, self.limit), reason="free")
+            n = min(queue.size, self.limit)
+            decision = Decision(take=n, reason="free" if n < self.limit else "full")
         elif self.cost.samples < _COLD:
             decision = self._cold(now, queue)
         else:
