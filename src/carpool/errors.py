@@ -81,7 +81,7 @@ class Unavailable(CarpoolError):
 
 
 class ModelError(CarpoolError):
-    """The user's code raised, or returned something that does not fit (500).
+    """The user's code raised, returned something that does not fit, or died with this request twice (500).
 
     Attributes:
         type_name: name of the exception class in the worker, "" if it was no exception.

@@ -20,6 +20,9 @@ Lane = tuple[int, Hashable, int]
 
 DEFAULT_LANE: Final[Lane] = (0, None, 0)
 
+Trail = tuple["Trail | None", float, float, float]
+"""(trail of the stages before, when it arrived in this one, was handed to a worker, and left)."""
+
 
 class Caller(Protocol):
     """Whoever waits for a request's answer: a future, a place in a stream, an HTTP connection."""
@@ -44,6 +47,7 @@ class Request:
         format: how `item` is to be decoded; accept: how the last stage is to encode the result.
         admitted: when it entered the service; arrived: when it entered its present stage.
         losses: how many workers of its present stage were lost while they had it.
+        trail: times in the stages before the present one (see `core/trail.py`); not set in the first.
         result, error: the answer, once the state is DONE.
     """
 
@@ -67,7 +71,10 @@ class Request:
         "size",
         "stage",
         "state",
+        "trail",
     )
+
+    trail: Trail
 
     def __init__(self, item: object, deadline: float, caller: Caller | None = None, nbytes: int = 0) -> None:
         self.item = item

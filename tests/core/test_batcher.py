@@ -159,9 +159,10 @@ def test_a_lost_worker_owes_what_is_unanswered() -> None:
     batcher.completed(1, 0, batch.id, [3], 1, True)
     requests[0].state = DONE
 
-    owed = batcher.worker_lost(0)
+    lost = batcher.worker_lost(0)
 
-    assert items(owed) == [1, 3]
+    assert lost is not None
+    assert items([request for request in lost.requests if request.state == RUNNING]) == [1, 3]
     assert (batcher.running, batcher.idle) == (0, 0)
     assert batcher.completed(2, 0, batch.id, [2], 1, True) == [None]
 
@@ -173,7 +174,7 @@ def test_losing_an_idle_or_unknown_worker_loses_nothing() -> None:
     lost = (batcher.worker_lost(0), batcher.worker_lost(7))
     enter(batcher, 0, asks("a"))
 
-    assert lost == ([], [])
+    assert lost == (None, None)
     assert batcher.next_batch(0, INFINITY, []) is None
 
 
@@ -270,22 +271,24 @@ def test_a_policy_hears_what_happens() -> None:
 
 
 def test_a_policy_hears_again_of_requests_put_back() -> None:
-    """Their worker was lost: they wait again."""
+    """Their worker has left: they wait again."""
     policy = Scripted(Decision(take=2))
-    batcher, _, _ = running(2, policy=policy)
-    batcher.put_back(7, batcher.worker_lost(0))
+    batcher, batch, _ = running(2, policy=policy)
+    batcher.worker_lost(0)
+    batcher.put_back(7, batch.requests)
 
     assert policy.heard[-2:] == [("arrived", 7, 0), ("arrived", 7, 1)]
 
 
 def test_requests_put_back_have_waited_since_they_arrived() -> None:
-    """Static does not hold a request again whose worker was lost."""
+    """Static does not hold a request again whose worker has left."""
     batcher = stage(policy=Static(4, 10))
     enter(batcher, 0, asks("a"))
     batcher.worker_ready(0)
-    go(batcher, 10)
+    batch = go(batcher, 10)
     enter(batcher, 11, asks("b"))
-    batcher.put_back(12, batcher.worker_lost(0))
+    batcher.worker_lost(0)
+    batcher.put_back(12, batch.requests)
     batcher.worker_ready(1)
 
     assert items(go(batcher, 12).requests) == ["a", "b"]
@@ -399,20 +402,20 @@ def test_what_expires_in_the_queue_is_done_at_its_deadline() -> None:
     requests = enter(batcher, 0, [ask("a", 9), ask("b", 5)])
 
     assert batcher.attention_at == 5
-    assert batcher.attend(5) == ([requests[1]], [])
+    assert batcher.attend(5) == ([(requests[1], None)], [])
     assert batcher.attention_at == 9
-    assert batcher.attend(9) == ([requests[0]], [])
+    assert batcher.attend(9) == ([(requests[0], None)], [])
     assert (batcher.attention_at, len(batcher.queue)) == (INFINITY, 0)
 
 
 def test_what_expires_in_a_worker_is_done_at_its_deadline() -> None:
-    """Its batch-mates wait on."""
+    """Its batch-mates wait on. It is told when the batch went."""
     batcher = stage(4)
     batcher.worker_ready(0)
     requests = enter(batcher, 0, [ask("a", 9), ask("b", 5), ask("c")])
-    batch = go(batcher)
+    batch = go(batcher, 3)
 
-    assert batcher.attend(5) == ([requests[1]], [])
+    assert batcher.attend(5) == ([(requests[1], 3)], [])
     assert batcher.attention_at == 9
     assert batcher.completed(6, 0, batch.id, [1, 2, 3], 6, True) == [requests[0], None, requests[2]]
 

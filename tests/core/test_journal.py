@@ -51,7 +51,7 @@ def test_a_story_may_begin_at_the_door_and_end_badly() -> None:
         "1.000000 waits for room",
         "2.000000 let in",
         "4.000000 runs decode batch 2 of 1 on worker 0 (full)",
-        "5.000000 worker lost, queued again decode",
+        "5.000000 worker lost, queued again, alone decode",
         "6.000000 failed: over",
     ]
 

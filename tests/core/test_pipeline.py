@@ -273,10 +273,10 @@ def test_the_start_of_another_call_gives_a_worker_new_time() -> None:
 # -- workers lost
 
 
-def test_requests_of_a_lost_worker_are_run_once_more() -> None:
+def test_a_request_of_a_lost_worker_is_run_once_more() -> None:
     """By another worker; the second loss is an error, and the request is not tried a third time."""
     line = pipeline(stage(max_batch_time_s=10), workers=3)
-    requests = asks("ab")
+    requests = asks("a")
     line.submit(0, requests)
     (first,) = line.poll(0).run
     line.worker_lost(1, 0, first.worker)
@@ -288,9 +288,10 @@ def test_requests_of_a_lost_worker_are_run_once_more() -> None:
     line.worker_lost(2, 0, second.worker)
 
     todo = line.poll(2)
+    (error,) = [request.error for request in requests]
     assert (todo.run, todo.answer) == ([], requests)
-    assert [type(r.error) for r in requests] == [Unavailable, Unavailable]
-    assert {r.error.code for r in requests if isinstance(r.error, Unavailable)} == {"worker_lost"}
+    assert isinstance(error, ModelError)
+    assert (error.status, error.code) == (500, "request_crashed_worker")
 
 
 def test_what_must_not_run_twice_fails_at_once() -> None:
@@ -323,15 +324,33 @@ def test_losses_are_counted_per_stage() -> None:
 
 
 def test_requests_of_a_lost_worker_go_ahead_of_later_ones() -> None:
-    """They wait in the order of their arrival."""
-    line = pipeline(stage(3), workers=1)
-    line.submit(0, asks("abc"))
-    (batch,) = line.poll(0).run
-    line.submit(1, asks("de"))
-    line.worker_lost(2, 0, batch.worker)
-    line.worker_ready(0, 0)
+    """They wait in the order of their arrival, whether they are to blame or not."""
+    for lost in (Pipeline.worker_lost, Pipeline.worker_left):
+        line = pipeline(stage(3), workers=1)
+        line.submit(0, asks("abc"))
+        (batch,) = line.poll(0).run
+        line.submit(1, asks("de"))
+        lost(line, 2, 0, batch.worker)
+        seen: list[str] = []
+        for worker in range(9):
+            line.worker_ready(0, worker)
+            seen += ["".join(items(batch.requests)) for batch in line.poll(2).run]
 
-    assert items(line.poll(2).run[0].requests) == ["a", "b", "c"]
+        assert seen == (["a", "b", "c", "de"] if lost is Pipeline.worker_lost else ["abc", "de"])
+
+
+def test_a_worker_that_leaves_costs_its_requests_nothing() -> None:
+    """However often: an interrupted thread is no crash."""
+    line = pipeline(stage(), workers=0)
+    requests = asks("ab")
+    line.submit(0, requests)
+    for worker in range(5):
+        line.worker_ready(0, worker)
+        (batch,) = line.poll(worker).run
+        assert batch.requests == requests
+        line.worker_left(worker, 0, worker)
+
+    assert [request.losses for request in requests] == [0, 0]
 
 
 def test_a_late_reply_of_a_lost_worker_is_nobodys() -> None:

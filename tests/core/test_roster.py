@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from carpool.core.roster import FIRST_DELAY_S, LONGEST_DELAY_S, MOST_DEATHS, Roster, State
+from carpool.core.roster import FIRST_DELAY_S, LONGEST_DELAY_S, MOST_DEATHS, MOST_FORGIVEN, Roster, State
 
 INFINITY = float("inf")
 WAY = {
@@ -185,3 +185,93 @@ def test_when_stopping_deaths_are_expected_and_nobody_is_started() -> None:
         one.lost(0, worker)
 
     assert (one.failed, one.due(INFINITY), one.next_start()) == (False, [], INFINITY)
+
+
+# -- deaths that are one request's fault
+
+
+def lose(one: Roster, *nows: float) -> None:
+    """The only worker dies at each of these times, and is started anew when that is due."""
+    for now in nows:
+        one.due(INFINITY)
+        one.lost(now, 0)
+
+
+def test_deaths_that_are_a_requests_fault_are_taken_back() -> None:
+    """Both of them: the successor starts at once, and what was counted before counts on."""
+    one = roster()
+    lose(one, 1, 2)
+    assert one.next_start() == 2 + FIRST_DELAY_S
+    lose(one, 3, 4)
+    one.forgive(4)
+    assert one.next_start() == 4 + FIRST_DELAY_S  # the first two remain
+    lose(one, 5, 6)
+
+    assert not one.failed
+    one.forgive(6)
+    lose(one, 7, 8)
+    assert not one.failed
+    lose(one, 9)
+    assert one.failed
+
+
+def test_the_fifth_death_in_a_row_may_be_forgiven() -> None:
+    """The stage has not failed after all."""
+    one = roster()
+    lose(one, 1, 2, 3, 4, 5)
+    assert (one.failed, one.next_start()) == (True, INFINITY)
+
+    one.forgive(5)
+
+    assert (one.failed, one.next_start()) == (False, 5 + 2 * FIRST_DELAY_S)
+
+
+def test_no_more_is_forgiven_than_has_happened() -> None:
+    """A finished batch has wiped out the first of the two already."""
+    one = roster()
+    lose(one, 1)
+    one.finished_batch()
+    lose(one, 2)
+    one.forgive(2)
+    lose(one, *range(3, 3 + MOST_DEATHS - 1))
+    assert not one.failed
+    lose(one, 9)
+    assert one.failed
+
+
+@pytest.mark.parametrize("shown", ["by a batch", "by a warm-up"])
+def test_a_stage_that_works_survives_any_number_of_poison_requests(shown: str) -> None:
+    """Only restarts slow down after some in a row; a finished batch resets that as well."""
+    one = roster()
+    if shown == "by a batch":
+        one.finished_batch()
+    else:
+        become(one, State.WARMING).moved(0, State.READY)
+    delays = []
+    for now in range(0, 200, 2):
+        lose(one, now, now + 1)
+        one.forgive(now + 1)
+        delays.append(one.next_start() - now - 1)
+
+    assert not one.failed
+    assert delays[: MOST_FORGIVEN + 4] == [0] * (MOST_FORGIVEN + 1) + [0.5, 1, 2]
+    assert max(delays) == LONGEST_DELAY_S
+    one.finished_batch()
+    lose(one, 300, 301)
+    one.forgive(301)
+    assert one.next_start() == 301
+
+
+def test_a_stage_that_has_never_worked_is_given_up() -> None:
+    """When it has died with so many requests in a row, and done nothing else, it is not the requests' fault."""
+    one = roster()
+    become(one, State.READY)  # without a warm-up that shows nothing
+    failed = []
+    for now in range(MOST_FORGIVEN):
+        lose(one, now, now)
+        one.forgive(now)
+        failed.append(one.failed)
+
+    assert MOST_FORGIVEN == 5
+    assert failed == [False] * 4 + [True]
+    assert one.next_start() == INFINITY

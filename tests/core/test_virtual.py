@@ -11,7 +11,7 @@ import pytest
 
 from carpool.core.batcher import Batch
 from carpool.drive.virtual import VirtualDriver
-from carpool.errors import DeadlineExceeded, ModelError, Unavailable
+from carpool.errors import DeadlineExceeded, ModelError
 from carpool.policy import Decision, Greedy, Policy, QueueView, Static
 from carpool.request import Request
 from tests.core.stub import items, outcome, pipeline, stage
@@ -232,7 +232,7 @@ def test_another_worker_takes_over_from_a_lost_one_at_once() -> None:
 
     run.run()
 
-    assert schedule(run) == [(0, 1, ["a"], "free"), (1, 0, ["a"], "free")]
+    assert schedule(run) == [(0, 1, ["a"], "free"), (1, 0, ["a"], "quarantine")]
     assert [request.result for request in run.answers] == ["a"]
 
 
@@ -246,7 +246,8 @@ def test_a_worker_that_hangs_is_replaced() -> None:
 
     assert [batch.started for batch in run.batches] == [0, 10]
     assert times.at == {"a": 20}
-    assert isinstance(request.error, Unavailable)
+    assert isinstance(request.error, ModelError)
+    assert request.error.code == "request_crashed_worker"
 
 
 def test_a_long_run_decides_once_per_moment() -> None:

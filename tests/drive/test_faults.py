@@ -59,11 +59,30 @@ def test_a_request_that_must_not_run_twice_fails_at_once(tmp_path: Path) -> None
 
 
 def test_a_request_that_kills_twice_is_not_tried_again() -> None:
-    """Its caller gets a clear error, and the service goes on."""
+    """Its caller gets a clear error, and the service goes on, however often that happens."""
     with Service(Stage(models.Dies, max_batch_size=4)).run() as service:
-        with pytest.raises(carpool.Unavailable, match="died with this request"):
-            service.predict("die")
+        for number in range(4):
+            with pytest.raises(carpool.ModelError, match="two workers of stage Dies died with this request") as caught:
+                service.predict("die")
+            assert (caught.value.status, caught.value.code) == (500, "request_crashed_worker")
+            assert service.stats().stages[0].restarts in (2 * number + 1, 2 * number + 2)
         assert service.predict("fine")[0] == "fine"
+
+
+def test_the_mates_of_a_request_that_kills_are_answered_right() -> None:
+    """Of twenty that share batches with two poison requests only these fail; each costs at most two workers."""
+    xs: list[Any] = [*range(10), "die", *range(10, 15), "die", *range(15, 20)]
+    with Service(Stage(models.Dies, max_batch_size=32)).run() as service:
+        answers = list(service.stream(xs, return_exceptions=True))
+        restarts = service.stats().stages[0].restarts
+
+    for x, answer in zip(xs, answers, strict=True):
+        if x == "die":
+            assert isinstance(answer, carpool.ModelError)
+            assert answer.code == "request_crashed_worker"
+        else:
+            assert answer[0] == x
+    assert restarts in (3, 4)
 
 
 def test_four_kills_under_load() -> None:
@@ -115,21 +134,33 @@ def test_capacity_is_back_within_the_load_time() -> None:
 
 
 def test_a_stage_whose_workers_die_without_an_answer_fails() -> None:
-    """Five deaths in a row: requests are refused at once from then on, and nothing loops."""
+    """Five requests in a row, and no batch ever finished: requests are refused at once from then on, nothing loops."""
     stage = Stage(models.DiesAtOnce)
     with Service(stage, timeout_s=60).run() as service:
-        errors = []
-        for _ in range(3):
-            with pytest.raises(carpool.Unavailable) as caught:
+        for _ in range(5):
+            with pytest.raises(carpool.ModelError) as crashed:
                 service.predict(1)
-            errors.append(caught.value.code)
+            assert crashed.value.code == "request_crashed_worker"
         started = time.monotonic()
         with pytest.raises(carpool.Unavailable) as caught:
             service.predict(1)
 
-    assert errors[0] == "worker_lost"
     assert caught.value.code == "stage_failed"
     assert time.monotonic() - started < 6
+
+
+def test_a_stage_whose_workers_die_and_may_not_try_again_fails() -> None:
+    """Without a second run nobody can tell whose fault a death was: five in a row are the stage's."""
+    stage = Stage(models.DiesAtOnce, idempotent=False)
+    codes = []
+    with Service(stage, timeout_s=60).run() as service:
+        for _ in range(6):
+            with pytest.raises(carpool.Unavailable) as caught:
+                service.predict(1)
+            codes.append(caught.value.code)
+
+    assert codes[:4] == ["worker_lost"] * 4
+    assert codes[5] == "stage_failed"
 
 
 @pytest.mark.parametrize("model", [models.Slow, models.HoldsTheGil], ids=["sleeping", "holding the GIL"])

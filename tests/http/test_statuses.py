@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -279,9 +280,19 @@ def test_503_while_draining(gate: Gate) -> None:
             client.close()
 
 
-def test_503_when_the_worker_dies() -> None:
-    """The request is run once more; if that kills a worker too, it is told so, and the service goes on."""
+def test_500_when_the_request_has_crashed_two_workers() -> None:
+    """It is run once more; if that kills a worker too, it is told so, and the service goes on."""
     service = Service(Stage(models.Mortal), name="mortal")
+    with serving(App(service)) as running:
+        answer = predict(running.port, "die")
+        assert outcome(answer) == (500, "request_crashed_worker")
+        assert "retry-after" not in answer.headers
+        assert predict(running.port, "live").body == b'"live"'
+
+
+def test_503_when_the_worker_dies() -> None:
+    """With a request that must not be run again; the service goes on."""
+    service = Service(Stage(models.Mortal, idempotent=False), name="mortal")
     with serving(App(service)) as running:
         answer = predict(running.port, "die")
         assert outcome(answer) == (503, "worker_lost")
@@ -291,8 +302,8 @@ def test_503_when_the_worker_dies() -> None:
 
 def test_503_after_a_stage_has_failed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Its workers died too often: every request is refused at once from then on, and it is not ready."""
-    monkeypatch.setattr(roster, "MOST_DEATHS", 2)
-    with serving(App(Service(Stage(models.Mortal), name="mortal"))) as running:
+    monkeypatch.setattr(roster, "MOST_DEATHS", 1)
+    with serving(App(Service(Stage(models.Mortal, idempotent=False), name="mortal"))) as running:
         with caplog.at_level(logging.CRITICAL):
             assert predict(running.port, "die").status == 503
             until(lambda: "has failed" in caplog.text)
@@ -303,11 +314,28 @@ def test_503_after_a_stage_has_failed(monkeypatch: pytest.MonkeyPatch, caplog: p
 
 def test_503_of_a_failed_stage_says_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """As every 503 does."""
-    monkeypatch.setattr(roster, "MOST_DEATHS", 2)
-    with serving(App(Service(Stage(models.Mortal), name="mortal"))) as running:
+    monkeypatch.setattr(roster, "MOST_DEATHS", 1)
+    with serving(App(Service(Stage(models.Mortal, idempotent=False), name="mortal"))) as running:
         predict(running.port, "die")
         until(lambda: code_of(predict(running.port, "live")) == "stage_failed")
         assert "retry-after" in predict(running.port, "live").headers
+
+
+def test_a_504_tells_where_the_time_went(gate: Gate) -> None:
+    """In a queue and in a worker; the seconds add up."""
+    with serving(App(small_queue())) as running, Client(running.port) as first, Client(running.port) as second:
+        first.send(job(0, gate, "X-Request-Timeout-Ms: 300", path="/predict"))
+        gate.knocked()
+        second.send(job(1, None, "X-Request-Timeout-Ms: 100", path="/predict"))
+        told = [json.loads(client.answer().body)["error"]["message"] for client in (second, first)]
+        gate.open()
+
+    spent = r"no answer within (\d+\.\d{3}) s: (\d+\.\d{3}) s waiting for Gated"
+    (queued,) = re.findall(spent + "$", told[0])
+    (running_,) = re.findall(spent + r", (\d+\.\d{3}) s in Gated$", told[1])
+    assert queued[0] == queued[1]
+    assert float(queued[0]) >= 0.099
+    assert float(running_[0]) == pytest.approx(float(running_[1]) + float(running_[2]), abs=0.0021)
 
 
 def test_priority_goes_first(gate: Gate) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from carpool.core.queue import Queue
+from carpool.core.queue import Alone, Queue
 from carpool.policy.base import Decision, Policy
 from carpool.request import DONE, QUEUED, RUNNING, Request
 
@@ -149,10 +149,21 @@ class Batcher:
             self.policy.arrived_together(now, requests)
 
     def put_back(self, now: float, requests: Sequence[Request]) -> None:
-        """Requests whose worker was lost wait for another one; they have been waiting since they first arrived."""
+        """Requests whose worker has left wait for another one; they have been waiting since they first arrived."""
         self.attention_at = min([self.attention_at, *[request.deadline for request in requests]])
         self.queue.put_back(requests)
         self.policy.arrived_together(now, requests)
+
+    def quarantine(self, requests: Sequence[Request]) -> None:
+        """One of these may have killed the worker they shared: they wait in their old place, to be run one by one.
+
+        The policy is not told, neither now nor when they have run: they do not arrive, and it does not decide on them.
+        """
+        self.attention_at = min([self.attention_at, *[request.deadline for request in requests]])
+        for request in requests:
+            priority, key, bucket = request.lane
+            request.lane = (priority, Alone(key), bucket)
+        self.queue.put_back(requests)
 
     def leave(self, now: float, request: Request) -> None:
         """A queued request goes without an answer from this stage."""
@@ -170,15 +181,14 @@ class Batcher:
             raise ValueError(f"worker {worker} of stage {self.name} is ready already")
         self._idle.append(worker)
 
-    def worker_lost(self, worker: int) -> list[Request]:
-        """A worker is gone; returns the requests it still owed an answer."""
+    def worker_lost(self, worker: int) -> Batch | None:
+        """A worker is gone; returns the batch that it had not finished, if any."""
         if worker in self._idle:
             self._idle.remove(worker)
         batch = self.in_flight.pop(worker, None)
-        if batch is None:
-            return []
-        self._running -= len(batch)
-        return [request for request in batch.requests if request.state == RUNNING]
+        if batch is not None:
+            self._running -= len(batch)
+        return batch
 
     def call_started(self, now: float, worker: int, batch_id: int) -> None:
         """The worker reports that it has entered user code once more for the same batch; too late if it hung before."""
@@ -221,6 +231,8 @@ class Batcher:
         queue = self.queue
         self.wake_at = None
         while queue.count:
+            if queue.alone and self._idle and room >= 1:
+                return self._start(now, 1, "quarantine")  # it waits for nobody, whatever the policy
             lanes = queue.lanes
             decision, n = self._ask(now, room)
             if decision.drop:
@@ -261,16 +273,22 @@ class Batcher:
             return self.fastest_s
         return self.predicted_wait_s(now, self.queue.size) + self.batch_s
 
-    def attend(self, now: float) -> tuple[list[Request], list[int]]:
-        """To be called from `attention_at` on: what has expired, which is now done, and which workers hang."""
-        expired = self.queue.expire(now)
-        for request in expired:
+    def attend(self, now: float) -> tuple[list[tuple[Request, float | None]], list[int]]:
+        """To be called from `attention_at` on.
+
+        Returns:
+            What has expired, which is now done, with the time at which it was handed to a worker if it was; and which
+            workers hang.
+        """
+        expired: list[tuple[Request, float | None]] = []
+        for request in self.queue.expire(now):
             self.policy.left(now, request)
+            expired.append((request, None))
         hung = []
         self.attention_at = self.queue.earliest_deadline
         for worker, batch in self.in_flight.items():
             if batch.deadline <= now:
-                expired += self._expire_running(batch, now)
+                expired += [(request, batch.started) for request in self._expire_running(batch, now)]
             if batch.call_started + self.max_batch_time_s <= now:
                 hung.append(worker)
                 batch.call_started = INFINITY  # it is being killed: said once
@@ -339,6 +357,8 @@ class Batcher:
             self.fastest_s = took_s
         else:
             self.fastest_s += 0.01 * (took_s - self.fastest_s)  # in case that it has become slower
+        if batch.requests[0].losses:
+            return  # it was in quarantine, where the policy does not decide
         policy = self.policy
         policy.hop_s += 0.1 * (max(0.0, took_s - busy_s) - policy.hop_s)
         policy.completed(now, batch.n, batch.size, busy_s, ok and batch.ok)

@@ -111,9 +111,6 @@ class Line:
         for request in waiter.requests:
             self.pipeline.cancel(now, request)
         for slot in [slot for slot, (_, leader) in self._leaders.items() if leader == thread]:
-            batch = self._batcher.in_flight.get(slot)
-            for request in batch.requests if batch is not None else ():
-                request.losses = 0  # it is no fault of theirs, however often it happens
             self._release(now, slot)
         waiter.asleep = False
         if self._elect is waiter:
@@ -194,7 +191,7 @@ class Line:
 
     def _release(self, now: float, slot: int) -> None:
         """A slot is free: its worker in the pipeline is there only while somebody leads."""
-        self.pipeline.worker_lost(now, 0, slot)
+        self.pipeline.worker_left(now, 0, slot)
         del self._leaders[slot]
         self._free.append(slot)
 

@@ -16,14 +16,16 @@ import copy
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+from carpool.core import trail
 from carpool.core.batcher import INFINITY, Batch, Batcher
 from carpool.core.journal import Journal
-from carpool.core.queue import Queue
-from carpool.errors import CarpoolError, DeadlineExceeded, Overloaded, Unavailable
+from carpool.core.queue import Alone, Queue
+from carpool.core.trail import AT_THE_DOOR
+from carpool.errors import CarpoolError, DeadlineExceeded, ModelError, Overloaded, Unavailable
 from carpool.policy.admission import Admission, retry_after_s
 from carpool.request import DONE, NEW, QUEUED, RUNNING, Request
 
-_AT_THE_DOOR = -1  # `Request.stage` of a caller that waits for room in the first queue
+_MOST_LOSSES = 2  # workers of one stage that a request may cost
 
 
 class Todo:
@@ -135,7 +137,7 @@ class Pipeline:
     def cancel(self, now: float, request: Request) -> None:
         """The caller has gone. A queued request is never run; a running one's result is dropped."""
         if request.state == QUEUED:
-            if request.stage == _AT_THE_DOOR:
+            if request.stage == AT_THE_DOOR:
                 self.door.remove(request)
             else:
                 self.stages[request.stage].leave(now, request)
@@ -170,8 +172,10 @@ class Pipeline:
         if len(results) != len(ids):
             raise ValueError(f"{len(results)} results for {len(ids)} requests")
         batcher = self.stages[stage]
+        last = stage == len(self.stages) - 1
+        batch = batcher.in_flight.get(worker)
         takers = batcher.completed(now, worker, batch_id, ids, busy_s, ok=not errors)
-        if errors is None and stage == len(self.stages) - 1 and self.journal is None:
+        if errors is None and last and self.journal is None:
             self._answer_all(takers, results)
             return
         passed: list[Request] = []
@@ -179,18 +183,22 @@ class Pipeline:
             if request is None:
                 continue
             if errors is not None and i in errors:
-                self._fail(now, request, errors[i])
-            elif stage == len(self.stages) - 1:
+                if isinstance(errors[i], DeadlineExceeded):  # seen by the worker, which does not know where time went
+                    self._expired(now, request, batch.started if batch else None)
+                else:
+                    self._fail(now, request, errors[i])
+            elif last:
                 request.result = results[i]
                 self._answer(now, request)
             elif request.deadline <= now:
-                self._expired(now, request, f"after stage {batcher.name}")
+                self._expired(now, request, batch.started if batch else None)
             elif self._weigh(now, request, stage + 1, results[i]):
                 request.item = results[i]
                 request.nbytes = self._measure(results[i])
                 passed.append(request)
         if passed:
-            self._pass_on(now, stage, passed)
+            assert batch is not None
+            self._pass_on(now, stage, passed, batch.started)
 
     def call_started(self, now: float, stage: int, worker: int, batch_id: int) -> None:
         """A worker that makes several calls for one batch has started the next one."""
@@ -204,19 +212,41 @@ class Pipeline:
         """A worker can take batches from now on."""
         self.stages[stage].worker_ready(worker)
 
-    def worker_lost(self, now: float, stage: int, worker: int) -> None:
-        """A worker is gone: what it owed is run once more, or fails if it must not or already was."""
+    def worker_lost(self, now: float, stage: int, worker: int) -> bool:
+        """A worker has died, or was killed because it hung or broke the protocol.
+
+        What it owed is run once more, each request alone, so that one which kills workers is found and harms no other;
+        it fails if it must not be run again, or was the only one that a worker had when this happened once more.
+
+        Returns:
+            Whether that is so: this death, and the one before it, are that request's fault and not the stage's.
+        """
         batcher = self.stages[stage]
+        batch = batcher.worker_lost(worker)
+        if batch is None:
+            return False
         again: list[Request] = []
-        for request in batcher.worker_lost(worker):
+        for request in batch.requests:
             request.losses += 1
-            if batcher.idempotent and request.losses < 2:
+            if request.state != RUNNING:
+                continue
+            if batcher.idempotent and request.losses < _MOST_LOSSES:
                 again.append(request)
                 if self.journal is not None:
-                    self.journal.record(now, "worker lost, queued again", request.id, batcher.name)
+                    self.journal.record(now, "worker lost, queued again, alone", request.id, batcher.name)
             else:
-                text = f"a worker of stage {batcher.name} died with this request"
-                self._fail(now, request, Unavailable(text, code="worker_lost"))
+                self._fail(now, request, _lost_with(request, batcher))
+        if again:
+            batcher.quarantine(again)
+        return batch.requests[0].losses >= _MOST_LOSSES
+
+    def worker_left(self, now: float, stage: int, worker: int) -> None:
+        """A worker goes, in the midst of a batch perhaps, and none of its requests is to blame: they wait again."""
+        batcher = self.stages[stage]
+        batch = batcher.worker_lost(worker)
+        if batch is None:
+            return
+        again = [request for request in batch.requests if request.state == RUNNING]
         if again:
             batcher.put_back(now, again)
 
@@ -284,7 +314,7 @@ class Pipeline:
         self.admitted += 1
         request.id = self.admitted
         if full:
-            request.stage = _AT_THE_DOOR
+            request.stage = AT_THE_DOOR
             self.door.push([request])
         else:
             first.enter(now, [request])
@@ -317,8 +347,8 @@ class Pipeline:
         room = self._room_after(stage)
         if now >= stage.attention_at:
             expired, hung = stage.attend(now)
-            for request in expired:
-                self._expired(now, request, f"in stage {stage.name}")
+            for request, started in expired:
+                self._expired(now, request, started)
             todo.kill += [(stage.index, worker) for worker in hung]
         refuse: list[Request] = []
         while (batch := stage.next_batch(now, room - stage.running, refuse)) is not None:
@@ -336,7 +366,7 @@ class Pipeline:
     def _open_door(self, now: float) -> None:
         """Let waiting callers in while there is room; whenever some came in, the first stage is asked once more."""
         for request in self.door.expire(now):
-            self._expired(now, request, "waiting for room in the queue")
+            self._expired(now, request)
         first = self.stages[0]
         while self._let_in(now, first) and first.idle:
             self._poll_stage(now, first)
@@ -380,20 +410,22 @@ class Pipeline:
             return False
         return True
 
-    def _pass_on(self, now: float, stage: int, requests: Sequence[Request]) -> None:
-        """One stage is done with the requests; the next one gets their results."""
+    def _pass_on(self, now: float, stage: int, requests: Sequence[Request], started: float) -> None:
+        """One stage is done with the requests, which it has worked on since `started`; the next gets their results."""
         for request in requests:
+            trail.extend(request, started, now)
             request.stage = stage + 1
             request.arrived = now
             request.format = 0
-            request.losses = 0
+            if request.losses:
+                _acquit(request)
             if self.journal is not None:
                 self.journal.record(now, "passed", request.id, self.stages[stage].name)
         self.stages[stage + 1].enter(now, requests)
 
-    def _expired(self, now: float, request: Request, where: str) -> None:
-        waited = now - request.admitted
-        self._fail(now, request, DeadlineExceeded(f"no answer within {waited:.3f} s ({where})"))
+    def _expired(self, now: float, request: Request, started: float | None = None) -> None:
+        text = trail.tell(now, request, started, [stage.name for stage in self.stages])
+        self._fail(now, request, DeadlineExceeded(text))
 
     def _fail(self, now: float, request: Request, error: Exception) -> None:
         request.error = error
@@ -406,6 +438,25 @@ class Pipeline:
         if self.journal is not None:
             outcome = "answered" if request.error is None else f"failed: {request.error}"
             self.journal.record(now, outcome, request.id)
+
+
+def _lost_with(request: Request, stage: Batcher) -> CarpoolError:
+    """What to tell a request that is not run again."""
+    if request.losses < _MOST_LOSSES:
+        return Unavailable(f"a worker of stage {stage.name} died with this request", code="worker_lost")
+    text = (
+        f"two workers of stage {stage.name} died with this request or had to be killed, the second one when it ran"
+        " alone; it is not tried again"
+    )
+    return ModelError(text, code="request_crashed_worker")
+
+
+def _acquit(request: Request) -> None:
+    """It has come through the stage alone: in the next one it is like any other."""
+    request.losses = 0
+    priority, key, bucket = request.lane
+    if isinstance(key, Alone):
+        request.lane = (priority, key.key, bucket)
 
 
 def _take_back(requests: Sequence[Request]) -> None:

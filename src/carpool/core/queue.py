@@ -17,7 +17,8 @@ or clocks.
 from __future__ import annotations
 
 from bisect import bisect_right, insort, insort_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 
 from carpool.request import DONE, QUEUED, RUNNING, Lane, Request
@@ -29,6 +30,13 @@ that a low priority is late and not lost; well above the usual batch, so that on
 _NEVER = float("inf")
 _due = attrgetter("due")
 _due_and_arrival = attrgetter("due", "arrived")
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A key of requests that share a batch with nobody, not even with each other; `key` is the one they had before."""
+
+    key: Hashable
 
 
 class _Lane:
@@ -153,7 +161,8 @@ class Queue:
     """Requests that wait for a worker of one stage, bounded by count and by bytes.
 
     The order: higher priority first, with ageing; within a lane the earliest due, equals in order of arrival. What is
-    taken together shares key and bucket but may span priorities.
+    taken together shares key and bucket but may span priorities. A lane whose key is `Alone` stands just ahead of the
+    one that its requests came from, ages with it, and is taken from one by one.
 
     Args:
         max_size: most requests that may wait.
@@ -190,6 +199,12 @@ class Queue:
     def size(self) -> int:
         """Sum of the sizes of the waiting requests."""
         return self._size
+
+    @property
+    def alone(self) -> bool:
+        """Whether the next request has to go alone."""
+        order = self._order
+        return len(order) > 0 and type(order[0][1]) is Alone
 
     def has_room(self, nbytes: int, requests: int = 1) -> bool:
         """Whether so many more requests, of `nbytes` in all, are within both bounds."""
@@ -239,6 +254,8 @@ class Queue:
     def peek(self, n: int) -> list[Request]:
         """The next `n` requests (fewer if fewer are compatible), in the order `take` would hand them out."""
         found: list[Request] = []
+        if self.alone and n > 1:
+            n = 1
         for lane in self._next_lanes():
             found += self._lanes[lane].peek(n - len(found))
             if len(found) >= n:
@@ -262,6 +279,9 @@ class Queue:
     def take(self, n: int, now: float = -_NEVER) -> list[Request]:
         """Remove and return the next `n` requests; they are now running. The lanes they came from age from `now` on."""
         taken: list[Request] = []
+        if self.alone:
+            n = 1
+            self._age_origin(now)
         for key in self._next_lanes():
             lane = self._lanes[key]
             taken += lane.take(n - len(taken))
@@ -338,6 +358,14 @@ class Queue:
         _, key, bucket = order[0]
         return [lane for lane in order if lane[1] == key and lane[2] == bucket]
 
+    def _age_origin(self, now: float) -> None:
+        """What is taken from a lane of lone requests is taken from the lane they came from, as far as ageing goes."""
+        priority, key, bucket = self._order[0]
+        assert isinstance(key, Alone)
+        origin = self._lanes.get((priority, key.key, bucket))
+        if origin is not None and now > origin.since:
+            origin.since = now
+
     def _rank(self, key: Lane) -> float:
         """A lane's place in the order, the least first. Priority plus age is greatest where this is least, at any time:
         (now - since) / ageing_s + priority = (now - rank) / ageing_s."""
@@ -347,7 +375,10 @@ class Queue:
         if len(self._order) == 1 and not self._lanes[self._order[0]].live:
             del self._lanes[self._order.pop()]  # kept by `_close`; empty, it must not stand at the head
         lane = self._lanes[key] = _Lane(since)
-        insort(self._order, key, key=self._rank)
+        if type(key[1]) is Alone:
+            insort_left(self._order, key, key=self._rank)
+        else:
+            insort(self._order, key, key=self._rank)
         return lane
 
     def _close(self, key: Lane) -> None:

@@ -6,6 +6,10 @@ Liveness counts only after ready; a busy worker is judged by the batcher's hang 
 Replacement: at once after the first death, then after 0.5, 1, 2 ... 30 s with jitter, reset by one finished batch.
 `MOST_DEATHS` deaths in a row with no batch finished by any worker of the stage between them: the stage has failed.
 The rule is that of an Erlang supervisor: restart a bounded number of times, then escalate.
+
+Deaths that were one request's fault are taken back (`forgive`). But after `MOST_FORGIVEN` such requests in a row, with
+no batch finished between them, it may as well be the model that dies with every request: restarts slow down all the
+same, and a stage that has never yet shown that it works, by a batch or a warm-up, has failed.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 MOST_DEATHS = 5
+MOST_FORGIVEN = 5
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
 
@@ -63,6 +68,8 @@ class Roster:
         self.stopping = False
         self._random = random
         self._deaths_in_a_row = 0
+        self._forgiven_in_a_row = 0  # requests whose deaths were taken back
+        self._works = False  # a batch or a warm-up has been finished
 
     @property
     def ready(self) -> int:
@@ -99,11 +106,14 @@ class Roster:
         place = self.places[worker]
         if state not in _NEXT[place.state] or state in (State.DEAD, State.STARTING):
             raise ValueError(f"worker {worker} cannot become {state} while {place.state}")
+        if state == State.READY and place.state == State.WARMING:
+            self._works = True
         place.state = state
 
     def finished_batch(self) -> None:
         """Some worker of the stage has finished a batch: it can work, so deaths start counting anew."""
-        self._deaths_in_a_row = 0
+        self._deaths_in_a_row = self._forgiven_in_a_row = 0
+        self._works = True
 
     def lost(self, now: float, worker: int) -> None:
         """A worker is dead; sets when it is replaced, or that the stage has failed.
@@ -119,12 +129,27 @@ class Roster:
         if expected:
             return
         self._deaths_in_a_row += 1
-        if self._deaths_in_a_row >= MOST_DEATHS:
-            self.failed = True
+        self._judge()
         place.start_at = now + self._delay()
 
+    def forgive(self, now: float) -> None:
+        """The last death, and the one before it, were the fault of one request; those who are dead start sooner."""
+        self._deaths_in_a_row = max(0, self._deaths_in_a_row - 2)
+        self._forgiven_in_a_row += 1
+        self._judge()
+        latest = now + self._delay()
+        for place in self.places:
+            if place.state == State.DEAD:
+                place.start_at = min(place.start_at, latest)
+
+    def _judge(self) -> None:
+        """Whether the stage has failed."""
+        broken = not self._works and self._forgiven_in_a_row >= MOST_FORGIVEN
+        self.failed = broken or self._deaths_in_a_row >= MOST_DEATHS
+
     def _delay(self) -> float:
-        if self._deaths_in_a_row <= 1:
+        deaths = self._deaths_in_a_row + max(0, self._forgiven_in_a_row - MOST_FORGIVEN)
+        if deaths <= 1:
             return 0.0
-        delay: float = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (self._deaths_in_a_row - 2))
+        delay: float = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (deaths - 2))
         return delay * (0.5 + 0.5 * self._random())

@@ -126,10 +126,11 @@ class Driver:
             self._started.set_result(None)
         self.poll()
 
-    def worker_lost(self, stage: int, worker: int) -> None:
-        """A worker that was ready is gone."""
-        self.pipeline.worker_lost(self.clock(), stage, worker)
+    def worker_lost(self, stage: int, worker: int) -> bool:
+        """A worker that was ready is gone; whether that is the fault of a request (see `Pipeline.worker_lost`)."""
+        blamed = self.pipeline.worker_lost(self.clock(), stage, worker)
         self.poll()
+        return blamed
 
     def start_failed(self, error: CarpoolError) -> None:
         """A worker could not load while the service was starting."""

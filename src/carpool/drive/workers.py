@@ -236,8 +236,9 @@ class WorkerStage:
             return
         pid = "" if process.pid is None else f" (pid {process.pid})"
         logger.error("worker %s/%d%s is lost: %s", self.name, worker, pid, cause)
-        if was_ready:
-            self._driver.worker_lost(self.index, worker)
+        if was_ready and self._driver.worker_lost(self.index, worker):
+            logger.error("stage %s: a request has cost two workers; it is refused and not tried again", self.name)
+            self.roster.forgive(self._driver.clock())
         if self.roster.failed:
             logger.critical("stage %s has failed: its workers die without finishing a batch", self.name)
             text = f"stage {self.name} has failed"

@@ -41,6 +41,7 @@ MESSAGES = {
     "stage_failed": "The service has failed.",
     "not_ready": "The service is not ready.",
     "unavailable": "The service cannot take the request now.",
+    "request_crashed_worker": "The request has crashed two workers and is not tried again.",
     "model_error": "The model raised an error.",
     "bad_result": "The model returned something that does not fit.",
     "not_found": "There is nothing at this address.",
@@ -93,7 +94,7 @@ def error_response(error: Exception, request_id: str, *, timeout_status: int = 5
     message = MESSAGES.get(code, MESSAGES["unavailable"])
     if isinstance(error, DeadlineExceeded):
         status = timeout_status
-    if debug or isinstance(error, InvalidRequest | ValidationError):
+    if debug or isinstance(error, InvalidRequest | ValidationError | DeadlineExceeded):
         message = str(error)[:_LONGEST_MESSAGE] or message
     headers: list[tuple[bytes, bytes]] = [(b"x-request-id", request_id.encode())]
     if isinstance(error, Refusal):
