@@ -1,0 +1,90 @@
+"""The chaos soak.  python -m bench.chaos [--target carpool|mosec|litserve] [--minutes 2] [--seed N] [--docs]
+
+A real server, real clients in processes of their own, and a nemesis that kills, stops and poisons workers and behaves
+badly as a client. Afterwards the journals of both sides are compared, and the exit code is 1 if anything was lost,
+crossed, duplicated, late, run again for no reason or leaked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from bench.chaos import report
+from bench.chaos.soak import NotServing, soak
+from bench.chaos.soak import Progress as Clients
+from bench.chaos.targets import target
+from bench.process_tree import adopt_orphans, end_on_sigterm
+
+_SAY_EVERY_S = 15
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="carpool", help="carpool, mosec or litserve; default: %(default)s")
+    parser.add_argument("--minutes", type=float, default=2.0, help="default: %(default)s")
+    parser.add_argument("--seed", type=int, help="of clients and nemesis; default: a new one")
+    parser.add_argument("--docs", action="store_true", help="write the figures into docs/testing.md")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep journals and log there")
+    given = parser.parse_args()
+    seed = given.seed if given.seed is not None else random.SystemRandom().randrange(2**31)
+    try:
+        server = target(given.target)
+    except LookupError as error:
+        parser.error(str(error))
+    end_on_sigterm()
+    adopt_orphans()
+    print(f"chaos soak of {server.name} {server.version}: {given.minutes:g} minutes, seed {seed}", flush=True)
+    folder = given.keep or Path(tempfile.mkdtemp(prefix="carpool-chaos-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with _bar(given.minutes * 60) as show:
+            outcome = soak(server, given.minutes * 60, seed, folder, show)
+        row = report.row_of(server, seed, outcome)
+        print(report.text(row, outcome))
+        if failures := row.failures():
+            print(f"FAILED, seed {seed}: {'; '.join(failures)}")
+        else:
+            print(f"passed, seed {seed}")
+        if given.docs:
+            report.write_docs(row)
+        return 1 if failures else 0
+    except NotServing as error:
+        print(error, file=sys.stderr)
+        return 1
+    finally:
+        if given.keep is None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _bar(seconds: float) -> Iterator[object]:
+    """A progress bar on a terminal, a line now and then elsewhere."""
+    console = Console(stderr=True)
+    columns = BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn()
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=seconds)
+        said = 0.0
+
+        def show(gone: float, clients: Clients, faults: int) -> None:
+            nonlocal said
+            text = f"{clients.asked:,} requests, {clients.bad:,} not good, {faults} faults"
+            progress.update(task, completed=gone, description=text)
+            if not console.is_terminal and gone - said >= _SAY_EVERY_S:
+                said = gone
+                print(f"{gone:.0f} of {seconds:.0f} s: {text}", flush=True)
+
+        yield show
+
+
+if __name__ == "__main__":
+    sys.exit(main())

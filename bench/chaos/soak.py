@@ -1,0 +1,244 @@
+"""One soak: a server, its clients and the nemesis, and then the questions whether anything was lost or is left."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.chaos import leaks
+from bench.chaos.checker import Findings, check
+from bench.chaos.journal import GONE, Journal
+from bench.chaos.nemesis import Nemesis
+from bench.chaos.requests import HOST, Asks
+from bench.chaos.targets import MAX_BODY_MB, ROOT, TIMEOUT_S, Target
+from bench.chaos.witness import FOLDER_VARIABLE
+from bench.process_tree import ProcessTree
+from bench.server import clean_environment, free_port, stop, tail
+
+WARM_UP_S = 8.0
+STOP_S = 30.0  # that a server may take to end by itself
+CLIENT_PROCESSES = 2
+CLOSED, THINK_S, RATE = 64, 0.04, 600.0
+"""Per client process: closed-loop clients and their mean pause, and the rate of the open loop."""
+
+_OUTCOMES = {"200": "ok", "429": "overloaded", "500": "model_error", "503": "unavailable", "504": "expired"}
+_BACK_TO_ZERO = ("in_flight_requests", "queue_length", "queue_bytes", "in_flight_batches")
+
+
+class NotServing(Exception):
+    """The server did not start."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """All that a soak has found.
+
+    Attributes:
+        findings: what the journals say.
+        leaks: what is held that was not held before.
+        metrics: where the server's own counts differ from the clients'.
+        healthy: whether an ordinary request was answered right at the end.
+        exit_code: of the server after SIGTERM; None if it had to be killed.
+        unsent: requests of the open loop for which there was no connection.
+        seconds: how long the nemesis was at it.
+    """
+
+    findings: Findings
+    leaks: list[str] = field(default_factory=list)
+    metrics: list[str] = field(default_factory=list)
+    healthy: bool = False
+    exit_code: int | None = None
+    unsent: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the clients of all processes are: requests asked, answered with 200, otherwise, and not sent."""
+
+    asked: int = 0
+    good: int = 0
+    bad: int = 0
+    unsent: int = 0
+
+
+def soak(
+    target: Target, seconds: float, seed: int, folder: Path, show: Callable[[float, Progress, int], None]
+) -> Outcome:
+    """Run a soak.
+
+    Args:
+        target: the server.
+        seconds: how long the nemesis is at it.
+        seed: of clients and nemesis.
+        folder: for the journals and the server's log; empty.
+        show: called about once a second with the seconds gone, the clients' progress and the number of faults.
+
+    Raises:
+        NotServing: the server did not start.
+    """
+    journal = Journal(folder / "client-nemesis.log")
+    with _serving(target, folder) as (port, process, tree, scratch):
+        asks = Asks(f"{seed} nemesis", target.path, TIMEOUT_S, target.deadline_header)
+        nemesis = Nemesis(port, folder, f"{seed}", asks, MAX_BODY_MB * 2**20, journal)
+        _wait_until_healthy(nemesis, process, folder)
+        _run_clients(target, port, folder, f"{seed} warm-up", WARM_UP_S, lambda gone, progress: None)
+        time.sleep(2)
+        before = leaks.look(tree, scratch)
+        began = time.monotonic()
+        nemesis.start()
+        clients = _run_clients(
+            target, port, folder, f"{seed}", seconds, lambda gone, p: show(gone, p, sum(nemesis.counts.values()))
+        )
+        nemesis.stop()
+        took_s = time.monotonic() - began
+        after = leaks.settle(lambda: leaks.look(tree, scratch), before)
+        healthy = process.poll() is None and nemesis.healthy()
+        journal.close()
+        findings = check(folder)
+        metrics = _compare(findings, _metrics(port)) if target.metrics and healthy else []
+    found = leaks.leaked(before, after)
+    return Outcome(findings, found, metrics, healthy, process.returncode, clients.unsent, took_s)
+
+
+# -- the server
+
+
+@contextlib.contextmanager
+def _serving(target: Target, folder: Path) -> Iterator[tuple[int, subprocess.Popen[bytes], ProcessTree, Path]]:
+    scratch = Path(tempfile.mkdtemp(prefix="cc-"))  # short, because addresses of Unix sockets are
+    port = free_port()
+    try:
+        with (folder / "server.log").open("wb") as log:
+            process = subprocess.Popen(
+                [part.replace("{port}", str(port)) for part in target.command],
+                env={**clean_environment(), "TMPDIR": str(scratch), FOLDER_VARIABLE: str(folder), **target.env},
+                cwd=target.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        tree = ProcessTree(process.pid)
+        try:
+            yield port, process, tree, scratch
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_S)
+        finally:
+            stop(process, tree)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _wait_until_healthy(nemesis: Nemesis, process: subprocess.Popen[bytes], folder: Path) -> None:
+    if not nemesis.healthy() or process.poll() is not None:
+        raise NotServing(f"the server does not answer:\n{tail(folder / 'server.log')}")
+
+
+def _metrics(port: int) -> dict[str, float]:
+    """The server's counts: requests by outcome, and the gauges that must be back at zero."""
+    connection = http.client.HTTPConnection(HOST, port, timeout=10)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    counts = {
+        name: float(value)
+        for name, value in re.findall(r'^carpool_requests_total\{.*outcome="(\w+)".*\} (\S+)$', text, re.MULTILINE)
+    }
+    for gauge in _BACK_TO_ZERO:
+        values = re.findall(rf"^carpool_{gauge}\{{.*\}} (\S+)$", text, re.MULTILINE)
+        counts[gauge] = sum(map(float, values)) if values else float("nan")
+    return counts
+
+
+def _compare(findings: Findings, counts: dict[str, float]) -> list[str]:
+    """Where the server's counts cannot be those of the clients.
+
+    What clients have received must be counted; what is counted beyond that must be of clients that have left.
+    """
+    statuses = findings.statuses()
+    # until it is ready, a service only refuses, and counts nothing
+    statuses["503"] -= findings.ended.get("healthy", Counter())["503"]
+    found = [f"{name} is {counts[name]:g} and not 0" for name in _BACK_TO_ZERO if counts[name] != 0]
+    surplus = counts["cancelled"]
+    for status, outcome in _OUTCOMES.items():
+        if counts[outcome] < statuses[status]:
+            found.append(f"{statuses[status]} clients got a {status}, but {counts[outcome]:g} are counted as {outcome}")
+        surplus += counts[outcome] - statuses[status]
+    gone = statuses[GONE] + findings.wrongs.counts["lost"]
+    if surplus > gone:
+        found.append(f"{surplus:g} requests are counted that nobody has sent, {gone} clients have left")
+    return found
+
+
+# -- the clients
+
+
+def _run_clients(
+    target: Target, port: int, folder: Path, seed: str, seconds: float, show: Callable[[float, Progress], None]
+) -> Progress:
+    """All client processes, from start to end."""
+    counts: dict[int, list[int]] = {}
+    processes = [_start_client(target, port, folder, f"{seed} {i}", seconds) for i in range(CLIENT_PROCESSES)]
+    readers = [threading.Thread(target=_read, args=(i, p, counts), daemon=True) for i, p in enumerate(processes)]
+    for reader in readers:
+        reader.start()
+    began = time.monotonic()
+    try:
+        while any(process.poll() is None for process in processes):
+            time.sleep(1)
+            show(min(seconds, time.monotonic() - began), _sum(counts))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    for reader in readers:
+        reader.join()
+    if failed := [process.returncode for process in processes if process.returncode]:
+        raise RuntimeError(f"client processes ended with {failed}")
+    return _sum(counts)
+
+
+def _start_client(target: Target, port: int, folder: Path, seed: str, seconds: float) -> subprocess.Popen[str]:
+    name = seed.replace(" ", "-")
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "bench.chaos.clients", str(port), "--journal", str(folder / f"client-{name}.log")),
+            *("--seed", seed, "--seconds", str(seconds), "--path", target.path, "--timeout", str(TIMEOUT_S)),
+            *("--closed", str(CLOSED), "--think", str(THINK_S), "--rate", str(RATE)),
+            *("--deadline-header", target.deadline_header),
+        ],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _read(number: int, process: subprocess.Popen[str], counts: dict[int, list[int]]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        counts[number] = json.loads(line)
+
+
+def _sum(counts: dict[int, list[int]]) -> Progress:
+    return Progress(*[sum(column) for column in zip(*counts.values(), strict=True)])
+
+
+def healthy_shares(findings: Findings) -> tuple[float, float]:
+    """Of the ordinary requests, those answered with 200 and those refused with 429."""
+    ordinary: Counter[str] = findings.ended.get("ok", Counter())
+    total = ordinary.total() or 1
+    return ordinary["200"] / total, ordinary["429"] / total

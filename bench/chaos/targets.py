@@ -1,0 +1,114 @@
+"""The servers that the soak can be pointed at: the same model, workers, batch size and limits for each.
+
+Where a server can restart its workers or end a call that hangs, it is told to.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.peers.install import python_of, versions
+
+WORKERS = 4
+BATCH = 32
+QUEUE = 16_384
+TIMEOUT_S = 10.0  # of a request
+HANG_S = 1.0  # of one call
+MAX_BODY_MB = 2
+WORKER_FAULT = "CHAOS_WORKER_FAULT"  # becomes CARPOOL_FAULT in carpool's workers only
+MID_SEND = "worker.mid_send:kill:300,worker.after_send:kill:400"
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One server.
+
+    Attributes:
+        command: with `{port}` for its port on 127.0.0.1, run in `folder`.
+        path: where the model answers.
+        deadline_header: sets a request's deadline in ms, if there is such a header.
+        metrics: whether it has carpool's `/metrics`.
+        settings: what it was told, for the reader of the table.
+    """
+
+    name: str
+    version: str
+    command: list[str]
+    folder: Path
+    path: str
+    settings: str
+    deadline_header: str = ""
+    metrics: bool = False
+    env: dict[str, str] = field(default_factory=dict)
+
+
+def target(name: str) -> Target:
+    """The server of this name.
+
+    Raises:
+        LookupError: there is no such server, or it is not installed; the text says what to do.
+    """
+    if name == "carpool":
+        return _carpool()
+    if name not in ("mosec", "litserve"):
+        raise LookupError(f"no server {name!r}: there are carpool, mosec and litserve")
+    if not (version := versions(name).get(name, "")):
+        raise LookupError(f"{name} is not installed: python -m bench.peers.install {name}")
+    return _mosec(version) if name == "mosec" else _litserve(version)
+
+
+def _carpool() -> Target:
+    import carpool
+
+    return Target(
+        name="carpool",
+        version=carpool.__version__,
+        command=[
+            *(sys.executable, "-m", "carpool", "serve", "bench.chaos.carpool_service:service"),
+            *("--host", "127.0.0.1", "--port", "{port}", "--max-body-mb", str(MAX_BODY_MB)),
+        ],
+        folder=ROOT,
+        path="/predict",
+        deadline_header="X-Request-Timeout-Ms",
+        metrics=True,
+        settings=f"`timeout_s={TIMEOUT_S:g}`, `max_batch_time_s={HANG_S:g}`, `max_queue_size={QUEUE}`, otherwise its"
+        f" defaults; each worker also kills itself with half of its 300th reply written, or after its 400th"
+        f" (`CARPOOL_FAULT`)",
+        env={"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", WORKER_FAULT: MID_SEND},
+    )
+
+
+def _mosec(version: str) -> Target:
+    return Target(
+        name="mosec",
+        version=version,
+        command=[
+            *(str(python_of("mosec")), "mosec_service.py", str(WORKERS), str(BATCH), str(HANG_S)),
+            *("--address", "127.0.0.1", "--port", "{port}", "--timeout", f"{TIMEOUT_S * 1000:.0f}"),
+            *("--capacity", str(QUEUE), "--max-request-size", str(MAX_BODY_MB * 2**20)),
+        ],
+        folder=HERE,
+        path="/inference",
+        settings=f"`--timeout {TIMEOUT_S * 1000:.0f}`, `--capacity {QUEUE}`, `max_wait_time=1`,"
+        f" worker `timeout={HANG_S:g}`; it restarts dead workers by itself",
+    )
+
+
+def _litserve(version: str) -> Target:
+    return Target(
+        name="litserve",
+        version=version,
+        command=[
+            *(str(python_of("litserve")), "litserve_service.py", "{port}", str(WORKERS), str(BATCH)),
+            *(str(TIMEOUT_S), str(MAX_BODY_MB * 2**20)),
+        ],
+        folder=HERE,
+        path="/predict",
+        settings=f"`timeout={TIMEOUT_S:g}`, `restart_workers=True`, `max_payload_size`; it has no limit for one call",
+    )

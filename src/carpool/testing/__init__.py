@@ -1,0 +1,25 @@
+"""For tests of programs that use carpool, and of parts that are put into it: faults, virtual time, contracts.
+
+* `FaultPlan`, `environment`: faults at exact points of a worker or the server, see `carpool.faults`.
+* `VirtualClock`, `VirtualDriver`: the real decisions under a clock that jumps.
+* `StubWorker`: speaks the frames of a worker, and misbehaves when it is told to.
+* `check_policy`, `check_driver`, `check_wire`: does a policy, a driver or a wire of one's own keep its contract?
+"""
+
+from carpool.clock import VirtualClock
+from carpool.drive.virtual import VirtualDriver
+from carpool.faults import ACTIONS, EVERY_PASS, POINTS, FaultPlan, InjectedFault, environment
+from carpool.testing.policy import PolicyError, check_policy
+
+__all__ = [
+    "ACTIONS",
+    "EVERY_PASS",
+    "POINTS",
+    "FaultPlan",
+    "InjectedFault",
+    "PolicyError",
+    "VirtualClock",
+    "VirtualDriver",
+    "check_policy",
+    "environment",
+]

@@ -1,0 +1,211 @@
+"""Does a policy keep the contract of `policy/base.py`? Random schedules in virtual time, every decision looked at.
+
+Arrivals, sizes, SLOs, priorities, cancellations, lost workers and batch times that nothing can be learned from. A
+schedule follows from its seed, so a failure can be run again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from carpool.core.batcher import INFINITY, Batcher
+from carpool.core.pipeline import Pipeline
+from carpool.core.queue import Queue
+from carpool.drive.virtual import VirtualDriver
+from carpool.errors import Overloaded
+from carpool.policy import Decision, Policy, QueueView
+from carpool.request import DONE, Request
+
+MakePolicy = Callable[[int, float | None], Policy]
+"""A new policy for a `max_batch_size` and a `max_queue_delay_s`; a policy class is one."""
+
+_MOST_QUESTIONS = 20_000  # of one schedule; a policy that asks to be asked at once for ever is found by it
+_SECONDS = (0.0, 0.0005, 0.001, 0.003, 0.01, 0.04, 0.2)
+_BUDGETS = (0.001, 0.02, 0.06, 0.5, 5.0, INFINITY)
+_FACTORS = (0.0, 0.5, 1.0, 1.0, 1.0, 3.0, 100.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request: so long after the one before it. `worker_dies` with whatever it does at that moment."""
+
+    after_s: float
+    slo_s: float = INFINITY
+    timeout_s: float = INFINITY
+    size: int = 1
+    priority: int = 0
+    key: str | None = None
+    cancelled_after_s: float | None = None
+    worker_dies: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A stage and what happens to it.
+
+    Attributes:
+        limit, max_queue_delay_s: of the policy.
+        fixed_s, item_s, factors: a batch of n takes `(fixed_s + item_s * n)` times the next factor, in turn.
+    """
+
+    arrivals: Sequence[Arrival]
+    limit: int = 4
+    workers: int = 1
+    max_queue_delay_s: float | None = None
+    fixed_s: float = 0.001
+    item_s: float = 0.001
+    factors: Sequence[float] = (1.0,)
+
+
+class PolicyError(AssertionError):
+    """A policy has broken the contract. The text says how, and on which schedule."""
+
+
+def check_policy(make: MakePolicy, *, schedules: int = 200, seed: int = 0) -> None:
+    """Try a policy on random schedules.
+
+    Whatever happens, each decision must be repeatable, take no more than waits, is allowed or has a worker, drop only
+    what is queued, name a reason, and ask to be asked again if it holds back; and in the end everybody was served or
+    refused. Requests that come one at a time and have a lot of time must all be served.
+
+    Args:
+        make: gives a new policy.
+        schedules: how many to try.
+        seed: of the first; the others follow it.
+
+    Raises:
+        PolicyError: the contract is broken; the text names the seed, with which `schedules=1` repeats it.
+    """
+    for number in range(seed, seed + schedules):
+        dice = random.Random(number)
+        try:
+            requests = play(make, random_schedule(dice)).requests
+            _require(all(request.state == DONE for request in requests), "somebody is never answered")
+            _check_light_load(make, dice)
+        except PolicyError as error:
+            raise PolicyError(f"{error} (seed {number})") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A schedule that has been run to its end."""
+
+    driver: VirtualDriver
+    policy: Policy
+    requests: list[Request]
+
+
+def play(make: MakePolicy, schedule: Schedule) -> Played:
+    """Run one schedule until nothing is left to happen, with every decision looked at.
+
+    Raises:
+        PolicyError: a decision breaks the contract, or requests are left over.
+    """
+    policy = _examine(make(schedule.limit, schedule.max_queue_delay_s))
+    pipeline = Pipeline([Batcher("stage", policy, Queue())])
+    batches = count()
+
+    def cost(n: int) -> float:
+        factor = schedule.factors[next(batches) % len(schedule.factors)]
+        return (schedule.fixed_s + schedule.item_s * n) * factor
+
+    driver = VirtualDriver(pipeline, [cost], [schedule.workers])
+    requests = []
+    now = 0.0
+    for i, arrival in enumerate(schedule.arrivals):
+        now += arrival.after_s
+        requests.append(_arrive(driver, now, i, arrival))
+    driver.run()
+    _require(not pipeline.waiting and not pipeline.stages[0].in_flight, "work is left over")
+    return Played(driver, policy, requests)
+
+
+def random_schedule(dice: random.Random) -> Schedule:
+    """Any schedule: crowds and gaps, generous and hopeless deadlines, cheap and dear batches."""
+    return Schedule(
+        arrivals=[_random_arrival(dice) for _ in range(dice.randint(0, 50))],
+        limit=dice.randint(1, 9),
+        workers=dice.randint(1, 3),
+        max_queue_delay_s=dice.choice([None, dice.choice(_SECONDS)]),
+        fixed_s=dice.choice(_SECONDS),
+        item_s=dice.choice(_SECONDS),
+        factors=[dice.choice(_FACTORS) for _ in range(dice.randint(1, 5))],
+    )
+
+
+# -- inside
+
+
+def _random_arrival(dice: random.Random) -> Arrival:
+    return Arrival(
+        after_s=dice.choice([0.0, dice.choice(_SECONDS), dice.uniform(0, 0.01), 20.0]),
+        slo_s=dice.choice(_BUDGETS),
+        timeout_s=dice.choice(_BUDGETS),
+        size=dice.choice([1, 1, 1, 2, 5]),
+        priority=dice.choice([0, 0, 0, 1]),
+        key=dice.choice([None, None, None, "a", "b"]),
+        cancelled_after_s=dice.choice([None, None, dice.choice(_SECONDS)]),
+        worker_dies=dice.random() < 0.1,
+    )
+
+
+def _arrive(driver: VirtualDriver, now: float, item: int, arrival: Arrival) -> Request:
+    pipeline = driver.pipeline
+    due = now + min(arrival.slo_s, arrival.timeout_s)
+    lane = (arrival.priority, arrival.key, 0)
+    request = driver.arrive(now, item, arrival.timeout_s, size=arrival.size, lane=lane, due=due)
+    if arrival.cancelled_after_s is not None:
+        driver.at(now + arrival.cancelled_after_s, lambda: pipeline.cancel(driver.clock.now, request))
+    if arrival.worker_dies:
+        driver.at(now, lambda: driver.lose(0, 0) if 0 in pipeline.stages[0].in_flight else None)
+    return request
+
+
+def _check_light_load(make: MakePolicy, dice: random.Random) -> None:
+    quiet = [Arrival(0.5, slo_s=0.4, timeout_s=0.45)] * 30
+    fixed_s, item_s = dice.uniform(0.0001, 0.01), dice.uniform(0, 0.002)
+    schedule = Schedule(quiet, dice.randint(1, 9), dice.randint(1, 3), None, fixed_s, item_s)
+    for request in play(make, schedule).requests:
+        refused = isinstance(request.error, Overloaded)
+        _require(not refused, "a lone request with a lot of time is refused")
+        _require(request.error is None, "a lone request with a lot of time expires")
+
+
+def _examine(policy: Policy) -> Policy:
+    """The same policy, but whatever it decides is looked at."""
+    decide = policy.decide
+    asked = count(1)
+
+    def examined(now: float, queue: QueueView, free: int, busy: int) -> Decision:
+        _require(next(asked) < _MOST_QUESTIONS, "it asks to be asked again and again")
+        before = list(queue)
+        decision, again = decide(now, queue, free, busy), decide(now, queue, free, busy)
+        _require(again == decision, f"asked twice, it says {decision} and {again}")
+        _require(list(queue) == before, "it changes the queue")
+        _check(decision, now, queue, free, policy.limit)
+        return decision
+
+    policy.decide = examined  # type: ignore[method-assign]
+    return policy
+
+
+def _check(decision: Decision, now: float, queue: QueueView, free: int, limit: int) -> None:
+    """Whether this decision can be carried out and leaves nobody waiting for nothing."""
+    _require(len(set(decision.drop)) == len(decision.drop), "one request is dropped twice")
+    _require(set(decision.drop) <= set(queue), "what is dropped is not queued")
+    left = queue.size - sum(request.size for request in decision.drop)
+    _require(0 <= decision.take <= min(left, limit), f"it takes {decision.take} of {left}, with a limit of {limit}")
+    _require(bool(free) or not decision.take, "a batch without a worker")
+    _require((decision.reason != "") == (decision.take > 0), "a batch needs a reason, nothing needs none")
+    if free and left and not decision.take and not decision.drop:
+        _require(decision.wake_at is not None, "it holds back and does not say until when")
+    if decision.wake_at is not None and not decision.take:
+        _require(decision.wake_at > now, "it asks to be asked again at once")
+
+
+def _require(condition: bool, text: str) -> None:
+    if not condition:
+        raise PolicyError(text)
