@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -210,6 +211,47 @@ class HoldsTheGil(carpool.Model):
     def predict(self, seconds: float) -> float:
         ctypes.PyDLL(None).usleep(int(seconds * 1e6))
         return seconds
+
+
+class HasChildren(carpool.Model):
+    """Starts a child of its own where it is told to, says both pids, and holds the GIL."""
+
+    def __init__(self, pids: str, when: str) -> None:
+        self.pids, self.when = Path(pids), when
+
+    def setup(self) -> None:
+        if self.when == "setup":
+            self._go()
+
+    def predict(self, x: Any) -> Any:
+        self._go()
+        return x
+
+    def _go(self) -> None:
+        child = subprocess.Popen(["sleep", "600"])
+        self.pids.with_suffix(".part").write_text(f"{os.getpid()} {child.pid}")
+        self.pids.with_suffix(".part").rename(self.pids)
+        ctypes.PyDLL(None).usleep(600_000_000)
+
+
+class LoadsSlowly(carpool.Model):
+    """Notes when its loading begins and ends, and waits in between."""
+
+    def __init__(self, diary: str, seconds: float) -> None:
+        self.diary, self.seconds = Path(diary), seconds
+
+    def setup(self) -> None:
+        self._note("+")
+        time.sleep(self.seconds)
+        self._note("-")
+
+    def predict(self, xs: list[float]) -> list[float]:
+        time.sleep(max(xs))
+        return xs
+
+    def _note(self, sign: str) -> None:
+        with self.diary.open("a") as diary:
+            diary.write(sign)
 
 
 class Wrong(carpool.Model):

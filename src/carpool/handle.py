@@ -17,8 +17,10 @@ from carpool.core.batcher import Batcher
 from carpool.core.journal import Entry, Journal
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
+from carpool.core.roster import Starts
 from carpool.drive.aio import Driver
 from carpool.drive.callers import FutureCaller, LockCaller, request_for, result_of
+from carpool.drive.guard import Guard
 from carpool.drive.launch import Launch
 from carpool.drive.output import LineSink
 from carpool.drive.streams import AsyncStream, ThreadStream, Window
@@ -46,6 +48,7 @@ _HANG_SHARE = 3  # `max_batch_time_s` defaults to this part of the service's tim
 _BATCHES_AHEAD = 3  # per worker: one at work, one on its way, one forming
 _SMALL_AHEAD = 2 * _BATCHES_AHEAD  # of small items, so that threads wake one another less often
 _LEAST_IN_FLIGHT = 64
+_LEAST_STARTS = 2  # at a time: a model that never ends loading must not hold up all others
 
 
 class AsyncHandle:
@@ -64,6 +67,7 @@ class AsyncHandle:
         self._journal = Journal(journal_size) if journal_size else None
         self._output = output
         self._stages: list[WorkerStage] = []
+        self._guard: Guard | None = None
         self._found_cores: affinity.Cores | None = None
         self._generation = _generation
 
@@ -93,15 +97,21 @@ class AsyncHandle:
             )
         if self.driver is not None:
             raise RuntimeError("this handle was started before; call run or run_async again for a new one")
-        launches = [_launch(self.service, index) for index in range(len(self.service.stages))]
+        starts_at_a_time = self.service.max_parallel_starts or max(_LEAST_STARTS, affinity.available())
+        guard = Guard() if any(stage.run_in == "process" for stage in self.service.stages) else None
+        launches = [_launch(self.service, index, guard) for index in range(len(self.service.stages))]
         self._pin()
         self.driver = driver = Driver(*_pipeline_and_stats(self.service, self._journal))
         rosters = [stage.roster for stage in driver.stats.stages]
+        starts = Starts([roster for roster in rosters if roster is not None], starts_at_a_time)
         self._stages = [
-            WorkerStage(index, launch, driver, roster, self._output)
+            WorkerStage(index, launch, driver, roster, starts, self._output)
             for index, (launch, roster) in enumerate(zip(launches, rosters, strict=True))
             if roster is not None
         ]
+        if guard is not None:
+            guard.start()
+        self._guard = guard
         try:
             await driver.start(self._stages, [stage.workers for stage in self.service.stages])
         except BaseException:
@@ -112,6 +122,9 @@ class AsyncHandle:
         """Stop the service: finish what is inside (or fail it, without `drain`), then end the workers."""
         if self.driver is not None:
             await self.driver.stop(drain=drain, timeout_s=self.service.timeout_s)
+        if self._guard is not None:
+            await self._guard.close()
+            self._guard = None
         affinity.pin(self._found_cores)
 
     def kill(self) -> None:
@@ -351,7 +364,7 @@ def _batcher(service: Service, stage: Stage) -> Batcher:
     )
 
 
-def _launch(service: Service, index: int) -> Launch:
+def _launch(service: Service, index: int, guard: Guard | None) -> Launch:
     stage: Stage = service.stages[index]
     everywhere = affinity.current()
     warm_up = warm_up_sizes(stage)
@@ -372,4 +385,4 @@ def _launch(service: Service, index: int) -> Launch:
     )
     # a worker always sets its affinity, also to "everywhere": it would inherit a pinned coordinator's
     cores = stage.cpus or (everywhere if stage.run_in == "process" else None,) * stage.workers
-    return Launch(stage.run_in, setup, stage.model, stage.kwargs, cores, stage.env, warm_up)
+    return Launch(stage.run_in, setup, stage.model, stage.kwargs, cores, stage.env, warm_up, guard)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from carpool.drive.output import LineSink, print_line
 from carpool.handle import AsyncHandle, Handle
 from carpool.model import AnyModel
-from carpool.settings import check_overload, positive
+from carpool.settings import at_least, check_overload, positive
 from carpool.stage import Stage, as_stage, check_chain
 from carpool.worker import affinity
 
@@ -27,6 +27,8 @@ class Service:
             within `slo_s` as possible, or "latency", soon answers for those that are served, at the cost of some
             goodput.
         cpus: the core, or cores, that the coordinator is tied to while the service runs.
+        max_parallel_starts: how many workers, of all stages together, may load their models at the same time, at first
+            and after deaths; defaults to the number of cores there are for this process, at least 2.
 
     Raises:
         ValueError: see `Stage`; or two stages have one name, or a queue is too small for the batches before it.
@@ -40,17 +42,21 @@ class Service:
         slo_s: float | None = None,
         overload: str = "goodput",
         cpus: int | Collection[int] | None = None,
+        max_parallel_starts: int | None = None,
     ) -> None:
         self._stages = tuple(as_stage(stage) for stage in stages)
         check_chain(self._stages)
         positive("timeout_s", timeout_s)
         positive("slo_s", slo_s)
         check_overload(overload)
+        if max_parallel_starts is not None:
+            at_least("max_parallel_starts", max_parallel_starts, 1)
         self._name = name or self._stages[-1].name
         self._timeout_s = timeout_s
         self._slo_s = slo_s
         self._overload = overload
         self._cpus = None if cpus is None else affinity.parse(cpus)
+        self._max_parallel_starts = max_parallel_starts
 
     def __repr__(self) -> str:
         return f"<Service {self._name}: {' -> '.join(stage.name for stage in self._stages)}>"
@@ -84,6 +90,11 @@ class Service:
     def cpus(self) -> affinity.Cores | None:
         """Where the coordinator runs."""
         return self._cpus
+
+    @property
+    def max_parallel_starts(self) -> int | None:
+        """How many workers may load at the same time, if it was said."""
+        return self._max_parallel_starts
 
     def run_async(self, *, journal_size: int = 0, output: LineSink = print_line) -> AsyncHandle:
         """The service on the running loop: `async with service.run_async() as s: await s.predict(x)`.

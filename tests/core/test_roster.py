@@ -6,7 +6,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from carpool.core.roster import FIRST_DELAY_S, LONGEST_DELAY_S, MOST_DEATHS, MOST_FORGIVEN, Roster, State
+from carpool.core.roster import (
+    FIRST_DELAY_S,
+    LONGEST_DELAY_S,
+    MOST_DEATHS,
+    MOST_FORGIVEN,
+    NO_ROOM_DELAY_S,
+    Roster,
+    Starts,
+    State,
+)
 
 INFINITY = float("inf")
 WAY = {
@@ -53,7 +62,7 @@ def test_all_workers_are_to_be_started_at_first() -> None:
     assert (one.due(0), one.next_start(), one.restarts) == ([], INFINITY, 0)
 
 
-@pytest.mark.parametrize("before", [state for state in State if state != State.DEAD])
+@pytest.mark.parametrize("before", [state for state in State if state not in (State.DEAD, State.HUNG)])
 @pytest.mark.parametrize("after", State)
 def test_a_worker_moves_only_forward(before: State, after: State) -> None:
     """Starting, loading, warming, ready, draining; warming may be left out. All else raises and changes nothing."""
@@ -118,20 +127,25 @@ def test_the_first_death_is_mended_at_once_then_later_and_later() -> None:
 @pytest.mark.parametrize(("dice", "share"), [(0.0, 0.5), (0.5, 0.75), (1.0, 1.0)])
 def test_the_delay_is_spread_by_the_dice(dice: float, share: float) -> None:
     """Between a half and the whole of it, so that workers do not start in step."""
-    one = roster(2, [dice])
+    one = roster(1, [dice])
     one.lost(7, 0)
-    one.lost(7, 1)
+    one.due(7)
+    one.lost(7, 0)
 
-    assert [place.start_at for place in one.places] == [7, 7 + FIRST_DELAY_S * share]
+    assert one.next_start() == 7 + FIRST_DELAY_S * share
 
 
-def test_no_delay_is_longer_than_the_longest() -> None:
-    """However many deaths: those who come after the stage has failed as well."""
-    one = roster(20)
-    for worker in range(20):
-        one.lost(0, worker)
+def test_no_delay_is_longer_than_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many deaths, if the stage bore them."""
+    monkeypatch.setattr("carpool.core.roster.MOST_DEATHS", 100)
+    one, now, delays = roster(), 0.0, []
+    for _ in range(20):
+        one.lost(now, 0)
+        delays.append(one.next_start() - now)
+        now = one.next_start()
+        one.due(now)
 
-    assert max(place.start_at for place in one.places) == LONGEST_DELAY_S
+    assert max(delays) == delays[-1] == LONGEST_DELAY_S
 
 
 def test_one_finished_batch_starts_the_count_anew() -> None:
@@ -151,16 +165,108 @@ def test_one_finished_batch_starts_the_count_anew() -> None:
 
 
 def test_five_deaths_in_a_row_fail_the_stage() -> None:
-    """Counted over all workers; nobody is started any more."""
-    one = roster(MOST_DEATHS)
+    """Although other workers of the stage live, and do nothing; nobody is started any more."""
+    one = roster(2)
     failed = []
-    for worker in range(MOST_DEATHS):
-        one.lost(worker, worker)
+    for _ in range(MOST_DEATHS):
+        one.lost(0, 1)
         failed.append(one.failed)
+        one.due(INFINITY)
 
     assert MOST_DEATHS == 5
     assert failed == [False] * 4 + [True]
     assert (one.due(INFINITY), one.next_start()) == ([], INFINITY)
+
+
+def test_workers_that_die_together_count_as_one_death() -> None:
+    """All of ten are killed: all are replaced at once. Only if their successors die as well, it is the second death."""
+    one = roster(10)
+    for worker in range(10):
+        one.lost(worker, worker)
+
+    assert [place.start_at for place in one.places] == list(range(10))
+    assert one.due(9) == list(range(10))
+    one.lost(9, 3)
+    one.lost(9, 4)
+    assert one.next_start() == 9 + FIRST_DELAY_S
+    assert not one.failed
+
+
+def test_generations_that_die_fail_the_stage() -> None:
+    """Replaced in vain five times over, however many die each time."""
+    one = roster(3)
+    for death in range(MOST_DEATHS):
+        assert not one.failed, death
+        for worker in range(3):
+            one.lost(0, worker)
+        one.due(INFINITY)
+
+    assert one.failed
+
+
+# -- those that hang, and those that cannot be started
+
+
+def test_who_hangs_is_lost_at_once_and_replaced_when_gone() -> None:
+    """Its death counts when it is given up; its place is free when its process has ended."""
+    one = roster()
+    become(one, State.READY)
+    one.lost(5, 0, gone=False)
+
+    assert (one.ready, one.places[0].state) == (0, State.HUNG)
+    assert (one.due(INFINITY), one.next_start()) == ([], INFINITY)
+    for wrong in (lambda: one.lost(5, 0), lambda: one.moved(0, State.READY), lambda: one.moved(0, State.DEAD)):
+        with pytest.raises(ValueError, match="hung"):
+            wrong()
+    one.is_gone(0)
+    assert one.next_start() == 5
+    assert one.due(5) == [0]
+    one.lost(6, 0)
+    assert one.next_start() == 6 + FIRST_DELAY_S  # the second death
+
+
+def test_only_who_hangs_is_gone_later() -> None:
+    """A worker that runs, or is dead already, is not."""
+    one = roster()
+    with pytest.raises(ValueError, match="did not hang"):
+        one.is_gone(0)
+    one.lost(0, 0)
+    with pytest.raises(ValueError, match="did not hang"):
+        one.is_gone(0)
+
+
+def test_what_cannot_be_started_is_no_death() -> None:
+    """Without a process, memory or a file descriptor it is tried again now and then, and the stage does not fail."""
+    one, now = roster(), 0.0
+    for _ in range(5 * MOST_DEATHS):
+        one.not_started(now, 0)
+        assert one.next_start() == now + NO_ROOM_DELAY_S
+        now = one.next_start()
+        assert one.due(now) == [0]
+
+    assert not one.failed
+    one.lost(now, 0)
+    assert one.next_start() == now
+
+
+# -- how many load at a time
+
+
+def test_no_more_load_at_a_time_than_may() -> None:
+    """Over all stages, from a worker's start until it is ready or dead."""
+    first, second = Roster(3, lambda: 1.0), Roster(2, lambda: 1.0)
+    starts = Starts([first, second], 2)
+
+    assert first.due(0, starts.room) == [0, 1]
+    assert (starts.room, second.due(0, starts.room), second.next_start()) == (0, [], 0)
+    for state in (State.LOADING, State.WARMING):
+        first.moved(0, state)
+        assert starts.room == 0
+    first.moved(0, State.READY)
+    assert (starts.room, first.due(0, starts.room)) == (1, [2])
+    first.lost(1, 1)
+    assert second.due(1, starts.room) == [0]
+    assert starts.room == 0
 
 
 def test_the_death_of_a_draining_worker_is_expected() -> None:

@@ -68,7 +68,7 @@ def busy() -> Iterator[RunningServer]:
             running.until(lambda: running.app.endpoints[0].driver.pipeline.waiting == 1)  # type: ignore[union-attr]
             gone.reset()
             running.until(lambda: running.app.endpoints[0].driver.pipeline.waiting == 0)  # type: ignore[union-attr]
-            assert second.ask(job(2, None, "X-Request-Timeout-Ms: 1", path="/predict")).status == 504
+            assert second.ask(job(2, None, "X-Request-Timeout-Ms: 200", path="/predict")).status == 504
             second.send(job(3, path="/predict"))
             running.until(lambda: running.app.endpoints[0].driver.pipeline.waiting == 1)  # type: ignore[union-attr]
             assert third.ask(job(4, path="/predict")).status == 429
@@ -209,7 +209,7 @@ def test_labels_are_closed_sets(busy: RunningServer) -> None:
         "policy": {"greedy", "adaptive"},
         "rule": {"", *REASONS},
         "n": {"1", "max"},
-        "state": {"starting", "loading", "warming", "ready", "draining", "dead"},
+        "state": {"starting", "loading", "warming", "ready", "draining", "hung", "dead"},
     }
     for metric in scrape(busy).values():
         for sample in metric.samples:

@@ -196,6 +196,13 @@ class Batcher:
         if batch is not None and batch.id == batch_id and batch.call_started < INFINITY:
             batch.call_started = now
 
+    def spare(self, now: float, worker: int) -> None:
+        """A worker that seemed to hang does not: its time counts anew, if it still has something to do."""
+        batch = self.in_flight.get(worker)
+        if batch is not None:
+            batch.call_started = now
+            self.attention_at = min(self.attention_at, now + self.max_batch_time_s)
+
     def completed(
         self, now: float, worker: int, batch_id: int, ids: Sequence[int], busy_s: float, ok: bool
     ) -> list[Request | None]:

@@ -1,10 +1,13 @@
 """Who works in a stage: the states of its workers, when a lost one is replaced, when to give up.
 
-States: starting (process spawned) -> loading (`setup` runs) -> warming (examples run) -> ready -> draining / dead.
-Liveness counts only after ready; a busy worker is judged by the batcher's hang limit, not here.
+States: starting (spawned) -> loading (`setup` runs) -> warming (examples run) -> ready -> draining / hung -> dead.
+Liveness counts only after ready; a busy worker is judged by the batcher's hang limit, not here. One that hangs is lost
+at once, but its place is free only when its process is gone: until then it may hold the memory its successor needs.
 
 Replacement: at once after the first death, then after 0.5, 1, 2 ... 30 s with jitter, reset by one finished batch.
 `MOST_DEATHS` deaths in a row with no batch finished by any worker of the stage between them: the stage has failed.
+Workers that ran side by side and die together (somebody has killed them all, memory ran out) count as one death: what
+counts is how often replacing them was in vain. No more than so many workers of a service load at a time (`Starts`).
 The rule is that of an Erlang supervisor: restart a bounded number of times, then escalate.
 
 Deaths that were one request's fault are taken back (`forgive`). But after `MOST_FORGIVEN` such requests in a row, with
@@ -14,7 +17,7 @@ same, and a stage that has never yet shown that it works, by a batch or a warm-u
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -22,6 +25,7 @@ MOST_DEATHS = 5
 MOST_FORGIVEN = 5
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
+NO_ROOM_DELAY_S = 2.0
 
 
 class State(StrEnum):
@@ -32,6 +36,7 @@ class State(StrEnum):
     WARMING = "warming"
     READY = "ready"
     DRAINING = "draining"
+    HUNG = "hung"
     DEAD = "dead"
 
 
@@ -41,8 +46,12 @@ _NEXT: dict[State, frozenset[State]] = {
     State.WARMING: frozenset({State.READY, State.DRAINING, State.DEAD}),
     State.READY: frozenset({State.DRAINING, State.DEAD}),
     State.DRAINING: frozenset({State.DEAD}),
+    State.HUNG: frozenset({State.DEAD}),
     State.DEAD: frozenset({State.STARTING}),
 }
+
+
+_ON_THEIR_WAY = frozenset({State.STARTING, State.LOADING, State.WARMING})
 
 
 @dataclass(slots=True)
@@ -51,6 +60,7 @@ class Place:
 
     state: State = State.DEAD
     start_at: float = 0.0  # when a dead worker is to be replaced
+    order: int = 0  # the present one's among all that the stage has started
     starts: int = 0
 
 
@@ -70,6 +80,13 @@ class Roster:
         self._deaths_in_a_row = 0
         self._forgiven_in_a_row = 0  # requests whose deaths were taken back
         self._works = False  # a batch or a warm-up has been finished
+        self._starts = 0
+        self._starts_before_death = 0  # before the last one that counted
+
+    @property
+    def loading(self) -> int:
+        """How many workers have been started and are not ready yet."""
+        return sum(place.state in _ON_THEIR_WAY for place in self.places)
 
     @property
     def ready(self) -> int:
@@ -81,14 +98,19 @@ class Roster:
         """How many workers have been started again after a death."""
         return sum(max(0, place.starts - 1) for place in self.places)
 
-    def due(self, now: float) -> list[int]:
-        """The places whose worker is to be started now; they count as starting from here on."""
+    def due(self, now: float, room: float = float("inf")) -> list[int]:
+        """The places whose worker is to be started now, at most `room`; they count as starting from here on."""
         if self.failed or self.stopping:
             return []
         due = [i for i, p in enumerate(self.places) if p.state == State.DEAD and p.start_at <= now]
+        if len(due) > room:
+            due = due[: int(room)]
         for i in due:
-            self.places[i].state = State.STARTING
-            self.places[i].starts += 1
+            place = self.places[i]
+            self._starts += 1
+            place.state = State.STARTING
+            place.order = self._starts
+            place.starts += 1
         return due
 
     def next_start(self) -> float:
@@ -104,7 +126,7 @@ class Roster:
             ValueError: that state cannot follow the present one.
         """
         place = self.places[worker]
-        if state not in _NEXT[place.state] or state in (State.DEAD, State.STARTING):
+        if state not in _NEXT[place.state] or state in (State.DEAD, State.STARTING, State.HUNG):
             raise ValueError(f"worker {worker} cannot become {state} while {place.state}")
         if state == State.READY and place.state == State.WARMING:
             self._works = True
@@ -115,20 +137,27 @@ class Roster:
         self._deaths_in_a_row = self._forgiven_in_a_row = 0
         self._works = True
 
-    def lost(self, now: float, worker: int) -> None:
+    def lost(self, now: float, worker: int, *, gone: bool = True) -> None:
         """A worker is dead; sets when it is replaced, or that the stage has failed.
 
+        Args:
+            now: the time.
+            worker: its place.
+            gone: False for one that hangs and still has to be killed: it is replaced once `is_gone` has said so.
+
         Raises:
-            ValueError: it was dead already.
+            ValueError: it was dead or given up already.
         """
         place = self.places[worker]
-        if place.state == State.DEAD:
-            raise ValueError(f"worker {worker} is dead already")
+        if place.state in (State.DEAD, State.HUNG):
+            raise ValueError(f"worker {worker} is {place.state} already")
         expected = place.state == State.DRAINING or self.stopping
-        place.state = State.DEAD
+        place.state = State.DEAD if gone else State.HUNG
         if expected:
             return
-        self._deaths_in_a_row += 1
+        if place.order > self._starts_before_death:  # else it was there when another died, which has been counted
+            self._deaths_in_a_row += 1
+            self._starts_before_death = self._starts
         self._judge()
         place.start_at = now + self._delay()
 
@@ -139,8 +168,25 @@ class Roster:
         self._judge()
         latest = now + self._delay()
         for place in self.places:
-            if place.state == State.DEAD:
+            if place.state in (State.DEAD, State.HUNG):
                 place.start_at = min(place.start_at, latest)
+
+    def is_gone(self, worker: int) -> None:
+        """The process of a worker that hung has ended.
+
+        Raises:
+            ValueError: it did not hang.
+        """
+        place = self.places[worker]
+        if place.state != State.HUNG:
+            raise ValueError(f"worker {worker} is {place.state}: it did not hang")
+        place.state = State.DEAD
+
+    def not_started(self, now: float, worker: int) -> None:
+        """The system had no process, memory or file descriptor for it: that is no death, and is tried again."""
+        place = self.places[worker]
+        place.state = State.DEAD
+        place.start_at = now + NO_ROOM_DELAY_S * (0.5 + 0.5 * self._random())
 
     def _judge(self) -> None:
         """Whether the stage has failed."""
@@ -153,3 +199,21 @@ class Roster:
             return 0.0
         delay: float = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (deaths - 2))
         return delay * (0.5 + 0.5 * self._random())
+
+
+class Starts:
+    """How many workers of a service may load at a time, whatever their stage.
+
+    Args:
+        rosters: of all its stages.
+        most: `max_parallel_starts`.
+    """
+
+    def __init__(self, rosters: Sequence[Roster], most: int) -> None:
+        self._rosters = tuple(rosters)
+        self._most = most
+
+    @property
+    def room(self) -> int:
+        """How many more may be started now."""
+        return max(0, self._most - sum(roster.loading for roster in self._rosters))

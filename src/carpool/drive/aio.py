@@ -15,7 +15,7 @@ from typing import Protocol
 from carpool.clock import Clock, monotonic
 from carpool.core.batcher import INFINITY, Batch
 from carpool.core.pipeline import Pipeline, Todo
-from carpool.errors import CarpoolError, Unavailable
+from carpool.errors import CarpoolError, StartupError, Unavailable
 from carpool.observe.stats import Stats
 from carpool.request import Request
 
@@ -26,13 +26,13 @@ class Executor(Protocol):
     """Runs the batches of one stage and reports to the driver."""
 
     def start(self) -> None:
-        """Start the workers; each is reported by `Driver.worker_ready`, or the stage by `Driver.stage_failed`."""
+        """Start the workers that are due; each is reported by `worker_ready`, or the stage by `stage_failed`."""
 
     def run(self, batch: Batch) -> None:
         """Hand a batch to its worker, which is idle."""
 
     def kill(self, worker: int) -> None:
-        """End a worker that hangs; its death is reported like any other."""
+        """Give up a worker that hangs: it is reported as lost at once, and ended."""
 
     async def stop(self, grace_s: float) -> None:
         """End all workers, by force after `grace_s`."""
@@ -75,8 +75,7 @@ class Driver:
         """
         self.executors = executors
         self._missing = {(stage, worker) for stage, n in enumerate(workers) for worker in range(n)}
-        for executor in executors:
-            executor.start()
+        self.start_workers()
         await self._started
 
     async def stop(self, *, drain: bool = True, timeout_s: float | None = 30.0, grace_s: float = 5.0) -> None:
@@ -132,6 +131,16 @@ class Driver:
         self.poll()
         return blamed
 
+    def start_workers(self) -> None:
+        """A worker is ready or dead, so others may be started."""
+        for executor in self.executors:
+            executor.start()
+
+    def spare(self, stage: int, worker: int) -> None:
+        """A worker that seemed to hang has spoken."""
+        self.pipeline.stages[stage].spare(self.clock(), worker)
+        self.poll()
+
     def start_failed(self, error: CarpoolError) -> None:
         """A worker could not load while the service was starting."""
         if not self._started.done():
@@ -139,6 +148,7 @@ class Driver:
 
     def stage_failed(self, error: CarpoolError) -> None:
         """A stage has no worker and will get none: the service cannot answer any more."""
+        self.start_failed(StartupError(str(error)))
         self.pipeline.abort(self.clock(), error)
         self.poll()
 

@@ -56,10 +56,17 @@ class _Inside:
         """Wait until it is gone."""
         await asyncio.shield(self._gone)
 
+    def catch_up(self) -> bool:
+        """What it has said is heard already."""
+        return False
+
+    def give_up(self, why: str, heard: Callable[[Frame], None]) -> None:
+        """It hangs: leave it to itself."""
+        self._heard = heard
+        self.kill(why)
+
     def kill(self, why: str = "") -> None:
         """Have nothing more to do with it."""
-        if why:
-            logger.error("worker %s/%d: %s", self._setup.stage, self._setup.worker, why)
         self._loop.call_soon(self._end, why or "it was given up")
 
     def _hear(self, frame: Frame) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from carpool.drive.guard import Guard
 from carpool.model import AnyModel
 from carpool.worker import affinity
 from carpool.worker.setup import Setup
@@ -22,6 +23,7 @@ class Launch:
         cores: per worker where it runs; None for "as the parent did before it was pinned".
         env: environment variables to add.
         warm_up: numbers of examples that are run at a time, and the sum of their sizes.
+        guard: told of each worker process, if there are any.
     """
 
     run_in: str
@@ -31,3 +33,4 @@ class Launch:
     cores: tuple[affinity.Cores | None, ...]
     env: Mapping[str, str]
     warm_up: Mapping[int, int]
+    guard: Guard | None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import pickle
 import signal
@@ -16,7 +15,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,17 +23,13 @@ from carpool.drive.output import Lines, LineSink
 from carpool.wire.frame import Frame, FrameError, FrameReader, Kind, encode
 from carpool.wire.payload import LARGE
 from carpool.worker import affinity
-
-if TYPE_CHECKING:
-    pass
-
-logger = logging.getLogger("carpool")
+from carpool.worker.setup import DUMP_SIGNAL
 
 _IOV_MAX = 1024
 _READS_IN_A_ROW = 16  # then others get their turn
 _REAP_EVERY_S = 0.002
 _SOCKET_BUFFER = 512 * 1024  # large enough for few wake-ups, small enough to stay in the processor's cache
-_RESTART_S = 30.0  # a failed stage stays so until its service is started anew: what callers are told to wait
+_LAST_WORDS_S = 1.0  # for one that hangs, to write down where
 
 
 class WorkerProcess:
@@ -66,22 +60,26 @@ class WorkerProcess:
         self._watching_writable = False
         self._killed_because = ""
         self._gone = False
+        self._reaped = False
         self._pidfd: int | None = None
-        ours, theirs = socket.socketpair()
+        self._killing: asyncio.TimerHandle | None = None
+        self._guard = launch.guard
+        self._sock, theirs = _socketpair()
         with theirs:
-            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-                ours.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER)
-                theirs.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER)
-            ours.setblocking(False)
-            self._sock = ours
-            self._process = self._spawn(theirs, launch.cores[worker], launch.env)
+            try:
+                self._process = self._spawn(theirs, launch.cores[worker], launch.env)
+            except BaseException:
+                self._sock.close()
+                raise
+        if self._guard is not None:
+            self._guard.add(self._process.pid)
         name = f"{launch.setup.stage}/{worker}"
         self._outputs = [
             Lines(stream, name, error, sink)
             for stream, error in ((self._process.stdout, False), (self._process.stderr, True))
             if stream is not None
         ]
-        self._loop.add_reader(ours.fileno(), self._readable)
+        self._loop.add_reader(self._sock.fileno(), self._readable)
         with contextlib.suppress(AttributeError, OSError):  # not on this system, or already dead
             self._pidfd = os.pidfd_open(self._process.pid)
             self._loop.add_reader(self._pidfd, self._exited)
@@ -118,11 +116,32 @@ class WorkerProcess:
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_WR)
 
-    def kill(self, why: str = "") -> None:
-        """End it, and whatever it has started, at once."""
+    def catch_up(self) -> bool:
+        """Read what it has sent already; whether there was anything."""
+        return self._read()
+
+    def give_up(self, why: str, heard: Callable[[Frame], None]) -> None:
+        """It hangs: it has a second to write down where it stands, then it is killed.
+
+        Args:
+            why: for the log.
+            heard: called with what it still sends.
+        """
+        self._heard = heard
         self._killed_because = self._killed_because or why
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.send_signal(DUMP_SIGNAL)  # if it is stopped, this waits, and shows where it was stopped
+            os.killpg(self._process.pid, signal.SIGCONT)
+        self._killing = self._loop.call_later(_LAST_WORDS_S, self.kill)
+
+    def kill(self, why: str = "") -> None:
+        """End it, and whatever it has started, at once."""
+        if self._reaped:
+            return  # its number, and that of its group, may be another's by now
+        self._killed_because = self._killed_because or why
+        for end in (os.killpg, os.kill):  # it may have left its group
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                end(self._process.pid, signal.SIGKILL)
 
     async def ended(self) -> None:
         """Wait until the process is gone and reaped."""
@@ -215,21 +234,47 @@ class WorkerProcess:
         self._reap(why, 0)
 
     def _reap(self, why: str, tries: int) -> None:
-        """Wait a moment for the exit code, so that the log can tell how it died; then use force."""
-        code = self._process.poll()
-        if code is None and tries < 500:
+        """Wait a moment for its end, so that the log can tell how it died; then use force."""
+        over = self._is_over()
+        if not over and tries < 500:
             if tries == 25:
                 self.kill()
             self._loop.call_later(_REAP_EVERY_S, self._reap, why, tries + 1)
             return
-        self.kill()  # its children, if it had any
+        if self._killing is not None:
+            self._killing.cancel()
+        if over:
+            self.kill()  # its children, if it had any; as long as it is not reaped, its number is nobody else's
+            if self._guard is not None:
+                self._guard.remove(self._process.pid)
+            self._reaped = True
+        code = self._process.poll()
         self._close_outputs()
         self._ended.set_result(None)
         self._lost(self._killed_because or _cause(code, why))
 
+    def _is_over(self) -> bool:
+        """Whether the process has ended; it is not reaped by this where that can be told without."""
+        if not hasattr(os, "waitid"):  # macOS
+            return self._process.poll() is not None
+        try:
+            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # somebody has reaped it: a program that waits for all its children
+            return True
+
     def _close_outputs(self) -> None:
         for output in self._outputs:
             output.close()
+
+
+def _socketpair() -> tuple[socket.socket, socket.socket]:
+    """Our end, which does not block, and the worker's."""
+    ours, theirs = socket.socketpair()
+    for end in (ours, theirs):
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            end.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER)
+    ours.setblocking(False)
+    return ours, theirs
 
 
 def _cause(code: int | None, why: str) -> str:

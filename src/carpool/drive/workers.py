@@ -18,7 +18,7 @@ import msgspec
 
 from carpool import faults
 from carpool.core.batcher import Batch
-from carpool.core.roster import Roster, State
+from carpool.core.roster import MOST_DEATHS, Roster, Starts, State
 from carpool.drive.inside import LoopWorker, ThreadWorker
 from carpool.drive.launch import Launch
 from carpool.drive.output import LineSink
@@ -49,6 +49,12 @@ class Worker(Protocol):
     def close_input(self) -> None:
         """Tell it that nothing more will come: it finishes, tears down and ends."""
 
+    def catch_up(self) -> bool:
+        """Hear what it has sent already; whether there was anything."""
+
+    def give_up(self, why: str, heard: Callable[[Frame], None]) -> None:
+        """It hangs: end it soon. What it still says goes to `heard`."""
+
     def kill(self, why: str = "") -> None:
         """End it at once, or have nothing more to do with it where it cannot be ended."""
 
@@ -70,13 +76,18 @@ class WorkerStage:
         index: the stage's place in the pipeline.
         launch: how to start its workers.
         driver: told of readiness, losses and results.
+        roster: who is to be started, and when.
+        starts: how many workers of the service may load at a time.
         sink: where the workers' output goes.
     """
 
-    def __init__(self, index: int, launch: Launch, driver: Driver, roster: Roster, sink: LineSink) -> None:
+    def __init__(
+        self, index: int, launch: Launch, driver: Driver, roster: Roster, starts: Starts, sink: LineSink
+    ) -> None:
         self.index = index
         self.name = launch.setup.stage
         self.roster = roster
+        self._starts = starts
         self._launch = launch
         self._driver = driver
         self._sink = sink
@@ -94,16 +105,16 @@ class WorkerStage:
         return [worker.pid for worker in self._workers.values() if worker.pid is not None]
 
     def start(self) -> None:
-        """Start every worker that is due, now and whenever the roster says."""
+        """Start every worker that is due, now and whenever the roster says, as far as there is room."""
         now = self._driver.clock()
-        for worker in self.roster.due(now):
+        for worker in self.roster.due(now, self._starts.room):
             self._start(worker)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         when = self.roster.next_start()
-        if when != float("inf"):
-            self._timer = self._loop.call_later(max(0.0, when - now), self.start)
+        if now < when < float("inf"):  # who is due already is started as soon as another has loaded
+            self._timer = self._loop.call_later(when - now, self.start)
 
     def run(self, batch: Batch) -> None:
         """Send a batch to its worker."""
@@ -128,10 +139,21 @@ class WorkerStage:
             self._after_dispatch()
 
     def kill(self, worker: int) -> None:
-        """End a worker that hangs."""
+        """Give up a worker that hangs: its batch has crashed as of now; its successor starts when it is gone."""
         process = self._workers.get(worker)
-        if process is not None:
-            process.kill("it was in one call for longer than max_batch_time_s, and has been killed")
+        if process is None:
+            return
+        if process.catch_up():  # we are late ourselves: it has said something that nobody had read
+            self._driver.spare(self.index, worker)
+            return
+        limit_s = self._driver.pipeline.stages[self.index].max_batch_time_s
+        why = f"it is in one call for longer than max_batch_time_s ({limit_s:g} s)"
+        logger.error("worker %s hangs and is given up: %s", self._who(worker), why)
+        self.roster.lost(self._driver.clock(), worker, gone=False)
+        process.give_up(why, partial(self._heard_too_late, worker))
+        self._hand_back(worker)
+        if self.roster.failed:
+            self._fail(why)
 
     def kill_all(self) -> None:
         """End every worker now."""
@@ -165,7 +187,7 @@ class WorkerStage:
             self._workers[worker] = _KINDS[self._launch.run_in](self._launch, worker, heard, lost, self._sink)
         except OSError as error:  # no process, memory or file descriptor to be had: tried again later
             logger.error("worker %s/%d cannot be started: %s", self.name, worker, error)
-            self.roster.lost(self._driver.clock(), worker)
+            self.roster.not_started(self._driver.clock(), worker)
             if worker not in self._started_once:
                 text = f"worker {worker} of stage {self.name} cannot be started: {error}"
                 self._driver.start_failed(StartupError(text))
@@ -211,6 +233,7 @@ class WorkerStage:
             self._learn(frame)
             self._started_once.add(worker)
             self._driver.worker_ready(self.index, worker)
+            self._driver.start_workers()
 
     def _learn(self, frame: Frame) -> None:
         """What the warm-up's timings tell the stage's policy."""
@@ -222,28 +245,54 @@ class WorkerStage:
             for n, busy_s in timings:
                 self._driver.pipeline.trained(self.index, n, self._launch.warm_up.get(n, n), busy_s)
 
+    def _heard_too_late(self, worker: int, frame: Frame) -> None:
+        """A worker that was given up says something after all: an answer that nobody waits for from it any more."""
+        if frame.kind == Kind.REPLY:
+            self._driver.pipeline.stages[self.index].late_results += len(frame.ids)
+            self._workers[worker].kill()  # it has come back: no need to know where it hung
+
     def _lost(self, worker: int, why: str) -> None:
-        process = self._workers.pop(worker)
-        was_ready = self.roster.places[worker].state == State.READY
-        self.roster.lost(self._driver.clock(), worker)
-        if self.roster.stopping:
-            return
+        who = self._who(worker)
+        del self._workers[worker]
+        state = self.roster.places[worker].state
         failure = self._failure.pop(worker, None)
         cause = why if failure is None else f"{failure.message}\n{failure.traceback}".rstrip()
+        if state == State.HUNG:
+            self.roster.is_gone(worker)  # all else has been done when it was given up
+        else:
+            self.roster.lost(self._driver.clock(), worker)
+        if self.roster.stopping:
+            return
         if worker not in self._started_once:
             text = cause if failure else f"worker {worker} of stage {self.name} died while loading: {why}"
             self._driver.start_failed(StartupError(text))
             return
-        pid = "" if process.pid is None else f" (pid {process.pid})"
-        logger.error("worker %s/%d%s is lost: %s", self.name, worker, pid, cause)
-        if was_ready and self._driver.worker_lost(self.index, worker):
+        if state != State.HUNG:
+            logger.error("worker %s is lost: %s", who, cause)
+        if state == State.READY:
+            self._hand_back(worker)
+        if self.roster.failed:
+            self._fail(cause)
+        self._driver.start_workers()
+
+    def _hand_back(self, worker: int) -> None:
+        """What a lost worker owed is run by others, or fails."""
+        if self._driver.worker_lost(self.index, worker):
             logger.error("stage %s: a request has cost two workers; it is refused and not tried again", self.name)
             self.roster.forgive(self._driver.clock())
-        if self.roster.failed:
-            logger.critical("stage %s has failed: its workers die without finishing a batch", self.name)
-            text = f"stage {self.name} has failed"
-            self._driver.stage_failed(Unavailable(text, code="stage_failed", retry_after_s=_RESTART_S))
-        self.start()
+
+    def _fail(self, cause: str) -> None:
+        """Too many deaths: nobody is started any more."""
+        last = cause.rpartition("\n")[2]  # of a traceback: what was raised
+        text = f"stage {self.name} has failed: {MOST_DEATHS} workers in a row died without finishing a batch"
+        logger.critical("%s; the last one: %s", text, last)
+        error = Unavailable(f"stage {self.name} has failed", code="stage_failed", retry_after_s=_RESTART_S)
+        self._driver.stage_failed(error)
+
+    def _who(self, worker: int) -> str:
+        """A worker's name in the log."""
+        pid = self._workers[worker].pid
+        return f"{self.name}/{worker}" + ("" if pid is None else f" (pid {pid})")
 
 
 def new_roster(workers: int) -> Roster:

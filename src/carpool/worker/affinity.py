@@ -27,6 +27,11 @@ def current() -> Cores | None:
     return frozenset(os.sched_getaffinity(0)) if can_pin() else None
 
 
+def available() -> int:
+    """How many cores this thread may run on."""
+    return len(current() or ()) or os.cpu_count() or 1
+
+
 def parse(cpus: int | Collection[int]) -> Cores:
     """One entry of `cpus=`: a core or a set of cores.
 

@@ -25,7 +25,7 @@ from carpool.invoke import run_now
 from carpool.wire.frame import Frame, FrameReader, Kind, encode
 from carpool.worker import affinity, program
 from carpool.worker.serve import serve
-from carpool.worker.setup import Setup
+from carpool.worker.setup import DUMP_SIGNAL, Setup
 
 _TEARDOWN_GRACE_S = 5.0
 _IOV_MAX = 1024
@@ -85,6 +85,7 @@ def _prepare(parent: int) -> None:
     """Signals, output and end of life, before any user code runs."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which decides
     faulthandler.enable()
+    faulthandler.register(DUMP_SIGNAL)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     _die_with_parent(parent)

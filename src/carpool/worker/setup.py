@@ -1,11 +1,16 @@
-"""What a worker is told before it loads its model: the one thing that travels pickled from parent to child."""
+"""What parent and worker have agreed on, and what a worker is told before it loads its model: this travels pickled."""
 
 from __future__ import annotations
+
+import signal
 
 import msgspec
 
 from carpool.worker.affinity import Cores
 from carpool.worker.program import Program
+
+DUMP_SIGNAL = signal.SIGQUIT
+"""Has a worker write the stacks of all its threads to stderr, whatever it is doing; as with a JVM."""
 
 
 class Setup(msgspec.Struct, frozen=True):

@@ -1,0 +1,140 @@
+"""A service's guard: a small process that ends the workers' process groups should this process die.
+
+It is told of a group when its worker has been started, and that it is over before the worker is reaped: so the number
+of a group that it knows cannot have become another's. It harms nobody when it dies, and is replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from carpool.worker import guard
+
+logger = logging.getLogger("carpool")
+
+_PROGRAM = str(Path(guard.__file__).resolve())
+_AGAIN_S = 1.0
+_END_S = 1.0
+_LOOK_EVERY_S = 0.002
+
+
+class Guard:
+    """This side of the guard; belongs to the running loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._groups: set[int] = set()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe = -1
+        self._pidfd = -1
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """Its process; None while there is none."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Start the process, and tell it all there is. Serving does without where the system has no room for it."""
+        self._timer = None
+        try:
+            self._process, self._pipe = _spawn()
+        except OSError as error:
+            logger.warning("no guard could be started, tried again in %g s: %s", _AGAIN_S, error)
+            self._start_later()
+            return
+        with contextlib.suppress(AttributeError, OSError):  # without, its death is noticed when it is told something
+            self._pidfd = os.pidfd_open(self._process.pid)
+            self._loop.add_reader(self._pidfd, self._died)
+        for group in self._groups:
+            self._tell(b"+%d\n" % group)
+
+    def add(self, group: int) -> None:
+        """A worker has been started, in a process group of its own."""
+        self._groups.add(group)
+        self._tell(b"+%d\n" % group)
+
+    def remove(self, group: int) -> None:
+        """A worker has ended and its group has been killed; it is reaped after this."""
+        self._groups.discard(group)
+        self._tell(b"-%d\n" % group)
+
+    async def close(self) -> None:
+        """Have it end without killing anything."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        process = self._process
+        if process is None:
+            return
+        self._tell(b"quit\n")
+        self._let_go()
+        for _ in range(int(_END_S / _LOOK_EVERY_S)):
+            if process.poll() is not None:
+                return
+            await asyncio.sleep(_LOOK_EVERY_S)
+        process.kill()
+        process.wait()
+
+    # -- inside
+
+    def _start_later(self) -> None:
+        if not self._closed and self._timer is None:
+            self._timer = self._loop.call_later(_AGAIN_S, self.start)
+
+    def _tell(self, line: bytes) -> None:
+        if self._process is None:
+            return  # the next one is told all
+        try:
+            os.write(self._pipe, line)
+        except OSError:  # it is dead, or has not read for thousands of lines
+            self._died()
+
+    def _died(self) -> None:
+        """It is of no use any more."""
+        process = self._process
+        if process is None:
+            return
+        self._let_go()
+        process.kill()
+        process.wait()
+        if not self._closed:
+            logger.warning("the guard of the workers (pid %d) has died; another one is started", process.pid)
+        self._start_later()
+
+    def _let_go(self) -> None:
+        self._process = None
+        os.close(self._pipe)
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
+def _spawn() -> tuple[subprocess.Popen[bytes], int]:
+    """The process, and our end of its input; neither side ever blocks on it. Raises OSError."""
+    theirs, ours = os.pipe()
+    try:
+        for end in (theirs, ours):
+            os.set_blocking(end, False)
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", _PROGRAM, str(os.getpid())],
+            stdin=theirs,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(ours)
+        raise
+    finally:
+        os.close(theirs)
+    return process, ours

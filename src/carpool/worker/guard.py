@@ -1,0 +1,62 @@
+"""The guard's own program: kills the workers' process groups when the service's process has died.
+
+A worker that outlives its parent ends by itself (`main.py`), but what it has started does not: no parent-death signal
+reaches a worker's children. So each service has this small process beside it, started by `drive/guard.py` as
+`python -I -S guard.py PARENT` with a pipe for its input, in which it is told of groups that come (`+123`) and go
+(`-123`). When the parent dies, the pipe ends; where the system has pidfds it is also seen when a child that the parent
+has forked still holds the pipe. `quit` means that nothing is to be killed.
+
+It imports next to nothing: it starts in 10 ms, and 3 MB of it are its own.
+"""
+
+import os
+import select
+import signal
+import sys
+
+
+def main() -> None:
+    """Listen until the parent tells it to quit, or is dead."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)  # the parent decides, and may take its time to stop
+    groups: set[int] = set()
+    if _listen(int(sys.argv[1]), groups):
+        for group in groups:
+            try:  # noqa: SIM105 - contextlib would cost as much as all else here
+                os.killpg(group, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass
+    os._exit(0)
+
+
+def _listen(parent: int, groups: set[int]) -> bool:
+    """Keep the set of groups; whether they are to be killed in the end."""
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    try:  # noqa: SIM105
+        poll.register(os.pidfd_open(parent), select.POLLIN)
+    except (AttributeError, OSError):
+        pass  # not on this system, or dead already
+    orphan = os.getppid() != parent
+    rest = b""
+    while True:
+        if not orphan:
+            orphan = any(fd != 0 for fd, _ in poll.poll())
+        try:
+            data = os.read(0, 65536)
+        except BlockingIOError:
+            if orphan:
+                return True
+            continue
+        if not data:
+            return True
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if line == b"quit":
+                return False
+            change = groups.add if line.startswith(b"+") else groups.discard
+            change(int(line[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Workers that hang: judged from outside, whatever they do; their stacks are told, their batch goes on elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import carpool
+from carpool import Service, Stage
+from tests import models
+from tests.drive.test_faults import alive, wait_until
+from tests.drive.test_workers import Output
+
+LIMIT_S = 0.5
+
+
+@pytest.mark.parametrize("model", [models.Slow, models.HoldsTheGil], ids=["sleeping", "holding the GIL"])
+def test_its_stack_comes_through_like_all_it_prints(model: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Under the worker's name, with the user's line in it, although no Python code can run; the log names the limit."""
+    output = Output()
+    batched = 4 if model is models.Slow else None
+    stage = Stage(model, name="hangs", max_batch_size=batched, max_batch_time_s=LIMIT_S, idempotent=False)
+    with Service(stage).run(output=output) as service:
+        (pid,) = service.pids
+        with pytest.raises(carpool.Unavailable) as caught:
+            service.predict(600.0)
+        assert caught.value.code == "worker_lost"
+        wait_until(lambda: not alive(pid))
+        service.predict(0.0)
+
+    dump = [line for worker, is_error, line in output.lines if worker == "hangs/0" and is_error]
+    assert any("most recent call first" in line for line in dump)
+    assert any("models.py" in line and "in predict" in line for line in dump)
+    (line,) = [record.message for record in caplog.records if record.levelno >= logging.ERROR]
+    assert f"hangs/0 (pid {pid}) hangs" in line and "max_batch_time_s (0.5 s)" in line
+
+
+def test_one_that_is_stopped_is_continued_for_its_stack(caplog: pytest.LogCaptureFixture) -> None:
+    """SIGSTOP: the stack shows where it was stopped; the request is run once more, by the successor."""
+    output = Output()
+    with Service(Stage(models.Slow, max_batch_size=4, max_batch_time_s=LIMIT_S)).run(output=output) as service:
+        (pid,) = service.pids
+        os.kill(pid, signal.SIGSTOP)
+        assert service.predict(0.0) != pid
+        assert not alive(pid)
+
+    assert any("most recent call first" in line for line in output.texts)
+
+
+def test_mates_do_not_wait_for_its_end() -> None:
+    """Once it is given up another worker runs its batch, while it still has its second to write its stack."""
+    with Service(Stage(models.Slow, workers=2, max_batch_size=4, max_batch_time_s=LIMIT_S)).run() as service:
+        first = service.predict(0.0)
+        os.kill(first, signal.SIGSTOP)
+        second = service.predict(0.0)
+        assert second != first
+        assert alive(first)
+        wait_until(lambda: not alive(first))
+        wait_until(lambda: service.stats().stages[0].workers == {"ready": 2})
+        assert service.stats().stages[0].restarts == 1
+
+
+def test_its_callers_hear_at_their_deadline() -> None:
+    """Before it is judged, or after, when the batch waits for a worker: never later."""
+    with Service(Stage(models.Slow, max_batch_size=4, max_batch_time_s=LIMIT_S)).run() as service:
+        for timeout_s in (0.2, LIMIT_S + 0.3):
+            os.kill(service.pids[0], signal.SIGSTOP)
+            started = time.monotonic()
+            with pytest.raises(carpool.DeadlineExceeded):
+                service.predict(0.0, timeout_s=timeout_s)
+            assert timeout_s <= time.monotonic() - started < timeout_s + 0.5
+            assert service.predict(0.0) > 0  # by the successor
+
+
+def test_while_it_ends_the_stage_is_not_ready() -> None:
+    """It counts as hung from the moment it is given up, and its successor starts when it is gone."""
+    with Service(Stage(models.Slow, max_batch_size=4, max_batch_time_s=LIMIT_S, idempotent=False)).run() as service:
+        (pid,) = service.pids
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(carpool.Unavailable):
+            service.predict(0.0)
+        workers = service.stats().stages[0].workers
+        assert workers == {"hung": 1}
+        assert service.pids == [pid]
+        wait_until(lambda: service.stats().stages[0].workers == {"ready": 1})
+        assert not alive(pid)
+
+
+def test_a_late_answer_is_dropped() -> None:
+    """It comes back after all, when it is continued: nobody gets that answer, and it is ended at once."""
+    with Service(Stage(models.Slow, workers=2, max_batch_size=4, max_batch_time_s=LIMIT_S)).run() as service:
+        first = service.predict(0.0)
+        os.kill(first, signal.SIGSTOP)
+        assert service.predict(0.0) != first  # what `first` will answer when it is continued, it answers too late
+        wait_until(lambda: not alive(first))
+        wait_until(lambda: service.stats().stages[0].late_results == 1)
+        assert service.stats().outcomes["ok"] == 2
+
+
+def test_its_children_end_with_it(tmp_path: Path) -> None:
+    """The whole process group is killed."""
+    pids = tmp_path / "pids"
+    stage = Stage(models.HasChildren, max_batch_time_s=LIMIT_S, kwargs={"pids": str(pids), "when": "predict"})
+    with Service(stage).run() as service:
+        with pytest.raises(carpool.DeadlineExceeded):
+            service.predict(1, timeout_s=0.4)
+        family = [int(pid) for pid in pids.read_text().split()]
+        assert all(alive(pid) for pid in family)
+        wait_until(lambda: not any(alive(pid) for pid in family))
+
+
+def test_a_loop_that_was_late_itself_judges_nobody_by_it() -> None:
+    """The coordinator did nothing for longer than the limit: the answer that lies in the socket counts."""
+    with Service(Stage(models.Slow, max_batch_size=4, max_batch_time_s=LIMIT_S)).run() as service:
+        (pid,) = service.pids
+        thread = threading.Thread(target=lambda: service.predict(0.2))
+        thread.start()
+        time.sleep(0.1)
+        assert service._loop is not None
+        service._loop.call_soon_threadsafe(time.sleep, 2 * LIMIT_S)
+        thread.join()
+        assert service.predict(0.0) == pid
+        assert service.stats().stages[0].restarts == 0
+
+
+def test_a_thread_that_hangs_is_left_to_itself(caplog: pytest.LogCaptureFixture) -> None:
+    """It cannot be killed: it is replaced at once."""
+    stage = Stage(models.Slow, run_in="thread", max_batch_size=4, max_batch_time_s=LIMIT_S, idempotent=False)
+    with Service(stage).run() as service:
+        with pytest.raises(carpool.Unavailable):
+            service.predict(3.0)
+        assert service.predict(0.0) == os.getpid()
+    assert any("hangs and is given up" in record.message for record in caplog.records)
