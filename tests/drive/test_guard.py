@@ -1,0 +1,244 @@
+"""The guard: when the service's process dies, nothing that its workers have started is left; nobody else is harmed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from carpool import Service
+from carpool.drive.guard import Guard
+from tests import models
+from tests.drive.test_faults import alive, children, wait_until
+
+GONE_S = 2.0
+
+PROGRAM = """
+    import os, sys, threading, time
+    import carpool
+    from tests import models
+
+    if __name__ == "__main__":
+        pids, when, how = sys.argv[1:]
+        stage = carpool.Stage(models.HasChildren, kwargs={"pids": pids, "when": when})
+        if how == "forked" and os.fork() == 0:
+            time.sleep(60)  # a child of the program's own, which keeps the guard's pipe open
+        handle = carpool.Service(stage, timeout_s=60, max_parallel_starts=1).start()
+        if how == "forked late" and os.fork() == 0:
+            time.sleep(60)
+        threading.Thread(target=handle.predict, args=(1,), daemon=True).start()
+        time.sleep(60)
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[bytes], list[int]]]]:
+    """Starts a program whose worker has a child and holds the GIL; gives the pids of all its descendants."""
+    (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(when: str = "predict", how: str = "") -> tuple[subprocess.Popen[bytes], list[int]]:
+        pids = tmp_path / "pids"
+        path = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
+        command = [sys.executable, str(tmp_path / "program.py"), str(pids), when, how]
+        process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, start_new_session=True)
+        started.append(process)
+        wait_until(pids.exists)
+        family = [int(pid) for pid in pids.read_text().split()]
+        assert all(alive(pid) for pid in family)
+        return process, [*family, *guards_of(process.pid)]
+
+    yield start
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its fork too
+        process.wait()
+
+
+def guards_of(pid: int) -> list[int]:
+    """The guards among a process's children."""
+    return [child for child in children(pid) if b"guard.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+Program = Callable[..., tuple[subprocess.Popen[bytes], list[int]]]
+
+
+@pytest.mark.parametrize("when", ["setup", "predict"])
+def test_a_killed_parent_leaves_nobody_behind(program: Program, when: str) -> None:
+    """`kill -9`, while the worker holds the GIL and has a child of its own: two seconds later all are gone."""
+    process, family = program(when)
+    assert len(family) == 3
+
+    process.kill()
+    process.wait()
+
+    wait_until(lambda: not any(alive(pid) for pid in family), timeout_s=GONE_S)
+
+
+def test_a_fork_of_the_parent_does_not_hide_its_death(program: Program) -> None:
+    """It still holds the pipe: the guard looks at the parent itself."""
+    process, family = program(how="forked late")
+
+    process.kill()
+    process.wait()
+
+    wait_until(lambda: not any(alive(pid) for pid in family), timeout_s=GONE_S)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_signals_for_all_do_not_end_the_guard(program: Program, number: signal.Signals) -> None:
+    """Ctrl-C in a terminal, the end of a session, a supervisor that signals every process: the parent decides."""
+    process, family = program()
+    guard = family[-1]
+
+    os.kill(guard, number)
+    time.sleep(0.2)
+    assert alive(guard)
+
+    process.kill()
+    process.wait()
+    wait_until(lambda: not any(alive(pid) for pid in family), timeout_s=GONE_S)
+
+
+def test_a_dead_guard_harms_nobody_and_is_replaced(program: Program) -> None:
+    """Its successor is told of the workers that are there."""
+    process, family = program()
+    *family, guard = family
+
+    os.kill(guard, signal.SIGKILL)
+    wait_until(lambda: guards_of(process.pid) not in ([], [guard]))
+    assert all(alive(pid) for pid in family)
+    family += guards_of(process.pid)
+    time.sleep(0.2)  # until it has started
+
+    process.kill()
+    process.wait()
+    wait_until(lambda: not any(alive(pid) for pid in family), timeout_s=GONE_S)
+
+
+def test_it_goes_with_its_service() -> None:
+    """Each service has one; it ends, and is reaped, when the service is closed."""
+    before = guards_of(os.getpid())
+    with Service(models.double).run() as service:
+        (guard,) = set(guards_of(os.getpid())) - set(before)
+        assert service.predict(2) == 4
+    assert not Path(f"/proc/{guard}").exists()
+
+
+def test_workers_inside_the_process_need_none() -> None:
+    """Threads and tasks die with it anyway."""
+    from carpool import Stage
+
+    before = guards_of(os.getpid())
+    with Service(Stage(models.double, run_in="thread")).run():
+        assert guards_of(os.getpid()) == before
+
+
+async def come_about(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - nothing tells
+        await asyncio.sleep(0.01)
+
+
+def groups_of_sleepers(n: int) -> list[subprocess.Popen[bytes]]:
+    return [subprocess.Popen(["sleep", "600"], process_group=0) for _ in range(n)]
+
+
+def test_it_kills_the_groups_it_knows_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """Not those that are over, whose numbers may be others' by now."""
+    known, over, foreign = sleepers = groups_of_sleepers(3)
+
+    async def scenario() -> None:
+        guard = Guard()
+        guard.start()
+        guard.add(over.pid)
+        guard.add(known.pid)
+        guard.remove(over.pid)
+        process = guard._process
+        assert process is not None
+        os.close(guard._pipe)  # as when this process dies
+        guard._pipe = os.open(os.devnull, os.O_WRONLY)
+        await come_about(lambda: known.poll() is not None)
+        await guard.close()
+
+    try:
+        asyncio.run(asyncio.wait_for(scenario(), 20))
+        assert known.returncode == -signal.SIGKILL
+        assert [over.poll(), foreign.poll()] == [None, None]
+    finally:
+        for sleeper in sleepers:
+            sleeper.kill()
+            sleeper.wait()
+
+
+def test_closing_kills_nobody() -> None:
+    """It is told to quit, whatever groups it knows."""
+    (sleeper,) = groups_of_sleepers(1)
+
+    async def scenario() -> None:
+        guard = Guard()
+        guard.start()
+        guard.add(sleeper.pid)
+        pids.append(guard.pid)
+        await guard.close()
+
+    pids: list[int | None] = []
+    try:
+        asyncio.run(scenario())
+        assert pids != [None] and not Path(f"/proc/{pids[0]}").exists()
+        time.sleep(0.1)
+        assert sleeper.poll() is None
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
+def test_one_that_does_not_listen_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    """It is stopped and its pipe runs full: telling it never blocks, and another one is told all."""
+
+    async def scenario() -> None:
+        guard = Guard()
+        guard.start()
+        first = guard.pid
+        assert first is not None
+        os.kill(first, signal.SIGSTOP)
+        for i in range(20_000):
+            guard.remove(1_000_000_000 + i)
+        assert guard.pid is None
+        await come_about(lambda: guard.pid is not None)
+        assert guard.pid != first
+        await guard.close()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(asyncio.wait_for(scenario(), 20))
+    assert "another one is started" in caplog.text
+
+
+def test_without_room_for_it_serving_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """It is tried again later."""
+
+    def no_room(*args: object, **options: object) -> None:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    async def scenario() -> None:
+        guard = Guard()
+        with monkeypatch.context() as patch:
+            patch.setattr("carpool.drive.guard.subprocess.Popen", no_room)
+            guard.start()
+            guard.add(os.getpid())
+            guard.remove(os.getpid())
+            assert guard.pid is None
+        await come_about(lambda: guard.pid is not None)
+        await guard.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+    assert "no guard could be started" in caplog.text
