@@ -54,17 +54,17 @@ def test_one_that_is_stopped_is_continued_for_its_stack(caplog: pytest.LogCaptur
     assert any("most recent call first" in line for line in output.texts)
 
 
-def test_mates_do_not_wait_for_its_end() -> None:
-    """Once it is given up another worker runs its batch, while it still has its second to write its stack."""
+def test_mates_do_not_wait_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it is given up another worker runs its batch, while it still has time to write its stack."""
+    monkeypatch.setattr("carpool.drive.process._LAST_WORDS_S", 5.0)
     with Service(Stage(models.Slow, workers=2, max_batch_size=4, max_batch_time_s=LIMIT_S)).run() as service:
         first = service.predict(0.0)
         os.kill(first, signal.SIGSTOP)
         second = service.predict(0.0)
         assert second != first
         assert alive(first)
-        wait_until(lambda: not alive(first))
-        wait_until(lambda: service.stats().stages[0].workers == {"ready": 2})
-        assert service.stats().stages[0].restarts == 1
+        assert service.stats().stages[0].workers == {"ready": 1, "hung": 1}
+    assert not alive(first)  # the service does not wait for it either
 
 
 def test_its_callers_hear_at_their_deadline() -> None:
@@ -93,8 +93,9 @@ def test_while_it_ends_the_stage_is_not_ready() -> None:
         assert not alive(pid)
 
 
-def test_a_late_answer_is_dropped() -> None:
+def test_a_late_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes back after all, when it is continued: nobody gets that answer, and it is ended at once."""
+    monkeypatch.setattr("carpool.drive.process._LAST_WORDS_S", 60.0)
     with Service(Stage(models.Slow, workers=2, max_batch_size=4, max_batch_time_s=LIMIT_S)).run() as service:
         first = service.predict(0.0)
         os.kill(first, signal.SIGSTOP)
