@@ -49,8 +49,6 @@ _NEXT: dict[State, frozenset[State]] = {
     State.HUNG: frozenset({State.DEAD}),
     State.DEAD: frozenset({State.STARTING}),
 }
-
-
 _ON_THEIR_WAY = frozenset({State.STARTING, State.LOADING, State.WARMING})
 
 
@@ -186,6 +184,7 @@ class Roster:
         """The system had no process, memory or file descriptor for it: that is no death, and is tried again."""
         place = self.places[worker]
         place.state = State.DEAD
+        place.starts -= 1
         place.start_at = now + NO_ROOM_DELAY_S * (0.5 + 0.5 * self._random())
 
     def _judge(self) -> None:
