@@ -19,7 +19,7 @@ TIMEOUT_S = 10.0  # of a request
 HANG_S = 1.0  # of one call
 MAX_BODY_MB = 2
 WORKER_FAULT = "CHAOS_WORKER_FAULT"  # becomes CARPOOL_FAULT in carpool's workers only
-MID_SEND = "worker.mid_send:kill:300,worker.after_send:kill:400"
+MID_SEND = "worker.mid_send:kill:800"
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -78,8 +78,7 @@ def _carpool() -> Target:
         deadline_header="X-Request-Timeout-Ms",
         metrics=True,
         settings=f"`timeout_s={TIMEOUT_S:g}`, `max_batch_time_s={HANG_S:g}`, `max_queue_size={QUEUE}`, otherwise its"
-        f" defaults; each worker also kills itself with half of its 300th reply written, or after its 400th"
-        f" (`CARPOOL_FAULT`)",
+        f" defaults; each worker also kills itself with half of its 800th reply written (`CARPOOL_FAULT`)",
         env={"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", WORKER_FAULT: MID_SEND},
     )
 

@@ -9,10 +9,9 @@ import asyncio
 import contextlib
 import functools
 import json
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import carpool
 from carpool.core.batcher import Batcher
@@ -23,24 +22,7 @@ from carpool.errors import CarpoolError, DeadlineExceeded, ModelError, Overloade
 from carpool.http.server import Server
 from carpool.policy import Greedy
 from carpool.request import Request
-from tests.contract.model import AsyncContract, Contract
-
-
-class Driven(Protocol):
-    """A running service, as its callers see it."""
-
-    async def predict(self, x: Any, *, timeout_s: float | None = None) -> Any:
-        """One answer; raises what carpool raises."""
-
-    def stream(self, xs: Iterable[Any]) -> AsyncIterator[Any]:
-        """The answers in the order of the items."""
-
-    async def pause(self, seconds: float) -> None:
-        """Let the driver's own time go by."""
-
-
-Start = Callable[..., AbstractAsyncContextManager[Driven]]
-"""`start(cost_s=, max_batch_size=, workers=)`"""
+from carpool.testing.driver import AsyncContract, Contract, Driven, Start
 
 
 @contextlib.asynccontextmanager

@@ -9,17 +9,20 @@
 from carpool.clock import VirtualClock
 from carpool.drive.virtual import VirtualDriver
 from carpool.faults import ACTIONS, EVERY_PASS, POINTS, FaultPlan, InjectedFault, environment
+from carpool.testing.driver import DriverError, check_driver
 from carpool.testing.policy import PolicyError, check_policy
 
 __all__ = [
     "ACTIONS",
     "EVERY_PASS",
     "POINTS",
+    "DriverError",
     "FaultPlan",
     "InjectedFault",
     "PolicyError",
     "VirtualClock",
     "VirtualDriver",
+    "check_driver",
     "check_policy",
     "environment",
 ]

@@ -1,0 +1,236 @@
+"""What every driver promises its callers, whichever way the model is run; and the model that the promises are tried on.
+
+A driver of one's own joins with a function that starts it:
+
+    @contextlib.asynccontextmanager
+    async def start(*, cost_s=0.0, max_batch_size=8, workers=1):
+        ...start it with the model `Contract`, or something that answers the same, whose batches take `cost_s`...
+        yield service  # has `predict`, `stream` and `pause`, see `Driven`
+
+    await check_driver(start)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+from carpool.errors import DeadlineExceeded, ModelError, ValidationError
+from carpool.model import Model
+
+
+class Driven(Protocol):
+    """A running service, as its callers see it."""
+
+    async def predict(self, x: Any, *, timeout_s: float | None = None) -> Any:
+        """One answer; raises what carpool raises. Cancelling it is a caller who leaves."""
+
+    def stream(self, xs: Iterable[Any]) -> AsyncIterator[Any]:
+        """The answers in the order of the items."""
+
+    async def pause(self, seconds: float) -> None:
+        """Let the driver's own time go by."""
+
+
+Start = Callable[..., AbstractAsyncContextManager[Driven]]
+"""`start(cost_s=, max_batch_size=, workers=)`: an asynchronous context manager around a running service."""
+
+
+class Contract(Model):
+    """Doubles numbers and tells the size of the batch; some items ask for other things.
+
+    `"raise"` fails its whole batch, `"refuse"` only itself, and `"seen"` is answered with all items seen before.
+
+    Args:
+        cost_s: time that a batch takes.
+    """
+
+    def __init__(self, cost_s: float = 0.0) -> None:
+        self.cost_s = cost_s
+        self.seen: list[Any] = []
+
+    def predict(self, xs: list[Any]) -> list[Any]:
+        time.sleep(self.cost_s)
+        return self.answer(xs)
+
+    def answer(self, xs: list[Any]) -> list[Any]:
+        """What `predict` answers, without the time it takes."""
+        self.seen += xs
+        if "raise" in xs:
+            raise ZeroDivisionError("one item is bad")
+        return [self.seen[:-1] if x == "seen" else self._one(x, len(xs)) for x in xs]
+
+    def _one(self, x: Any, n: int) -> Any:
+        if x == "refuse":
+            return ValidationError("not this item")
+        return [2 * x, n]
+
+
+class AsyncContract(Contract):
+    """The same for drivers that run `async def` models."""
+
+    async def predict(self, xs: list[Any]) -> list[Any]:  # type: ignore[override]
+        await asyncio.sleep(self.cost_s)
+        return self.answer(xs)
+
+
+class DriverError(AssertionError):
+    """A driver has broken a promise."""
+
+
+async def check_driver(start: Start, *, without: Collection[str] = ()) -> None:
+    """Try all promises on a driver.
+
+    Args:
+        start: starts it, once per promise.
+        without: names of promises (see `PROMISES`) that it cannot keep, say because its callers cannot be cancelled.
+
+    Raises:
+        DriverError: one is broken; the text names it.
+        ValueError: there is no promise of a name in `without`.
+    """
+    if unknown := set(without) - PROMISES.keys():
+        raise ValueError(f"no such promise: {', '.join(sorted(unknown))}; there are {', '.join(PROMISES)}")
+    for name, promise in PROMISES.items():
+        if name not in without:
+            try:
+                await promise(start)
+            except DriverError as error:
+                raise DriverError(f"{name.replace('_', ' ')}: {error}") from None
+
+
+# -- the promises
+
+
+async def each_caller_gets_its_own_answer(start: Start) -> None:
+    """300 concurrent callers: every answer belongs to its question, and calls were shared."""
+    async with start() as service:
+        answers = await asyncio.gather(*[service.predict(i) for i in range(300)])
+    _require([value for value, _ in answers] == [2 * i for i in range(300)], f"wrong answers: {answers}")
+    _require(max(n for _, n in answers) > 1, "no call was shared")
+
+
+async def a_batch_is_never_above_its_maximum(start: Start) -> None:
+    """However many wait, `predict` never sees more than `max_batch_size` items."""
+    async with start(max_batch_size=7, cost_s=0.005) as service:
+        answers = await asyncio.gather(*[service.predict(i) for i in range(100)])
+    largest = max(n for _, n in answers)
+    _require(largest == 7, f"100 callers, batches of up to 7: the largest has {largest}")
+
+
+async def a_lone_call_is_a_batch_of_one(start: Start) -> None:
+    """Nobody waits for company."""
+    async with start() as service:
+        answers = [await service.predict(i) for i in range(3)]
+    _require(answers == [[0, 1], [2, 1], [4, 1]], f"{answers}")
+
+
+async def a_stream_keeps_order(start: Start) -> None:
+    """Answers of a stream come in the order of its items, from several workers too."""
+    async with start(workers=2) as service:
+        values = [value async for value, _ in service.stream(range(500))]
+    _require(values == [2 * i for i in range(500)], f"{values}")
+
+
+async def an_item_that_raises_fails_alone(start: Start) -> None:
+    """Its batch-mates get their answers."""
+    async with start(cost_s=0.01) as service:
+        calls = [service.predict(x) for x in [0, 1, 2, "raise", 4, 5, 6, 7]]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+    _require(isinstance(answers[3], ModelError), f"the item that raises got {answers[3]!r}")
+    mates = [answer for i, answer in enumerate(answers) if i != 3]
+    values = [mate if isinstance(mate, BaseException) else mate[0] for mate in mates]
+    _require(values == [0, 2, 4, 8, 10, 12, 14], f"its mates got {values}")
+
+
+async def an_error_returned_for_an_item_reaches_its_caller(start: Start) -> None:
+    """A model may return an exception in the place of a result."""
+    async with start() as service:
+        calls = [service.predict(x) for x in ("refuse", 1)]
+        refused, answer = await asyncio.gather(*calls, return_exceptions=True)
+    _require(isinstance(refused, ValidationError), f"{refused!r}")
+    _require(not isinstance(answer, BaseException) and answer[0] == 2, f"its mate got {answer!r}")
+
+
+async def a_deadline_is_kept(start: Start) -> None:
+    """A caller hears at its deadline, not when the model is done, and the next call is served."""
+    async with start(cost_s=0.8) as service:
+        started = time.monotonic()
+        _require(await _expires(service.predict(1, timeout_s=0.1)), "no DeadlineExceeded")
+        took_s = time.monotonic() - started
+        answer = await service.predict(2)
+    _require(took_s < 0.6, f"a deadline of 0.1 s was told after {took_s:.2f} s")
+    _require(answer == [4, 1], f"the next call got {answer}")
+
+
+async def who_expires_in_the_queue_never_reaches_the_model(start: Start) -> None:
+    """Deadlines are checked at dispatch."""
+    async with start(cost_s=0.3) as service:
+        first = asyncio.ensure_future(service.predict(1))
+        await service.pause(0.1)  # it is at work now
+        _require(await _expires(service.predict(2, timeout_s=0.05)), "no DeadlineExceeded")
+        await first
+        seen = await service.predict("seen")
+    _require(seen == [1], f"the model saw {seen}")
+
+
+async def a_caller_who_leaves_harms_nobody(start: Start) -> None:
+    """Cancelled while queued: never run; its neighbours are answered."""
+    async with start(cost_s=0.5) as service:
+        first = asyncio.ensure_future(service.predict(0))
+        await service.pause(0.1)
+        calls = [asyncio.ensure_future(service.predict(i)) for i in range(1, 9)]
+        await service.pause(0.1)
+        for call in calls[::2]:
+            call.cancel()
+        await asyncio.gather(first, *calls, return_exceptions=True)
+        values = [call.result()[0] for call in calls[1::2]]
+        seen = sorted(await service.predict("seen"))
+    _require(values == [4, 8, 12, 16], f"those that stayed got {values}")
+    _require(seen == [0, 2, 4, 6, 8], f"the model saw {seen}")
+
+
+async def no_worker_is_idle_while_work_waits(start: Start) -> None:
+    """40 items of 50 ms in batches of 4 on two workers take five rounds, not more."""
+    async with start(cost_s=0.05, max_batch_size=4, workers=2) as service:
+        started = time.monotonic()
+        answers = await asyncio.gather(*[service.predict(i) for i in range(40)])
+        took_s = time.monotonic() - started
+    _require(max(n for _, n in answers) == 4, "no batch was full")
+    _require(took_s < 0.05 * 5 * 2, f"five rounds of 0.05 s took {took_s:.2f} s")
+
+
+Promise = Callable[[Start], Awaitable[None]]
+
+PROMISES: dict[str, Promise] = {
+    promise.__name__: promise
+    for promise in (
+        each_caller_gets_its_own_answer,
+        a_batch_is_never_above_its_maximum,
+        a_lone_call_is_a_batch_of_one,
+        a_stream_keeps_order,
+        an_item_that_raises_fails_alone,
+        an_error_returned_for_an_item_reaches_its_caller,
+        a_deadline_is_kept,
+        who_expires_in_the_queue_never_reaches_the_model,
+        a_caller_who_leaves_harms_nobody,
+        no_worker_is_idle_while_work_waits,
+    )
+}
+"""All promises by name."""
+
+
+async def _expires(call: Awaitable[Any]) -> bool:
+    try:
+        await call
+    except DeadlineExceeded:
+        return True
+    return False
+
+
+def _require(condition: bool, text: str) -> None:
+    if not condition:
+        raise DriverError(text)
