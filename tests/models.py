@@ -192,6 +192,19 @@ class DiesOnce(carpool.Model):
         return [2 * x for x in xs]
 
 
+class HangsOnce(carpool.Model):
+    """Hangs at the first call of all and writes down who does; later calls answer who runs them."""
+
+    def __init__(self, diary: str) -> None:
+        self.diary = Path(diary)
+
+    def predict(self, xs: list[int]) -> list[int]:
+        if not self.diary.exists():
+            self.diary.write_text(str(os.getpid()))
+            time.sleep(600)
+        return [os.getpid() for _ in xs]
+
+
 class DiesAtOnce(carpool.Model):
     """Ready, but no call ever comes back."""
 
