@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from carpool.errors import DeadlineExceeded, Overloaded
-from carpool.policy import Static
-from tests.core.stub import ask, asks, items, outcome, pipeline, reply, stage
+from carpool.errors import DeadlineExceeded, Overloaded, Unavailable
+from carpool.policy import Decision, Static
+from tests.core.stub import Scripted, ask, asks, items, outcome, pipeline, reply, stage
 
 
 def test_patient_callers_wait_and_impatient_ones_are_refused() -> None:
@@ -110,3 +110,63 @@ def test_time_at_the_door_is_not_time_in_the_queue() -> None:
 
     assert (todo.run, todo.wake_at) == ([], 13)
     assert items(line.poll(13).run[0].requests) == ["c"]
+
+
+# -- a full queue and a higher priority
+
+
+def test_a_higher_priority_takes_the_place_of_the_last_of_the_lowest() -> None:
+    """Who has to go is refused if it would have been, and told when to come again."""
+    line = pipeline(stage(1, max_size=3), workers=0)
+    low = asks("abc")
+    line.submit(0, low)
+    line.submit(0.25, [ask("same"), ask("high", priority=1)])
+    todo = line.poll(0.25)
+
+    assert [(request.item, outcome(request)) for request in todo.answer] == [("same", Overloaded), ("c", Overloaded)]
+    assert str(low[2].error) == "the queue is full, and others have a higher priority"
+    assert isinstance(low[2].error, Overloaded)
+    assert low[2].error.retry_after_s == line.retry_after_s(0.25)
+    assert items(list(line.stages[0].queue)) == ["high", "a", "b"]
+    assert (line.admitted, line.answered, line.refused, line.unanswered) == (4, 1, 1, 3)
+
+
+def test_a_patient_one_waits_outside_again() -> None:
+    """In its old place, ahead of those who came later; it is served in the end, and nobody is told anything before."""
+    line = pipeline(stage(1, max_size=2), workers=0)
+    line.submit(0, asks("abc", patient=True))
+    line.submit(0.25, asks("xy", priority=1, patient=True))
+    assert items(list(line.stages[0].queue)) == ["x", "a"]
+    assert items(list(line.door)) == ["y", "b", "c"]  # a is the next of its priority and stays
+    line.cancel(0.25, line.door.peek(3)[2])
+    line.worker_ready(0, 0)
+    served = []
+    for now in range(4, 8):
+        todo = line.poll(now / 16)
+        served += items(todo.run[0].requests)
+        reply(line, now / 16, todo.run[0])
+
+    assert served == ["x", "y", "a", "b"]
+    assert (line.answered, line.cancelled, line.refused) == (4, 1, 0)
+
+
+def test_who_is_refused_all_the_same_displaces_nobody() -> None:
+    """Closed, or too large for the queue, or too late."""
+    line = pipeline(stage(1, max_size=2, max_bytes=9), workers=0)
+    line.submit(0, asks("ab"))
+    line.submit(0, [ask("large", nbytes=10, priority=1)])
+    line.close(Unavailable("closing"))
+    line.submit(0, [ask("late", priority=1)])
+
+    assert items(list(line.stages[0].queue)) == ["a", "b"]
+    assert line.refused == 2
+
+
+def test_the_policy_hears_who_was_displaced() -> None:
+    """They have left its queue."""
+    policy = Scripted(Decision())
+    line = pipeline(stage(policy=policy, max_size=2))
+    line.submit(0, asks("ab"))
+    line.submit(1, [ask("c", priority=1)])
+
+    assert policy.heard[2:] == [("left", 1, "b"), ("arrived", 1, "c")]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.batcher import INFINITY
-from carpool.core.queue import Queue
+from carpool.core.queue import Alone, Queue
 from carpool.request import DONE, QUEUED, RUNNING, Request
 from tests.core.stub import PROPERTY, ask, asks, items
 
@@ -386,3 +386,49 @@ def test_what_is_due_first_goes_first_and_what_has_expired_is_found(
     left = [r for r in waiting if r.deadline > now]
     assert [r.due for r in queue.take(len(made))] == sorted(r.due for r in left)
     assert not queue.count
+
+
+# -- making room for a higher priority
+
+
+@pytest.mark.parametrize(
+    ("priority", "nbytes", "gone"),
+    [(0, 0, ""), (1, 0, "c"), (2, 0, "c"), (2, 1, "cb"), (2, 3, "cbfe"), (2, 4, ""), (1, 3, "")],
+)
+def test_who_makes_room(priority: int, nbytes: int, gone: str) -> None:
+    """The last ones of the lowest priority, as few as will do; nobody if that is not enough; never the next of a lane.
+    Nothing is done yet."""
+    queue = Queue(max_size=7, max_bytes=12)
+    left = ask("left early")
+    queue.push([ask("a", nbytes=2), ask("b", nbytes=1), left, ask("c")])
+    queue.push([ask(item, priority=1, nbytes=n) for item, n in (("d", 4), ("e", 1), ("f", 1))])
+    queue.push([ask("x", priority=2, nbytes=3)])
+    queue.remove(left)
+
+    assert "".join(items(queue.in_the_way(ask("new", priority=priority, nbytes=nbytes), 1))) == gone
+    assert "".join(items(list(queue))) == "xdefabc"
+
+
+@pytest.mark.parametrize(("spared", "gone"), [(1, "edc"), (2, "ed"), (3, "e"), (4, ""), (9, "")])
+def test_some_of_each_lane_are_spared(spared: int, gone: str) -> None:
+    """Those who are next in it, whether some before or between them have left or not."""
+    queue = Queue(max_bytes=3)
+    requests = [ask(item, nbytes=item in "cde") for item in "axbycdez"]
+    queue.push(requests)
+    for request in requests:
+        if request.item in "xyz":
+            queue.remove(request)
+    assert queue.take(1) == requests[:1]
+
+    assert "".join(items(queue.in_the_way(ask("new", priority=1, nbytes=len(gone) or 1), spared))) == gone
+
+
+def test_who_has_to_go_alone_stays() -> None:
+    """Nobody who was in a crash makes room for others."""
+    queue = Queue(max_size=2)
+    for item in "ab":
+        request = ask(item)
+        request.lane = (0, Alone(None), 0)
+        queue.push([request])
+
+    assert queue.in_the_way(ask("new", priority=1), 1) == []

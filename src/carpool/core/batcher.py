@@ -170,6 +170,16 @@ class Batcher:
         self.queue.remove(request)
         self.policy.left(now, request)
 
+    def in_the_way(self, request: Request) -> list[Request]:
+        """Who has to give up its place to a new request, if the queue is full; a batch of each priority stays, or half
+        of a queue that is smaller than two batches."""
+        return self.queue.in_the_way(request, max(1, int(min(self.policy.limit, self.queue.max_size / 2))))
+
+    def displace(self, now: float, request: Request) -> None:
+        """A queued request gives up its place to one of a higher priority; it is now done, or may wait elsewhere."""
+        self.queue.evict(request)
+        self.policy.left(now, request)
+
     def trained(self, n: int, size: int, busy_s: float) -> None:
         """A worker's warm-up took so long. Once requests have been run, those teach better."""
         if not self._batch_ids:

@@ -25,6 +25,8 @@ from carpool.errors import CarpoolError, DeadlineExceeded, ModelError, Overloade
 from carpool.policy.admission import Admission, retry_after_s
 from carpool.request import DONE, NEW, QUEUED, RUNNING, Request
 
+_DISPLACED = "the queue is full, and others have a higher priority"
+
 _MOST_LOSSES = 2  # workers of one stage that a request may cost
 
 
@@ -301,10 +303,12 @@ class Pipeline:
     def _submit_one(self, now: float, request: Request) -> None:
         """A request that may be refused, may have to wait at the door, or is written about."""
         first = self.stages[0]
-        full = self.door.count > 0 or not first.queue.has_room(request.nbytes)
+        roomy = first.queue.has_room(request.nbytes)
+        full = self.door.count > 0 or not roomy
+        give_way = [] if roomy else first.in_the_way(request)
         request.admitted = request.arrived = now
         request.due = min(request.due, request.deadline, INFINITY if request.bulk else now + self._slo_s)
-        refusal = self._refusal(now, request) if self.closed is None else copy.copy(self.closed)
+        refusal = self._refusal(now, request, give_way) if self.closed is None else copy.copy(self.closed)
         if refusal is not None:
             self.refused += 1
             request.state = DONE
@@ -313,28 +317,47 @@ class Pipeline:
             return
         self.admitted += 1
         request.id = self.admitted
-        if full:
+        waits = full and not give_way
+        if waits:
             request.stage = AT_THE_DOOR
             self.door.push([request])
         else:
+            for other in give_way:
+                self._displace(now, other)
             first.enter(now, [request])
         if self.journal is not None:
-            self.journal.record(now, "waits for room" if full else "admitted", request.id)
+            self.journal.record(now, "waits for room" if waits else "admitted", request.id)
 
-    def _refusal(self, now: float, request: Request) -> CarpoolError | None:
-        """Why a request that came now must not join the first queue; None if it may, or may wait for room."""
+    def _displace(self, now: float, request: Request) -> None:
+        """A request in the first queue has to make room: it is refused after all, or waits at the door if it can."""
+        self.stages[0].displace(now, request)
+        if not request.patient:
+            self._fail(now, request, Overloaded(_DISPLACED, retry_after_s=self.retry_after_s(now)))
+            return
+        request.stage = AT_THE_DOOR
+        self.door.put_back([request])
+        if self.journal is not None:
+            self.journal.record(now, "waits for room again", request.id)
+
+    def _refusal(self, now: float, request: Request, give_way: Sequence[Request]) -> CarpoolError | None:
+        """Why a request that came now must not join the first queue, for which these would leave it; None if it may, or
+        may wait for room."""
         first = self.stages[0]
         queue = first.queue
         ahead: float = queue.ahead_of(request, now)
         if queue.size != queue.count:
             ahead *= queue.size / queue.count
+        outside, outside_bytes = self.door.count, self.door.nbytes  # nobody gets past them
+        if give_way:
+            outside = -len(give_way)
+            outside_bytes = -sum([other.nbytes for other in give_way])
         return self._admission.refusal(
             now,
             request,
-            queued=queue.count + self.door.count,  # nobody gets past those outside
-            queued_bytes=queue.nbytes + self.door.nbytes,
+            queued=queue.count + outside,
+            queued_bytes=queue.nbytes + outside_bytes,
             busy=len(first.in_flight),
-            wait_s=first.predicted_wait_s(now, ahead + self.door.count),
+            wait_s=first.predicted_wait_s(now, ahead + max(0, outside)),
             fastest_s=self._fastest_s(),
         )
 

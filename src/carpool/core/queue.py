@@ -19,7 +19,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort, insort_left
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 from carpool.request import DONE, QUEUED, RUNNING, Lane, Request
 
@@ -30,6 +30,7 @@ that a low priority is late and not lost; well above the usual batch, so that on
 _NEVER = float("inf")
 _due = attrgetter("due")
 _due_and_arrival = attrgetter("due", "arrived")
+_priority = itemgetter(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,16 @@ class _Lane:
         self.dead += 1
         self._compact()
 
+    def behind_the_first(self, n: int) -> Iterator[Request]:
+        """All but the next `n`, the last one first."""
+        left = self.live - n
+        for i in range(len(self.items) - 1, self.head - 1, -1):
+            if left <= 0:
+                return
+            if self.items[i].state == QUEUED:
+                left -= 1
+                yield self.items[i]
+
     def _compact(self) -> None:
         if not self.live:
             self.reset()
@@ -209,6 +220,23 @@ class Queue:
     def has_room(self, nbytes: int, requests: int = 1) -> bool:
         """Whether so many more requests, of `nbytes` in all, are within both bounds."""
         return self.count + requests <= self.max_size and self.nbytes + nbytes <= self.max_bytes
+
+    def in_the_way(self, request: Request, spared: int) -> list[Request]:
+        """Who must go for a new request to have room: the last ones of the lowest priority first, and only such as have
+        a lower priority than it has. Empty if that makes no room. The next `spared` of each lane, at least 1, stay, so
+        that no lane starves.
+        """
+        found: list[Request] = []
+        nbytes = self.nbytes + request.nbytes
+        for key in sorted([key for key in self._order if key[0] < request.lane[0]], key=_priority):
+            if type(key[1]) is Alone:
+                continue
+            for last in self._lanes[key].behind_the_first(spared):
+                found.append(last)
+                nbytes -= last.nbytes
+                if self.count - len(found) < self.max_size and nbytes <= self.max_bytes:
+                    return found
+        return []
 
     def push(self, requests: Sequence[Request]) -> None:
         """Put requests in their places. Whoever calls has asked `has_room`, or must not lose them."""
@@ -315,6 +343,19 @@ class Queue:
         self._size -= request.size
         if not lane.live:
             self._close(request.lane)
+
+    def evict(self, request: Request) -> None:
+        """Like `remove`, for one that `in_the_way` has named; no entry stays behind, so it may wait elsewhere."""
+        items = self._lanes[request.lane].items
+        place = len(items) - 1
+        while items[place] is not request:
+            place -= 1
+        del items[place]
+        self._lanes[request.lane].live -= 1
+        request.state = DONE
+        self.count -= 1
+        self.nbytes -= request.nbytes
+        self._size -= request.size
 
     def expire(self, now: float) -> list[Request]:
         """Remove and return every request whose deadline has passed; they are now done."""
