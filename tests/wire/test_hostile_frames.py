@@ -10,59 +10,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from carpool.testing.wire import FRAMES, HOSTILE, data_of, header, plain, receive
 from carpool.wire import frame as wire
 from carpool.wire.frame import MAX_BUFFERS, MAX_FRAME_BYTES, MAX_ITEMS, FrameError, FrameReader, Kind, encode
 from carpool.wire.payload import LARGE
-from tests.wire.frames import FRAMES, PROPERTY, data_of, header, plain, receive
-
-
-def reply(lengths: list[int], counts: list[int], length: int | None = None, *, items: int | None = None) -> bytes:
-    """Header and table of a reply, with whatever numbers; as many items as counts if nothing else is said."""
-    n, m = len(counts) if items is None else items, len(lengths)
-    return (
-        header(items=n, buffers=m, length=sum(lengths) if length is None else length)
-        + bytes(9 * n)
-        + struct.pack(f"<{m}I{len(counts)}I", *lengths, *counts)
-    )
-
-
-BAD_HEADERS = {
-    "another magic": header(magic=b"cpm"),
-    "no magic": header(magic=b"\0\0\0"),
-    "upper case": header(magic=b"CPL"),
-    "something else altogether": b"GET / HTTP/1.1\r\nHost: localhost:8000\r\nAccept: */*\r\n\r\n"[:48],
-    "zeros": bytes(48),
-    "ones": b"\xff" * 48,
-    "version before ours": header(version=0),
-    "version after ours": header(version=2),
-    "kind 0": header(kind=0),
-    "kind after the last": header(kind=max(Kind) + 1),
-    "kind 255": header(kind=255),
-    "an item too many": header(items=MAX_ITEMS + 1, buffers=MAX_ITEMS + 1),
-    "items beyond measure": header(items=2**32 - 1, buffers=1),
-    "a buffer too many": header(items=1, buffers=MAX_BUFFERS + 1),
-    "buffers beyond measure": header(items=1, buffers=2**32 - 1),
-    "a byte too many": header(items=1, buffers=1, length=MAX_FRAME_BYTES + 1),
-    "bytes beyond measure": header(items=1, buffers=1, length=2**64 - 1),
-    "all too many": header(items=2**32 - 1, buffers=2**32 - 1, length=2**64 - 1),
-}
-BAD_TABLES = {
-    "a byte more than its buffers": reply([4], [], 5, items=1),
-    "a byte less than its buffers": reply([5], [], 4, items=1),
-    "bytes without a buffer": header(items=0, buffers=0, length=1),
-    "a large buffer in a short frame": reply([MAX_FRAME_BYTES], [], 10, items=1),
-    "large buffers in a short frame": reply([2**32 - 1] * 100, [100], 10),
-    "lengths that are right but for an overflow": reply([2**31, 2**31, 10], [3], 10),
-    "a large frame of small buffers": reply([1, 2], [], MAX_FRAME_BYTES, items=2),
-    "an item without a buffer": reply([], [0]),
-    "an item without a buffer beside one with two": reply([1, 1, 1], [0, 3]),
-    "items without buffers": reply([1], [0, 1, 0]),
-    "a buffer without an item": reply([1], []),
-    "a buffer that no item has": reply([1, 1, 1], [1, 1]),
-    "an item with buffers that do not come": reply([1, 1, 1], [2, 2]),
-    "buffers beyond measure in an item": reply([1, 1, 1], [2**32 - 1, 4]),
-}
-HOSTILE = BAD_HEADERS | BAD_TABLES
+from tests.core.stub import PROPERTY
 
 
 def whole(data: bytes) -> list[int]:

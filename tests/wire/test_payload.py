@@ -14,11 +14,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from carpool.testing.wire import data_of, receive
 from carpool.wire import frame as frame_module
 from carpool.wire import payload as payload_module
 from carpool.wire.frame import Frame, FrameReader, Kind
 from carpool.wire.payload import LARGE, Payload, dump, load, parts_of, size_of
-from tests.wire.frames import PROPERTY, data_of, receive
+from tests.core.stub import PROPERTY
 
 
 def sent(payload: Payload) -> Payload:

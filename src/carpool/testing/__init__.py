@@ -11,6 +11,7 @@ from carpool.drive.virtual import VirtualDriver
 from carpool.faults import ACTIONS, EVERY_PASS, POINTS, FaultPlan, InjectedFault, environment
 from carpool.testing.driver import DriverError, check_driver
 from carpool.testing.policy import PolicyError, check_policy
+from carpool.testing.wire import WireError, check_wire
 
 __all__ = [
     "ACTIONS",
@@ -22,7 +23,9 @@ __all__ = [
     "PolicyError",
     "VirtualClock",
     "VirtualDriver",
+    "WireError",
     "check_driver",
     "check_policy",
+    "check_wire",
     "environment",
 ]

@@ -1,0 +1,297 @@
+"""Does an implementation of the frames (`wire/frame.py`) write and read what ours does, and refuse what is no frame?
+
+Frames of every shape, the pieces in which their bytes may arrive, and bytes that are none.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from carpool.wire.frame import MAGIC, MAX_BUFFERS, MAX_FRAME_BYTES, MAX_ITEMS, VERSION, Frame, FrameError, Kind, encode
+from carpool.wire.payload import LARGE, Buffer, Payload
+
+INFINITY = float("inf")
+
+# the header as frame.py's docstring describes it
+_HEADER = struct.Struct("<3s B B 3x I I Q Q d d")
+
+FRAMES = {
+    "setup": Frame(Kind.SETUP, ids=[0], formats=b"\0", payloads=[b"what to run"]),
+    "state": Frame(Kind.STATE, ids=[0], formats=b"\0", payloads=[b"ready"]),
+    "failed": Frame(Kind.FAILED, ids=[0], formats=b"\0", payloads=[b"why"]),
+    "batch": Frame(
+        Kind.BATCH, 7, [1, 2, 3], b"\0\1\2", b"\2\1\0", [1.5, INFINITY, -0.25], [b"first", b"", b"the third item"]
+    ),
+    "batch of one": Frame(Kind.BATCH, 2**64 - 1, [2**64 - 1], b"\xff", b"\xff", [0.0], [b"x"]),
+    "batch of none": Frame(Kind.BATCH, 1),
+    "batch with several buffers": Frame(
+        Kind.BATCH, 8, [5, 6], b"\0\0", b"\1\1", [2.0, 3.0], [[b"head", b"a" * 70, b""], b"only one"]
+    ),
+    "call": Frame(Kind.CALL, 9),
+    "reply": Frame(Kind.REPLY, 7, [3, 1], b"\0\3", payloads=[b"result", b"report"], busy_s=0.125, waited_s=1e-9),
+    "reply of nothing but empty items": Frame(Kind.REPLY, 7, [3, 1, 2], bytes(3), payloads=[b"", b"", b""]),
+    "reply with an empty head": Frame(Kind.REPLY, 7, [4], b"\0", payloads=[[b"", b"b" * 40]]),
+    "reply with several buffers": Frame(
+        Kind.REPLY, 8, [1, 2, 3, 4], bytes(4), payloads=[b"", [b"", b""], b"c" * 30, [b"d", b"e" * 90, b"f", b"g" * 8]]
+    ),
+    "reply of many": Frame(Kind.REPLY, 8, range(40), bytes(40), payloads=[bytes([i]) * (i % 7) for i in range(40)]),
+}
+
+
+class Reader(Protocol):
+    """What turns received bytes into frames; see `wire.frame.FrameReader`."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether no frame is half received."""
+
+    def get_buffer(self) -> memoryview:
+        """Where the next bytes belong; never empty."""
+
+    def received(self, n: int) -> list[Frame]:
+        """So many bytes have come there; returns the frames that they completed, or raises `FrameError`."""
+
+
+Encode = Callable[[Frame], Sequence[Buffer]]
+
+
+class WireError(AssertionError):
+    """An implementation does not do what the protocol says."""
+
+
+def check_wire(encode: Encode, new_reader: Callable[[], Reader], *, examples: int = 300, seed: int = 0) -> None:
+    """Try an implementation of the frame protocol.
+
+    Frames of every kind must be written byte by byte as `carpool.wire.frame` does, come out of the reader the same
+    wherever their bytes are cut, each with its last byte; and what is no frame must raise `FrameError` with the byte
+    that shows it, alone or behind a sound frame.
+
+    Args:
+        encode: writes a frame as buffers.
+        new_reader: makes a reader.
+        examples: how many random frames to try, and as many damaged ones.
+        seed: of those.
+
+    Raises:
+        WireError: it does not; the text says which frame.
+    """
+    for name, frame in FRAMES.items():
+        _check_frame(name, frame, encode, new_reader)
+    _check_row(list(FRAMES.values()), new_reader)
+    for name, data in HOSTILE.items():
+        _check_hostile(name, data, new_reader)
+    for number in range(seed, seed + examples):
+        dice = random.Random(number)
+        name = f"random frame (seed {number})"
+        _check_frame(name, _random_frame(dice), encode, new_reader, cuts=dice.choices(range(1000), k=5))
+        _check_damaged(f"damaged frame (seed {number})", dice, encode, new_reader)
+
+
+# -- frames and the pieces in which their bytes arrive
+
+
+def data_of(*frames: Frame) -> bytes:
+    """The frames as they go over the socket."""
+    return b"".join([bytes(part) for frame in frames for part in encode(frame)])
+
+
+def header(
+    magic: bytes = MAGIC,
+    version: int = VERSION,
+    kind: int = Kind.REPLY,
+    items: int = 0,
+    buffers: int = 0,
+    batch: int = 0,
+    length: int = 0,
+    busy_s: float = 0.0,
+    waited_s: float = 0.0,
+) -> bytes:
+    """A header, written by hand."""
+    return _HEADER.pack(magic, version, kind, items, buffers, batch, length, busy_s, waited_s)
+
+
+def receive(reader: Reader, data: bytes, cuts: Iterable[int] = ()) -> list[Frame]:
+    """What the reader makes of `data` when no read goes across one of the `cuts`."""
+    frames: list[Frame] = []
+    at = 0
+    for end in [*sorted(cuts), len(data)]:
+        while at < end:
+            space = reader.get_buffer()
+            if not len(space):
+                raise WireError("the reader has no room for what comes")
+            n = min(len(space), end - at)
+            space[:n] = data[at : at + n]
+            frames += reader.received(n)
+            at += n
+    return frames
+
+
+def plain(frames: Iterable[Frame]) -> list[tuple[Any, ...]]:
+    """All that frames say, whatever the types that carry it."""
+    return [
+        (
+            frame.kind,
+            frame.batch,
+            list(frame.ids),
+            bytes(frame.formats),
+            bytes(frame.accepts),
+            list(frame.deadlines),
+            [_plain(payload) for payload in frame.payloads],
+            frame.busy_s,
+            frame.waited_s,
+        )
+        for frame in frames
+    ]
+
+
+def _plain(payload: Payload) -> bytes | list[bytes]:
+    return [bytes(part) for part in payload] if isinstance(payload, list) else bytes(payload)
+
+
+# -- what is no frame
+
+
+def reply(lengths: list[int], counts: list[int], length: int | None = None, *, items: int | None = None) -> bytes:
+    """Header and table of a reply, with whatever numbers; as many items as counts if nothing else is said."""
+    n, m = len(counts) if items is None else items, len(lengths)
+    return (
+        header(items=n, buffers=m, length=sum(lengths) if length is None else length)
+        + bytes(9 * n)
+        + struct.pack(f"<{m}I{len(counts)}I", *lengths, *counts)
+    )
+
+
+BAD_HEADERS = {
+    "another magic": header(magic=b"cpm"),
+    "no magic": header(magic=b"\0\0\0"),
+    "upper case": header(magic=b"CPL"),
+    "something else altogether": b"GET / HTTP/1.1\r\nHost: localhost:8000\r\nAccept: */*\r\n\r\n"[:48],
+    "zeros": bytes(48),
+    "ones": b"\xff" * 48,
+    "version before ours": header(version=VERSION - 1),
+    "version after ours": header(version=VERSION + 1),
+    "kind 0": header(kind=0),
+    "kind after the last": header(kind=max(Kind) + 1),
+    "kind 255": header(kind=255),
+    "an item too many": header(items=MAX_ITEMS + 1, buffers=MAX_ITEMS + 1),
+    "items beyond measure": header(items=2**32 - 1, buffers=1),
+    "a buffer too many": header(items=1, buffers=MAX_BUFFERS + 1),
+    "buffers beyond measure": header(items=1, buffers=2**32 - 1),
+    "a byte too many": header(items=1, buffers=1, length=MAX_FRAME_BYTES + 1),
+    "bytes beyond measure": header(items=1, buffers=1, length=2**64 - 1),
+    "all too many": header(items=2**32 - 1, buffers=2**32 - 1, length=2**64 - 1),
+}
+BAD_TABLES = {
+    "a byte more than its buffers": reply([4], [], 5, items=1),
+    "a byte less than its buffers": reply([5], [], 4, items=1),
+    "bytes without a buffer": header(items=0, buffers=0, length=1),
+    "a large buffer in a short frame": reply([MAX_FRAME_BYTES], [], 10, items=1),
+    "large buffers in a short frame": reply([2**32 - 1] * 100, [100], 10),
+    "lengths that are right but for an overflow": reply([2**31, 2**31, 10], [3], 10),
+    "a large frame of small buffers": reply([1, 2], [], MAX_FRAME_BYTES, items=2),
+    "an item without a buffer": reply([], [0]),
+    "an item without a buffer beside one with two": reply([1, 1, 1], [0, 3]),
+    "items without buffers": reply([1], [0, 1, 0]),
+    "a buffer without an item": reply([1], []),
+    "a buffer that no item has": reply([1, 1, 1], [1, 1]),
+    "an item with buffers that do not come": reply([1, 1, 1], [2, 2]),
+    "buffers beyond measure in an item": reply([1, 1, 1], [2**32 - 1, 4]),
+}
+HOSTILE = BAD_HEADERS | BAD_TABLES
+"""Bytes of which the last one shows that they are no frame."""
+
+
+# -- the checks
+
+
+def _check_frame(
+    name: str, frame: Frame, encode: Encode, new_reader: Callable[[], Reader], cuts: Sequence[int] | None = None
+) -> None:
+    """Written as ours, and read the same when cut in two: everywhere, or at `cuts`."""
+    data = data_of(frame)
+    _require(b"".join(bytes(part) for part in encode(frame)) == data, f"{name} is written differently")
+    for cut in range(len(data)) if cuts is None else [cut % len(data) for cut in cuts]:
+        reader = new_reader()
+        _require(_read(reader, data[:cut], name) == [], f"{name} comes out before its last byte")
+        _require(
+            plain(_read(reader, data[cut:], name)) == plain([frame]), f"{name}, cut at byte {cut}, is read wrongly"
+        )
+        _require(reader.idle, f"something is left over after {name}")
+
+
+def _check_row(frames: list[Frame], new_reader: Callable[[], Reader]) -> None:
+    """All in one stream: byte by byte, and at once."""
+    data = data_of(*frames)
+    for cuts in (range(len(data)), ()):
+        _require(plain(_read(new_reader(), data, "a row", cuts)) == plain(frames), "frames in a row are read wrongly")
+
+
+def _check_hostile(name: str, data: bytes, new_reader: Callable[[], Reader]) -> None:
+    for before in (b"", data_of(FRAMES["batch"])):
+        reader = new_reader()
+        _read(reader, before + data[:-1], f"{name}, but for its last byte,")
+        try:
+            receive(reader, data[-1:] + b"x" * LARGE)
+        except FrameError:
+            continue
+        raise WireError(f"{name} is taken for a frame")
+
+
+def _check_damaged(name: str, dice: random.Random, encode: Encode, new_reader: Callable[[], Reader]) -> None:
+    """Sound frames with bytes changed, put in or left out: refused, or they say what was received."""
+    damaged = bytearray(data_of(*dice.choices([*FRAMES.values()], k=dice.randint(1, 3))))
+    for _ in range(dice.randint(1, 3)):
+        at = dice.randint(0, len(damaged))
+        damaged[at : at + dice.randint(0, 2)] = dice.randbytes(dice.randint(0, 2))
+    reader, at = new_reader(), 0
+    try:
+        for end in range(1, len(damaged) + 1):
+            for frame in receive(reader, bytes(damaged[end - 1 : end])):
+                written = b"".join(bytes(part) for part in encode(frame))
+                _require(written == _without_padding(bytes(damaged[at:end])), f"{name} is read as what it is not")
+                at = end
+    except FrameError:
+        pass
+
+
+def _without_padding(data: bytes) -> bytes:
+    """A frame's bytes with zeros for those that say nothing."""
+    return data[:5] + bytes(3) + data[8:]
+
+
+def _random_frame(dice: random.Random) -> Frame:
+    """Any frame: of every kind, with items of one or several buffers."""
+    kind, n = dice.choice(list(Kind)), dice.randint(0, 6)
+    frame = Frame(
+        kind,
+        dice.getrandbits(64),
+        [dice.getrandbits(64) for _ in range(n)],
+        dice.randbytes(n),
+        payloads=[_random_payload(dice) for _ in range(n)],
+        busy_s=dice.random(),
+        waited_s=dice.expovariate(1),
+    )
+    if kind == Kind.BATCH:
+        frame.accepts = dice.randbytes(n)
+        frame.deadlines = [dice.choice([INFINITY, dice.random()]) for _ in range(n)]
+    return frame
+
+
+def _random_payload(dice: random.Random) -> Payload:
+    parts: list[Buffer] = [dice.randbytes(dice.choice([0, 1, 30, 200])) for _ in range(dice.choice([1, 1, 2, 4]))]
+    return parts if len(parts) > 1 else parts[0]
+
+
+def _read(reader: Reader, data: bytes, name: str, cuts: Iterable[int] = ()) -> list[Frame]:
+    try:
+        return receive(reader, data, cuts)
+    except FrameError as error:
+        raise WireError(f"{name} is refused: {error}") from None
+
+
+def _require(condition: bool, text: str) -> None:
+    if not condition:
+        raise WireError(text)
