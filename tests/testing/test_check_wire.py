@@ -19,9 +19,7 @@ def test_ours_is_sound() -> None:
 
 def swaps_ids(frame: Frame) -> Sequence[Buffer]:
     """Writes the ids the other way round."""
-    return encode(
-        Frame(**{name: getattr(frame, name) for name in frame.__slots__ if name != "ids"}, ids=frame.ids[::-1])
-    )
+    return encode(replace(frame, ids=frame.ids[::-1]))
 
 
 class Eager(FrameReader):
