@@ -27,10 +27,12 @@ from carpool.drive.aio import Driver
 from carpool.drive.tasks import AwaitedRequest, TaskStage
 from carpool.drive.threads import ExecutionLock, LeaderFollower, Outcome, Seat
 from carpool.errors import DeadlineExceeded, Unavailable
-from carpool.invoke import Failed, Invoker, is_async, run_now
+from carpool.invoke import Invoker, is_async, run_now
 from carpool.merge import Merge, Split
-from carpool.model import AnyModel, Model, Traits, name_of, traits_of
+from carpool.model import AnyModel, Model, name_of, traits_of
 from carpool.observe.stats import Stats
+from carpool.oom import OomErrors, names_of
+from carpool.parts import Caller, Failed, Trouble
 from carpool.policy import Policy
 from carpool.request import Request
 from carpool.settings import at_least, check_policy, not_negative, policy_for, positive
@@ -60,6 +62,7 @@ class Settings:
     slo_s: float | None = None
     execution_lock: Any = None
     isolate_errors: bool = False
+    oom_errors: OomErrors | None = ()
 
     def __post_init__(self) -> None:
         at_least("max_batch_size", self.max_batch_size, 1)
@@ -69,6 +72,8 @@ class Settings:
         positive("slo_s", self.slo_s)
         not_negative("max_queue_delay_s", self.max_queue_delay_s)
         check_policy(self.policy)
+        if self.oom_errors is not None:
+            names_of(self.oom_errors)
         if callable(self.merge) != (self.split is not None):
             raise ValueError("a merge function needs a split function, and the other way round")
 
@@ -237,7 +242,7 @@ class ThreadBatch(_Bindable, Generic[A, B]):
             return self
         bound = functools.partial(self._function, instance)
         line = self._line_of(instance, self._new_line)
-        invoker = _invoker(bound, self._settings, is_async=False, traits=self._invoker.traits)
+        invoker = _invoker(bound, self._settings, is_async=False, like=self._invoker)
         return ThreadBatch(self._function, self._settings, invoker, line)
 
     # -- inside
@@ -269,8 +274,9 @@ class ThreadBatch(_Bindable, Generic[A, B]):
 
     def _run(self, items: list[Any]) -> Outcome:
         started = time.monotonic()
-        results, errors = _shared_out(run_now(self._invoker.run(items)))
-        return results, errors, time.monotonic() - started
+        trouble: list[Trouble] = []
+        results, errors = _shared_out(run_now(self._invoker.run(items, trouble)))
+        return results, errors, time.monotonic() - started, trouble
 
 
 class _Drivers:
@@ -390,7 +396,7 @@ class AsyncBatch(_Bindable, Generic[A, B]):
             return self
         bound = functools.partial(self._function, instance)
         drivers = self._line_of(instance, _Drivers)
-        invoker = _invoker(bound, self._settings, is_async=True, traits=self._invoker.traits)
+        invoker = _invoker(bound, self._settings, is_async=True, like=self._invoker)
         one: AsyncBatch[A, B] = AsyncBatch(self._function, self._settings, invoker, drivers)
         one._run_batch = functools.partial(self._run_for, weakref.ref(instance))
         return one
@@ -437,19 +443,23 @@ class AsyncBatch(_Bindable, Generic[A, B]):
             drivers.clear()
         self._bound.clear()
 
-    async def _run(self, driver: Driver, items: list[Any]) -> tuple[list[Any], dict[int, Exception] | None]:
+    async def _run(
+        self, driver: Driver, items: list[Any], trouble: list[Trouble]
+    ) -> tuple[list[Any], dict[int, Exception] | None]:
         _inside.set(driver)
         if self._unset:
             await self._set_up()
         lock = self._settings.execution_lock
         if lock is None:
-            return _shared_out(await self._invoker.run(items))
+            return _shared_out(await self._invoker.run(items, trouble))
         async with lock:
-            return _shared_out(await self._invoker.run(items))
+            return _shared_out(await self._invoker.run(items, trouble))
 
-    async def _run_for(self, instance: weakref.ref[Any], driver: Driver, items: list[Any]) -> Any:
+    async def _run_for(
+        self, instance: weakref.ref[Any], driver: Driver, items: list[Any], trouble: list[Trouble]
+    ) -> Any:
         """`_run` of a method: its line must not keep the instance alive, its callers do."""
-        return await self.__get__(instance())._run(driver, items)
+        return await self.__get__(instance())._run(driver, items, trouble)
 
     async def _set_up(self) -> None:
         """Once, before the first batch; if it fails, that batch fails and the next one tries again."""
@@ -520,6 +530,7 @@ def batch(
     slo_s: float | None = None,
     execution_lock: Any = None,
     isolate_errors: bool = False,
+    oom_errors: OomErrors | None = (),
 ) -> MergeDecorator: ...
 @overload
 def batch(
@@ -536,6 +547,7 @@ def batch(
     slo_s: float | None = None,
     execution_lock: Any = None,
     isolate_errors: bool = False,
+    oom_errors: OomErrors | None = (),
 ) -> Decorator: ...
 def batch(function: Any = None, /, **settings: Any) -> Any:
     """Let the callers of a function share its calls: `@carpool.batch` or `@carpool.batch(max_batch_size=32)`.
@@ -559,6 +571,9 @@ def batch(function: Any = None, /, **settings: Any) -> Any:
         execution_lock: held while the function runs: a `carpool.Lock`, `threading.Lock` or `RLock` for a `def`, an
             `asyncio.Lock` for an `async def`. Share one between several functions, or with code of your own.
         isolate_errors: whether a batch that raises is run again in parts, so that only the guilty items fail.
+        oom_errors: exception classes, or their full names, that mean "out of memory", besides MemoryError and torch's.
+            A batch that raises one is run again in smaller calls, and later batches are smaller. None: it fails as with
+            any other error.
 
     Raises:
         ValueError: a setting is out of range.
@@ -593,21 +608,22 @@ def _batched(function: Any, settings: Settings) -> Any:
     return ThreadBatch(function, settings, invoker)
 
 
-def _invoker(function: AnyModel | Model, settings: Settings, is_async: bool, traits: Traits | None = None) -> Invoker:
-    if traits is None:
-        traits = traits_of(type(function) if isinstance(function, Model) else function, batched=True)
+def _invoker(function: AnyModel | Model, settings: Settings, is_async: bool, like: Invoker | None = None) -> Invoker:
+    """What calls a function; `like` that of the same function of another instance, with which it shares a budget."""
+    model = function
     if not isinstance(function, type | Model):
         function = settings.function(function, is_async)
     elif settings.merge:
         raise TypeError("merge is for functions; a Model's predict takes a list of items")
-    return Invoker(
-        function,
-        {},
-        traits,
-        batched=True,
+    if like is not None:
+        return Invoker(function, {}, like.traits, like.caller, batched=True)
+    caller = Caller(
         isolate_errors=settings.isolate_errors,
+        oom_errors=None if settings.oom_errors is None else names_of(settings.oom_errors),
         through=(GeneratorExit, KeyboardInterrupt, asyncio.CancelledError),
     )
+    traits = traits_of(type(model) if isinstance(model, Model) else model, batched=True)
+    return Invoker(function, {}, traits, caller, batched=True)
 
 
 def _shared_out(results: list[Any]) -> tuple[list[Any], dict[int, Exception] | None]:

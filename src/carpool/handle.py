@@ -380,6 +380,8 @@ def _launch(service: Service, index: int, guard: Guard | None) -> Launch:
         first=index == 0,
         last=index == len(service.stages) - 1,
         isolate_errors=stage.isolate_errors,
+        halve=stage.idempotent or stage.isolate_errors,
+        oom_errors=stage.oom_errors,
         cores=None,
         log_level=root.level if root.handlers else None,
     )

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from carpool.invoke import is_async
 from carpool.model import AnyModel, Traits, name_of, traits_of
+from carpool.oom import OomErrors, names_of
 from carpool.policy import Adaptive, OneByOne, Policy
 from carpool.settings import at_least, check_policy, check_sizes, not_negative, policy_for, positive
 from carpool.worker import affinity
@@ -48,6 +49,10 @@ class Stage:
         idempotent: whether a request may be run once more when its worker dies.
         isolate_errors: whether a batch that raises is run again in parts, so that only the guilty items fail;
             defaults to `idempotent`.
+        oom_errors: exception classes, or their full names, that mean "out of memory", besides MemoryError and torch's.
+            A batch that raises one is run again in smaller calls, and later batches are smaller. (Where `idempotent`
+            and `isolate_errors` are both False it fails, and only later ones are smaller.) None: it fails as with any
+            other error.
 
     Raises:
         ValueError: a setting is out of range; the text says which and what would do.
@@ -71,6 +76,7 @@ class Stage:
     max_batch_time_s: float | None
     idempotent: bool
     isolate_errors: bool
+    oom_errors: tuple[str, ...] | None
     traits: Traits = field(repr=False)
 
     def __init__(
@@ -93,6 +99,7 @@ class Stage:
         max_batch_time_s: float | None = None,
         idempotent: bool = True,
         isolate_errors: bool | None = None,
+        oom_errors: OomErrors | None = (),
     ) -> None:
         if max_batch_size is not None:
             at_least("max_batch_size", max_batch_size, 1)
@@ -133,6 +140,7 @@ class Stage:
             "max_batch_time_s": max_batch_time_s,
             "idempotent": idempotent,
             "isolate_errors": idempotent if isolate_errors is None else isolate_errors,
+            "oom_errors": None if oom_errors is None else names_of(oom_errors),
             "traits": traits,
         }
         for each in fields(self):

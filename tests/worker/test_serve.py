@@ -10,6 +10,7 @@ import msgspec
 from carpool import Model
 from carpool.invoke import Invoker, run_now
 from carpool.model import traits_of
+from carpool.parts import Caller, Trouble
 from carpool.wire import outcome
 from carpool.wire.frame import Frame, FrameError, Kind
 from carpool.wire.outcome import Outcome
@@ -69,6 +70,8 @@ def setup_of(**changes: Any) -> Setup:
         "first": True,
         "last": True,
         "isolate_errors": True,
+        "halve": True,
+        "oom_errors": (),
         "cores": None,
         "log_level": None,
     }
@@ -113,7 +116,7 @@ class Slowed(Model):
 
 def warmed_up(sizes: tuple[int, ...], batched: bool = True) -> list[tuple[int, float]]:
     Slowed.now = 0.0
-    invoker = Invoker(Slowed, {}, traits_of(Slowed, batched), batched=batched, isolate_errors=True)
+    invoker = Invoker(Slowed, {}, traits_of(Slowed, batched), Caller(isolate_errors=True), batched=batched)
     return run_now(Call(invoker, first=True, last=True).warm_up(sizes, clock=lambda: Slowed.now / 64))
 
 
@@ -245,3 +248,78 @@ def test_a_function_needs_no_setup() -> None:
 
 def map_with(factor: int, xs: list[int]) -> list[int]:
     return [factor * x for x in xs]
+
+
+class Narrow(Model):
+    """Runs out of memory with more than `most` items."""
+
+    examples = (1,)
+    most = 3
+
+    def predict(self, xs: list[int]) -> list[int]:
+        if len(xs) > self.most:
+            raise MemoryError
+        return [2 * x for x in xs]
+
+
+def troubles(frames: list[Frame]) -> list[list[Trouble]]:
+    return [
+        msgspec.msgpack.decode(frame.payloads[0], type=list[Trouble])  # type: ignore[arg-type]
+        for frame in frames
+        if frame.kind == Kind.TROUBLE
+    ]
+
+
+def test_what_ran_out_of_memory_is_told_before_the_reply() -> None:
+    """With places in the batch, also where some of its items could not be read; only where there is something to
+    tell."""
+    link = Link(batch(7, *range(6)), batch(8, 1, 2))
+    link.frames[0].payloads = [b"\xc1", *link.frames[0].payloads[1:]]
+    live(link, Narrow, warm_up=())
+
+    told = [frame for frame in link.sent[3:] if frame.kind != Kind.CALL]
+    assert [frame.kind for frame in told] == [Kind.TROUBLE, Kind.REPLY, Kind.REPLY]
+    assert [frame.batch for frame in told] == [7, 7, 8]
+    (trouble,) = troubles(link.sent)
+    assert trouble == [Trouble(out_of_memory=True, ran_out=[[1, 2, 3, 4, 5]], fitted=[[1, 2], [3, 4, 5]])]
+    assert list(told[1].formats) == [Outcome.INVALID] + [Outcome.OK] * 5
+
+
+def test_a_warm_up_that_runs_out_of_memory_says_so_and_times_what_fits() -> None:
+    """The worker is ready all the same, and the first full batch is not the first failure."""
+    link = Link()
+    live(link, Narrow, warm_up=(1, 2, 4))
+    *_, told, ready = link.sent
+
+    assert bytes(ready.payloads[0]) == b"ready"  # type: ignore[arg-type]
+    timings = msgspec.msgpack.decode(ready.payloads[1], type=list[tuple[int, float]])  # type: ignore[arg-type]
+    assert [n for n, _ in timings] == [1, 2]
+    (trouble,) = troubles(link.sent)
+    assert (told.kind, told.batch) == (Kind.TROUBLE, 0)
+    assert trouble[0] == Trouble(out_of_memory=True, ran_out=[[0, 1, 2, 3]], fitted=[[0, 1], [2, 3]])
+
+
+def test_calls_of_the_warm_up_are_not_reported() -> None:
+    """They belong to no batch, and have no limit."""
+    link = Link(batch(7, 1, 2, 3, 4))
+    live(link, Narrow, warm_up=(1, 2, 4))
+
+    assert {frame.batch for frame in link.sent if frame.kind == Kind.CALL} == {7}
+
+
+def test_listed_errors_mean_out_of_memory_and_none_turns_it_off() -> None:
+    """By their full names, as they come from the stage."""
+
+    def full(xs: list[int]) -> list[int]:
+        if len(xs) > 1:
+            raise BufferError
+        return xs
+
+    for oom_errors, outcome_of_all in ((("builtins.BufferError",), Outcome.OK), ((), Outcome.MODEL_ERROR)):
+        link = Link(batch(7, 1, 2))
+        live(link, full, isolate_errors=False, oom_errors=oom_errors)
+        assert list(link.sent[-1].formats) == [outcome_of_all] * 2
+
+    link = Link(batch(7, 1, 2, 3, 4))
+    live(link, Narrow, warm_up=(), isolate_errors=False, oom_errors=None)
+    assert list(link.sent[-1].formats) == [Outcome.MODEL_ERROR] * 4

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from carpool.core.queue import Alone, Queue
+from carpool.core.safe_size import SafeSize
 from carpool.policy.base import Decision, Policy
 from carpool.request import DONE, QUEUED, RUNNING, Request
 
@@ -82,6 +83,7 @@ class Batcher:
 
     Attributes:
         outlet: most results that the next stage can ever take at once; the pipeline sets it.
+        safe_size: how much one call can hold before memory runs out, as far as it ever has.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class Batcher:
         self.idempotent = idempotent
         self.weigh = weigh or _counts_for_one
         self.outlet = INFINITY
+        self.safe_size = SafeSize(policy.allowed_batch_sizes)
         self.in_flight: dict[int, Batch] = {}  # by worker
         self.wake_at: float | None = None
         self.attention_at = INFINITY  # nothing expires and nobody hangs before this
@@ -116,6 +119,7 @@ class Batcher:
         self._idle: list[int] = []  # the worker that was busy last is used first: its caches are warm
         self._running = 0
         self._batch_ids = 0
+        self._limited_since = 0  # the last batch that went before memory ran out
 
     def __repr__(self) -> str:
         return f"<Batcher {self.name} queued={len(self.queue)} running={self._running} idle={len(self._idle)}>"
@@ -213,6 +217,31 @@ class Batcher:
             batch.call_started = now
             self.attention_at = min(self.attention_at, now + self.max_batch_time_s)
 
+    def ran_out_of_memory(
+        self, worker: int, batch_id: int, calls: Sequence[Sequence[int]], fitted: Sequence[Sequence[int]]
+    ) -> None:
+        """A worker, before it replies: calls for parts of its batch ran out of memory, and smaller ones fitted.
+
+        Args:
+            worker, batch_id: whose batch it is.
+            calls: for each call that ran out, the places of its items in the batch; one at least.
+            fitted: likewise for those that went through.
+
+        Raises:
+            ValueError: the worker has no such batch, or the batch no such places.
+        """
+        batch = self.in_flight.get(worker)
+        if batch is None or batch.id != batch_id or len(batch) != batch.n:
+            raise ValueError(f"worker {worker} of stage {self.name} has no batch {batch_id}")
+        sizes = [request.size for request in batch.requests]
+        if any(not 0 <= place < len(sizes) for call in [*calls, *fitted] for place in call):
+            raise ValueError(f"batch {batch_id} of stage {self.name} has {len(sizes)} items, not more")
+        batch.ok = False  # the time it takes is not that of one call
+        tried = min([sum([sizes[place] for place in call]) for call in calls])
+        smaller = [size for call in fitted if (size := sum([sizes[place] for place in call])) < tried]
+        self.safe_size.ran_out(tried, max(smaller, default=0))
+        self._limited_since = self._batch_ids
+
     def completed(
         self, now: float, worker: int, batch_id: int, ids: Sequence[int], busy_s: float, ok: bool
     ) -> list[Request | None]:
@@ -256,6 +285,8 @@ class Batcher:
                 self._drop(now, decision.drop)
                 refuse += decision.drop
             if n and queue.count:
+                if n > self.safe_size.limit and queue.size > self.safe_size.limit:
+                    n = self.safe_size.allowed(n)
                 if queue.size != queue.count:
                     n = self._fitting(n)
                 return self._start(now, n if n <= room else int(room), decision.reason)
@@ -266,14 +297,14 @@ class Batcher:
 
     def longest_wait_s(self, more: int) -> float:
         """A bound for `predicted_wait_s` and a batch after it, if `more` units came now; quicker to tell."""
-        return self.batch_s * (2 + (self.queue.size + more) / self.policy.limit)
+        return self.batch_s * (2 + (self.queue.size + more) / self._limit)
 
     def predicted_wait_s(self, now: float, ahead: float) -> float:
         """How long a request waits that has `ahead` units queued ahead of it, by what recent batches took.
 
         Rather too short than too long: in a stage that is not saturated, batches are smaller than they could be.
         """
-        limit = self.policy.limit
+        limit = self._limit
         if self._idle and ahead < limit:
             return 0.0
         workers = max(1, len(self._idle) + len(self.in_flight))
@@ -313,6 +344,12 @@ class Batcher:
         return expired, hung
 
     # -- inside
+
+    @property
+    def _limit(self) -> float:
+        """Most that a batch can hold now."""
+        limit, safe = self.policy.limit, self.safe_size.limit
+        return safe if safe < limit else limit
 
     def _ask(self, now: float, room: float) -> tuple[Decision, int]:
         """What the policy says, and how many units it takes. Raises as `next_batch` does."""
@@ -376,9 +413,12 @@ class Batcher:
             self.fastest_s += 0.01 * (took_s - self.fastest_s)  # in case that it has become slower
         if batch.requests[0].losses:
             return  # it was in quarantine, where the policy does not decide
+        ok = ok and batch.ok
+        if ok and batch.size > self.safe_size.limit and batch.id > self._limited_since:
+            self.safe_size.fitted(batch.size)  # it was one that tries whether more fits
         policy = self.policy
         policy.hop_s += 0.1 * (max(0.0, took_s - busy_s) - policy.hop_s)
-        policy.completed(now, batch.n, batch.size, busy_s, ok and batch.ok)
+        policy.completed(now, batch.n, batch.size, busy_s, ok)
 
     def _completed_partly(
         self, now: float, batch: Batch, ids: Sequence[int], busy_s: float, ok: bool

@@ -13,10 +13,12 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from carpool.clock import Clock, monotonic
+from carpool.core import safe_size
 from carpool.core.batcher import INFINITY, Batch
 from carpool.core.pipeline import Pipeline, Todo
 from carpool.errors import CarpoolError, StartupError, Unavailable
 from carpool.observe.stats import Stats
+from carpool.parts import Trouble
 from carpool.request import Request
 
 logger = logging.getLogger("carpool")
@@ -178,6 +180,30 @@ class Driver:
                 self._poll_soon()
             else:
                 self.poll()
+
+    def troubled(self, stage: int, worker: int, batch_id: int, trouble: Sequence[Trouble]) -> None:
+        """What happened to a worker's batch besides its results, before they come.
+
+        Raises:
+            ValueError: it speaks of what the worker was not given.
+        """
+        batcher, stats = self.pipeline.stages[stage], self.stats.stages[stage]
+        stats.troubled(trouble)
+        before = batcher.safe_size.limit
+        for each in trouble:
+            if each.ran_out:
+                batcher.ran_out_of_memory(worker, batch_id, each.ran_out, each.fitted)
+        if batcher.safe_size.limit < before:
+            logger.warning(safe_size.NEWS, f"stage {batcher.name}", batcher.safe_size.limit)
+
+    def trained_with_trouble(self, stage: int, trouble: Sequence[Trouble]) -> None:
+        """What happened during a worker's warm-up, where every example counts for one."""
+        learned = self.pipeline.stages[stage].safe_size
+        self.stats.stages[stage].troubled(trouble)
+        for each in trouble:
+            if each.ran_out:
+                tried = min(map(len, each.ran_out))
+                learned.ran_out(tried, max([n for n in map(len, each.fitted) if n < tried], default=0))
 
     def call_started(self, stage: int, worker: int, batch_id: int) -> None:
         """A worker has begun another call for the same batch."""

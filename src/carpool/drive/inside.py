@@ -18,7 +18,7 @@ import msgspec
 from carpool.drive.launch import Launch
 from carpool.drive.output import LineSink
 from carpool.invoke import run_now
-from carpool.wire.frame import Frame
+from carpool.wire.frame import Frame, FrameError
 from carpool.worker import affinity
 from carpool.worker.serve import serve
 from carpool.worker.setup import Setup
@@ -30,6 +30,7 @@ class _Inside:
     """What threads and tasks have in common; see `workers.Worker`."""
 
     pid: int | None = None
+    broke_protocol = False
 
     def __init__(
         self,
@@ -70,8 +71,13 @@ class _Inside:
         self._loop.call_soon(self._end, why or "it was given up")
 
     def _hear(self, frame: Frame) -> None:
-        if not self._gone.done():
+        if self._gone.done():
+            return
+        try:
             self._heard(frame)
+        except FrameError as error:
+            self.broke_protocol = True
+            self.kill(f"it is given up for what it sent: {error}")
 
     def _end(self, why: str) -> None:
         if not self._gone.done():

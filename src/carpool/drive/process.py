@@ -59,6 +59,7 @@ class WorkerProcess:
         self._unsent: list[memoryview] = []
         self._watching_writable = False
         self._killed_because = ""
+        self.broke_protocol = False
         self._gone = False
         self._reaped = False
         self._pidfd: int | None = None
@@ -205,7 +206,9 @@ class WorkerProcess:
         except BlockingIOError:
             return False
         except FrameError as error:
-            self._end(f"it sent something that is no frame: {error}")
+            self.broke_protocol = True
+            self.kill(f"it was killed for what it sent: {error}")
+            self._end("it was killed")
             return False
         except OSError as error:
             self._end(f"its connection broke: {error}")

@@ -11,10 +11,11 @@ from carpool.clock import monotonic
 from carpool.core.batcher import Batch
 from carpool.drive.aio import Driver
 from carpool.errors import ModelError
+from carpool.parts import Trouble
 from carpool.request import Request
 
-Run = Callable[[list[Any]], Awaitable[tuple[list[Any], dict[int, Exception] | None]]]
-"""The results of a batch, and the errors that stand in for some of them."""
+Run = Callable[[list[Any], list[Trouble]], Awaitable[tuple[list[Any], dict[int, Exception] | None]]]
+"""The results of a batch, and the errors that stand in for some of them; what else there is to tell is appended."""
 
 
 class TaskStage:
@@ -53,14 +54,17 @@ class TaskStage:
 
     async def _answer(self, batch: Batch) -> None:
         started = monotonic()
+        trouble: list[Trouble] = []
         try:
-            results, errors = await self._run([request.item for request in batch.requests])
+            results, errors = await self._run([request.item for request in batch.requests], trouble)
         except asyncio.CancelledError:  # by user code, or by the end of the loop
             broken: Exception = ModelError("the batch was broken off: CancelledError", type_name="CancelledError")
             results, errors = [None] * len(batch), dict.fromkeys(range(len(batch)), broken)
         except Exception as error:  # before the function was called
             results, errors = [None] * len(batch), dict.fromkeys(range(len(batch)), error)
         busy_s = monotonic() - started
+        if trouble:
+            self._driver.troubled(0, batch.worker, batch.id, trouble)
         self._driver.completed(0, batch.worker, batch.id, batch.ids, results, errors, busy_s, 0.0)
 
 

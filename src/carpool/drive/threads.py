@@ -9,6 +9,7 @@ that wakes up rings for the next. All of them would only fight for the interpret
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,15 +19,19 @@ from typing import Any, Protocol
 from carpool.clock import Clock, monotonic
 from carpool.core.batcher import INFINITY, Batch, Batcher
 from carpool.core.line import DONE, SLEEP, Line
+from carpool.core.safe_size import NEWS
 from carpool.errors import CarpoolError, DeadlineExceeded
+from carpool.parts import Trouble
 from carpool.request import Request
+
+logger = logging.getLogger("carpool")
 
 _LONGEST_LOCK_WAIT_S = 60.0  # for the execution lock, where no time-out bounds it
 
 _RUNG_AT_ONCE = 2  # the next leader, and the first of the chain
 
-Outcome = tuple[Sequence[object], dict[int, Exception] | None, float]
-"""The results of a batch, the errors that stand in for some, and the seconds it took."""
+Outcome = tuple[Sequence[object], dict[int, Exception] | None, float, Sequence[Trouble]]
+"""The results of a batch, the errors that stand in for some, the seconds it took, and what else there is to tell."""
 
 
 class ExecutionLock(Protocol):
@@ -84,6 +89,7 @@ class LeaderFollower:
         clock: Clock = monotonic,
     ) -> None:
         self._name = name
+        self._batcher = batcher
         self._line = Line(batcher, slots, slo_s)
         self._lock = threading.Lock()
         self._execution_lock = execution_lock
@@ -239,7 +245,7 @@ class LeaderFollower:
                 bells = self._bells()
             _ring(bells)
             if batch is not None:
-                outcome = self._run(batch, run)
+                results, errors, busy_s, trouble = self._run(batch, run)
         finally:
             if lock is not None:
                 lock.release()
@@ -247,7 +253,9 @@ class LeaderFollower:
             self._sleep(seat, bell, until - now)
             return
         with self._lock:
-            self._line.finished(self._clock(), batch, *outcome)
+            if trouble:
+                self._learn(batch, trouble)
+            self._line.finished(self._clock(), batch, results, errors, busy_s)
             bells = self._bells()
             self._chain += bells[_RUNG_AT_ONCE:]
         _ring(bells[:_RUNG_AT_ONCE])
@@ -259,6 +267,16 @@ class LeaderFollower:
             return run([request.item for request in batch.requests])
         finally:
             self._leaders.discard(me)
+
+    def _learn(self, batch: Batch, trouble: Sequence[Trouble]) -> None:
+        """What happened to a batch besides its results."""
+        safe_size = self._batcher.safe_size
+        before = safe_size.limit
+        for each in trouble:
+            if each.ran_out:
+                self._batcher.ran_out_of_memory(batch.worker, batch.id, each.ran_out, each.fitted)
+        if safe_size.limit < before:
+            logger.warning(NEWS, self._name, safe_size.limit)
 
     def _acquire(self, lock: ExecutionLock, seat: Seat, until: float) -> bool:
         """Take the execution lock; False if it was not free until the caller looks up."""

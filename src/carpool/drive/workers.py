@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
@@ -24,20 +24,29 @@ from carpool.drive.launch import Launch
 from carpool.drive.output import LineSink
 from carpool.drive.process import WorkerProcess
 from carpool.errors import ModelError, StartupError, Unavailable
+from carpool.parts import Trouble
 from carpool.wire import outcome
 from carpool.wire.frame import Frame, FrameError, Kind
 from carpool.wire.outcome import Outcome
+from carpool.wire.payload import Payload
 
 if TYPE_CHECKING:
     from carpool.drive.aio import Driver
 
 logger = logging.getLogger("carpool")
 
+T = TypeVar("T")
+
+_OUTCOMES = frozenset(Outcome)
+_INFINITY = float("inf")
 _RESTART_S = 30.0  # a failed stage stays so until its service is started anew: what callers are told to wait
 
 
 class Worker(Protocol):
     """One worker as its stage sees it."""
+
+    broke_protocol: bool
+    """Whether it has sent what it must not send; it is ended for that."""
 
     @property
     def pid(self) -> int | None:
@@ -198,19 +207,38 @@ class WorkerStage:
         if frame.kind == Kind.REPLY:
             self._replied(worker, frame)
         elif frame.kind == Kind.CALL:
+            self._batch_of(worker, frame)
             self._driver.call_started(self.index, worker, frame.batch)
         elif not frame.payloads:
             raise FrameError(f"a {frame.kind.name} frame says nothing")
         elif frame.kind == Kind.STATE:
             self._moved(worker, frame)
-        elif frame.kind == Kind.FAILED:
+        elif frame.kind == Kind.TROUBLE:
+            self._troubled(worker, frame)
+        elif frame.kind == Kind.FAILED and self.roster.places[worker].state != State.READY:
             self._failure[worker] = outcome.read(frame.payloads[0])
         else:
-            raise FrameError(f"a worker does not send {frame.kind.name}")
+            raise FrameError(f"it must not send {frame.kind.name} now")
+
+    def _batch_of(self, worker: int, frame: Frame) -> Batch:
+        """The batch that a frame speaks of. Raises FrameError if it is not the one that the worker has."""
+        batch = self._driver.pipeline.stages[self.index].in_flight.get(worker)
+        if batch is None or batch.id != frame.batch:
+            raise FrameError(f"{frame.kind.name} for batch {frame.batch}, which it does not have")
+        return batch
 
     def _replied(self, worker: int, frame: Frame) -> None:
+        batch = self._batch_of(worker, frame)
+        if frame.ids == batch.ids:
+            frame.ids = batch.ids  # compared once more later, and quicker with itself
+        else:
+            _check_ids(frame.ids, batch.ids)
+        if not (0.0 <= frame.busy_s < _INFINITY and 0.0 <= frame.waited_s < _INFINITY):
+            raise FrameError(f"a reply after {frame.busy_s} s of work and {frame.waited_s} s of waiting")
         errors: dict[int, Exception] | None = None
         if frame.formats.count(Outcome.OK) != len(frame.formats):
+            if max(frame.formats) not in _OUTCOMES:
+                raise FrameError(f"a reply with outcome {max(frame.formats)}")
             errors = {
                 i: outcome.unpack(frame.formats[i], frame.payloads[i])
                 for i in range(len(frame.ids))
@@ -223,12 +251,24 @@ class WorkerStage:
             self.index, worker, frame.batch, frame.ids, frame.payloads, errors, frame.busy_s, frame.waited_s
         )
 
+    def _troubled(self, worker: int, frame: Frame) -> None:
+        """What happened to a batch besides its results, or to the warm-up."""
+        trouble = _decoded(frame.payloads[0], list[Trouble])
+        try:
+            if self.roster.places[worker].state == State.READY:
+                self._batch_of(worker, frame)
+                self._driver.troubled(self.index, worker, frame.batch, trouble)
+            elif all(n == size for n, size in self._launch.warm_up.items()):  # else the first batches will tell
+                self._driver.trained_with_trouble(self.index, trouble)
+        except ValueError as error:
+            raise FrameError(str(error)) from error
+
     def _moved(self, worker: int, frame: Frame) -> None:
         try:
             state = State(bytes(frame.payloads[0]).decode())  # type: ignore[arg-type]
             self.roster.moved(worker, state)
-        except ValueError as error:
-            raise FrameError(str(error)) from error
+        except (ValueError, TypeError) as error:
+            raise FrameError(f"it says that it is {frame.payloads[0]!r:.80}: {error}") from error
         if state == State.READY:
             self._learn(frame)
             self._started_once.add(worker)
@@ -238,11 +278,9 @@ class WorkerStage:
     def _learn(self, frame: Frame) -> None:
         """What the warm-up's timings tell the stage's policy."""
         for payload in frame.payloads[1:]:
-            try:
-                timings = msgspec.msgpack.decode(payload, type=list[tuple[int, float]])  # type: ignore[arg-type]
-            except msgspec.MsgspecError as error:
-                raise FrameError(f"no timings: {error}") from error
-            for n, busy_s in timings:
+            for n, busy_s in _decoded(payload, list[tuple[int, float]]):
+                if n not in self._launch.warm_up or not 0.0 <= busy_s < _INFINITY:
+                    raise FrameError(f"a warm-up of {n} items in {busy_s} s")
                 self._driver.pipeline.trained(self.index, n, self._launch.warm_up.get(n, n), busy_s)
 
     def _heard_too_late(self, worker: int, frame: Frame) -> None:
@@ -253,7 +291,8 @@ class WorkerStage:
 
     def _lost(self, worker: int, why: str) -> None:
         who = self._who(worker)
-        del self._workers[worker]
+        if self._workers.pop(worker).broke_protocol:
+            self._driver.stats.stages[self.index].protocol_errors += 1
         state = self.roster.places[worker].state
         failure = self._failure.pop(worker, None)
         cause = why if failure is None else f"{failure.message}\n{failure.traceback}".rstrip()
@@ -293,6 +332,23 @@ class WorkerStage:
         """A worker's name in the log."""
         pid = self._workers[worker].pid
         return f"{self.name}/{worker}" + ("" if pid is None else f" (pid {pid})")
+
+
+def _check_ids(ids: Sequence[int], owed: Sequence[int]) -> None:
+    """Whether a reply that is not for the whole batch is for some of it. Raises FrameError."""
+    if not ids or len(set(ids)) < len(ids):
+        raise FrameError("a reply that answers nothing, or a request twice")
+    foreign = set(ids).difference(owed)
+    if foreign:
+        raise FrameError(f"a reply to request {min(foreign)}, which is not in the batch")
+
+
+def _decoded(payload: Payload, kind: type[T]) -> T:
+    """What a worker has packed. Raises FrameError."""
+    try:
+        return msgspec.msgpack.decode(payload, type=kind)  # type: ignore[arg-type]
+    except (msgspec.MsgspecError, TypeError, UnicodeDecodeError) as error:
+        raise FrameError(f"it cannot be read: {error}") from error
 
 
 def new_roster(workers: int) -> Roster:

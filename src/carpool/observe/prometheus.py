@@ -37,6 +37,7 @@ class _Services(Collector):
         stages = [(stats.name, stage) for stats in self._services for stage in stats.stages]
         yield from _queues(stages)
         yield from _batches(stages)
+        yield from _failures(stages)
         yield from _policies(stages, self._now)
         yield from _workers(stages)
 
@@ -99,6 +100,28 @@ def _batches(stages: _Stages) -> Iterator[Metric]:
     yield from (sizes, reasons, compute, padding, running)
 
 
+def _failures(stages: _Stages) -> Iterator[Metric]:
+    """Batches that could not be run as they were."""
+    split = CounterMetricFamily(
+        "carpool_split_batches", "Batches that raised and were run again in parts.", labels=_STAGE
+    )
+    unsplit = CounterMetricFamily(
+        "carpool_unsplit_batches", "Batches that failed as a whole: too many had been run again.", labels=_STAGE
+    )
+    memory = CounterMetricFamily("carpool_out_of_memory", "Batches that ran out of memory.", labels=_STAGE)
+    safe = GaugeMetricFamily(
+        "carpool_safe_batch_size", "The largest batch known to fit, once one has run out of memory.", labels=_STAGE
+    )
+    for model, stage in stages:
+        labels = (model, stage.name)
+        split.add_metric(labels, stage.split_batches)
+        unsplit.add_metric(labels, stage.unsplit_batches)
+        memory.add_metric(labels, stage.out_of_memory)
+        if stage.safe_batch_size is not None:
+            safe.add_metric(labels, stage.safe_batch_size)
+    yield from (split, unsplit, memory, safe)
+
+
 def _policies(stages: _Stages, now: float) -> Iterator[Metric]:
     """What policies explain about themselves, as far as it means the same for all of them."""
     info = GaugeMetricFamily(
@@ -137,6 +160,7 @@ def _workers(stages: _Stages) -> Iterator[Metric]:
         "carpool_late_results", "Results whose caller had been answered or had gone.", labels=_STAGE
     )
     stray = CounterMetricFamily("carpool_stray_replies", "Answers that nobody had asked for.", labels=_STAGE)
+    broken = CounterMetricFamily("carpool_protocol_errors", "Workers ended for what they sent.", labels=_STAGE)
     for model, stage in stages:
         labels = (model, stage.name)
         for state, count in stage.workers.items():
@@ -145,7 +169,8 @@ def _workers(stages: _Stages) -> Iterator[Metric]:
         gaps.add_metric(labels, _buckets(stage.idle_gap), stage.idle_gap.sum_s)
         late.add_metric(labels, stage.batcher.late_results)
         stray.add_metric(labels, stage.batcher.stray_replies)
-    yield from (states, restarts, gaps, late, stray)
+        broken.add_metric(labels, stage.protocol_errors)
+    yield from (states, restarts, gaps, late, stray, broken)
 
 
 def _buckets(durations: Durations) -> list[tuple[str, float]]:

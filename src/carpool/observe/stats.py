@@ -22,7 +22,7 @@ from carpool.errors import (
     Unavailable,
     ValidationError,
 )
-from carpool.invoke import padded
+from carpool.parts import Trouble, padded
 from carpool.request import Request
 
 logger = logging.getLogger("carpool")
@@ -102,6 +102,10 @@ class StageStats:
         queue_time: from arrival in the stage to the start of the batch, per request.
         compute_time: from the start of a batch in the worker to its end, per batch.
         idle_gap: how long a worker waited between two batches although work was there, per batch.
+        split_batches: batches that raised and were run again in parts; unsplit_batches: those that were not, because
+            too many had been.
+        out_of_memory: batches of which some call ran out of memory.
+        protocol_errors: workers that were ended for what they sent.
         items, padding: what batches held, and what was added to reach one of the stage's `allowed_batch_sizes`.
     """
 
@@ -115,6 +119,7 @@ class StageStats:
         self.roster = roster
         self.batcher = pipeline.stages[index]
         self.items = self.padding = 0
+        self.split_batches = self.unsplit_batches = self.out_of_memory = self.protocol_errors = 0
         self._single = single
         self._reason = ""  # of the last batch
         self._explain_at = float("-inf")
@@ -145,6 +150,18 @@ class StageStats:
             self._hungry.add(worker)
         else:
             self._hungry.discard(worker)
+
+    def troubled(self, trouble: Sequence[Trouble]) -> None:
+        """What a worker tells of a batch besides its results."""
+        self.split_batches += any(each.split for each in trouble)
+        self.unsplit_batches += any(each.unsplit for each in trouble)
+        self.out_of_memory += any(each.out_of_memory for each in trouble)
+
+    @property
+    def safe_batch_size(self) -> int | None:
+        """The most that is known to fit into memory; None while nothing has run out of it."""
+        limit = self.batcher.safe_size.limit
+        return None if limit == float("inf") else int(limit)
 
     def _say_why(self, batch: Batch) -> None:
         """Another rule than for the last batch: a line in the log now and then, for those who want to follow."""
@@ -251,6 +268,9 @@ class StageSnapshot:
         mean_idle_gap_s: how long a worker waited for its next batch although work was there.
         workers: how many are in each state; restarts: how many have been replaced.
         late_results, stray_replies: dropped answers: too late, and never asked for.
+        protocol_errors: workers that were ended for what they sent.
+        split_batches, unsplit_batches: batches that raised: run again in parts, or not because too many had been.
+        out_of_memory: batches that ran out of memory; safe_batch_size: what fits, None while nothing ever did not.
         policy: why the policy decides as it does, see `Policy.explain`.
     """
 
@@ -269,6 +289,11 @@ class StageSnapshot:
     restarts: int
     late_results: int
     stray_replies: int
+    protocol_errors: int
+    split_batches: int
+    unsplit_batches: int
+    out_of_memory: int
+    safe_batch_size: int | None
     policy: dict[str, Any]
 
 
@@ -318,5 +343,10 @@ def _stage_snapshot(stage: StageStats, now: float) -> StageSnapshot:
         restarts=0 if stage.roster is None else stage.roster.restarts,
         late_results=stage.batcher.late_results,
         stray_replies=stage.batcher.stray_replies,
+        protocol_errors=stage.protocol_errors,
+        split_batches=stage.split_batches,
+        unsplit_batches=stage.unsplit_batches,
+        out_of_memory=stage.out_of_memory,
+        safe_batch_size=stage.safe_batch_size,
         policy=stage.batcher.policy.explain(now),
     )

@@ -43,6 +43,7 @@ class Kind(IntEnum):
     BATCH = 4  # coordinator -> worker: run these
     CALL = 5  # worker -> coordinator: user code was entered once more for this batch; no items
     REPLY = 6  # worker -> coordinator: results; `formats` hold their outcomes
+    TROUBLE = 7  # worker -> coordinator: what happened to a batch besides its results, before them; one item
 
 
 _KINDS: dict[int, Kind] = {kind.value: kind for kind in Kind}

@@ -14,7 +14,8 @@ from typing import Any
 
 from carpool import schema
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, ValidationError
-from carpool.invoke import Failed, Invoker
+from carpool.invoke import Invoker
+from carpool.parts import Failed, Trouble
 from carpool.wire import payload
 from carpool.wire.frame import Frame, Kind
 from carpool.wire.outcome import Outcome, Report, pack
@@ -48,6 +49,9 @@ class Call:
         invoker: calls the model.
         first, last: whether the stage decodes requests, and whether it encodes responses.
         before_predict, after_predict: called around the model's part of each batch.
+
+    Attributes:
+        trouble: what there is to tell of the last batch, besides its results.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class Call:
         after_predict: Callable[[], None] | None = None,
     ) -> None:
         self.traits = traits = invoker.traits
+        self.trouble: list[Trouble] = []
         self._invoker = invoker
         self._last = last
         self._before_predict = before_predict
@@ -86,7 +91,8 @@ class Call:
             clock: monotonic seconds.
 
         Returns:
-            The sizes and the least seconds that each took, as far as they were run.
+            The sizes and the least seconds that each took, as far as they were run, and in one call. What ran out of
+            memory stands in `trouble`; as places it has the examples' places in their batch.
 
         Raises:
             ExampleError: the user's code failed for one of them.
@@ -103,16 +109,19 @@ class Call:
             started = clock()
             if i >= len(at_least) and started - began >= _TIMING_S:
                 break
+            told = len(self.trouble)
             await self._run_examples(begin, size)
             took_s = clock() - started
-            best[size] = min(took_s, best.get(size, took_s))
+            if len(self.trouble) == told:
+                best[size] = min(took_s, best.get(size, took_s))
         return [(size, best[size]) for size in sizes if size in best]
 
     async def _run_examples(self, begin: int, size: int) -> None:
         """So many examples in turn, from one on, as one batch."""
         examples = self.traits.examples
         places = [(begin + i) % len(examples) for i in range(size)]
-        for place, value in zip(places, await self._invoker.run([examples[i] for i in places]), strict=True):
+        results = await self._invoker.run([examples[i] for i in places], self.trouble)
+        for place, value in zip(places, results, strict=True):
             if isinstance(value, Failed):
                 _, report = _outcome_of(value.error)
                 text = f"example {place + 1} of {len(examples)} does not run through its model: {report.message}"
@@ -121,10 +130,11 @@ class Call:
     async def run(self, frame: Frame) -> Frame:
         """Answer a batch; the reply has the items in the order of the batch."""
         started = time.monotonic()
+        self.trouble = []
         values = await self._decode(frame, started)
         if self._before_predict is not None:
             self._before_predict()
-        results = await self._invoker.run(values)
+        results = await self._invoker.run(values, self.trouble)
         if self._after_predict is not None:
             self._after_predict()
         outcomes, payloads = await self._encode(results, frame.accepts)
@@ -159,8 +169,8 @@ class Call:
     async def _decode_custom(self, formats: bytes, values: list[Any]) -> None:
         """The model's own format: one call of its `decode` for all bodies of the batch."""
         mine = [i for i, f in enumerate(formats) if f == CUSTOM and not isinstance(values[i], Failed)]
-        bodies = [values[i] for i in mine]
-        for i, value in zip(mine, await self._invoker.together(self._decode_bodies, bodies), strict=True):
+        decoded = await self._invoker.together(self._decode_bodies, [values[i] for i in mine], self.trouble, mine)
+        for i, value in zip(mine, decoded, strict=True):
             values[i] = value
 
     def _decode_bodies(self, bodies: list[bytes]) -> Any:
@@ -201,11 +211,10 @@ class Call:
     async def _encode_custom(self, results: list[Any], accepts: bytes) -> None:
         """The model's own format: one call of its `encode` for all results of the batch."""
         mine = [i for i, a in enumerate(accepts) if a == CUSTOM and not isinstance(results[i], Failed)]
-        if mine:
-            encode = self._invoker.instance.encode
-            bodies = await self._invoker.together(encode, [results[i] for i in mine])
-            for i, body in zip(mine, bodies, strict=True):
-                results[i] = body
+        encode = self._invoker.instance.encode
+        bodies = await self._invoker.together(encode, [results[i] for i in mine], self.trouble, mine)
+        for i, body in zip(mine, bodies, strict=True):
+            results[i] = body
 
 
 def _as_bytes(value: Any) -> bytes:

@@ -16,6 +16,7 @@ import msgspec
 from carpool.faults import WorkerPoints
 from carpool.invoke import Invoker
 from carpool.model import AnyModel, traits_of
+from carpool.parts import Caller, Trouble
 from carpool.wire.frame import Frame, FrameError, Kind
 from carpool.wire.outcome import Outcome, Report, pack
 from carpool.worker.call import Call, ExampleError, describe
@@ -38,13 +39,13 @@ class _CallReports:
     """Tells the stage that another call has begun, so that its hang limit is one of a single call."""
 
     def __init__(self, link: Link) -> None:
-        self.batch = 0
+        self.batch = 0  # of which the calls are; 0 for the warm-up, which has no limit
         self._link = link
         self._last = 0.0
 
     def __call__(self) -> None:
         now = time.monotonic()
-        if now - self._last > _REPORT_EVERY_S:
+        if self.batch and now - self._last > _REPORT_EVERY_S:
             self._last = now
             self._link.send(Frame(Kind.CALL, self.batch))
 
@@ -76,6 +77,8 @@ async def serve(
         reports.batch = frame.batch
         reply = await call.run(frame)
         reply.waited_s = waited_s
+        if call.trouble:
+            _tell(link, frame.batch, call.trouble)
         try:
             link.send(reply)
         except FrameError as error:  # the results are too large for one message; nothing has been sent
@@ -99,13 +102,15 @@ async def _load(
     try:
         model, kwargs = find_model()
         step = "its model could not be set up"
+        caller = Caller(
+            isolate_errors=setup.isolate_errors, halve=setup.halve, oom_errors=setup.oom_errors, through=through
+        )
         invoker = Invoker(
             model,
             kwargs,
             traits_of(model, setup.batched),
+            caller,
             batched=setup.batched,
-            isolate_errors=setup.isolate_errors,
-            through=through,
             calling=reports,
             in_predict=points.in_predict,
             allowed_batch_sizes=setup.allowed_batch_sizes,
@@ -134,8 +139,15 @@ async def _load(
         report = Report(text, type(error).__name__, details)
         link.send(Frame(Kind.FAILED, ids=[0], formats=b"\0", payloads=[pack(report)]))
         return None
+    if call.trouble:
+        _tell(link, 0, call.trouble)
     _say(link, "ready", msgspec.msgpack.encode(timings))
     return call
+
+
+def _tell(link: Link, batch: int, trouble: list[Trouble]) -> None:
+    """What happened to a batch besides its results, before they are sent; 0 for the warm-up."""
+    link.send(Frame(Kind.TROUBLE, batch, [0], b"\0", payloads=[msgspec.msgpack.encode(trouble)]))
 
 
 def _refusal(reply: Frame, text: str) -> Frame:

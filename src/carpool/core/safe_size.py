@@ -1,0 +1,97 @@
+"""How much one call of a stage's model can hold before memory runs out, found by what happens. Sans-IO.
+
+Nothing is limited until a call has run out of memory. From then on batches hold at most what is known to fit, and now
+and then one is let out that is larger: half-way to the least that is known to be too much, until the two are next to
+each other, and then, much more rarely, that again, in case somebody has given memory back. Batches in between are
+counted, not seconds, and only those that would have been larger; each failure doubles their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+NEWS = "%s ran out of memory: its batches hold %d at the most from now on, and more again once that works"
+"""For the log, with a name and the new limit."""
+
+_INFINITY = float("inf")
+_FIRST_PAUSE = 4  # batches that stay within the limit before a larger one is tried
+_RETRY_PAUSE = 256  # likewise, before what was too much is tried again
+_LONGEST_PAUSE = 2**16
+_CLOSE = 8  # a gap below an eighth of the limit is not worth another failure
+
+
+class SafeSize:
+    """What one stage has learned. All workers of the stage share it: they run the same model on the same machine.
+
+    Args:
+        sizes: if given, the only sizes that the model is called with, rising; smaller batches are padded.
+
+    Attributes:
+        limit: the most that is known to fit, in units of the requests' sizes; infinity while nothing has run out.
+    """
+
+    def __init__(self, sizes: Sequence[int] | None = None) -> None:
+        self.limit = _INFINITY
+        self._sizes = sizes
+        self._too_much = _INFINITY  # the least that is known to run out; above the limit
+        self._pause = _FIRST_PAUSE
+        self._batches_left = _FIRST_PAUSE  # until a larger one is tried
+
+    def __repr__(self) -> str:
+        return f"<SafeSize {self.limit} fits, {self._too_much} does not>"
+
+    def ran_out(self, tried: int, fitted: int) -> None:
+        """A call of size `tried` has run out of memory.
+
+        Args:
+            tried: the least size for which it did, if there were several.
+            fitted: the largest below it that went through in its stead; 0 if none did.
+        """
+        fitted = fitted if 0 < fitted < tried else tried // 2
+        if tried <= self.limit:  # the first time, or memory has become shorter
+            self.limit = max(1, fitted)
+            self._too_much = tried
+            self._pause = self._batches_left = _FIRST_PAUSE
+        else:
+            self.limit = max(self.limit, fitted)
+            self._too_much = min(self._too_much, tried)
+        self._rest_if_found()
+
+    def fitted(self, size: int) -> None:
+        """A batch larger than the limit has gone through."""
+        self.limit = size
+        if size >= self._too_much:
+            self._too_much = _INFINITY
+        self._pause = self._batches_left = _FIRST_PAUSE
+        self._rest_if_found()
+
+    def allowed(self, wanted: int) -> int:
+        """How much the next batch may hold, if it would hold `wanted`, which is over the limit."""
+        self._batches_left -= 1
+        if self._batches_left > 0:
+            return int(self.limit)
+        self._pause = self._batches_left = min(2 * self._pause, _LONGEST_PAUSE)
+        return min(wanted, self._larger())
+
+    def _larger(self) -> int:
+        """The next size to try: between the limit and what is too much, or that itself if nothing lies between."""
+        limit = int(self.limit)
+        if self._sizes is not None:
+            larger = [size for size in self._sizes if size > limit]
+            between = [size for size in larger if size < self._too_much]
+            return between[(len(between) - 1) // 2] if between else (larger or [limit])[0]
+        if self._too_much == _INFINITY:
+            return 2 * limit
+        return int(self._too_much) if self._is_found() else (limit + int(self._too_much)) // 2
+
+    def _is_found(self) -> bool:
+        """Whether there is nothing left to find out between the limit and what is too much."""
+        if self._too_much == _INFINITY:
+            return False
+        if self._sizes is not None:
+            return not any(self.limit < size < self._too_much for size in self._sizes)
+        return self._too_much - self.limit <= max(1, self.limit // _CLOSE)
+
+    def _rest_if_found(self) -> None:
+        if self._is_found():
+            self._pause = self._batches_left = max(self._pause, _RETRY_PAUSE)

@@ -1,0 +1,70 @@
+"""Out of memory: which exceptions mean it, and how what the failed call held is given back before the next one."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import traceback
+from collections.abc import Sequence
+
+_TORCH = "OutOfMemoryError"  # of `torch` or, before 2.5, `torch.cuda`; recognised without importing it
+_LONGEST_CHAIN = 10
+
+OomErrors = Sequence[type[BaseException] | str]
+"""Exception classes, or their full names, where importing them here would load a framework."""
+
+
+def names_of(oom_errors: OomErrors) -> tuple[str, ...]:
+    """The classes as full names, so that they can travel to a worker and be recognised without an import.
+
+    Raises:
+        TypeError: one is neither an exception class nor a full name.
+    """
+    names = []
+    if isinstance(oom_errors, str) or not isinstance(oom_errors, Sequence):
+        raise TypeError(f"oom_errors must be a sequence of exception classes or their full names, not {oom_errors!r}")
+    for error in oom_errors:
+        if isinstance(error, type) and issubclass(error, BaseException):
+            names.append(_name_of(error))
+        elif isinstance(error, str) and "." in error:
+            names.append(error)
+        else:
+            raise TypeError(
+                "each of oom_errors must be an exception class or its full name, such as 'package.Error',"
+                f" not {error!r}"
+            )
+    return tuple(names)
+
+
+def is_out_of_memory(error: BaseException, names: Sequence[str] = ()) -> bool:
+    """Whether `error` says that memory has run out: a MemoryError, torch's on a GPU, or one of `names`."""
+    if isinstance(error, MemoryError):
+        return True
+    for kind in type(error).__mro__:
+        module = kind.__module__
+        if kind.__name__ == _TORCH and isinstance(module, str) and module.partition(".")[0] == "torch":
+            return True
+        if names and _name_of(kind) in names:
+            return True
+    return False
+
+
+def give_back(error: BaseException) -> None:
+    """Let go of what the failed call holds: its frames' variables, and what torch keeps for its next use of the GPU."""
+    link: BaseException | None = error
+    for _ in range(_LONGEST_CHAIN):
+        if link is None:
+            break
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__
+    gc.collect()
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    if cuda is not None and cuda.is_initialized():
+        cuda.empty_cache()
+
+
+def _name_of(kind: type) -> str:
+    """Its full name; what a program defines itself has the same one in its workers."""
+    module = kind.__module__
+    return f"{'__main__' if module == '__mp_main__' else module}.{kind.__qualname__}"

@@ -1,0 +1,324 @@
+"""A batch call that fails is made again, in parts: smaller ones if memory ran out, halves to find guilty items.
+
+The two are different. Memory is a matter of size: all of the batch is run again in calls that fit, and what was too
+much is told (`Trouble`), so that later batches are smaller. Any other error is a matter of some items: only what failed
+is halved, breadth first, until the guilty are alone. Of n items with one guilty that takes 1 + 2·log2(n) calls. Once a
+level of four parts or more fails as a whole, no item is to blame and all of them get their error.
+
+Running items again costs time that others wait for. So there is a budget, which grows by one for each item that a batch
+brings and shrinks by one for each that is run again: a stream of bad batches costs no more than twice its time, and
+while the budget is overdrawn a batch that raises fails as a whole.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from carpool.errors import ModelError
+from carpool.oom import give_back, is_out_of_memory
+
+ALL_BAD = 4
+"""So many parts of one level fail, and none succeeds: the batch is bad, not an item."""
+
+FIRST_BUDGET = 256
+LARGEST_BUDGET = 4096
+"""Items that may be run again before any have been served, and after a long time without errors."""
+
+_INFINITY = float("inf")
+
+
+class Failed:
+    """Takes the place of an item's value once it has failed.
+
+    Attributes:
+        error: why.
+    """
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class Trouble(msgspec.Struct, array_like=True):
+    """What happened to one batch besides its results; workers send it only where there is something to tell.
+
+    Attributes:
+        split: whether it raised and was run again in parts; unsplit: whether it was not for lack of budget.
+        out_of_memory: whether a call ran out of memory.
+        ran_out: for each call that did and held several items, their places in the batch.
+        fitted: likewise for the calls that went through when the batch was run again.
+    """
+
+    split: bool = False
+    unsplit: bool = False
+    out_of_memory: bool = False
+    ran_out: list[list[int]] = []
+    fitted: list[list[int]] = []
+
+
+class Caller:
+    """Makes batch calls, and makes them again in parts where they fail.
+
+    Args:
+        isolate_errors: whether a batch that raises is halved to find the guilty items.
+        halve: whether one that runs out of memory is run again in smaller calls.
+        oom_errors: full names of exceptions that mean it, besides MemoryError and torch's; None if nothing does.
+        through: exceptions that end the whole call instead of failing an item.
+    """
+
+    def __init__(
+        self,
+        *,
+        isolate_errors: bool,
+        halve: bool = True,
+        oom_errors: Sequence[str] | None = (),
+        through: tuple[type[BaseException], ...] = (GeneratorExit,),
+    ) -> None:
+        self.isolate_errors = isolate_errors
+        self.halve = halve
+        self._oom_errors = oom_errors
+        self.through = through
+        self._budget = FIRST_BUDGET
+        self._earned = 0  # since the budget was last asked for
+
+    async def call(
+        self,
+        function: Callable[[list[Any]], Any],
+        items: list[Any],
+        trouble: list[Trouble],
+        *,
+        sizes: Sequence[int] | None = None,
+        places: Sequence[int] | None = None,
+    ) -> list[Any]:
+        """What `function` returns for the items; `Failed` in the place of each that fails.
+
+        Args:
+            function: takes a list, returns as many results; may be async.
+            items: one at least.
+            trouble: what there is to tell is appended here.
+            sizes: each part is padded up to the next of these with its last item, and the surplus results dropped.
+            places: of the items in their batch, if they are not all of it.
+        """
+        n = len(items)
+        self._earned += n
+        part: Any
+        returned: Any
+        try:
+            part = items[:] if sizes is None else filled_up(items, sizes)
+            returned = function(part)
+            if hasattr(returned, "__await__"):
+                returned = await returned
+            return as_results(returned, len(part))[:n]
+        except self.through:
+            raise
+        except BaseException as error:
+            why = error
+        returned = part = None  # nothing of the failed call may take up memory while parts of it are run
+        again = _Again(self, function, items, trouble, sizes, range(n) if places is None else places)
+        try:
+            return await again.run(why)
+        finally:
+            del why  # it holds this frame
+
+    def failed_alone(self, error: BaseException, trouble: list[Trouble]) -> Failed:
+        """The end of an item that was called by itself."""
+        if self.ran_out(error):
+            give_back(error)
+            trouble.append(Trouble(out_of_memory=True))
+        return Failed(error)
+
+    def ran_out(self, error: BaseException) -> bool:
+        """Whether an exception means that memory has run out."""
+        return self._oom_errors is not None and is_out_of_memory(error, self._oom_errors)
+
+    def may_repeat(self) -> bool:
+        """Whether the budget allows that a batch is run again in parts; it may be overdrawn by one batch."""
+        self._budget = min(self._budget + self._earned, LARGEST_BUDGET)
+        self._earned = 0
+        return self._budget > 0
+
+    def repeated(self, items: int) -> None:
+        """So many items were run again."""
+        self._budget -= items
+
+
+class _Again:
+    """One batch whose call has failed, while it is run again in parts."""
+
+    def __init__(
+        self,
+        caller: Caller,
+        function: Callable[[list[Any]], Any],
+        items: list[Any],
+        trouble: list[Trouble],
+        sizes: Sequence[int] | None,
+        places: Sequence[int],
+    ) -> None:
+        self._caller = caller
+        self._function = function
+        self._items = items
+        self._sizes = sizes
+        self._results: list[Any] = [None] * len(items)
+        self._may_repeat = caller.may_repeat()
+        self._todo: list[tuple[int, int]] = []  # parts of the present level, the next one last
+        self._raised: list[tuple[int, int, BaseException]] = []  # parts of the present level
+        self._calls = 1  # in the present level
+        self._repeated = 0
+        # of the parts that are there to make calls smaller:
+        self._too_many: float = _INFINITY  # so many items have run out of memory, as far as no single one was to blame
+        self._alone = 0  # items that ran out of memory by themselves
+        self._ran_out: list[tuple[int, int]] = []
+        self._fitted: list[tuple[int, int]] = []
+        self._trouble = Trouble()
+        self._log = trouble
+        self._places = places
+
+    async def run(self, error: BaseException) -> list[Any]:
+        """All results, after the call for all items has raised `error`."""
+        self._failed(0, len(self._items), error)
+        del error
+        while self._todo or self._raised:
+            while self._todo:
+                await self._call(*self._todo.pop())
+            self._descend()
+        self._settle()
+        return self._results
+
+    async def _call(self, begin: int, end: int) -> None:
+        n = end - begin
+        if n > 1 and n >= self._too_many:
+            self._halve(begin, end)  # it would run out again
+            return
+        self._calls += 1
+        self._repeated += n
+        part: Any
+        returned: Any
+        try:
+            part = self._items[begin:end]
+            if self._sizes is not None:
+                part = filled_up(part, self._sizes)
+            returned = self._function(part)
+            if hasattr(returned, "__await__"):
+                returned = await returned
+            self._results[begin:end] = as_results(returned, len(part))[:n]
+            self._fitted.append((begin, end))
+        except self._caller.through:
+            raise
+        except BaseException as error:
+            returned = part = None
+            self._failed(begin, end, error)
+
+    def _failed(self, begin: int, end: int, error: BaseException) -> None:
+        if not self._caller.ran_out(error):
+            self._raised.append((begin, end, error))
+            return
+        give_back(error)
+        self._trouble.out_of_memory = True
+        if end - begin == 1:
+            self._ran_out_alone(begin, error)
+            return
+        self._ran_out.append((begin, end))
+        if self._caller.halve and self._may_repeat:
+            self._too_many = end - begin
+            self._halve(begin, end)
+        else:
+            self._give(begin, end, error)
+
+    def _ran_out_alone(self, at: int, error: BaseException) -> None:
+        """The item is too large by itself, so what it was in says nothing about sizes."""
+        self._give(at, at + 1, error)
+        self._alone += 1
+        self._too_many = _INFINITY
+        self._ran_out.clear()
+        if self._alone > 1 and not self._fitted:  # memory is gone altogether
+            for begin, end in self._todo:
+                self._give(begin, end, error)
+            self._todo.clear()
+
+    def _halve(self, begin: int, end: int) -> None:
+        middle = (begin + end) // 2
+        self._todo += [(middle, end), (begin, middle)]
+
+    def _descend(self) -> None:
+        """The parts of this level that have raised: halved for the next one, or given up."""
+        raised, self._raised = self._raised, []
+        hopeless = len(raised) == self._calls >= ALL_BAD
+        self._calls = 0
+        for begin, end, error in reversed(raised):
+            if end - begin == 1 or hopeless or not self._caller.isolate_errors or _is_no_result(error):
+                self._give(begin, end, error)
+            elif self._may_repeat:
+                self._trouble.split = True
+                self._halve(begin, end)
+            else:
+                self._trouble.unsplit = True
+                self._give(begin, end, error)
+
+    def _give(self, begin: int, end: int, error: BaseException) -> None:
+        self._results[begin:end] = [Failed(error)] * (end - begin)
+
+    def _settle(self) -> None:
+        """What was run again because a batch was too large costs nothing: the next one will be smaller."""
+        if self._trouble.split or self._alone:
+            self._caller.repeated(self._repeated)
+        if self._ran_out:
+            self._trouble.ran_out = [self._of_batch(*part) for part in self._ran_out]
+            self._trouble.fitted = [self._of_batch(*part) for part in self._fitted]
+        if self._trouble != Trouble():
+            self._log.append(self._trouble)
+
+    def _of_batch(self, begin: int, end: int) -> list[int]:
+        return list(self._places[begin:end])
+
+
+def padded(n: int, sizes: Sequence[int]) -> int:
+    """The least of the allowed sizes that holds `n` items; `n` itself beyond the largest."""
+    i = bisect_left(sizes, n)
+    return sizes[i] if i < len(sizes) else n
+
+
+def filled_up(items: list[Any], sizes: Sequence[int]) -> list[Any]:
+    """The items, and the last one again until there are as many as one of `sizes`."""
+    return items + items[-1:] * (padded(len(items), sizes) - len(items))
+
+
+def as_results(returned: Any, n: int) -> list[Any]:
+    """What a batch call returned, as a list of `n` results.
+
+    Raises:
+        ModelError: it is no sequence, or one of another length.
+    """
+    if type(returned) is list and len(returned) == n:
+        return returned
+    results: Any
+    if hasattr(returned, "unbind") and hasattr(returned, "detach"):  # a torch tensor
+        tensor = returned.detach().cpu()
+        # a row of its own memory each: pickling a view would take the whole batch along
+        results = tensor.tolist() if tensor.ndim == 1 else [row.clone() for row in tensor]
+    elif hasattr(returned, "tolist") and hasattr(returned, "ndim"):  # a numpy array
+        results = returned.tolist() if returned.ndim <= 1 else list(returned)
+    elif isinstance(returned, list):
+        results = returned
+    elif isinstance(returned, Sequence) and not isinstance(returned, str | bytes | bytearray):
+        # a sequence of the user's own may have no end, whatever its length says
+        results = list(islice(returned, n + 1)) if len(returned) == n else returned
+    else:
+        kind = returned.__class__.__name__
+        text = f"a batch of {n} needs a sequence of {n} results, but the model returned {kind}"
+        raise ModelError(text, code="bad_result")
+    if not isinstance(results, Sequence) or len(results) != n:
+        got = len(results) if isinstance(results, Sequence) else "a single value"
+        text = f"a batch of {n} needs {n} results, but the model returned {got}"
+        raise ModelError(text, code="bad_result")
+    return results  # type: ignore[return-value]
+
+
+def _is_no_result(error: BaseException) -> bool:
+    """Whether the model returned what cannot be shared out: with fewer items it would do the same."""
+    return isinstance(error, ModelError) and error.code == "bad_result"

@@ -1,0 +1,281 @@
+"""How much fits into memory: found in a few failures, kept, and tried again ever more rarely."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.core.batcher import INFINITY, Batcher
+from carpool.core.safe_size import SafeSize
+from tests.core.stub import PROPERTY, ask, asks, reply, stage
+from tests.core.stub import pipeline as new_pipeline
+
+
+class Memory:
+    """A model that a call of more than `most` is too much for; the worker halves it, as `parts.py` does."""
+
+    def __init__(self, most: int, sizes: tuple[int, ...] | None = None) -> None:
+        self.most = most
+        self.safe = SafeSize(sizes)
+        self.sizes = sizes or range(2**40)
+        self.events = 0
+        self.batches: list[int] = []
+
+    def _padded(self, n: int) -> int:
+        return next(size for size in self.sizes if size >= n)
+
+    def batch(self, wanted: int) -> int:
+        """The size that a batch has for which so much is waiting."""
+        n = self.safe.allowed(wanted) if wanted > self.safe.limit else wanted
+        self.batches.append(n)
+        if self._padded(n) > self.most:
+            self.events += 1
+            tried, fitted = n, n // 2
+            while self._padded(fitted) > self.most:
+                tried, fitted = fitted, fitted // 2
+            self.safe.ran_out(tried, fitted)
+        elif n > self.safe.limit:
+            self.safe.fitted(n)
+        return n
+
+    def run(self, times: int, wanted: int = 64) -> list[int]:
+        return [self.batch(wanted) for _ in range(times)]
+
+
+def test_nothing_is_limited_until_memory_runs_out() -> None:
+    """Whatever goes through."""
+    memory = Memory(64)
+    assert memory.run(100) == [64] * 100
+    assert memory.safe.limit == INFINITY
+
+
+@pytest.mark.parametrize("most", range(1, 64))
+def test_what_fits_is_found_in_a_few_failures(most: int) -> None:
+    """Exactly, or where one more failure would gain less than an eighth, nearly; nothing larger goes for long."""
+    memory = Memory(most)
+    memory.run(100)
+    assert memory.events <= 5
+    assert memory.safe.limit <= most
+    assert most - memory.safe.limit <= memory.safe.limit / 8
+
+    assert set(memory.run(128)) == {memory.safe.limit}
+
+
+def test_twelve_of_64() -> None:
+    """The limit is safe from the first failure on, and exact after the third."""
+    memory = Memory(12)
+    assert memory.run(5) == [64, 8, 8, 8, 12]
+    assert (memory.safe.limit, memory.events) == (12, 1)
+
+    memory.run(30)
+    assert (memory.safe.limit, memory.events) == (12, 3)
+    assert set(memory.run(200)) == {12}
+
+
+def test_each_retry_comes_after_twice_as_many_batches() -> None:
+    """What was found is not forgotten, and costs a failure ever more rarely."""
+    memory = Memory(12)
+    memory.run(10_000)
+    retries = [i for i, n in enumerate(memory.batches) if n > 12 and i > 100]
+    gaps = [b - a for a, b in pairwise(retries)]
+
+    assert memory.events < 3 + 6
+    assert len(gaps) >= 3
+    assert all(b == 2 * a for a, b in pairwise(gaps))
+
+
+def test_memory_that_is_given_back_is_found() -> None:
+    """The limit rises to what is wanted, in steps of two."""
+    memory = Memory(12)
+    memory.run(100)
+    memory.most = 64
+    memory.run(600)
+
+    assert memory.batches[-1] == 64
+    assert memory.events == 3
+
+
+def test_memory_that_becomes_shorter_is_noticed() -> None:
+    """A batch within the limit that runs out makes it smaller at once."""
+    memory = Memory(40)
+    memory.run(100)
+    memory.most = 10
+    found = memory.run(3)
+
+    assert found[0] > 10
+    assert found[1] == found[2] <= 10
+
+
+def test_only_batches_that_would_be_larger_are_counted() -> None:
+    """Where less is waiting there is nothing to find out."""
+    memory = Memory(12)
+    memory.run(1)
+
+    assert memory.run(1000, wanted=8) == [8] * 1000
+    assert memory.events == 1
+
+
+def test_a_smaller_demand_is_tried_as_it_is() -> None:
+    """No batch is made larger than what is wanted."""
+    memory = Memory(40)
+    memory.run(1)
+    assert memory.safe.limit == 32
+    assert memory.run(4, wanted=33)[-1] == 33
+
+
+def test_a_failure_without_smaller_calls_halves() -> None:
+    """What may not be run again only tells that it was too much."""
+    safe = SafeSize()
+    safe.ran_out(64, 0)
+    assert safe.limit == 32
+    safe.ran_out(32, 0)
+    assert safe.limit == 16
+
+
+def test_one_is_the_least() -> None:
+    """However short memory is: what does not fit alone fails alone."""
+    safe = SafeSize()
+    for _ in range(5):
+        safe.ran_out(1, 0)
+    assert safe.limit == 1
+    assert safe.allowed(5) == 1
+
+
+def test_allowed_sizes_are_the_only_steps() -> None:
+    """Between two of them lies nothing to be found: batches are padded to the next."""
+    memory = Memory(16, sizes=(1, 2, 4, 8, 16, 32, 64))
+    memory.run(200)
+    assert (memory.safe.limit, memory.events) == (16, 1)
+
+    memory = Memory(17, sizes=(8, 16, 24, 32, 64))
+    memory.run(200)
+    assert (memory.safe.limit, memory.events) == (16, 2)
+
+
+@PROPERTY
+@given(st.integers(1, 200), st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), max_size=60))
+def test_a_batch_is_never_more_than_is_wanted_and_the_limit_below_what_failed(
+    most: int, batches: list[tuple[int, int]]
+) -> None:
+    """Whatever is asked for, and however memory changes in between."""
+    memory = Memory(most)
+    for wanted, now in batches:
+        memory.most = now
+        assert 1 <= memory.batch(wanted) <= wanted
+        assert memory.safe.limit >= 1
+        if memory.batches[-1] > now:
+            assert memory.safe.limit <= now
+
+
+# -- in the batcher
+
+
+def out_of_memory(batcher: Batcher, worker: int, calls: list[list[int]], fitted: list[list[int]]) -> None:
+    batcher.ran_out_of_memory(worker, batcher.in_flight[worker].id, calls, fitted)
+
+
+def test_a_batch_is_held_to_the_limit_whatever_the_policy_says() -> None:
+    """All workers of the stage share it."""
+    pipeline = new_pipeline(stage(64), workers=2)
+    pipeline.submit(0, asks(range(200)))
+    first, second = pipeline.poll(0).run
+    assert (first.n, second.n) == (64, 64)
+    out_of_memory(pipeline.stages[0], first.worker, [[*range(64)], [*range(32)]], [[*range(16)], [*range(16, 32)]])
+    reply(pipeline, 1, first)
+    reply(pipeline, 1, second)
+
+    assert [batch.n for batch in pipeline.poll(1).run] == [16, 16]
+
+
+def test_the_limit_is_one_of_sizes() -> None:
+    """Rows or tokens, where requests say how many they have."""
+    pipeline = new_pipeline(stage(64))
+    requests = asks(range(20))
+    for request in requests:
+        request.size = 10
+    pipeline.submit(0, requests)
+    (batch,) = pipeline.poll(0).run
+    assert (batch.n, batch.size) == (6, 60)
+    out_of_memory(pipeline.stages[0], 0, [[*range(6)]], [[0, 1, 2], [3, 4, 5]])
+    reply(pipeline, 1, batch)
+
+    assert pipeline.stages[0].safe_size.limit == 30
+    (batch,) = pipeline.poll(1).run
+    assert (batch.n, batch.size) == (3, 30)
+
+
+def test_a_batch_that_had_to_be_repeated_teaches_the_policy_nothing() -> None:
+    """Its time is not that of one call."""
+    heard: list[bool] = []
+    one = stage(4)
+    one.policy.completed = lambda now, n, size, busy_s, ok: heard.append(ok)  # type: ignore[method-assign]
+    pipeline = new_pipeline(one)
+    pipeline.submit(0, asks(range(8)))
+    (batch,) = pipeline.poll(0).run
+    out_of_memory(one, 0, [[0, 1, 2, 3]], [[0, 1], [2, 3]])
+    reply(pipeline, 1, batch)
+    (batch,) = pipeline.poll(1).run
+    reply(pipeline, 2, batch)
+
+    assert heard == [False, True]
+
+
+def test_what_was_too_much_is_tried_again_and_learned_from() -> None:
+    """Batches over the limit are let out now and then; one that goes through raises it."""
+    pipeline = new_pipeline(stage(4))
+    pipeline.submit(0, asks(range(1000)))
+    (batch,) = pipeline.poll(0).run
+    out_of_memory(pipeline.stages[0], 0, [[0, 1, 2, 3]], [[0, 1], [2, 3]])
+    sizes = []
+    for now in range(1, 10):
+        reply(pipeline, now, batch)
+        (batch,) = pipeline.poll(now).run
+        sizes.append(batch.n)
+
+    assert sizes[:4] == [2, 2, 2, 3]
+    assert pipeline.stages[0].safe_size.limit == 3
+
+
+def test_waits_are_predicted_with_what_fits() -> None:
+    """Or callers would be promised what smaller batches cannot hold."""
+    pipeline = new_pipeline(stage(8))
+    pipeline.submit(0, asks(range(8)))
+    (batch,) = pipeline.poll(0).run
+    out_of_memory(pipeline.stages[0], 0, [[*range(8)]], [[0, 1], [2, 3]])
+    reply(pipeline, 1, batch)
+    pipeline.submit(1, asks(range(9)))
+    pipeline.poll(1)
+
+    assert pipeline.stages[0].predicted_wait_s(1, 8) == 4 + 1
+
+
+@pytest.mark.parametrize("places", [[[4]], [[-1]], [[0, 1], [2, 99]]])
+def test_a_report_of_what_is_not_in_the_batch_is_refused(places: list[list[int]]) -> None:
+    """Nothing is learned from it."""
+    pipeline = new_pipeline(stage(4))
+    pipeline.submit(0, asks(range(4)))
+    pipeline.poll(0)
+    batcher = pipeline.stages[0]
+    with pytest.raises(ValueError, match="4 items"):
+        out_of_memory(batcher, 0, places, [])
+    with pytest.raises(ValueError, match="no batch"):
+        batcher.ran_out_of_memory(0, 77, [[0, 1]], [])
+    with pytest.raises(ValueError, match="no batch"):
+        batcher.ran_out_of_memory(5, 1, [[0, 1]], [])
+
+    assert batcher.safe_size.limit == INFINITY
+
+
+def test_an_item_that_is_larger_by_itself_still_goes_alone() -> None:
+    """The limit is for what is put together."""
+    pipeline = new_pipeline(stage(64))
+    pipeline.stages[0].safe_size.ran_out(20, 10)
+    large = ask("large")
+    large.size = 50
+    pipeline.submit(0, [large, *asks(range(3))])
+    (batch,) = pipeline.poll(0).run
+
+    assert (batch.n, batch.size) == (1, 50)

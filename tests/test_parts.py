@@ -1,0 +1,437 @@
+"""Batch calls that fail: guilty items do so alone, batches that are too large go in smaller calls; both are bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections import UserList
+from collections.abc import Callable, Sequence
+from itertools import combinations, count, repeat
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool import parts
+from carpool.errors import ModelError
+from carpool.invoke import run_now
+from carpool.parts import Caller, Failed, Trouble, as_results
+from tests.core.stub import PROPERTY
+
+
+class Poisoned:
+    """Raises for a batch with a guilty item; counts its calls and the items in them."""
+
+    def __init__(self, *guilty: int) -> None:
+        self.guilty = set(guilty)
+        self.calls: list[int] = []
+
+    def __call__(self, xs: list[int]) -> list[int]:
+        self.calls.append(len(xs))
+        if bad := self.guilty.intersection(xs):
+            raise ValueError(f"{min(bad)}")
+        return [10 * x for x in xs]
+
+
+class Small:
+    """Runs out of memory with more than `most` items, or with one that is too large by itself; counts its calls."""
+
+    def __init__(self, most: int, *giants: int, error: Callable[[], BaseException] = MemoryError) -> None:
+        self.most = most
+        self.giants = set(giants)
+        self.error = error
+        self.calls: list[int] = []
+
+    def __call__(self, xs: list[int]) -> list[int]:
+        self.calls.append(len(xs))
+        if len(xs) > self.most or self.giants.intersection(xs):
+            raise self.error()
+        return [10 * x for x in xs]
+
+
+def call(
+    function: Callable[[list[int]], Any], n: int, caller: Caller | None = None, **more: Any
+) -> tuple[list[Any], list[Trouble]]:
+    """The results for items 0 to n - 1, errors in their places; and what was told."""
+    trouble: list[Trouble] = []
+    caller = caller or Caller(isolate_errors=True)
+    results = run_now(caller.call(function, list(range(n)), trouble, **more))
+    return [r.error if isinstance(r, Failed) else r for r in results], trouble
+
+
+def failed(results: list[Any]) -> list[int]:
+    """The places of errors; all others must be right."""
+    for i, result in enumerate(results):
+        assert result == 10 * i or isinstance(result, BaseException)
+    return [i for i, result in enumerate(results) if isinstance(result, BaseException)]
+
+
+# -- guilty items
+
+
+@pytest.mark.parametrize("guilty", [(0,), (31,), (13,), (0, 31), (0, 1), (5, 21), (0, 1, 2), (7, 8, 24), (0, 15, 31)])
+def test_up_to_three_guilty_items_of_32_fail_alone(guilty: tuple[int, ...]) -> None:
+    """Each with its own error; all others are answered."""
+    results, trouble = call(Poisoned(*guilty), 32)
+
+    assert failed(results) == list(guilty)
+    assert [str(results[i]) for i in guilty] == [str(i) for i in guilty]
+    assert trouble == [Trouble(split=True)]
+
+
+def test_any_three_of_32() -> None:
+    """All 4960 sets of them, in at most 27 calls."""
+    most = 0
+    for guilty in combinations(range(32), 3):
+        model = Poisoned(*guilty)
+        assert failed(call(model, 32)[0]) == list(guilty)
+        most = max(most, len(model.calls))
+    assert most <= 27
+
+
+@pytest.mark.parametrize("place", range(32))
+def test_one_guilty_item_of_32_takes_eleven_calls(place: int) -> None:
+    """Twice the logarithm, and the first."""
+    model = Poisoned(place)
+    call(model, 32)
+    assert len(model.calls) == 11
+
+
+@pytest.mark.parametrize("n", [2, 3, 7, 8, 32, 64, 1000])
+def test_when_all_are_guilty_it_is_given_up_soon(n: int) -> None:
+    """No item is to blame: eight calls at most, and every caller has the error."""
+    model = Poisoned(*range(n))
+    results, _ = call(model, n)
+
+    assert failed(results) == list(range(n))
+    assert len(model.calls) <= 8
+
+
+def test_a_batch_that_raises_fails_as_a_whole_without_isolation() -> None:
+    """One call, and one error for all."""
+    model = Poisoned(3)
+    results, trouble = call(model, 8, Caller(isolate_errors=False))
+
+    assert failed(results) == list(range(8))
+    assert model.calls == [8]
+    assert trouble == []
+
+
+def test_the_wrong_number_of_results_is_not_tried_again() -> None:
+    """A model that cannot count will not count better with less."""
+    calls: list[int] = []
+
+    def short(xs: list[int]) -> list[int]:
+        calls.append(len(xs))
+        return xs[1:]
+
+    results, _ = call(short, 8)
+    assert {r.code for r in results} == {"bad_result"}
+    assert calls == [8]
+
+
+def test_an_async_model_is_no_different() -> None:
+    """Its calls are awaited one after the other."""
+    model = Poisoned(3)
+
+    async def predict(xs: list[int]) -> list[int]:
+        await asyncio.sleep(0)
+        return model(xs)
+
+    results = asyncio.run(Caller(isolate_errors=True).call(predict, list(range(8)), []))
+    assert [isinstance(r, Failed) for r in results] == [i == 3 for i in range(8)]
+
+
+class Ends(BaseException):
+    """Goes through."""
+
+
+def test_what_goes_through_ends_the_call_at_any_depth() -> None:
+    """In the first call, and in those for parts."""
+    caller = Caller(isolate_errors=True, through=(Ends,))
+    for most in (100, 3):
+
+        def predict(xs: list[int], most: int = most) -> list[int]:
+            raise Ends if len(xs) <= most else ValueError
+
+        with pytest.raises(Ends):
+            call(predict, 8, caller)
+
+
+class Nasty(Exception):
+    """Whoever asks it anything is sorry."""
+
+    @property
+    def code(self) -> str:
+        raise RuntimeError("no code")
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+def test_an_exception_is_asked_nothing() -> None:
+    """Its attributes may be traps."""
+
+    def predict(xs: list[int]) -> list[int]:
+        raise Nasty
+
+    results, _ = call(predict, 8)
+    assert {type(r) for r in results} == {Nasty}
+
+
+# -- the budget
+
+
+def test_a_stream_of_bad_batches_costs_no_more_than_twice_its_items() -> None:
+    """And the start; what there is no budget for fails as a whole, after one call."""
+    model = Poisoned(5)
+    caller = Caller(isolate_errors=True)
+    whole = 0
+    for _ in range(1000):
+        results, trouble = call(model, 32, caller)
+        assert failed(results) in ([5], list(range(32)))
+        whole += trouble == [Trouble(unsplit=True)]
+        assert trouble in ([Trouble(split=True)], [Trouble(unsplit=True)])
+
+    assert sum(model.calls) <= 2 * 1000 * 32 + parts.FIRST_BUDGET + 64
+    assert sum(model.calls) >= 1.9 * 1000 * 32  # what there is is used
+    assert 300 < whole < 700
+
+
+def test_the_first_bad_batches_are_isolated() -> None:
+    """There is a budget to begin with."""
+    caller = Caller(isolate_errors=True)
+    for _ in range(3):
+        assert failed(call(Poisoned(5), 32, caller)[0]) == [5]
+
+
+def test_a_bad_batch_now_and_then_is_always_isolated() -> None:
+    """Good batches earn what it takes."""
+    caller = Caller(isolate_errors=True)
+    for i in range(300):
+        guilty = (7,) if i % 4 == 0 else ()
+        assert failed(call(Poisoned(*guilty), 64, caller)[0]) == list(guilty)
+
+
+def test_a_good_time_earns_no_more_than_so_much() -> None:
+    """However long it was, bad batches are then run again for a bounded time."""
+    caller = Caller(isolate_errors=True)
+    for _ in range(10_000):
+        call(Poisoned(), 64, caller)
+    model = Poisoned(5)
+    for _ in range(300):
+        call(model, 64, caller)
+
+    assert sum(model.calls) <= 2 * 300 * 64 + parts.LARGEST_BUDGET + 128
+
+
+# -- memory
+
+
+def test_a_batch_that_is_too_large_is_run_in_smaller_calls() -> None:
+    """No caller notices; what was too much is tried once, not in every part."""
+    model = Small(12)
+    results, (trouble,) = call(model, 64)
+
+    assert failed(results) == []
+    assert model.calls == [64, 32, 16] + [8] * 8
+    assert [len(part) for part in trouble.ran_out] == [64, 32, 16]
+    assert [part[0] for part in trouble.fitted] == [8 * i for i in range(8)]
+    assert (trouble.out_of_memory, trouble.split) == (True, False)
+
+
+def test_memory_needs_no_isolation_and_costs_no_budget() -> None:
+    """It is nobody's fault, and the next batch will be smaller."""
+    model = Small(3)
+    caller = Caller(isolate_errors=False)
+    for _ in range(100):
+        assert failed(call(model, 16, caller)[0]) == []
+
+
+def test_what_must_not_run_twice_fails() -> None:
+    """The size is told all the same."""
+    model = Small(12)
+    results, (trouble,) = call(model, 64, Caller(isolate_errors=False, halve=False))
+
+    assert failed(results) == list(range(64))
+    assert model.calls == [64]
+    assert trouble == Trouble(out_of_memory=True, ran_out=[[*range(64)]])
+
+
+def test_an_item_that_is_too_large_by_itself_fails_alone() -> None:
+    """And says nothing about how many of the others fit."""
+    model = Small(100, 5)
+    results, (trouble,) = call(model, 32)
+
+    assert failed(results) == [5]
+    assert len(model.calls) <= 1 + 2 * 6
+    assert trouble == Trouble(out_of_memory=True)
+
+
+def test_a_stream_of_items_that_are_too_large_costs_no_more_than_twice_its_items() -> None:
+    """As with any other guilty items."""
+    model = Small(100, 5)
+    caller = Caller(isolate_errors=True)
+    for _ in range(300):
+        call(model, 32, caller)
+
+    assert sum(model.calls) <= 2 * 300 * 32 + parts.FIRST_BUDGET + 200
+
+
+def test_when_nothing_fits_it_is_given_up_soon() -> None:
+    """Memory is gone altogether; every caller hears it."""
+    model = Small(0)
+    results, (trouble,) = call(model, 64)
+
+    assert failed(results) == list(range(64))
+    assert len(model.calls) <= 9
+    assert trouble.out_of_memory
+
+
+def test_guilty_items_and_too_large_a_batch() -> None:
+    """Both at once: parts that fit are still halved for the guilty."""
+    small, poisoned = Small(12), Poisoned(20)
+
+    def predict(xs: list[int]) -> list[int]:
+        small(xs)
+        return poisoned(xs)
+
+    results, (trouble,) = call(predict, 64)
+    assert failed(results) == [20]
+    assert trouble.split
+    assert [len(part) for part in trouble.ran_out] == [64, 32, 16]
+
+
+def test_places_are_those_in_the_batch() -> None:
+    """Where the call is not for all of it."""
+    _, (trouble,) = call(Small(2), 4, places=[3, 5, 7, 9])
+    assert trouble.ran_out == [[3, 5, 7, 9]]
+    assert trouble.fitted == [[3, 5], [7, 9]]
+
+
+def test_smaller_calls_are_padded_too() -> None:
+    """The model never sees another size."""
+    model = Small(4)
+    results, _ = call(model, 7, sizes=(1, 2, 4, 8))
+    assert failed(results) == []
+    assert model.calls == [8, 4, 4]
+
+
+def test_nothing_means_out_of_memory_if_it_is_turned_off() -> None:
+    """Then a MemoryError is as any other."""
+    model = Small(2)
+    results, trouble = call(model, 4, Caller(isolate_errors=False, oom_errors=None))
+    assert failed(results) == [0, 1, 2, 3]
+    assert trouble == []
+
+
+class Tensor:
+    """Something whose memory matters."""
+
+
+def test_what_the_failed_call_held_is_let_go_before_the_next() -> None:
+    """Its variables, and its result where that was what could not be read: tensors would fill the memory."""
+    alive: list[weakref.ref[Tensor]] = []
+
+    class Unreadable(UserList[int]):
+        def __len__(self) -> int:
+            raise MemoryError
+
+    def predict(xs: list[int]) -> Any:
+        assert all(ref() is None for ref in alive)
+        tensor = Tensor()
+        tensor.self = tensor  # type: ignore[attr-defined]
+        alive.append(weakref.ref(tensor))
+        if len(xs) > 4:
+            raise MemoryError
+        if len(xs) > 2:
+            result = Unreadable()
+            result.tensor = tensor  # type: ignore[attr-defined]
+            return result
+        del tensor.self  # type: ignore[attr-defined]
+        return [10 * x for x in xs]
+
+    gc.disable()
+    try:
+        results, _ = call(predict, 8)
+    finally:
+        gc.enable()
+    assert failed(results) == []
+    assert len(alive) == 2 + 4
+
+
+@PROPERTY
+@given(
+    st.integers(1, 70),
+    st.sets(st.integers(0, 69), max_size=6),
+    st.sets(st.integers(0, 69), max_size=3),
+    st.integers(1, 70),
+)
+def test_every_item_has_its_own_answer(n: int, guilty: set[int], giants: set[int], most: int) -> None:
+    """Whatever fails: an innocent one is answered right or, where a level fails as a whole, with an error; calls are
+    bounded."""
+    small, poisoned = Small(most, *giants), Poisoned(*guilty)
+
+    def predict(xs: list[int]) -> list[int]:
+        small(xs)
+        return poisoned(xs)
+
+    results, _ = call(predict, n)
+    wrong = failed(results)
+
+    assert {i for i in guilty | giants if i < n} <= set(wrong)
+    assert len(small.calls) <= 2 * n + 20
+    if not giants and len(guilty) < 4:
+        assert set(wrong) <= guilty
+
+
+# -- what a batch returns
+
+
+class Endless(Sequence[int]):
+    """Says that it has three elements, and has no end."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, i: Any) -> Any:
+        return i
+
+    def __iter__(self) -> Any:
+        return count()
+
+
+class Huge(Sequence[int]):
+    """Says that it has very many."""
+
+    def __len__(self) -> int:
+        return 2**62
+
+    def __getitem__(self, i: Any) -> Any:
+        return i
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        *(None, 3, "abc", b"abc", {1: 2, 3: 4, 5: 6}, {1, 2, 3}, object(), ValueError("returned")),
+        *(iter([1, 2, 3]), repeat(1), count(), Endless(), Huge()),
+        *([], [1, 2], [1, 2, 3, 4], (1, 2), range(4)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_no_sequence_of_as_many_results(returned: Any) -> None:
+    """One clear error, at once, with both numbers or the kind; nothing is iterated that may have no end."""
+    with pytest.raises(ModelError, match="a batch of 3 needs") as caught:
+        as_results(returned, 3)
+    assert caught.value.code == "bad_result"
+
+
+@pytest.mark.parametrize("returned", [[1, 2, 3], (1, 2, 3), range(1, 4), UserList([1, 2, 3])])
+def test_any_sequence_of_as_many_results_will_do(returned: Any) -> None:
+    """A list, a tuple, a range, one of the user's own."""
+    assert list(as_results(returned, 3)) == [1, 2, 3]
