@@ -166,7 +166,7 @@ def _check_answer(ask: list[str], end: list[str], killed: dict[str, float], find
     if status == "200" and (echo != id or echo_sha != sha):
         whose = "its hash is wrong" if echo == id else f"it is the answer of {echo}"
         wrongs.add("crossed", f"{id} ({kind}): {whose}")
-    if status != GONE and took_s > float(timeout_s) + GRACE_S:
+    if status not in (*NO_ANSWER, GONE) and took_s > float(timeout_s) + GRACE_S:
         wrongs.add("late", f"{id} ({kind}), {status} after {took_s:.3f} s of {timeout_s} s")
     if status == "200" and kind == "ok":
         findings.latencies[int(took_s / DURATION_STEP_S)] += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -51,7 +52,7 @@ class Row:
         found += [f"/metrics: {text}" for text in self.metrics]
         if not self.healthy:
             found.append("no healthy answer at the end")
-        if self.exit_code != 0:
+        if self.exit_code not in (0, -signal.SIGTERM):
             found.append(f"the server ended with {self.exit_code}")
         return found
 

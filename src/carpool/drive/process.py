@@ -32,6 +32,10 @@ _SOCKET_BUFFER = 512 * 1024  # large enough for few wake-ups, small enough to st
 _LAST_WORDS_S = 1.0  # for one that hangs, to write down where
 
 
+WORKER_MODULE = "carpool.worker.main"
+"""What a worker process runs; `carpool.testing` puts its stub here."""
+
+
 class WorkerProcess:
     """One process and this side's end of its socket.
 
@@ -155,7 +159,7 @@ class WorkerProcess:
     ) -> subprocess.Popen[bytes]:
         threads = affinity.thread_variables(cores) if cores else {}
         return subprocess.Popen(
-            [sys.executable, "-m", "carpool.worker.main", str(theirs.fileno()), str(os.getpid())],
+            [sys.executable, "-m", WORKER_MODULE, str(theirs.fileno()), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -2,7 +2,7 @@
 
 * `FaultPlan`, `environment`: faults at exact points of a worker or the server, see `carpool.faults`.
 * `VirtualClock`, `VirtualDriver`: the real decisions under a clock that jumps.
-* `StubWorker`: speaks the frames of a worker, and misbehaves when it is told to.
+* `StubWorker`, `stub_workers`: a worker that speaks the frames, and misbehaves when it is told to.
 * `check_policy`, `check_driver`, `check_wire`: does a policy, a driver or a wire of one's own keep its contract?
 """
 
@@ -11,6 +11,7 @@ from carpool.drive.virtual import VirtualDriver
 from carpool.faults import ACTIONS, EVERY_PASS, POINTS, FaultPlan, InjectedFault, environment
 from carpool.testing.driver import DriverError, check_driver
 from carpool.testing.policy import PolicyError, check_policy
+from carpool.testing.stub import Misbehaviour, StubWorker, stub_workers
 from carpool.testing.wire import WireError, check_wire
 
 __all__ = [
@@ -20,7 +21,9 @@ __all__ = [
     "DriverError",
     "FaultPlan",
     "InjectedFault",
+    "Misbehaviour",
     "PolicyError",
+    "StubWorker",
     "VirtualClock",
     "VirtualDriver",
     "WireError",
@@ -28,4 +31,5 @@ __all__ = [
     "check_policy",
     "check_wire",
     "environment",
+    "stub_workers",
 ]

@@ -1,0 +1,197 @@
+"""A worker without a model: it speaks the frame protocol, echoes what it is sent, and misbehaves when told to.
+
+For tests of whatever talks to workers. By itself, at one end of a socket pair:
+
+    ours, theirs = socket.socketpair()
+    threading.Thread(target=StubWorker(theirs, Misbehaviour.FOREIGN_ID).run, daemon=True).start()
+
+and in the place of the worker processes of a real service:
+
+    with stub_workers(Misbehaviour.CUT, once=tmp_path), carpool.Service(stage).run() as service:
+        assert service.predict("x") == "x"
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from enum import StrEnum
+from typing import Final
+
+from carpool.drive import process
+from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameReader, Kind, encode
+
+_VARIABLE: Final = "CARPOOL_STUB"
+_ONCE_VARIABLE: Final = "CARPOOL_STUB_ONCE"
+_FLOOD_S: Final = 0.2
+
+
+class Misbehaviour(StrEnum):
+    """What a stub does with a batch instead of answering it."""
+
+    SILENCE = "silence"  # nothing, ever
+    EOF = "eof"  # closes the connection
+    CUT = "cut"  # closes it after half of the reply
+    GARBAGE = "garbage"  # sends bytes that are no frame
+    VERSION = "version"  # replies in another version of the protocol
+    HUGE = "huge"  # begins a reply of more bytes than are allowed
+    WRONG_KIND = "wrong_kind"  # sends a batch of its own
+    FOREIGN_ID = "foreign_id"  # answers a request that it was not given
+    DUPLICATE_ID = "duplicate_id"  # answers one request twice, and another not at all
+    MISSING_ITEM = "missing_item"  # answers all but one
+    OTHER_BATCH = "other_batch"  # answers for a batch that it was not given
+    TWICE = "twice"  # sends the reply twice
+    BEFORE = "before"  # sends a reply that nobody has asked for, then the right one
+    FLOOD = "flood"  # replies again and again, as fast as it can, then closes
+
+
+def echo(frame: Frame) -> Frame:
+    """The good reply to a batch: each item's payload as it came."""
+    return Frame(Kind.REPLY, frame.batch, list(frame.ids), bytes(len(frame.ids)), payloads=list(frame.payloads))
+
+
+class StubWorker:
+    """The worker's end of a connection.
+
+    Args:
+        sock: the socket, blocking.
+        misbehaviour: what to do with one batch; None for an honest worker.
+        on_batch: with which, counted from 1.
+        answer: makes the reply to all the others.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        misbehaviour: Misbehaviour | None = None,
+        *,
+        on_batch: int = 1,
+        answer: Callable[[Frame], Frame] = echo,
+    ) -> None:
+        self._sock = sock
+        self._misbehaviour = misbehaviour
+        self._on_batch = on_batch
+        self._answer = answer
+        self._reader = FrameReader()
+        self._batches = 0
+
+    def run(self) -> None:
+        """Say that it is ready, and answer batches until the other end closes."""
+        for state in (b"loading", b"ready"):
+            self._send(Frame(Kind.STATE, ids=[0], formats=b"\0", payloads=[state]))
+        with contextlib.suppress(OSError):  # the other end has given up on us
+            while n := self._sock.recv_into(self._reader.get_buffer()):
+                for frame in self._reader.received(n):
+                    if frame.kind == Kind.BATCH:
+                        self._take(frame)
+
+    def _take(self, frame: Frame) -> None:
+        self._batches += 1
+        reply = self._answer(frame)
+        if self._misbehaviour is None or self._batches != self._on_batch:
+            self._send(reply)
+        else:
+            self._misbehave(self._misbehaviour, reply)
+
+    def _misbehave(self, how: Misbehaviour, reply: Frame) -> None:
+        data = _bytes_of(reply)
+        stranger = replace(reply, batch=reply.batch + 1_000_000)
+        foreign = [1_000_000 + id for id in reply.ids]
+        match how:
+            case Misbehaviour.SILENCE:
+                time.sleep(3600)
+            case Misbehaviour.EOF:
+                self._sock.shutdown(socket.SHUT_RDWR)
+            case Misbehaviour.CUT:
+                self._sock.sendall(data[: len(data) // 2])
+                self._sock.shutdown(socket.SHUT_RDWR)
+            case Misbehaviour.GARBAGE:
+                self._sock.sendall(b"\xff" * 4096)
+            case Misbehaviour.VERSION:
+                self._sock.sendall(data[:3] + bytes([data[3] + 1]) + data[4:])
+            case Misbehaviour.HUGE:
+                self._sock.sendall(data[:24] + (MAX_FRAME_BYTES + 1).to_bytes(8, "little") + data[32:])
+            case Misbehaviour.WRONG_KIND:
+                n = len(reply.ids)
+                self._send(replace(reply, kind=Kind.BATCH, accepts=bytes(n), deadlines=[0.0] * n))
+            case Misbehaviour.FOREIGN_ID:
+                self._send(replace(reply, ids=foreign))
+            case Misbehaviour.DUPLICATE_ID:
+                self._send(
+                    replace(reply, ids=[reply.ids[0]] * len(reply.ids)) if len(reply.ids) > 1 else _doubled(reply)
+                )
+            case Misbehaviour.MISSING_ITEM:
+                self._send(replace(reply, ids=reply.ids[:-1], formats=reply.formats[:-1], payloads=reply.payloads[:-1]))
+            case Misbehaviour.OTHER_BATCH:
+                self._send(stranger)
+            case Misbehaviour.TWICE:
+                self._sock.sendall(data * 2)
+            case Misbehaviour.BEFORE:
+                self._send(stranger)
+                self._send(reply)
+            case Misbehaviour.FLOOD:
+                end = time.monotonic() + _FLOOD_S
+                while time.monotonic() < end:
+                    self._sock.sendall(data * 100)
+                self._sock.shutdown(socket.SHUT_RDWR)
+
+    def _send(self, frame: Frame) -> None:
+        self._sock.sendall(_bytes_of(frame))
+
+
+@contextlib.contextmanager
+def stub_workers(
+    misbehaviour: Misbehaviour | None = None, *, on_batch: int = 1, once: str | os.PathLike[str] | None = None
+) -> Iterator[None]:
+    """Every worker process that is started from here on is a stub, in all services of this process.
+
+    Args:
+        misbehaviour, on_batch: see `StubWorker`.
+        once: an empty folder; with it only the first of the stubs misbehaves.
+    """
+    variables = {_VARIABLE: f"{misbehaviour or ''}:{on_batch}", _ONCE_VARIABLE: os.fspath(once) if once else ""}
+    before = process.WORKER_MODULE
+    os.environ.update(variables)
+    process.WORKER_MODULE = __name__
+    try:
+        yield
+    finally:
+        process.WORKER_MODULE = before
+        for name in variables:
+            del os.environ[name]
+
+
+def _doubled(reply: Frame) -> Frame:
+    """The same item once more."""
+    return replace(reply, ids=[*reply.ids] * 2, formats=reply.formats * 2, payloads=[*reply.payloads] * 2)
+
+
+def _bytes_of(frame: Frame) -> bytes:
+    return b"".join(bytes(part) for part in encode(frame))
+
+
+def _is_first() -> bool:
+    folder = os.environ.get(_ONCE_VARIABLE)
+    if not folder:
+        return True
+    try:
+        os.close(os.open(os.path.join(folder, "misbehaved"), os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def main() -> None:
+    """Entry point of a stub process, which is started as a worker is."""
+    name, _, on_batch = os.environ[_VARIABLE].rpartition(":")
+    misbehaviour = Misbehaviour(name) if name and _is_first() else None
+    StubWorker(socket.socket(fileno=int(sys.argv[1])), misbehaviour, on_batch=int(on_batch)).run()
+
+
+if __name__ == "__main__":
+    main()
