@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup demo serve test lint bench bench-policies clean
+.PHONY: help setup demo serve test lint bench bench-policies chaos chaos-mutants clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -36,6 +36,13 @@ bench: setup     ## run the benchmarks against the peers (see bench/README.md)
 
 bench-policies: setup  ## simulate all policies on all workloads, into docs/policies.md; QUICK=1: a tenth, only shown
 	$(BIN)/python -m bench.policies $(if $(QUICK),--quick,--docs)
+
+chaos: setup     ## kill workers under load for MINUTES=2 and check every answer; SEED=, TARGET=mosec|litserve, DOCS=1
+	$(BIN)/python -m bench.chaos --target $(or $(TARGET),carpool) --minutes $(or $(MINUTES),2) \
+	    $(if $(SEED),--seed $(SEED)) $(if $(DOCS),--docs)
+
+chaos-mutants: setup  ## break carpool's promises one by one, and see that the soak finds each
+	$(BIN)/python -m bench.chaos.mutants
 
 clean:           ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

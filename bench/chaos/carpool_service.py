@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import carpool
-from bench.chaos import targets
+from bench.chaos import mutants, targets
 from bench.chaos.witness import Witness
 from carpool.faults import VARIABLE
 
@@ -20,6 +20,8 @@ class Witnessed(carpool.Model):
     def predict(self, items: list[Any]) -> list[Any]:
         return self._witness.answer(items)
 
+
+mutants.apply_from_environment()
 
 service = carpool.Service(
     carpool.Stage(

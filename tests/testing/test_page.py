@@ -1,0 +1,35 @@
+"""docs/testing.md names tests that exist, every fault point and every action."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from carpool import testing
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "testing.md").read_text()
+
+
+def test_every_test_file_that_is_named_exists() -> None:
+    """A reader can open each."""
+    named = set(re.findall(r"`(tests/[\w/]+\.py)", PAGE)) | set(re.findall(r"\]\(\.\./([\w/]+\.py)\)", PAGE))
+
+    assert len(named) > 30
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("word", [*testing.POINTS, *testing.ACTIONS])
+def test_every_point_and_action_is_described(word: str) -> None:
+    """In the section for users."""
+    section = PAGE.partition("## For your own parts")[2]
+
+    assert f"`{word}`" in section
+
+
+@pytest.mark.parametrize("name", [name for name in testing.__all__ if name.startswith(("check_", "stub_"))])
+def test_every_entry_point_is_shown(name: str) -> None:
+    """Somewhere on the page."""
+    assert name in PAGE
