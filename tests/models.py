@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +20,7 @@ from typing import Any
 import numpy as np
 
 import carpool
+from carpool.wire.frame import Frame, Kind, encode
 
 
 def double(x: Any) -> Any:
@@ -265,6 +269,101 @@ class LoadsSlowly(carpool.Model):
     def _note(self, sign: str) -> None:
         with self.diary.open("a") as diary:
             diary.write(sign)
+
+
+class Misbehaves(carpool.Model):
+    """Does to its own process what the item says; "pid" answers with who runs it."""
+
+    def predict(self, how: str) -> Any:
+        if how == "exit":
+            os._exit(0)
+        elif how == "fork":
+            os.fork()
+        elif how == "fds":
+            os.closerange(0, 1024)
+        elif how == "stdout":
+            os.close(1)
+            sys.stdout.close()
+        elif how == "prints":
+            print("to nobody")
+        elif how == "thread":
+            threading.Thread(target=time.sleep, args=(600,), name="left-behind").start()
+        elif how == "child":
+            return [os.getpid(), subprocess.Popen(["sleep", "600"]).pid]
+        elif how == "term":
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif how == "habits":
+            os.chdir("/")
+            sys.setrecursionlimit(200)
+            gc.disable()
+            logging.shutdown()
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_IGN)
+        elif how == "floods":
+            sock = socket.socket(fileno=os.dup(int(sys.argv[1])))
+            reply = b"".join(encode(Frame(Kind.REPLY, 1, ids=[1], formats=b"\0", payloads=[b"x" * 65_000])))
+            while True:
+                sock.sendall(reply)
+        elif how in CRASHES:
+            CRASHES[how]()
+        return os.getpid()
+
+
+CRASHES = {
+    "SIGSEGV": lambda: ctypes.string_at(0),
+    "SIGABRT": os.abort,
+    "SIGBUS": lambda: os.kill(os.getpid(), signal.SIGBUS),
+    "SIGILL": lambda: os.kill(os.getpid(), signal.SIGILL),
+    "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
+}
+
+
+class LoadsAfterFailures(carpool.Model):
+    """Loads at first; then the next `n` loads fail, and those after them work. Notes when each began."""
+
+    def __init__(self, diary: str, n: int) -> None:
+        self.diary, self.n = Path(diary), n
+
+    def setup(self) -> None:
+        with self.diary.open("a") as diary:
+            diary.write(f"{time.monotonic()}\n")
+        loads = len(self.diary.read_text().split())
+        if 1 < loads <= 1 + self.n:
+            raise FileNotFoundError("the weights are missing")
+
+    def predict(self, x: Any) -> Any:
+        return os.getpid()
+
+
+class LoadsInC(carpool.Model):
+    """Its loading holds the GIL."""
+
+    def setup(self) -> None:
+        ctypes.PyDLL(None).usleep(2_500_000)
+
+    def predict(self, x: Any) -> Any:
+        return os.getpid()
+
+
+class EndsInSetup(carpool.Model):
+    """Its `setup` does not come to its end."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def setup(self) -> None:
+        if self.how == "raises":
+            raise FileNotFoundError("the weights are missing")
+        if self.how == "exits":
+            sys.exit("no licence")
+        elif self.how == "interrupts":
+            raise KeyboardInterrupt
+        elif self.how == "leaves":
+            os._exit(3)
+        CRASHES["SIGSEGV"]()
+
+    def predict(self, x: Any) -> Any:
+        return x
 
 
 class Wrong(carpool.Model):

@@ -21,7 +21,7 @@ except ImportError:
     raise SystemExit("carpool: the command line needs its extra packages: pip install 'carpool[serve]'") from None
 
 import carpool
-from carpool.errors import StartupError
+from carpool.errors import StartupError, Unavailable
 from carpool.observe import log
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ cli = Cli(
     version=carpool.__version__,
     help_epilogue="Start with: carpool demo",
 )
+_FAILED = 1
 _USAGE_ERROR = 2
 _LARGEST_PORT = 65535
 
@@ -79,6 +80,9 @@ def serve(
         Show the texts of exceptions in error answers. Not for production.
     log_format:
         Log lines for people, or one JSON object a line.
+
+    The exit status is 0 after SIGTERM or Ctrl-C, 1 if a service cannot start or none can answer any more, 2 for a wrong
+    command, and 128 + N if signal N has come twice.
     """
     log.set_up(log_format)
     if not 0 <= port <= _LARGEST_PORT:
@@ -111,7 +115,10 @@ def serve(
         _run(server.run(lambda: logger.info("ready on http://%s:%d", server.host, server.port)))
     except StartupError as error:
         print(f"carpool: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+        raise SystemExit(_FAILED) from None
+    except Unavailable as error:
+        logger.critical("%s; ended", error)
+        raise SystemExit(_FAILED) from None
     logger.info("stopped")
 
 

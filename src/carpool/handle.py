@@ -127,6 +127,10 @@ class AsyncHandle:
             self._guard = None
         affinity.pin(self._found_cores)
 
+    async def failed(self) -> None:
+        """Wait until a stage has failed, so that the service can answer nothing any more."""
+        await self.running_driver.failed()
+
     def kill(self) -> None:
         """End the workers at once, whatever they are doing."""
         for stage in self._stages:

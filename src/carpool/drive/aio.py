@@ -23,6 +23,8 @@ from carpool.request import Request
 
 logger = logging.getLogger("carpool")
 
+_ASLEEP_S = 1.0  # a timer that fires so late says that this process was stopped, or its loop blocked
+
 
 class Executor(Protocol):
     """Runs the batches of one stage and reports to the driver."""
@@ -60,6 +62,7 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = INFINITY
         self._drained: asyncio.Future[None] | None = None
+        self._failed: asyncio.Future[None] = self.loop.create_future()
         self._started: asyncio.Future[None] = self.loop.create_future()
         self._missing: set[tuple[int, int]] = set()  # workers that have not been ready yet
 
@@ -94,6 +97,10 @@ class Driver:
         await asyncio.gather(*[executor.stop(grace_s) for executor in self.executors])
         if self._timer is not None:
             self._timer.cancel()
+
+    async def failed(self) -> None:
+        """Wait until a stage has failed: from then on the service answers nothing but that."""
+        await asyncio.shield(self._failed)
 
     # -- callers
 
@@ -151,6 +158,8 @@ class Driver:
     def stage_failed(self, error: CarpoolError) -> None:
         """A stage has no worker and will get none: the service cannot answer any more."""
         self.start_failed(StartupError(str(error)))
+        if not self._failed.done():
+            self._failed.set_result(None)
         self.pipeline.abort(self.clock(), error)
         self.poll()
 
@@ -225,15 +234,26 @@ class Driver:
             self._drained.set_result(None)
 
     def _perform(self, todo: Todo) -> None:
+        late_s = self.clock() - self._timer_at if todo.kill else 0.0
         for batch in todo.run:
             self.stats.stages[batch.stage].started(batch)
             self.executors[batch.stage].run(batch)
         for stage, worker in todo.kill:
-            self.executors[stage].kill(worker)
+            if late_s > _ASLEEP_S:
+                self._wait_once_more(stage, worker, late_s)
+            else:
+                self.executors[stage].kill(worker)
         if todo.answer:
             self.stats.answered(todo.answer, self.clock())
             for request in todo.answer:
                 request.tell()
+
+    def _wait_once_more(self, stage: int, worker: int, late_s: float) -> None:
+        """A worker seems to hang; but we did not run ourselves, so perhaps nobody did: a container that was paused."""
+        name = self.pipeline.stages[stage].name
+        logger.warning("this process did not run for %.1f s; worker %s/%d has its time anew", late_s, name, worker)
+        self.pipeline.stages[stage].spare(self.clock(), worker)
+        self._poll_soon()
 
     def _poll_soon(self) -> None:
         self._dirty = True
@@ -245,13 +265,12 @@ class Driver:
             if self._timer_at <= when:
                 return
             self._timer.cancel()
+        self._timer_at = when
         if when == INFINITY:
             self._timer = None
             return
-        self._timer_at = when
         self._timer = self.loop.call_later(max(0.0, when - self.clock()), self._wake)
 
     def _wake(self) -> None:
         self._timer = None
-        self._timer_at = INFINITY
         self.poll()

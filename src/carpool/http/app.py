@@ -75,6 +75,8 @@ class Endpoint:
         if self.driver is None:
             return f"{self.name} is starting"
         for stage in self.driver.stats.stages:
+            if stage.roster is not None and stage.roster.failed:
+                return f"stage {stage.name} of {self.name} has failed"
             if not stage.workers[State.READY]:
                 return f"stage {stage.name} of {self.name} has no worker that is ready"
         return None
@@ -183,6 +185,10 @@ class App:
         for task in self._checks:
             task.cancel()
         await asyncio.gather(*[endpoint.stop(drain) for endpoint in self.endpoints])
+
+    async def failed(self) -> None:
+        """Once started: wait until none of the services can answer any more."""
+        await asyncio.gather(*[endpoint.handle.failed() for endpoint in self.endpoints if endpoint.handle is not None])
 
     async def ensure_started(self) -> None:
         """Start if that has not been done: at the first request where there is no lifespan, in a mounted app say.

@@ -9,7 +9,9 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from typing import Any
 
+from carpool.errors import Unavailable
 from carpool.http.app import App
 from carpool.http.connection import Connection
 from carpool.http.listener import Limits, Listener
@@ -82,6 +84,7 @@ class Server:
         Raises:
             OSError: the address cannot be had.
             StartupError: a service could not start.
+            Unavailable: every service has failed since, so that there is nothing left to serve.
         """
         if not self.sockets:
             self.bind()
@@ -91,16 +94,13 @@ class Server:
             loop.add_signal_handler(number, self._signalled, number, stopping)
         try:
             await self.listen()
-            starting = asyncio.ensure_future(self.app.start())
             stopped = asyncio.ensure_future(stopping.wait())
-            await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
-            if starting.done():
+            starting = asyncio.ensure_future(self.app.start())
+            if await _first(starting, stopped):
                 starting.result()
                 ready()
-                await stopped
-            else:
-                starting.cancel()
-                await asyncio.wait([starting])
+                if await _first(asyncio.ensure_future(self.app.failed()), stopped):
+                    raise Unavailable("no service can answer any more", code="stage_failed")
         finally:
             await self.stop()
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -116,3 +116,13 @@ class Server:
         logger.info("%s: no new requests; finishing those inside", number.name)
         self.app.drain()
         stopping.set()
+
+
+async def _first(work: asyncio.Future[None], stopped: asyncio.Future[Any]) -> bool:
+    """Whether `work` was done before we were stopped; if not, it is cancelled."""
+    await asyncio.wait([work, stopped], return_when=asyncio.FIRST_COMPLETED)
+    if work.done():
+        return True
+    work.cancel()
+    await asyncio.wait([work])
+    return False

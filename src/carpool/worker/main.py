@@ -19,6 +19,8 @@ import socket
 import sys
 import threading
 import time
+from functools import partial
+from typing import NoReturn
 
 from carpool import faults
 from carpool.invoke import run_now
@@ -28,6 +30,7 @@ from carpool.worker.serve import serve
 from carpool.worker.setup import DUMP_SIGNAL, Setup
 
 _TEARDOWN_GRACE_S = 5.0
+_THREADS_GRACE_S = 1.0
 _IOV_MAX = 1024
 
 
@@ -53,7 +56,7 @@ class Connection:
     def send(self, frame: Frame) -> None:
         """Write one frame as a whole."""
         if os.getpid() != self._pid:
-            return  # a child that user code has forked must never answer in our name
+            _end_fork()
         buffers = [memoryview(part).cast("B") for part in encode(frame) if len(part)]
         if self.faulty is not None and frame.kind == Kind.REPLY:
             buffers = self.faulty(self.sock, buffers)
@@ -79,11 +82,15 @@ def main() -> None:
         pass  # the parent has gone or given up on us
     finally:
         _flush()
+        threading.Thread(target=_end_soon, name="carpool-end", daemon=True).start()
 
 
 def _prepare(parent: int) -> None:
     """Signals, output and end of life, before any user code runs."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which decides
+    # so does SIGTERM, and some supervisors send it to all processes; what user code starts must not inherit that
+    signal.signal(signal.SIGTERM, _leave_to_parent)
+    os.register_at_fork(after_in_child=partial(signal.signal, signal.SIGTERM, signal.SIG_DFL))
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL)
     for stream in (sys.stdout, sys.stderr):
@@ -100,6 +107,27 @@ def _die_with_parent(parent: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)  # it died before we could ask
+
+
+def _leave_to_parent(number: int, frame: object) -> None:
+    """The parent decides when the worker stops: it may have requests to finish."""
+
+
+def _end_fork() -> NoReturn:
+    """This is a child that user code has forked and let return: it must never answer in the worker's name."""
+    with contextlib.suppress(OSError):
+        os.write(2, b"a process that the model has forked returned from the model's code; it is ended\n")
+    os._exit(1)
+
+
+def _end_soon() -> None:
+    """Threads that user code has left running would keep the process; end it without them."""
+    time.sleep(_THREADS_GRACE_S)
+    names = [each.name for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
+    if names:
+        with contextlib.suppress(OSError):
+            os.write(2, f"ended although threads of the model are still running: {', '.join(names)}\n".encode())
+        os._exit(0)
 
 
 def _watch(fd: int, parent: int) -> None:

@@ -1,0 +1,155 @@
+"""What user code may do to its own process: the right callers hear of it, nobody waits for ever, the rest goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import carpool
+from carpool import Service, Stage
+from tests import models
+from tests.drive.test_faults import alive, wait_until
+from tests.drive.test_workers import Output
+
+
+def misbehaving(**options: Any) -> Service:
+    """One worker, at most once: whoever is hit by a lost worker is told so."""
+    return Service(Stage(models.Misbehaves, name="m", max_batch_time_s=10.0, idempotent=False, **options))
+
+
+@pytest.mark.parametrize("how", ["exit", *models.CRASHES])
+def test_a_process_that_ends_in_a_call(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever ends it, exit code 0 included: its caller hears at once, the log names the cause, a new one answers."""
+    output = Output()
+    with misbehaving().run(output=output) as service:
+        pid = service.predict("pid")
+        with pytest.raises(carpool.Unavailable) as caught:
+            service.predict(how)
+        assert caught.value.code == "worker_lost"
+        assert service.predict("pid") != pid
+        assert service.stats().stages[0].restarts == 1
+    (line,) = [record.message for record in caplog.records if "is lost" in record.message]
+    assert f"m/0 (pid {pid})" in line
+    assert how in line if how in models.CRASHES else "it ended" in line or "closed its connection" in line
+    if how in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL"):
+        wait_until(lambda: any("Fatal Python error" in text for text in output.texts))
+        assert any("models.py" in text for text in output.texts)  # faulthandler tells where
+
+
+def test_a_fork_that_returns_answers_nobody() -> None:
+    """The child ends where it would have answered; each caller gets the worker's own answer, and only that."""
+    output = Output()
+    with misbehaving().run(output=output) as service:
+        pid = service.predict("pid")
+        assert [service.predict("fork") for _ in range(5)] == [pid] * 5
+        assert [service.predict("pid") for _ in range(20)] == [pid] * 20  # no child has taken a frame away
+        wait_until(lambda: sum("the model has forked" in text for text in output.texts) == 5)
+        assert service.stats().stages[0].restarts == 0
+
+
+def test_closing_all_files_costs_the_worker() -> None:
+    """Its socket too: the caller is told, and a new worker answers."""
+    with misbehaving().run() as service:
+        pid = service.predict("pid")
+        with pytest.raises(carpool.Unavailable) as caught:
+            service.predict("fds")
+        assert caught.value.code == "worker_lost"
+        assert service.predict("pid") != pid
+
+
+def test_a_closed_stdout_harms_nobody() -> None:
+    """The call that prints afterwards fails by itself; the worker goes on, and ends as it should."""
+    with misbehaving().run() as service:
+        pid = service.predict("stdout")
+        with pytest.raises(carpool.ModelError, match="closed file"):
+            service.predict("prints")
+        assert service.predict("pid") == pid
+    assert not alive(pid)
+
+
+def test_a_thread_left_behind_does_not_hold_up_the_end() -> None:
+    """The service closes as soon as usual and the log names the thread."""
+    output = Output()
+    with misbehaving().run(output=output) as service:
+        pid = service.predict("thread")
+        assert service.predict("pid") == pid
+        began = time.monotonic()
+    assert time.monotonic() - began < 4.0  # a second is granted; teardown would have five
+    assert not alive(pid)
+    assert any("left-behind" in text for text in output.texts)
+
+
+def test_children_end_with_their_worker() -> None:
+    """However it ends: killed, or when the service closes."""
+    with misbehaving().run() as service:
+        pid, child = service.predict("child")
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not alive(child))
+        _, child = service.predict("child")
+        assert alive(child)
+    wait_until(lambda: not alive(child))
+
+
+def test_bad_habits_change_nothing() -> None:
+    """It leaves its folder, ends logging, sets signal handlers, and has little stack."""
+    with misbehaving().run() as service:
+        pid = service.predict("habits")
+        assert [service.predict("pid") for _ in range(10)] == [pid] * 10
+    assert not alive(pid)
+
+
+def test_sigterm_is_the_parents_business(tmp_path: Path) -> None:
+    """Supervisors may send it to every process of a service: requests inside are finished nevertheless."""
+    with misbehaving().run() as service:
+        pid = service.predict("term")
+        assert service.predict("pid") == pid
+        _, child = service.predict("child")
+        os.kill(child, signal.SIGTERM)  # what it starts is not deaf for it
+        wait_until(lambda: not alive(child))
+
+
+def test_a_worker_that_floods_is_replaced() -> None:
+    """It sends without being asked, as fast as it can: others are served meanwhile, and memory stays where it was."""
+    with Service(
+        Stage(models.Misbehaves, name="m", workers=2, max_batch_time_s=1.0, idempotent=False)
+    ).run() as service:
+        first = service.predict("pid")
+        before = resident_bytes()
+        with pytest.raises(carpool.Unavailable):
+            service.predict("floods")
+        assert resident_bytes() - before < 50 * 2**20
+        assert service.predict("pid") > 0
+        wait_until(lambda: service.stats().stages[0].workers == {"ready": 2})
+        assert first in service.pids or service.stats().stages[0].restarts == 1
+
+
+def resident_bytes() -> int:
+    """Of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("how", ["raises", "exits", "interrupts", "leaves", "crashes"])
+def test_a_setup_that_does_not_end_well(how: str) -> None:
+    """The start fails at once with the cause, and leaves no process."""
+    before = set(threading.enumerate())
+    cause = {
+        "raises": "FileNotFoundError: the weights are missing",
+        "exits": "no licence",
+        "interrupts": "KeyboardInterrupt",
+        "leaves": "exited with code 3",
+        "crashes": "killed by SIGSEGV",
+    }[how]
+    with pytest.raises(carpool.StartupError) as caught:
+        Service(Stage(models.EndsInSetup, kwargs={"how": how}), models.double).start()
+    assert cause in str(caught.value)
+    assert set(threading.enumerate()) == before
+
+
+assert sys.platform == "linux"  # these look into /proc
