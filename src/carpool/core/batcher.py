@@ -154,7 +154,6 @@ class Batcher:
 
     def put_back(self, now: float, requests: Sequence[Request]) -> None:
         """Requests whose worker has left wait for another one; they have been waiting since they first arrived."""
-        self.attention_at = min([self.attention_at, *[request.deadline for request in requests]])
         self.queue.put_back(requests)
         self.policy.arrived_together(now, requests)
 
@@ -163,7 +162,6 @@ class Batcher:
 
         The policy is not told, neither now nor when they have run: they do not arrive, and it does not decide on them.
         """
-        self.attention_at = min([self.attention_at, *[request.deadline for request in requests]])
         for request in requests:
             priority, key, bucket = request.lane
             request.lane = (priority, Alone(key), bucket)

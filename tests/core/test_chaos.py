@@ -1,0 +1,143 @@
+"""Virtual chaos: the core under many random schedules of everything that can happen, all invariants after each step.
+
+`CARPOOL_CHAOS_SCHEDULES` says how many (10,000 if not set), `CARPOOL_CHAOS_SEED` which one alone: a failure prints the
+seed that plays it again, and what had happened. What can happen, and what must hold, is in `world.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from carpool.core.batcher import INFINITY
+from tests.core.world import POLICIES, AskSpec, StageSpec, World
+
+SCHEDULES = int(os.environ.get("CARPOOL_CHAOS_SCHEDULES", "10000"))
+SEED = os.environ.get("CARPOOL_CHAOS_SEED")
+STEPS = 24
+
+
+def test_the_core_under_random_schedules_of_everything() -> None:
+    """No rule is broken in any of them, and in the end everybody has been answered, once."""
+    for seed in range(SCHEDULES) if SEED is None else [int(SEED)]:
+        play(seed)
+
+
+def play(seed: int) -> World:
+    """One schedule, to its end. Raises with the seed and the story if a rule is broken."""
+    dice = Random(seed)
+    world = a_world(dice)
+    story: list[str] = []
+    try:
+        for step in range(STEPS):
+            happens, arguments = something(dice, world, step)
+            story.append(f"{world.now:g} {happens.__name__}{arguments}")
+            happens(*arguments)
+            world.check_always()
+            if dice.random() < 0.5:
+                story.append(f"{world.now:g} poll")
+                world.poll()
+        story.append(f"{world.now:g} settle")
+        world.settle()
+    except Exception as error:
+        happened = "\n".join([*map(str, world.specs), f"slo_s={world.slo_s}", *story])
+        text = f"play it again with CARPOOL_CHAOS_SEED={seed}; it broke at the end of this:\n{happened}"
+        raise AssertionError(text) from error
+    return world
+
+
+def a_world(dice: Random) -> World:
+    stages = [
+        StageSpec(
+            policy=dice.choice(list(POLICIES)),
+            limit=dice.randint(1, 5),
+            delay_s=dice.randint(0, 6),
+            max_size=or_endless(dice, 1, 6),
+            max_bytes=or_endless(dice, 4, 12),
+            max_batch_time_s=or_endless(dice, 2, 9),
+            idempotent=dice.random() < 0.75,
+            workers=dice.randint(1, 3),
+            sized=dice.random() < 0.3,
+        )
+        for _ in range(dice.choice([1, 1, 2, 3]))
+    ]
+    world = World(stages, dice.random() < 0.1, dice.choice([None, None, 2.0, 8.0]))
+    for pick in range(dice.randint(0, len(world.workers))):
+        world.worker_ready(pick)
+    return world
+
+
+def an_ask(dice: Random) -> AskSpec:
+    plain = dice.random() < 0.5
+    return AskSpec(
+        timeout=or_endless(dice, 0, 12),
+        nbytes=dice.randint(0, 6),
+        lane=(0, None, 0) if plain else (dice.choice([-1, 0, 1]), dice.choice([None, "key"]), dice.choice([0, 0, 1])),
+        patient=dice.random() < 0.5,
+        cancelled=dice.random() < 0.05,
+        size=1 if plain else dice.randint(1, 3),
+        bulk=dice.random() < 0.1,
+    )
+
+
+def or_endless(dice: Random, least: int, most: int) -> float:
+    return INFINITY if dice.random() < 0.5 else float(dice.randint(least, most))
+
+
+def something(dice: Random, world: World, step: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The next thing to happen, and how."""
+    pick = dice.randrange(10_000)
+    busy_s = dice.choice([2**-14, 2**-20, 1.0])
+    fail = () if dice.random() < 0.8 else (dice.randrange(4),)
+    kind = dice.choices(WHAT, OFTEN)[0]
+    if kind == "submit":
+        return world.submit, (
+            [an_ask(dice) for _ in range(dice.choice([1, 1, 2, 5, 9]) if len(world.asks) < 30 else 1)],
+        )
+    if kind == "reply":
+        return world.reply, (pick, busy_s, fail)
+    if kind == "reply_oddly":
+        foreign = [dice.randrange(60) for _ in range(dice.randrange(3))]
+        return world.reply_oddly, (pick, busy_s, fail, dice.sample(range(6), 6), foreign, dice.randint(1, 6))
+    if kind == "stray_reply":
+        return world.stray_reply, (pick, dice.randrange(3))
+    if kind in ("wait", "jump"):
+        return getattr(world, kind), (dice.choice([0.125, 1, 3, 8, 64]),)
+    if kind == "end":
+        if step < STEPS // 2:
+            return world.worker_ready, (pick,)
+        return (world.close if pick % 4 else world.abort), ()
+    return getattr(world, kind), (pick,)
+
+
+WHAT = [
+    *("submit", "reply", "reply_oddly", "stray_reply", "cancel", "worker_ready", "worker_lost", "worker_left"),
+    *("call_started", "mistake", "wait", "jump", "end"),
+]
+OFTEN = [7, 6, 3, 1, 2, 4, 4, 1, 1, 0.3, 3, 1, 0.4]
+
+
+def test_chaos_reaches_what_it_is_meant_to_reach() -> None:
+    """The schedules are not idle: all outcomes and all policies occur, also what is rare."""
+    seen: set[str] = set()
+    for seed in range(400):
+        world = play(seed)
+        for ask in world.asks:
+            error = ask.request.error
+            seen.add("cancelled" if ask.cancelled else "ok" if error is None else getattr(error, "code", "?"))
+            if ask.request.error is None and any(ask.lost.values()):
+                seen.add("survived a crash")
+    expected = {"ok", "cancelled", "deadline_exceeded", "overloaded", "model_error", "worker_lost", "unavailable"}
+    assert seen >= expected | {"too_large", "request_crashed_worker", "survived a crash"}
+
+
+def test_a_failing_schedule_tells_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what had happened until then."""
+    monkeypatch.setattr(World, "settle", lambda world: 1 / 0)
+
+    with pytest.raises(AssertionError, match=r"CARPOOL_CHAOS_SEED=7;(.|\n)*StageSpec(.|\n)*settle"):
+        play(7)
