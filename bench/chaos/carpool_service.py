@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import carpool
-from bench.chaos import mutants, targets
+from bench.chaos import limits
 from bench.chaos.witness import Witness
 from carpool.faults import VARIABLE
 
@@ -21,17 +21,20 @@ class Witnessed(carpool.Model):
         return self._witness.answer(items)
 
 
-mutants.apply_from_environment()
+if os.environ.get("CHAOS_MUTANT"):
+    from bench.chaos import mutants
+
+    mutants.apply_from_environment()
 
 service = carpool.Service(
     carpool.Stage(
         Witnessed,
-        workers=targets.WORKERS,
-        max_batch_size=targets.BATCH,
-        max_queue_size=targets.QUEUE,
-        max_batch_time_s=targets.HANG_S,
-        env={VARIABLE: os.environ.get(targets.WORKER_FAULT, "")},
+        workers=limits.WORKERS,
+        max_batch_size=limits.BATCH,
+        max_queue_size=limits.QUEUE,
+        max_batch_time_s=limits.HANG_S,
+        env={VARIABLE: os.environ.get(limits.WORKER_FAULT, "")},
     ),
-    timeout_s=targets.TIMEOUT_S,
+    timeout_s=limits.TIMEOUT_S,
     name="witnessed",
 )

@@ -17,8 +17,8 @@ import time
 from functools import partial
 from pathlib import Path
 
+from bench.chaos.asks import HOST, Answer, AnswerReader, Ask, Asks
 from bench.chaos.journal import RESET, SILENCE, Journal
-from bench.chaos.requests import HOST, Answer, AnswerReader, Ask, Asks
 
 PATIENCE_S = 5.0  # so long after its deadline a client gives up
 MOST_OPEN = 400  # connections of the open loop

@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from bench.chaos.asks import HOST, Answer, AnswerReader, Ask, Asks
 from bench.chaos.journal import GONE, RESET, SILENCE, Journal
-from bench.chaos.requests import HOST, Answer, AnswerReader, Ask, Asks
 from bench.process_tree import TICK_S, read_process
 
 SHORTEST_S, LONGEST_S = 0.2, 2.0

@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.chaos import leaks
+from bench.chaos.asks import HOST, Asks
 from bench.chaos.checker import Findings, check
 from bench.chaos.journal import GONE, Journal
+from bench.chaos.limits import MAX_BODY_MB, TIMEOUT_S
 from bench.chaos.nemesis import Nemesis
-from bench.chaos.requests import HOST, Asks
-from bench.chaos.targets import MAX_BODY_MB, ROOT, TIMEOUT_S, Target
+from bench.chaos.targets import ROOT, Target
 from bench.chaos.witness import FOLDER_VARIABLE
 from bench.process_tree import ProcessTree
 from bench.server import clean_environment, free_port, stop, tail
@@ -75,7 +76,12 @@ class Progress:
 
 
 def soak(
-    target: Target, seconds: float, seed: int, folder: Path, show: Callable[[float, Progress, int], None]
+    target: Target,
+    seconds: float,
+    seed: int,
+    folder: Path,
+    show: Callable[[float, Progress, int], None],
+    warm_up_s: float = WARM_UP_S,
 ) -> Outcome:
     """Run a soak.
 
@@ -85,6 +91,7 @@ def soak(
         seed: of clients and nemesis.
         folder: for the journals and the server's log; empty.
         show: called about once a second with the seconds gone, the clients' progress and the number of faults.
+        warm_up_s: load without faults before it is noted what the server holds.
 
     Raises:
         NotServing: the server did not start.
@@ -94,7 +101,7 @@ def soak(
         asks = Asks(f"{seed} nemesis", target.path, TIMEOUT_S, target.deadline_header)
         nemesis = Nemesis(port, folder, f"{seed}", asks, MAX_BODY_MB * 2**20, journal)
         _wait_until_healthy(nemesis, process, folder)
-        _run_clients(target, port, folder, f"{seed} warm-up", WARM_UP_S, lambda gone, progress: None)
+        _run_clients(target, port, folder, f"{seed} warm-up", warm_up_s, lambda gone, progress: None)
         time.sleep(2)
         before = leaks.look(tree, scratch)
         began = time.monotonic()
@@ -229,8 +236,9 @@ def _start_client(target: Target, port: int, folder: Path, seed: str, seconds: f
 
 def _read(number: int, process: subprocess.Popen[str], counts: dict[int, list[int]]) -> None:
     assert process.stdout is not None
-    for line in process.stdout:
-        counts[number] = json.loads(line)
+    with process.stdout as lines:
+        for line in lines:
+            counts[number] = json.loads(line)
 
 
 def _sum(counts: dict[int, list[int]]) -> Progress:

@@ -10,17 +10,10 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.chaos.limits import BATCH, HANG_S, MAX_BODY_MB, QUEUE, TIMEOUT_S, WORKER_FAULT, WORKERS
 from bench.peers.install import python_of, versions
 
-WORKERS = 4
-BATCH = 32
-QUEUE = 16_384
-TIMEOUT_S = 10.0  # of a request
-HANG_S = 1.0  # of one call
-MAX_BODY_MB = 2
-WORKER_FAULT = "CHAOS_WORKER_FAULT"  # becomes CARPOOL_FAULT in carpool's workers only
-MID_SEND = "worker.mid_send:kill:800"
-
+_MID_SEND = "worker.mid_send:kill:800"
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
@@ -79,7 +72,7 @@ def _carpool() -> Target:
         metrics=True,
         settings=f"`timeout_s={TIMEOUT_S:g}`, `max_batch_time_s={HANG_S:g}`, `max_queue_size={QUEUE}`, otherwise its"
         f" defaults; each worker also kills itself with half of its 800th reply written (`CARPOOL_FAULT`)",
-        env={"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", WORKER_FAULT: MID_SEND},
+        env={"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", WORKER_FAULT: _MID_SEND},
     )
 
 
