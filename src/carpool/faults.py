@@ -34,6 +34,7 @@ ONCE_VARIABLE: Final = "CARPOOL_FAULT_ONCE"
 
 POINTS: Final = (
     "worker.setup",  # before the model's `setup`
+    "worker.mid_recv",  # part of a batch has been received, of one that is too large for one read
     "worker.after_recv",  # a batch has been received
     "worker.before_predict",  # it has been decoded
     "worker.in_predict",  # the model is being called; each call is a pass

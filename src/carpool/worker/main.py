@@ -40,6 +40,7 @@ class Connection:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.faulty: faults.Send | None = None
+        self.half_received: faults.Hook | None = None
         self._reader = FrameReader()
         self._pid = os.getpid()
 
@@ -52,6 +53,8 @@ class Connection:
             frames = self._reader.received(n)
             if frames:
                 return frames[0]  # the parent sends one batch at a time
+            if self.half_received is not None:
+                self.half_received()
 
     def send(self, frame: Frame) -> None:
         """Write one frame as a whole."""
@@ -147,6 +150,7 @@ async def _live(connection: Connection) -> None:
         return
     setup: Setup = pickle.loads(frame.payloads[0])  # type: ignore[arg-type]
     faults.connection, connection.faulty = connection.sock, faults.sending(setup.worker)
+    connection.half_received = faults.at("worker.mid_recv", setup.worker)
     affinity.pin(setup.cores)
     program.restore(setup.program)
     if setup.log_level is not None:

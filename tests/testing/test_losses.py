@@ -1,0 +1,73 @@
+"""Workers lost at awkward moments: idle, with half a batch received, all at once; and one that is only slow."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+import carpool
+from carpool.testing import EVERY_PASS, FaultPlan, environment
+from tests import models
+from tests.drive.test_faults import wait_until
+
+
+def test_an_idle_worker_is_lost() -> None:
+    """Nobody notices but the supervisor: no request fails, and the place is filled again."""
+    with carpool.Service(carpool.Stage(models.scale, max_batch_size=4, workers=2)).run() as service:
+        assert service.predict(1.0) == 2.0
+        os.kill(service.pids[0], signal.SIGKILL)
+        assert list(service.stream([1.0] * 20)) == [2.0] * 20
+        wait_until(lambda: service.stats().stages[0].workers == {"ready": 2})
+
+
+def test_a_worker_is_lost_with_half_a_batch_received(tmp_path: Path) -> None:
+    """What was written to it is lost, the writing ends, and the next worker gets all of it."""
+    plan = FaultPlan("worker.mid_recv", "kill")
+    stage = carpool.Stage(models.scale, max_batch_size=4, env=environment([plan], tmp_path))
+    item = np.arange(1_000_000.0)
+    with carpool.Service(stage).run() as service:
+        for _ in range(2):
+            assert np.array_equal(service.predict(item), 2 * item)
+        assert service.stats().stages[0].restarts == 1
+
+
+def test_a_worker_that_stops_reading_is_lost(tmp_path: Path) -> None:
+    """It is stopped with most of a batch unread: the hang limit counts from the sending."""
+    plan = FaultPlan("worker.mid_recv", "stop")
+    stage = carpool.Stage(models.scale, max_batch_size=4, max_batch_time_s=0.5, env=environment([plan], tmp_path))
+    item = np.arange(1_000_000.0)
+    with carpool.Service(stage, timeout_s=60).run() as service:
+        assert np.array_equal(service.predict(item), 2 * item)
+
+
+def test_all_workers_are_lost_at_once() -> None:
+    """What they had is run once more, and whoever comes meanwhile waits for the new ones."""
+    with carpool.Service(carpool.Stage(models.scale, max_batch_size=4, workers=3)).run() as service:
+        pids = service.pids
+        answers = service.stream(float(i) for i in range(3000))
+        first = [next(answers) for _ in range(100)]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        rest = list(answers)
+        assert first + rest == [2.0 * i for i in range(3000)]
+        wait_until(lambda: service.stats().stages[0].workers == {"ready": 3})
+        assert not set(pids) & set(service.pids)
+
+
+def test_one_of_two_workers_is_slow() -> None:
+    """It gets a batch when it asks for one, so the other does most of the work and nobody waits behind it."""
+    slow = FaultPlan("worker.in_predict", "delay", n=EVERY_PASS, worker=1, seconds=0.2)
+    stage = carpool.Stage(models.Dies, max_batch_size=4, workers=2, env=environment([slow]))
+    with carpool.Service(stage).run() as service:
+        began = time.monotonic()
+        answers = list(service.stream(range(400)))
+        took_s = time.monotonic() - began
+    by_worker = Counter(pid for _, pid in answers)
+    assert [x for x, _ in answers] == list(range(400))
+    assert max(by_worker.values()) > 300
+    assert took_s < 400 / 4 * 0.2 / 2
