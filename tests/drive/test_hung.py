@@ -84,14 +84,25 @@ def test_while_it_ends_the_stage_is_not_ready() -> None:
     """It counts as hung from the moment it is given up, and its successor starts when it is gone."""
     with Service(Stage(models.Slow, max_batch_size=4, max_batch_time_s=LIMIT_S, idempotent=False)).run() as service:
         (pid,) = service.pids
-        os.kill(pid, signal.SIGSTOP)
         with pytest.raises(carpool.Unavailable):
-            service.predict(0.0)
+            service.predict(600.0)
         workers = service.stats().stages[0].workers
         assert workers == {"hung": 1}
         assert service.pids == [pid]
         wait_until(lambda: service.stats().stages[0].workers == {"ready": 1})
         assert not alive(pid)
+
+
+def test_what_it_has_not_read_is_not_to_blame() -> None:
+    """Stopped before the batch came: nothing has run, so it is run by others however often, also if it must not run
+    twice.
+    """
+    stage = Stage(models.Slow, workers=3, max_batch_size=4, max_batch_time_s=LIMIT_S, idempotent=False)
+    with Service(stage).run() as service:
+        for pid in service.pids:
+            os.kill(pid, signal.SIGSTOP)
+        assert service.predict(0.0) > 0
+        assert service.stats().outcomes["ok"] == 1
 
 
 def test_a_late_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,6 +140,11 @@ class Driver:
         self.poll()
         return blamed
 
+    def worker_left(self, stage: int, worker: int) -> None:
+        """A worker that was ready is gone, without having looked at what it was given."""
+        self.pipeline.worker_left(self.clock(), stage, worker)
+        self.poll()
+
     def start_workers(self) -> None:
         """A worker is ready or dead, so others may be started."""
         for executor in self.executors:

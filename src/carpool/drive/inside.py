@@ -31,6 +31,7 @@ class _Inside:
 
     pid: int | None = None
     broke_protocol = False
+    untouched = False
 
     def __init__(
         self,

@@ -6,14 +6,17 @@ any moment leaves nothing locked.
 
 from __future__ import annotations
 
+import array
 import asyncio
 import contextlib
+import fcntl
 import os
 import pickle
 import signal
 import socket
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -64,6 +67,8 @@ class WorkerProcess:
         self._watching_writable = False
         self._killed_because = ""
         self.broke_protocol = False
+        self._in_one_go = False  # how the last frame was sent
+        self._unread = False
         self._gone = False
         self._reaped = False
         self._pidfd: int | None = None
@@ -105,11 +110,16 @@ class WorkerProcess:
             message = b"".join(buffers)
             try:
                 sent = self._sock.send(message)
-            except (BlockingIOError, OSError):
-                sent = 0  # tried again below, where errors are dealt with
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                sent = 0  # it is dead; tried again below, where errors are dealt with
+                self._unread = True
             if sent == len(message):
+                self._in_one_go = True
                 return
             buffers = [memoryview(message)[sent:]]
+        self._in_one_go = False
         waiting = bool(self._unsent)
         self._unsent += [memoryview(part).cast("B") for part in buffers if len(part)]
         if not waiting:
@@ -120,6 +130,17 @@ class WorkerProcess:
         if not self._gone:
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_WR)
+
+    @property
+    def untouched(self) -> bool:
+        """Whether the model cannot have seen the batch that was sent last, since the worker has not read it.
+
+        One that dies like that has been killed for other reasons; several that are killed together show why this
+        matters: a batch is handed on to one of which it is not known yet that it is dead, too.
+        """
+        if self._gone:
+            return self._unread
+        return self._in_one_go and _bytes_not_read(self._sock) > 0
 
     def catch_up(self) -> bool:
         """Read what it has sent already; whether there was anything."""
@@ -215,6 +236,8 @@ class WorkerProcess:
             self._end("it was killed")
             return False
         except OSError as error:
+            if isinstance(error, ConnectionResetError) and self._in_one_go:
+                self._unread = True  # that is what the kernel says if anything was left to read in its socket
             self._end(f"its connection broke: {error}")
             return False
         return True
@@ -282,6 +305,16 @@ def _socketpair() -> tuple[socket.socket, socket.socket]:
             end.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER)
     ours.setblocking(False)
     return ours, theirs
+
+
+def _bytes_not_read(sock: socket.socket) -> int:
+    """How much of what was sent is still in the socket; 0 where the system cannot tell."""
+    count = array.array("i", [0])
+    try:
+        fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, count)
+    except OSError:
+        return 0
+    return count[0]
 
 
 def _cause(code: int | None, why: str) -> str:

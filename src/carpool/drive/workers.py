@@ -52,6 +52,10 @@ class Worker(Protocol):
     def pid(self) -> int | None:
         """Its process, if it has one of its own."""
 
+    @property
+    def untouched(self) -> bool:
+        """Whether the model cannot have seen the batch that the worker was given last."""
+
     def send(self, frame: Frame) -> None:
         """Give it a frame."""
 
@@ -159,8 +163,9 @@ class WorkerStage:
         why = f"it is in one call for longer than max_batch_time_s ({limit_s:g} s)"
         logger.error("worker %s hangs and is given up: %s", self._who(worker), why)
         self.roster.lost(self._driver.clock(), worker, gone=False)
+        untouched = process.untouched
         process.give_up(why, partial(self._heard_too_late, worker))
-        self._hand_back(worker)
+        self._hand_back(worker, untouched)
         if self.roster.failed:
             self._fail(why)
 
@@ -291,7 +296,8 @@ class WorkerStage:
 
     def _lost(self, worker: int, why: str) -> None:
         who = self._who(worker)
-        if self._workers.pop(worker).broke_protocol:
+        process = self._workers.pop(worker)
+        if process.broke_protocol:
             self._driver.stats.stages[self.index].protocol_errors += 1
         state = self.roster.places[worker].state
         failure = self._failure.pop(worker, None)
@@ -309,14 +315,16 @@ class WorkerStage:
         if state != State.HUNG:
             logger.error("worker %s is lost: %s", who, cause)
         if state == State.READY:
-            self._hand_back(worker)
+            self._hand_back(worker, process.untouched)
         if self.roster.failed:
             self._fail(cause)
         self._driver.start_workers()
 
-    def _hand_back(self, worker: int) -> None:
+    def _hand_back(self, worker: int, untouched: bool) -> None:
         """What a lost worker owed is run by others, or fails."""
-        if self._driver.worker_lost(self.index, worker):
+        if untouched:
+            self._driver.worker_left(self.index, worker)
+        elif self._driver.worker_lost(self.index, worker):
             logger.error("stage %s: a request has cost two workers; it is refused and not tried again", self.name)
             self.roster.forgive(self._driver.clock())
 

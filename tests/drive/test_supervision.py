@@ -1,0 +1,228 @@
+"""When workers die: who is started again and when, how many at a time, what is told, and when it is given up."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import carpool
+from carpool import Service, Stage
+from carpool.core.roster import MOST_DEATHS
+from carpool.handle import Handle
+from tests import models
+from tests.drive.test_faults import alive, wait_until
+from tests.serving import serve
+
+
+def most_at_a_time(diary: Path) -> int:
+    """How many were loading at the same time, as `models.LoadsSlowly` has written it down."""
+    loading = most = 0
+    for sign in diary.read_text():
+        loading += 1 if sign == "+" else -1
+        most = max(most, loading)
+    return most
+
+
+def all_ready(service: Handle, *stages: int) -> Callable[[], bool]:
+    """Whether each stage has so many workers that are ready."""
+    return lambda: [stage.workers.get("ready") for stage in service.stats().stages] == list(stages)
+
+
+def test_after_all_were_killed_only_so_many_load_at_a_time(tmp_path: Path) -> None:
+    """Of all stages together two, at first and afterwards; all come back, no request is lost, no stage has failed."""
+    both = tmp_path / "both"
+    stages = [
+        Stage(models.LoadsSlowly, name="one", workers=5, max_batch_size=4, kwargs={"diary": str(both), "seconds": 0.2}),
+        Stage(models.LoadsSlowly, name="two", workers=1, max_batch_size=4, kwargs={"diary": str(both), "seconds": 0.2}),
+    ]
+    with Service(*stages, max_parallel_starts=2).run() as service:
+        assert most_at_a_time(both) == 2
+        before = service.pids
+        both.write_text("")
+        answers: list[Any] = []
+        caller = threading.Thread(target=lambda: answers.extend(service.stream([0.3] * 4)))
+        caller.start()
+        time.sleep(0.1)
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(all_ready(service, 5, 1))
+        caller.join()
+        assert answers == [0.3] * 4
+        assert most_at_a_time(both) == 2
+        assert not set(service.pids) & set(before)
+        assert [stage.restarts for stage in service.stats().stages] == [5, 1]
+
+
+def test_by_default_no_more_load_than_there_are_cores(tmp_path: Path) -> None:
+    """But two at least."""
+    diary = tmp_path / "diary"
+    cores = max(2, len(os.sched_getaffinity(0)))
+    kwargs = {"diary": str(diary), "seconds": 0.3}
+    with Service(Stage(models.LoadsSlowly, workers=2 * cores, max_batch_size=4, kwargs=kwargs)).run():
+        assert 2 <= most_at_a_time(diary) <= cores
+
+
+def test_who_is_handed_to_one_dead_worker_after_another_is_not_to_blame() -> None:
+    """All are killed while the loop looks elsewhere: it hands the batch on to the dead, and then to a new one."""
+    stage = Stage(models.Slow, workers=4, max_batch_size=4, idempotent=False)
+    with Service(stage).run() as service:
+        loop = service._loop
+        assert loop is not None
+        before = service.pids
+
+        def kill_all() -> None:
+            for pid in before:
+                os.kill(pid, signal.SIGKILL)
+            for pid in before:
+                wait_until(lambda: not alive(pid))  # noqa: B023 - called at once
+
+        loop.call_soon_threadsafe(kill_all)
+        assert service.predict(0.0) not in before
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, True])
+def test_max_parallel_starts_is_a_number(wrong: Any) -> None:
+    """Of at least one."""
+    with pytest.raises(ValueError, match="max_parallel_starts must be a whole number of at least 1"):
+        Service(models.double, max_parallel_starts=wrong)
+
+
+def test_a_load_that_fails_twice_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """At once after the first death, then after a quarter to a half of a second, then after a half to one."""
+    diary = tmp_path / "diary"
+    with Service(Stage(models.LoadsAfterFailures, kwargs={"diary": str(diary), "n": 2})).run() as service:
+        os.kill(service.pids[0], signal.SIGKILL)
+        killed = time.monotonic()
+        assert service.predict(1) == service.pids[0]
+        starts = [float(line) for line in diary.read_text().split()][1:]
+
+    assert len(starts) == 3
+    assert starts[1] - starts[0] > 0.25
+    assert starts[2] - starts[1] > 0.5
+    assert starts[2] - killed < 10
+    assert sum("the weights are missing" in record.message for record in caplog.records) == 2
+
+
+def test_a_worker_that_dies_as_soon_as_it_is_ready_fails_the_stage(caplog: pytest.LogCaptureFixture) -> None:
+    """To have loaded is no success: five in a row, and one line says so, with the cause of the last one."""
+    with Service(Stage(models.double, name="short-lived")).run() as service:
+        dead: set[int] = set()
+        for _ in range(MOST_DEATHS):
+            wait_until(lambda: set(service.pids) - dead and all_ready(service, 1)())
+            (pid,) = service.pids
+            os.kill(pid, signal.SIGKILL)
+            dead.add(pid)
+        wait_until(lambda: service.stats().stages[0].workers == {"dead": 1})
+        with pytest.raises(carpool.Unavailable) as caught:
+            service.predict(1)
+        assert caught.value.code == "stage_failed"
+        time.sleep(0.2)
+        assert service.pids == []
+
+    (line,) = [record.message for record in caplog.records if record.levelno == logging.CRITICAL]
+    assert "\n" not in line
+    assert "stage short-lived has failed" in line and "killed by SIGKILL" in line
+
+
+def test_a_load_in_c_of_any_length_is_no_hang(tmp_path: Path) -> None:
+    """It holds the GIL for longer than the limits of calls and requests, which do not apply before it is ready."""
+    with Service(Stage(models.LoadsInC, max_batch_time_s=0.3), timeout_s=1.0).run() as service:
+        (pid,) = service.pids
+        assert service.predict(1) == pid
+        assert service.stats().stages[0].restarts == 0
+
+
+def test_what_cannot_be_started_now_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system has no room for another process, six times in a row: that is no death, and does not fail the stage."""
+    monkeypatch.setattr("carpool.core.roster.NO_ROOM_DELAY_S", 0.05)
+    refused = []
+    spawn = subprocess.Popen
+
+    def no_room(*args: Any, **options: Any) -> Any:
+        if len(refused) <= MOST_DEATHS:
+            refused.append(args)
+            raise OSError(11, "Resource temporarily unavailable")
+        return spawn(*args, **options)
+
+    with Service(models.double).run() as service:
+        (pid,) = service.pids
+        monkeypatch.setattr("carpool.drive.process.subprocess.Popen", no_room)
+        os.kill(pid, signal.SIGKILL)
+        assert service.predict(2) == 4
+        assert len(refused) == MOST_DEATHS + 1
+        assert service.stats().stages[0].restarts == 1
+
+
+# -- a server that has nothing to serve any more
+
+
+FAILING = """
+    import carpool
+    from tests import models
+
+    one = carpool.Service(carpool.Stage(models.double, name="one"))
+    two = carpool.Service(carpool.Stage(models.double, name="two"))
+    exits = carpool.Service(carpool.Stage(models.EndsInSetup, kwargs={"how": "exits"}))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """With a module of services."""
+    (tmp_path / "failing.py").write_text(re.sub("(?m)^    ", "", FAILING))
+    return tmp_path
+
+
+def workers_of(pid: int) -> list[int]:
+    """Without the guards."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    return [child for child in children if b"worker.main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+@pytest.mark.long
+def test_a_server_that_can_answer_nothing_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two services: as long as one of them can, it serves that one; when the second has failed too, status 1."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")]))
+    with serve("failing:one", "failing:two", folder=folder) as served:
+        first, second = sorted(workers_of(served.process.pid))
+        kill_for_good(first, served.process.pid, keep={second})
+        wait_until(lambda: served.ask("POST", "/models/one/predict", 1)[0] == 503)
+        status, body, _ = served.ask("GET", "/readyz")
+        assert (status, b"not_ready" in body) == (503, True)
+        assert served.ask("POST", "/models/two/predict", 1)[0] == 200
+        assert served.process.poll() is None
+        kill_for_good(second, served.process.pid)
+        assert served.wait() == 1
+    assert sum("has failed" in line for line in served.log) == 2
+    assert "no service can answer any more" in served.log[-1]
+
+
+def kill_for_good(pid: int, server: int, keep: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+    """Kill a worker and each that takes its place."""
+    for death in range(MOST_DEATHS):
+        if death:
+            wait_until(lambda: set(workers_of(server)) - keep)
+            (pid,) = set(workers_of(server)) - keep
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda pid=pid: not alive(pid))  # type: ignore[misc]
+
+
+def test_a_server_whose_model_does_not_load_ends_with_the_cause(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Status 1 and one line, whatever `setup` does: here it calls `sys.exit`."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")]))
+    with serve("failing:exits", ready=False, folder=folder) as served:
+        assert served.wait() == 1
+    (line,) = [line for line in served.log if line.startswith("carpool: ")]
+    assert "stage EndsInSetup could not start" in line
+    assert "no licence" in "".join(served.log)
