@@ -128,6 +128,15 @@ class Talks(carpool.Model):
         return text
 
 
+class Prints(carpool.Model):
+    """As many bytes as it is asked for."""
+
+    def predict(self, n: int) -> int:
+        for _ in range(n // 1000):
+            print("x" * 999)
+        return n
+
+
 class RaisesInSetup(carpool.Model):
     def setup(self) -> None:
         raise FileNotFoundError("the weights are missing")

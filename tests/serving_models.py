@@ -6,3 +6,4 @@ import carpool
 from tests import models
 
 talks = carpool.Service(models.Talks)
+prints = carpool.Service(models.Prints)

@@ -114,6 +114,7 @@ def serve(
     try:
         _run(server.run(lambda: logger.info("ready on http://%s:%d", server.host, server.port)))
     except StartupError as error:
+        logging.shutdown()  # the lines that are still on their way come first
         print(f"carpool: {error}", file=sys.stderr)
         raise SystemExit(_FAILED) from None
     except Unavailable as error:

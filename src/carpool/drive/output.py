@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import sys
 from collections.abc import Callable
 from typing import IO
 
+from carpool.observe.outlet import Outlet
+
 LineSink = Callable[[str, bool, str], None]
 """Called with the worker's name, whether the line came from stderr, and the line."""
 
+_STDOUT = Outlet(lambda: sys.stdout)
+_STDERR = Outlet(lambda: sys.stderr)
 _READ_BYTES = 64 * 1024
 _LONGEST_LINE = 16 * 1024  # a longer one is passed on in pieces
 
 
 def print_line(worker: str, is_error: bool, line: str) -> None:
     """The default sink: this process's stdout or stderr."""
-    stream = sys.stderr if is_error else sys.stdout
-    with contextlib.suppress(OSError, ValueError):  # closed or full: serving goes on
-        print(f"[{worker}] {line}", file=stream, flush=True)
+    (_STDERR if is_error else _STDOUT).write(f"[{worker}] {line}")
 
 
 class Lines:

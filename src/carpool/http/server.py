@@ -112,6 +112,7 @@ class Server:
             for endpoint in self.app.endpoints:
                 if endpoint.handle is not None:
                     endpoint.handle.kill()
+            logging.shutdown()  # the lines that are still on their way
             os._exit(128 + number)
         logger.info("%s: no new requests; finishing those inside", number.name)
         self.app.drain()

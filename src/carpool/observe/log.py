@@ -7,6 +7,8 @@ import logging
 import sys
 import time
 
+from carpool.observe.outlet import Outlet
+
 _LONGEST_LINE = 16 * 1024
 
 
@@ -17,9 +19,28 @@ def set_up(format: str, level: int = logging.INFO) -> None:
         format: "text" or "json".
         level: the least important level that is shown.
     """
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _ThroughOutlet()
     handler.setFormatter(JsonLines() if format == "json" else TextLines())
     logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+class _ThroughOutlet(logging.Handler):
+    """To stderr, without ever waiting for who reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._outlet = Outlet(lambda: sys.stderr)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One record; whatever is wrong with it is the logger's to tell."""
+        try:
+            self._outlet.write(self.format(record))
+        except Exception:
+            self.handleError(record)
+
+    def flush(self) -> None:
+        """Wait a moment until all has been written."""
+        self._outlet.flush()
 
 
 class TextLines(logging.Formatter):
