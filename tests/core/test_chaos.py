@@ -21,6 +21,7 @@ SEED = os.environ.get("CARPOOL_CHAOS_SEED")
 STEPS = 24
 
 
+@pytest.mark.timeout(300 + SCHEDULES / 20)  # 2 ms each on a machine that has nothing else to do
 def test_the_core_under_random_schedules_of_everything() -> None:
     """No rule is broken in any of them, and in the end everybody has been answered, once."""
     for seed in range(SCHEDULES) if SEED is None else [int(SEED)]:
