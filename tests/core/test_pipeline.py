@@ -9,7 +9,7 @@ import pytest
 from carpool.core.batcher import INFINITY
 from carpool.core.pipeline import Pipeline
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, Unavailable
-from carpool.policy import Decision, OneByOne, Static
+from carpool.policy import Decision, Greedy, OneByOne, QueueView, Static
 from carpool.request import DONE, Request
 from tests.core.stub import Scripted, ask, asks, items, outcome, pipeline, reply, stage, state_of
 
@@ -100,6 +100,31 @@ def test_a_stage_waits_for_credit() -> None:
     line.worker_ready(1, 0)
 
     assert [(batch.stage, len(batch)) for batch in line.poll(2).run] == [(1, 2), (0, 2)]
+
+
+class DropsTheOld(Greedy):
+    """Refuses what has waited for 10 s, also while no worker may take a batch."""
+
+    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+        old = [request for request in queue if request.arrived <= now - 10]
+        if old or not free:
+            return Decision(drop=old)
+        return super().decide(now, queue, free, busy)
+
+
+def test_who_is_left_after_a_drop_may_have_room() -> None:
+    """There was no credit for all of them, but there is for the others: nobody would ask again."""
+    line = pipeline(stage(policy=DropsTheOld(4)), stage(4, max_size=4), workers=(1, 0))
+    line.submit(0, asks("abc"))
+    reply(line, 0, line.poll(0).run[0])
+    line.submit(1, asks("defg"))
+    line.submit(5, asks("h"))
+    assert line.poll(5).run == []  # three wait for the second stage, which has room for one more
+
+    todo = line.poll(11)
+
+    assert items(todo.answer) == ["d", "e", "f", "g"]
+    assert [items(batch.requests) for batch in todo.run] == [["h"]]
 
 
 def test_a_queue_that_is_full_of_bytes_gives_no_credit() -> None:

@@ -277,7 +277,7 @@ class Batcher:
         while queue.count:
             if queue.alone and self._idle and room >= 1:
                 return self._start(now, 1, "quarantine")  # it waits for nobody, whatever the policy
-            lanes = queue.lanes
+            lanes, short = queue.lanes, room < queue.count
             decision, n = self._ask(now, room)
             if decision.drop:
                 self._drop(now, decision.drop)
@@ -289,8 +289,8 @@ class Batcher:
                     n = self._fitting(n)
                 return self._start(now, n if n <= room else int(room), decision.reason)
             self.wake_at = decision.wake_at
-            if lanes == 1 or not decision.drop or decision.wake_at is not None:
-                break  # else there are others left, whom the policy has not judged yet
+            if not decision.drop or (not short and (lanes == 1 or decision.wake_at is not None)):
+                break  # else there are others left, whom the policy has not judged yet, or for whom there is room now
         return None
 
     def longest_wait_s(self, more: int) -> float:
