@@ -7,7 +7,7 @@ Exactly one answer, its own, in time:
 * duplicated: ended twice, or an answer that nobody had asked for;
 * late: more than a second after its deadline;
 * ghost: run twice although nothing had gone wrong, more than twice, or never asked for. A call that raises may be split
-  and run again by the same worker; another worker may run a request again once the first one is dead.
+  and run again by the same worker; another worker may run a request again once the first one is dead, or hangs.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from itertools import pairwise
 from pathlib import Path
 
 from bench.chaos.journal import GONE, RESET, SILENCE
+from bench.chaos.limits import HANG_S
 
 GRACE_S = 1.0
+GIVEN_UP_S = 3.0  # until then a worker that hangs has been killed
+TICK_S = 0.05
 KILL_S = 20.0  # longest that a call may have been running when its worker was killed
 NO_ANSWER = (RESET, SILENCE)
 ANSWER_OPTIONAL = ("oversize", "gone")  # a server may close such a connection without a word, as HTTP allows
@@ -256,9 +259,23 @@ def _check_reruns(
     if len(runs) > most_runs:
         findings.wrongs.add("ghost", f"{id} was run by {len(runs)} workers")
     for (number, _), (_, begin) in pairwise(runs):
-        first = workers[number]
-        if bisect_left(first.begins, begin) < len(first.begins):
-            findings.wrongs.add("ghost", f"{id} was run by a second worker while {first.pid} was alive")
+        if _is_alive(workers[number].begins, begin):
+            text = f"{id} was run by a second worker while {workers[number].pid} was alive"
+            findings.wrongs.add("ghost", text)
+
+
+def _is_alive(begins: list[float], when: float) -> bool:
+    """Whether a worker goes on at `when` although it was not hanging.
+
+    One that hangs is given up at its limit. Its batch goes to another, while it may still begin a call or two: it is
+    woken to say where it hangs, and then killed.
+    """
+    i = bisect_left(begins, when)
+    if i == len(begins):
+        return False
+    recent = [begin for begin in begins[:i] if begin > when - GIVEN_UP_S - HANG_S]
+    hung = any(later - earlier >= HANG_S - TICK_S for earlier, later in pairwise([*recent, when]))
+    return not hung or begins[-1] > when + GIVEN_UP_S
 
 
 # -- files

@@ -225,7 +225,8 @@ def _start_client(target: Target, port: int, folder: Path, seed: str, seconds: f
         [
             *(sys.executable, "-m", "bench.chaos.clients", str(port), "--journal", str(folder / f"client-{name}.log")),
             *("--seed", seed, "--seconds", str(seconds), "--path", target.path, "--timeout", str(TIMEOUT_S)),
-            *("--closed", str(CLOSED), "--think", str(THINK_S), "--rate", str(RATE)),
+            *("--closed", str(round(CLOSED * target.load)), "--think", str(THINK_S)),
+            *("--rate", str(RATE * target.load)),
             *("--deadline-header", target.deadline_header),
         ],
         cwd=ROOT,

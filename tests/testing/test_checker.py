@@ -225,6 +225,21 @@ def test_a_second_run_while_the_first_worker_lives_is_a_ghost(ledger: Ledger) ->
     assert wrongs(ledger.check()) == {"ghost": 1}
 
 
+@pytest.mark.parametrize(("goes_on_at", "ghosts"), [(2.2, 0), (9.0, 1)])
+def test_a_worker_that_hangs_may_go_on_for_a_moment(ledger: Ledger, goes_on_at: float, ghosts: int) -> None:
+    """It has been given up, and is killed soon; one that is still there much later was not given up at all."""
+    ledger.asked("a", 1.0, timeout_s=10.0)
+    ledger.ran(7, 1.1, "a", end="R")
+    ledger.ran(7, 2.13, "a")  # it was stopped, and is awake again
+    ledger.ran(8, 2.15, "a")
+    ledger.ended("a", 2.2)
+    ledger.asked("b", 0.5, timeout_s=20.0)
+    ledger.ran(7, goes_on_at, "b")
+    ledger.ended("b", 10.0)
+
+    assert wrongs(ledger.check()).get("ghost", 0) == ghosts
+
+
 def test_a_third_run_is_a_ghost(ledger: Ledger) -> None:
     """Even though two workers have died with it."""
     ledger.asked("a", 1.0)
