@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import os
 import re
+import resource
 import signal
+import socket
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.drive.test_faults import alive, children, wait_until
+from tests.drive.test_guard import guards_of
+from tests.http.door import post
 from tests.http.net import PATIENCE_S, Client, Gate, until
 from tests.http.test_statuses import job
 from tests.serving import Served, serve
@@ -135,3 +143,143 @@ def test_no_worker_outlives_a_killed_server(gate: Gate) -> None:
         wait_until(lambda: not any(alive(pid) for pid in workers), timeout_s=2.0)
         running.close()
         queued.close()
+
+
+@BOTH
+def test_a_signal_for_all_processes_is_one_shutdown(gate: Gate, number: signal.Signals) -> None:
+    """As supervisors and terminals may send it: workers and guard leave it to the server, which finishes in peace."""
+    with serve(GATED) as served:
+        everybody = workers_of(served.process)
+        running, queued = send_in(served, gate)
+        for pid in (*everybody, served.process.pid):
+            os.kill(pid, number)
+        until(lambda: not is_ready(served))
+        assert all(alive(pid) for pid in everybody)
+        gate.open()
+        assert [json.loads(client.answer().body)["value"] for client in (running, queued)] == [0, 1]
+        assert served.wait() == 0
+        for client in (running, queued):
+            client.close()
+    assert not any(alive(pid) for pid in everybody)
+    assert "Traceback" not in "".join(served.log)
+
+
+def test_under_load_nobody_who_asked_before_is_refused() -> None:
+    """SIGTERM while eight clients ask and ask on their connections: what was asked before it is answered with 200."""
+    told = threading.Event()
+    sent: list[tuple[float, int]] = []
+
+    def client(port: int) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+        while not told.is_set():
+            began = time.monotonic()
+            try:
+                connection.request("POST", "/predict", b"0.01", {"content-type": "application/json"})
+                response = connection.getresponse()
+                response.read()
+                sent.append((began, response.status))
+            except (OSError, http.client.HTTPException):
+                sent.append((began, 0))
+                break
+        connection.close()
+
+    with serve("tests.serving_models:sleeps") as served:
+        clients = [threading.Thread(target=client, args=(served.port,)) for _ in range(8)]
+        for each in clients:
+            each.start()
+        until(lambda: len(sent) > 100)
+        signalled = time.monotonic()
+        served.process.terminate()
+        assert served.wait() == 0
+        told.set()
+        for each in clients:
+            each.join()
+
+    before = [status for began, status in sent if began < signalled]
+    assert len(before) > 100
+    assert set(before) == {200}
+
+
+def test_a_hung_call_does_not_hold_up_the_end() -> None:
+    """SIGTERM while a call hangs: it is given up as ever, its client hears an error, and the server ends."""
+    with serve("tests.serving_models:hangs") as served, Client(served.port) as client:
+        client.send(post(b"600.0"))
+        until(lambda: inside(served) == 1)
+        served.process.terminate()
+        assert client.answer().status in (500, 504)
+        assert served.wait() == 0
+
+
+def inside(served: Served) -> int:
+    """How many requests are in the server, as `/metrics` says."""
+    found = re.search(rb"(?m)^carpool_in_flight_requests{.*} (\d+)", served.ask("GET", "/metrics")[1])
+    assert found is not None
+    return int(found[1])
+
+
+# -- pauses
+
+
+def test_a_server_that_was_stopped_goes_on_as_if_nothing_had_happened() -> None:
+    """SIGSTOP for longer than calls may last, then SIGCONT: who is expired hears so, the workers are the same."""
+    with serve("tests.serving_models:sleeps") as served, Client(served.port) as patient, Client(served.port) as hasty:
+        workers = workers_of(served.process)
+        patient.send(post(b"0.3"))
+        hasty.send(post(b"0.3", "/predict", "X-Request-Timeout-Ms: 1000"))
+        until(lambda: inside(served) == 2)
+        os.kill(served.process.pid, signal.SIGSTOP)
+        time.sleep(3.0)
+        os.kill(served.process.pid, signal.SIGCONT)
+        assert patient.answer().status == 200
+        assert hasty.answer().status == 504
+        assert served.ask("POST", "/predict", 0.0)[0] == 200
+        assert workers_of(served.process) == workers
+
+
+def test_a_pause_of_all_is_nobodys_hang() -> None:
+    """A container that was paused in the middle of a call: the worker has its time anew and answers."""
+    with serve("tests.serving_models:sleeps") as served, Client(served.port) as client:
+        workers = workers_of(served.process)
+        client.send(post(b"1.5"))
+        until(lambda: inside(served) == 1)
+        for pid in (served.process.pid, *workers):
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(4.0)
+        for pid in (*workers, served.process.pid):
+            os.kill(pid, signal.SIGCONT)
+        assert client.answer().status == 200
+        assert workers_of(served.process) == workers
+    assert any("this process did not run for" in line for line in served.log)
+
+
+# -- no file descriptors
+
+
+def test_without_file_descriptors_open_connections_are_served() -> None:
+    """Nobody new comes in, who dies cannot be replaced, nothing spins; once there are some again, all is well."""
+    with serve("tests.serving_models:sleeps") as served, Client(served.port) as client:
+        pid = served.process.pid
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        assert client.ask(post(b"0.0")).status == 200
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))
+        newcomers = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(20)]
+        guards = guards_of(pid)
+        victim = next(worker for worker in workers_of(served.process) if worker not in guards)
+        os.kill(victim, signal.SIGKILL)
+        busy_before, began = cpu_seconds(pid), time.monotonic()
+        for _ in range(20):
+            assert client.ask(post(b"0.0")).status == 200
+            time.sleep(0.1)
+        assert cpu_seconds(pid) - busy_before < 0.5 * (time.monotonic() - began)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+        until(lambda: len(workers_of(served.process)) == 3)  # two workers and the guard
+        until(lambda: served.ask("POST", "/predict", 0.0)[0] == 200)
+        for newcomer in newcomers:
+            newcomer.close()
+    assert not any("has failed" in line for line in served.log)
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
