@@ -127,7 +127,7 @@ def test_a_batch_survives_its_worker(plan: FaultPlan, tmp_path: Path) -> None:
 )
 def test_a_batch_survives_a_worker_that_stands_still(plan: FaultPlan, tmp_path: Path) -> None:
     """The hang limit finds it."""
-    with carpool.Service(stage(plan, once=tmp_path, max_batch_time_s=0.3), timeout_s=60).run() as service:
+    with carpool.Service(stage(plan, once=tmp_path, max_batch_time_s=1.5), timeout_s=60).run() as service:
         assert service.predict(1.5) == 3.0
         assert service.stats().stages[0].restarts == 1
 
@@ -135,7 +135,7 @@ def test_a_batch_survives_a_worker_that_stands_still(plan: FaultPlan, tmp_path: 
 def test_holding_the_gil_stops_all_threads(tmp_path: Path) -> None:
     """Not even the worker's own watcher runs, and still it is found and replaced."""
     plan = FaultPlan("worker.in_predict", "gil")
-    with carpool.Service(stage(plan, once=tmp_path, max_batch_time_s=0.3), timeout_s=60).run() as service:
+    with carpool.Service(stage(plan, once=tmp_path, max_batch_time_s=1.5), timeout_s=60).run() as service:
         assert service.predict(1.5) == 3.0
         assert service.stats().stages[0].restarts == 1
 

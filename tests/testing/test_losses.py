@@ -39,7 +39,7 @@ def test_a_worker_is_lost_with_half_a_batch_received(tmp_path: Path) -> None:
 def test_a_worker_that_stops_reading_is_lost(tmp_path: Path) -> None:
     """It is stopped with most of a batch unread: the hang limit counts from the sending."""
     plan = FaultPlan("worker.mid_recv", "stop")
-    stage = carpool.Stage(models.scale, max_batch_size=4, max_batch_time_s=0.5, env=environment([plan], tmp_path))
+    stage = carpool.Stage(models.scale, max_batch_size=4, max_batch_time_s=2.0, env=environment([plan], tmp_path))
     item = np.arange(1_000_000.0)
     with carpool.Service(stage, timeout_s=60).run() as service:
         assert np.array_equal(service.predict(item), 2 * item)

@@ -86,7 +86,7 @@ def test_it_misbehaves_with_one_batch_only() -> None:
 @pytest.mark.parametrize("misbehaviour", Misbehaviour)
 def test_a_service_survives_it(misbehaviour: Misbehaviour, tmp_path: Path) -> None:
     """Every caller gets its own answer, at the latest from the next worker, and the service goes on."""
-    stage = carpool.Stage(models.scale, max_batch_size=4, max_batch_time_s=0.5)
+    stage = carpool.Stage(models.scale, max_batch_size=4, max_batch_time_s=2.0)
     with stub_workers(misbehaviour, once=tmp_path), carpool.Service(stage, timeout_s=60).run() as service:
         items = [f"item {i}" for i in range(30)]
         assert list(service.stream(items)) == items
