@@ -165,9 +165,7 @@ def test_a_signal_for_all_processes_is_one_shutdown(gate: Gate, number: signal.S
 
 
 def test_under_load_every_request_gets_its_answer() -> None:
-    """SIGTERM while eight clients ask and ask on their connections: each hears 200, or 503 from then on; none is cut off
-    while the server drains.
-    """
+    """SIGTERM while eight clients ask and ask on their connections: 200 or, from then on, 503; none is cut off."""
     told: list[list[tuple[float, int]]] = [[] for _ in range(8)]
 
     def client(port: int, told: list[tuple[float, int]]) -> None:
