@@ -478,3 +478,38 @@ class SleepsInCalls(carpool.Model):
 class RaisesInPredict(carpool.Model):
     def predict(self, x: int) -> float:
         return 1 / x
+
+
+class MemoryFull(Exception):
+    """A framework's own word for it."""
+
+
+class Narrow(carpool.Model):
+    """Runs out of memory with more than `most` items; answers with the call's size."""
+
+    def __init__(self, most: int = 12, full: type[Exception] = MemoryError) -> None:
+        self.most, self.full = most, full
+
+    def predict(self, xs: list[int]) -> list[list[int]]:
+        if len(xs) > self.most:
+            raise self.full
+        return [[x, len(xs)] for x in xs]
+
+
+class NarrowRows(carpool.Model):
+    """Runs out of memory with more than 100 rows in all; answers with their number."""
+
+    def predict(self, xs: list[str]) -> list[int]:
+        rows = sum(map(len, xs))
+        if rows > 100:
+            raise MemoryError
+        return [rows for _ in xs]
+
+
+class NarrowAsync(carpool.Model):
+    """`Narrow` on a loop."""
+
+    async def predict(self, xs: list[int]) -> list[list[int]]:
+        if len(xs) > 12:
+            raise MemoryError
+        return [[x, len(xs)] for x in xs]

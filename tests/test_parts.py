@@ -140,7 +140,7 @@ def test_an_async_model_is_no_different() -> None:
         await asyncio.sleep(0)
         return model(xs)
 
-    results = asyncio.run(Caller(isolate_errors=True).call(predict, list(range(8)), []))
+    results = asyncio.run(Caller(isolate_errors=True, may_wait=True).call(predict, list(range(8)), []))
     assert [isinstance(r, Failed) for r in results] == [i == 3 for i in range(8)]
 
 

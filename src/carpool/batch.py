@@ -621,6 +621,7 @@ def _invoker(function: AnyModel | Model, settings: Settings, is_async: bool, lik
         isolate_errors=settings.isolate_errors,
         oom_errors=None if settings.oom_errors is None else names_of(settings.oom_errors),
         through=(GeneratorExit, KeyboardInterrupt, asyncio.CancelledError),
+        may_wait=is_async,
     )
     traits = traits_of(type(model) if isinstance(model, Model) else model, batched=True)
     return Invoker(function, {}, traits, caller, batched=True)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from carpool import faults
 from carpool.model import AnyModel, Model, Traits
-from carpool.parts import Caller, Failed, Trouble
+from carpool.parts import Caller, Failed, Trouble, result_now
 
 T = TypeVar("T")
 
@@ -115,7 +115,7 @@ class Invoker:
         if hook is not None:
             done = hook()
             if hasattr(done, "__await__"):
-                await done
+                await self.caller.outcome_of(done)
 
     async def _batch(self, values: list[Any], trouble: list[Trouble]) -> list[Any]:
         predict, sizes = self._counted(self._predict), self._sizes
@@ -138,7 +138,7 @@ class Invoker:
             try:
                 result = step(value)
                 if hasattr(result, "__await__"):
-                    result = await result
+                    result = await self.caller.outcome_of(result)
                 done.append(result)
             except self._through:
                 raise
@@ -159,17 +159,8 @@ class Invoker:
 
 
 def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
-    """What `coroutine` returns, without an event loop.
-
-    Raises:
-        TypeError: it waits for something; only user code that is really asynchronous does.
-    """
-    try:
-        coroutine.send(None)
-    except StopIteration as done:
-        return done.value  # type: ignore[no-any-return]
-    coroutine.close()
-    raise TypeError('the model waits for something: async models run with run_in="loop" or under @carpool.batch')
+    """What `coroutine` returns, without an event loop. Raises TypeError if it waits for something."""
+    return result_now(coroutine)
 
 
 def is_async(model: AnyModel | Model) -> bool:

@@ -57,7 +57,7 @@ def give_back(error: BaseException) -> None:
             break
         traceback.clear_frames(link.__traceback__)
         link = link.__cause__ or link.__context__
-    gc.collect()
+    gc.collect(1)  # what is new and in a circle; all there is would take long
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if cuda is not None and cuda.is_initialized():

@@ -13,14 +13,16 @@ while the budget is overdrawn a batch that raises fails as a whole.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from carpool.errors import ModelError
 from carpool.oom import give_back, is_out_of_memory
+
+T = TypeVar("T")
 
 ALL_BAD = 4
 """So many parts of one level fail, and none succeeds: the batch is bad, not an item."""
@@ -70,6 +72,7 @@ class Caller:
         halve: whether one that runs out of memory is run again in smaller calls.
         oom_errors: full names of exceptions that mean it, besides MemoryError and torch's; None if nothing does.
         through: exceptions that end the whole call instead of failing an item.
+        may_wait: whether there is an event loop on which async user code can wait.
     """
 
     def __init__(
@@ -78,12 +81,14 @@ class Caller:
         isolate_errors: bool,
         halve: bool = True,
         oom_errors: Sequence[str] | None = (),
-        through: tuple[type[BaseException], ...] = (GeneratorExit,),
+        through: tuple[type[BaseException], ...] = (),
+        may_wait: bool = False,
     ) -> None:
         self.isolate_errors = isolate_errors
         self.halve = halve
         self._oom_errors = oom_errors
         self.through = through
+        self._may_wait = may_wait
         self._budget = FIRST_BUDGET
         self._earned = 0  # since the budget was last asked for
 
@@ -113,7 +118,7 @@ class Caller:
             part = items[:] if sizes is None else filled_up(items, sizes)
             returned = function(part)
             if hasattr(returned, "__await__"):
-                returned = await returned
+                returned = await self.outcome_of(returned)
             return as_results(returned, len(part))[:n]
         except self.through:
             raise
@@ -125,6 +130,10 @@ class Caller:
             return await again.run(why)
         finally:
             del why  # it holds this frame
+
+    async def outcome_of(self, awaitable: Awaitable[Any]) -> Any:
+        """What user code returned to be awaited. Raises TypeError if it would wait where nothing can."""
+        return await awaitable if self._may_wait else result_now(awaitable)
 
     def failed_alone(self, error: BaseException, trouble: list[Trouble]) -> Failed:
         """The end of an item that was called by itself."""
@@ -205,7 +214,7 @@ class _Again:
                 part = filled_up(part, self._sizes)
             returned = self._function(part)
             if hasattr(returned, "__await__"):
-                returned = await returned
+                returned = await self._caller.outcome_of(returned)
             self._results[begin:end] = as_results(returned, len(part))[:n]
             self._fitted.append((begin, end))
         except self._caller.through:
@@ -275,6 +284,23 @@ class _Again:
 
     def _of_batch(self, begin: int, end: int) -> list[int]:
         return list(self._places[begin:end])
+
+
+def result_now(awaitable: Awaitable[T]) -> T:
+    """What `awaitable` results in, without an event loop.
+
+    Raises:
+        TypeError: it waits for something; only user code that is really asynchronous does.
+    """
+    steps = awaitable.__await__()
+    try:
+        next(steps)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    close = getattr(steps, "close", None)
+    if close is not None:
+        close()
+    raise TypeError('the model waits for something: async models run with run_in="loop" or under @carpool.batch')
 
 
 def padded(n: int, sizes: Sequence[int]) -> int:

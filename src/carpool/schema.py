@@ -27,7 +27,7 @@ def msgpack_reader(kind: Any) -> Callable[[bytes], Any]:
     return msgspec.msgpack.Decoder(kind, dec_hook=_from_builtins).decode
 
 
-def as_our_error(error: Exception, what: str) -> Exception:
+def as_our_error(error: BaseException, what: str) -> BaseException:
     """What a reader's exception means for the caller: an item that does not fit, or a body that is malformed."""
     if isinstance(error, msgspec.ValidationError):  # a subclass of DecodeError: first
         return ValidationError(str(error))

@@ -64,7 +64,7 @@ class Weigher:
         try:
             x = self._readers[format](item)
         except Exception as error:
-            ours = schema.as_our_error(error, "msgpack" if format == MSGPACK else "JSON")
+            ours: BaseException = schema.as_our_error(error, "msgpack" if format == MSGPACK else "JSON")
             if format == OBJECT or not isinstance(ours, CarpoolError):
                 text = f"an item of {self._name} cannot be read for its size=: {error}"
                 ours = ModelError(text, type_name=type(error).__name__)

@@ -239,6 +239,23 @@ def test_what_was_too_much_is_tried_again_and_learned_from() -> None:
     assert pipeline.stages[0].safe_size.limit == 3
 
 
+def test_one_batch_at_a_time_tries_whether_more_fits() -> None:
+    """Others wait for what comes of it, however many there are meanwhile."""
+    pipeline = new_pipeline(stage(4), workers=2)
+    pipeline.stages[0].safe_size.ran_out(4, 2)
+    pipeline.submit(0, asks(range(1000)))
+    first, second = pipeline.poll(0).run
+    sizes = []
+    for now in range(1, 40):
+        reply(pipeline, now, second)
+        (second,) = pipeline.poll(now).run
+        sizes.append(second.n)
+        if second.n > 2:
+            first, second = second, first
+
+    assert sizes.count(3) == 1
+
+
 def test_waits_are_predicted_with_what_fits() -> None:
     """Or callers would be promised what smaller batches cannot hold."""
     pipeline = new_pipeline(stage(8))

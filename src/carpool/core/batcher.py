@@ -284,7 +284,7 @@ class Batcher:
                 refuse += decision.drop
             if n and queue.count:
                 if n > self.safe_size.limit and queue.size > self.safe_size.limit:
-                    n = self.safe_size.allowed(n)
+                    n = self._safe(n)
                 if queue.size != queue.count:
                     n = self._fitting(n)
                 return self._start(now, n if n <= room else int(room), decision.reason)
@@ -348,6 +348,13 @@ class Batcher:
         """Most that a batch can hold now."""
         limit, safe = self.policy.limit, self.safe_size.limit
         return safe if safe < limit else limit
+
+    def _safe(self, units: int) -> int:
+        """How many of these fit into memory, or are worth trying."""
+        limit = self.safe_size.limit
+        if any(batch.size > limit for batch in self.in_flight.values()):
+            return int(limit)  # what comes of the last one that is larger is not known yet
+        return self.safe_size.allowed(units)
 
     def _ask(self, now: float, room: float) -> tuple[Decision, int]:
         """What the policy says, and how many units it takes. Raises as `next_batch` does."""

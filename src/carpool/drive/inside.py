@@ -162,7 +162,9 @@ class LoopWorker(_Inside):
     async def _live(self) -> None:
         through = (GeneratorExit, asyncio.CancelledError)
         try:
-            await serve(_LoopLink(self._inbox, self._news, self._hear), self._setup, lambda: self._model, through)
+            await serve(
+                _LoopLink(self._inbox, self._news, self._hear), self._setup, lambda: self._model, through, may_wait=True
+            )
             why = "it ended"
         except asyncio.CancelledError:
             why = "its task was cancelled"

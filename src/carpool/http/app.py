@@ -22,6 +22,7 @@ from carpool.errors import CarpoolError, InvalidRequest, ModelError, Unavailable
 from carpool.http import asgi, openapi
 from carpool.http.codec import Formats, Refusal, allow, as_json, error_response, too_large
 from carpool.http.exchange import Exchange, Head, Response
+from carpool.observe.log import printable
 from carpool.request import DEFAULT_LANE, Lane
 from carpool.settings import LARGEST_PRIORITY
 from carpool.weigh import weigher_of
@@ -252,7 +253,8 @@ class App:
         given = head.headers.get(b"x-request-id", b"") if head is not None else b""
         request_id = given.decode() if _REQUEST_ID.fullmatch(given) else next(self._ids)
         if isinstance(error, ModelError):
-            logger.error("request %s: %s\n%s", request_id, error, error.traceback)
+            message = printable(str(error)).replace("\n", "\\n")
+            logger.error("request %s: %s\n%s", request_id, message, printable(error.traceback))
         return error_response(error, request_id, timeout_status=self._timeout_status, debug=self._debug)
 
     def _admit_predict(self, head: Head, endpoint: Endpoint) -> None:

@@ -51,7 +51,9 @@ class TextLines(logging.Formatter):
         level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
         worker = getattr(record, "worker", None)
         source = f"[{worker}] " if worker else ""
-        return f"{clock} {source}{level}{_printable(_message(record))}"
+        # what follows the first line is set off, so that no text from outside looks like a line of its own
+        message = printable(_message(record)).replace("\n", "\n    ")
+        return f"{clock} {source}{level}{message}"
 
 
 class JsonLines(logging.Formatter):
@@ -62,7 +64,7 @@ class JsonLines(logging.Formatter):
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": _printable(_message(record)),
+            "message": printable(_message(record)),
         }
         worker = getattr(record, "worker", None)
         if worker:
@@ -82,6 +84,6 @@ def _message(record: logging.LogRecord) -> str:
     return text[:_LONGEST_LINE]
 
 
-def _printable(text: str) -> str:
-    """Control characters made visible, so that no request can write into the terminal."""
+def printable(text: str) -> str:
+    """Control characters made visible, but for newlines and tabs, so that no request can write into the terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)

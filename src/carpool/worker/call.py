@@ -22,7 +22,8 @@ from carpool.wire.outcome import Outcome, Report, pack
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, OBJECT, RAW
 
 _TIMING_S = 2.0  # a warm-up that took so long takes no further timings
-_OWN_FILES = ("/carpool/worker/", "/carpool/invoke.py")
+_LONGEST_LINE = 2 * 1024
+_OWN_FILES = ("/carpool/worker/", "/carpool/invoke.py", "/carpool/parts.py")
 _BETWEEN_STAGES = dict.fromkeys((OBJECT, JSON, MSGPACK, RAW, CUSTOM), payload.dump)
 
 
@@ -151,7 +152,7 @@ class Call:
         formats, payloads = frame.formats, frame.payloads
         if formats.count(formats[0]) == len(formats) and formats[0] != CUSTOM and min(frame.deadlines) > now:
             decode = self._decoders[formats[0]]
-            with contextlib.suppress(Exception):  # looked at one by one below
+            with contextlib.suppress(BaseException):  # looked at one by one below
                 return [decode(body) for body in payloads]
         values: list[Any] = []
         for format, deadline, body in zip(formats, frame.deadlines, payloads, strict=True):
@@ -160,8 +161,8 @@ class Call:
                     values.append(self._decoders[format](body))
                 else:
                     values.append(Failed(_Expired("the deadline passed before its turn came")))
-            except Exception as error:
-                values.append(Failed(schema.as_our_error(error, "msgpack" if format == MSGPACK else "JSON")))
+            except BaseException as error:  # types may have validators, which are user code
+                values.append(Failed(_as_ours(error, format)))
         if CUSTOM in formats:
             await self._decode_custom(formats, values)
         return values
@@ -187,7 +188,7 @@ class Call:
         encoders = self._encoders if self._last else _BETWEEN_STAGES
         if accepts.count(accepts[0]) == len(accepts) and Failed not in set(map(type, results)):
             encode = encoders[accepts[0]]
-            with contextlib.suppress(Exception):  # looked at one by one below
+            with contextlib.suppress(BaseException):  # looked at one by one below
                 return bytes(len(results)), [encode(value) for value in results]
         outcomes = bytearray()
         payloads: list[payload.Payload] = []
@@ -224,30 +225,43 @@ def _as_bytes(value: Any) -> bytes:
     raise ModelError(f"a raw response needs bytes, but the result is {kind}", code="bad_result")
 
 
+def _as_ours(error: BaseException, format: int) -> BaseException:
+    """What went wrong with reading an item, in our words where they fit."""
+    try:
+        return schema.as_our_error(error, "msgpack" if format == MSGPACK else "JSON")
+    except BaseException:  # it has no text
+        return error
+
+
 def _outcome_of(error: BaseException) -> tuple[Outcome, Report]:
-    """An exception as what became of the item: only text, whatever the exception's methods do."""
+    """An exception as what became of the item: only text, whatever the exception's methods and attributes do."""
+    try:
+        return _told(error)
+    except BaseException:
+        text = "(the exception's text could not be read)"
+        return Outcome.MODEL_ERROR, Report(text, type(error).__name__, describe(error))
+
+
+def _told(error: BaseException) -> tuple[Outcome, Report]:
     if isinstance(error, _Expired):
         return Outcome.EXPIRED, Report(str(error))
     if isinstance(error, ModelError):
         outcome = Outcome.BAD_RESULT if error.code == "bad_result" else Outcome.MODEL_ERROR
-        return outcome, Report(str(error), error.type_name, error.traceback)
+        return outcome, Report(str(error), str(error.type_name), str(error.traceback))
     if isinstance(error, ValidationError):
         return Outcome.INVALID_ITEM, Report(str(error))
     if isinstance(error, InvalidRequest):
         return Outcome.INVALID, Report(str(error))
-    try:
-        message = str(error)
-    except BaseException:
-        message = "(the exception's text could not be read)"
-    return Outcome.MODEL_ERROR, Report(message, type(error).__name__, describe(error))
+    return Outcome.MODEL_ERROR, Report(str(error), type(error).__name__, describe(error))
 
 
 def describe(error: BaseException) -> str:
-    """The traceback as text, from the user's first frame on."""
+    """The traceback as text, from the user's first frame on; an endless message is cut."""
     try:
         tb = error.__traceback__
         while tb is not None and any(part in tb.tb_frame.f_code.co_filename for part in _OWN_FILES):
             tb = tb.tb_next
-        return "".join(traceback.format_exception(type(error), error, tb))
+        lines = traceback.TracebackException(type(error), error, tb, compact=True).format()
+        return "".join([line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}...\n" for line in lines])
     except BaseException:
         return f"{type(error).__name__} (its traceback could not be read)\n"

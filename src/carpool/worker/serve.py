@@ -54,7 +54,9 @@ async def serve(
     link: Link,
     setup: Setup,
     find_model: Callable[[], tuple[AnyModel, Mapping[str, Any]]],
-    through: tuple[type[BaseException], ...] = (GeneratorExit,),
+    through: tuple[type[BaseException], ...] = (),
+    *,
+    may_wait: bool = False,
 ) -> None:
     """Load the model and answer batches; if loading fails, say why and return.
 
@@ -63,10 +65,18 @@ async def serve(
         setup: which stage, and how to call the model.
         find_model: gives the model and its arguments; may raise.
         through: exceptions that end the worker instead of failing an item.
+        may_wait: whether there is an event loop on which async user code can wait.
     """
     reports = _CallReports(link)
     points = WorkerPoints(setup.worker)
-    call = await _load(link, setup, find_model, through, reports, points)
+    caller = Caller(
+        isolate_errors=setup.isolate_errors,
+        halve=setup.halve,
+        oom_errors=setup.oom_errors,
+        through=through,
+        may_wait=may_wait,
+    )
+    call = await _load(link, setup, find_model, caller, reports, points)
     if call is None:
         return
     idle_since = time.monotonic()
@@ -93,7 +103,7 @@ async def _load(
     link: Link,
     setup: Setup,
     find_model: Callable[[], tuple[AnyModel, Mapping[str, Any]]],
-    through: tuple[type[BaseException], ...],
+    caller: Caller,
     reports: _CallReports,
     points: WorkerPoints,
 ) -> Call | None:
@@ -102,9 +112,6 @@ async def _load(
     try:
         model, kwargs = find_model()
         step = "its model could not be set up"
-        caller = Caller(
-            isolate_errors=setup.isolate_errors, halve=setup.halve, oom_errors=setup.oom_errors, through=through
-        )
         invoker = Invoker(
             model,
             kwargs,
@@ -129,7 +136,7 @@ async def _load(
         if call.traits.examples:
             _say(link, "warming")
             timings = await call.warm_up(setup.warm_up)
-    except through:
+    except caller.through:
         raise
     except BaseException as error:
         if isinstance(error, ExampleError):

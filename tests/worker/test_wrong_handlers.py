@@ -1,0 +1,403 @@
+"""Models that return and raise what they must not: one clear error for the right callers, and the worker goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import sys
+import time
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from carpool import InvalidRequest, Model, ModelError, ValidationError, schema
+from carpool.invoke import run_now
+from carpool.observe.log import JsonLines, TextLines
+from carpool.wire import outcome
+from carpool.wire.frame import Frame, encode
+from carpool.wire.outcome import Outcome, Report
+from carpool.wire.payload import JSON, MSGPACK, OBJECT, load
+from carpool.worker.serve import serve
+from tests.worker.test_serve import Link, batch, live, setup_of
+
+GOOD = 8  # the id of the batch after the wrong one
+
+
+def wrong(how: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """A model that does with a batch that has the item "wrong" what it is told; others are returned."""
+    return lambda xs: how(xs) if "wrong" in xs else xs
+
+
+def answered(how: Callable[[list[Any]], Any], accept: int = OBJECT, **changes: Any) -> list[tuple[int, Any]]:
+    """Outcome and result or report of three items, of which the second is wrong. The batch after it must be served."""
+    first, second = batch(7, "a", "wrong", "c"), batch(GOOD, "d")
+    first.accepts = bytes([accept] * 3)
+    link = Link(first, second)
+    live(link, wrong(how), **{"warm_up": (), "isolate_errors": False, **changes})
+    reply, good = link.sent[-2:]
+    assert (reply.batch, good.batch) == (7, GOOD)
+    assert [load(payload) for payload in good.payloads] == ["d"]
+    assert sum(len(bytes(part)) for part in encode(reply)) < 100_000  # type: ignore[arg-type]
+    return [
+        (f, outcome.read(p) if f else (load(p) if accept == OBJECT else p))
+        for f, p in zip(reply.formats, reply.payloads, strict=True)
+    ]
+
+
+# -- what it returns
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        *([], ["x"], ["x"] * 2, ["x"] * 4, ("x",), range(2), np.ones((4, 2)), np.ones(2), np.float64(1), np.array(3)),
+        *(None, 3, 1.5, True, "abc", b"abc", bytearray(3), {1, 2, 3}, {1: 1, 2: 2, 3: 3}, object(), Model, len),
+        *(iter("abc"), (x for x in "abc"), map(str, "abc"), itertools.count(), itertools.repeat("x")),
+        *(ValueError("returned"), NotImplemented, ...),
+    ],
+    ids=lambda value: f"{type(value).__name__} {value!r:.12}",
+)
+def test_what_is_not_a_sequence_of_three_results(returned: Any) -> None:
+    """500 `bad_result` for the whole batch, with what was needed and what came; at once, also where there is no end."""
+    started = time.monotonic()
+    answers = answered(lambda xs: returned)
+
+    assert [o for o, _ in answers] == [Outcome.BAD_RESULT] * 3
+    assert answers[0][1].message.startswith("a batch of 3 needs ")
+    assert time.monotonic() - started < 5
+
+
+def test_an_async_generator_and_a_coroutine_are_no_results() -> None:
+    """A plain model that returns what would have to be awaited."""
+
+    async def generates() -> Any:
+        yield 1
+
+    async def sleeps() -> Any:
+        await asyncio.sleep(0)
+
+    assert {o for o, _ in answered(lambda xs: generates())} == {Outcome.BAD_RESULT}
+    answers = answered(lambda xs: sleeps())
+    assert {o for o, _ in answers} == {Outcome.MODEL_ERROR}
+    assert 'run_in="loop"' in answers[0][1].message
+
+
+def test_exceptions_in_place_of_results_fail_their_items_only() -> None:
+    """Each with its own error; the others are answered. None is a result like any other."""
+    answers = answered(lambda xs: [None, ValueError("not this one"), 3])
+    assert answers[0] == (Outcome.OK, None)
+    assert answers[2] == (Outcome.OK, 3)
+    assert (answers[1][0], answers[1][1].message) == (Outcome.MODEL_ERROR, "not this one")
+
+    answers = answered(lambda xs: [ValidationError("no cat"), 2, KeyboardInterrupt()])
+    assert [o for o, _ in answers] == [Outcome.INVALID_ITEM, Outcome.OK, Outcome.MODEL_ERROR]
+
+
+def nested(depth: int) -> list[Any]:
+    inner: list[Any] = []
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+class Unwritable:
+    """Raises when it is pickled."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __reduce__(self) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize("accept", [OBJECT, JSON, MSGPACK])
+@pytest.mark.parametrize(
+    "result",
+    [
+        *(lambda: 1, (x for x in "abc"), sys, sys._getframe(), nested(100_000)),
+        *(Unwritable(ValueError("no")), Unwritable(SystemExit(0)), Unwritable(KeyboardInterrupt())),
+        *(Unwritable(RecursionError()), Unwritable(MemoryError())),
+    ],
+    ids=lambda value: f"{type(value).__name__} {type(getattr(value, 'error', None)).__name__}",
+)
+def test_a_result_that_cannot_be_encoded_fails_alone(result: Any, accept: int) -> None:
+    """Whatever the encoder raises; its neighbours are answered, and the worker goes on."""
+    answers = answered(lambda xs: ["x", result, "z"], accept)
+
+    assert [o for o, _ in answers][::2] == [Outcome.OK] * 2
+    assert answers[1][0] in (Outcome.MODEL_ERROR, Outcome.BAD_RESULT)
+
+
+@pytest.mark.parametrize("result", [float("nan"), float("inf"), "\ud800", {1: 2, (3,): 4}, object(), 10**400])
+def test_a_result_that_is_no_json_fails_alone_or_is_written(result: Any) -> None:
+    """What JSON cannot say is that item's error; what arrives can be read."""
+    answers = answered(lambda xs: ["x", result, "z"], JSON)
+
+    assert [a for o, a in answers][::2] == [b'"x"', b'"z"']
+    if answers[1][0] == Outcome.OK:
+        msgspec.json.decode(answers[1][1])
+
+
+# -- what it raises
+
+
+class TwoArguments(Exception):
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(one)
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+class QuitsInStr(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+class Unpicklable(Exception):
+    def __reduce__(self) -> Any:
+        raise TypeError("never")
+
+    __reduce_ex__ = None  # type: ignore[assignment]
+
+
+class TrapInside(Exception):
+    @property
+    def code(self) -> Any:
+        raise RuntimeError("no code")
+
+    __cause__ = property(lambda self: 1 / 0)  # type: ignore[assignment]
+
+
+class MuteValidation(ValidationError):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class HalfModelError(ModelError):
+    def __init__(self) -> None:
+        pass
+
+
+class OddModelError(ModelError):
+    def __init__(self) -> None:
+        super().__init__("odd")
+        self.type_name = self.traceback = 5  # type: ignore[assignment]
+
+
+class Own(BaseException):
+    pass
+
+
+def too_deep(depth: int = 0) -> int:
+    return too_deep(depth + 1) + 1
+
+
+def chained() -> None:
+    try:
+        raise KeyError("first")
+    except KeyError as error:
+        raise ValueError("second") from error
+
+
+def circle() -> None:
+    one, two = ValueError("one"), ValueError("two")
+    one.__cause__, two.__cause__ = two, one
+    raise one
+
+
+def raiser(error: BaseException | type[BaseException]) -> Callable[[list[Any]], Any]:
+    def how(xs: list[Any]) -> Any:
+        raise error
+
+    return how
+
+
+RAISED: dict[str, Callable[[list[Any]], Any]] = {
+    "ValueError": raiser(ValueError("plain")),
+    "a class": raiser(ValueError),
+    "two arguments": raiser(TwoArguments(1, 2)),
+    "no text": raiser(Mute()),
+    "quits when asked for its text": raiser(QuitsInStr()),
+    "not to be pickled": raiser(Unpicklable("x")),
+    "attributes that raise": raiser(TrapInside()),
+    "a validation error without text": raiser(MuteValidation("x")),
+    "a model error that is not made up": raiser(HalfModelError()),
+    "a model error of odd things": raiser(OddModelError()),
+    "100 MB": raiser(ValueError("x" * 100_000_000)),
+    "100 MB of lines": raiser(ValueError("x\n" * 50_000_000)),
+    "ANSI and CRLF": raiser(ValueError("\x1b[31mred\x1b[0m\r\nSet-Cookie: a=b\r\n")),
+    "half a pair": raiser(ValueError("\ud800")),
+    "bytes": raiser(ValueError(b"\xff\xfe")),
+    "a group": raiser(ExceptionGroup("several", [ValueError(i) for i in range(1000)])),
+    "a group of groups": raiser(ExceptionGroup("a", [ExceptionGroup("b", [ExceptionGroup("c", [Mute()])])])),
+    "RecursionError": lambda xs: too_deep(),
+    "a chain": lambda xs: chained(),
+    "a circle": lambda xs: circle(),
+    "SystemExit": raiser(SystemExit(0)),
+    "SystemExit without code": raiser(SystemExit),
+    "KeyboardInterrupt": raiser(KeyboardInterrupt()),
+    "CancelledError": raiser(asyncio.CancelledError()),
+    "GeneratorExit": raiser(GeneratorExit()),
+    "StopIteration": raiser(StopIteration(3)),
+    "StopAsyncIteration": raiser(StopAsyncIteration()),
+    "a BaseException of its own": raiser(Own("x")),
+    "MemoryError": raiser(MemoryError()),
+    "AssertionError": raiser(AssertionError()),
+    "a bad request": raiser(InvalidRequest("x")),
+}
+CLIENT_S_FAULT = {"a bad request": Outcome.INVALID}
+
+
+@pytest.mark.parametrize("isolate", [True, False], ids=["isolated", "as a whole"])
+@pytest.mark.parametrize("name", RAISED)
+def test_whatever_it_raises_is_one_error_for_the_right_callers(name: str, isolate: bool) -> None:
+    """For the guilty item, or without isolation for its batch; bounded, readable text; and the worker goes on."""
+    answers = answered(RAISED[name], isolate_errors=isolate, halve=isolate)
+    expected = CLIENT_S_FAULT.get(name, Outcome.MODEL_ERROR)
+
+    assert [o for o, _ in answers] == ([Outcome.OK, expected, Outcome.OK] if isolate else [expected] * 3)
+    report = answers[1][1]
+    assert isinstance(report, Report)
+    assert len(report.message) <= 2048
+    assert len(report.traceback) <= 16 * 1024
+    (report.message + report.traceback).encode()
+
+
+def test_the_traceback_is_not_lost_behind_an_endless_message() -> None:
+    """The lines of code are still there, and the message is cut."""
+    report = answered(RAISED["100 MB"])[1][1]
+
+    assert "raise error" in report.traceback
+    assert report.message == "x" * 2048
+
+
+def test_the_traceback_of_a_part_begins_in_the_user_s_code() -> None:
+    """Not in ours, which has run the batch in parts."""
+    report = answered(RAISED["ValueError"], isolate_errors=True)[1][1]
+
+    first = report.traceback.splitlines()[1]
+    assert first.startswith(f'  File "{__file__}"')
+
+
+def test_the_model_error_that_a_model_raises_is_told_as_it_is() -> None:
+    """Text and name; what is no text is made one."""
+    report = answered(RAISED["a model error of odd things"])[1][1]
+    assert (report.message, report.type_name, report.traceback) == ("odd", "5", "5")
+
+
+# -- hooks and validators
+
+
+class Hooks(Model):
+    """A hook raises for one item."""
+
+    def __init__(self, hook: str, error: BaseException) -> None:
+        self.hook, self.error = hook, error
+
+    def _check(self, hook: str, x: Any) -> Any:
+        if hook == self.hook and x == "wrong":
+            raise self.error
+        return x
+
+    def preprocess(self, x: str) -> str:
+        return str(self._check("preprocess", x))
+
+    def predict(self, xs: list[str]) -> list[str]:
+        return xs
+
+    def postprocess(self, y: str) -> str:
+        return str(self._check("postprocess", y))
+
+
+@pytest.mark.parametrize("error", [Mute(), SystemExit(1), MemoryError(), Own()], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("hook", ["preprocess", "postprocess"])
+def test_a_hook_that_raises_fails_its_item(hook: str, error: BaseException) -> None:
+    """Whatever it raises."""
+    link = Link(batch(7, "a", "wrong", "c"), batch(GOOD, "d"))
+    run_now(serve(link, setup_of(warm_up=()), lambda: (Hooks, {"hook": hook, "error": error})))
+
+    assert list(link.sent[-2].formats) == [Outcome.OK, Outcome.MODEL_ERROR, Outcome.OK]
+    assert load(link.sent[-1].payloads[0]) == "d"
+
+
+def json_batch(*bodies: bytes) -> Frame:
+    n = len(bodies)
+    frame = batch(7, *range(n))
+    frame.formats, frame.accepts, frame.payloads = bytes([JSON] * n), bytes([JSON] * n), list(bodies)
+    return frame
+
+
+class Plus(Model):
+    def predict(self, xs: list[Annotated[int, msgspec.Meta(ge=0)]]) -> list[int]:
+        return [x + 1 for x in xs]
+
+
+def test_items_that_cannot_be_read_fail_alone_among_32() -> None:
+    """Bad syntax, wrong types and values, nothing at all: 28 others are answered, in their places."""
+    bodies = [b"%d" % i for i in range(32)]
+    bodies[3], bodies[7], bodies[20], bodies[31] = b"1 2", b'"x"', b"-1", b""
+    link = Link(json_batch(*bodies))
+    live(link, Plus, warm_up=())
+    reply = link.sent[-1]
+
+    bad = {i: f for i, f in enumerate(reply.formats) if f}
+    assert bad == {3: Outcome.INVALID, 7: Outcome.INVALID_ITEM, 20: Outcome.INVALID_ITEM, 31: Outcome.INVALID}
+    assert all(reply.payloads[i] == b"%d" % (i + 1) for i in range(32) if i not in bad)
+
+
+class Picky:
+    """A type with a validator, which is the user's code and raises what it likes."""
+
+    error: BaseException = ValueError()
+
+    def __init__(self, x: int) -> None:
+        if x == 1:
+            raise self.error
+
+
+class TakesPicky(Model):
+    def predict(self, xs: list[Picky]) -> list[str]:
+        return ["fine" for _ in xs]
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), Mute(), SystemExit(), Own()], ids=lambda e: type(e).__name__)
+def test_a_validator_that_raises_fails_its_item(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Items are read by the user's types; nothing that these raise reaches a neighbour."""
+    monkeypatch.setattr(Picky, "error", error)
+    monkeypatch.setattr(
+        schema, "json_reader", lambda kind: lambda body: Picky(msgspec.json.decode(body)) if kind is Picky else None
+    )
+    link = Link(json_batch(b"0", b"1", b"2"))
+    live(link, TakesPicky, warm_up=())
+
+    formats = list(link.sent[-1].formats)
+    assert formats[1] != Outcome.OK
+    assert formats[::2] == [Outcome.OK] * 2
+
+
+# -- logs
+
+
+def record(message: str) -> Any:
+    return logging.LogRecord("carpool", logging.ERROR, "", 0, "%s", (message,), None)
+
+
+def test_text_from_a_model_cannot_write_log_lines_or_into_the_terminal() -> None:
+    """Control characters are shown, lines that follow are set off, and what is endless is cut."""
+    text = TextLines().format(record("\x1b[2J\r\n12:00:00 error: forged\x07"))
+    assert text.endswith("error: \\x1b[2J\\x0d\n    12:00:00 error: forged\\x07")
+
+    line = JsonLines().format(record("\x1b[2J\r\nforged"))
+    assert "\n" not in line
+    assert msgspec.json.decode(line)["message"] == "\\x1b[2J\\x0d\nforged"
+
+    assert len(TextLines().format(record("x" * 10**7))) < 20_000
