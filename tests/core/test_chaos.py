@@ -108,6 +108,8 @@ def something(dice: Random, world: World, step: int) -> tuple[Callable[..., Any]
         return world.stray_reply, (pick, dice.randrange(3))
     if kind in ("wait", "jump"):
         return getattr(world, kind), (dice.choice([0.125, 1, 3, 8, 64]),)
+    if kind == "ran_out":
+        return world.ran_out, (pick, dice.sample(range(6), dice.randint(1, 5)))
     if kind == "end":
         if step < STEPS // 2:
             return world.worker_ready, (pick,)
@@ -117,9 +119,9 @@ def something(dice: Random, world: World, step: int) -> tuple[Callable[..., Any]
 
 WHAT = [
     *("submit", "reply", "reply_oddly", "stray_reply", "cancel", "worker_ready", "worker_lost", "worker_left"),
-    *("call_started", "mistake", "wait", "jump", "end"),
+    *("call_started", "mistake", "wait", "jump", "end", "spare", "ran_out"),
 ]
-OFTEN = [7, 6, 3, 1, 2, 4, 4, 1, 1, 0.3, 3, 1, 0.4]
+OFTEN = [7, 6, 3, 1, 2, 4, 4, 1, 1, 0.3, 3, 1, 0.4, 0.3, 0.4]
 
 
 def test_chaos_reaches_what_it_is_meant_to_reach() -> None:

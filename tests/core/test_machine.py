@@ -113,6 +113,16 @@ class Core(RuleBasedStateMachine):
     def call_started(self, pick: int) -> None:
         self.world.call_started(pick)
 
+    @precondition(lambda self: self.world.sent)
+    @rule(pick=picks)
+    def spare(self, pick: int) -> None:
+        self.world.spare(pick)
+
+    @precondition(lambda self: self.world.sent)
+    @rule(pick=picks, places=st.sets(st.integers(0, 5), min_size=1))
+    def ran_out(self, pick: int, places: set[int]) -> None:
+        self.world.ran_out(pick, places)
+
     @precondition(lambda self: self.steps > 25)
     @rule()
     def close(self) -> None:

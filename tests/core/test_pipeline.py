@@ -768,3 +768,15 @@ def test_it_tells_what_it_is() -> None:
         "<Pipeline <Batcher decode queued=1 running=0 idle=1> -> <Batcher infer queued=0 running=0 idle=1>>"
     )
     assert repr(request) == "<Request 1 queued stage=0 deadline=5.000>"
+
+
+def test_a_stage_whose_memory_is_short_needs_less_credit() -> None:
+    """As much as the batch that it can make now, not one that it could make before."""
+    line = pipeline(stage(4), stage(4, max_size=5), workers=(1, 0))
+    line.submit(0, asks("abcd"))
+    (batch,) = line.poll(0).run
+    line.stages[0].ran_out_of_memory(batch.worker, batch.id, [[0, 1, 2, 3]], [[0]])
+    reply(line, 1, batch)
+    line.submit(1, asks("efgh"))
+
+    assert [items(batch.requests) for batch in line.poll(1).run] == [["e"]]

@@ -271,6 +271,25 @@ class World:
             sent.call_started = self.now  # of no use to one that is being killed
             self.pipeline.call_started(self.now, *worker, sent.id)
 
+    def spare(self, pick: int) -> None:
+        """A worker that seemed to hang does not."""
+        if self.sent:
+            worker = sorted(self.sent)[pick % len(self.sent)]
+            self.sent[worker].call_started = self.now
+            self.sent[worker].killed = False
+            self.stages[worker[0]].spare(self.now, worker[1])
+
+    def ran_out(self, pick: int, places: Collection[int]) -> None:
+        """A call for some of a batch has run out of memory; smaller batches are made from now on."""
+        whole = [worker for worker, sent in sorted(self.sent.items()) if len(sent.items) == len(sent.ids)]
+        if whole:
+            stage, worker = whole[pick % len(whole)]
+            sent = self.sent[stage, worker]
+            call = sorted({place % len(sent.ids) for place in places})
+            self.stages[stage].ran_out_of_memory(worker, sent.id, [call], [call[:1]])
+            tried = sum([request.size for i, request in enumerate(sent.batch.requests) if i in call])
+            assert self.stages[stage].safe_size.limit < tried or tried == 1 or self.specs[stage].sized
+
     # -- the end
 
     def close(self) -> None:
@@ -453,7 +472,7 @@ class World:
             if not stage.idle or not len(queue):
                 continue
             room, roomiest = self._room_after(index)
-            most = stage.policy.limit if queue.size == queue.count else INFINITY
+            most = min(stage.policy.limit, stage.safe_size.limit) if queue.size == queue.count else INFINITY
             if room < (1 if queue.alone else min(len(queue), most, roomiest)):
                 assert stage.running or len(self.stages[index + 1].queue)  # so that there will be room
                 continue

@@ -385,7 +385,7 @@ class Batcher:
 
     def _most_requests(self) -> float:
         """How many of those that wait a full batch would hold, about."""
-        limit, queue = self.policy.limit, self.queue
+        limit, queue = self._limit, self.queue
         return limit if queue.size == queue.count else limit * queue.count / queue.size + 1
 
     def _fitting(self, units: int) -> int:
