@@ -225,6 +225,11 @@ class DiesAtOnce(carpool.Model):
         os._exit(7)
 
 
+class Lengths(carpool.Model):
+    def predict(self, xs: list[bytes]) -> list[int]:
+        return [len(x) for x in xs]
+
+
 class Slow(carpool.Model):
     def predict(self, xs: list[float]) -> list[int]:
         time.sleep(max(xs))

@@ -85,6 +85,22 @@ def test_the_mates_of_a_request_that_kills_are_answered_right() -> None:
     assert restarts in (3, 4)
 
 
+def test_a_worker_killed_with_half_a_request_read() -> None:
+    """The rest of it waits in the parent, which must not hang on it: the request is run by the successor."""
+    with Service(Stage(models.Lengths, max_batch_size=4)).run() as service:
+        (pid,) = service.pids
+        os.kill(pid, signal.SIGSTOP)  # its socket takes half a megabyte of the four
+        answers: list[int] = []
+        caller = threading.Thread(target=lambda: answers.append(service.predict(b"x" * 4 * 2**20)))
+        caller.start()
+        wait_until(lambda: service.stats().in_flight == 1)
+        time.sleep(0.2)
+        os.kill(pid, signal.SIGKILL)
+        caller.join(timeout=20)
+        assert answers == [4 * 2**20]
+        assert service.stats().stages[0].restarts == 1
+
+
 def test_four_kills_under_load() -> None:
     """`kill -9` in mid-batch, four times: every caller gets its own answer or a clear error, and service goes on."""
     answers: dict[int, Any] = {}
