@@ -5,7 +5,6 @@ from __future__ import annotations
 import carpool
 from tests import models
 
-scale = carpool.Service(carpool.Stage(models.scale, max_batch_size=4))
 talks = carpool.Service(models.Talks)
 prints = carpool.Service(models.Prints)
 hangs = carpool.Service(carpool.Stage(models.Slow, max_batch_size=4, max_batch_time_s=0.5), timeout_s=4.0)

@@ -14,6 +14,8 @@ from bench.process_tree import ProcessTree
 RSS_SHARE, RSS_BYTES = 0.05, 16 * 2**20
 """Memory may grow by 5 %, or by what the allocators of a few processes keep after larger bodies than before."""
 
+_SHARED = "/dev/shm"
+
 Member = tuple[int, int]
 """A process: its number and its start time."""
 
@@ -47,15 +49,15 @@ def look(tree: ProcessTree, scratch: Path) -> Holdings:
         with suppress(OSError, KeyError):
             if not process.zombie:
                 status = _status(process.pid)
-                fds[member] = len(os.listdir(f"/proc/{process.pid}/fd"))
+                held = len(os.listdir(f"/proc/{process.pid}/fd"))
                 rss[member] = int(status["VmRSS"].split()[0]) * 1024
-                threads[member] = int(status["Threads"])
+                fds[member], threads[member] = held, int(status["Threads"])
     return Holdings(
         rss,
         fds,
         threads,
         sum(process.zombie for process in members),
-        frozenset(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else frozenset(),
+        _shared_names({process.pid for process in members}),
         frozenset(str(path.relative_to(scratch)) for path in scratch.rglob("*")),
     )
 
@@ -93,6 +95,19 @@ def settle(look_now: Callable[[], Holdings], before: Holdings, timeout_s: float 
         if time.monotonic() > end or (len(after.rss) == len(before.rss) and not leaked(before, after)):
             return after
         time.sleep(0.5)
+
+
+def _shared_names(ours: set[int]) -> frozenset[str]:
+    """Names in /dev/shm, but for those that processes of somebody else have mapped."""
+    if not os.path.isdir(_SHARED):
+        return frozenset()
+    names = set(os.listdir(_SHARED))
+    for entry in os.listdir("/proc") if names else ():
+        if entry.isdigit() and int(entry) not in ours:
+            with suppress(OSError):
+                lines = Path(f"/proc/{entry}/maps").read_text().splitlines()
+                names -= {line.rpartition(f"{_SHARED}/")[2] for line in lines if f"{_SHARED}/" in line}
+    return frozenset(names)
 
 
 def _status(pid: int) -> dict[str, str]:
