@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup demo serve test lint bench bench-policies chaos chaos-mutants clean
+.PHONY: help setup demo serve test fuzz lint bench bench-policies chaos chaos-mutants clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -25,6 +25,9 @@ serve: setup     ## serve the digits model on http://127.0.0.1:8000
 
 test: setup      ## run all tests
 	$(BIN)/python -m pytest
+
+fuzz: setup      ## feed noise to all that reads frames; FUZZ_EXAMPLES=20000 of them to each test
+	FUZZ_EXAMPLES=$(or $(FUZZ_EXAMPLES),20000) $(BIN)/python -m pytest -q --timeout 0 tests/wire tests/drive/test_heard.py
 
 lint: setup      ## ruff (style, format) and mypy --strict
 	$(BIN)/ruff check .

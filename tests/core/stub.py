@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,8 @@ from carpool.core.queue import Queue
 from carpool.policy import Decision, Greedy, Policy, QueueView
 from carpool.request import Request
 
-PROPERTY = settings(max_examples=200, deadline=None, derandomize=True)
+FUZZ_EXAMPLES = os.environ.get("FUZZ_EXAMPLES")  # set by `make fuzz`: many more, and other ones each time
+PROPERTY = settings(max_examples=int(FUZZ_EXAMPLES or 200), deadline=None, derandomize=FUZZ_EXAMPLES is None)
 
 
 def ask(

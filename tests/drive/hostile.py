@@ -1,0 +1,118 @@
+"""A model that makes its worker send what it must not; the item says what. Each attack happens once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import carpool
+from carpool.parts import Trouble
+from carpool.wire.frame import MAGIC, Frame, Kind, encode
+
+INFINITY = float("inf")
+
+
+def say(kind: Kind, *payloads: Any, batch: int = 0) -> Frame:
+    return Frame(kind, batch, [0] * len(payloads), bytes(len(payloads)), payloads=list(payloads))
+
+
+def trouble(reply: Frame, *what: Trouble) -> Frame:
+    return say(Kind.TROUBLE, msgspec.msgpack.encode(list(what)), batch=reply.batch)
+
+
+def times(n: int, reply: Frame) -> Frame:
+    return replace(reply, ids=[*reply.ids] * n, formats=reply.formats * n, payloads=[*reply.payloads] * n)
+
+
+INSTEAD: dict[str, Callable[[Frame], list[Frame | bytes]]] = {
+    "something else altogether": lambda reply: [b"GET / HTTP/1.1\r\nHost: localhost:8000\r\nAccept: */*\r\n\r\n"],
+    "zeros": lambda reply: [bytes(1000)],
+    "another version": lambda reply: [MAGIC + b"\x02" + bytes(44)],
+    "another kind": lambda reply: [MAGIC + b"\x01\x63" + bytes(43)],
+    "a length beyond measure": lambda reply: [MAGIC + b"\x01\x06" + b"\xff" * 43],
+    "a foreign id": lambda reply: [replace(reply, ids=[reply.ids[0] + 1000])],
+    "an id of 0": lambda reply: [replace(reply, ids=[0])],
+    "a request twice in one": lambda reply: [times(2, reply)],
+    "nothing": lambda reply: [Frame(Kind.REPLY, reply.batch)],
+    "another batch": lambda reply: [replace(reply, batch=reply.batch + 1)],
+    "no batch": lambda reply: [replace(reply, batch=0)],
+    "an unknown outcome": lambda reply: [replace(reply, formats=b"\x77")],
+    "a time that is none": lambda reply: [replace(reply, busy_s=float("nan"))],
+    "an endless time": lambda reply: [replace(reply, waited_s=INFINITY)],
+    "a negative time": lambda reply: [replace(reply, busy_s=-1.0)],
+    "what only the parent says": lambda reply: [replace(reply, kind=Kind.SETUP)],
+    "a batch": lambda reply: [replace(reply, kind=Kind.BATCH, accepts=b"\0", deadlines=[INFINITY])],
+}
+BEFORE: dict[str, Callable[[Frame], list[Frame]]] = {
+    "ready once more": lambda reply: [say(Kind.STATE, b"ready")],
+    "a state that is none": lambda reply: [say(Kind.STATE, b"\xff")],
+    "a state in pieces": lambda reply: [say(Kind.STATE, [b"rea", b"dy"])],
+    "no state at all": lambda reply: [say(Kind.STATE)],
+    "that it could not load": lambda reply: [say(Kind.FAILED, b"")],
+    "a call for another batch": lambda reply: [Frame(Kind.CALL, reply.batch + 1)],
+    "trouble that cannot be read": lambda reply: [say(Kind.TROUBLE, b"\xc1", batch=reply.batch)],
+    "trouble in pieces": lambda reply: [say(Kind.TROUBLE, [b"\x90", b""], batch=reply.batch)],
+    "trouble that is none": lambda reply: [say(Kind.TROUBLE, b"\x91\x01", batch=reply.batch)],
+    "trouble of another batch": lambda reply: [trouble(replace(reply, batch=reply.batch + 1), Trouble())],
+    "trouble of other items": lambda reply: [trouble(reply, Trouble(ran_out=[[0, 77]]))],
+    "trouble of items before the first": lambda reply: [trouble(reply, Trouble(ran_out=[[-1]]))],
+}
+AFTER: dict[str, Callable[[Frame], list[Frame | bytes]]] = {
+    "the reply twice": lambda reply: [reply],
+    "another reply": lambda reply: [replace(reply, ids=[1])],
+    "a late call": lambda reply: [Frame(Kind.CALL, reply.batch)],
+    "megabytes that nobody asked for": lambda reply: [times(200, replace(reply, payloads=[b"x" * 1_000_000]))],
+}
+ATTACKS: dict[str, Callable[[Frame], list[Frame | bytes]]] = {
+    **INSTEAD,
+    **{name: lambda reply, attack=attack: [*attack(reply), reply] for name, attack in BEFORE.items()},  # type: ignore[misc]
+    **{name: lambda reply, attack=attack: [reply, *attack(reply)] for name, attack in AFTER.items()},  # type: ignore[misc]
+}
+TRUNCATED = "half a reply"
+
+
+class Hostile(carpool.Model):
+    """Returns its item.
+
+    Args:
+        diary: a folder in which each attack is noted, so that a second run of the item does no harm.
+    """
+
+    def __init__(self, diary: str) -> None:
+        self.diary = Path(diary)
+        self.attack = ""
+
+    def setup(self) -> None:
+        connection = sys.modules["__main__"].Connection  # type: ignore[attr-defined]
+        send = connection.send
+
+        def attack(link: Any, frame: Frame) -> None:
+            if frame.kind != Kind.REPLY or not self.attack:
+                send(link, frame)
+                return
+            name, self.attack = self.attack, ""
+            if name == TRUNCATED:
+                data = b"".join(bytes(part) for part in encode(frame))
+                link.sock.sendall(data[: len(data) // 2])
+                os._exit(0)
+            for what in ATTACKS[name](frame):
+                if isinstance(what, Frame):
+                    send(link, what)
+                else:
+                    link.sock.sendall(what)
+
+        connection.send = attack
+
+    def predict(self, x: str) -> str:
+        if x in ATTACKS or x == TRUNCATED:
+            note = self.diary / x.replace(" ", "-")
+            if not note.exists():
+                note.touch()
+                self.attack = x
+        return x

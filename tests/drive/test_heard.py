@@ -1,0 +1,154 @@
+"""Whatever a worker says, in whatever order: an error of ours that ends it, or what the protocol allows; no answer is
+made up, and no request has two."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool import Service, Stage, handle
+from carpool.core.pipeline import Pipeline
+from carpool.core.roster import Roster, Starts
+from carpool.drive import workers
+from carpool.drive.aio import Driver
+from carpool.observe.stats import Stats
+from carpool.parts import Trouble
+from carpool.request import DONE, Request
+from carpool.wire.frame import Frame, FrameError, Kind
+from tests import models
+from tests.core import stub
+
+N = 3  # requests in the batch that the worker has
+
+
+class Silent:
+    """A worker that only takes."""
+
+    pid = None
+    broke_protocol = False
+
+    def __init__(self, launch: Any, worker: int, heard: Callable[[Frame], None], lost: Any, sink: Any) -> None:
+        self.heard = heard
+        self.frames: list[Frame] = []
+
+    def send(self, frame: Frame) -> None:
+        self.frames.append(frame)
+
+    def kill(self, why: str = "") -> None: ...
+
+
+class Told(Request):
+    """Counts its answers."""
+
+    __slots__ = ("answers",)
+
+    def tell(self) -> None:
+        self.answers += 1
+
+
+def state(name: str | bytes) -> Frame:
+    return Frame(Kind.STATE, 0, [0], b"\0", payloads=[name.encode() if isinstance(name, str) else name])
+
+
+small = st.integers(0, 6)
+payloads = st.one_of(
+    st.binary(max_size=12),
+    st.sampled_from([b"ready", b"loading", b"dead", b"starting"]),
+    st.lists(st.binary(max_size=3), min_size=2, max_size=3),
+    st.builds(
+        lambda *parts: msgspec.msgpack.encode([Trouble(*parts)]),
+        *[st.booleans()] * 3,
+        *[st.lists(st.lists(st.integers(-1, 4), max_size=3), max_size=3)] * 2,
+    ),
+    st.lists(st.tuples(small, st.floats(allow_nan=True)), max_size=3).map(msgspec.msgpack.encode),
+)
+times = st.one_of(st.just(0.5), st.floats(allow_nan=True, allow_infinity=True))
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> Frame:
+    n = draw(st.sampled_from([N, N, 0, 1, 2, 4]))
+    ids = draw(st.one_of(st.just([*range(1, n + 1)]), st.lists(small, min_size=n, max_size=n)))
+    formats = draw(st.one_of(st.just(bytes(n)), st.binary(min_size=n, max_size=n)))
+    return Frame(
+        draw(st.sampled_from(Kind)),
+        draw(st.sampled_from([1, 1, 1, 0, 2])),
+        ids,
+        formats,
+        payloads=draw(st.lists(payloads, min_size=n, max_size=n)),
+        busy_s=draw(times),
+        waited_s=draw(times),
+    )
+
+
+async def listen(heard: list[Frame]) -> tuple[list[Told], list[Frame], Driver]:
+    """A stage whose only worker has a batch and then says all this; the requests, what was taken of it, the driver."""
+    service = Service(Stage(models.scale, max_batch_size=N, policy="greedy"))
+    batcher = handle._batcher(service, service.stages[0])
+    pipeline = Pipeline([batcher])
+    roster = Roster(1, lambda: 0.0)
+    driver = Driver(pipeline, Stats("fuzz", pipeline, [roster], [False]), clock=lambda: 0.0)
+    stage = workers.WorkerStage(0, handle._launch(service, 0, None), driver, roster, Starts([roster], 1), print)  # type: ignore[arg-type]
+    driver.executors = [stage]
+    stage.start()
+    worker: Any = stage._workers[0]
+    worker.heard(state("loading"))
+    worker.heard(state("ready"))
+    requests = [Told(i, float("inf")) for i in range(N)]
+    for request in requests:
+        request.answers = 0
+    driver.submit_all(requests)
+    driver.poll()
+    assert [frame.ids for frame in worker.frames] == [[1, 2, 3]]
+    taken = []
+    for frame in heard:
+        try:
+            worker.heard(frame)
+        except FrameError:
+            break  # its connection ends here
+        taken.append(frame)
+    driver.poll()
+    return requests, taken, driver
+
+
+@stub.PROPERTY
+@given(st.lists(frames(), max_size=5))
+def test_only_what_is_allowed_is_taken(heard: list[Frame]) -> None:
+    """Anything else raises FrameError; every request has at most one answer, its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(workers._KINDS, "process", Silent)
+        requests, taken, driver = asyncio.run(listen(heard))
+
+    replies = [frame for frame in taken if frame.kind == Kind.REPLY]
+    answered = [id for frame in replies for id in frame.ids]
+    assert len(answered) == len(set(answered))
+    assert set(answered) <= {1, 2, 3}
+    assert all(frame.batch == 1 for frame in replies)
+    for request in requests:
+        assert request.answers == (request.id in answered) == (request.state == DONE)
+        if request.answers and request.error is None:
+            payload = [p for f in replies for id, p in zip(f.ids, f.payloads, strict=True) if id == request.id]
+            assert [request.result] == payload
+    batcher = driver.pipeline.stages[0]
+    assert (batcher.stray_replies, batcher.late_results) == (0, 0)
+    assert 0 <= batcher.batch_s < float("inf")
+    assert not {frame.kind for frame in taken} & {Kind.SETUP, Kind.BATCH, Kind.STATE, Kind.FAILED}
+
+
+def test_a_sound_reply_is_taken() -> None:
+    """In one piece, or in several."""
+    whole = Frame(Kind.REPLY, 1, [1, 2, 3], bytes(N), payloads=[b"a", b"b", b"c"])
+    parts = [replace(whole, ids=[id], formats=b"\0", payloads=[p]) for id, p in ((2, b"b"), (3, b"c"), (1, b"a"))]
+    for heard in ([whole], parts):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(workers._KINDS, "process", Silent)
+            requests, taken, _ = asyncio.run(listen(heard))
+        assert taken == heard
+        assert [request.result for request in requests] == [b"a", b"b", b"c"]

@@ -1,0 +1,59 @@
+"""Workers that break the protocol: ended, replaced and counted; what they held is run again, and nothing is shifted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from carpool import Service, Stage
+from carpool.observe import prometheus
+from tests.drive.hostile import ATTACKS, TRUNCATED, Hostile
+from tests.drive.test_faults import wait_until
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One worker, which is replaced after each attack."""
+    stage = Stage(Hostile, kwargs={"diary": str(tmp_path_factory.mktemp("diary"))})
+    with Service(stage, timeout_s=60).run() as service:
+        yield service
+
+
+def counts(service: Any) -> tuple[int, int]:
+    stage = service.stats().stages[0]
+    return stage.restarts, stage.protocol_errors
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_worker_that_breaks_the_protocol_is_replaced(
+    service: Any, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its request is answered right, at once or by its successor; the next one gets its own answer; it is counted."""
+    restarts, errors = counts(service)
+    with caplog.at_level(logging.ERROR):
+        assert service.predict(name) == name
+        assert service.predict("next") == "next"
+        wait_until(lambda: counts(service) == (restarts + 1, errors + 1))
+        assert service.predict("and the next") == "and the next"
+
+    assert [record.name for record in caplog.records if record.name != "carpool"] == []  # no exception in a callback
+    (line,) = [record.getMessage() for record in caplog.records if "is lost" in record.getMessage()]
+    assert "it was killed for what it sent: " in line
+    assert service.stats().stages[0].safe_batch_size is None
+
+
+def test_a_worker_that_ends_in_the_midst_of_a_reply_has_crashed(service: Any) -> None:
+    """Half an answer is none; that is no offence against the protocol."""
+    restarts, errors = counts(service)
+
+    assert service.predict(TRUNCATED) == TRUNCATED
+    assert counts(service) == (restarts + 1, errors)
+
+
+def test_offences_are_a_metric(service: Any) -> None:
+    """Counted per stage."""
+    text = prometheus.render([service._inner.running_driver.stats], 0.0)[0].decode()
+    assert f'carpool_protocol_errors_total{{model="Hostile",stage="Hostile"}} {counts(service)[1]}.0' in text

@@ -1,0 +1,185 @@
+"""No byte from the network reaches a decoder that can run code: by reading the sources, and by trying.
+
+`pickle` is used between our own processes only, in the few places that are listed here and in ARCHITECTURE.md; whoever
+adds one has to say why it is safe.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.serving import Served, serve
+from tests.test_layers import MODULES, imports
+
+PICKLES = {
+    "carpool.wire.payload": "objects between our own processes",
+    "carpool.drive.process": "writes the Setup of a worker",
+    "carpool.worker.main": "reads its own Setup, the first frame from its parent",
+    "carpool.worker.program": "the model's reference, within the Setup",
+    "carpool.simulate.compare": "only asks whether a run can go to another process",
+}
+LOADS = {
+    "carpool.wire.payload": {"load"},
+    "carpool.worker.main": {"_live"},
+    "carpool.worker.program": {"unpack_model"},
+}
+"""The functions that unpickle."""
+READ_PAYLOADS = {"carpool.worker.call", "carpool.weigh", "carpool.drive.callers"}
+"""Who reads what `payload.dump` made: workers, `size=`, and Python callers. Nobody under `http`."""
+
+DANGEROUS_MODULES = frozenset(
+    {"marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "jsonpickle", "msgpack_numpy", "torch", "codeop"}
+)
+DANGEROUS_NAMES = frozenset({"eval", "exec", "compile", "__import__"})
+DANGEROUS_CALLS = frozenset({"load_module", "loadtxt", "fromfile", "find_class", "Unpickler"})
+
+
+def functions_that_use(tree: ast.AST, name: str) -> set[str]:
+    """Names of functions in which `pickle.<name>` is used."""
+    found = set()
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            for node in ast.walk(function):
+                match node:
+                    case ast.Attribute(value=ast.Name("pickle"), attr=attr) if attr == name:
+                        found.add(function.name)
+    return found
+
+
+def test_pickle_is_used_only_where_it_is_listed() -> None:
+    """And only by its name, so that reading finds it."""
+    assert {name for name, tree in MODULES.items() if "pickle" in imports(tree)} == set(PICKLES)
+    for tree in MODULES.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                assert node.module != "pickle"
+            if isinstance(node, ast.Import):
+                assert all(alias.asname is None for alias in node.names if alias.name == "pickle")
+
+
+def test_unpickling_happens_in_three_functions() -> None:
+    """What is read there has been written by our own processes."""
+    loads = {name: functions_that_use(tree, "loads") for name, tree in MODULES.items()}
+    assert {name: found for name, found in loads.items() if found} == LOADS
+
+
+def test_the_front_never_reads_payloads() -> None:
+    """It forwards bodies as they are; the worker's decoders for the network are JSON, msgpack and raw."""
+    users = set()
+    for name, tree in MODULES.items():
+        for node in ast.walk(tree):
+            match node:
+                case ast.Attribute(value=ast.Name("payload"), attr="load"):
+                    users.add(name)
+                case ast.ImportFrom(module="carpool.wire.payload", names=names) if any(a.name == "load" for a in names):
+                    users.add(name)
+    assert users == READ_PAYLOADS
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nothing_else_that_runs_code_from_bytes_is_there(module: str) -> None:
+    """No other serializer of that kind, no eval; `runpy` runs the user's own main file in a worker."""
+    tree = MODULES[module]
+    assert not {name for name in imports(tree) if name.split(".")[0] in DANGEROUS_MODULES}
+    assert "runpy" not in imports(tree) or module == "carpool.worker.program"
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name(id=name)):
+                assert name not in DANGEROUS_NAMES
+            case ast.Attribute(attr=name):
+                assert name not in DANGEROUS_CALLS
+
+
+# -- by trying
+
+CONTENT_TYPES = [
+    *("application/json", "application/msgpack", "application/x-msgpack", "application/octet-stream", "text/plain"),
+    *("application/x-pickle", "application/pickle", "application/python-pickle", "application/octet-stream+pickle"),
+    *("application/vnd.bentoml+pickle", "application/x-python-serialize", "application/x-python", "image/png"),
+    *("application/json+pickle", "application/vnd.x+json", "application/x-numpy", "application/npy", "*/*", ""),
+    *("multipart/form-data; boundary=x", "application/vnd.apache.arrow.stream"),
+]
+
+
+class Canary:
+    """Unpickled, it makes a folder."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (self.path,)
+
+
+PROGRAM = """
+    import sys
+    import carpool
+
+    def watch(event, args):
+        if event == "pickle.find_class" and args[0] in ("os", "posix", "nt"):
+            print("CODE FROM BYTES", args, file=sys.stderr, flush=True)
+
+    sys.addaudithook(watch)  # in the parent, and in workers, which run this file, too
+
+    def echo(x):
+        return x
+
+    def double(x: float) -> float:
+        return 2 * x
+
+    def size(x: bytes) -> int:
+        return len(x)
+
+    echo_service, double_service, size_service = (carpool.Service(model) for model in (echo, double, size))
+"""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server whose processes report every class that unpickling looks up, if it is one that could do harm."""
+    folder = tmp_path_factory.mktemp("canary")
+    (folder / "program.py").write_text(textwrap.dedent(PROGRAM))
+    with serve("program:echo_service", "program:double_service", "program:size_service", folder=folder) as served:
+        yield served
+
+
+def test_a_pickle_is_never_read_whatever_it_is_called(served: Served, tmp_path: Path) -> None:
+    """Under every content type, to models that take anything, numbers or bytes; nor as what the caller accepts."""
+    canary = tmp_path / "canary"
+    pickled = pickle.dumps(Canary(str(canary)))
+    bodies = [
+        pickled,
+        pickle.dumps(Canary(str(canary)), 0),
+        msgspec.msgpack.encode({"nd": True, "kind": "O", "data": pickled}),  # what msgpack-numpy would read
+        msgspec.msgpack.encode(pickled),
+        b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(128) + pickled,
+        msgspec.json.encode({"py/reduce": [{"py/function": "os.mkdir"}, {"py/tuple": [str(canary)]}]}),
+    ]
+    for model in ("echo", "double", "size"):
+        for kind in CONTENT_TYPES:
+            for body in bodies:
+                status, *_ = served.ask("POST", f"/models/{model}/predict", body, content_type=kind, accept=kind)
+                assert status in (200, 400, 415, 422), (model, kind)
+    assert not canary.exists()
+    assert served.ask("POST", "/models/double/predict", 21)[1] == b"42.0"
+    assert [line for line in served.log if "CODE FROM BYTES" in line] == []
+
+
+def test_the_canary_sings() -> None:
+    """If it were unpickled, both signs would be seen."""
+    code = textwrap.dedent(PROGRAM).partition("def echo")[0] + "import pickle; pickle.loads(sys.stdin.buffer.read())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=pickle.dumps(Canary("/nowhere/at/all")), capture_output=True, check=False
+    )
+    assert b"CODE FROM BYTES" in done.stderr
+    assert b"FileNotFoundError" in done.stderr
