@@ -20,8 +20,8 @@ Lane = tuple[int, Hashable, int]
 
 DEFAULT_LANE: Final[Lane] = (0, None, 0)
 
-Trail = tuple["Trail | None", float, float, float]
-"""(trail of the stages before, when it arrived in this one, was handed to a worker, and left)."""
+Trail = tuple["Trail | None", float, float]
+"""(trail of the stages before, when it was handed to a worker of this one, and left)."""
 
 
 class Caller(Protocol):

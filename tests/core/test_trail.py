@@ -108,6 +108,24 @@ def test_through_the_door() -> None:
     )
 
 
+def test_through_the_door_and_on() -> None:
+    """Once the first stage has been left, the wait for room is one for that stage."""
+    line = chain(max_size=1)
+    line.submit(0, asks("a"))
+    (batch,) = line.poll(0).run
+    line.submit(0, asks("b", 50))
+    line.submit(1, [ask("c", 4.5, patient=True)])
+    line.cancel(2, line.stages[0].queue.peek(1)[0])
+    line.poll(2)
+    reply(line, 3, batch)
+    batches = {batch.stage: batch for batch in line.poll(3).run}
+    reply(line, 4, batches[0])
+
+    assert told(line, 4.5) == (
+        "no answer within 3.500 s: 2.000 s waiting for embed, 1.000 s in embed, 0.500 s waiting for rank"
+    )
+
+
 def test_after_a_worker_was_lost() -> None:
     """The time with it is told as waiting, and why."""
     line = chain()

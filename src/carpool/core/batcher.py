@@ -155,7 +155,8 @@ class Batcher:
     def put_back(self, now: float, requests: Sequence[Request]) -> None:
         """Requests whose worker has left wait for another one; they have been waiting since they first arrived."""
         self.queue.put_back(requests)
-        self.policy.arrived_together(now, requests)
+        if not requests[0].losses:  # of those in quarantine it is not told
+            self.policy.arrived_together(now, requests)
 
     def quarantine(self, requests: Sequence[Request]) -> None:
         """One of these may have killed the worker they shared: they wait in their old place, to be run one by one.
@@ -275,7 +276,7 @@ class Batcher:
         queue = self.queue
         self.wake_at = None
         while queue.count:
-            if queue.alone and self._idle and room >= 1:
+            if queue.lone_lanes and queue.alone and self._idle and room >= 1:
                 return self._start(now, 1, "quarantine")  # it waits for nobody, whatever the policy
             lanes, short = queue.lanes, room < queue.count
             decision, n = self._ask(now, room)

@@ -435,8 +435,8 @@ class Pipeline:
 
     def _pass_on(self, now: float, stage: int, requests: Sequence[Request], started: float) -> None:
         """One stage is done with the requests, which it has worked on since `started`; the next gets their results."""
+        trail.extend(requests, stage, started, now)
         for request in requests:
-            trail.extend(request, started, now)
             request.stage = stage + 1
             request.arrived = now
             request.format = 0

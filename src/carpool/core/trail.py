@@ -1,7 +1,8 @@
 """Where a request's time went, told to a caller whose deadline has passed: so much waiting for this, so much in that.
 
-Nothing is noted while a request is in its first stage, since its own times tell; each stage that it leaves adds a link.
-The text is made only when it is needed.
+Nothing is noted while a request is in its first stage, since its own times tell; each stage that it leaves adds a link,
+which all share that left the first one together. A stage begins when the one before ends. The text is made only when it
+is needed.
 """
 
 from __future__ import annotations
@@ -13,9 +14,15 @@ from carpool.request import Request, Trail
 AT_THE_DOOR = -1  # `Request.stage` of a caller that waits for room in the first queue
 
 
-def extend(request: Request, started: float, now: float) -> None:
-    """The request leaves its stage, where it was handed to a worker at `started`, for the next one."""
-    request.trail = (request.trail if request.stage else None, request.arrived, started, now)
+def extend(requests: Sequence[Request], stage: int, started: float, now: float) -> None:
+    """Requests leave a stage, where they were handed to a worker at `started`, for the next one."""
+    if stage:
+        for request in requests:
+            request.trail = (request.trail, started, now)
+    else:
+        link = (None, started, now)
+        for request in requests:
+            request.trail = link
 
 
 def tell(now: float, request: Request, started: float | None, names: Sequence[str]) -> str:
@@ -36,24 +43,22 @@ def _spent(now: float, request: Request, started: float | None, names: Sequence[
     if request.stage == AT_THE_DOOR:
         yield "waiting for room in the queue", now - request.arrived
         return
-    trail = (request.trail if request.stage else None, request.arrived, started, now)
-    links = list(_links(trail))
-    let_in = links[0][0]
-    if let_in > request.admitted:
-        yield "waiting for room in the queue", let_in - request.admitted
-    for stage, (arrived, start, left) in enumerate(links):
-        name = names[stage]
-        lost = " after a worker was lost" if request.losses and stage == request.stage else ""
-        yield f"waiting for {name}{lost}", (left if start is None else start) - arrived
-        if start is not None:
-            yield f"in {name}", left - start
+    if not request.stage and request.arrived > request.admitted:
+        yield "waiting for room in the queue", request.arrived - request.admitted
+    since = request.admitted if request.stage else request.arrived
+    for name, (start, left) in zip(names, _links(request.trail if request.stage else None), strict=False):
+        yield f"waiting for {name}", start - since
+        yield f"in {name}", left - start
+        since = left
+    lost = " after a worker was lost" if request.losses else ""
+    yield f"waiting for {names[request.stage]}{lost}", (now if started is None else started) - since
+    if started is not None:
+        yield f"in {names[request.stage]}", now - started
 
 
-def _links(
-    trail: Trail | tuple[Trail | None, float, float | None, float],
-) -> Iterator[tuple[float, float | None, float]]:
-    """When it arrived in each stage, was handed to a worker and left, first stage first."""
-    before, arrived, started, left = trail
-    if before is not None:
+def _links(trail: Trail | None) -> Iterator[tuple[float, float]]:
+    """When it was handed to a worker of each stage that it has left, and left it; the first stage first."""
+    if trail is not None:
+        before, started, left = trail
         yield from _links(before)
-    yield arrived, started, left
+        yield started, left
