@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import gc
 import logging
@@ -242,6 +243,12 @@ class Lengths(carpool.Model):
 class Slow(carpool.Model):
     def predict(self, xs: list[float]) -> list[int]:
         time.sleep(max(xs))
+        return [os.getpid() for _ in xs]
+
+
+class SlowAsync(carpool.Model):
+    async def predict(self, xs: list[float]) -> list[int]:
+        await asyncio.sleep(max(xs))
         return [os.getpid() for _ in xs]
 
 

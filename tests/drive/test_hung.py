@@ -143,11 +143,15 @@ def test_a_loop_that_was_late_itself_judges_nobody_by_it() -> None:
         assert service.stats().stages[0].restarts == 0
 
 
-def test_a_thread_that_hangs_is_left_to_itself(caplog: pytest.LogCaptureFixture) -> None:
-    """It cannot be killed: it is replaced at once."""
-    stage = Stage(models.Slow, run_in="thread", max_batch_size=4, max_batch_time_s=LIMIT_S, idempotent=False)
-    with Service(stage).run() as service:
+@pytest.mark.parametrize("run_in", ["thread", "loop"])
+def test_inside_the_process_it_is_left_to_itself(run_in: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A thread or task cannot be killed: its stack is told as well, and it is replaced at once."""
+    output = Output()
+    model = models.Slow if run_in == "thread" else models.SlowAsync
+    stage = Stage(model, name="m", run_in=run_in, max_batch_size=4, max_batch_time_s=LIMIT_S, idempotent=False)
+    with Service(stage).run(output=output) as service:
         with pytest.raises(carpool.Unavailable):
             service.predict(3.0)
         assert service.predict(0.0) == os.getpid()
     assert any("hangs and is given up" in record.message for record in caplog.records)
+    assert any(worker == "m/0" and "models.py" in line for worker, _, line in output.lines)

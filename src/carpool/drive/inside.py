@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
+import traceback
+import types
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import Any
 
 import msgspec
 
@@ -43,6 +47,7 @@ class _Inside:
     ) -> None:
         self._heard = heard
         self._lost = lost
+        self._sink = sink
         self._model = (launch.model, launch.kwargs)
         self._loop = asyncio.get_running_loop()
         self._gone: asyncio.Future[None] = self._loop.create_future()
@@ -54,6 +59,10 @@ class _Inside:
         """Begin to live."""
         raise NotImplementedError
 
+    def _stack(self) -> str:
+        """Where it is."""
+        raise NotImplementedError
+
     async def ended(self) -> None:
         """Wait until it is gone."""
         await asyncio.shield(self._gone)
@@ -63,8 +72,11 @@ class _Inside:
         return False
 
     def give_up(self, why: str, heard: Callable[[Frame], None]) -> None:
-        """It hangs: leave it to itself."""
+        """It hangs: say where, and leave it to itself."""
         self._heard = heard
+        name = f"{self._setup.stage}/{self._setup.worker}"
+        for line in self._stack().splitlines():
+            self._sink(name, True, line)
         self.kill(why)
 
     def kill(self, why: str = "") -> None:
@@ -91,7 +103,12 @@ class ThreadWorker(_Inside):
 
     def _start(self) -> None:
         self._inbox: SimpleQueue[Frame | None] = SimpleQueue()
-        threading.Thread(target=self._live, name=self._name, daemon=True).start()
+        self._thread = threading.Thread(target=self._live, name=self._name, daemon=True)
+        self._thread.start()
+
+    def _stack(self) -> str:
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return f"Thread {self._name}:\n{''.join(traceback.format_stack(frame))}" if frame is not None else ""
 
     def send(self, frame: Frame) -> None:
         """Give it a frame."""
@@ -141,6 +158,14 @@ class LoopWorker(_Inside):
         self._inbox: deque[Frame | None] = deque()
         self._news = asyncio.Event()
         self._task = self._loop.create_task(self._live(), name=self._name)
+
+    def _stack(self) -> str:
+        lines = [f"Task {self._name}:\n"]
+        awaiting: Any = self._task.get_coro()
+        while isinstance(awaiting, types.CoroutineType):
+            lines += traceback.format_stack(awaiting.cr_frame)
+            awaiting = awaiting.cr_await
+        return "".join(lines)
 
     def send(self, frame: Frame) -> None:
         """Give it a frame."""
