@@ -126,6 +126,20 @@ def test_a_dead_guard_harms_nobody_and_is_replaced(program: Program) -> None:
     wait_until(lambda: not any(alive(pid) for pid in family), timeout_s=GONE_S)
 
 
+def test_workers_end_without_the_guard_too(program: Program) -> None:
+    """It dies in the same moment as the parent: the kernel ends the worker, although that holds the GIL."""
+    process, (worker, child, guard) = program()
+
+    for pid in (guard, process.pid):
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+    try:
+        wait_until(lambda: not alive(worker), timeout_s=GONE_S)
+    finally:
+        os.kill(child, signal.SIGKILL)  # that is what the guard is for
+
+
 def test_it_goes_with_its_service() -> None:
     """Each service has one; it ends, and is reaped, when the service is closed."""
     before = guards_of(os.getpid())
