@@ -346,7 +346,7 @@ def test_what_the_failed_call_held_is_let_go_before_the_next() -> None:
         tensor = Tensor()
         tensor.self = tensor  # type: ignore[attr-defined]
         alive.append(weakref.ref(tensor))
-        if len(xs) > 4:
+        if len(xs) == 4:
             raise MemoryError
         if len(xs) > 2:
             result = Unreadable()
