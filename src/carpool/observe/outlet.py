@@ -66,7 +66,7 @@ class Outlet:
 
 
 def _print(line: str, stream: TextIO) -> None:
-    """Past the stream's buffer where it is a file: a thread that blocks must not hold it when Python ends."""
+    """Past the stream's buffer where it is a file, so that a thread that blocks holds no lock of the stream."""
     try:
         fd = stream.fileno()
     except (OSError, ValueError):  # no file: a notebook's, a test's
