@@ -38,6 +38,19 @@ def all_ready(service: Handle, *stages: int) -> Callable[[], bool]:
     return lambda: [stage.workers.get("ready") for stage in service.stats().stages] == list(stages)
 
 
+def kill_all_at_once(service: Handle, pids: list[int]) -> None:
+    """While the loop looks elsewhere: it must not hand a batch on before the next one is killed."""
+
+    def kill_all() -> None:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        for pid in pids:
+            wait_until(lambda: not alive(pid))  # noqa: B023 - called at once
+
+    assert service._loop is not None
+    service._loop.call_soon_threadsafe(kill_all)
+
+
 def test_after_all_were_killed_only_so_many_load_at_a_time(tmp_path: Path) -> None:
     """Of all stages together two, at first and afterwards; all come back, no request is lost, no stage has failed."""
     both = tmp_path / "both"
@@ -53,9 +66,9 @@ def test_after_all_were_killed_only_so_many_load_at_a_time(tmp_path: Path) -> No
         caller = threading.Thread(target=lambda: answers.extend(service.stream([0.3] * 4)))
         caller.start()
         time.sleep(0.1)
-        for pid in before:
-            os.kill(pid, signal.SIGKILL)
-        wait_until(all_ready(service, 5, 1))
+        kill_all_at_once(service, before)
+        wait_until(lambda: not set(service.pids) & set(before))
+        wait_until(all_ready(service, 5, 1), timeout_s=60)
         caller.join()
         assert answers == [0.3] * 4
         assert most_at_a_time(both) == 2
@@ -76,17 +89,8 @@ def test_who_is_handed_to_one_dead_worker_after_another_is_not_to_blame() -> Non
     """All are killed while the loop looks elsewhere: it hands the batch on to the dead, and then to a new one."""
     stage = Stage(models.Slow, workers=4, max_batch_size=4, idempotent=False)
     with Service(stage).run() as service:
-        loop = service._loop
-        assert loop is not None
         before = service.pids
-
-        def kill_all() -> None:
-            for pid in before:
-                os.kill(pid, signal.SIGKILL)
-            for pid in before:
-                wait_until(lambda: not alive(pid))  # noqa: B023 - called at once
-
-        loop.call_soon_threadsafe(kill_all)
+        kill_all_at_once(service, before)
         assert service.predict(0.0) not in before
 
 
