@@ -28,8 +28,11 @@ WORKLOADS = (
     "P tile16 r0.60",
     "P tile16 r0.85",
     "P knee r0.90",
+    "P knee r1.20",
+    "X diurnal knee",
     "P noisy r1.20",
     "P drift r0.60",
+    "P noisy r1.00",
     "MMPP slow fixed",
     "MMPP fast fixed",
     "flash x10 3.0 fixed",
@@ -39,6 +42,7 @@ WORKLOADS = (
     "X tile8b r0.8",
     "X fixed slo1s r1.2",
     "X mixSLO fixed r1.2",
+    "X flash x10 tile16",
 )
 
 
