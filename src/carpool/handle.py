@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Iterator
+from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from carpool.core.batcher import Batcher
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("carpool")
 T = TypeVar("T")
 
+_LOOK_UP_S = 0.5
 _generation = 0  # counts forks: a handle of the parent is of no use in the child
 _HANG_SHARE = 3  # `max_batch_time_s` defaults to this part of the service's time-out
 _BATCHES_AHEAD = 3  # per worker: one at work, one on its way, one forming
@@ -311,6 +313,8 @@ class Handle:
         assert self._loop is not None
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
+            while not wait([future], timeout=_LOOK_UP_S).done:
+                pass  # a signal that came just before this thread slept is dealt with now
             return future.result()
         except BaseException:
             future.cancel()

@@ -164,10 +164,14 @@ def test_a_batch_is_never_more_than_is_wanted_and_the_limit_below_what_failed(
     memory = Memory(most)
     for wanted, now in batches:
         memory.most = now
-        assert 1 <= memory.batch(wanted) <= wanted
+        before = memory.safe.limit
+        n = memory.batch(wanted)
+        assert 1 <= n <= wanted
         assert memory.safe.limit >= 1
-        if memory.batches[-1] > now:
-            assert memory.safe.limit <= now
+        if n > now:
+            assert memory.safe.limit < n
+            if n <= before:  # else it was a probe, which says nothing of what fitted before
+                assert memory.safe.limit <= now
 
 
 # -- in the batcher

@@ -49,7 +49,7 @@ def test_every_client_gets_its_own_answers() -> None:
 
     with serve(f"{__name__}:service") as served:
         workers = children(served.process.pid)
-        assert len(workers) == 2
+        assert len(workers) == 3  # two workers and the guard
         assert uvloop.run(main(served.port)) == []
         metrics = served.ask("GET", "/metrics")[1].decode()
         counted = re.findall(r'carpool_requests_total\{model="scale",outcome="(\w+)"\} ([1-9].*)', metrics)
