@@ -1,0 +1,70 @@
+"""Limits of the system on files, stacks and processes: serving goes on, or the error says what there was not enough of."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tests.drive.test_faults import children
+from tests.drive.test_guard import guards_of
+from tests.serving import serve
+
+LIMITS = {
+    "files of no length": (resource.RLIMIT_FSIZE, 0),
+    "small stacks": (resource.RLIMIT_STACK, 512 * 1024),
+    "no core files": (resource.RLIMIT_CORE, 0),
+}
+
+
+@pytest.mark.parametrize(("limit", "value"), LIMITS.values(), ids=LIMITS.keys())
+def test_serving_goes_on_within_limits(limit: int, value: int) -> None:
+    """For the server, and for a worker that is started under them."""
+    with serve("tests.http.models:scale") as served:
+        pid = served.process.pid
+        resource.prlimit(pid, limit, (value, value))
+        (worker,) = set(children(pid)) - set(guards_of(pid))
+        os.kill(worker, signal.SIGKILL)
+        for n in range(5):
+            assert served.ask("POST", "/predict", n)[:2] == (200, b"%d.0" % (2 * n))
+        assert resource.prlimit(max(children(pid)), limit)[0] == value
+        assert (
+            served.ask("POST", "/predict", "x" * 5_000_000)[0] == 422
+        )  # too large for a socket's buffer, and no number
+    assert served.process.returncode == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="must become a user that runs nothing else")
+def test_no_process_can_be_started() -> None:
+    """A clear error at once, and no hang."""
+    program = """
+        import asyncio, os, resource
+        import carpool, carpool.handle
+        from tests import models
+
+        async def main():
+            resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+            os.setgroups([])
+            os.setgid(60123)
+            os.setuid(60123)
+            async with carpool.Service(carpool.Stage(models.Slow, max_batch_size=4)).run_async() as service:
+                print(await service.predict(0.0))
+
+        asyncio.run(main())
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 1
+    assert "StartupError" in ran.stderr.splitlines()[-1]
+    assert "Resource temporarily unavailable" in ran.stderr.splitlines()[-1]
