@@ -1,4 +1,4 @@
-"""Limits of the system on files, stacks and processes: serving goes on, or the error says what there was too little of."""
+"""Limits of the system on files, stacks and processes: serving goes on, or the error says what was missing."""
 
 from __future__ import annotations
 
