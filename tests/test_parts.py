@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from carpool import parts
 from carpool.errors import ModelError
-from carpool.invoke import run_now
-from carpool.parts import Caller, Failed, Trouble, as_results
+from carpool.parts import Caller, Failed, Trouble, as_results, run_now
 from tests.core.stub import PROPERTY
 
 

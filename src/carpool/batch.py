@@ -27,12 +27,12 @@ from carpool.drive.aio import Driver
 from carpool.drive.tasks import AwaitedRequest, TaskStage
 from carpool.drive.threads import ExecutionLock, LeaderFollower, Outcome, Seat
 from carpool.errors import DeadlineExceeded, Unavailable
-from carpool.invoke import Invoker, is_async, run_now
+from carpool.invoke import Invoker, is_async
 from carpool.merge import Merge, Split
 from carpool.model import AnyModel, Model, name_of, traits_of
 from carpool.observe.stats import Stats
 from carpool.oom import OomErrors, names_of
-from carpool.parts import Caller, Failed, Trouble
+from carpool.parts import Caller, Failed, Trouble, run_now
 from carpool.policy import Policy
 from carpool.request import Request
 from carpool.settings import at_least, check_policy, not_negative, policy_for, positive
@@ -316,7 +316,6 @@ class AsyncBatch(_Bindable, Generic[A, B]):
         self._invoker = invoker
         self._drivers = drivers or _Drivers()
         self._unset = unset  # the model's `setup` is still to be awaited, which takes a loop
-        self._set_up_here = False
         self._setting_up: asyncio.Future[None] | None = None
         self._run_batch: Callable[..., Any] = self._run
         self._merging = bool(settings.merge)
@@ -383,8 +382,8 @@ class AsyncBatch(_Bindable, Generic[A, B]):
         if here is not None:
             await here.stop(timeout_s=None)
             here.pipeline.close(drivers.closed)  # in our words, not those of a service
-        if self._set_up_here:
-            self._set_up_here = False
+        if isinstance(self._function, type) and not self._unset:
+            self._unset = True  # torn down once
             await self._invoker.tear_down()
 
     @overload
@@ -468,7 +467,6 @@ class AsyncBatch(_Bindable, Generic[A, B]):
         try:
             await asyncio.shield(self._setting_up)
             self._unset = False
-            self._set_up_here = True
         finally:
             self._setting_up = None
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("carpool")
 T = TypeVar("T")
 
-_LOOK_UP_S = 0.5
+_LOOK_UP_S = 0.5  # a thread that waits for the loop looks for signals that came just before it slept
 _generation = 0  # counts forks: a handle of the parent is of no use in the child
 _HANG_SHARE = 3  # `max_batch_time_s` defaults to this part of the service's time-out
 _BATCHES_AHEAD = 3  # per worker: one at work, one on its way, one forming
@@ -314,7 +314,7 @@ class Handle:
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             while not wait([future], timeout=_LOOK_UP_S).done:
-                pass  # a signal that came just before this thread slept is dealt with now
+                pass
             return future.result()
         except BaseException:
             future.cancel()

@@ -6,21 +6,19 @@ Every step works on the items that are still sound; an item that fails turns int
 happens when a batch call fails is in `parts.py`.
 
 All of it is written as coroutines so that the user's code may be `def` or `async def`. Where nothing is async, nothing
-ever waits, and `run_now` runs them through without an event loop.
+ever waits, and `parts.run_now` runs them through without an event loop.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from carpool import faults
 from carpool.model import AnyModel, Model, Traits
-from carpool.parts import Caller, Failed, Trouble, result_now
-
-T = TypeVar("T")
+from carpool.parts import Caller, Failed, Trouble
 
 
 class Invoker:
@@ -156,11 +154,6 @@ class Invoker:
             return function(x)
 
         return call
-
-
-def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
-    """What `coroutine` returns, without an event loop. Raises TypeError if it waits for something."""
-    return result_now(coroutine)
 
 
 def is_async(model: AnyModel | Model) -> bool:

@@ -133,7 +133,7 @@ class Caller:
 
     async def outcome_of(self, awaitable: Awaitable[Any]) -> Any:
         """What user code returned to be awaited. Raises TypeError if it would wait where nothing can."""
-        return await awaitable if self._may_wait else result_now(awaitable)
+        return await awaitable if self._may_wait else run_now(awaitable)
 
     def failed_alone(self, error: BaseException, trouble: list[Trouble]) -> Failed:
         """The end of an item that was called by itself."""
@@ -286,7 +286,7 @@ class _Again:
         return list(self._places[begin:end])
 
 
-def result_now(awaitable: Awaitable[T]) -> T:
+def run_now(awaitable: Awaitable[T]) -> T:
     """What `awaitable` results in, without an event loop.
 
     Raises:

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from carpool import Model
-from carpool.invoke import Invoker, run_now
+from carpool.invoke import Invoker
 from carpool.model import traits_of
-from carpool.parts import Caller, Trouble
+from carpool.parts import Caller, Trouble, run_now
 from carpool.wire import outcome
 from carpool.wire.frame import Frame, FrameError, Kind
 from carpool.wire.outcome import Outcome

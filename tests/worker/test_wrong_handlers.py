@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from carpool import InvalidRequest, Model, ModelError, ValidationError, schema
-from carpool.invoke import run_now
 from carpool.observe.log import JsonLines, TextLines
+from carpool.parts import run_now
 from carpool.wire import outcome
 from carpool.wire.frame import Frame, encode
 from carpool.wire.outcome import Outcome, Report

@@ -154,6 +154,14 @@ class _Lane:
                 left -= 1
                 yield self.items[i]
 
+    def cut_out(self, request: Request) -> None:
+        """One request, near the end, has left early and leaves no entry behind; another one is live."""
+        place = len(self.items) - 1
+        while self.items[place] is not request:
+            place -= 1
+        del self.items[place]
+        self.live -= 1
+
     def _compact(self) -> None:
         if not self.live:
             self.reset()
@@ -337,27 +345,16 @@ class Queue:
         """A queued request leaves early; it is now done."""
         if request.state != QUEUED:
             raise ValueError(f"{request!r} is not queued")
-        request.state = DONE
         lane = self._lanes[request.lane]
+        self._discount(request)
         lane.mark_dead()
-        self.count -= 1
-        self.nbytes -= request.nbytes
-        self._size -= request.size
         if not lane.live:
             self._close(request.lane)
 
     def evict(self, request: Request) -> None:
         """Like `remove`, for one that `in_the_way` has named; no entry stays behind, so it may wait elsewhere."""
-        items = self._lanes[request.lane].items
-        place = len(items) - 1
-        while items[place] is not request:
-            place -= 1
-        del items[place]
-        self._lanes[request.lane].live -= 1
-        request.state = DONE
-        self.count -= 1
-        self.nbytes -= request.nbytes
-        self._size -= request.size
+        self._lanes[request.lane].cut_out(request)
+        self._discount(request)
 
     def expire(self, now: float) -> list[Request]:
         """Remove and return every request whose deadline has passed; they are now done."""
@@ -400,6 +397,13 @@ class Queue:
             return order[:]
         _, key, bucket = order[0]
         return [lane for lane in order if lane[1] == key and lane[2] == bucket]
+
+    def _discount(self, request: Request) -> None:
+        """It waits no more, and is done."""
+        request.state = DONE
+        self.count -= 1
+        self.nbytes -= request.nbytes
+        self._size -= request.size
 
     def _age_origin(self, now: float) -> None:
         """What is taken from a lane of lone requests is taken from the lane they came from, as far as ageing goes."""

@@ -10,9 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-NEWS = "%s ran out of memory: its batches hold %d at the most from now on, and more again once that works"
-"""For the log, with a name and the new limit."""
-
 _INFINITY = float("inf")
 _FIRST_PAUSE = 4  # batches that stay within the limit before a larger one is tried
 _RETRY_PAUSE = 256  # likewise, before what was too much is tried again

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from carpool.clock import Clock, monotonic
-from carpool.core import safe_size
 from carpool.core.batcher import INFINITY, Batch
 from carpool.core.pipeline import Pipeline, Todo
+from carpool.drive.trouble import learn
 from carpool.errors import CarpoolError, StartupError, Unavailable
 from carpool.observe.stats import Stats
 from carpool.parts import Trouble
@@ -203,12 +203,7 @@ class Driver:
         """
         batcher, stats = self.pipeline.stages[stage], self.stats.stages[stage]
         stats.troubled(trouble)
-        before = batcher.safe_size.limit
-        for each in trouble:
-            if each.ran_out:
-                batcher.ran_out_of_memory(worker, batch_id, each.ran_out, each.fitted)
-        if batcher.safe_size.limit < before:
-            logger.warning(safe_size.NEWS, f"stage {batcher.name}", batcher.safe_size.limit)
+        learn(f"stage {batcher.name}", batcher, worker, batch_id, trouble)
 
     def trained_with_trouble(self, stage: int, trouble: Sequence[Trouble]) -> None:
         """What happened during a worker's warm-up, where every example counts for one."""

@@ -21,7 +21,7 @@ import msgspec
 
 from carpool.drive.launch import Launch
 from carpool.drive.output import LineSink
-from carpool.invoke import run_now
+from carpool.parts import run_now
 from carpool.wire.frame import Frame, FrameError
 from carpool.worker import affinity
 from carpool.worker.serve import serve

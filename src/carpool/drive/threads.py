@@ -9,7 +9,6 @@ that wakes up rings for the next. All of them would only fight for the interpret
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,12 +18,10 @@ from typing import Any, Protocol
 from carpool.clock import Clock, monotonic
 from carpool.core.batcher import INFINITY, Batch, Batcher
 from carpool.core.line import DONE, SLEEP, Line
-from carpool.core.safe_size import NEWS
+from carpool.drive.trouble import learn
 from carpool.errors import CarpoolError, DeadlineExceeded
 from carpool.parts import Trouble
 from carpool.request import Request
-
-logger = logging.getLogger("carpool")
 
 _LONGEST_LOCK_WAIT_S = 60.0  # for the execution lock, where no time-out bounds it
 
@@ -254,7 +251,7 @@ class LeaderFollower:
             return
         with self._lock:
             if trouble:
-                self._learn(batch, trouble)
+                learn(self._name, self._batcher, batch.worker, batch.id, trouble)
             self._line.finished(self._clock(), batch, results, errors, busy_s)
             bells = self._bells()
             self._chain += bells[_RUNG_AT_ONCE:]
@@ -267,16 +264,6 @@ class LeaderFollower:
             return run([request.item for request in batch.requests])
         finally:
             self._leaders.discard(me)
-
-    def _learn(self, batch: Batch, trouble: Sequence[Trouble]) -> None:
-        """What happened to a batch besides its results."""
-        safe_size = self._batcher.safe_size
-        before = safe_size.limit
-        for each in trouble:
-            if each.ran_out:
-                self._batcher.ran_out_of_memory(batch.worker, batch.id, each.ran_out, each.fitted)
-        if safe_size.limit < before:
-            logger.warning(NEWS, self._name, safe_size.limit)
 
     def _acquire(self, lock: ExecutionLock, seat: Seat, until: float) -> bool:
         """Take the execution lock; False if it was not free until the caller looks up."""

@@ -23,7 +23,7 @@ from functools import partial
 from typing import NoReturn
 
 from carpool import faults
-from carpool.invoke import run_now
+from carpool.parts import run_now
 from carpool.wire.frame import Frame, FrameReader, Kind, encode
 from carpool.worker import affinity, program
 from carpool.worker.serve import serve

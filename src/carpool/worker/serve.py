@@ -1,7 +1,7 @@
 """A worker's life: load the model, warm it up, answer batches until there are no more.
 
 The same for a worker process, a thread and a task of the loop; what differs is the link over which frames come and go.
-Where receiving blocks the thread instead of suspending the task, `invoke.run_now` runs it all.
+Where receiving blocks the thread instead of suspending the task, `parts.run_now` runs it all.
 """
 
 from __future__ import annotations
