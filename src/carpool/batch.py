@@ -30,7 +30,7 @@ from carpool.errors import DeadlineExceeded, Unavailable
 from carpool.invoke import Invoker, is_async
 from carpool.merge import Merge, Split
 from carpool.model import AnyModel, Model, name_of, traits_of
-from carpool.observe.stats import Stats
+from carpool.observe.stats import NoStats
 from carpool.oom import OomErrors, names_of
 from carpool.parts import Caller, Failed, Trouble, run_now
 from carpool.policy import Policy
@@ -275,7 +275,7 @@ class ThreadBatch(_Bindable, Generic[A, B]):
     def _run(self, items: list[Any]) -> Outcome:
         started = time.monotonic()
         trouble: list[Trouble] = []
-        results, errors = _shared_out(run_now(self._invoker.run(items, trouble)))
+        results, errors = _shared_out(run_now(self._invoker.run(items, trouble, sound=True)))
         return results, errors, time.monotonic() - started, trouble
 
 
@@ -283,7 +283,7 @@ class _Drivers:
     """The lines of one async function, one for each event loop that has called it.
 
     Attributes:
-        latest: the one that was asked for last.
+        latest: the one that was asked for last, of a loop that tells in which thread it runs.
         closed: why there are to be no more calls.
     """
 
@@ -329,8 +329,8 @@ class AsyncBatch(_Bindable, Generic[A, B]):
         if self._merging:
             return cast(B, await self._merged(x))
         driver = self._drivers.latest
-        # the loop's own record of its thread, where it keeps one: to ask asyncio costs Python 3.11 a system call
-        if driver is None or getattr(driver.loop, "_thread_id", None) != get_ident():
+        # the loop's own record of its thread: to ask asyncio costs Python 3.11 a system call
+        if driver is None or driver.loop._thread_id != get_ident():  # type: ignore[attr-defined]
             driver = self._driver()
         if _inside.get() is driver:
             raise self._reentry()
@@ -416,7 +416,9 @@ class AsyncBatch(_Bindable, Generic[A, B]):
     def _driver(self) -> Driver:
         """The running loop's line."""
         loop = asyncio.get_running_loop()
-        driver = self._drivers.latest = self._drivers.by_loop.get(loop) or self._open(loop)
+        driver = self._drivers.by_loop.get(loop) or self._open(loop)
+        if hasattr(loop, "_thread_id"):
+            self._drivers.latest = driver
         return driver
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> Driver:
@@ -427,7 +429,7 @@ class AsyncBatch(_Bindable, Generic[A, B]):
             if lost:
                 logger.warning("%d calls of %s were never answered: their event loop is closed", lost, self.__name__)
         pipeline = Pipeline([self._settings.batcher(self.__name__)], slo_s=self._settings.slo_s)
-        driver = Driver(pipeline, Stats(self.__name__, pipeline, [None], [False]))
+        driver = Driver(pipeline, NoStats(self.__name__, pipeline))
         stage = TaskStage(driver, functools.partial(self._run_batch, driver), self._settings.max_in_flight_batches)
         driver.executors = [stage]
         stage.start()
@@ -450,9 +452,9 @@ class AsyncBatch(_Bindable, Generic[A, B]):
             await self._set_up()
         lock = self._settings.execution_lock
         if lock is None:
-            return _shared_out(await self._invoker.run(items, trouble))
+            return _shared_out(await self._invoker.run(items, trouble, sound=True))
         async with lock:
-            return _shared_out(await self._invoker.run(items, trouble))
+            return _shared_out(await self._invoker.run(items, trouble, sound=True))
 
     async def _run_for(
         self, instance: weakref.ref[Any], driver: Driver, items: list[Any], trouble: list[Trouble]

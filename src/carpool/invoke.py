@@ -73,16 +73,20 @@ class Invoker:
         """The model's `teardown`. Raises what it raises."""
         await self._hook("teardown")
 
-    async def run(self, values: list[Any], trouble: list[Trouble]) -> list[Any]:
-        """The hooks and `predict` over items; some may be `Failed` already. As many results, in their order.
+    async def run(self, values: list[Any], trouble: list[Trouble], *, sound: bool = False) -> list[Any]:
+        """The hooks and `predict` over items. As many results, in their order.
 
-        What there is to tell besides is appended to `trouble`.
+        Args:
+            values: the items; some may be `Failed` already, unless all are known to be `sound`.
+            trouble: what there is to tell besides is appended here.
+            sound: see there.
         """
         self._calls = 0
         if self._preprocess is not None:
             values = await self._each(self._preprocess, values, trouble)
+            sound = False
         if self._batched:
-            results = await self._batch(values, trouble)
+            results = await self._batch(values, trouble, sound)
         else:
             results = await self._each(self._counted(self._predict), values, trouble)
         if any(issubclass(kind, BaseException) for kind in set(map(type, results))):
@@ -115,15 +119,15 @@ class Invoker:
             if hasattr(done, "__await__"):
                 await self.caller.outcome_of(done)
 
-    async def _batch(self, values: list[Any], trouble: list[Trouble]) -> list[Any]:
+    async def _batch(self, values: list[Any], trouble: list[Trouble], sound: bool) -> list[Any]:
         predict, sizes = self._counted(self._predict), self._sizes
-        if Failed not in set(map(type, values)):
+        if sound or Failed not in set(map(type, values)):
             return await self.caller.call(predict, values, trouble, sizes=sizes)
         places = [i for i, value in enumerate(values) if not isinstance(value, Failed)]
         if not places:
             return values
-        sound = [values[i] for i in places]
-        answers = iter(await self.caller.call(predict, sound, trouble, sizes=sizes, places=places))
+        left = [values[i] for i in places]
+        answers = iter(await self.caller.call(predict, left, trouble, sizes=sizes, places=places))
         return [v if isinstance(v, Failed) else next(answers) for v in values]
 
     async def _each(self, step: Callable[[Any], Any], values: list[Any], trouble: list[Trouble]) -> list[Any]:

@@ -378,6 +378,27 @@ def test_a_worker_that_leaves_costs_its_requests_nothing() -> None:
     assert [request.losses for request in requests] == [0, 0]
 
 
+def test_answers_that_nobody_waits_for_are_late_in_whole_replies_and_in_parts() -> None:
+    """Whoever was answered or has gone takes nothing; the others take theirs."""
+    line = pipeline(stage(6))
+    requests = asks("abcdef")
+    requests[1].deadline = 5
+    line.submit(0, requests[:3])
+    line.submit(0, requests[3:])
+    (whole,) = line.poll(0).run
+    line.cancel(1, requests[0])
+    line.cancel(1, requests[5])
+    assert answers(line, 5) == [DeadlineExceeded]
+
+    line.completed(6, 0, whole.worker, whole.id, [1, 2, 3], ["a'", "b'", "c'"])
+    assert line.stages[0].late_results == 2
+    assert answers(line, 6) == ["c'"]
+    line.completed(7, 0, whole.worker, whole.id, [4, 5, 6], ["d'", "e'", "f'"])
+
+    assert answers(line, 7) == ["d'", "e'"]
+    assert (line.stages[0].late_results, line.stages[0].stray_replies, line.unanswered) == (3, 0, 0)
+
+
 def test_a_late_reply_of_a_lost_worker_is_nobodys() -> None:
     """Its requests have been given to another one, whose answer counts."""
     line = pipeline(stage(), workers=2)

@@ -26,7 +26,6 @@ class Batch:
         size: sum of the requests' sizes.
         reason: why it went when it did (the policy's word).
         started: when it was handed over; call_started: when user code was last entered, for the hang limit.
-        deadline: the earliest deadline among those that still wait for it.
         n: how many requests it had at first; `requests` and `ids` are those that the worker still owes an answer.
         busy_s, ok: of the partial replies so far.
     """
@@ -34,7 +33,6 @@ class Batch:
     __slots__ = (
         "busy_s",
         "call_started",
-        "deadline",
         "id",
         "ids",
         "n",
@@ -58,13 +56,24 @@ class Batch:
         self.ids = [request.id for request in requests]
         self.reason = reason
         self.started = self.call_started = now
-        self.deadline = min([request.deadline for request in requests])
         self.n = len(requests)
         self.busy_s = 0.0
         self.ok = True
 
     def __len__(self) -> int:
         return len(self.requests)
+
+    @property
+    def earliest_deadline(self) -> float:
+        """When the next of its requests expires; infinity if nobody waits for it any more."""
+        return min([request.deadline for request in self.requests if request.state == RUNNING], default=INFINITY)
+
+    def expire(self, now: float) -> list[Request]:
+        """Those whose deadline has passed; they are now done."""
+        expired = [request for request in self.requests if request.state == RUNNING and request.deadline <= now]
+        for request in expired:
+            request.state = DONE
+        return expired
 
     def __repr__(self) -> str:
         return f"<Batch {self.id} stage={self.stage} worker={self.worker} n={len(self)} {self.reason}>"
@@ -243,21 +252,20 @@ class Batcher:
 
     def completed(
         self, now: float, worker: int, batch_id: int, ids: Sequence[int], busy_s: float, ok: bool
-    ) -> list[Request | None]:
+    ) -> Sequence[Request | None]:
         """A reply of `worker` with answers for `ids`.
 
-        Returns the requests to give the answers to, in the order of `ids`; None where an answer has no taker
-        because it is late, double or was never asked for. `busy_s` is the time spent on these answers.
+        Returns the requests that the answers are for, in the order of `ids`; None where one is double or was never
+        asked for. Of these requests, only those that are still running take theirs: for the others it is late.
+        `busy_s` is the time spent on these answers.
         """
         batch = self.in_flight.get(worker)
         if batch is None or batch.id != batch_id:
             self.stray_replies += len(ids)
             return [None] * len(ids)
         if ids == batch.ids:  # the common case: one reply for the whole batch, in its order
-            takers: list[Request | None] = [r if r.state == RUNNING else None for r in batch.requests]
-            self.late_results += takers.count(None)
             self._finish(now, batch, busy_s, ok)
-            return takers
+            return batch.requests
         return self._completed_partly(now, batch, ids, busy_s, ok)
 
     # -- what to do
@@ -334,12 +342,13 @@ class Batcher:
         hung = []
         self.attention_at = self.queue.earliest_deadline
         for worker, batch in self.in_flight.items():
-            if batch.deadline <= now:
-                expired += [(request, batch.started) for request in self._expire_running(batch, now)]
+            expired += [(request, batch.started) for request in batch.expire(now)]
             if batch.call_started + self.max_batch_time_s <= now:
                 hung.append(worker)
                 batch.call_started = INFINITY  # it is being killed: said once
-            self.attention_at = min(self.attention_at, batch.deadline, batch.call_started + self.max_batch_time_s)
+            self.attention_at = min(
+                self.attention_at, batch.earliest_deadline, batch.call_started + self.max_batch_time_s
+            )
         return expired, hung
 
     # -- inside
@@ -435,9 +444,6 @@ class Batcher:
             request = owed.pop(id, None)
             if request is None:
                 self.stray_replies += 1
-            elif request.state != RUNNING:
-                self.late_results += 1
-                request = None
             takers.append(request)
         if not owed:
             self._finish(now, batch, busy_s, ok)
@@ -448,18 +454,6 @@ class Batcher:
         batch.busy_s += busy_s
         batch.ok = batch.ok and ok
         return takers
-
-    def _expire_running(self, batch: Batch, now: float) -> list[Request]:
-        expired = []
-        batch.deadline = INFINITY
-        for request in batch.requests:
-            if request.state == RUNNING:
-                if request.deadline <= now:
-                    request.state = DONE
-                    expired.append(request)
-                else:
-                    batch.deadline = min(batch.deadline, request.deadline)
-        return expired
 
 
 def _counts_for_one(result: object) -> int:

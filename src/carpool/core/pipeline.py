@@ -108,33 +108,12 @@ class Pipeline:
         Raises:
             ValueError: one of them was submitted before; then none is taken.
         """
-        new = [request for request in requests if request.state == NEW]  # some may have been cancelled
-        if len(new) < len(requests):
-            _check_new(requests)
-        if not new:
+        if self.closed is None and not self.door.count and self.journal is None and self._admit_all(now, requests):
             return
-        first = self.stages[0]
-        soonest = min([request.deadline for request in new])
-        roomy = first.queue.has_room(sum([request.nbytes for request in new]), len(new))
-        hurried = soonest - now < first.longest_wait_s(len(new)) + first.policy.ahead_s
-        if hurried or not roomy or self.closed is not None or self.door.count or self.journal is not None:
-            _check_new(new)
-            for request in new:
+        _check_new(requests)
+        for request in requests:
+            if request.state == NEW:  # some may have been cancelled
                 self._submit_one(now, request)
-        else:
-            due = now + self._slo_s
-            for id, request in enumerate(new, self.admitted + 1):
-                if request.id:
-                    _take_back(new[: id - self.admitted - 1])
-                    _check_new(requests)
-                request.id = id
-                request.admitted = request.arrived = now
-                if request.deadline < request.due:
-                    request.due = request.deadline
-                if due < request.due and not request.bulk:
-                    request.due = due
-            self.admitted += len(new)
-            first.enter(now, new, soonest)
 
     def cancel(self, now: float, request: Request) -> None:
         """The caller has gone. A queued request is never run; a running one's result is dropped."""
@@ -178,11 +157,14 @@ class Pipeline:
         batch = batcher.in_flight.get(worker)
         takers = batcher.completed(now, worker, batch_id, ids, busy_s, ok=not errors)
         if errors is None and last and self.journal is None:
-            self._answer_all(takers, results)
+            batcher.late_results += self._answer_all(takers, results)
             return
         passed: list[Request] = []
         for i, request in enumerate(takers):
             if request is None:
+                continue
+            if request.state != RUNNING:
+                batcher.late_results += 1
                 continue
             if errors is not None and i in errors:
                 if isinstance(errors[i], DeadlineExceeded):  # seen by the worker, which does not know where time went
@@ -300,6 +282,39 @@ class Pipeline:
 
     # -- inside
 
+    def _admit_all(self, now: float, requests: Sequence[Request]) -> bool:
+        """The common case in short: all are new, nobody is in a hurry, and there is room for all.
+
+        If it is not so, none was taken.
+        """
+        first = self.stages[0]
+        latest = now + self._slo_s
+        soonest, nbytes = INFINITY, 0
+        id = self.admitted
+        for request in requests:
+            if request.id or request.state != NEW:
+                break
+            id += 1
+            request.id = id
+            request.admitted = request.arrived = now
+            deadline = request.deadline
+            if deadline < soonest:
+                soonest = deadline
+            if deadline < request.due:
+                request.due = deadline
+            if latest < request.due and not request.bulk:
+                request.due = latest
+            nbytes += request.nbytes
+        n = id - self.admitted
+        hurried = soonest - now < first.longest_wait_s(n) + first.policy.ahead_s
+        if n < len(requests) or not n or hurried or not first.queue.has_room(nbytes, n):
+            for request in requests[:n]:
+                request.id = 0
+            return False
+        self.admitted = id
+        first.enter(now, requests, soonest)
+        return True
+
     def _submit_one(self, now: float, request: Request) -> None:
         """A request that may be refused, may have to wait at the door, or is written about."""
         first = self.stages[0]
@@ -413,16 +428,18 @@ class Pipeline:
         queue = self.stages[stage.index + 1].queue
         return queue.max_size - queue.count if queue.nbytes < queue.max_bytes else 0
 
-    def _answer_all(self, takers: Sequence[Request | None], results: Sequence[object]) -> None:
-        """The common case in short: a last stage's reply without an error in it."""
+    def _answer_all(self, takers: Sequence[Request | None], results: Sequence[object]) -> int:
+        """The common case in short: a last stage's reply without an error in it. Returns how many came too late."""
         answer = self._todo.answer
         before = len(answer)
         for request, result in zip(takers, results, strict=True):
-            if request is not None:
+            if request is not None and request.state == RUNNING:
                 request.state = DONE
                 request.result = result
                 answer.append(request)
-        self.answered += len(answer) - before
+        answered = len(answer) - before
+        self.answered += answered
+        return len(takers) - takers.count(None) - answered
 
     def _weigh(self, now: float, request: Request, stage: int, result: object) -> bool:
         """Set how much of a batch the request takes up in its next stage; if that cannot be told, it fails."""
@@ -480,12 +497,6 @@ def _acquit(request: Request) -> None:
     priority, key, bucket = request.lane
     if isinstance(key, Alone):
         request.lane = (priority, key.key, bucket)
-
-
-def _take_back(requests: Sequence[Request]) -> None:
-    """These are not submitted after all."""
-    for request in requests:
-        request.id = 0
 
 
 def _check_new(requests: Sequence[Request]) -> None:

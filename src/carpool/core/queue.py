@@ -20,6 +20,7 @@ from bisect import bisect_right, insort, insort_left
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
+from typing import cast
 
 from carpool.request import DONE, QUEUED, RUNNING, Lane, Request
 
@@ -251,9 +252,13 @@ class Queue:
     def push(self, requests: Sequence[Request]) -> None:
         """Put requests in their places. Whoever calls has asked `has_room`, or must not lose them."""
         key: Lane | None = None
-        nbytes = size = 0
+        lane = cast(_Lane, None)  # like the key
+        nbytes = size = joined = 0
         for request in requests:
             if request.lane is not key:
+                if key is not None:
+                    lane.live += joined
+                    joined = 0
                 key = request.lane
                 lane = self._lanes.get(key) or self._open(key, request.arrived)
                 append = lane.items.append
@@ -271,10 +276,12 @@ class Queue:
                 lane.insert(request)
             if due != deadline or deadline < lane.last_deadline:
                 lane.watch_deadline(deadline)
-            lane.live += 1
+            joined += 1
             request.state = QUEUED
             nbytes += request.nbytes
             size += request.size
+        if key is not None:
+            lane.live += joined
         self.count += len(requests)
         self.nbytes += nbytes
         self._size += size
@@ -374,8 +381,11 @@ class Queue:
         earliest = _NEVER
         for lane in self._lanes.values():
             if lane.live:
-                lane.skip_dead()
-                earliest = min(earliest, lane.items[lane.head].due)
+                if lane.dead:
+                    lane.skip_dead()
+                due = lane.items[lane.head].due
+                if due < earliest:
+                    earliest = due
         return earliest
 
     @property

@@ -254,6 +254,26 @@ class Stats:
         )
 
 
+class NoStats(Stats):
+    """Counts neither batches nor answers: for a driver whose numbers nobody can ask for."""
+
+    def __init__(self, name: str, pipeline: Pipeline) -> None:
+        n = len(pipeline.stages)
+        super().__init__(name, pipeline, [None] * n, [False] * n)
+        self.stages = [_NoStageStats(stage.name, pipeline, i, None, False) for i, stage in enumerate(pipeline.stages)]
+
+    def answered(self, requests: Sequence[Request], now: float) -> None:
+        """Nobody will ask."""
+
+
+class _NoStageStats(StageStats):
+    def started(self, batch: Batch) -> None:
+        """Nobody will ask."""
+
+    def completed(self, worker: int, busy_s: float, waited_s: float) -> None:
+        """Nobody will ask."""
+
+
 @dataclass(frozen=True, slots=True)
 class StageSnapshot:
     """One stage at one moment.

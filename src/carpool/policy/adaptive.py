@@ -32,10 +32,8 @@ from carpool.policy.gather import Gather
 from carpool.request import Request
 
 _COLD = 6  # batches before anything is decided by what was learned
-_TRIFLE_S = (
-    200e-6  # shorter batches, once a few are known, are not worth much thought: it would take longer than they do
-)
-_FEW, _ONE_IN = 64, 16  # how many must be known, and how many of the rest are learned from
+_TRIFLE_S = 200e-6  # shorter batches, once a few are known, are not worth much thought: it costs more than it brings
+_FEW, _ONE_IN = 64, 64  # how many must be known, and how many of the rest are learned from
 _TIME_IS_FREE, _TIME_IS_DEAR = 0.5, 1.0  # loads at which a worker's time is worth nothing, and all it could serve
 
 
@@ -82,12 +80,12 @@ class Adaptive(Policy):
         self._waiting -= 1
 
     def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
+        if self._trifling and busy_s < _TRIFLE_S and self._passed_over < _ONE_IN - 1:
+            self._passed_over += 1
+            return
         if self.cost.limit != self.limit:
             self._learn_from_scratch()
         self._trifling = busy_s < _TRIFLE_S and self.cost.samples > _FEW
-        if self._trifling and self._passed_over < _ONE_IN - 1:
-            self._passed_over += 1
-            return
         self._passed_over = 0
         if ok:
             self.cost.add(
@@ -107,11 +105,11 @@ class Adaptive(Policy):
     # -- what to do
 
     def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
-        self._waiting = len(queue)
-        if not free or not self._waiting:
+        waiting = self._waiting = len(queue)
+        if not free or not waiting:
             return NOTHING
-        alone = self._waiting == 1 and not busy and not self._gather.window_s
-        if (alone or self._trifling) and self._has_time(now, queue):
+        easy = self._trifling or (waiting == 1 and not busy and not self._gather.window_s)
+        if easy and self._has_time(now, queue):
             n = min(queue.size, self.limit)
             decision = Decision(take=n, reason="free" if n < self.limit else "full")
         elif self.cost.samples < _COLD:
@@ -132,7 +130,9 @@ class Adaptive(Policy):
             return False
         self._backlog.calm()
         slack_s = queue.earliest_due - now - self.ahead_s
-        return slack_s >= cost.seconds(min(queue.size, self.limit)) * cost.margin
+        return slack_s >= cost.longest_s * cost.margin or (
+            slack_s >= cost.seconds(min(queue.size, self.limit)) * cost.margin
+        )
 
     def _cold(self, now: float, queue: QueueView) -> Decision:
         """Too early to judge: serve whatever is there and give up only what is late already."""

@@ -33,6 +33,7 @@ class CostModel:
         samples: how many batches it has learned from.
         version: counts the refreshes of the tables.
         shape: relative times by size; level: what to multiply them with.
+        longest_s: expected time of the largest batch.
         margin: planned time over expected time.
         trend: smoothed log-ratio of measured to expected time; far from 0 while the level is moving.
     """
@@ -43,6 +44,7 @@ class CostModel:
         self.version = 0
         self.shape = Shape(limit)
         self.level = 1.0
+        self.longest_s = 1e-6
         self.margin = 1.0
         self.trend = 0.0
         self._variance = 0.0  # of the log-ratios
@@ -141,6 +143,7 @@ class CostModel:
         self.version += 1
         level = self._level_fitted = self.level
         at = self._at = [y * level for y in self.shape.at]
+        self.longest_s = at[-1]
         knots = self._knots
         self._rise = [(at[i + 1] - at[i]) / (knots[i + 1] - knots[i]) for i in range(len(at) - 1)]
         self._rise.append(self.shape.slope * level)
