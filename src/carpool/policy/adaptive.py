@@ -33,7 +33,8 @@ from carpool.request import Request
 
 _COLD = 6  # batches before anything is decided by what was learned
 _TRIFLE_S = 200e-6  # shorter batches, once a few are known, are not worth much thought: it costs more than it brings
-_FEW, _ONE_IN = 64, 64  # how many must be known, and how many of the rest are learned from
+_FEW = 64  # batches that must be known before that, and before
+_LEARN_EVERY_S = 5e-3  # not all of the short ones are learned from: that, too, would take a share of their time
 _TIME_IS_FREE, _TIME_IS_DEAR = 0.5, 1.0  # loads at which a worker's time is worth nothing, and all it could serve
 
 
@@ -53,7 +54,7 @@ class Adaptive(Policy):
         self._busy = 0  # workers, after the last decision
         self._rule = "cold"
         self._trifling = False  # the last batch was short
-        self._passed_over = 0  # such batches since the last one that was learned from
+        self._learned_at = 0.0  # when a batch was learned from last
         self._learn_from_scratch()
 
     def _learn_from_scratch(self) -> None:
@@ -80,21 +81,23 @@ class Adaptive(Policy):
         self._waiting -= 1
 
     def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
-        if self._trifling and busy_s < _TRIFLE_S and self._passed_over < _ONE_IN - 1:
-            self._passed_over += 1
+        soon = now - self._learned_at < _LEARN_EVERY_S
+        if soon and self._trifling and busy_s < _TRIFLE_S:
             return
         if self.cost.limit != self.limit:
             self._learn_from_scratch()
-        self._trifling = busy_s < _TRIFLE_S and self.cost.samples > _FEW
-        self._passed_over = 0
-        if ok:
-            self.cost.add(
-                size, busy_s + self.hop_s
-            )  # what one more batch costs, the way to the worker and back included
-            self._size.completed()
-        self._gather.completed(
-            now, n, self._waiting, self._arrivals.long_rate(now), size / n, self.cost, max(0, self._busy - 1)
-        )
+        cost = self.cost
+        learn = not soon or cost.samples <= _FEW or self._rule == "probe"
+        if learn:
+            self._learned_at = now
+            if ok:
+                cost.add(size, busy_s + self.hop_s)  # what one more batch costs, the way to the worker and back too
+                self._size.completed()
+        self._trifling = busy_s < _TRIFLE_S and cost.samples > _FEW
+        if self._trifling:
+            self._gather.stop()
+        else:
+            self._gather.completed(now, n, self._waiting, size / n, cost, max(0, self._busy - 1), learn)
 
     def trained(self, n: int, size: int, busy_s: float) -> None:
         """A batch of the warm-up took so long."""
@@ -154,9 +157,10 @@ class Adaptive(Policy):
         capacity = workers * size.capacity * cost.bias
         short, long = self._arrivals.short_rate(now) * self._unit, self._arrivals.long_rate(now) * self._unit
         most = size.most(line.size)
-        self._trim(
-            now, line, Pace(min(short, long), capacity, workers, most, cost.seconds(most), cost.cv), long, not busy
-        )
+        if long < 0.95 * capacity or (not busy and 2 * line.size < most):
+            self._backlog.calm()
+        if line.size > most and min(short, long) > capacity:
+            self._trim(now, line, Pace(min(short, long), capacity, workers, most, cost.seconds(most), cost.cv))
         everything = min(line.size, most)
         load = max(short, long) / capacity
         slack_s = line.due - at
@@ -188,18 +192,13 @@ class Adaptive(Policy):
         line.dropped.remove(last)
         return Decision(drop=line.dropped, take=1, reason="probe")
 
-    def _trim(self, now: float, line: _Line, pace: Pace, long: float, idle: bool) -> None:
-        """Refuse the part of the backlog that is not worth keeping."""
-        backlog = self._backlog
-        if long < 0.95 * pace.capacity or (idle and 2 * line.size < pace.batch):
-            backlog.calm()
-        if line.size <= pace.batch or pace.arriving <= pace.capacity:
-            return
+    def _trim(self, now: float, line: _Line, pace: Pace) -> None:
+        """More comes than can be served: refuse the part of the backlog that is not worth keeping."""
         slo_s = line.slo_s
         if slo_s > _NO_SLO_S:
             return
         urgent = line.due_by(now + 1.001 * slo_s)  # what is due later does not keep these waiting
-        line.drop_first(urgent - backlog.keep(now, urgent, pace, slo_s, self.ahead_s, self.overload))
+        line.drop_first(urgent - self._backlog.keep(now, urgent, pace, slo_s, self.ahead_s, self.overload))
 
     def _tight(self, at: float, line: _Line, most: int, load: float, capacity: float, workers: int) -> Decision:
         """The head cannot go with the others: serve it in a smaller batch, or give it up for those behind it."""
@@ -265,19 +264,23 @@ class _Line:
 
     Attributes:
         size: how much there is, in units of the requests' sizes.
+        due: when the first one is due.
         dropped: who is to be refused.
     """
 
-    __slots__ = ("_queue", "_requests", "dropped", "size")
+    __slots__ = ("_queue", "_requests", "dropped", "due", "size")
 
     def __init__(self, queue: QueueView) -> None:
         self._queue = queue
         self._requests: Sequence[Request] | None = None
-        self.size = queue.size
         self.dropped: list[Request] = []
-        if queue.lanes > 1:
+        if queue.lanes == 1:
+            self.size = queue.size
+            self.due = queue.earliest_due
+        else:
             self._requests = queue.peek(len(queue))
             self.size = sum([request.size for request in self._requests])
+            self.due = min([request.due for request in self._requests])
 
     @property
     def requests(self) -> Sequence[Request]:
@@ -290,11 +293,6 @@ class _Line:
     def weighted(self) -> bool:
         """Whether there are requests, and some take up more than one unit."""
         return self._queue.size != len(self._queue) and self.size > 0
-
-    @property
-    def due(self) -> float:
-        """When the first one is due."""
-        return self._queue.earliest_due if self._requests is None else min([r.due for r in self._requests])
 
     @property
     def slo_s(self) -> float:
@@ -315,6 +313,7 @@ class _Line:
         gone = set(requests)
         self._requests = [request for request in self.requests if request not in gone]
         self.size -= sum([request.size for request in requests])
+        self.due = min([request.due for request in self._requests], default=float("inf"))
         self.dropped += requests
 
     def drop_due_before(self, when: float) -> None:

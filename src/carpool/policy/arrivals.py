@@ -35,9 +35,9 @@ class Arrivals:
             self._forgotten = self._totals[half - 1]
             del self._times[:half], self._totals[:half]
 
-    def until(self, when: float) -> int:
-        """How many had come by `when`."""
-        i = bisect_right(self._times, when)
+    def until(self, when: float, before: int = 0) -> int:
+        """How many had come by `when`; quicker to tell where it is known how many had come `before`, at least."""
+        i = bisect_right(self._times, when, max(0, len(self._times) - (self.total - before)))
         return self._totals[i - 1] if i else self._forgotten
 
     def short_rate(self, now: float) -> float:
@@ -53,5 +53,5 @@ class Arrivals:
         totals = self._totals
         if not totals:
             return 0.0
-        i = max(0, bisect_right(totals, self.total - n) - 1)
+        i = max(0, bisect_right(totals, self.total - n, max(0, len(totals) - n - 1)) - 1)  # each moment brings some
         return (self.total - totals[i]) / max(now - self._times[i], 1e-9)

@@ -112,14 +112,14 @@ class BatchSize:
         if everything == 1:
             return 1
         free = max(0.05, 1.0 - load)
-        candidates = {everything}
         closed_form = int(sqrt(2.0 * cost.setup_s * waiting * capacity / free) + 0.5)
-        if 1 <= closed_form < everything:
-            candidates.add(closed_form)
         index = cost.shape.index
-        candidates |= {self._prefix[index(n)] for n in tuple(candidates)}
-        if (end := self._tile_end[index(everything)]) > 0:
-            candidates.add(end)
+        i = index(everything)
+        candidates = {everything, self._prefix[i]}
+        if 1 <= closed_form < everything:
+            candidates |= {closed_form, self._prefix[index(closed_form)]}
+        if self._tile_end[i] > 0:
+            candidates.add(self._tile_end[i])
         if len(candidates) == 1:
             return everything
         drain = waiting * cost.seconds(everything) / (free * everything)

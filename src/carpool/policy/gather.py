@@ -63,31 +63,42 @@ class Gather:
         return max(0, self.served - (self._arrivals.total - self._arrived))
 
     def completed(
-        self, now: float, n: int, waiting: int, rate: float, unit: float, cost: CostModel, others: int = 0
+        self, now: float, n: int, waiting: int, unit: float, cost: CostModel, others: int = 0, learn: bool = True
     ) -> None:
-        """A batch of `n` requests of mean size `unit` is done; `waiting` others are queued; `rate` a second arrive."""
+        """A batch of `n` requests is done.
+
+        Args:
+            now: the time.
+            n: how many it answered; unit: their mean size.
+            waiting: how many requests are queued; others: how many other batches run.
+            cost: of batches.
+            learn: whether to close the account of the batch before this one, which takes a while.
+        """
         self._batch += 0.1 * (n - self._batch)
         self._clients += 0.1 * (n + waiting + others * self._batch - self._clients)
         self._groups = 2 + others
-        if self.served:
-            self._learn(now, rate, unit, cost)
+        if learn and self.served:
+            self._learn(now, unit, cost)
         self._at = now
         self.served = n
         self._arrived = self._arrivals.total
 
-    def _learn(self, now: float, rate: float, unit: float, cost: CostModel) -> None:
+    def stop(self) -> None:
+        """Batches are not told of for a while: there is nobody to wait for, and no account that could be closed."""
+        self.served = 0
+
+    def _learn(self, now: float, unit: float, cost: CostModel) -> None:
         """Close the account of the batch before this one and choose the window anew."""
         scale_s, at, arrivals, before = self._scale_s, self._at, self._arrivals, self._arrived
         half = at + 0.5 * scale_s
-        self._stray = _KEEP * self._stray + arrivals.total - arrivals.until(half)
+        self._stray = _KEEP * self._stray + arrivals.total - arrivals.until(half, before)
         self._stray_s = _KEEP * self._stray_s + max(0.0, now - half)
         self._answered = _KEEP * self._answered + self.served
         self._batches = _KEEP * self._batches + 1.0
-        if self._stray_s > scale_s:
-            rate = self._stray / self._stray_s
+        rate = self._stray / self._stray_s if self._stray_s > scale_s else arrivals.long_rate(now)
         returned = self._returned
         for j, share in enumerate(_GRID):
-            returned[j] = _KEEP * returned[j] + arrivals.until(at + share * scale_s) - before
+            returned[j] = _KEEP * returned[j] + arrivals.until(at + share * scale_s, before) - before
         self.window_s = self._best_window(rate, unit, cost)
 
     def _best_window(self, rate: float, unit: float, cost: CostModel) -> float:
