@@ -8,12 +8,20 @@ from random import Random
 import pytest
 
 from carpool.policy.arrivals import Arrivals
+from carpool.policy.cost import CostModel
 from carpool.policy.gather import Gather
 from carpool.simulate import Affine, Cost
 from tests.policy.learned import FIXED, TILES, learned
 
 Delays = Callable[[], Sequence[float]]
 """When the clients of one batch come back, in seconds after its end."""
+
+
+def tell(gather: Gather, now: float, n: int, waiting: int, unit: float, model: CostModel) -> None:
+    """A batch is done, and there is time to learn."""
+    before = gather.completed(now, n, waiting)
+    if before is not None:
+        gather.learn(before, unit, model)
 
 
 class Rounds:
@@ -31,7 +39,7 @@ class Rounds:
         """So many batches of `n`, with `waiting` others in the queue at the end of each."""
         for _ in range(batches):
             self.now += self.cost(n)
-            self.gather.completed(self.now, n, waiting, 1.0, self._model)
+            tell(self.gather, self.now, n, waiting, 1.0, self._model)
             self.windows.append(self.gather.window_s)
             for delay in sorted(delays()):
                 self.arrivals.add(self.now + delay, 1)
@@ -147,7 +155,7 @@ def test_poisson_arrivals_are_never_waited_for(load: float, seed: int) -> None:
         n = min(64, queued)
         now = end
         queued -= n
-        gather.completed(now, n, queued, 1.0, model)
+        tell(gather, now, n, queued, 1.0, model)
         windows.append(gather.window_s)
 
     assert sum(window > 0 for window in windows) < 10
@@ -161,7 +169,7 @@ def test_sizes_count() -> None:
         gather, model, now = Gather(arrivals), learned(FIXED, limit), 0.0
         for _ in range(50):
             now += FIXED(32)
-            gather.completed(now, 8, 8, 4.0, model)
+            tell(gather, now, 8, 8, 4.0, model)
             arrivals.add(now + 0.001, 8)
         return gather.window_s
 

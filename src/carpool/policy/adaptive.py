@@ -20,7 +20,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from carpool.policy.arrivals import Arrivals
 from carpool.policy.backlog import Backlog, Pace
@@ -28,7 +28,7 @@ from carpool.policy.base import NOTHING, Decision, Policy, QueueView
 from carpool.policy.batch_size import BatchSize
 from carpool.policy.cost import CostModel
 from carpool.policy.due_plan import DuePlan
-from carpool.policy.gather import Gather
+from carpool.policy.gather import Gather, Round
 from carpool.request import Request
 
 _COLD = 6  # batches before anything is decided by what was learned
@@ -54,7 +54,9 @@ class Adaptive(Policy):
         self._busy = 0  # workers, after the last decision
         self._rule = "cold"
         self._trifling = False  # the last batch was short
-        self._learned_at = 0.0  # when a batch was learned from last
+        self._learned_at = 0.0  # when the last batch ended that is learned from
+        self._lesson: _Lesson | None = None  # what is still to be learned from it
+        self._gone_on = False  # a batch has gone since
         self._learn_from_scratch()
 
     def _learn_from_scratch(self) -> None:
@@ -68,6 +70,8 @@ class Adaptive(Policy):
         self._waiting += 1
         if request.size != 1 or self._unit != 1.0:
             self._unit += 0.02 * (request.size - self._unit)
+        if self._lesson is not None and self._gone_on:
+            self._study()
 
     def arrived_together(self, now: float, requests: Sequence[Request]) -> None:
         n = len(requests)
@@ -76,6 +80,8 @@ class Adaptive(Policy):
         size = sum([request.size for request in requests])
         if size != n or self._unit != 1.0:
             self._unit += min(0.02 * n, 0.5) * (size / n - self._unit)
+        if self._lesson is not None and self._gone_on:
+            self._study()
 
     def left(self, now: float, request: Request) -> None:
         self._waiting -= 1
@@ -84,20 +90,36 @@ class Adaptive(Policy):
         soon = now - self._learned_at < _LEARN_EVERY_S
         if soon and self._trifling and busy_s < _TRIFLE_S:
             return
+        if self._lesson is not None:
+            self._study()  # there was no better time
         if self.cost.limit != self.limit:
             self._learn_from_scratch()
-        cost = self.cost
-        learn = not soon or cost.samples <= _FEW or self._rule == "probe"
-        if learn:
-            self._learned_at = now
-            if ok:
-                cost.add(size, busy_s + self.hop_s)  # what one more batch costs, the way to the worker and back too
-                self._size.completed()
-        self._trifling = busy_s < _TRIFLE_S and cost.samples > _FEW
+        known = self.cost.samples > _FEW
+        self._trifling = known and busy_s < _TRIFLE_S
+        before = None
         if self._trifling:
             self._gather.stop()
         else:
-            self._gather.completed(now, n, self._waiting, size / n, cost, max(0, self._busy - 1), learn)
+            before = self._gather.completed(now, n, self._waiting, max(0, self._busy - 1))
+        probed = self._rule == "probe"
+        if not soon or not known or probed:
+            self._learned_at = now
+            # what one more batch costs, the way to the worker and back too
+            self._lesson = _Lesson(size, busy_s + self.hop_s if ok else None, before, size / n)
+        self._gone_on = False
+        if not known or probed:
+            self._study()
+
+    def _study(self) -> None:
+        """Learn from the last batch: once the next one has gone if possible, since a worker may be idle until then."""
+        lesson, self._lesson = self._lesson, None
+        if lesson is None:
+            return
+        if lesson.seconds is not None:
+            self.cost.add(lesson.size, lesson.seconds)
+            self._size.completed()
+        if lesson.before is not None:
+            self._gather.learn(lesson.before, lesson.unit, self.cost)
 
     def trained(self, n: int, size: int, busy_s: float) -> None:
         """A batch of the warm-up took so long."""
@@ -122,6 +144,7 @@ class Adaptive(Policy):
         self._busy = busy
         if decision.take:
             self._busy += 1
+            self._gone_on = True
             self._rule = decision.reason
             self._waiting -= decision.take if queue.size == len(queue) else round(decision.take / self._unit)
         return decision
@@ -257,6 +280,21 @@ class Adaptive(Policy):
 
 
 _NO_SLO_S = 1e11
+
+
+class _Lesson(NamedTuple):
+    """What is to be learned from a batch.
+
+    Attributes:
+        size: its; seconds: what it took in all, None if it failed.
+        before: the batch before it, and what came of that.
+        unit: the mean size of its requests.
+    """
+
+    size: int
+    seconds: float | None
+    before: Round | None
+    unit: float
 
 
 class _Line:

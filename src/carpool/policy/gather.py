@@ -11,7 +11,7 @@ traffic that is never so, and nothing waits. Derivation: docs/policies.md.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from carpool.policy.arrivals import Arrivals
@@ -25,6 +25,22 @@ _NOISE_SHARE = 0.3  # and this much of the noise's coefficient of variation on t
 # made uneven stay so
 _CLUSTER = 2.0  # and the window this many times the arrivals of other times
 _OPTIMISM = 0.85  # a size never tried is taken to cost this much of what is expected: it will be tried once
+
+
+class Round(NamedTuple):
+    """A batch and what came of it.
+
+    Attributes:
+        at: when it was completed; end: when the next one was.
+        served: how many requests it answered.
+        arrived, total: how many had arrived in all by these times.
+    """
+
+    at: float
+    served: int
+    arrived: int
+    end: float
+    total: int
 
 
 class Gather:
@@ -62,43 +78,38 @@ class Gather:
         """How many of those last served are not back yet."""
         return max(0, self.served - (self._arrivals.total - self._arrived))
 
-    def completed(
-        self, now: float, n: int, waiting: int, unit: float, cost: CostModel, others: int = 0, learn: bool = True
-    ) -> None:
-        """A batch of `n` requests is done.
+    def completed(self, now: float, n: int, waiting: int, others: int = 0) -> Round | None:
+        """A batch of `n` requests is done; `waiting` others are queued, `others` batches run.
 
-        Args:
-            now: the time.
-            n: how many it answered; unit: their mean size.
-            waiting: how many requests are queued; others: how many other batches run.
-            cost: of batches.
-            learn: whether to close the account of the batch before this one, which takes a while.
+        Returns what came of the batch before it, for `learn`.
         """
         self._batch += 0.1 * (n - self._batch)
         self._clients += 0.1 * (n + waiting + others * self._batch - self._clients)
         self._groups = 2 + others
-        if learn and self.served:
-            self._learn(now, unit, cost)
+        total = self._arrivals.total
+        before = Round(self._at, self.served, self._arrived, now, total) if self.served else None
         self._at = now
         self.served = n
-        self._arrived = self._arrivals.total
+        self._arrived = total
+        return before
 
     def stop(self) -> None:
         """Batches are not told of for a while: there is nobody to wait for, and no account that could be closed."""
         self.served = 0
 
-    def _learn(self, now: float, unit: float, cost: CostModel) -> None:
-        """Close the account of the batch before this one and choose the window anew."""
-        scale_s, at, arrivals, before = self._scale_s, self._at, self._arrivals, self._arrived
+    def learn(self, round: Round, unit: float, cost: CostModel) -> None:
+        """Choose the window anew after a batch and what came of it; `unit` is the mean size of a request."""
+        scale_s, at, before, arrivals = self._scale_s, round.at, round.arrived, self._arrivals
         half = at + 0.5 * scale_s
-        self._stray = _KEEP * self._stray + arrivals.total - arrivals.until(half, before)
-        self._stray_s = _KEEP * self._stray_s + max(0.0, now - half)
-        self._answered = _KEEP * self._answered + self.served
+        self._stray = _KEEP * self._stray + round.total - min(arrivals.until(half, before), round.total)
+        self._stray_s = _KEEP * self._stray_s + max(0.0, round.end - half)
+        self._answered = _KEEP * self._answered + round.served
         self._batches = _KEEP * self._batches + 1.0
-        rate = self._stray / self._stray_s if self._stray_s > scale_s else arrivals.long_rate(now)
+        rate = self._stray / self._stray_s if self._stray_s > scale_s else arrivals.long_rate(round.end)
         returned = self._returned
         for j, share in enumerate(_GRID):
-            returned[j] = _KEEP * returned[j] + arrivals.until(at + share * scale_s, before) - before
+            by_then = min(arrivals.until(at + share * scale_s, before), round.total)
+            returned[j] = _KEEP * returned[j] + by_then - before
         self.window_s = self._best_window(rate, unit, cost)
 
     def _best_window(self, rate: float, unit: float, cost: CostModel) -> float:
