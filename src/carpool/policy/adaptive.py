@@ -34,7 +34,9 @@ from carpool.request import Request
 _COLD = 6  # batches before anything is decided by what was learned
 _TRIFLE_S = 200e-6  # shorter batches, once a few are known, are not worth much thought: it costs more than it brings
 _FEW = 64  # batches that must be known before that, and before
-_LEARN_EVERY_S = 5e-3  # not all of the short ones are learned from: that, too, would take a share of their time
+_LEARN_EVERY_S = 5e-3  # not all of the short ones are learned from: that, too, would take a share of their time,
+_LEARN_TRIFLES_EVERY_S = 50e-3  # and of these there are more
+_ALIKE = 1.5  # where it is best to take all, it is so for a queue that is a little longer
 _TIME_IS_FREE, _TIME_IS_DEAR = 0.5, 1.0  # loads at which a worker's time is worth nothing, and all it could serve
 
 
@@ -54,9 +56,11 @@ class Adaptive(Policy):
         self._busy = 0  # workers, after the last decision
         self._rule = "cold"
         self._trifling = False  # the last batch was short
-        self._learned_at = 0.0  # when the last batch ended that is learned from
+        self._learn_at = 0.0  # the next batch that ends from then on is learned from
         self._lesson: _Lesson | None = None  # what is still to be learned from it
         self._gone_on = False  # a batch has gone since
+        self._took_all = 0.0  # the longest queue of which the last decision would have taken all
+        self._settled_size = 0.0  # the same, until something new is learned
         self._learn_from_scratch()
 
     def _learn_from_scratch(self) -> None:
@@ -87,9 +91,11 @@ class Adaptive(Policy):
         self._waiting -= 1
 
     def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
-        soon = now - self._learned_at < _LEARN_EVERY_S
-        if soon and self._trifling and busy_s < _TRIFLE_S:
-            return
+        soon = now < self._learn_at
+        if soon and self._trifling:
+            if busy_s < _TRIFLE_S:
+                return
+            soon = False
         if self._lesson is not None:
             self._study()  # there was no better time
         if self.cost.limit != self.limit:
@@ -102,8 +108,9 @@ class Adaptive(Policy):
         else:
             before = self._gather.completed(now, n, self._waiting, max(0, self._busy - 1))
         probed = self._rule == "probe"
+        self._settled_size = self._took_all if soon and known else 0.0
         if not soon or not known or probed:
-            self._learned_at = now
+            self._learn_at = now + (_LEARN_TRIFLES_EVERY_S if self._trifling else _LEARN_EVERY_S)
             # what one more batch costs, the way to the worker and back too
             self._lesson = _Lesson(size, busy_s + self.hop_s if ok else None, before, size / n)
         self._gone_on = False
@@ -133,7 +140,9 @@ class Adaptive(Policy):
         waiting = self._waiting = len(queue)
         if not free or not waiting:
             return NOTHING
-        easy = self._trifling or (waiting == 1 and not busy and not self._gather.window_s)
+        easy = self._trifling
+        if not easy and not self._gather.window_s:
+            easy = (waiting == 1 and not busy) or queue.size <= self._settled_size
         if easy and self._has_time(now, queue):
             n = min(queue.size, self.limit)
             decision = Decision(take=n, reason="free" if n < self.limit else "full")
@@ -171,6 +180,7 @@ class Adaptive(Policy):
     def _warm(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
         cost, size = self.cost, self._size
         size.refresh()
+        self._took_all = 0.0
         line = _Line(queue)
         at = now + self.ahead_s  # an answer takes this much longer than its batch
         self._drop_hopeless(line, at, size.most(line.size))
@@ -198,6 +208,7 @@ class Adaptive(Policy):
             min(line.size - n, most)
         ):
             n = everything  # those left behind would be late
+        self._took_all = min(_ALIKE * n, most) if n == line.size else 0.0
         return self._go(line, n, slack_s, "full" if n == most else "free" if n == everything else "size")
 
     def _drop_hopeless(self, line: _Line, at: float, most: int) -> None:
