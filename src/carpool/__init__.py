@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from carpool.batch import Ticket, batch
+from carpool.batch import batch
+from carpool.batch_threads import Ticket
 from carpool.errors import (
     CarpoolError,
     DeadlineExceeded,

@@ -1,0 +1,149 @@
+"""`@carpool.batch` over a `def`: callers are threads, and one of them runs the batch for the others."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, Generic, TypeVar, cast, overload
+
+from carpool import merge as merging
+from carpool.batched import Bindable, Settings, alive, invoker_of, shared_out
+from carpool.drive.threads import ExecutionLock, LeaderFollower, Outcome, Seat
+from carpool.errors import DeadlineExceeded, Unavailable
+from carpool.invoke import Invoker
+from carpool.parts import Trouble, run_now
+from carpool.request import Request
+from carpool.settings import positive
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+class Ticket(Generic[B]):
+    """What `submit` gives: a place in the line, to be traded for the result later.
+
+    Nobody runs it until somebody waits, for this ticket or another call of the same function, or closes it.
+    """
+
+    def __init__(self, owner: ThreadBatch[Any, B], seats: Seat) -> None:
+        self._owner = owner
+        self._seat = seats
+
+    def __repr__(self) -> str:
+        return f"<Ticket of {self._owner.__name__}, {'done' if self.done() else 'waiting'}>"
+
+    def done(self) -> bool:
+        """Whether the result is there."""
+        return not self._seat.pending
+
+    def result(self, timeout_s: float | None = None) -> B:
+        """Wait for the result; this thread may run the batch.
+
+        Args:
+            timeout_s: how long to wait; the ticket keeps its place.
+
+        Raises:
+            TimeoutError: the result was not there in time.
+            DeadlineExceeded: the function's own `timeout_s` has passed since `submit`.
+            Exception: what the function raised.
+        """
+        positive("timeout_s", timeout_s)
+        if not self._owner._line.wait(self._seat, self._owner._run, timeout_s):
+            raise DeadlineExceeded(f"no result of {self._owner.__name__} within {timeout_s} s")
+        return self._owner._answer(self._seat)
+
+    def cancel(self) -> bool:
+        """Give up the place; the item is not run any more if it still waits. False if the result was there already."""
+        return self._owner._line.leave(self._seat, Unavailable("the ticket was cancelled", code="cancelled"))
+
+
+class ThreadBatch(Bindable, Generic[A, B]):
+    """A function whose callers, threads, share its calls. Made by `batch`."""
+
+    def __init__(self, function: Any, settings: Settings, invoker: Invoker, line: LeaderFollower | None = None) -> None:
+        super().__init__(function, settings)
+        self._invoker = invoker
+        self._made_here = isinstance(function, type)  # and set up
+        self._line = line or self._new_line()
+        if line is None:
+            alive.add(self)
+
+    def __call__(self, x: A) -> B:
+        """The function's result for one item.
+
+        Raises:
+            DeadlineExceeded: `timeout_s` has passed before the item's batch had begun to run in this thread, or was
+                done in another.
+            RuntimeError: this is a call from inside the function itself.
+            Exception: what the function raised; each caller of a batch that raised gets it.
+        """
+        return self._answer(self._run_through(self._settings.pieces(x)))
+
+    def many(self, xs: Iterable[A]) -> list[B]:
+        """The results for several items of one caller, in their order. If one failed, its error is raised."""
+        seat = self._run_through(list(xs))
+        return [_result_of(request) for request in seat.requests]
+
+    def submit(self, x: A) -> Ticket[B]:
+        """Take a place in the line without waiting."""
+        pieces = self._settings.pieces(x)
+        return Ticket(self, self._line.join(pieces, self._settings.sizes(pieces), self._settings.timeout_s))
+
+    def close(self) -> None:
+        """Run what is in the line, tickets too, and refuse new callers; a model that was set up here is torn down."""
+        self._line.drain(self._run, self._closed())
+        if self._made_here:
+            self._made_here = False
+            run_now(self._invoker.tear_down())
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> ThreadBatch[A, B]: ...
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> ThreadBatch[A, B]: ...
+    def __get__(self, instance: object | None, owner: type | None = None) -> ThreadBatch[A, B]:
+        if instance is None:
+            return self
+        bound = functools.partial(self._function, instance)
+        line = self._line_of(instance, self._new_line)
+        invoker = invoker_of(bound, self._settings, is_async=False, like=self._invoker)
+        return ThreadBatch(self._function, self._settings, invoker, line)
+
+    # -- inside
+
+    def _new_line(self) -> LeaderFollower:
+        settings = self._settings
+        return LeaderFollower(
+            self.__name__,
+            settings.batcher(self.__name__),
+            slots=settings.max_in_flight_batches,
+            slo_s=settings.slo_s,
+            execution_lock=cast("ExecutionLock | None", settings.execution_lock),
+        )
+
+    def start_anew(self) -> None:
+        """In a forked child: whoever was in the line stayed in the parent."""
+        self._line = self._new_line()
+        self._bound.clear()
+
+    def _run_through(self, items: Sequence[Any]) -> Seat:
+        line = self._line
+        seat = line.join(items, self._settings.sizes(items), self._settings.timeout_s)
+        line.wait(seat, self._run)
+        return seat
+
+    def _answer(self, seat: Seat) -> B:
+        results = [_result_of(request) for request in seat.requests]
+        return cast(B, results[0] if len(results) == 1 else merging.merge(results))
+
+    def _run(self, items: list[Any]) -> Outcome:
+        started = time.monotonic()
+        trouble: list[Trouble] = []
+        results, errors = shared_out(run_now(self._invoker.run(items, trouble, sound=True)))
+        return results, errors, time.monotonic() - started, trouble
+
+
+def _result_of(request: Request) -> Any:
+    if request.error is not None:
+        raise request.error
+    return request.result

@@ -1,0 +1,195 @@
+"""What functions whose callers share their calls have in common: settings, lines per instance, how they are called."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from carpool import merge as merging
+from carpool.core.batcher import Batcher
+from carpool.core.queue import Queue
+from carpool.errors import Unavailable
+from carpool.invoke import Invoker
+from carpool.merge import Merge, Split
+from carpool.model import AnyModel, Model, name_of, traits_of
+from carpool.oom import OomErrors, names_of
+from carpool.parts import Caller, Failed
+from carpool.policy import Policy
+from carpool.settings import at_least, check_policy, not_negative, policy_for, positive
+from carpool.weigh import units
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What `batch` was told; see there."""
+
+    max_batch_size: int = 64
+    size: Callable[[Any], int] | None = None
+    merge: bool | Merge | None = None
+    split: Split | None = None
+    policy: Policy | str | None = None
+    max_queue_delay_s: float | None = None
+    max_queue_size: int = 1024
+    max_in_flight_batches: int = 1
+    timeout_s: float | None = None
+    slo_s: float | None = None
+    execution_lock: Any = None
+    isolate_errors: bool = False
+    oom_errors: OomErrors | None = ()
+
+    def __post_init__(self) -> None:
+        at_least("max_batch_size", self.max_batch_size, 1)
+        at_least("max_queue_size", self.max_queue_size, 1)
+        at_least("max_in_flight_batches", self.max_in_flight_batches, 1)
+        positive("timeout_s", self.timeout_s)
+        positive("slo_s", self.slo_s)
+        not_negative("max_queue_delay_s", self.max_queue_delay_s)
+        check_policy(self.policy)
+        if self.oom_errors is not None:
+            names_of(self.oom_errors)
+        if callable(self.merge) != (self.split is not None):
+            raise ValueError("a merge function needs a split function, and the other way round")
+
+    def batcher(self, name: str) -> Batcher:
+        """A queue and a policy for one line."""
+        policy = policy_for(self.policy, self.max_batch_size, self.max_queue_delay_s, slo_s=self.slo_s)
+        return Batcher(name, policy, Queue(self.max_queue_size))
+
+    def function(self, function: Callable[..., Any], is_async: bool) -> Callable[..., Any]:
+        """The function over a list of chunks that a function over one merged input makes; else itself."""
+        if not self.merge:
+            return function
+        merge = self.merge if callable(self.merge) else merging.merge
+        split = self.split or merging.split
+        count = self.size or merging.rows
+
+        def together(chunks: list[Any]) -> Any:
+            return split(function(merge(chunks)), [count(chunk) for chunk in chunks])
+
+        async def together_async(chunks: list[Any]) -> Any:
+            return split(await function(merge(chunks)), [count(chunk) for chunk in chunks])
+
+        return together_async if is_async else together
+
+    def pieces(self, x: Any) -> list[Any]:
+        """A chunk of more rows than a batch may have, cut up; only where we know how."""
+        if self.merge is not True or merging.rows(x) <= self.max_batch_size:
+            return [x]
+        step = self.max_batch_size
+        return [merging.cut(x, begin, begin + step) for begin in range(0, merging.rows(x), step)]
+
+    def sizes(self, items: Sequence[Any]) -> list[int] | None:
+        """How much of a batch each item takes up; None if all count for one.
+
+        Raises:
+            ModelError: the size function returned no whole number of at least 1.
+            Exception: whatever it raises.
+        """
+        if self.size is None and not self.merge:
+            return None
+        return [self.weigh(item) for item in items]
+
+    def weigh(self, item: Any) -> int:
+        """How much of a batch an item takes up. Raises what `sizes` does."""
+        count = self.size or merging.rows
+        return units(count(item), "@carpool.batch")
+
+
+class Bindable:
+    """What both kinds have in common: a name, and one batcher per instance when used on a method."""
+
+    __name__: str
+
+    def __init__(self, function: Any, settings: Settings) -> None:
+        functools.update_wrapper(cast(Any, self), function, updated=())  # a class's own attributes stay its own
+        self.__name__ = name_of(function)
+        self._function = function
+        self._settings = settings
+        self._bound: dict[int, tuple[weakref.ref[Any], Any]] = {}
+
+    def __repr__(self) -> str:
+        return f"<carpool.batch of {self.__name__}>"
+
+    def start_anew(self) -> None:
+        """In a forked child: whoever called before is in the parent."""
+        raise NotImplementedError
+
+    def _closed(self) -> Unavailable:
+        return Unavailable(f"{self.__name__} is closed", code="stopped")
+
+    def _line_of(self, instance: Any, new: Callable[[], Any]) -> Any:
+        """The line of one instance, which ends with it."""
+        key = id(instance)
+        found = self._bound.get(key)
+        if found is not None and found[0]() is instance:
+            return found[1]
+        try:
+            reference = weakref.ref(instance, lambda _: self._bound.pop(key, None))
+        except TypeError:
+            kind = type(instance).__name__
+            raise TypeError(
+                f"{kind} objects cannot be referred to weakly: add '__weakref__' to the __slots__ of {kind}"
+            ) from None
+        return self._bound.setdefault(key, (reference, new()))[1]
+
+
+def invoker_of(function: AnyModel | Model, settings: Settings, is_async: bool, like: Invoker | None = None) -> Invoker:
+    """What calls a function; `like` that of the same function of another instance, with which it shares a budget."""
+    model = function
+    if not isinstance(function, type | Model):
+        function = settings.function(function, is_async)
+    elif settings.merge:
+        raise TypeError("merge is for functions; a Model's predict takes a list of items")
+    if like is not None:
+        return Invoker(function, {}, like.traits, like.caller, batched=True)
+    caller = Caller(
+        isolate_errors=settings.isolate_errors,
+        oom_errors=None if settings.oom_errors is None else names_of(settings.oom_errors),
+        through=(GeneratorExit, KeyboardInterrupt, asyncio.CancelledError),
+        may_wait=is_async,
+    )
+    traits = traits_of(type(model) if isinstance(model, Model) else model, batched=True)
+    return Invoker(function, {}, traits, caller, batched=True)
+
+
+def shared_out(results: list[Any]) -> tuple[list[Any], dict[int, Exception] | None]:
+    """Errors apart from results. An error that several items share goes to the first as it is, to others as a copy."""
+    if Failed not in set(map(type, results)):
+        return results, None
+    errors: dict[int, Exception] = {}
+    given: set[int] = set()
+    for i, value in enumerate(results):
+        if isinstance(value, Failed):
+            error = cast(Exception, value.error)
+            errors[i] = _copy_of(error) if id(error) in given else error
+            given.add(id(error))
+    return results, errors
+
+
+def _copy_of(error: Exception) -> Exception:
+    try:
+        twin = copy.copy(error)
+    except Exception:
+        return error
+    if type(twin) is not type(error):
+        return error
+    twin.__cause__ = error
+    return twin
+
+
+alive: weakref.WeakSet[Bindable] = weakref.WeakSet()
+"""Those that a forked child has to start anew."""
+
+
+def _forked() -> None:
+    for batched in list(alive):
+        batched.start_anew()
+
+
+os.register_at_fork(after_in_child=_forked)
