@@ -10,8 +10,9 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.contestants import Exchange, Launch
@@ -49,19 +50,40 @@ class Server:
         return (self.cpu_s() - before) / (time.monotonic() - begin)
 
 
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A server's process.
+
+    Attributes:
+        port: the one that it was told to listen on; scratch: its folder for temporary files.
+        tree: it and everything it starts.
+    """
+
+    process: subprocess.Popen[bytes]
+    port: int
+    tree: ProcessTree
+    scratch: Path
+
+
 @contextmanager
-def running(launch: Launch) -> Iterator[Server]:
-    """Start the server, wait until it answers rightly, and end it and its whole family afterwards."""
+def started(command: Sequence[str], folder: Path | None, env: Mapping[str, str], log: Path | None) -> Iterator[Started]:
+    """Start a server in a session of its own, and end it and its whole family afterwards.
+
+    Args:
+        command: `{port}` in it stands for a free one.
+        folder: where it runs; None for here.
+        env: what its environment has besides.
+        log: where what it says goes; None for `server.log` in its scratch folder.
+    """
     # Short, because Unix socket addresses below it are limited to 107 bytes.
     scratch = Path(tempfile.mkdtemp(prefix="cb-"))
     port = free_port()
-    log = scratch / "server.log"
     try:
-        with log.open("wb") as output:
+        with (log or scratch / "server.log").open("wb") as output:
             process = subprocess.Popen(
-                [part.replace("{port}", str(port)) for part in launch.command],
-                env={**clean_environment(), "TMPDIR": str(scratch), **launch.env},
-                cwd=launch.directory,
+                [part.replace("{port}", str(port)) for part in command],
+                env={**clean_environment(), "TMPDIR": str(scratch), **env},
+                cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -69,12 +91,19 @@ def running(launch: Launch) -> Iterator[Server]:
             )
         tree = ProcessTree(process.pid)
         try:
-            wait_until_right(launch, port, process, log)
-            yield Server(launch, port, tree)
+            yield Started(process, port, tree, scratch)
         finally:
             stop(process, tree)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def running(launch: Launch) -> Iterator[Server]:
+    """Start a server, wait until it answers rightly, and end it and its whole family afterwards."""
+    with started(launch.command, launch.directory, launch.env, None) as server:
+        wait_until_right(launch, server.port, server.process, server.scratch / "server.log")
+        yield Server(launch, server.port, server.tree)
 
 
 def stop(process: subprocess.Popen[bytes], tree: ProcessTree) -> None:

@@ -6,10 +6,8 @@ import contextlib
 import http.client
 import json
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -25,8 +23,7 @@ from bench.chaos.limits import MAX_BODY_MB, TIMEOUT_S
 from bench.chaos.nemesis import Nemesis
 from bench.chaos.targets import ROOT, Target
 from bench.chaos.witness import FOLDER_VARIABLE
-from bench.process_tree import ProcessTree
-from bench.server import clean_environment, free_port, stop, tail
+from bench.server import NotServing, Started, started, tail
 
 WARM_UP_S = 8.0
 STOP_S = 30.0  # that a server may take to end by itself
@@ -36,10 +33,6 @@ CLOSED, THINK_S, RATE = 64, 0.04, 600.0
 
 _OUTCOMES = {"200": "ok", "429": "overloaded", "500": "model_error", "503": "unavailable", "504": "expired"}
 _BACK_TO_ZERO = ("in_flight_requests", "queue_length", "queue_bytes", "in_flight_batches")
-
-
-class NotServing(Exception):
-    """The server did not start."""
 
 
 @dataclass(slots=True)
@@ -97,13 +90,14 @@ def soak(
         NotServing: the server did not start.
     """
     journal = Journal(folder / "client-nemesis.log")
-    with _serving(target, folder) as (port, process, tree, scratch):
+    with _serving(target, folder) as server:
+        port, process = server.port, server.process
         asks = Asks(f"{seed} nemesis", target.path, TIMEOUT_S, target.deadline_header)
         nemesis = Nemesis(port, folder, f"{seed}", asks, MAX_BODY_MB * 2**20, journal)
         _wait_until_healthy(nemesis, process, folder)
         _run_clients(target, port, folder, f"{seed} warm-up", warm_up_s, lambda gone, progress: None)
         time.sleep(2)
-        before = leaks.look(tree, scratch)
+        before = leaks.look(server.tree, server.scratch)
         began = time.monotonic()
         nemesis.start()
         clients = _run_clients(
@@ -111,7 +105,7 @@ def soak(
         )
         nemesis.stop()
         took_s = time.monotonic() - began
-        after = leaks.settle(lambda: leaks.look(tree, scratch), before)
+        after = leaks.settle(lambda: leaks.look(server.tree, server.scratch), before)
         healthy = process.poll() is None and nemesis.healthy()
         journal.close()
         findings = check(folder)
@@ -124,30 +118,13 @@ def soak(
 
 
 @contextlib.contextmanager
-def _serving(target: Target, folder: Path) -> Iterator[tuple[int, subprocess.Popen[bytes], ProcessTree, Path]]:
-    scratch = Path(tempfile.mkdtemp(prefix="cc-"))  # short, because addresses of Unix sockets are
-    port = free_port()
-    try:
-        with (folder / "server.log").open("wb") as log:
-            process = subprocess.Popen(
-                [part.replace("{port}", str(port)) for part in target.command],
-                env={**clean_environment(), "TMPDIR": str(scratch), FOLDER_VARIABLE: str(folder), **target.env},
-                cwd=target.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        tree = ProcessTree(process.pid)
-        try:
-            yield port, process, tree, scratch
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_S)
-        finally:
-            stop(process, tree)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+def _serving(target: Target, folder: Path) -> Iterator[Started]:
+    env = {FOLDER_VARIABLE: str(folder), **target.env}
+    with started(target.command, target.folder, env, folder / "server.log") as server:
+        yield server
+        server.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.process.wait(STOP_S)
 
 
 def _wait_until_healthy(nemesis: Nemesis, process: subprocess.Popen[bytes], folder: Path) -> None:
