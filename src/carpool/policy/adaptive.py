@@ -190,7 +190,8 @@ class Adaptive(Policy):
         capacity = workers * size.capacity * cost.bias
         short, long = self._arrivals.short_rate(now) * self._unit, self._arrivals.long_rate(now) * self._unit
         most = size.most(line.size)
-        if long < 0.95 * capacity or (not busy and 2 * line.size < most):
+        calm = long < 0.95 * capacity
+        if calm or (not busy and 2 * line.size < most):
             self._backlog.calm()
         if line.size > most and min(short, long) > capacity:
             self._trim(now, line, Pace(min(short, long), capacity, workers, most, cost.seconds(most), cost.cv))
@@ -208,7 +209,8 @@ class Adaptive(Policy):
             min(line.size - n, most)
         ):
             n = everything  # those left behind would be late
-        self._took_all = min(_ALIKE * n, most) if n == line.size else 0.0
+        if n == line.size and (calm or slack_s > _NO_SLO_S):
+            self._took_all = min(_ALIKE * n, most)
         return self._go(line, n, slack_s, "full" if n == most else "free" if n == everything else "size")
 
     def _drop_hopeless(self, line: _Line, at: float, most: int) -> None:
