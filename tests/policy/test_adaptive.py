@@ -520,3 +520,94 @@ def test_poisson_arrivals_are_served_as_greedily() -> None:
 
     assert adaptive.goodput == pytest.approx(greedy.goodput, rel=0.003)
     assert adaptive.mean_s == pytest.approx(greedy.mean_s, rel=0.01)
+
+
+# -- when it thinks
+
+
+def batch(policy: Adaptive, now: float, n: int, busy_s: float) -> float:
+    """So many come together, go and are answered; returns when."""
+    queue = alike(n, arrived=now)
+    policy.arrived_together(now, list(queue))
+    taken = queue.take(policy.decide(now, queue, 1, 0).take)
+    policy.completed(now + busy_s, len(taken), len(taken), busy_s, True)
+    return now + busy_s
+
+
+def test_a_batch_is_learned_from_once_the_next_one_has_gone() -> None:
+    """While a worker may be idle there are better things to do."""
+    policy = taught()
+    before = policy.cost.samples
+    now = batch(policy, NOW, 8, FIXED(8))
+    assert policy.cost.samples == before
+
+    queue = alike(3, arrived=now)
+    policy.arrived_together(now, list(queue))
+    assert policy.cost.samples == before
+    assert policy.decide(now, queue, 1, 0).take == 3
+    assert policy.cost.samples == before
+    policy.arrived(now + 0.001, request(now + 0.001, INFINITY))
+
+    assert policy.cost.samples == before + 1
+
+
+def test_if_nobody_comes_meanwhile_a_batch_is_learned_from_at_the_end_of_the_next() -> None:
+    """At the latest."""
+    policy = taught()
+    before = policy.cost.samples
+    now = NOW
+    for done in range(4):
+        assert policy.cost.samples == before + max(0, done - 1)
+        now = batch(policy, now, 8, FIXED(8))
+
+
+@pytest.mark.parametrize(("busy_s", "every_s"), [(1.6e-3, 5e-3), (150e-6, 50e-3)])
+def test_of_short_batches_some_are_learned_from(busy_s: float, every_s: float) -> None:
+    """One each five milliseconds, and of trifles one each fifty; of the first ones all."""
+    policy = Adaptive(64)
+    now = NOW
+    for _ in range(66):
+        now = batch(policy, now, 8, busy_s)
+    assert policy.cost.samples >= 65
+    before, begin = policy.cost.samples, now
+
+    while now < begin + 2.0:
+        now = batch(policy, now, 8, busy_s)
+
+    assert 0.7 * 2.0 / every_s < policy.cost.samples - before <= 2.0 / every_s + 1
+
+
+def test_a_model_that_becomes_slow_is_no_trifle_any_more() -> None:
+    """At once: from the first slow batch on it is thought about, and soon it is known how slow."""
+    policy = Adaptive(64)
+    now = NOW
+    for _ in range(200):
+        now = batch(policy, now, 8, 100e-6)
+    for _ in range(100):
+        now = batch(policy, now, 8, 0.02)
+
+    assert policy.cost.seconds(8) == pytest.approx(0.02, rel=0.1)
+
+
+def test_what_was_decided_holds_until_something_new_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a queue that is no more than half as long again; not where somebody is in a hurry."""
+    thoughts: list[int] = []
+    whole = Adaptive._warm
+    monkeypatch.setattr(
+        Adaptive,
+        "_warm",
+        lambda self, now, queue, *workers: thoughts.append(len(queue)) or whole(self, now, queue, *workers),
+    )
+    policy = taught()
+    now = batch(policy, NOW, 8, 0.0016)  # learned from
+    now = batch(policy, now, 8, 0.0016)  # thought about
+    thoughts.clear()
+
+    assert policy.decide(now, alike(12, arrived=now), 1, 0) == Decision((), 12, "free")
+    assert thoughts == []
+    assert policy.decide(now, alike(13, arrived=now), 1, 0) == Decision([], 13, "free")
+    assert policy.decide(now, alike(8, slo_s=0.005, arrived=now), 1, 0).drop
+    assert thoughts == [13, 8]
+    policy.completed(now + 0.005, 8, 8, 0.0016, True)
+    policy.decide(now + 0.005, alike(8, arrived=now), 1, 0)
+    assert thoughts == [13, 8, 8]
