@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import logging
@@ -71,6 +72,8 @@ class AsyncBatch(Bindable, Generic[A, B]):
         self._run_batch: Callable[..., Any] = self._run
         self._merging = bool(settings.merge)
         self._weigh = None if settings.size is None else settings.weigh
+        lock = settings.execution_lock
+        self._lock = contextlib.nullcontext() if lock is None else lock
         self._timeout_s = settings.timeout_s
         if drivers is None:
             alive.add(self)
@@ -202,10 +205,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
         _inside.set(driver)
         if self._unset:
             await self._set_up()
-        lock = self._settings.execution_lock
-        if lock is None:
-            return shared_out(await self._invoker.run(items, trouble, sound=True))
-        async with lock:
+        async with self._lock:
             return shared_out(await self._invoker.run(items, trouble, sound=True))
 
     async def _run_for(

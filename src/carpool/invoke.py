@@ -77,9 +77,9 @@ class Invoker:
         """The hooks and `predict` over items. As many results, in their order.
 
         Args:
-            values: the items; some may be `Failed` already, unless all are known to be `sound`.
+            values: the items; some may be `Failed` already.
             trouble: what there is to tell besides is appended here.
-            sound: see there.
+            sound: it is known that none is.
         """
         self._calls = 0
         if self._preprocess is not None:

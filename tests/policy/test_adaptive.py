@@ -589,25 +589,63 @@ def test_a_model_that_becomes_slow_is_no_trifle_any_more() -> None:
     assert policy.cost.seconds(8) == pytest.approx(0.02, rel=0.1)
 
 
-def test_what_was_decided_holds_until_something_new_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a queue that is no more than half as long again; not where somebody is in a hurry."""
-    thoughts: list[int] = []
-    whole = Adaptive._warm
-    monkeypatch.setattr(
-        Adaptive,
-        "_warm",
-        lambda self, now, queue, *workers: thoughts.append(len(queue)) or whole(self, now, queue, *workers),
-    )
+def test_of_batches_that_are_not_short_all_are_learned_from() -> None:
+    """Of several workers too, that end them at nearly the same time."""
     policy = taught()
-    now = batch(policy, NOW, 8, 0.0016)  # learned from
-    now = batch(policy, now, 8, 0.0016)  # thought about
-    thoughts.clear()
+    before, now = policy.cost.samples, NOW
+    for _ in range(50):
+        now += FIXED(8)
+        for end in (now, now + 1e-5):
+            policy.completed(end, 8, 8, FIXED(8), True)
 
-    assert policy.decide(now, alike(12, arrived=now), 1, 0) == Decision((), 12, "free")
-    assert thoughts == []
-    assert policy.decide(now, alike(13, arrived=now), 1, 0) == Decision([], 13, "free")
-    assert policy.decide(now, alike(8, slo_s=0.005, arrived=now), 1, 0).drop
-    assert thoughts == [13, 8]
-    policy.completed(now + 0.005, 8, 8, 0.0016, True)
-    policy.decide(now + 0.005, alike(8, arrived=now), 1, 0)
-    assert thoughts == [13, 8, 8]
+    assert policy.cost.samples >= before + 99
+
+
+def test_stalls_count_for_what_they_are() -> None:
+    """One batch in a hundred takes fifty times as long: a third of the capacity is lost by that, and no more."""
+    policy, dice, now = Adaptive(64), Random(1), NOW
+    biases = []
+    for i in range(20_000):
+        now = batch(policy, now, 8, 0.0008 * (50 if dice.random() < 0.01 else 1))
+        if i > 2000:
+            biases.append(policy.cost.bias)
+
+    assert 0.55 < sum(biases) / len(biases) < 0.9
+
+
+@pytest.mark.parametrize("size", [150, 40])
+def test_weighty_requests_in_overload_are_answered_or_refused(size: int) -> None:
+    """When what is worth keeping is less than one of them, the policy goes on."""
+    policy, now = Adaptive(64), 0.0
+    policy.overload = "latency"
+    queue, waiting, gone = Queue(), 0, 0
+    for _ in range(400):
+        for i in range(4):
+            waiting += 1
+            one = request(now + i * 1e-4, now + i * 1e-4 + 0.2, size)
+            queue.push([one])
+            policy.arrived(one.arrived, one)
+        now += 0.001
+        decision = policy.decide(now, queue, 1, 0)
+        for one in decision.drop:
+            queue.remove(one)
+            policy.left(now, one)
+        gone += len(decision.drop)
+        if decision.take and len(queue):
+            taken = queue.take(max(1, decision.take // size))
+            gone += len(taken)
+            busy_s = 0.002 + 0.0002 * size * len(taken)
+            now += busy_s
+            policy.completed(now, len(taken), size * len(taken), busy_s, True)
+
+    assert gone == waiting - len(queue)
+    assert gone > 1000
+
+
+def test_several_workers_with_short_batches_find_a_knee() -> None:
+    """A probe that went to one of them is learned from, whatever the others do meanwhile."""
+    report = run(
+        "adaptive", "poisson:rate=80000", Knee(0.0008, 0.00001, 24, 0.0003), 0.05, 64, workers=4, duration_s=4, seed=1
+    )
+
+    assert report.attainment > 0.97

@@ -225,8 +225,8 @@ class Driver:
         self._dirty = False
         now = self.clock()
         if self._arrivals:
-            self.pipeline.submit(now, self._arrivals)
-            self._arrivals.clear()
+            arrivals, self._arrivals = self._arrivals, []
+            self.pipeline.submit(now, arrivals)
         todo = self.pipeline.poll(now)
         self._perform(todo)
         self._set_timer(todo.wake_at)

@@ -202,6 +202,8 @@ class Stats:
         slo_s: the latency goal, if there is one.
     """
 
+    stage_stats = StageStats  # what counts for one stage
+
     def __init__(
         self,
         name: str,
@@ -219,7 +221,7 @@ class Stats:
         self.latency = Durations()
         self.last_ok_at = float("-inf")
         self.stages = [
-            StageStats(stage.name, pipeline, i, roster, single)
+            self.stage_stats(stage.name, pipeline, i, roster, single)
             for i, (stage, roster, single) in enumerate(zip(pipeline.stages, rosters, singles, strict=True))
         ]
 
@@ -254,23 +256,28 @@ class Stats:
         )
 
 
+class _NoStageStats(StageStats):
+    """Counts nothing, and still says in the log why batches go."""
+
+    def started(self, batch: Batch) -> None:
+        """A batch goes to its worker."""
+        if batch.reason != self._reason:
+            self._say_why(batch)
+
+    def completed(self, worker: int, busy_s: float, waited_s: float) -> None:
+        """Nobody will ask."""
+
+
 class NoStats(Stats):
     """Counts neither batches nor answers: for a driver whose numbers nobody can ask for."""
+
+    stage_stats = _NoStageStats
 
     def __init__(self, name: str, pipeline: Pipeline) -> None:
         n = len(pipeline.stages)
         super().__init__(name, pipeline, [None] * n, [False] * n)
-        self.stages = [_NoStageStats(stage.name, pipeline, i, None, False) for i, stage in enumerate(pipeline.stages)]
 
     def answered(self, requests: Sequence[Request], now: float) -> None:
-        """Nobody will ask."""
-
-
-class _NoStageStats(StageStats):
-    def started(self, batch: Batch) -> None:
-        """Nobody will ask."""
-
-    def completed(self, worker: int, busy_s: float, waited_s: float) -> None:
         """Nobody will ask."""
 
 

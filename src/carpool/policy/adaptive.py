@@ -32,11 +32,11 @@ from carpool.policy.gather import Gather, Round
 from carpool.request import Request
 
 _COLD = 6  # batches before anything is decided by what was learned
-_TRIFLE_S = 200e-6  # shorter batches, once a few are known, are not worth much thought: it costs more than it brings
-_FEW = 64  # batches that must be known before that, and before
-_LEARN_EVERY_S = 5e-3  # not all of the short ones are learned from: that, too, would take a share of their time,
-_LEARN_TRIFLES_EVERY_S = 50e-3  # and of these there are more
-_ALIKE = 1.5  # where it is best to take all, it is so for a queue that is a little longer
+_FEW = 64  # batches that must be known before any is passed over without much thought
+_TRIFLE_S = 200e-6  # shorter batches just go: to think about them costs more than it brings
+_LEARN_EVERY_S = 5e-3  # of short batches about one in this time is learned from: that costs a share of their time too
+_TRIFLES_TO_ONE = 10  # of trifles one in ten times as many
+_NOVEL = 2.0  # a size that was measured less often is learned from whenever it comes
 _TIME_IS_FREE, _TIME_IS_DEAR = 0.5, 1.0  # loads at which a worker's time is worth nothing, and all it could serve
 
 
@@ -56,11 +56,9 @@ class Adaptive(Policy):
         self._busy = 0  # workers, after the last decision
         self._rule = "cold"
         self._trifling = False  # the last batch was short
-        self._learn_at = 0.0  # the next batch that ends from then on is learned from
-        self._lesson: _Lesson | None = None  # what is still to be learned from it
+        self._pass_over = 0  # so many batches are not learned from
+        self._lesson: _Lesson | None = None  # what is still to be learned from the last one that is
         self._gone_on = False  # a batch has gone since
-        self._took_all = 0.0  # the longest queue of which the last decision would have taken all
-        self._settled_size = 0.0  # the same, until something new is learned
         self._learn_from_scratch()
 
     def _learn_from_scratch(self) -> None:
@@ -91,11 +89,10 @@ class Adaptive(Policy):
         self._waiting -= 1
 
     def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
-        soon = now < self._learn_at
-        if soon and self._trifling:
-            if busy_s < _TRIFLE_S:
-                return
-            soon = False
+        trifling = self._trifling
+        if trifling and self._pass_over and busy_s < _TRIFLE_S:
+            self._pass_over -= 1
+            return
         if self._lesson is not None:
             self._study()  # there was no better time
         if self.cost.limit != self.limit:
@@ -107,18 +104,25 @@ class Adaptive(Policy):
             self._gather.stop()
         else:
             before = self._gather.completed(now, n, self._waiting, max(0, self._busy - 1))
-        probed = self._rule == "probe"
-        self._settled_size = self._took_all if soon and known else 0.0
-        if not soon or not known or probed:
-            self._learn_at = now + (_LEARN_TRIFLES_EVERY_S if self._trifling else _LEARN_EVERY_S)
+        novel = not known or self.cost.measured(size) < _NOVEL
+        if novel or not self._pass_over:
             # what one more batch costs, the way to the worker and back too
             self._lesson = _Lesson(size, busy_s + self.hop_s if ok else None, before, size / n)
+            self._pass_over = self._worth_passing_over(size, busy_s) if known else 0
+        else:
+            # counted, not timed: of batches picked by the clock, more would be stalls than there are
+            self._pass_over = 0 if trifling and not self._trifling else self._pass_over - 1
         self._gone_on = False
-        if not known or probed:
-            self._study()
+        if novel:
+            self._study()  # the next decision depends on it
+
+    def _worth_passing_over(self, size: int, busy_s: float) -> int:
+        """How many batches not to learn from, after one that has taken so long: none if they have become slow."""
+        every_s = _LEARN_EVERY_S * (_TRIFLES_TO_ONE if self._trifling else 1)
+        return int(every_s / max(busy_s, self.cost.seconds(min(size, self.limit))))
 
     def _study(self) -> None:
-        """Learn from the last batch: once the next one has gone if possible, since a worker may be idle until then."""
+        """Learn from a batch: once the next one has gone if possible, since its worker may be idle until then."""
         lesson, self._lesson = self._lesson, None
         if lesson is None:
             return
@@ -140,9 +144,7 @@ class Adaptive(Policy):
         waiting = self._waiting = len(queue)
         if not free or not waiting:
             return NOTHING
-        easy = self._trifling
-        if not easy and not self._gather.window_s:
-            easy = (waiting == 1 and not busy) or queue.size <= self._settled_size
+        easy = self._trifling or (waiting == 1 and not busy and not self._gather.window_s)
         if easy and self._has_time(now, queue):
             n = min(queue.size, self.limit)
             decision = Decision(take=n, reason="free" if n < self.limit else "full")
@@ -180,7 +182,6 @@ class Adaptive(Policy):
     def _warm(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
         cost, size = self.cost, self._size
         size.refresh()
-        self._took_all = 0.0
         line = _Line(queue)
         at = now + self.ahead_s  # an answer takes this much longer than its batch
         self._drop_hopeless(line, at, size.most(line.size))
@@ -190,11 +191,12 @@ class Adaptive(Policy):
         capacity = workers * size.capacity * cost.bias
         short, long = self._arrivals.short_rate(now) * self._unit, self._arrivals.long_rate(now) * self._unit
         most = size.most(line.size)
-        calm = long < 0.95 * capacity
-        if calm or (not busy and 2 * line.size < most):
+        if long < 0.95 * capacity or (not busy and 2 * line.size < most):
             self._backlog.calm()
         if line.size > most and min(short, long) > capacity:
             self._trim(now, line, Pace(min(short, long), capacity, workers, most, cost.seconds(most), cost.cv))
+            if not line.size:
+                return Decision(drop=line.dropped)  # whoever is left would be larger than all that is worth keeping
         everything = min(line.size, most)
         load = max(short, long) / capacity
         slack_s = line.due - at
@@ -209,8 +211,6 @@ class Adaptive(Policy):
             min(line.size - n, most)
         ):
             n = everything  # those left behind would be late
-        if n == line.size and (calm or slack_s > _NO_SLO_S):
-            self._took_all = min(_ALIKE * n, most)
         return self._go(line, n, slack_s, "full" if n == most else "free" if n == everything else "size")
 
     def _drop_hopeless(self, line: _Line, at: float, most: int) -> None:

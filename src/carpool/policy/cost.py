@@ -77,6 +77,10 @@ class CostModel:
         i = self.shape.index(int(n))
         return self._at[i] + self._rise[i] * (n - self._knots[i])
 
+    def measured(self, n: int) -> float:
+        """How often batches of about that size have been measured; old samples may count for less."""
+        return self.shape.counts[self.shape.nearest(n)]
+
     def largest_within(self, seconds: float) -> int:
         """The largest size that is expected to take no longer; 0 if there is none."""
         i = bisect_right(self._at, seconds) - 1

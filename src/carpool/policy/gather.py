@@ -34,6 +34,7 @@ class Round(NamedTuple):
         at: when it was completed; end: when the next one was.
         served: how many requests it answered.
         arrived, total: how many had arrived in all by these times.
+        rate: at which they arrived, per second; only while little else is known.
     """
 
     at: float
@@ -41,6 +42,7 @@ class Round(NamedTuple):
     arrived: int
     end: float
     total: int
+    rate: float
 
 
 class Gather:
@@ -87,7 +89,10 @@ class Gather:
         self._clients += 0.1 * (n + waiting + others * self._batch - self._clients)
         self._groups = 2 + others
         total = self._arrivals.total
-        before = Round(self._at, self.served, self._arrived, now, total) if self.served else None
+        before = None
+        if self.served:
+            rate = self._arrivals.long_rate(now) if self._stray_s <= self._scale_s else 0.0
+            before = Round(self._at, self.served, self._arrived, now, total, rate)
         self._at = now
         self.served = n
         self._arrived = total
@@ -105,7 +110,7 @@ class Gather:
         self._stray_s = _KEEP * self._stray_s + max(0.0, round.end - half)
         self._answered = _KEEP * self._answered + round.served
         self._batches = _KEEP * self._batches + 1.0
-        rate = self._stray / self._stray_s if self._stray_s > scale_s else arrivals.long_rate(round.end)
+        rate = self._stray / self._stray_s if self._stray_s > scale_s else round.rate
         returned = self._returned
         for j, share in enumerate(_GRID):
             by_then = min(arrivals.until(at + share * scale_s, before), round.total)
