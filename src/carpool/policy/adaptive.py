@@ -93,8 +93,7 @@ class Adaptive(Policy):
         if trifling and self._pass_over and busy_s < _TRIFLE_S:
             self._pass_over -= 1
             return
-        if self._lesson is not None:
-            self._study()  # there was no better time
+        self._study()  # of the one before, if there was no better time
         if self.cost.limit != self.limit:
             self._learn_from_scratch()
         known = self.cost.samples > _FEW

@@ -143,7 +143,7 @@ class BatchSize:
             self._tried = k + 1
             factor = _PROBES[(self._probe + k) % len(_PROBES)]
             size = min(n + 1 if factor == 1.0 else int(n * factor + 0.5), waiting, cost.limit)
-            known = cost.shape.counts[cost.shape.nearest(max(size, 1))]
+            known = cost.measured(max(size, 1))
             if size != n and size >= 1 and known < 2.0 and slack_s >= cost.seconds(size) * cost.margin:
                 return size
         return n

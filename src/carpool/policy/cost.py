@@ -96,7 +96,7 @@ class CostModel:
             self.shape.start(n, seconds)
             self._tabulate()
         self.samples += 1
-        count = self.shape.counts[self.shape.nearest(n)]
+        count = self.measured(n)
         if self.samples > _LEARNED:
             expected = self.seconds(n) * self.level / self._level_fitted  # the table lags behind a little
             self._measured = _BIAS_KEEP * self._measured + seconds
