@@ -226,6 +226,40 @@ def test_overload_may_be_met_for_latency() -> None:
     assert 64 <= kept["latency"] < 0.5 * kept["goodput"]
 
 
+def noisy(sigma: float) -> Adaptive:
+    """At full load, with batches that scatter so much."""
+    policy, dice = taught(rate=2667), Random(1)
+    for _ in range(300):
+        policy.cost.add(64, FIXED(64) * dice.lognormvariate(0, sigma))
+    return policy
+
+
+def edge(now: float, at_the_edge: int = 100) -> list[Request]:
+    """So many that a full batch would answer in time if it took no longer than usual, and three hundred others."""
+    return [request(now - 0.27, now + 0.03) for _ in range(at_the_edge)] + crowd(300, 0.3, 2667)
+
+
+def test_who_is_at_the_edge_of_a_backlog_that_stands_is_refused() -> None:
+    """Only after it has stood for two SLOs, only amid noise, and not if nobody else would fill the next batch."""
+    policy = noisy(0.2)
+    waiting = edge(NOW)
+    assert not decide(policy, queued(*waiting)).drop
+    for one in crowd(300, 0.3, 2667):
+        policy.arrived(one.arrived + 0.7, one)
+    later = [request(r.arrived + 0.7, r.due + 0.7) for r in waiting]
+    assert decide(policy, queued(*later), now=NOW + 0.7).drop == later[:100]
+    few = later[:180]
+    kept = len(few) - len(decide(policy, queued(*few), now=NOW + 0.7).drop)
+    assert kept == 64 + 2 * 8 + 1  # a full batch, and what chance may take away from the one after it
+
+    assert decide(policy, queued(*later[-60:]), now=NOW + 0.7).take == 60
+    assert not decide(policy, queued(*later), now=NOW + 0.7).drop
+
+    steady = noisy(0.0)
+    decide(steady, queued(*waiting))
+    assert not decide(steady, queued(*later), now=NOW + 0.7).drop
+
+
 # -- tight and shed
 
 
@@ -504,6 +538,24 @@ def test_a_knee_is_not_overrun() -> None:
     adaptive, greedy = both("greedy", "poisson:rho=0.9", Knee(0.008, 0.00025, 32, 0.0009), 0.06, 6)
 
     assert adaptive.goodput > 1.3 * greedy.goodput
+
+
+def test_a_closed_loop_that_asks_for_too_much_is_answered_in_time() -> None:
+    """Its clients come no faster than they are served, and still nearly all answers are in time, amid noise."""
+    cost = "affine:a=8ms,b=0.25ms+noisy:sigma=0.3"
+    loop = "closed:clients=240,think=0.1ms,think=exponential,backoff=24ms"
+    report = run("adaptive", loop, cost, slo_s=0.11, max_batch_size=64, duration_s=8, seed=1)
+
+    assert report.goodput > 0.98 * report.throughput
+    assert report.mean_batch_size > 60
+
+
+def test_groups_that_take_turns_find_the_end_of_a_tile() -> None:
+    """Of sixteen clients nine and seven come by turns; eight would take no longer than seven, which nobody knows."""
+    cost, loop = "tile:a=29ms,step=7ms,width=4", "closed:clients=16,think=27ms,think=uniform"
+    report = run("adaptive", loop, cost, slo_s=1.0, max_batch_size=32, duration_s=30, seed=3)
+
+    assert report.goodput > 0.98 * 8 / 0.043
 
 
 def test_overload_costs_little() -> None:

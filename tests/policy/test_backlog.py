@@ -74,6 +74,15 @@ def test_a_full_batch_can_always_follow() -> None:
         assert kept(backlog, 1e9, 5000, "latency", arriving) - BATCH + meanwhile - 2 * meanwhile**0.5 >= BATCH
 
 
+def test_a_backlog_stands_after_two_slos() -> None:
+    """In which there was no moment when one batch would have taken all that waited."""
+    backlog = Backlog()
+
+    assert [backlog.stands(now, SLO_S) for now in (5, 6, 7, 7.1, 8)] == [False, False, False, True, True]
+    backlog.drained()
+    assert [backlog.stands(now, SLO_S) for now in (9, 11, 11.1)] == [False, False, True]
+
+
 def test_calm_ends_it() -> None:
     """The next overload is a new one, and the clock starts again."""
     backlog = Backlog()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from carpool.policy.batch_size import BatchSize
 from carpool.policy.cost import CostModel
-from carpool.simulate import Affine, Cost
+from carpool.simulate import Affine, Cost, Tile
 from tests.core.stub import PROPERTY
 from tests.policy.learned import FIXED, KNEE, TILES, learned
 
@@ -178,6 +178,27 @@ def test_without_a_backlog_nothing_is_tried() -> None:
     assert size.probe(16, 100, FIXED(17)) < 16
     assert size.probe(16, 100, 0.0) == 16
     assert size.probe(16, 100, 1.0) > 16
+
+
+def test_below_the_working_size_the_end_of_a_tile_is_looked_for() -> None:
+    """Once: nine take two tiles of four and a third one, and eight might take no longer than seven."""
+    tiles = Tile(0.029, 0.007, 4)
+    cost = learned(tiles, limit=32, sizes=(7, 9, 32), batches=300)
+    size = sized(cost)
+
+    assert chosen(size, 9, 1.0) == 8
+    cost.add(8, tiles(8) * 9 / 8)  # it would not have been worth it
+    size.completed()
+    assert chosen(size, 9, 1.0) == 9
+
+
+def test_amid_a_backlog_no_smaller_size_is_hoped_for() -> None:
+    """There the sizes about the working size are tried, which brings more."""
+    cost = learned(Tile(0.029, 0.007, 4), limit=32, sizes=(7, 9), batches=300)
+    size = sized(cost)
+    size.working = 9
+
+    assert chosen(size, 9, 1.0) == 9
 
 
 def test_asking_is_not_trying() -> None:

@@ -23,7 +23,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from carpool.policy.arrivals import Arrivals
-from carpool.policy.backlog import Backlog, Pace
+from carpool.policy.backlog import Backlog, Pace, needed
 from carpool.policy.base import NOTHING, Decision, Policy, QueueView
 from carpool.policy.batch_size import BatchSize
 from carpool.policy.cost import CostModel
@@ -37,6 +37,7 @@ _TRIFLE_S = 200e-6  # shorter batches just go: to think about them costs more th
 _LEARN_EVERY_S = 5e-3  # of short batches about one in this time is learned from: that costs a share of their time too
 _TRIFLES_TO_ONE = 10  # of trifles one in ten times as many
 _NOVEL = 2.0  # a size that was measured less often is learned from whenever it comes
+_SURE = 2.5  # coefficients of variation above the expected time of a batch, which next to none exceeds
 _TIME_IS_FREE, _TIME_IS_DEAR = 0.5, 1.0  # loads at which a worker's time is worth nothing, and all it could serve
 
 
@@ -150,7 +151,7 @@ class Adaptive(Policy):
         elif self.cost.samples < _COLD:
             decision = self._cold(now, queue)
         else:
-            decision = self._warm(now, queue, free, busy)
+            decision = self._unhurried(now, queue, free) or self._warm(now, queue, free, busy)
         self._busy = busy
         if decision.take:
             self._busy += 1
@@ -165,6 +166,8 @@ class Adaptive(Policy):
         if cost.samples < _COLD:
             return False
         self._backlog.calm()
+        if queue.size <= cost.limit:
+            self._backlog.drained()
         slack_s = queue.earliest_due - now - self.ahead_s
         return slack_s >= cost.longest_s * cost.margin or (
             slack_s >= cost.seconds(min(queue.size, self.limit)) * cost.margin
@@ -178,9 +181,33 @@ class Adaptive(Policy):
             return Decision(drop=late)
         return Decision(drop=late, take=min(waiting, self.limit), reason="cold")
 
-    def _warm(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+    def _unhurried(self, now: float, queue: QueueView, free: int) -> Decision | None:
+        """What `_warm` would come to where it is plain that all have time, nobody is refused and the batch takes all
+        that it can, in a fraction of the steps; None where that is not plain."""
         cost, size = self.cost, self._size
         size.refresh()
+        waiting, due = queue.size, queue.earliest_due
+        most = size.most(waiting)
+        slack_s = due - now - self.ahead_s
+        if (
+            queue.lanes > 1
+            or slack_s < cost.longest_s * cost.margin
+            or (waiting > most and due < _NO_SLO_S)
+            or self._backlog.overloaded_since is not None
+        ):
+            return None
+        if waiting <= most:
+            self._backlog.drained()
+        everything = min(waiting, most)
+        if not size.best_at_once(waiting, everything, size.capacity * cost.bias):
+            return None
+        until = None if free > 1 else self._worth_waiting_until(now, queue, waiting, most, slack_s)
+        if until is not None:
+            return Decision([], wake_at=until)
+        return self._go([], waiting, everything, slack_s, "full" if everything == most else "free")
+
+    def _warm(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+        cost, size = self.cost, self._size
         line = _Line(queue)
         at = now + self.ahead_s  # an answer takes this much longer than its batch
         self._drop_hopeless(line, at, size.most(line.size))
@@ -192,8 +219,10 @@ class Adaptive(Policy):
         most = size.most(line.size)
         if long < 0.95 * capacity or (not busy and 2 * line.size < most):
             self._backlog.calm()
-        if line.size > most and min(short, long) > capacity:
-            self._trim(now, line, Pace(min(short, long), capacity, workers, most, cost.seconds(most), cost.cv))
+        if line.size <= most:
+            self._backlog.drained()
+        else:
+            self._trim(now, line, Pace(min(short, long), capacity, workers, most, cost.seconds(most), cost.cv), long)
             if not line.size:
                 return Decision(drop=line.dropped)  # whoever is left would be larger than all that is worth keeping
         everything = min(line.size, most)
@@ -202,7 +231,7 @@ class Adaptive(Policy):
         if slack_s < cost.seconds(everything) * cost.margin:
             return self._tight(at, line, most, load, capacity, workers)
         # with two workers idle, those who come back find one, so nobody waits for them
-        until = None if free > 1 else self._worth_waiting_until(now, queue, line, most, slack_s)
+        until = None if free > 1 else self._worth_waiting_until(now, queue, line.size, most, slack_s)
         if until is not None:
             return Decision(drop=line.dropped, wake_at=until)
         n = size.choose(line.size, most, load, capacity / workers)
@@ -210,7 +239,9 @@ class Adaptive(Policy):
             min(line.size - n, most)
         ):
             n = everything  # those left behind would be late
-        return self._go(line, n, slack_s, "full" if n == most else "free" if n == everything else "size")
+        return self._go(
+            line.dropped, line.size, n, slack_s, "full" if n == most else "free" if n == everything else "size"
+        )
 
     def _drop_hopeless(self, line: _Line, at: float, most: int) -> None:
         """Refuse what could not be answered in time even by a batch of its own."""
@@ -227,13 +258,17 @@ class Adaptive(Policy):
         line.dropped.remove(last)
         return Decision(drop=line.dropped, take=1, reason="probe")
 
-    def _trim(self, now: float, line: _Line, pace: Pace) -> None:
-        """More comes than can be served: refuse the part of the backlog that is not worth keeping."""
+    def _trim(self, now: float, line: _Line, pace: Pace, long_rate: float) -> None:
+        """Refuse what is not worth keeping of a backlog that grows, since more comes than can be served, or stands."""
         slo_s = line.slo_s
         if slo_s > _NO_SLO_S:
             return
-        urgent = line.due_by(now + 1.001 * slo_s)  # what is due later does not keep these waiting
-        line.drop_first(urgent - self._backlog.keep(now, urgent, pace, slo_s, self.ahead_s, self.overload))
+        if pace.arriving > pace.capacity:
+            urgent = line.due_by(now + 1.001 * slo_s)  # what is due later does not keep these waiting
+            line.drop_first(urgent - self._backlog.keep(now, urgent, pace, slo_s, self.ahead_s, self.overload))
+        if self._backlog.stands(now, slo_s) and line.size > pace.batch:
+            at_the_edge = line.due_by(now + self.ahead_s + pace.batch_s * (1.0 + _SURE * pace.noise))
+            line.drop_first(min(at_the_edge, line.size - needed(pace._replace(arriving=long_rate))))
 
     def _tight(self, at: float, line: _Line, most: int, load: float, capacity: float, workers: int) -> Decision:
         """The head cannot go with the others: serve it in a smaller batch, or give it up for those behind it."""
@@ -246,27 +281,27 @@ class Adaptive(Policy):
             price /= self._unit  # requests per second
             if in_time_without - price * end_without > in_time_with - price * end_with:
                 line.drop(plan.late_before(start, at))
-                return self._go(line, min(line.size, most), line.due - at, "shed")
+                return self._go(line.dropped, line.size, min(line.size, most), line.due - at, "shed")
         return Decision(drop=line.dropped, take=alone, reason="tight")
 
     def _worth_waiting_until(
-        self, now: float, queue: QueueView, line: _Line, most: int, slack_s: float
+        self, now: float, queue: QueueView, waiting: int, most: int, slack_s: float
     ) -> float | None:
         """When to stop waiting for clients that come back; None to go now."""
         gather = self._gather
-        if not gather.window_s or line.size >= most or not gather.expected:
+        if not gather.window_s or waiting >= most or not gather.expected:
             return None
         until = gather.until
         if self.max_queue_delay_s is not None:
             until = min(until, queue.oldest_arrival + self.max_queue_delay_s)
-        more = min(line.size + int(gather.served * self._unit), most)
+        more = min(waiting + int(gather.served * self._unit), most)
         if now < until and slack_s > until - now + self.cost.seconds(more) * self.cost.margin:
             return until
         return None
 
-    def _go(self, line: _Line, n: int, slack_s: float, reason: str) -> Decision:
-        probe = self._size.probe(n, line.size, slack_s)
-        return Decision(drop=line.dropped, take=probe, reason=reason if probe == n else "probe")
+    def _go(self, dropped: list[Request], waiting: int, n: int, slack_s: float, reason: str) -> Decision:
+        probe = self._size.probe(n, waiting, slack_s)
+        return Decision(drop=dropped, take=probe, reason=reason if probe == n else "probe")
 
     # -- why
 

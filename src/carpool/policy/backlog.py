@@ -6,6 +6,10 @@ longer an overload lasts, the less likely it is to end just now, when a backlog 
 CoDel, Nichols & Jacobson 2012, drops by the same reasoning): so the part that is kept shrinks with time, down to what a
 full batch and the scatter of arrivals need. That trades a little goodput, in bursts that end soon, for much lower
 latency in those that do not; `overload` chooses the side.
+
+Clients in a closed loop come no faster than they are served, so what they overload stands instead of growing, with its
+head at the very edge of the SLO, where noise makes many of the answers late. A backlog that has stood for long (CoDel's
+sign of a bad queue) does not drain by itself: whoever is at the edge is refused, and the batches are as full as before.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from typing import NamedTuple
 
 _PATIENCE = {"goodput": (8.0, 0.25), "latency": (0.5, 0.0)}
 """SLOs after which half of the servable backlog is kept, and the least share of it that is."""
+_STANDS = 2.0  # SLOs without a moment when one batch could take all that waits
 _NEARLY = 0.1  # of a batch: the last one that fits in may take so much longer, as a learned cost is never exact
 
 
@@ -44,6 +49,17 @@ class Backlog:
 
     def __init__(self) -> None:
         self.overloaded_since: float | None = None
+        self._standing_since: float | None = None
+
+    def drained(self) -> None:
+        """One batch takes all that waits."""
+        self._standing_since = None
+
+    def stands(self, now: float, slo_s: float) -> bool:
+        """Told that more waits than one batch takes: whether it has been so for long, for an SLO of `slo_s`."""
+        if self._standing_since is None:
+            self._standing_since = now
+        return now - self._standing_since > _STANDS * slo_s
 
     def calm(self) -> None:
         """The overload is over."""
@@ -68,10 +84,10 @@ class Backlog:
         patience, least = _PATIENCE[overload]
         share = max(least, 1.0 / (1.0 + (now - self.overloaded_since) / (patience * slo_s)))
         batches = int(here_s / (pace.batch_s * (1.0 + pace.noise)) + _NEARLY) * pace.workers
-        return max(_needed(pace), int(max(servable, batches * pace.batch) * share))
+        return max(needed(pace), int(max(servable, batches * pace.batch) * share))
 
 
-def _needed(pace: Pace) -> int:
+def needed(pace: Pace) -> int:
     """What a full batch of each worker needs, and what chance may take away from the one after it."""
     at_once = sqrt(pace.workers)  # workers that become free at the same time, when they are neither in step nor spread
     meanwhile = pace.arriving * pace.batch_s / pace.workers * at_once  # comes while one batch of each of them runs

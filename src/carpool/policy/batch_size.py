@@ -14,7 +14,8 @@ are all, n*, the most efficient size up to each, and the end of the last tile. D
 optimum: docs/policies.md.
 
 **Probes**: while more than the working size waits, now and then a neighbouring size that was hardly ever tried is run,
-so that knees and tiles are found without a profile.
+so that knees and tiles are found without a profile. While less waits, a smaller size that was never tried may be: where
+it would be better if it took no longer than the next one below it that was measured (a tile may end there).
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ class BatchSize:
         self._version = -1
         self.working = self.best = cost.limit
         self.capacity = 1.0
-        self._prefix: list[int] = []  # per knot the most efficient size up to it,
+        self._hoped: list[
+            float
+        ] = []  # per knot the relative time, or at least how short that may be if never measured,
+        self._prefix: list[int] = []  # the most efficient size up to it by that,
         self._tile_end: list[int] = []  # and the last size below it after which efficiency falls
         self._next_probe = _FIRST_PAUSE
         self._pause = _FIRST_PAUSE
@@ -69,6 +73,7 @@ class BatchSize:
         best = best_hoped = seen = 0.0
         best_size = hoped_size = 1
         believe_all = cost.cv > 0.1
+        all_hoped = self._hoped = []
         prefix = self._prefix = []
         ends = self._tile_end = []
         end, before, last = 0, 0, 0.0
@@ -81,6 +86,7 @@ class BatchSize:
                 hoped = max(seen, _OPTIMISM * y)
             if n / hoped >= best_hoped * 0.9999:
                 best_hoped, hoped_size = n / hoped, n
+            all_hoped.append(hoped)
             prefix.append(hoped_size)
             if n / y < _TILE * last:
                 end = before
@@ -109,8 +115,8 @@ class BatchSize:
         """The size for `waiting` items, at most `most`, at a load of `load` (1 is all that can be served)."""
         cost = self._cost
         everything = min(waiting, most)
-        if everything == 1:
-            return 1
+        if everything == 1 or self.best_at_once(waiting, everything, capacity):
+            return everything
         free = max(0.05, 1.0 - load)
         closed_form = int(sqrt(2.0 * cost.setup_s * waiting * capacity / free) + 0.5)
         index = cost.shape.index
@@ -125,11 +131,34 @@ class BatchSize:
         drain = waiting * cost.seconds(everything) / (free * everything)
         delay = drain - waiting / (free * capacity) + 0.5 * everything / capacity
         least, best = _WORTH * delay - _NOISE_SHARE * cost.cv * drain, everything
+        may_try = waiting < self.working and cost.samples >= self._next_probe
         for n in candidates - {everything}:
-            delay = waiting * (cost.seconds(n) - n / capacity) / (free * n) + 0.5 * n / capacity
+            seconds = self._hoped_s(n) if may_try else cost.seconds(n)
+            delay = waiting * (seconds - n / capacity) / (free * n) + 0.5 * n / capacity
             if delay < least:
                 least, best = delay, n
+        if may_try and self._unknown(best):
+            self._asked_at, self._tried = cost.samples, 0
         return best
+
+    def _unknown(self, n: int) -> bool:
+        """Whether that very size has an entry in the table, and was never measured."""
+        i = self._cost.shape.index(n)
+        return self._cost.shape.counts[i] == 0.0 and self._cost.shape.knots[i] == n
+
+    def _hoped_s(self, n: int) -> float:
+        """How long a batch of `n` takes, or at least, if it was never measured."""
+        seconds = self._cost.seconds(n)
+        return min(seconds, self._hoped[self._cost.shape.index(n)] * self._cost.level) if self._unknown(n) else seconds
+
+    def best_at_once(self, waiting: int, everything: int, capacity: float) -> bool:
+        """Whether `choose` takes everything at any load: n* is least with no load, and no tile ends on the way."""
+        i = self._cost.shape.index(everything)
+        return (
+            self._prefix[i] == everything
+            and not self._tile_end[i]
+            and 2.0 * self._cost.setup_s * waiting * capacity >= everything * everything
+        )
 
     # -- probes
 
