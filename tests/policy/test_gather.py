@@ -19,7 +19,8 @@ Delays = Callable[[], Sequence[float]]
 
 def tell(gather: Gather, now: float, n: int, waiting: int, unit: float, model: CostModel) -> None:
     """A batch is done, and there is time to learn."""
-    before = gather.completed(now, n, waiting)
+    before = gather.round(now, n, waiting)
+    gather.completed(now, n)
     if before is not None:
         gather.learn(before, unit, model)
 

@@ -157,7 +157,7 @@ class Line:
         if self._elect is not None and self._elect.asleep:
             self._wake(self._elect)  # what the policy said while the slot was taken may be different now
         self._hand_on()  # the next leader is woken first, before those who only go home
-        self._look(now)
+        self._tell(self.pipeline.take_answers())  # no slot is claimed, so nothing else is to do before somebody leads
 
     # -- the end
 
@@ -169,14 +169,17 @@ class Line:
 
     def _look(self, now: float) -> Todo:
         todo = self.pipeline.poll(now)
-        for request in todo.answer:
+        self._tell(todo.answer)
+        return todo
+
+    def _tell(self, answered: Sequence[Request]) -> None:
+        for request in answered:
             waiter: Waiter | None = request.caller  # type: ignore[assignment]
             if waiter is None:
                 continue
             waiter.answered(request)
             if not waiter.pending and waiter.asleep:
                 self._wake(waiter)
-        return todo
 
     def _hand_on(self) -> None:
         """If work waits, a slot is free and nobody is going to look: choose a sleeper, those ahead first."""

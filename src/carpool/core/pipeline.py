@@ -275,6 +275,11 @@ class Pipeline:
         self._todo = Todo()
         return todo
 
+    def take_answers(self) -> list[Request]:
+        """Those answered since the last poll, for one who does not want anything done now."""
+        answered, self._todo.answer = self._todo.answer, []
+        return answered
+
     def retry_after_s(self, now: float) -> float:
         """When trying again makes sense for a caller that is refused now: after those who wait already."""
         first = self.stages[0]

@@ -94,24 +94,27 @@ class Adaptive(Policy):
         if trifling and self._pass_over and busy_s < _TRIFLE_S:
             self._pass_over -= 1
             return
-        self._study()  # of the one before, if there was no better time
-        if self.cost.limit != self.limit:
+        if self._lesson is not None:
+            self._study()  # of the one before, if there was no better time
+        cost, gather = self.cost, self._gather
+        if cost.limit != self.limit:
             self._learn_from_scratch()
-        known = self.cost.samples > _FEW
+            cost = self.cost
+        known = cost.samples > _FEW
         self._trifling = known and busy_s < _TRIFLE_S
-        before = None
-        if self._trifling:
-            self._gather.stop()
-        else:
-            before = self._gather.completed(now, n, self._waiting, max(0, self._busy - 1))
-        novel = not known or self.cost.measured(size) < _NOVEL
+        novel = not known or cost.measured(size) < _NOVEL
         if novel or not self._pass_over:
+            before = None if self._trifling else gather.round(now, n, self._waiting, max(0, self._busy - 1))
             # what one more batch costs, the way to the worker and back too
             self._lesson = _Lesson(size, busy_s + self.hop_s if ok else None, before, size / n)
             self._pass_over = self._worth_passing_over(size, busy_s) if known else 0
         else:
             # counted, not timed: of batches picked by the clock, more would be stalls than there are
             self._pass_over = 0 if trifling and not self._trifling else self._pass_over - 1
+        if self._trifling:
+            gather.stop()
+        else:
+            gather.completed(now, n)
         self._gone_on = False
         if novel:
             self._study()  # the next decision depends on it

@@ -80,23 +80,28 @@ class Gather:
         """How many of those last served are not back yet."""
         return max(0, self.served - (self._arrivals.total - self._arrived))
 
-    def completed(self, now: float, n: int, waiting: int, others: int = 0) -> Round | None:
-        """A batch of `n` requests is done; `waiting` others are queued, `others` batches run.
+    def completed(self, now: float, n: int) -> None:
+        """A batch of `n` requests is done."""
+        self._at = now
+        self.served = n
+        self._arrived = self._arrivals.total
 
-        Returns what came of the batch before it, for `learn`.
+    def round(self, now: float, n: int, waiting: int, others: int = 0) -> Round | None:
+        """What has come of the batch before, for `learn`, now that one of `n` is about to be `completed`.
+
+        Args:
+            now: the time.
+            n: how many requests this one has answered.
+            waiting: how many others are queued.
+            others: how many other batches run.
         """
         self._batch += 0.1 * (n - self._batch)
         self._clients += 0.1 * (n + waiting + others * self._batch - self._clients)
         self._groups = 2 + others
-        total = self._arrivals.total
-        before = None
-        if self.served:
-            rate = self._arrivals.long_rate(now) if self._stray_s <= self._scale_s else 0.0
-            before = Round(self._at, self.served, self._arrived, now, total, rate)
-        self._at = now
-        self.served = n
-        self._arrived = total
-        return before
+        if not self.served:
+            return None
+        rate = self._arrivals.long_rate(now) if self._stray_s <= self._scale_s else 0.0
+        return Round(self._at, self.served, self._arrived, now, self._arrivals.total, rate)
 
     def stop(self) -> None:
         """Batches are not told of for a while: there is nobody to wait for, and no account that could be closed."""
