@@ -12,9 +12,10 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import mean
+from sys import maxsize
 
 from bench.policies import write
-from bench.policy_workloads import Workload, load
+from bench.policy_workloads import DURATION_S, Workload, load
 from carpool.policy import Adaptive
 from carpool.simulate import run
 
@@ -44,6 +45,29 @@ WORKLOADS = (
     "X mixSLO fixed r1.2",
     "X flash x10 tile16",
 )
+OWN = (
+    Workload(
+        "closed noisy N240",
+        {
+            "cost": "affine:a=8ms,b=0.25ms+noisy:sigma=0.3",
+            "arrivals": "closed:clients=240,think=0.1ms,think=exponential,backoff=24ms",
+            "max_batch_size": 64,
+            "slo_s": 0.11,
+            "duration_s": DURATION_S,
+        },
+    ),
+    Workload(
+        "closed tile4 N16",
+        {
+            "cost": "tile:a=29ms,step=7ms,width=4",
+            "arrivals": "closed:clients=16,think=27ms,think=uniform",
+            "max_batch_size": 32,
+            "slo_s": 1.0,
+            "duration_s": DURATION_S,
+        },
+    ),
+)
+"""Beside the workloads of all policies: a closed loop that asks for too much, and one whose groups miss a tile."""
 
 
 def without_gather(policy: Adaptive) -> None:
@@ -54,13 +78,18 @@ def without_gather(policy: Adaptive) -> None:
 def without_plan(policy: Adaptive) -> None:
     """When the head is in a hurry, serve everything all the same."""
     policy._tight = lambda at, line, most, *_: policy._go(  # type: ignore[method-assign]
-        line, min(line.size, most), line.due - at, "free"
+        line.dropped, line.size, min(line.size, most), line.due - at, "free"
     )
 
 
 def without_backlog(policy: Adaptive) -> None:
     """Keep the whole backlog in an overload."""
     policy._trim = lambda *_: None  # type: ignore[method-assign]
+
+
+def without_edge(policy: Adaptive) -> None:
+    """A backlog that stands is like any other."""
+    policy._backlog.look = lambda *_: 0  # type: ignore[method-assign]
 
 
 def without_size(policy: Adaptive) -> None:
@@ -70,7 +99,7 @@ def without_size(policy: Adaptive) -> None:
 
 def without_probe(policy: Adaptive) -> None:
     """Never try a size for its own sake."""
-    policy._size.probe = lambda n, *_: n  # type: ignore[method-assign]
+    policy._size._next_probe = maxsize
 
 
 def without_ratios(policy: Adaptive) -> None:
@@ -93,6 +122,7 @@ PARTS: dict[str, Callable[[Adaptive], None]] = {
     "gather": without_gather,
     "plan": without_plan,
     "backlog": without_backlog,
+    "edge": without_edge,
     "size": without_size,
     "probe": without_probe,
     "ratios": without_ratios,
@@ -123,7 +153,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--docs", action="store_true", help="write the table into docs/policies.md")
     given = parser.parse_args()
-    workloads = [workload for workload in load() if workload.name in WORKLOADS]
+    workloads = [*(workload for workload in load() if workload.name in WORKLOADS), *OWN]
     variants = ["", *PARTS]
     cases = [(workload, part, seed) for workload in workloads for part in variants for seed in range(given.seeds)]
     with ProcessPoolExecutor(given.jobs) as pool:

@@ -279,6 +279,21 @@ def test_a_leader_is_not_late_for_its_own_batch() -> None:
     assert isinstance(follower.request.error, DeadlineExceeded)
 
 
+def test_a_ticket_whose_time_is_up_is_done_when_the_batch_ends() -> None:
+    """Nobody waits for it, and nobody else is in line who would look."""
+    line = Line(Batcher("f", Greedy(max_batch_size=1), Queue()), 1)
+    leader = Thread("leader", Request("x", INFINITY))
+    ticket = Thread("ticket", Request("y", 10), waits=False, deadline=10)
+    line.join(0, [leader.request])
+    batch = line.lead(0, line.step(0, leader, leader))
+    line.join(1, [ticket.request])
+    assert batch is not None
+    line.finished(11, batch, ["x!"], None, 11)
+
+    assert (leader.pending, ticket.pending) == (0, 0)
+    assert isinstance(ticket.request.error, DeadlineExceeded)
+
+
 def test_a_closed_line_refuses() -> None:
     """At once, with the error it was closed with."""
     here = world(1, Greedy(1))

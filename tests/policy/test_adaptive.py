@@ -239,25 +239,60 @@ def edge(now: float, at_the_edge: int = 100) -> list[Request]:
     return [request(now - 0.27, now + 0.03) for _ in range(at_the_edge)] + crowd(300, 0.3, 2667)
 
 
+def stands(policy: Adaptive, waiting: list[Request]) -> list[Request]:
+    """The same kind of backlog, just below full load, up to LATER; it is returned as it is then."""
+    steps = 35
+    for step in range(steps + 1):
+        now = NOW + (LATER - NOW) * step / steps
+        later = [request(r.arrived - NOW + now, r.due - NOW + now, r.size, r.lane[0]) for r in waiting]
+        for i in range(50):
+            policy.arrived(now - (49 - i) / 2600, request(now, INFINITY))
+        refused = policy.decide(now, queued(*later), 1, 0).drop
+        assert not refused or now > NOW + 0.6
+    return later
+
+
+LATER = NOW + 0.7
+
+
 def test_who_is_at_the_edge_of_a_backlog_that_stands_is_refused() -> None:
-    """Only after it has stood for two SLOs, only amid noise, and not if nobody else would fill the next batch."""
+    """Only amid noise, and not if nobody else would fill the next batch."""
     policy = noisy(0.2)
-    waiting = edge(NOW)
-    assert not decide(policy, queued(*waiting)).drop
-    for one in crowd(300, 0.3, 2667):
-        policy.arrived(one.arrived + 0.7, one)
-    later = [request(r.arrived + 0.7, r.due + 0.7) for r in waiting]
-    assert decide(policy, queued(*later), now=NOW + 0.7).drop == later[:100]
-    few = later[:180]
-    kept = len(few) - len(decide(policy, queued(*few), now=NOW + 0.7).drop)
-    assert kept == 64 + 2 * 8 + 1  # a full batch, and what chance may take away from the one after it
+    waiting = stands(policy, edge(NOW))
 
-    assert decide(policy, queued(*later[-60:]), now=NOW + 0.7).take == 60
-    assert not decide(policy, queued(*later), now=NOW + 0.7).drop
-
+    assert decide(policy, queued(*waiting), now=LATER).drop == waiting[:100]
+    kept = 150 - len(decide(policy, queued(*waiting[:150]), now=LATER).drop)
+    assert 64 < kept < 64 + 64
     steady = noisy(0.0)
-    decide(steady, queued(*waiting))
-    assert not decide(steady, queued(*later), now=NOW + 0.7).drop
+    assert not decide(steady, queued(*stands(steady, edge(NOW))), now=LATER).drop
+
+
+def test_nobody_is_refused_for_those_who_have_time() -> None:
+    """What is due much later does not keep the others waiting, and makes no backlog of theirs."""
+    policy = noisy(0.2)
+    hurried = [request(NOW - 0.27, NOW + 0.03) for _ in range(30)]
+    waiting = stands(policy, hurried + [request(NOW, INFINITY) for _ in range(500)])
+
+    assert not decide(policy, queued(*waiting), now=LATER).drop
+
+
+def test_of_a_backlog_that_stands_the_lowest_priority_at_the_edge_goes_first() -> None:
+    """And nobody who is not at the edge."""
+    policy = noisy(0.2)
+    high = [request(NOW - 0.27, NOW + 0.03, priority=1) for _ in range(80)]
+    low = [request(NOW - 0.27, NOW + 0.03) for _ in range(20)]
+    waiting = stands(policy, [*high, *low, *crowd(200, 0.3, 2667)])
+
+    refused = decide(policy, queued(*waiting), now=LATER).drop
+    assert list(refused) == waiting[80:100] + waiting[:80]
+
+
+def test_what_no_refusal_would_help_is_borne() -> None:
+    """With so short an SLO whoever comes is at the edge."""
+    policy = noisy(0.2)
+    waiting = stands(policy, [request(NOW, NOW + 0.035) for _ in range(200)])
+
+    assert not decide(policy, queued(*waiting), now=LATER).drop
 
 
 # -- tight and shed
@@ -493,6 +528,28 @@ def test_nobody_is_refused_who_could_go_now(requests: list[Request], rate: float
     assert all(one.due - NOW < policy.cost.seconds(everybody) * policy.cost.margin for one in decision.drop)
     assert decision.take <= min(64, queue.size - sum(one.size for one in decision.drop))
     assert decision.take or decision.wake_at is not None or len(decision.drop) == len(requests)
+
+
+@settings(PROPERTY, max_examples=200)
+@given(
+    waiting,
+    st.sampled_from([FIXED, TILES, KNEE, BALANCED]),
+    st.sampled_from([0.0, 1000.0, 4000.0]),
+    st.integers(1, 3),
+    st.integers(0, 2),
+    st.floats(0, 0.02),
+)
+def test_the_short_way_comes_to_the_same(
+    requests: list[Request], cost: Cost, rate: float, free: int, busy: int, ahead_s: float
+) -> None:
+    """Wherever it comes to anything."""
+    policy, queue = taught(cost, rate=rate), queued(*requests)
+    policy.ahead_s = ahead_s
+    policy.completed(NOW - 0.001, 5, 5, cost(5), True)
+    policy._size.refresh()
+    short = policy._unhurried(NOW, queue, free)
+
+    assert short in (None, policy._warm(NOW, queue, free, busy))
 
 
 def test_its_memory_is_bounded() -> None:

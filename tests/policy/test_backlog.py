@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import sqrt
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,13 +75,37 @@ def test_a_full_batch_can_always_follow() -> None:
         assert kept(backlog, 1e9, 5000, "latency", arriving) - BATCH + meanwhile - 2 * meanwhile**0.5 >= BATCH
 
 
+def look(backlog: Backlog, now: float, waiting: int, workers: int = 1) -> int:
+    """How much need not be kept, at full load."""
+    return backlog.look(now, waiting, Pace(CAPACITY, CAPACITY, workers, BATCH, BATCH_S, 0.1), SLO_S)
+
+
 def test_a_backlog_stands_after_two_slos() -> None:
-    """In which there was no moment when one batch would have taken all that waited."""
+    """Without a look at which one batch could have taken all: then a batch and what chance may take away is enough."""
+    backlog = Backlog()
+    spare = 500 - (50 + int(2 * sqrt(50)) + 1)
+
+    assert [look(backlog, now, 500) for now in (5, 6, 7, 7.1, 8)] == [0, 0, 0, spare, spare]
+    assert [look(backlog, now, n) for now, n in ((8.1, 60), (8.2, 50), (9, 500), (10, 500), (11, 500))] == [0] * 5
+    assert look(backlog, 11.1, 500) == spare
+    backlog.drained()
+    assert [look(backlog, now, 500) for now in (11.2, 12)] == [0, 0]
+
+
+def test_after_a_silence_nobody_knows_whether_it_stands() -> None:
+    """What has stood before it may have left meanwhile."""
     backlog = Backlog()
 
-    assert [backlog.stands(now, SLO_S) for now in (5, 6, 7, 7.1, 8)] == [False, False, False, True, True]
-    backlog.drained()
-    assert [backlog.stands(now, SLO_S) for now in (9, 11, 11.1)] == [False, False, True]
+    assert [look(backlog, now, 500) for now in (5, 6, 100, 101, 102)] == [0] * 5
+    assert look(backlog, 102.1, 500) > 0
+
+
+def test_several_workers_take_several_batches() -> None:
+    """What they could take at once does not stand."""
+    backlog = Backlog()
+
+    assert [look(backlog, now, 200, workers=4) for now in (5, 6, 7, 8)] == [0] * 4
+    assert [look(backlog, now, 400, workers=4) > 0 for now in (9, 10, 11, 11.1)] == [False, False, False, True]
 
 
 def test_calm_ends_it() -> None:

@@ -157,7 +157,10 @@ class Line:
         if self._elect is not None and self._elect.asleep:
             self._wake(self._elect)  # what the policy said while the slot was taken may be different now
         self._hand_on()  # the next leader is woken first, before those who only go home
-        self._tell(self.pipeline.take_answers())  # no slot is claimed, so nothing else is to do before somebody leads
+        if now >= self._batcher.attention_at or self.pipeline.door.count:
+            self._look(now)
+        else:  # no batch can start before somebody claims the slot
+            self._tell(self.pipeline.take_answers())
 
     # -- the end
 

@@ -5,7 +5,8 @@ learned statistic. In the order in which `decide` asks:
 
 1. *nothing learned yet*: serve whatever waits; nothing is refused on a guess;
 2. *hopeless*: what cannot be answered in time even alone is refused;
-3. *overload* (`policy/backlog.py`): what the workers will never get to in time is refused early;
+3. *overload* (`policy/backlog.py`): what the workers will never get to in time is refused early; of a backlog that
+   stands, also who would be late if the batch took a little longer than usual;
 4. *tight* (`policy/due_plan.py`): the head cannot go with the others: a smaller batch, or without it;
 5. *gather* (`policy/gather.py`): clients in a closed loop are about to return: wait for them;
 6. *size* (`policy/batch_size.py`): take as many as makes the sum of delays least, not always all;
@@ -23,7 +24,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from carpool.policy.arrivals import Arrivals
-from carpool.policy.backlog import Backlog, Pace, needed
+from carpool.policy.backlog import Backlog, Pace, longest_s
 from carpool.policy.base import NOTHING, Decision, Policy, QueueView
 from carpool.policy.batch_size import BatchSize
 from carpool.policy.cost import CostModel
@@ -37,7 +38,6 @@ _TRIFLE_S = 200e-6  # shorter batches just go: to think about them costs more th
 _LEARN_EVERY_S = 5e-3  # of short batches about one in this time is learned from: that costs a share of their time too
 _TRIFLES_TO_ONE = 10  # of trifles one in ten times as many
 _NOVEL = 2.0  # a size that was measured less often is learned from whenever it comes
-_SURE = 2.5  # coefficients of variation above the expected time of a batch, which next to none exceeds
 _TIME_IS_FREE, _TIME_IS_DEAR = 0.5, 1.0  # loads at which a worker's time is worth nothing, and all it could serve
 
 
@@ -104,7 +104,7 @@ class Adaptive(Policy):
         self._trifling = known and busy_s < _TRIFLE_S
         novel = not known or cost.measured(size) < _NOVEL
         if novel or not self._pass_over:
-            before = None if self._trifling else gather.round(now, n, self._waiting, max(0, self._busy - 1))
+            before = None if self._trifling else gather.account(now, n, self._waiting, max(0, self._busy - 1))
             # what one more batch costs, the way to the worker and back too
             self._lesson = _Lesson(size, busy_s + self.hop_s if ok else None, before, size / n)
             self._pass_over = self._worth_passing_over(size, busy_s) if known else 0
@@ -154,6 +154,7 @@ class Adaptive(Policy):
         elif self.cost.samples < _COLD:
             decision = self._cold(now, queue)
         else:
+            self._size.refresh()
             decision = self._unhurried(now, queue, free) or self._warm(now, queue, free, busy)
         self._busy = busy
         if decision.take:
@@ -185,10 +186,11 @@ class Adaptive(Policy):
         return Decision(drop=late, take=min(waiting, self.limit), reason="cold")
 
     def _unhurried(self, now: float, queue: QueueView, free: int) -> Decision | None:
-        """What `_warm` would come to where it is plain that all have time, nobody is refused and the batch takes all
-        that it can, in a fraction of the steps; None where that is not plain."""
+        """What `_warm` would say, in a fraction of the steps; None where that takes more thought.
+
+        Here all have time, nobody is refused, and the batch takes all that it may.
+        """
         cost, size = self.cost, self._size
-        size.refresh()
         waiting, due = queue.size, queue.earliest_due
         most = size.most(waiting)
         slack_s = due - now - self.ahead_s
@@ -266,12 +268,14 @@ class Adaptive(Policy):
         slo_s = line.slo_s
         if slo_s > _NO_SLO_S:
             return
+        urgent = line.due_by(now + 1.001 * slo_s)  # what is due later does not keep these waiting
         if pace.arriving > pace.capacity:
-            urgent = line.due_by(now + 1.001 * slo_s)  # what is due later does not keep these waiting
             line.drop_first(urgent - self._backlog.keep(now, urgent, pace, slo_s, self.ahead_s, self.overload))
-        if self._backlog.stands(now, slo_s) and line.size > pace.batch:
-            at_the_edge = line.due_by(now + self.ahead_s + pace.batch_s * (1.0 + _SURE * pace.noise))
-            line.drop_first(min(at_the_edge, line.size - needed(pace._replace(arriving=long_rate))))
+            urgent = line.due_by(now + 1.001 * slo_s)
+        spare = self._backlog.look(now, urgent, pace._replace(arriving=long_rate), slo_s)
+        edge_s = self.ahead_s + longest_s(pace)
+        if spare and edge_s < slo_s:  # else all are at the edge when they come
+            line.drop_first(spare, due_by=now + edge_s)
 
     def _tight(self, at: float, line: _Line, most: int, load: float, capacity: float, workers: int) -> Decision:
         """The head cannot go with the others: serve it in a smaller batch, or give it up for those behind it."""
@@ -411,13 +415,13 @@ class _Line:
 
     def due_by(self, when: float) -> int:
         """How much is due by `when`, in units."""
-        if self._queue.lanes == 1 and self.requests[-1].due <= when:
+        if self.size and self._queue.lanes == 1 and self.requests[-1].due <= when:
             return self.size
         return sum([request.size for request in self.requests if request.due <= when])
 
-    def drop_first(self, units: int) -> None:
-        """Refuse so much, or a little more: of the lowest priority what is due first, then of the next one."""
-        if units <= 0:
+    def drop_first(self, units: int, due_by: float = float("inf")) -> None:
+        """Refuse so much, or a little more, of what is due by then: what is due first, the lowest priority ahead."""
+        if units <= 0 or self.due > due_by:
             return
         order = self.requests
         if self._queue.lanes > 1:
@@ -426,6 +430,7 @@ class _Line:
         for request in order:
             if units <= 0:
                 break
-            units -= request.size
-            refused.append(request)
+            if request.due <= due_by:
+                units -= request.size
+                refused.append(request)
         self.drop(refused)

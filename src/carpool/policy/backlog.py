@@ -9,7 +9,7 @@ latency in those that do not; `overload` chooses the side.
 
 Clients in a closed loop come no faster than they are served, so what they overload stands instead of growing, with its
 head at the very edge of the SLO, where noise makes many of the answers late. A backlog that has stood for long (CoDel's
-sign of a bad queue) does not drain by itself: whoever is at the edge is refused, and the batches are as full as before.
+sign of a bad queue) does not drain by itself: whoever is at the edge is refused as long as others fill the batches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 _PATIENCE = {"goodput": (8.0, 0.25), "latency": (0.5, 0.0)}
 """SLOs after which half of the servable backlog is kept, and the least share of it that is."""
-_STANDS = 2.0  # SLOs without a moment when one batch could take all that waits
+_STANDS = 2.0  # SLOs in which no look has found so little that one batch of each worker could take it
+_SURE = 2.5  # coefficients of variation above the expected time of a batch, which next to none exceeds
 _NEARLY = 0.1  # of a batch: the last one that fits in may take so much longer, as a learned cost is never exact
 
 
@@ -50,16 +51,11 @@ class Backlog:
     def __init__(self) -> None:
         self.overloaded_since: float | None = None
         self._standing_since: float | None = None
+        self._looked_at = 0.0
 
     def drained(self) -> None:
-        """One batch takes all that waits."""
+        """It does not stand: the next batches take all of it."""
         self._standing_since = None
-
-    def stands(self, now: float, slo_s: float) -> bool:
-        """Told that more waits than one batch takes: whether it has been so for long, for an SLO of `slo_s`."""
-        if self._standing_since is None:
-            self._standing_since = now
-        return now - self._standing_since > _STANDS * slo_s
 
     def calm(self) -> None:
         """The overload is over."""
@@ -84,10 +80,30 @@ class Backlog:
         patience, least = _PATIENCE[overload]
         share = max(least, 1.0 / (1.0 + (now - self.overloaded_since) / (patience * slo_s)))
         batches = int(here_s / (pace.batch_s * (1.0 + pace.noise)) + _NEARLY) * pace.workers
-        return max(needed(pace), int(max(servable, batches * pace.batch) * share))
+        return max(_needed(pace), int(max(servable, batches * pace.batch) * share))
+
+    def look(self, now: float, waiting: int, pace: Pace, slo_s: float) -> int:
+        """Note how much waits; returns how much of it is not needed although it may be in time, if the backlog stands.
+
+        Args: as of `keep`.
+        """
+        silent = now - self._looked_at > slo_s  # nobody knows what has become of it meanwhile
+        self._looked_at = now
+        if waiting <= pace.batch * pace.workers:
+            self._standing_since = None
+        elif self._standing_since is None or silent:
+            self._standing_since = now
+        elif now - self._standing_since > _STANDS * slo_s:
+            return max(0, waiting - _needed(pace))
+        return 0
 
 
-def needed(pace: Pace) -> int:
+def longest_s(pace: Pace) -> float:
+    """What next to no full batch takes longer than."""
+    return pace.batch_s * (1.0 + _SURE * pace.noise)
+
+
+def _needed(pace: Pace) -> int:
     """What a full batch of each worker needs, and what chance may take away from the one after it."""
     at_once = sqrt(pace.workers)  # workers that become free at the same time, when they are neither in step nor spread
     meanwhile = pace.arriving * pace.batch_s / pace.workers * at_once  # comes while one batch of each of them runs

@@ -14,8 +14,9 @@ are all, n*, the most efficient size up to each, and the end of the last tile. D
 optimum: docs/policies.md.
 
 **Probes**: while more than the working size waits, now and then a neighbouring size that was hardly ever tried is run,
-so that knees and tiles are found without a profile. While less waits, a smaller size that was never tried may be: where
-it would be better if it took no longer than the next one below it that was measured (a tile may end there).
+so that knees and tiles are found without a profile. While less waits, a smaller size that was never run may be, once,
+as a tile may end there: where it would be better if it took no longer than the next one below it that was measured, or
+15 % less than expected if that is more.
 """
 
 from __future__ import annotations
@@ -50,17 +51,20 @@ class BatchSize:
         self._version = -1
         self.working = self.best = cost.limit
         self.capacity = 1.0
-        self._hoped: list[
-            float
-        ] = []  # per knot the relative time, or at least how short that may be if never measured,
-        self._prefix: list[int] = []  # the most efficient size up to it by that,
-        self._tile_end: list[int] = []  # and the last size below it after which efficiency falls
+        # Per knot: its relative time, or the least that it may be if it was never measured,
+        self._hoped: list[float] = []
+        # by that the most efficient size up to it,
+        self._prefix: list[int] = []
+        # and the last size below it after which efficiency falls.
+        self._tile_end: list[int] = []
         self._next_probe = _FIRST_PAUSE
         self._pause = _FIRST_PAUSE
         self._probe = 0
         self._tried = 0  # how many of the factors were looked at last
         self._asked_at = -1  # the cost's samples when a probe was last due
         self._probed_at = 0  # the working size at the last probe
+        self._hope = 0  # the size that is tried below the working size, if it is
+        self._hoped_for: set[int] = set()  # those that were, whatever came of it
 
     def refresh(self) -> None:
         """Look at the cost's tables again if they have changed."""
@@ -137,19 +141,21 @@ class BatchSize:
             delay = waiting * (seconds - n / capacity) / (free * n) + 0.5 * n / capacity
             if delay < least:
                 least, best = delay, n
-        if may_try and self._unknown(best):
-            self._asked_at, self._tried = cost.samples, 0
         return best
 
     def _unknown(self, n: int) -> bool:
-        """Whether that very size has an entry in the table, and was never measured."""
-        i = self._cost.shape.index(n)
-        return self._cost.shape.counts[i] == 0.0 and self._cost.shape.knots[i] == n
+        """Whether that very size has an entry in the table, and was neither measured nor tried."""
+        shape = self._cost.shape
+        i = shape.index(n)
+        return shape.counts[i] == 0.0 and shape.knots[i] == n and n not in self._hoped_for
 
     def _hoped_s(self, n: int) -> float:
-        """How long a batch of `n` takes, or at least, if it was never measured."""
-        seconds = self._cost.seconds(n)
-        return min(seconds, self._hoped[self._cost.shape.index(n)] * self._cost.level) if self._unknown(n) else seconds
+        """How long a batch of `n` takes, or the least it may take if that is unknown."""
+        shape, seconds = self._cost.shape, self._cost.seconds(n)
+        if not self._unknown(n):
+            return seconds
+        i = shape.index(n)
+        return seconds * min(1.0, self._hoped[i] / shape.at[i])
 
     def best_at_once(self, waiting: int, everything: int, capacity: float) -> bool:
         """Whether `choose` takes everything at any load: n* is least with no load, and no tile ends on the way."""
@@ -165,9 +171,13 @@ class BatchSize:
     def probe(self, n: int, waiting: int, slack_s: float) -> int:
         """`n`, or now and then a size that deserves a try, if so many wait and the slack allows it."""
         cost = self._cost
-        if cost.samples < self._next_probe or waiting <= n or n < self.working:
+        if cost.samples < self._next_probe:
             return n
-        self._asked_at = cost.samples
+        if waiting <= n or n < self.working:
+            if n < waiting and self._unknown(n):  # `choose` hopes for it
+                self._asked_at, self._hope = cost.samples, n
+            return n
+        self._asked_at, self._hope = cost.samples, 0
         for k in range(len(_PROBES)):
             self._tried = k + 1
             factor = _PROBES[(self._probe + k) % len(_PROBES)]
@@ -182,6 +192,10 @@ class BatchSize:
         cost = self._cost
         if not self._next_probe <= self._asked_at < cost.samples:
             return
+        if self._hope:
+            self._hoped_for.add(self._hope)
+            self._next_probe = cost.samples + self._pause
+            return
         moved = abs(self.working - self._probed_at) > 0.03 * self.working or abs(cost.trend) > 0.15
         self._pause = _FIRST_PAUSE if moved else min(_LAST_PAUSE, 2 * self._pause)
         self._probed_at = self.working
@@ -189,4 +203,5 @@ class BatchSize:
         self._probe += self._tried
         if self._probe >= _AGEING:
             self._probe = 0
+            self._hoped_for.clear()
             cost.shape.age(self.working)

@@ -86,12 +86,12 @@ class Gather:
         self.served = n
         self._arrived = self._arrivals.total
 
-    def round(self, now: float, n: int, waiting: int, others: int = 0) -> Round | None:
-        """What has come of the batch before, for `learn`, now that one of `n` is about to be `completed`.
+    def account(self, now: float, n: int, waiting: int, others: int = 0) -> Round | None:
+        """What has come of the batch before, for `learn`, and how many clients there are. Before one is `completed`.
 
         Args:
             now: the time.
-            n: how many requests this one has answered.
+            n: how many requests it has answered.
             waiting: how many others are queued.
             others: how many other batches run.
         """
@@ -107,18 +107,18 @@ class Gather:
         """Batches are not told of for a while: there is nobody to wait for, and no account that could be closed."""
         self.served = 0
 
-    def learn(self, round: Round, unit: float, cost: CostModel) -> None:
+    def learn(self, closed: Round, unit: float, cost: CostModel) -> None:
         """Choose the window anew after a batch and what came of it; `unit` is the mean size of a request."""
-        scale_s, at, before, arrivals = self._scale_s, round.at, round.arrived, self._arrivals
+        scale_s, at, before, arrivals = self._scale_s, closed.at, closed.arrived, self._arrivals
         half = at + 0.5 * scale_s
-        self._stray = _KEEP * self._stray + round.total - min(arrivals.until(half, before), round.total)
-        self._stray_s = _KEEP * self._stray_s + max(0.0, round.end - half)
-        self._answered = _KEEP * self._answered + round.served
+        self._stray = _KEEP * self._stray + closed.total - min(arrivals.until(half, before), closed.total)
+        self._stray_s = _KEEP * self._stray_s + max(0.0, closed.end - half)
+        self._answered = _KEEP * self._answered + closed.served
         self._batches = _KEEP * self._batches + 1.0
-        rate = self._stray / self._stray_s if self._stray_s > scale_s else round.rate
+        rate = self._stray / self._stray_s if self._stray_s > scale_s else closed.rate
         returned = self._returned
         for j, share in enumerate(_GRID):
-            by_then = min(arrivals.until(at + share * scale_s, before), round.total)
+            by_then = min(arrivals.until(at + share * scale_s, before), closed.total)
             returned[j] = _KEEP * returned[j] + by_then - before
         self.window_s = self._best_window(rate, unit, cost)
 
