@@ -223,6 +223,27 @@ def test_stats_tell_why() -> None:
         assert service.stats().stages[0].policy == {"thread": "carpool"}
 
 
+def test_who_expires_while_the_loop_stands_still_hears_so() -> None:
+    """Whatever the loop reads first when it goes on: the answer came in time, but nobody was there to hand it over."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def gated(xs: list[int]) -> list[int]:
+        inside.set()
+        leave.wait(10)
+        return xs
+
+    async def main() -> None:
+        async with Service(Stage(gated, max_batch_size=1, run_in="thread")).run_async() as service:
+            hasty = asyncio.ensure_future(service.predict(1, timeout_s=0.3))
+            await asyncio.to_thread(inside.wait, 10)
+            leave.set()
+            time.sleep(0.6)  # noqa: ASYNC251 - the loop is to stand still
+            with pytest.raises(carpool.DeadlineExceeded):
+                await hasty
+
+    asyncio.run(main())
+
+
 def test_close_answers_what_is_inside() -> None:
     """With `drain`, the requests inside are finished; without, they fail at once."""
 

@@ -219,8 +219,8 @@ def test_a_server_that_was_stopped_goes_on_as_if_nothing_had_happened() -> None:
     """SIGSTOP for longer than calls may last, then SIGCONT: who is expired hears so, the workers are the same."""
     with serve("tests.serving_models:sleeps") as served, Client(served.port) as patient, Client(served.port) as hasty:
         workers = workers_of(served.process)
-        patient.send(post(b"0.3"))
-        hasty.send(post(b"0.3", "/predict", "X-Request-Timeout-Ms: 1000"))
+        patient.send(post(b"1.4"))
+        hasty.send(post(b"1.4", "/predict", "X-Request-Timeout-Ms: 2000"))  # the workers answer while it stands still
         until(lambda: inside(served) == 2)
         os.kill(served.process.pid, signal.SIGSTOP)
         time.sleep(3.0)
