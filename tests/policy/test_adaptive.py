@@ -670,9 +670,9 @@ def test_if_nobody_comes_meanwhile_a_batch_is_learned_from_at_the_end_of_the_nex
         now = batch(policy, now, 8, FIXED(8))
 
 
-@pytest.mark.parametrize(("busy_s", "every_s"), [(1.6e-3, 5e-3), (150e-6, 50e-3)])
+@pytest.mark.parametrize(("busy_s", "every_s"), [(1.6e-3, 20e-3), (150e-6, 50e-3)])
 def test_of_short_batches_some_are_learned_from(busy_s: float, every_s: float) -> None:
-    """One each five milliseconds, and of trifles one each fifty; of the first ones all."""
+    """One each twenty milliseconds, and of trifles one each fifty; of the first ones all."""
     policy = Adaptive(64)
     now = NOW
     for _ in range(66):

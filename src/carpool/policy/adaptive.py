@@ -35,8 +35,8 @@ from carpool.request import Request
 _COLD = 6  # batches before anything is decided by what was learned
 _FEW = 64  # batches that must be known before any is passed over without much thought
 _TRIFLE_S = 200e-6  # shorter batches just go: to think about them costs more than it brings
-_LEARN_EVERY_S = 5e-3  # of short batches about one in this time is learned from: that costs a share of their time too
-_TRIFLES_TO_ONE = 10  # of trifles one in ten times as many
+_SHORT_S = 5e-3  # of shorter ones not all are learned from: that costs a share of their time too,
+_LEARN_EVERY_S, _LEARN_FROM_TRIFLES_EVERY_S = 20e-3, 50e-3  # about one in this time
 _NOVEL = 2.0  # a size that was measured less often is learned from whenever it comes
 _TIME_IS_FREE, _TIME_IS_DEAR = 0.5, 1.0  # loads at which a worker's time is worth nothing, and all it could serve
 
@@ -120,9 +120,11 @@ class Adaptive(Policy):
             self._study()  # the next decision depends on it
 
     def _worth_passing_over(self, size: int, busy_s: float) -> int:
-        """How many batches not to learn from, after one that has taken so long: none if they have become slow."""
-        every_s = _LEARN_EVERY_S * (_TRIFLES_TO_ONE if self._trifling else 1)
-        return int(every_s / max(busy_s, self.cost.seconds(min(size, self.limit))))
+        """How many batches not to learn from, after one that has taken so long: none if they are not short any more."""
+        usual_s = max(busy_s, self.cost.seconds(min(size, self.limit)))
+        if usual_s >= _SHORT_S:
+            return 0
+        return int((_LEARN_FROM_TRIFLES_EVERY_S if self._trifling else _LEARN_EVERY_S) / usual_s)
 
     def _study(self) -> None:
         """Learn from a batch: once the next one has gone if possible, since its worker may be idle until then."""
