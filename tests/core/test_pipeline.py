@@ -252,6 +252,20 @@ def test_a_deadline_ends_the_waiting_also_while_the_item_runs() -> None:
     assert (line.answered, line.unanswered) == (1, 0)
 
 
+def test_a_reply_after_the_deadline_is_late_although_nobody_has_polled() -> None:
+    """A driver that stood still finds it before its timers; of the same batch, who has time gets the answer."""
+    to = pipeline(stage())
+    hasty, patient = ask(deadline=3), ask()
+    to.submit(0, [hasty, patient])
+    (batch,) = to.poll(0).run
+    reply(to, 5, batch)
+
+    assert outcome(hasty) is DeadlineExceeded
+    assert patient.error is None
+    assert patient in to.poll(5).answer
+    assert to.stages[0].late_results == 1
+
+
 def test_the_next_wake_up_is_the_earliest_there_is() -> None:
     """Over all stages: deadlines, hang limits, and what policies ask for."""
     line = pipeline(stage(max_batch_time_s=30), stage(policy=Static(4, 10)))

@@ -155,6 +155,9 @@ class Pipeline:
         batcher = self.stages[stage]
         last = stage == len(self.stages) - 1
         batch = batcher.in_flight.get(worker)
+        if now >= batcher.attention_at and batch is not None and batch.id == batch_id:
+            for late in batch.expire(now):  # the driver stood still meanwhile, or would have polled before
+                self._expired(now, late, batch.started)
         takers = batcher.completed(now, worker, batch_id, ids, busy_s, ok=not errors)
         if errors is None and last and self.journal is None:
             batcher.late_results += self._answer_all(takers, results)

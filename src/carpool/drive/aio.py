@@ -184,10 +184,7 @@ class Driver:
         It goes at once if it is full; else at the end of this turn, so that what arrives in the turn shares it. If
         nobody waits, there is nothing to share, and the answers go at once.
         """
-        now = self.clock()
-        if now >= self._timer_at:
-            self.poll()  # the loop stood still, and its timers come after what it reads: first what was due meanwhile
-        self.pipeline.completed(now, stage, worker, batch_id, ids, results, errors, busy_s)
+        self.pipeline.completed(self.clock(), stage, worker, batch_id, ids, results, errors, busy_s)
         self.stats.stages[stage].completed(worker, busy_s, waited_s)
         batcher = self.pipeline.stages[stage]
         if batcher.queue.size >= batcher.policy.limit:
