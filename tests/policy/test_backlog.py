@@ -100,6 +100,16 @@ def test_after_a_silence_nobody_knows_whether_it_stands() -> None:
     assert look(backlog, 102.1, 500) > 0
 
 
+def test_workers_in_step_need_a_batch_each() -> None:
+    """In the end, when the least is kept: without noise they become free together, and each of them finds its batch."""
+    for workers, noise, least in ((1, 0.0, 1), (2, 0.0, 2), (4, 0.0, 4), (4, 0.1, 2)):
+        backlog = Backlog()
+        for now in (5, 1000):
+            pace = Pace(2 * CAPACITY, CAPACITY, workers, BATCH, BATCH_S * workers, noise)
+            keeps = backlog.keep(now, 5000, pace, 0.3, 0.0, "latency")
+        assert least * BATCH <= keeps < (least + 1) * BATCH
+
+
 def test_several_workers_take_several_batches() -> None:
     """What they could take at once does not stand."""
     backlog = Backlog()

@@ -143,6 +143,16 @@ def test_a_lone_stall_is_not_believed(noise: float, factor: float) -> None:
     assert model.seconds(20) == pytest.approx(before, rel=0.02)
 
 
+@pytest.mark.parametrize("stalled", range(6))
+def test_a_stall_among_the_first_batches_is_not_believed(stalled: int) -> None:
+    """Whichever it is, if its size was measured once more: nobody knows the noise yet, but two of a size differ."""
+    model = CostModel(8)
+    for i, n in enumerate([1, 2, 4, 1, 2, 4]):
+        model.add(n, FIXED(n) * (8 if i == stalled else 1))
+
+    assert [model.seconds(n) for n in (1, 2, 4)] == pytest.approx([FIXED(n) for n in (1, 2, 4)], rel=0.02)
+
+
 def test_a_stall_is_believed_when_it_repeats() -> None:
     """What takes twice as long again and again does take twice as long; and one in ten does not count."""
     often, seldom = learned(FIXED, batches=200), learned(FIXED, batches=200)

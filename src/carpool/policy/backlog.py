@@ -21,6 +21,7 @@ _PATIENCE = {"goodput": (8.0, 0.25), "latency": (0.5, 0.0)}
 """SLOs after which half of the servable backlog is kept, and the least share of it that is."""
 _STANDS = 2.0  # SLOs in which no look has found so little that one batch of each worker could take it
 _SURE = 2.5  # coefficients of variation above the expected time of a batch, which next to none exceeds
+_IN_STEP_CV = 0.05  # below it, workers that are in step stay so
 _NEARLY = 0.1  # of a batch: the last one that fits in may take so much longer, as a learned cost is never exact
 
 
@@ -105,7 +106,8 @@ def longest_s(pace: Pace) -> float:
 
 def _needed(pace: Pace) -> int:
     """What a full batch of each worker needs, and what chance may take away from the one after it."""
-    at_once = sqrt(pace.workers)  # workers that become free at the same time, when they are neither in step nor spread
+    # Workers that become free at nearly the same time: without noise always the same ones, else as chance will have it.
+    at_once = pace.workers if pace.noise < _IN_STEP_CV else sqrt(pace.workers)
     meanwhile = pace.arriving * pace.batch_s / pace.workers * at_once  # comes while one batch of each of them runs
     batch = pace.batch * at_once
     return int(batch + max(0.0, batch - meanwhile + 2.0 * sqrt(meanwhile))) + 1

@@ -19,6 +19,7 @@ _LEARNED = 8  # batches after which residuals mean something
 _REFRESH, _RARELY = 8, 64  # batches between refreshes of the tables, at first and when much is known
 _QUANTILE, _QUANTILE_STEP = 0.7, 0.04
 _STALL = 0.25  # log-ratio beyond which, and beyond 3.5 sigma, a residual may be a stall
+_STALLED = 2.0  # times as long as another batch of that size
 _REPEATED = 1.4  # two in a row of one sign: no stall but news
 _BIAS_KEEP = 0.985
 
@@ -97,6 +98,13 @@ class CostModel:
             self._tabulate()
         self.samples += 1
         count = self.measured(n)
+        if self.samples <= _LEARNED and count >= 1.0:
+            # The noise is not known yet: of two batches of one size the much longer one has stalled.
+            ratio = seconds / self.seconds(n)
+            if ratio > _STALLED:
+                return
+            if ratio < 1.0 / _STALLED:
+                self.shape.forget(n)
         if self.samples > _LEARNED:
             expected = self.seconds(n) * self.level / self._level_fitted  # the table lags behind a little
             self._measured = _BIAS_KEEP * self._measured + seconds
