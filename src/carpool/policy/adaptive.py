@@ -24,7 +24,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from carpool.policy.arrivals import Arrivals
-from carpool.policy.backlog import Backlog, Pace, longest_s
+from carpool.policy.backlog import Backlog, Pace
 from carpool.policy.base import NOTHING, Decision, Policy, QueueView
 from carpool.policy.batch_size import BatchSize
 from carpool.policy.cost import CostModel
@@ -275,7 +275,7 @@ class Adaptive(Policy):
             line.drop_first(urgent - self._backlog.keep(now, urgent, pace, slo_s, self.ahead_s, self.overload))
             urgent = line.due_by(now + 1.001 * slo_s)
         spare = self._backlog.look(now, urgent, pace._replace(arriving=long_rate), slo_s)
-        edge_s = self.ahead_s + longest_s(pace)
+        edge_s = self.ahead_s + pace.surely_s
         if spare and edge_s < slo_s:  # else all are at the edge when they come
             line.drop_first(spare, due_by=now + edge_s)
 

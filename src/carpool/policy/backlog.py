@@ -41,6 +41,11 @@ class Pace(NamedTuple):
     batch_s: float
     noise: float
 
+    @property
+    def surely_s(self) -> float:
+        """What next to no batch takes longer than."""
+        return self.batch_s * (1.0 + _SURE * self.noise)
+
 
 class Backlog:
     """Notices overloads.
@@ -97,11 +102,6 @@ class Backlog:
         elif now - self._standing_since > _STANDS * slo_s:
             return max(0, waiting - _needed(pace))
         return 0
-
-
-def longest_s(pace: Pace) -> float:
-    """What next to no full batch takes longer than."""
-    return pace.batch_s * (1.0 + _SURE * pace.noise)
 
 
 def _needed(pace: Pace) -> int:

@@ -151,9 +151,10 @@ class BatchSize:
 
     def _hoped_s(self, n: int) -> float:
         """How long a batch of `n` takes, or the least it may take if that is unknown."""
-        shape, seconds = self._cost.shape, self._cost.seconds(n)
+        seconds = self._cost.seconds(n)
         if not self._unknown(n):
             return seconds
+        shape = self._cost.shape
         i = shape.index(n)
         return seconds * min(1.0, self._hoped[i] / shape.at[i])
 
