@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -613,6 +614,31 @@ def test_groups_that_take_turns_find_the_end_of_a_tile() -> None:
     report = run("adaptive", loop, cost, slo_s=1.0, max_batch_size=32, duration_s=30, seed=3)
 
     assert report.goodput > 0.98 * 8 / 0.043
+
+
+class Compiled(Cost):
+    """The first batch of each size takes eight times as long."""
+
+    def __call__(self, n: float) -> float:
+        return FIXED(n)
+
+    def over(self, duration_s: float) -> Callable[[int, float, Random], float]:
+        seen: set[int] = set()
+
+        def seconds(n: int, now: float, dice: Random) -> float:
+            first = n not in seen
+            seen.add(n)
+            return FIXED(n) * (8 if first else 1)
+
+        return seconds
+
+
+@pytest.mark.parametrize(("load", "share"), [(0.15, 0.8), (0.9, 0.5)])
+def test_sizes_that_are_slow_the_first_time_are_tried_again(load: float, share: float) -> None:
+    """What they took then exceeds the SLO; if it were believed, nobody would ever find out that it is over."""
+    report = run("adaptive", f"poisson:rho={load}", Compiled(), 0.06, 64, duration_s=15, seed=1)
+
+    assert report.attainment > share
 
 
 def test_overload_costs_little() -> None:

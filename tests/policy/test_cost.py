@@ -85,7 +85,7 @@ def test_more_never_take_less(limit: int, batches: list[tuple[int, float]]) -> N
     assert all(a <= b * (1 + 1e-12) for a, b in pairwise(expected))
     assert 1 <= model.margin <= 2
     assert 0 < model.bias <= 1
-    assert model.samples == len(batches)
+    assert 0 < model.samples <= len(batches)
 
 
 @PROPERTY
@@ -143,14 +143,31 @@ def test_a_lone_stall_is_not_believed(noise: float, factor: float) -> None:
     assert model.seconds(20) == pytest.approx(before, rel=0.02)
 
 
-@pytest.mark.parametrize("stalled", range(6))
+@pytest.mark.parametrize("stalled", range(1, 6))
 def test_a_stall_among_the_first_batches_is_not_believed(stalled: int) -> None:
-    """Whichever it is, if its size was measured once more: nobody knows the noise yet, but two of a size differ."""
+    """Whichever it is but the very first one: nobody knows the noise yet, but the other sizes tell what to expect."""
     model = CostModel(8)
     for i, n in enumerate([1, 2, 4, 1, 2, 4]):
         model.add(n, FIXED(n) * (8 if i == stalled else 1))
 
     assert [model.seconds(n) for n in (1, 2, 4)] == pytest.approx([FIXED(n) for n in (1, 2, 4)], rel=0.02)
+
+
+def test_what_is_much_slower_than_expected_is_believed_the_second_time() -> None:
+    """The first batch of a size may have compiled its kernels; two in a row are a step in the curve."""
+    once, twice, sure = (
+        learned(FIXED, sizes=(1, 2, 4)),
+        learned(FIXED, sizes=(1, 2, 4)),
+        learned(FIXED, sizes=(1, 2, 4)),
+    )
+    once.add(8, 5 * FIXED(8))
+    twice.add(8, 5 * FIXED(8))
+    twice.add(8, 5 * FIXED(8))
+    sure.add(8, 5 * FIXED(8), sure=True)
+
+    assert once.seconds(8) == pytest.approx(FIXED(8), rel=0.02)
+    assert twice.seconds(8) > 2 * FIXED(8)
+    assert sure.seconds(8) == pytest.approx(twice.seconds(8))
 
 
 def test_a_stall_is_believed_when_it_repeats() -> None:
@@ -172,7 +189,7 @@ def test_a_stall_is_believed_when_it_repeats() -> None:
 def test_a_size_never_seen_does_not_move_the_level() -> None:
     """There it is the shape that was wrong."""
     model = learned(FIXED, sizes=(8, 12, 16), batches=120)
-    model.add(64, 2.5 * FIXED(64))
+    model.add(64, 2.5 * FIXED(64), sure=True)
 
     assert model.seconds(12) == pytest.approx(FIXED(12), rel=0.03)
     assert model.seconds(64) > 1.5 * FIXED(64)

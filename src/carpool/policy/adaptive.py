@@ -141,7 +141,7 @@ class Adaptive(Policy):
         """A batch of the warm-up took so long."""
         if self.cost.limit != self.limit:
             self._learn_from_scratch()
-        self.cost.add(size, busy_s)
+        self.cost.add(size, busy_s, sure=True)
 
     # -- what to do
 

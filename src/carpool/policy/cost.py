@@ -3,9 +3,10 @@
 The **shape** (`policy/shape.py`) is slow: it says how the time depends on the size. The **level** is fast: a model that
 is throttled, or whose neighbour has woken up, gets slower by one factor at all sizes. Its gain follows a tracking
 signal (Trigg & Leach 1967): small while the residuals scatter around zero, large when they agree in sign. A residual
-far outside the noise is a stall and is believed only if it repeats. The **margin** is a quantile of measured over
-predicted time, tracked by steps up and down (Robbins & Monro 1951): what deadlines are planned with. The **bias**
-corrects the capacity for the time that stalls take.
+far outside the noise is a stall and is believed only if it repeats, and so is the time of a size hardly known that is
+far longer than other sizes let expect. The **margin** is a quantile of measured over predicted time, tracked by steps
+up and down (Robbins & Monro 1951): what deadlines are planned with. The **bias** corrects the capacity for the time
+that stalls take.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _LEARNED = 8  # batches after which residuals mean something
 _REFRESH, _RARELY = 8, 64  # batches between refreshes of the tables, at first and when much is known
 _QUANTILE, _QUANTILE_STEP = 0.7, 0.04
 _STALL = 0.25  # log-ratio beyond which, and beyond 3.5 sigma, a residual may be a stall
-_STALLED = 2.0  # times as long as another batch of that size
+_STALLED = 2.0  # times the expected time, beyond which, and beyond 3.5 sigma, a size hardly known is measured again
 _REPEATED = 1.4  # two in a row of one sign: no stall but news
 _BIAS_KEEP = 0.985
 
@@ -52,6 +53,8 @@ class CostModel:
         self._scatter = 1e-3  # smoothed absolute log-ratio
         self._oddness = 0.0
         self._measured = self._expected = 0.0
+        self._long = False  # whether the last sample of a size hardly known was far longer than expected
+        self._doubted: set[int] = set()  # knots that a sample was doubted of, which happens once
         self._unfitted = 0
         self._level_fitted = 1.0
         self._knots = self.shape.knots
@@ -90,21 +93,16 @@ class CostModel:
         n = self._knots[i] + int((seconds - self._at[i]) / self._rise[i])
         return min(n, self._knots[i + 1] - 1)
 
-    def add(self, n: int, seconds: float) -> None:
-        """A batch of size `n` has taken so long."""
+    def add(self, n: int, seconds: float, sure: bool = False) -> None:
+        """A batch of size `n` has taken so long; it is `sure` if it was run more than once, and this is the best."""
         seconds = max(seconds, 1e-9)
         if not self.samples:
             self.shape.start(n, seconds)
             self._tabulate()
-        self.samples += 1
         count = self.measured(n)
-        if self.samples <= _LEARNED and count >= 1.0:
-            # The noise is not known yet: of two batches of one size the much longer one has stalled.
-            ratio = seconds / self.seconds(n)
-            if ratio > _STALLED:
-                return
-            if ratio < 1.0 / _STALLED:
-                self.shape.forget(n)
+        if not sure and (count < 2.0 or self.samples < _LEARNED) and self._doubtful(n, seconds):
+            return
+        self.samples += 1
         if self.samples > _LEARNED:
             expected = self.seconds(n) * self.level / self._level_fitted  # the table lags behind a little
             self._measured = _BIAS_KEEP * self._measured + seconds
@@ -121,6 +119,21 @@ class CostModel:
         if due or self.samples < 2 * _LEARNED or count < 1.0 or moved:
             self.shape.fit(self.cv)
             self._tabulate()
+
+    def _doubtful(self, n: int, seconds: float) -> bool:
+        """Whether a batch of a size hardly known took so much longer than expected that it is not believed yet.
+
+        It may have stalled, or have been the first of its size, for which kernels are compiled. If it were believed, it
+        might keep batches of that size from ever being tried again. But two in a row are news, be they of one size or,
+        beyond a knee, of several.
+        """
+        knot = self.shape.nearest(n)
+        long = seconds >= max(_STALLED, exp(3.5 * self.cv)) * self.seconds(n)
+        doubtful = long and not self._long and knot not in self._doubted
+        self._long = long
+        if doubtful:
+            self._doubted.add(knot)
+        return doubtful
 
     def _learn_margin(self, ratio: float) -> None:
         step = _QUANTILE if ratio > self.margin else _QUANTILE - 1.0

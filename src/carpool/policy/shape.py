@@ -109,10 +109,6 @@ class Shape:
         self.counts[i] = count + 1.0
         self._local[i] += (seconds - self._local[i]) / (min(count, _memory(cv) - 1.0) + 1.0)
 
-    def forget(self, n: int) -> None:
-        """What was measured at about that size counts no more, but in the straight line."""
-        self.counts[self.nearest(n)] = 0.0
-
     def age(self, but: int) -> None:
         """Samples of sizes not about `but` lose weight, so that a curve that has changed is found out."""
         for i, n in enumerate(self.knots):
