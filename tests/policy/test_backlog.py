@@ -101,13 +101,15 @@ def test_after_a_silence_nobody_knows_whether_it_stands() -> None:
 
 
 def test_workers_in_step_need_a_batch_each() -> None:
-    """In the end, when the least is kept: without noise they become free together, and each of them finds its batch."""
-    for workers, noise, least in ((1, 0.0, 1), (2, 0.0, 2), (4, 0.0, 4), (4, 0.1, 2)):
-        backlog = Backlog()
-        for now in (5, 1000):
-            pace = Pace(2 * CAPACITY, CAPACITY, workers, BATCH, BATCH_S * workers, noise)
-            keeps = backlog.keep(now, 5000, pace, 0.3, 0.0, "latency")
-        assert least * BATCH <= keeps < (least + 1) * BATCH
+    """In the end, when the least is kept: who becomes free just after the others finds a batch too."""
+    for workers, in_step, least in ((1, True, 1), (2, False, 1), (2, True, 2), (4, False, 2), (4, True, 4)):
+        backlog, pace = Backlog(), Pace(2 * CAPACITY, CAPACITY, workers, BATCH, BATCH_S * workers, 0.0)
+        for turn in range(800):
+            for worker in range(workers):
+                now = 5 + pace.batch_s * turn + BATCH_S * worker * (0.01 if in_step else 1)
+                keeps = backlog.keep(now, 5000, pace, 0.3, 0.0, "latency")
+                backlog.look(now, 5000, pace, 0.3)
+        assert round(keeps / BATCH) == least
 
 
 def test_several_workers_take_several_batches() -> None:

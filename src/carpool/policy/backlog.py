@@ -21,7 +21,8 @@ _PATIENCE = {"goodput": (8.0, 0.25), "latency": (0.5, 0.0)}
 """SLOs after which half of the servable backlog is kept, and the least share of it that is."""
 _STANDS = 2.0  # SLOs in which no look has found so little that one batch of each worker could take it
 _SURE = 2.5  # coefficients of variation above the expected time of a batch, which next to none exceeds
-_IN_STEP_CV = 0.05  # below it, workers that are in step stay so
+_CLOSE = 0.1  # of a batch's time: workers that are free so soon one after the other are free together
+_LEARN = 0.1  # weight of a look
 _NEARLY = 0.1  # of a batch: the last one that fits in may take so much longer, as a learned cost is never exact
 
 
@@ -58,6 +59,7 @@ class Backlog:
         self.overloaded_since: float | None = None
         self._standing_since: float | None = None
         self._looked_at = 0.0
+        self._followed = 0.0  # share of the looks that came close after another one
 
     def drained(self) -> None:
         """It does not stand: the next batches take all of it."""
@@ -86,28 +88,29 @@ class Backlog:
         patience, least = _PATIENCE[overload]
         share = max(least, 1.0 / (1.0 + (now - self.overloaded_since) / (patience * slo_s)))
         batches = int(here_s / (pace.batch_s * (1.0 + pace.noise)) + _NEARLY) * pace.workers
-        return max(_needed(pace), int(max(servable, batches * pace.batch) * share))
+        return max(self._needed(pace), int(max(servable, batches * pace.batch) * share))
 
     def look(self, now: float, waiting: int, pace: Pace, slo_s: float) -> int:
         """Note how much waits; returns how much of it is not needed although it may be in time, if the backlog stands.
 
         Args: as of `keep`.
         """
-        silent = now - self._looked_at > slo_s  # nobody knows what has become of it meanwhile
+        gap_s = now - self._looked_at
+        silent = gap_s > slo_s  # nobody knows what has become of it meanwhile
         self._looked_at = now
+        self._followed += _LEARN * ((gap_s < _CLOSE * pace.batch_s) - self._followed)
         if waiting <= pace.batch * pace.workers:
             self._standing_since = None
         elif self._standing_since is None or silent:
             self._standing_since = now
         elif now - self._standing_since > _STANDS * slo_s:
-            return max(0, waiting - _needed(pace))
+            return max(0, waiting - self._needed(pace))
         return 0
 
-
-def _needed(pace: Pace) -> int:
-    """What a full batch of each worker needs, and what chance may take away from the one after it."""
-    # Workers that become free at nearly the same time: without noise always the same ones, else as chance will have it.
-    at_once = pace.workers if pace.noise < _IN_STEP_CV else sqrt(pace.workers)
-    meanwhile = pace.arriving * pace.batch_s / pace.workers * at_once  # comes while one batch of each of them runs
-    batch = pace.batch * at_once
-    return int(batch + max(0.0, batch - meanwhile + 2.0 * sqrt(meanwhile))) + 1
+    def _needed(self, pace: Pace) -> int:
+        """What a full batch of each worker needs, and what chance may take away from the one after it."""
+        # Workers that become free together: as many as chance will have it, or more if they are in step and stay so.
+        at_once = max(sqrt(pace.workers), 1.0 / max(1.0 - self._followed, 1.0 / pace.workers))
+        meanwhile = pace.arriving * pace.batch_s / pace.workers * at_once  # comes while one batch of each of them runs
+        batch = pace.batch * at_once
+        return int(batch + max(0.0, batch - meanwhile + 2.0 * sqrt(meanwhile))) + 1
