@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 from typing import Any, Literal, NoReturn
 
-Case = Literal["tasks", "task_alone", "threads", "thread_alone"]
+Case = Literal["tasks", "task_alone", "threads", "threads_greedy", "thread_alone"]
 Ask = Callable[[int], int]
 AskAsync = Callable[[int], Awaitable[int]]
 Function = Callable[[list[int]], list[int]]
@@ -59,14 +59,14 @@ async def _main_of_tasks(start: Callable[[], AskAsync], case: str, seconds: floa
 
 def main_of_threads(batched: Callable[[Function], Ask], case: str, seconds: float) -> None:
     """Measure a side for threads: what `batched` makes of a function."""
-    if case == "threads":
-        ask = batched(double_slowly)
-        threads(ask, WARM_UP_S)
-        report(threads(ask, seconds))
-    else:
+    if case == "thread_alone":
         ask = batched(double)
         thread_alone(ask, double, WARM_UP_S)
         report(thread_alone(ask, double, seconds))
+    else:
+        ask = batched(double_slowly)
+        threads(ask, WARM_UP_S)
+        report(threads(ask, seconds))
 
 
 def report(seconds_per_item: float, **facts: str) -> None:

@@ -1,8 +1,9 @@
 """@carpool.batch beside other batchers, in one process.  python -m bench.inprocess_peers [--pairs 7] ...
 
-Four cases, batches of up to 64. `tasks`: 512 tasks and a trivial async function; `task_alone`: a single task.
-`threads`: 64 threads and a function that sleeps for 1 ms and 0.02 ms per item; `thread_alone`: a single thread
-and a trivial function, whose own time is taken off. A B A B ..., N times over; each turn is a process of its
+Five cases, batches of up to 64. `tasks`: 512 tasks and a trivial async function; `task_alone`: a single task.
+`threads`: 64 threads and a function that sleeps for 1 ms and 0.02 ms per item; `threads_greedy`: the same with
+our Greedy, whose rule is that of `queue`, instead of the default policy; `thread_alone`: a single thread and
+a trivial function, whose own time is taken off. A B A B ..., N times over; each turn is a process of its
 own under the side's own Python, on plain asyncio. `batched:0` is batched told to wait 0 ms, and so on.
 """
 
@@ -29,6 +30,7 @@ PEERS: dict[Case, tuple[str, ...]] = {
     "tasks": FOR_TASKS,
     "task_alone": FOR_TASKS,
     "threads": FOR_THREADS,
+    "threads_greedy": ("queue",),
     "thread_alone": FOR_THREADS,
 }
 
@@ -56,14 +58,15 @@ class Row:
 
 
 def is_rate(case: Case) -> bool:
-    return case in ("tasks", "threads")
+    return case in ("tasks", "threads", "threads_greedy")
 
 
 def measure(case: Case, peer: str, pairs: int, seconds: float) -> Row:
     """The two sides in turn."""
     row = Row(case, peer)
     for pair in range(pairs):
-        ours, theirs = turn("carpool", case, seconds), turn(peer, case, seconds)
+        carpool = "carpool:greedy" if case == "threads_greedy" else "carpool"
+        ours, theirs = turn(carpool, case, seconds), turn(peer, case, seconds)
         row.carpool.append(ours.pop("seconds_per_item"))
         row.theirs.append(theirs.pop("seconds_per_item"))
         if ours != theirs:
@@ -78,9 +81,9 @@ def turn(side: str, case: Case, seconds: float) -> Facts:
     package, _, wait_ms = side.partition(":")
     if package in PACKAGED:
         program = [str(python_of(package)), "-m", f"bench.peers.{package}_function"]
+        command = [*program, case, str(seconds), *([wait_ms] if wait_ms else [])]
     else:
-        program = [sys.executable, "-m", "bench.inprocess_sides", side]
-    command = [*program, case, str(seconds), *([wait_ms] if wait_ms else [])]
+        command = [sys.executable, "-m", "bench.inprocess_sides", side, case, str(seconds)]
     return figures_of(f"{side}, {case}", command, ours=package not in PACKAGED, seconds=seconds)
 
 

@@ -27,6 +27,7 @@ FOR_TASKS: dict[str, Callable[[], AskAsync]] = {
 }
 FOR_THREADS: dict[str, Callable[[Function], Ask]] = {
     "carpool": lambda function: carpool.batch(max_batch_size=MAX_BATCH_SIZE)(function),
+    "carpool:greedy": lambda function: carpool.batch(max_batch_size=MAX_BATCH_SIZE, policy="greedy")(function),
     "queue": QueueAndWorker,
     "lock": OneAtATime,
 }

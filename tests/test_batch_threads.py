@@ -317,6 +317,51 @@ def test_cancelling_wakes_a_thread_that_waits(pool: ThreadPoolExecutor) -> None:
     assert first.result() == (0, 1)
 
 
+def test_a_ticket_that_nobody_waits_for_any_more_holds_nobody_up(pool: ThreadPoolExecutor) -> None:
+    """Its thread slept in the line when its time-out came; the next leader is one who still waits."""
+    function = Gated()
+    f = carpool.batch(max_batch_size=1)(function)
+    first = pool.submit(f, 0)
+    function.entered.acquire()
+    ticket = f.submit(1)
+    with pytest.raises(TimeoutError):
+        ticket.result(timeout_s=0.01)
+    other = pool.submit(f, 2)
+    until(lambda: waiting(f) == 2)
+    time.sleep(0.02)  # it goes to sleep
+    function.let(3)
+
+    assert first.result(5) == (0, 1)
+    assert other.result(5) == (2, 1)
+    assert ticket.done()
+
+
+def test_all_who_wait_for_a_ticket_get_its_result(pool: ThreadPoolExecutor) -> None:
+    """Also when one of them has run it while another one slept."""
+    function = Gated()
+    function.let(9)
+    f = carpool.batch(max_batch_size=2, policy="static", max_queue_delay_s=60)(function)
+    ticket = f.submit(1)
+    asleep = pool.submit(ticket.result)
+    until(lambda: f._line._line.elect is not None)  # until the policy's delay is over
+    f.submit(2)
+
+    assert ticket.result() == (1, 2)
+    assert asleep.result(5) == (1, 2)
+
+
+def test_a_ticket_whose_waiter_failed_says_so_again() -> None:
+    """It has left the line then; who asks later must not take nothing for the result."""
+    lock = threading.Lock()
+    f = carpool.batch(execution_lock=lock, timeout_s=0.05)(Gated())
+    ticket = f.submit(1)
+    with lock, pytest.raises(carpool.DeadlineExceeded, match="the execution lock was not free"):
+        ticket.result()
+
+    with pytest.raises(carpool.DeadlineExceeded):
+        ticket.result()
+
+
 def test_close_runs_what_is_in_the_line() -> None:
     """Tickets nobody waited for too; then callers are refused."""
     function = Gated()

@@ -31,7 +31,6 @@ class Thread:
     at: str = "join"
     requests: list[Request] = field(default_factory=list)
     pending: int = 1
-    asleep: bool = False
     woken: bool = False
     until: float = INFINITY
     slot: int = -1
@@ -43,6 +42,10 @@ class Thread:
         self.requests = [self.request]
         self.request.caller = self  # type: ignore[assignment]
         self.request.patient = True
+
+    @property
+    def asleep(self) -> bool:
+        return self.at == "asleep" and not self.woken
 
     def answered(self, request: Request) -> None:
         assert request is self.request
@@ -59,6 +62,7 @@ class World:
     slots: int
     now: float = 0.0
     interrupts: int = 0  # how many may still happen
+    looks_away: int = 0  # likewise: threads that wait no longer, and never come back
     runs: dict[str, int] = field(default_factory=dict)
 
     def moves(self) -> list[tuple[str, int]]:
@@ -71,6 +75,8 @@ class World:
                 found.append(("go", i))
             if self.interrupts and thread.at in ("asleep", "run"):
                 found.append(("interrupt", i))
+            if self.looks_away and thread.at == "asleep":
+                found.append(("look away", i))
         times = [t.until for t in self.threads if t.at == "asleep" and self.now < t.until < INFINITY]
         if times:
             found.append(("time", int(min(times))))
@@ -82,13 +88,16 @@ class World:
         elif what == "interrupt":
             self.interrupts -= 1
             self._interrupt(self.threads[which])
+        elif what == "look away":
+            self.looks_away -= 1
+            thread = self.threads[which]
+            thread.at, thread.woken, thread.waits = "gone", False, False
+            self.line.look_away(thread)
         else:
             self._go(self.threads[which])
         for waiter in self.line.wake:
             assert isinstance(waiter, Thread)
-            assert waiter.at == "asleep"
-            assert not waiter.woken
-            waiter.woken = True
+            waiter.woken = waiter.at == "asleep"
         self.line.wake.clear()
         running = [t for t in self.threads if t.at in ("lead", "run")]
         assert len(running) <= self.slots
@@ -130,12 +139,14 @@ class World:
     def state(self) -> str:
         """All that decides what can still happen."""
         batcher = self.line.pipeline.stages[0]
-        threads = [(t.at, t.woken, t.until, t.asleep, t.pending, t.slot, t.interrupted) for t in self.threads]
+        threads = [(t.at, t.woken, t.until, t.waits, t.pending, t.slot, t.interrupted) for t in self.threads]
         queue = [r.item for r in batcher.queue]
         door = [r.item for r in self.line.pipeline.door]
         flight = [(w, [r.item for r in b.requests]) for w, b in sorted(batcher.in_flight.items())]
-        elect = getattr(self.line._elect, "name", None)
-        return repr((threads, queue, door, flight, elect, sorted(self.line._free), self.now, self.interrupts))
+        elect = getattr(self.line.elect, "name", None)
+        return repr(
+            (threads, queue, door, flight, elect, sorted(self.line._free), self.now, self.interrupts, self.looks_away)
+        )
 
 
 def explore(world: World) -> Iterator[World]:
@@ -162,6 +173,7 @@ def world(
     *,
     slots: int = 1,
     interrupts: int = 0,
+    looks_away: int = 0,
     deadlines: tuple[float, ...] = (),
     tickets: int = 0,
     room: float = INFINITY,
@@ -172,7 +184,7 @@ def world(
         deadline = deadlines[i] if i < len(deadlines) else INFINITY
         name = "abcd"[i]
         threads.append(Thread(name, Request(name, deadline), waits=i >= tickets, deadline=deadline))
-    return World(line, threads, slots, interrupts=interrupts)
+    return World(line, threads, slots, interrupts=interrupts, looks_away=looks_away)
 
 
 def check(end: World) -> None:
@@ -229,6 +241,16 @@ def test_a_caller_whose_time_is_up_leaves_the_others_unharmed(policy: Policy) ->
         late += any(thread.request.error is not None for thread in end.threads)
     if isinstance(policy, Static):
         assert late
+
+
+@pytest.mark.parametrize(("policy", "slots"), [*[(policy, 1) for policy in POLICIES], (Greedy(1), 2)], ids=str)
+def test_a_caller_who_looks_away_leaves_the_others_unharmed(policy: Policy, slots: int) -> None:
+    """A ticket's wait times out, also while it is its thread that has to look: its place is kept, the line goes on."""
+    away = 0
+    for end in explore(world(3, policy, slots=slots, looks_away=1)):
+        check(end)
+        away += not end.looks_away
+    assert away
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=NAMES)

@@ -35,13 +35,15 @@ class Waiter(Protocol):
     Attributes:
         requests: what it waits for; pending: how many of them have no answer yet.
         deadline: the latest of theirs.
-        asleep: whether a thread sleeps for it; set by whoever drives the line, just before it sleeps.
     """
 
     requests: Sequence[Request]
     pending: int
     deadline: float
-    asleep: bool
+
+    @property
+    def asleep(self) -> bool:
+        """Whether a thread sleeps for it that nobody is about to wake."""
 
     def answered(self, request: Request) -> None:
         """One of its requests has its answer."""
@@ -56,7 +58,8 @@ class Line:
         slo_s: how soon after they join requests are due, if there is a goal.
 
     Attributes:
-        wake: sleepers to be woken; whoever drives the line takes them out and wakes them.
+        wake: waiters who are to look now; whoever drives the line takes them out, and wakes those who are asleep.
+        elect: who is to look next, if anybody is; another's batch may have answered it meanwhile.
     """
 
     def __init__(self, batcher: Batcher, slots: int, slo_s: float | None = None) -> None:
@@ -65,7 +68,7 @@ class Line:
         self._batcher = batcher
         self._free = list(range(slots))
         self._leaders: dict[int, tuple[Waiter, object]] = {}  # by slot: for whom it was claimed, and by which thread
-        self._elect: Waiter | None = None
+        self.elect: Waiter | None = None
         self._elect_until = INFINITY
 
     def __repr__(self) -> str:
@@ -81,11 +84,10 @@ class Line:
 
     def step(self, now: float, waiter: Waiter, thread: object) -> int:
         """What a waiter's thread, awake, should do: `SLEEP`, go because it is `DONE`, or `lead` with this slot."""
-        waiter.asleep = False
         if waiter.pending and now >= waiter.deadline:
             self._look(now)
-        if self._elect is waiter:
-            self._elect = None
+        if self.elect is waiter:
+            self.elect = None
             if not waiter.pending:
                 self._hand_on()
         if not waiter.pending:
@@ -100,8 +102,13 @@ class Line:
         """The waiter goes to sleep; returns until when, which is at once if its answers came meanwhile."""
         if not waiter.pending:
             return -INFINITY
-        waiter.asleep = True
-        return min(waiter.deadline, self._elect_until) if self._elect is waiter else waiter.deadline
+        return min(waiter.deadline, self._elect_until) if self.elect is waiter else waiter.deadline
+
+    def look_away(self, waiter: Waiter) -> None:
+        """The waiter's thread does something else now; the place in the line is kept."""
+        if self.elect is waiter:
+            self.elect = None
+            self._hand_on()
 
     def leave(self, now: float, waiter: Waiter, thread: object = None) -> None:
         """The waiter goes without its answers; its requests that still wait are not run.
@@ -112,9 +119,8 @@ class Line:
             self.pipeline.cancel(now, request)
         for slot in [slot for slot, (_, leader) in self._leaders.items() if leader == thread]:
             self._release(now, slot)
-        waiter.asleep = False
-        if self._elect is waiter:
-            self._elect = None
+        if self.elect is waiter:
+            self.elect = None
         self._hand_on()
 
     # -- leaders
@@ -138,8 +144,8 @@ class Line:
         self._release(now, slot)
         if not leader.pending:
             self._hand_on()
-        elif self._elect is None and self._batcher.wake_at is not None:
-            self._elect, self._elect_until = leader, self._batcher.wake_at
+        elif self.elect is None and self._batcher.wake_at is not None:
+            self.elect, self._elect_until = leader, self._batcher.wake_at
         return None
 
     def give_up(self, slot: int) -> None:
@@ -154,8 +160,8 @@ class Line:
         """A batch has run to its end."""
         self.pipeline.completed(now, 0, batch.worker, batch.id, batch.ids, results, errors, busy_s)
         self._release(now, batch.worker)
-        if self._elect is not None and self._elect.asleep:
-            self._wake(self._elect)  # what the policy said while the slot was taken may be different now
+        if self.elect is not None:
+            self.wake.append(self.elect)  # what the policy said while the slot was taken may be different now
         self._hand_on()  # the next leader is woken first, before those who only go home
         if now >= self._batcher.attention_at or self.pipeline.door.count:
             self._look(now)
@@ -181,18 +187,18 @@ class Line:
             if waiter is None:
                 continue
             waiter.answered(request)
-            if not waiter.pending and waiter.asleep:
-                self._wake(waiter)
+            if not waiter.pending:
+                self.wake.append(waiter)
 
     def _hand_on(self) -> None:
         """If work waits, a slot is free and nobody is going to look: choose a sleeper, those ahead first."""
-        if self._elect is not None or not self._free or not self.pipeline.waiting:
+        if self.elect is not None or not self._free or not self.pipeline.waiting:
             return
         for request in chain(self._batcher.queue, self.pipeline.door):
             waiter: Waiter | None = request.caller  # type: ignore[assignment]
             if waiter is not None and waiter.asleep:
-                self._elect, self._elect_until = waiter, INFINITY
-                self._wake(waiter)
+                self.elect, self._elect_until = waiter, INFINITY
+                self.wake.append(waiter)
                 return
 
     def _release(self, now: float, slot: int) -> None:
@@ -200,7 +206,3 @@ class Line:
         self.pipeline.worker_left(now, 0, slot)
         del self._leaders[slot]
         self._free.append(slot)
-
-    def _wake(self, waiter: Waiter) -> None:
-        waiter.asleep = False
-        self.wake.append(waiter)

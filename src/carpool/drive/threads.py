@@ -13,13 +13,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from carpool.clock import Clock, monotonic
 from carpool.core.batcher import INFINITY, Batch, Batcher
 from carpool.core.line import DONE, SLEEP, Line
 from carpool.drive.trouble import learn
-from carpool.errors import CarpoolError, DeadlineExceeded
+from carpool.errors import CarpoolError, DeadlineExceeded, Unavailable
 from carpool.parts import Trouble
 from carpool.request import Request
 
@@ -29,6 +29,13 @@ _RUNG_AT_ONCE = 2  # the next leader, and the first of the chain
 
 Outcome = tuple[Sequence[object], dict[int, Exception] | None, float, Sequence[Trouble]]
 """The results of a batch, the errors that stand in for some, the seconds it took, and what else there is to tell."""
+
+Run = Callable[[list[Any]], Outcome]
+Bells = list[threading.Lock]
+"""Of the threads that sleep for one seat. Each is rung once; it is locked until then."""
+
+Bed = tuple[threading.Lock, Bells, float]
+"""The bell that wakes a thread, those it is one of, and how many seconds it sleeps at most."""
 
 
 class ExecutionLock(Protocol):
@@ -47,16 +54,20 @@ class Seat:
         deadline: theirs.
     """
 
-    __slots__ = ("asleep", "bells", "deadline", "pending", "requests")
+    __slots__ = ("bells", "deadline", "pending", "requests")
 
     def __init__(self, requests: Sequence[Request], deadline: float) -> None:
         self.requests = requests
         self.pending = len(requests)
         self.deadline = deadline
-        self.asleep = False
-        self.bells: list[threading.Lock] = []
+        self.bells: Bells = []
         for request in requests:
             request.caller = self
+
+    @property
+    def asleep(self) -> bool:
+        """Whether threads sleep for it that nobody is about to wake."""
+        return bool(self.bells)
 
     def answered(self, request: Request) -> None:
         """One of the requests has its answer."""
@@ -92,7 +103,7 @@ class LeaderFollower:
         self._execution_lock = execution_lock
         self._clock = clock
         self._leaders: set[int] = set()  # threads that are inside the function
-        self._chain: deque[threading.Lock] = deque()  # bells still to be rung; while there are any, somebody wakes up
+        self._chain: deque[Bells] = deque()  # still to be rung; while there are any, somebody wakes up
 
     def join(self, items: Sequence[Any], sizes: Sequence[int] | None, timeout_s: float | None) -> Seat:
         """A place in the line for some items.
@@ -110,11 +121,18 @@ class LeaderFollower:
             for request, size in zip(requests, sizes, strict=True):
                 request.size = size
         seat = Seat(requests, deadline)
-        with self._lock:
-            self._line.join(now, requests)
+        try:
+            with self._lock:
+                self._line.join(now, requests)
+                woken = self._line_up()
+            if woken:
+                self._ring(woken)
+        except BaseException:  # the thread was interrupted
+            self._ring(len(self._chain))
+            raise
         return seat
 
-    def wait(self, seat: Seat, run: Callable[[list[Any]], Outcome], timeout_s: float | None = None) -> bool:
+    def wait(self, seat: Seat, run: Run, timeout_s: float | None = None) -> bool:
         """In the thread of a caller: until its answers are there. It may lead meanwhile.
 
         Args:
@@ -132,15 +150,16 @@ class LeaderFollower:
             self._check_reentry()
         until = INFINITY if timeout_s is None else self._clock() + timeout_s
         try:
-            while (step := self._step(seat, until)) != DONE:
-                if step != SLEEP:
-                    self._lead(seat, step, run, until)
+            while seat.pending or self._line.elect is seat:
+                self._turn(seat, run, until)
                 if until != INFINITY and self._clock() >= until:
-                    return not seat.pending
-        except BaseException:  # the thread was interrupted
-            self.leave(seat, None, threading.get_ident())
+                    self._look_away(seat)
+                    break
+        except BaseException as error:
+            interrupted = Unavailable(f"a thread that waited for {self._name} was interrupted", code="cancelled")
+            self.leave(seat, error if isinstance(error, CarpoolError) else interrupted, threading.get_ident())
             raise
-        return True
+        return not seat.pending
 
     def leave(self, seat: Seat, error: Exception | None, thread: int | None = None) -> bool:
         """The caller goes without its answers.
@@ -159,13 +178,12 @@ class LeaderFollower:
             for request in due:
                 request.error = error
             seat.pending = 0
-            bells = self._bells() + seat.bells + list(self._chain)  # this thread might have been a link of the chain
-            seat.bells.clear()
-            self._chain.clear()
-        _ring(bells)
+            self._line.wake.append(seat)  # other threads may wait for it too
+            self._line_up()
+        self._ring(len(self._chain))  # all of them: this thread might have been a link of the chain
         return bool(due)
 
-    def drain(self, run: Callable[[list[Any]], Outcome], error: CarpoolError) -> None:
+    def drain(self, run: Run, error: CarpoolError) -> None:
         """Refuse new callers with `error` and run what is in the line."""
         self._line.close(error)
         while True:
@@ -190,74 +208,90 @@ class LeaderFollower:
                 f"this thread already holds the execution lock of {self._name}: release it before the call"
             )
 
-    def _step(self, seat: Seat, until: float = INFINITY) -> int:
-        """Ask the line what to do, and if it is to sleep, sleep."""
+    def _turn(self, seat: Seat, run: Run, until: float) -> None:
+        """Look at the line once, and do what is to be done: run a batch, or sleep."""
+        lock = self._execution_lock
+        batch = bed = None
         with self._lock:
             now = self._clock()
-            step = self._line.step(now, seat, threading.get_ident())
-            if step == SLEEP:
-                bell, until = self._make_bed(seat, until)
-            bells = self._bells()
-        _ring(bells)
-        if step == SLEEP:
-            self._sleep(seat, bell, until - now)
-        return step
+            slot = self._line.step(now, seat, threading.get_ident())
+            if slot >= 0 and lock is None:
+                batch = self._line.lead(now, slot)
+            if slot == SLEEP or (slot >= 0 and lock is None and batch is None):
+                bed = self._make_bed(now, seat, until)
+            woken = self._line_up()
+        if woken:
+            self._ring(woken)
+        if batch is not None:
+            self._finish(batch, self._call(batch, run))
+        elif bed is not None:
+            self._sleep(seat, bed)
+        elif slot != DONE and lock is not None:
+            self._lead(seat, slot, lock, run, until)
 
-    def _make_bed(self, seat: Seat, until: float) -> tuple[threading.Lock, float]:
-        """The bell that will wake the seat's thread, and until when it may sleep."""
-        bell = threading.Lock()
-        bell.acquire()
-        seat.bells.append(bell)
-        return bell, min(until, self._line.sleep(seat))
-
-    def _sleep(self, seat: Seat, bell: threading.Lock, seconds: float) -> None:
-        timeout = -1 if seconds == INFINITY else min(max(seconds, 0.0), threading.TIMEOUT_MAX)
-        if not bell.acquire(timeout=timeout):
-            with self._lock:  # nobody needs to ring it any more
-                if bell in seat.bells:
-                    seat.bells.remove(bell)
-                    return
-                with suppress(ValueError):  # it is no link of the chain
-                    self._chain.remove(bell)
-                    return
-        if self._chain:  # the bell was rung, or is just being rung
-            with suppress(IndexError):  # another thread was faster
-                self._chain.popleft().release()
-
-    def _lead(self, seat: Seat, slot: int, run: Callable[[list[Any]], Outcome], until: float) -> None:
-        """Run a batch with a slot that was claimed."""
-        lock = self._execution_lock
-        if lock is not None and not self._acquire(lock, seat, until):
+    def _lead(self, seat: Seat, slot: int, lock: ExecutionLock, run: Run, until: float) -> None:
+        """Run a batch with a slot that was claimed, holding the execution lock."""
+        if not self._acquire(lock, seat, until):
             with self._lock:
                 self._line.give_up(slot)
-                bells = self._bells()
-            _ring(bells)
+                woken = self._line_up()
+            if woken:
+                self._ring(woken)
             return
+        outcome = bed = None
         try:
             with self._lock:
                 now = self._clock()
                 batch = self._line.lead(now, slot)
                 if batch is None:
-                    bell, until = self._make_bed(seat, until)
-                bells = self._bells()
-            _ring(bells)
+                    bed = self._make_bed(now, seat, until)
+                woken = self._line_up()
+            if woken:
+                self._ring(woken)
             if batch is not None:
-                results, errors, busy_s, trouble = self._run(batch, run)
+                outcome = self._call(batch, run)
         finally:
-            if lock is not None:
-                lock.release()
-        if batch is None:
-            self._sleep(seat, bell, until - now)
-            return
+            lock.release()
+        if batch is not None and outcome is not None:
+            self._finish(batch, outcome)
+        elif bed is not None:
+            self._sleep(seat, bed)
+
+    def _finish(self, batch: Batch, outcome: Outcome) -> None:
+        """A batch has run: its callers, and the next leader, are to know."""
+        results, errors, busy_s, trouble = outcome
         with self._lock:
             if trouble:
                 learn(self._name, self._batcher, batch.worker, batch.id, trouble)
             self._line.finished(self._clock(), batch, results, errors, busy_s)
-            bells = self._bells()
-            self._chain += bells[_RUNG_AT_ONCE:]
-        _ring(bells[:_RUNG_AT_ONCE])
+            woken = self._line_up()
+        self._ring(min(woken, _RUNG_AT_ONCE))
 
-    def _run(self, batch: Batch, run: Callable[[list[Any]], Outcome]) -> Outcome:
+    def _make_bed(self, now: float, seat: Seat, until: float) -> Bed:
+        """For the seat's thread, which sleeps from now on."""
+        bell = threading.Lock()
+        bell.acquire()
+        seat.bells.append(bell)
+        return bell, seat.bells, min(until, self._line.sleep(seat)) - now
+
+    def _sleep(self, seat: Seat, bed: Bed) -> None:
+        bell, bells, seconds = bed
+        timeout = -1 if seconds == INFINITY else min(max(seconds, 0.0), threading.TIMEOUT_MAX)
+        if not bell.acquire(timeout=timeout):
+            with suppress(ValueError):  # it was rung after all
+                bells.remove(bell)
+                return
+        if self._chain:  # the bell was rung, or is just being rung: the chain goes on
+            self._ring(1)
+
+    def _look_away(self, seat: Seat) -> None:
+        with self._lock:
+            self._line.look_away(seat)
+            woken = self._line_up()
+        if woken:
+            self._ring(woken)
+
+    def _call(self, batch: Batch, run: Run) -> Outcome:
         me = threading.get_ident()
         self._leaders.add(me)
         try:
@@ -278,17 +312,50 @@ class LeaderFollower:
             " does this thread hold it already? That would be a re-entry"
         )
 
-    def _bells(self) -> list[threading.Lock]:
-        """The bells of those whom the line wants to wake; to be rung outside the lock."""
-        bells: list[threading.Lock] = []
-        for seat in self._line.wake:
-            assert isinstance(seat, Seat)
-            bells += seat.bells
-            seat.bells.clear()
-        self._line.wake.clear()
-        return bells
+    def _line_up(self) -> int:
+        """With the lock held: put those into the chain whom the line wants to wake. Returns how many they are."""
+        chain, woken = self._chain, cast("list[Seat]", self._line.wake)
+        n = 0
+        for seat in woken:
+            bells = seat.bells
+            if bells:  # else it is awake
+                if seat.pending:  # the next leader
+                    chain.appendleft(bells)
+                else:
+                    chain.append(bells)
+                seat.bells = []
+                n += 1
+        if woken:
+            woken.clear()  # not earlier: this thread may be interrupted
+        return n
+
+    def _ring(self, n: int) -> None:
+        """Outside the lock: wake the first `n` of the chain.
+
+        They leave it last, since this thread may be interrupted; what is rung twice does no harm. A ring counts only
+        for the thread that has made them leave, so that no two count the same.
+        """
+        chain = self._chain
+        while n > 0 and chain:
+            try:
+                bells = chain[0]
+                rung = _ring_all(bells)
+                chain.remove(bells)
+            except (IndexError, ValueError):  # another thread was faster
+                continue
+            n -= rung
 
 
-def _ring(bells: list[threading.Lock]) -> None:
-    for bell in bells:
-        bell.release()
+def _ring_all(bells: Bells) -> bool:
+    """Ring what has not been rung. Whether there was any."""
+    rung = False
+    while bells:
+        try:
+            bell = bells[-1]
+            if bell.locked():
+                bell.release()
+            bells.remove(bell)
+        except (IndexError, ValueError, RuntimeError):  # another thread was faster
+            continue
+        rung = True
+    return rung
