@@ -3,8 +3,8 @@
 The line (`core/line.py`) decides under one short lock; everything slow, sleeping, the execution lock and the user's
 function, happens outside it. Each sleeping thread has a bell of its own, so exactly those are woken who are meant.
 
-Those whose answers have come are woken in a chain: the leader rings for the next leader and one more, and each thread
-that wakes up rings for the next. All of them would only fight for the interpreter, and the next leader with them.
+Those whose answers have come are woken in a chain, the next leader first: the leader rings for one, and each thread that
+wakes up rings for the next. All of them would only fight for the interpreter, and the next leader with them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from carpool.parts import Trouble
 from carpool.request import Request
 
 _LONGEST_LOCK_WAIT_S = 60.0  # for the execution lock, where no time-out bounds it
-
-_RUNG_AT_ONCE = 2  # the next leader, and the first of the chain
 
 Outcome = tuple[Sequence[object], dict[int, Exception] | None, float, Sequence[Trouble]]
 """The results of a batch, the errors that stand in for some, the seconds it took, and what else there is to tell."""
@@ -265,7 +263,7 @@ class LeaderFollower:
                 learn(self._name, self._batcher, batch.worker, batch.id, trouble)
             self._line.finished(self._clock(), batch, results, errors, busy_s)
             woken = self._line_up()
-        self._ring(min(woken, _RUNG_AT_ONCE))
+        self._ring(min(woken, 1))
 
     def _make_bed(self, now: float, seat: Seat, until: float) -> Bed:
         """For the seat's thread, which sleeps from now on."""
