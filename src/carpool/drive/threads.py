@@ -3,8 +3,8 @@
 The line (`core/line.py`) decides under one short lock; everything slow, sleeping, the execution lock and the user's
 function, happens outside it. Each sleeping thread has a bell of its own, so exactly those are woken who are meant.
 
-Those whose answers have come are woken in a chain, the next leader first: the leader rings for one, and each thread that
-wakes up rings for the next. All of them would only fight for the interpreter, and the next leader with them.
+Those whose answers have come are woken in a chain, the next leader first: the leader rings for one, and each thread
+that wakes up rings for the next. All of them would only fight for the interpreter, and the next leader with them.
 """
 
 from __future__ import annotations
