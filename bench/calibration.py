@@ -11,7 +11,8 @@ First is measured what a real driver adds, at two loads with small and with larg
 * outside: what lies between the client's clock and the driver's (HTTP, the kernel, the client's own turn). The
   simulator has no network: this is a constant added to its latencies, and delays no batch.
 
-Nothing else is fitted. Then both get the very same arrival times at each load.
+Nothing else is fitted. Then both get the very same arrival times at each load. A run in which requests left late, since
+something else had taken the processor, is made again.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ CAPACITY = LIMIT / (SETUP_S + ITEM_S * LIMIT)
 SLO_S = 0.06
 SAMPLE_S = 0.1
 PROBES = (0.3, 0.8)  # loads, shares of capacity
-LATE_S = 0.002  # a generator that is later than this at its 99th percentile had no processor to run on
+LATE_S = 0.0015  # a generator that is later than this at its 99th percentile had no processor to run on
+ATTEMPTS = 4  # at a run in which it had one
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,20 +157,28 @@ def measure(server: Server, seconds: float, slo_s: float = SLO_S) -> Added:
 
 
 def probe(server: Server, seconds: float, load: float, slo_s: float) -> Probe:
-    """Load it, and compare what it says with what the client saw."""
-    rate = load * CAPACITY
-    open_loop.run(server, rate=rate, seconds=1, warm_up_s=0, slo_s=slo_s, seed=998)
+    """Load it, and compare what it says with what the client saw; if possible while the client had a processor."""
+    open_loop.run(server, rate=load * CAPACITY, seconds=1, warm_up_s=0, slo_s=slo_s, seed=998)
+    for _ in range(ATTEMPTS):
+        found, late_s = _probe_once(server, seconds, load, slo_s)
+        if late_s <= LATE_S:
+            break
+    return found
+
+
+def _probe_once(server: Server, seconds: float, load: float, slo_s: float) -> tuple[Probe, float]:
     before = metrics(server)
     sampler = HopSampler(server)
     sampler.start()
-    seen = open_loop.run(server, rate=rate, seconds=seconds, warm_up_s=0, slo_s=slo_s, seed=999)
+    seen = open_loop.run(server, rate=load * CAPACITY, seconds=seconds, warm_up_s=0, slo_s=slo_s, seed=999)
     hop_s = sampler.stop()
     since = {name: value - before.get(name, 0.0) for name, value in metrics(server).items()}
     batches, items = since["carpool_batch_size_count"], since["carpool_batch_size_sum"]
     busy_s = since["carpool_batch_duration_seconds_sum"] - SETUP_S * batches - ITEM_S * items
     gap_s = since["carpool_worker_idle_gap_seconds_sum"] / since["carpool_worker_idle_gap_seconds_count"]
     inside_s = since["carpool_request_duration_seconds_sum"] / since["carpool_request_duration_seconds_count"]
-    return Probe(items / batches, busy_s / batches, hop_s, gap_s, seen.mean_s - seen.late_mean_s - inside_s)
+    outside_s = seen.mean_s - seen.late_mean_s - inside_s
+    return Probe(items / batches, busy_s / batches, hop_s, gap_s, outside_s), seen.late_p99_s
 
 
 def calibrate(policy: str, loads: Sequence[float], runs: int, seconds: float) -> tuple[Added, list[Row]]:
@@ -185,7 +195,7 @@ def calibrate(policy: str, loads: Sequence[float], runs: int, seconds: float) ->
             row = Row(policy, load, added.outside_s, [], [])
             for seed in range(runs):
                 rate = load * CAPACITY
-                row.real.append(open_loop.run(server, rate=rate, seconds=seconds, warm_up_s=1, slo_s=SLO_S, seed=seed))
+                row.real.append(undisturbed(server, rate, seconds, seed))
                 row.simulated.append(added.simulate(policy, rate, seconds, seed, None))
                 say(
                     f"  {load:g}, run {seed + 1}: "
@@ -193,6 +203,16 @@ def calibrate(policy: str, loads: Sequence[float], runs: int, seconds: float) ->
                 )
             rows.append(row)
     return added, rows
+
+
+def undisturbed(server: Server, rate: float, seconds: float, seed: int) -> Load:
+    """A run, if possible one in which the generator had a processor; else the last one."""
+    for _ in range(ATTEMPTS):
+        seen = open_loop.run(server, rate=rate, seconds=seconds, warm_up_s=1, slo_s=SLO_S, seed=seed)
+        if seen.late_p99_s <= LATE_S:
+            break
+        say(f"  requests left {seen.late_p99_s * 1e3:.1f} ms late: the run does not count")
+    return seen
 
 
 HEADER = (
