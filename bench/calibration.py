@@ -21,9 +21,11 @@ import argparse
 import sys
 import threading
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean, median
+from typing import TypeVar
 
 from bench import contestants, open_loop
 from bench.figures import machine, table
@@ -132,18 +134,35 @@ class HopSampler(threading.Thread):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One load's means: of batches their size, work beyond the sleep, hop and gap before; of requests time outside."""
+    """One load's means: of batches their size, work beyond the sleep, hop and gap before; of requests time outside.
+
+    And how late requests left, at the 99th percentile.
+    """
 
     size: float
     busy_s: float
     hop_s: float
     gap_s: float
     outside_s: float
+    late_p99_s: float
+
+
+Seen = TypeVar("Seen", Load, Probe)
+
+
+def undisturbed(attempt: Callable[[], Seen]) -> Seen:
+    """What was seen by the first of a few attempts in which the generator had a processor; else by the last one."""
+    for _ in range(ATTEMPTS):
+        seen = attempt()
+        if seen.late_p99_s <= LATE_S:
+            break
+        say(f"  requests left {seen.late_p99_s * 1e3:.1f} ms late")
+    return seen
 
 
 def measure(server: Server, seconds: float, slo_s: float = SLO_S) -> Added:
     """What this server on this machine adds: straight lines through two loads."""
-    small, large = (probe(server, seconds, load, slo_s) for load in PROBES)
+    small, large = (undisturbed(partial(probe, server, seconds, load, slo_s)) for load in PROBES)
     apart = large.size - small.size
     busy_slope_s = max(0.0, (large.busy_s - small.busy_s) / apart)
     hop_slope_s = max(0.0, (large.hop_s - small.hop_s) / apart)
@@ -157,20 +176,13 @@ def measure(server: Server, seconds: float, slo_s: float = SLO_S) -> Added:
 
 
 def probe(server: Server, seconds: float, load: float, slo_s: float) -> Probe:
-    """Load it, and compare what it says with what the client saw; if possible while the client had a processor."""
-    open_loop.run(server, rate=load * CAPACITY, seconds=1, warm_up_s=0, slo_s=slo_s, seed=998)
-    for _ in range(ATTEMPTS):
-        found, late_s = _probe_once(server, seconds, load, slo_s)
-        if late_s <= LATE_S:
-            break
-    return found
-
-
-def _probe_once(server: Server, seconds: float, load: float, slo_s: float) -> tuple[Probe, float]:
+    """Load it, and compare what it says with what the client saw."""
+    rate = load * CAPACITY
+    open_loop.run(server, rate=rate, seconds=1, warm_up_s=0, slo_s=slo_s, seed=998)
     before = metrics(server)
     sampler = HopSampler(server)
     sampler.start()
-    seen = open_loop.run(server, rate=load * CAPACITY, seconds=seconds, warm_up_s=0, slo_s=slo_s, seed=999)
+    seen = open_loop.run(server, rate=rate, seconds=seconds, warm_up_s=0, slo_s=slo_s, seed=999)
     hop_s = sampler.stop()
     since = {name: value - before.get(name, 0.0) for name, value in metrics(server).items()}
     batches, items = since["carpool_batch_size_count"], since["carpool_batch_size_sum"]
@@ -178,7 +190,7 @@ def _probe_once(server: Server, seconds: float, load: float, slo_s: float) -> tu
     gap_s = since["carpool_worker_idle_gap_seconds_sum"] / since["carpool_worker_idle_gap_seconds_count"]
     inside_s = since["carpool_request_duration_seconds_sum"] / since["carpool_request_duration_seconds_count"]
     outside_s = seen.mean_s - seen.late_mean_s - inside_s
-    return Probe(items / batches, busy_s / batches, hop_s, gap_s, outside_s), seen.late_p99_s
+    return Probe(items / batches, busy_s / batches, hop_s, gap_s, outside_s, seen.late_p99_s)
 
 
 def calibrate(policy: str, loads: Sequence[float], runs: int, seconds: float) -> tuple[Added, list[Row]]:
@@ -195,7 +207,8 @@ def calibrate(policy: str, loads: Sequence[float], runs: int, seconds: float) ->
             row = Row(policy, load, added.outside_s, [], [])
             for seed in range(runs):
                 rate = load * CAPACITY
-                row.real.append(undisturbed(server, rate, seconds, seed))
+                real = partial(open_loop.run, server, rate=rate, seconds=seconds, warm_up_s=1, slo_s=SLO_S, seed=seed)
+                row.real.append(undisturbed(real))
                 row.simulated.append(added.simulate(policy, rate, seconds, seed, None))
                 say(
                     f"  {load:g}, run {seed + 1}: "
@@ -203,16 +216,6 @@ def calibrate(policy: str, loads: Sequence[float], runs: int, seconds: float) ->
                 )
             rows.append(row)
     return added, rows
-
-
-def undisturbed(server: Server, rate: float, seconds: float, seed: int) -> Load:
-    """A run, if possible one in which the generator had a processor; else the last one."""
-    for _ in range(ATTEMPTS):
-        seen = open_loop.run(server, rate=rate, seconds=seconds, warm_up_s=1, slo_s=SLO_S, seed=seed)
-        if seen.late_p99_s <= LATE_S:
-            break
-        say(f"  requests left {seen.late_p99_s * 1e3:.1f} ms late: the run does not count")
-    return seen
 
 
 HEADER = (

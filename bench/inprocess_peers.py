@@ -64,8 +64,8 @@ def is_rate(case: Case) -> bool:
 def measure(case: Case, peer: str, pairs: int, seconds: float) -> Row:
     """The two sides in turn."""
     row = Row(case, peer)
+    carpool = "carpool:greedy" if case == "threads_greedy" else "carpool"
     for pair in range(pairs):
-        carpool = "carpool:greedy" if case == "threads_greedy" else "carpool"
         ours, theirs = turn(carpool, case, seconds), turn(peer, case, seconds)
         row.carpool.append(ours.pop("seconds_per_item"))
         row.theirs.append(theirs.pop("seconds_per_item"))

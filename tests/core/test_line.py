@@ -95,9 +95,13 @@ class World:
             self.line.look_away(thread)
         else:
             self._go(self.threads[which])
+        looking = 0
         for waiter in self.line.wake:
             assert isinstance(waiter, Thread)
-            waiter.woken = waiter.at == "asleep"
+            if waiter.asleep:
+                waiter.woken = True
+                looking += bool(waiter.pending)
+        assert looking <= 1  # of those who are not served, all but one sleep on
         self.line.wake.clear()
         running = [t for t in self.threads if t.at in ("lead", "run")]
         assert len(running) <= self.slots

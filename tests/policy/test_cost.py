@@ -73,12 +73,12 @@ def test_oversize_batches_teach_the_largest_size() -> None:
 
 
 @PROPERTY
-@given(st.integers(1, 100), batches)
-def test_more_never_take_less(limit: int, batches: list[tuple[int, float]]) -> None:
+@given(st.integers(1, 100), batches, st.booleans())
+def test_more_never_take_less(limit: int, batches: list[tuple[int, float]], sure: bool) -> None:
     """Whatever was measured, and in whatever order."""
     model = CostModel(limit)
     for n, seconds in batches:
-        model.add(n, seconds)
+        model.add(n, seconds, sure)
     expected = [model.seconds(n) for n in range(1, limit + 1)]
 
     assert expected[0] > 0
@@ -86,6 +86,7 @@ def test_more_never_take_less(limit: int, batches: list[tuple[int, float]]) -> N
     assert 1 <= model.margin <= 2
     assert 0 < model.bias <= 1
     assert 0 < model.samples <= len(batches)
+    assert model.samples == len(batches) or not sure
 
 
 @PROPERTY

@@ -123,8 +123,7 @@ class LeaderFollower:
             with self._lock:
                 self._line.join(now, requests)
                 woken = self._line_up()
-            if woken:
-                self._ring(woken)
+            self._ring(woken)
         except BaseException:  # the thread was interrupted
             self._ring(len(self._chain))
             raise
@@ -159,7 +158,7 @@ class LeaderFollower:
             raise
         return not seat.pending
 
-    def leave(self, seat: Seat, error: Exception | None, thread: int | None = None) -> bool:
+    def leave(self, seat: Seat, error: Exception, thread: int | None = None) -> bool:
         """The caller goes without its answers.
 
         Args:
@@ -208,33 +207,27 @@ class LeaderFollower:
 
     def _turn(self, seat: Seat, run: Run, until: float) -> None:
         """Look at the line once, and do what is to be done: run a batch, or sleep."""
-        lock = self._execution_lock
-        batch = bed = None
+        bed = None
         with self._lock:
             now = self._clock()
             slot = self._line.step(now, seat, threading.get_ident())
-            if slot >= 0 and lock is None:
-                batch = self._line.lead(now, slot)
-            if slot == SLEEP or (slot >= 0 and lock is None and batch is None):
+            if slot == SLEEP:
                 bed = self._make_bed(now, seat, until)
             woken = self._line_up()
-        if woken:
-            self._ring(woken)
-        if batch is not None:
-            self._finish(batch, self._call(batch, run))
-        elif bed is not None:
+        self._ring(woken)
+        if bed is not None:
             self._sleep(seat, bed)
-        elif slot != DONE and lock is not None:
-            self._lead(seat, slot, lock, run, until)
+        elif slot != DONE:
+            self._lead(seat, slot, run, until)
 
-    def _lead(self, seat: Seat, slot: int, lock: ExecutionLock, run: Run, until: float) -> None:
-        """Run a batch with a slot that was claimed, holding the execution lock."""
-        if not self._acquire(lock, seat, until):
+    def _lead(self, seat: Seat, slot: int, run: Run, until: float) -> None:
+        """Run a batch with a slot that was claimed."""
+        lock = self._execution_lock
+        if lock is not None and not self._acquire(lock, seat, until):
             with self._lock:
                 self._line.give_up(slot)
                 woken = self._line_up()
-            if woken:
-                self._ring(woken)
+            self._ring(woken)
             return
         outcome = bed = None
         try:
@@ -244,16 +237,16 @@ class LeaderFollower:
                 if batch is None:
                     bed = self._make_bed(now, seat, until)
                 woken = self._line_up()
-            if woken:
-                self._ring(woken)
+            self._ring(woken)
             if batch is not None:
                 outcome = self._call(batch, run)
         finally:
-            lock.release()
-        if batch is not None and outcome is not None:
-            self._finish(batch, outcome)
-        elif bed is not None:
+            if lock is not None:
+                lock.release()
+        if bed is not None:
             self._sleep(seat, bed)
+        elif batch is not None and outcome is not None:
+            self._finish(batch, outcome)
 
     def _finish(self, batch: Batch, outcome: Outcome) -> None:
         """A batch has run: its callers, and the next leader, are to know."""
@@ -286,8 +279,7 @@ class LeaderFollower:
         with self._lock:
             self._line.look_away(seat)
             woken = self._line_up()
-        if woken:
-            self._ring(woken)
+        self._ring(woken)
 
     def _call(self, batch: Batch, run: Run) -> Outcome:
         me = threading.get_ident()
@@ -323,8 +315,7 @@ class LeaderFollower:
                     chain.append(bells)
                 seat.bells = []
                 n += 1
-        if woken:
-            woken.clear()  # not earlier: this thread may be interrupted
+        woken.clear()  # not earlier: this thread may be interrupted
         return n
 
     def _ring(self, n: int) -> None:
