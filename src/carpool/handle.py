@@ -14,7 +14,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, I
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from carpool.core.batcher import Batcher
+from carpool.core.batcher import INFINITY, Batcher
 from carpool.core.journal import Entry, Journal
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 _LOOK_UP_S = 0.5  # a thread that waits for the loop looks for signals that came just before it slept
 _generation = 0  # counts forks: a handle of the parent is of no use in the child
-_HANG_SHARE = 3  # `max_batch_time_s` defaults to this part of the service's time-out
+_HANG_SHARE = 3  # without `max_batch_time_s` calls are given up by this part of the service's time-out
 _BATCHES_AHEAD = 3  # per worker: one at work, one on its way, one forming
 _SMALL_AHEAD = 2 * _BATCHES_AHEAD  # of small items, so that threads wake one another less often
 _LEAST_IN_FLIGHT = 64
@@ -366,7 +366,8 @@ def _batcher(service: Service, stage: Stage) -> Batcher:
         stage.name,
         stage.new_policy(service.overload, service.slo_s),
         Queue(stage.max_queue_size, stage.max_queue_bytes),
-        max_batch_time_s=stage.max_batch_time_s or service.timeout_s / _HANG_SHARE,
+        max_batch_time_s=stage.max_batch_time_s or INFINITY,
+        patience_s=service.timeout_s / _HANG_SHARE,
         idempotent=stage.idempotent,
         weigh=None if weigher is None else weigher.of_encoded,
     )

@@ -159,9 +159,9 @@ class Roster:
         self._judge()
         place.start_at = now + self._delay()
 
-    def forgive(self, now: float) -> None:
-        """The last death, and the one before it, were the fault of one request; those who are dead start sooner."""
-        self._deaths_in_a_row = max(0, self._deaths_in_a_row - 2)
+    def forgive(self, now: float, deaths: int = 2) -> None:
+        """The last deaths were the fault of one request, or of a call that nobody waits for; the dead start sooner."""
+        self._deaths_in_a_row = max(0, self._deaths_in_a_row - deaths)
         self._forgiven_in_a_row += 1
         self._judge()
         latest = now + self._delay()

@@ -91,6 +91,7 @@ class Driver:
             self.pipeline.close(Unavailable("the service is stopping", code="draining"))
         if drain and self.pipeline.unanswered and not self.loop.is_closed():
             self._drained = self.loop.create_future()
+            self.poll()  # what was held back for company goes now
             await asyncio.wait([self._drained], timeout=timeout_s)
         self.pipeline.abort(self.clock(), Unavailable("the service has stopped", code="stopped"))
         self.poll()
@@ -103,6 +104,12 @@ class Driver:
         await asyncio.shield(self._failed)
 
     # -- callers
+
+    def close(self, error: CarpoolError) -> None:
+        """Refuse new requests with `error` from the next turn of the loop on; those inside wait for no company."""
+        self.pipeline.close(error)
+        if not self._dirty:
+            self._poll_soon()
 
     def submit(self, request: Request) -> None:
         """A new request; it is told its answer, or why it is refused, from a later turn of the loop on."""
