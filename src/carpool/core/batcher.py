@@ -493,11 +493,12 @@ class Batcher:
         if not owed:
             self._finish(now, batch, busy_s, ok)
             return takers
+        if len(owed) < len(batch.requests):  # perhaps nobody waits for the others
+            batch.heard = now
+            self.attention_at = min(self.attention_at, now + self.patience.least_s)
         self._running -= len(batch.requests) - len(owed)
         batch.requests = list(owed.values())
         batch.ids = list(owed)
-        batch.heard = now
-        self.attention_at = min(self.attention_at, now + self.patience.least_s)  # perhaps nobody waits for the others
         batch.busy_s += busy_s
         batch.ok = batch.ok and ok
         return takers
