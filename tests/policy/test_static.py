@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from carpool.policy import Decision, Static
 from carpool.core.queue import Queue
+from carpool.policy import Decision, Static
 from carpool.policy.base import FULL, NOTHING
 from tests.core.stub import ask, items
 from tests.policy.view import waiting

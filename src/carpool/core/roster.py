@@ -10,7 +10,8 @@ Workers that ran side by side and die together (somebody has killed them all, me
 counts is how often replacing them was in vain. No more than so many workers of a service load at a time (`Starts`).
 The rule is that of an Erlang supervisor: restart a bounded number of times, then escalate.
 
-Deaths that were one request's fault are taken back (`forgive`). But after `MOST_FORGIVEN` such requests in a row, with
+Deaths that were one request's fault are taken back (`forgive`), and so are those of workers that were given up since
+nobody waited for their calls, which may just be slow. But after `MOST_FORGIVEN` such requests in a row, with
 no batch finished between them, it may as well be the model that dies with every request: restarts slow down all the
 same, and a stage that has never yet shown that it works, by a batch or a warm-up, has failed.
 """
