@@ -1,4 +1,4 @@
-"""Calls that are slow where no limit is set: answered as long as somebody waits, given up some time after nobody does."""
+"""Slow calls where no limit is set: answered as long as somebody waits, given up some time after nobody does."""
 
 from __future__ import annotations
 

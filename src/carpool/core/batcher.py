@@ -81,7 +81,7 @@ class Batch:
     @property
     def unwanted_since(self) -> float:
         """When the last of its callers went or was answered; infinity if somebody still waits."""
-        if any([request.state == RUNNING for request in self.requests]):
+        if any(request.state == RUNNING for request in self.requests):
             return INFINITY
         return max(self.heard, max([request.deadline for request in self.requests], default=self.heard))
 
@@ -160,6 +160,11 @@ class Batcher:
     def running(self) -> int:
         """Requests that workers are busy with."""
         return self._running
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody waits for what workers are busy with."""
+        return any(batch.unwanted_since == INFINITY for batch in self.in_flight.values())
 
     @property
     def idle(self) -> int:

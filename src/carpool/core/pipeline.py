@@ -8,7 +8,7 @@ invariants:
 * an error in any stage goes straight back to its caller;
 * only the first stage refuses; a later one gives credits: stage k takes a batch only when stage k+1 has room for it;
 * late stages are asked first, so that the room they make can be used in the same poll;
-* whatever a policy raises, and wherever, every request is somewhere inside or answered, so that `abort` answers the rest.
+* whatever a policy raises, and wherever, every request is somewhere inside or answered; `abort` answers the rest.
 """
 
 from __future__ import annotations
@@ -441,13 +441,10 @@ class Pipeline:
                 self._drop(now, refuse)
 
     def _is_last_call(self, stage: Batcher) -> bool:
-        """Whether nobody can join the stage's queue any more, now that callers are refused, until some of it has run."""
+        """Whether nobody can join the stage's queue any more, now that callers are refused, before some of it runs."""
         if self.door.count and self.stages[0].queue.has_room(self.door.peek(1)[0].nbytes):
             return False
-        earlier = self.stages[: stage.index]
-        return not any([one.queue.count for one in earlier]) and not any(
-            [batch.unwanted_since == INFINITY for one in earlier for batch in one.in_flight.values()]
-        )
+        return not any(one.queue.count or one.is_wanted for one in self.stages[: stage.index])
 
     def _drop(self, now: float, refuse: Sequence[tuple[Request, str]]) -> None:
         """Requests that were queued are refused after all, and told why."""
