@@ -70,17 +70,15 @@ class Call:
         self._last = last
         self._before_predict = before_predict
         self._after_predict = after_predict
-        self._decoders: dict[int, Callable[[Any], Any]] = {OBJECT: payload.load, RAW: bytes, CUSTOM: bytes}
-        if first:
-            self._decoders[JSON] = schema.json_reader(traits.input_type)
-            self._decoders[MSGPACK] = schema.msgpack_reader(traits.input_type)
-        self._encoders: dict[int, Callable[[Any], payload.Payload]] = {
-            OBJECT: payload.dump,
-            JSON: schema.json_writer(traits.output_type),
-            MSGPACK: schema.msgpack_writer(traits.output_type),
-            RAW: _as_bytes,
-            CUSTOM: _as_bytes,  # by then the model's `encode` has been called
-        }
+        takes, gives = traits.input_type, traits.output_type
+        self._decoders = schema.MadeWhenNeeded(
+            {OBJECT: payload.load, RAW: bytes, CUSTOM: bytes},
+            {JSON: lambda: schema.json_reader(takes), MSGPACK: lambda: schema.msgpack_reader(takes)} if first else {},
+        )
+        self._encoders = schema.MadeWhenNeeded[payload.Payload](
+            {OBJECT: payload.dump, RAW: _as_bytes, CUSTOM: _as_bytes},  # by then the model's `encode` has been called
+            {JSON: lambda: schema.json_writer(gives), MSGPACK: lambda: schema.msgpack_writer(gives)},
+        )
 
     async def warm_up(
         self, sizes: Sequence[int], clock: Callable[[], float] = time.monotonic
@@ -151,8 +149,8 @@ class Call:
     async def _decode(self, frame: Frame, now: float) -> list[Any]:
         formats, payloads = frame.formats, frame.payloads
         if formats.count(formats[0]) == len(formats) and formats[0] != CUSTOM and min(frame.deadlines) > now:
-            decode = self._decoders[formats[0]]
             with contextlib.suppress(BaseException):  # looked at one by one below
+                decode = self._decoders[formats[0]]
                 return [decode(body) for body in payloads]
         values: list[Any] = []
         for format, deadline, body in zip(formats, frame.deadlines, payloads, strict=True):
@@ -187,8 +185,8 @@ class Call:
             await self._encode_custom(results, accepts)
         encoders = self._encoders if self._last else _BETWEEN_STAGES
         if accepts.count(accepts[0]) == len(accepts) and Failed not in set(map(type, results)):
-            encode = encoders[accepts[0]]
             with contextlib.suppress(BaseException):  # looked at one by one below
+                encode = encoders[accepts[0]]
                 return bytes(len(results)), [encode(value) for value in results]
         outcomes = bytearray()
         payloads: list[payload.Payload] = []
