@@ -181,7 +181,7 @@ def _check_method(method: Any, name: str) -> None:
         raise TypeError(f"{name} must be a method, not {method!r}")
     while isinstance(method, functools.partial):
         method = method.func
-    if any(kind(each) for kind in _YIELDING for each in (method, getattr(type(method), "__call__", None))):
+    if any(kind(each) for kind in _YIELDING for each in (method, type(method).__call__)):
         raise TypeError(
             f"{name} is a generator (it has a `yield`), and generators cannot be served yet: collect what it yields"
             " and `return` it as a whole"

@@ -129,7 +129,7 @@ def json_schema(types: list[Any], ref_template: str) -> tuple[list[dict[str, Any
 
 
 def result_schema(kind: Any, schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of results of `kind`, where that is not the `schema` of items: pydantic's aliases and computed fields."""
+    """The schema of results of `kind`, if not `schema`, that of items: pydantic's aliases and computed fields differ."""
     if not _is_pydantic(kind):
         return schema
     written: dict[str, Any] = kind.model_json_schema(mode="serialization")
@@ -143,7 +143,8 @@ def as_example(value: Any) -> Any:
 
 def type_name(kind: Any) -> str:
     """A type as a person would write it."""
-    return getattr(kind, "__name__", None) or str(kind).replace("typing.", "")
+    name = None if typing.get_args(kind) and not _is_array(kind) else getattr(kind, "__name__", None)
+    return name or str(kind).replace("typing.", "")
 
 
 def _writer(
@@ -153,7 +154,7 @@ def _writer(
 
     That is strict about what is inside, takes numpy scalars for numbers as the wire does, and costs less than looking
     at the object, because the reader is compiled once. Objects that msgspec does not know (pydantic models, arrays) fit
-    as well if they are what the hint says: their library has checked them, and what it writes need not be what it reads.
+    as well if they are what the hint says: their library has checked them, and may not read what it writes.
 
     Args:
         encode: writes a result; read: reads it; kind: as which.

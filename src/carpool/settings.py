@@ -99,7 +99,9 @@ def environment(value: Any) -> dict[str, str]:
         if not isinstance(content, str):
             raise TypeError(f"env[{key!r}] must be text, not {content!r}: write {str(content)!r}")
         if not key or "=" in key or "\0" in key + content:
-            raise ValueError(f"env[{key!r}] cannot be an environment variable: a name has no '=', and no part a zero byte")
+            raise ValueError(
+                f"env[{key!r}] cannot be an environment variable: a name has no '=', and no part a zero byte"
+            )
     return env
 
 
@@ -140,8 +142,8 @@ def check_held(held_s: float, timeout_s: float) -> None:
     """Whether a lone request that is held so long, in all stages together, can still be answered. Raises ValueError."""
     if held_s >= timeout_s:
         raise ValueError(
-            f"max_queue_delay_s ({held_s:g} s in all) must be shorter than timeout_s ({timeout_s:g} s): the static policy"
-            " holds a lone request back for all of it, so that it would expire beside an idle worker"
+            f"max_queue_delay_s ({held_s:g} s in all) must be shorter than timeout_s ({timeout_s:g} s): the static"
+            " policy holds a lone request back for all of it, so that it would expire beside an idle worker"
         )
 
 
@@ -156,7 +158,9 @@ def check_overload(overload: str) -> None:
 def check_sizes(allowed_batch_sizes: Iterable[Any], max_batch_size: int) -> tuple[int, ...]:
     """Batch sizes that a model is called with. Raises ValueError or TypeError."""
     if isinstance(allowed_batch_sizes, str) or not isinstance(allowed_batch_sizes, Iterable):
-        raise TypeError(f"allowed_batch_sizes must be a list of numbers, such as [1, 2, 4], not {allowed_batch_sizes!r}")
+        raise TypeError(
+            f"allowed_batch_sizes must be a list of numbers, such as [1, 2, 4], not {allowed_batch_sizes!r}"
+        )
     sizes = [at_least("each of allowed_batch_sizes", size, 1) for size in allowed_batch_sizes]
     if not sizes or sizes != sorted(set(sizes)):
         raise ValueError(f"allowed_batch_sizes must rise from one to the next, such as [1, 2, 4], not {sizes!r}")

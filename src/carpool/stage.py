@@ -202,7 +202,7 @@ def _check_run_in(run_in: str, model: AnyModel, *, cpus: bool, env: bool) -> Non
 
 
 def _check_frame(max_batch_size: int, waiting: int | None) -> None:
-    """What one message to a worker process holds; where sizes are counted, what can wait bounds the items of a batch."""
+    """Whether one message to a worker process holds a batch; where sizes are counted, by the items that can wait."""
     setting, most = ("max_batch_size", max_batch_size) if waiting is None else ("max_queue_size", waiting)
     if min(max_batch_size, most) > MAX_ITEMS:
         raise ValueError(

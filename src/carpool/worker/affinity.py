@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Collection, Sequence
+from typing import Any
 
 Cores = frozenset[int]
 
@@ -63,7 +64,7 @@ def parse_all(cpus: Sequence[int | Collection[int]], workers: int) -> tuple[Core
     return tuple(parse(entry) for entry in cpus)
 
 
-def entries(cpus: Sequence[int | Collection[int]]) -> int:
+def entries(cpus: Any) -> int:
     """For how many workers `cpus=` of a stage speaks. Raises TypeError."""
     if isinstance(cpus, str) or not isinstance(cpus, Sequence):
         raise TypeError(f"cpus must be a list with one core or one set of cores per worker, not {cpus!r}")

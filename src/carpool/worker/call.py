@@ -20,11 +20,14 @@ from carpool.wire import payload
 from carpool.wire.frame import Frame, Kind
 from carpool.wire.outcome import Outcome, Report, pack
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, OBJECT, RAW
+from carpool.worker.program import MainProgram
 
 _TIMING_S = 2.0  # a warm-up that took so long takes no further timings
 _LONGEST_LINE = 2 * 1024
 _OWN_FILES = ("/carpool/worker/", "/carpool/invoke.py", "/carpool/parts.py")
 _BETWEEN_STAGES = dict.fromkeys((OBJECT, JSON, MSGPACK, RAW, CUSTOM), payload.dump)
+
+_OUR_OWN = MainProgram(None)
 
 
 class _Expired(DeadlineExceeded):
@@ -50,6 +53,7 @@ class Call:
         invoker: calls the model.
         first, last: whether the stage decodes requests, and whether it encodes responses.
         before_predict, after_predict: called around the model's part of each batch.
+        main: where classes of the parent's main program are found.
 
     Attributes:
         trouble: what there is to tell of the last batch, besides its results.
@@ -63,6 +67,7 @@ class Call:
         last: bool,
         before_predict: Callable[[], None] | None = None,
         after_predict: Callable[[], None] | None = None,
+        main: MainProgram = _OUR_OWN,
     ) -> None:
         self.traits = traits = invoker.traits
         self.trouble: list[Trouble] = []
@@ -70,6 +75,7 @@ class Call:
         self._last = last
         self._before_predict = before_predict
         self._after_predict = after_predict
+        self._main = main
         takes, gives = traits.input_type, traits.output_type
         self._decoders = schema.MadeWhenNeeded(
             {OBJECT: payload.load, RAW: bytes, CUSTOM: bytes},
@@ -156,7 +162,7 @@ class Call:
         for format, deadline, body in zip(formats, frame.deadlines, payloads, strict=True):
             try:
                 if deadline > now:
-                    values.append(self._decoders[format](body))
+                    values.append(self._decode_one(format, body))
                 else:
                     values.append(Failed(_Expired("the deadline passed before its turn came")))
             except BaseException as error:  # types may have validators, which are user code
@@ -164,6 +170,14 @@ class Call:
         if CUSTOM in formats:
             await self._decode_custom(formats, values)
         return values
+
+    def _decode_one(self, format: int, body: Any) -> Any:
+        try:
+            return self._decoders[format](body)
+        except (AttributeError, ModuleNotFoundError) as error:
+            if format != OBJECT:
+                raise
+            return self._main.load(body, error)
 
     async def _decode_custom(self, formats: bytes, values: list[Any]) -> None:
         """The model's own format: one call of its `decode` for all bodies of the batch."""
