@@ -129,7 +129,7 @@ def json_schema(types: list[Any], ref_template: str) -> tuple[list[dict[str, Any
 
 
 def result_schema(kind: Any, schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of results of `kind`, if not `schema`, that of items: pydantic's aliases and computed fields differ."""
+    """The schema of results of `kind`, if not that of items: pydantic's aliases and computed fields may differ."""
     if not _is_pydantic(kind):
         return schema
     written: dict[str, Any] = kind.model_json_schema(mode="serialization")
