@@ -177,7 +177,7 @@ class Call:
         except (AttributeError, ModuleNotFoundError) as error:
             if format != OBJECT:
                 raise
-            return self._main.load(body, error)
+            return self._main.read_again(self._decoders[OBJECT], body, error)
 
     async def _decode_custom(self, formats: bytes, values: list[Any]) -> None:
         """The model's own format: one call of its `decode` for all bodies of the batch."""

@@ -13,7 +13,7 @@ import pickle
 import runpy
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -21,7 +21,6 @@ import msgspec
 from carpool.errors import ModelError
 from carpool.foreign import as_model_error
 from carpool.model import AnyModel, name_of
-from carpool.wire import payload
 from carpool.wire.payload import Buffer, Payload
 
 _MAIN = "__mp_main__"
@@ -108,10 +107,11 @@ class MainProgram:
         self._program = program
         self._refusal: ModelError | None = None
 
-    def load(self, item: Payload, error: BaseException) -> object:
+    def read_again(self, load: Callable[[Any], Any], item: Payload, error: BaseException) -> Any:
         """Read an item once more that could not be read, with the main file at hand if that may be the reason.
 
         Args:
+            load: reads an item.
             item: the item, as `payload.dump` made it.
             error: what reading it raised.
 
@@ -130,7 +130,7 @@ class MainProgram:
                 self._refusal = as_model_error(reason, f"{_NEEDS_MAIN}, and importing that")
                 raise self._refusal from None
         try:
-            return payload.load(item)
+            return load(item)
         except (AttributeError, ModuleNotFoundError) as reason:
             raise as_model_error(reason, _NOT_AT_THE_TOP) from reason
 
