@@ -13,7 +13,7 @@ import pytest
 
 import carpool
 from carpool import Adaptive, Greedy, Policy, Service, Stage, Static
-from carpool.policy import OneByOne
+from carpool.policy import BY_NAME, OneByOne
 from carpool.wire.frame import MAX_ITEMS
 from tests import models
 
@@ -501,3 +501,29 @@ def test_types_that_cannot_be_resolved_are_no_obstacle(caplog: pytest.LogCapture
 
     assert Stage(odd).traits.input_type is Any
     assert "types of odd cannot be resolved" in caplog.text
+
+
+@pytest.mark.parametrize("policy", [*sorted(BY_NAME)])
+@pytest.mark.parametrize("slo_s", [None, 5.0])
+def test_a_service_without_a_time_out_answers(policy: str, slo_s: float | None) -> None:
+    """Infinity goes through all that is done with deadlines: planning, frames, timers, streams and closing."""
+    stage = Stage(identity, max_batch_size=8, policy=policy, max_queue_delay_s=0.001, run_in="thread")
+    with Service(stage, timeout_s=None, slo_s=slo_s).run() as service:
+        assert service.predict(1) == 1
+        assert service.predict(2, timeout_s=math.inf, priority=np.int64(3)) == 2  # type: ignore[arg-type]
+        assert service.predict(3, timeout_s=np.float32(9)) == 3  # type: ignore[arg-type]
+        assert list(service.stream(range(300), max_in_flight=np.int64(16))) == list(range(300))  # type: ignore[arg-type]
+        for wrong in ({"timeout_s": "1"}, {"timeout_s": math.nan}, {"priority": 1.5}, {"priority": True}):
+            with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be a"):
+                service.predict(4, **wrong)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="max_in_flight must be a whole number"):
+            service.stream([1], max_in_flight=1.5)  # type: ignore[arg-type]
+
+
+def test_an_endless_time_out_of_a_process_and_of_a_batch_function() -> None:
+    """Likewise in messages to worker processes, and in the locks that threads wait for."""
+    with Service(Stage(models.double, name="double"), timeout_s=math.inf).run() as service:
+        assert service.predict(2) == 4
+    for endless in (math.inf, 1e300):
+        call = carpool.batch(timeout_s=endless)(identity)
+        assert call(1) == call.submit(1).result(timeout_s=endless) == 1

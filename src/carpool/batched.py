@@ -26,11 +26,11 @@ from carpool.settings import (
     check_held,
     check_policy,
     check_room,
+    delay,
     finite,
     flag,
     function,
     held_s,
-    not_negative,
     policy_for,
     positive,
 )
@@ -62,7 +62,7 @@ class Settings:
             "max_in_flight_batches": at_least("max_in_flight_batches", self.max_in_flight_batches, 1),
             "timeout_s": positive("timeout_s", self.timeout_s),
             "slo_s": finite("slo_s", self.slo_s),
-            "max_queue_delay_s": not_negative("max_queue_delay_s", self.max_queue_delay_s),
+            "max_queue_delay_s": delay("max_queue_delay_s", self.max_queue_delay_s),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)

@@ -25,8 +25,6 @@ def at_least(name: str, value: Any, least: int) -> int:
 
 def seconds(name: str, value: Any) -> float:
     """A duration that must be positive; infinity means no limit. Raises ValueError."""
-    if type(value) is float and value > 0:  # the quick way, for calls with a time-out of their own
-        return value
     number = _number(value)
     if number is None or not number > 0:
         raise ValueError(f"{name} must be a positive number of seconds, not {value!r}")
@@ -35,7 +33,9 @@ def seconds(name: str, value: Any) -> float:
 
 def positive(name: str, value: Any) -> float | None:
     """Like `seconds`, where it is given at all."""
-    return None if value is None else seconds(name, value)
+    if value is None or (type(value) is float and value > 0):  # the quick way, for calls with time-outs of their own
+        return value
+    return seconds(name, value)
 
 
 def finite(name: str, value: Any) -> float | None:
@@ -46,7 +46,15 @@ def finite(name: str, value: Any) -> float | None:
     return number
 
 
-def not_negative(name: str, value: Any) -> float | None:
+def not_negative(name: str, value: Any) -> float:
+    """A duration that may be 0. Raises ValueError."""
+    number = _number(value)
+    if number is None or not number >= 0:
+        raise ValueError(f"{name} must be 0 or more seconds, not {value!r}")
+    return number
+
+
+def delay(name: str, value: Any) -> float | None:
     """A duration that may be 0 but not infinite, where it is given at all. Raises ValueError."""
     if value is None:
         return None
@@ -107,6 +115,8 @@ def environment(value: Any) -> dict[str, str]:
 
 def check_priority(priority: Any) -> int:
     """A request's priority. Raises ValueError."""
+    if type(priority) is int and -LARGEST_PRIORITY <= priority <= LARGEST_PRIORITY:  # the quick way
+        return priority
     whole = _whole(priority)
     if whole is None or abs(whole) > LARGEST_PRIORITY:
         raise ValueError(
@@ -127,7 +137,7 @@ def check_policy(policy: Policy | str | None) -> None:
             raise TypeError(f"{type(policy).__name__}.__init__ must call super().__init__()")
         if policy.max_batch_size is not None:
             at_least("max_batch_size of the policy", policy.max_batch_size, 1)
-        not_negative("max_queue_delay_s of the policy", policy.max_queue_delay_s)
+        delay("max_queue_delay_s of the policy", policy.max_queue_delay_s)
         finite("slo_s of the policy", policy.slo_s)
 
 

@@ -25,7 +25,7 @@ from carpool.http.codec import Formats, Refusal, allow, as_json, error_response,
 from carpool.http.exchange import Exchange, Head, Response
 from carpool.observe.log import printable
 from carpool.request import DEFAULT_LANE, Lane
-from carpool.settings import LARGEST_PRIORITY, at_least, flag, function, seconds
+from carpool.settings import LARGEST_PRIORITY, at_least, flag, function, not_negative
 from carpool.weigh import weigher_of
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class App:
         self._wait = when_full == "wait"
         self._timeout_status = timeout_status
         self._debug = flag("debug", debug)
-        self._idle_check_s = seconds("idle_check_s", idle_check_s)
+        self._idle_check_s = not_negative("idle_check_s", idle_check_s)
         self._ids = (f"{secrets.token_hex(4)}-{n}" for n in itertools.count(1))
         self._document: bytes | None = None
         self._starting: asyncio.Task[None] | None = None
