@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.inspect import AnyType, CustomType, NoneType, RawType
 
 from carpool.errors import InvalidRequest, ModelError, ValidationError
 from carpool.foreign import text_of
@@ -21,6 +22,8 @@ T = TypeVar("T")
 
 _DOES_NOT_FIT = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError, NotImplementedError)
 
+_NULL = b"null"
+_TAKE_NULL = (AnyType, CustomType, NoneType, RawType)
 _NO_NUMBER = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
 """How NaN and infinities begin in msgpack; other values may hold these bytes as well."""
 
@@ -70,7 +73,7 @@ def why_unreadable(kind: Any) -> str | None:
         return text_of(error)
     if not isinstance(kind, type) or _is_array(kind) or _is_pydantic(kind):
         return None
-    if not isinstance(msgspec.inspect.type_info(kind), msgspec.inspect.CustomType):
+    if not isinstance(msgspec.inspect.type_info(kind), CustomType):
         return None
     if any(issubclass(builtin, kind) for builtin in (dict, list, str, int, float, bool, type(None))):
         return None
@@ -161,17 +164,21 @@ def _writer(
         has_null: whether NaN is written as null, and is to be refused.
     """
     dtype = _dtype(kind) if _is_array(kind) else None
-    fits = _object_check(kind) if _holds_objects(kind) else None
+    inside = _kinds_in(kind)
+    fits = _object_check(kind) if CustomType in inside else None
+    may_hide = has_null and not inside.isdisjoint(_TAKE_NULL)  # else reading back stumbles over NaN anyway
 
     def write(value: Any) -> bytes:
         try:
             body = encode(value)
-            if has_null and b"null" in body:
+            if may_hide and body.partition(_NULL)[1]:
                 _refuse_nan(value)
             if fits is None or not fits(value):
                 read(body)
         except _DOES_NOT_FIT as error:
-            raise ModelError(f"the result does not fit {type_name(kind)}: {error}", code="bad_result") from error
+            raise _bad_result(
+                f"the result does not fit {type_name(kind)}", error, value if has_null else None
+            ) from error
         return body
 
     def write_array(value: Any) -> bytes:
@@ -180,15 +187,24 @@ def _writer(
     def write_anything(value: Any) -> bytes:
         try:
             body = encode(value)
-            if has_null and b"null" in body:
+            if has_null and body.partition(_NULL)[1]:  # the quickest way to ask; `in` is the slowest
                 _refuse_nan(value)
         except _DOES_NOT_FIT as error:
-            raise ModelError(f"the result cannot be written: {error}", code="bad_result") from error
+            raise _bad_result("the result cannot be written", error) from error
         return body
 
     if kind is Any:
         return write_anything
     return write if dtype is None else write_array
+
+
+def _bad_result(what: str, error: Exception, value: Any = None) -> ModelError:
+    """What the caller hears; that a number in `value` is none says more than that a null does not fit."""
+    try:
+        _refuse_nan(value)
+    except _DOES_NOT_FIT as reason:
+        error = reason
+    return ModelError(f"{what}: {error}", code="bad_result")
 
 
 def _refuse_nan(value: Any) -> None:
@@ -202,19 +218,20 @@ def _refuse_nan(value: Any) -> None:
             raise ValueError("NaN and infinities cannot be written as JSON (as msgpack they can)") from None
 
 
-def _holds_objects(kind: Any) -> bool:
-    """Whether there are types in `kind` that msgspec leaves to our hooks."""
-    found: list[Any] = []
-
-    def hook(inner: Any) -> dict[str, Any]:
-        found.append(inner)
-        return {"description": "ours"}  # an empty one would count as none
-
-    try:
-        msgspec.json.schema_components([Any if kind is None else kind], schema_hook=hook)
-    except TypeError:  # no schema can say it, keys that are no text for one
-        return False
-    return bool(found)
+def _kinds_in(kind: Any) -> set[type]:
+    """Which of msgspec's kinds of types occur in a type."""
+    seen: dict[int, Any] = {}
+    todo: list[Any] = [msgspec.inspect.type_info(kind)]
+    while todo:
+        info = todo.pop()
+        if id(info) in seen:
+            continue
+        seen[id(info)] = info
+        for name in info.__struct_fields__:
+            value = getattr(info, name)
+            parts = value if isinstance(value, tuple) else (value,)
+            todo += [part for part in parts if isinstance(part, msgspec.inspect.Type | msgspec.inspect.Field)]
+    return {type(info) for info in seen.values()}
 
 
 def _object_check(kind: Any) -> Callable[[Any], bool]:
