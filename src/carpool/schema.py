@@ -202,20 +202,28 @@ def _bad_result(what: str, error: Exception, value: Any = None) -> ModelError:
     """What the caller hears; that a number in `value` is none says more than that a null does not fit."""
     try:
         _refuse_nan(value)
-    except _DOES_NOT_FIT as reason:
+    except ValueError as reason:
         error = reason
     return ModelError(f"{what}: {error}", code="bad_result")
 
 
 def _refuse_nan(value: Any) -> None:
     """Whether the nulls in a result are meant, or stand for numbers that JSON does not have. Raises ValueError."""
-    if _NO_NUMBER.search(_msgpack_encoder.encode(value)) is None:
-        return
+    if _holds_nan(value):
+        raise ValueError("NaN and infinities cannot be written as JSON (as msgpack they can)")
+
+
+def _holds_nan(value: Any) -> bool:
+    try:
+        if _NO_NUMBER.search(_msgpack_encoder.encode(value)) is None:
+            return False
+    except _DOES_NOT_FIT:  # an integer of over 64 bits, say
+        pass
     try:
         json.dumps(msgspec.to_builtins(value, str_keys=True, enc_hook=_to_builtins), allow_nan=False)
-    except ValueError as error:
-        if "JSON compliant" in str(error):
-            raise ValueError("NaN and infinities cannot be written as JSON (as msgpack they can)") from None
+    except _DOES_NOT_FIT as error:
+        return "JSON compliant" in str(error)
+    return False
 
 
 def _kinds_in(kind: Any) -> set[type]:
