@@ -128,7 +128,8 @@ def batch(function: Any = None, /, **settings: Any) -> Any:
 
     Raises:
         ValueError: a setting is out of range.
-        TypeError: there is no such setting, or `function` is no function or model.
+        TypeError: a setting is of the wrong kind, there is no such setting, or `function` is no function or model that
+            can be called in batches, such as a generator.
     """
     known = {field.name for field in fields(Settings)}
     unknown = sorted(settings.keys() - known)
@@ -144,13 +145,22 @@ def _batched(function: Any, settings: Settings) -> Any:
     if isinstance(function, staticmethod | classmethod):
         raise TypeError(f"put @{type(function).__name__} above @carpool.batch, not below it")
     asynchronous = is_async(function)
-    lock = settings.execution_lock
-    if lock is not None and asynchronous != hasattr(lock, "__aenter__"):
-        right = "an asyncio.Lock" if asynchronous else "a carpool.Lock, a threading.Lock or an RLock"
-        raise TypeError(f"the execution_lock of {name_of(function)} must be {right}")
+    _check_lock(settings.execution_lock, name_of(function), asynchronous)
     invoker = invoker_of(function, settings, asynchronous)
     if asynchronous:
         return AsyncBatch(function, settings, invoker, unset=isinstance(function, type))
     if isinstance(function, type):
         run_now(invoker.set_up())
     return ThreadBatch(function, settings, invoker)
+
+
+def _check_lock(lock: Any, name: str, asynchronous: bool) -> None:
+    if lock is None:
+        return
+    if asynchronous:
+        fits, right = hasattr(lock, "__aenter__"), "an asyncio.Lock"
+    else:
+        fits = not hasattr(lock, "__aenter__") and callable(getattr(lock, "acquire", None)) and hasattr(lock, "release")
+        right = "a carpool.Lock, a threading.Lock or an RLock"
+    if not fits:
+        raise TypeError(f"the execution_lock of {name} must be {right}, not {lock!r}")

@@ -21,7 +21,19 @@ from carpool.model import AnyModel, Model, name_of, traits_of
 from carpool.oom import OomErrors, names_of
 from carpool.parts import Caller, Failed
 from carpool.policy import Policy
-from carpool.settings import at_least, check_policy, not_negative, policy_for, positive
+from carpool.settings import (
+    at_least,
+    check_held,
+    check_policy,
+    check_room,
+    delay,
+    finite,
+    flag,
+    function,
+    held_s,
+    policy_for,
+    positive,
+)
 from carpool.weigh import units
 
 
@@ -44,22 +56,43 @@ class Settings:
     oom_errors: OomErrors | None = ()
 
     def __post_init__(self) -> None:
-        at_least("max_batch_size", self.max_batch_size, 1)
-        at_least("max_queue_size", self.max_queue_size, 1)
-        at_least("max_in_flight_batches", self.max_in_flight_batches, 1)
-        positive("timeout_s", self.timeout_s)
-        positive("slo_s", self.slo_s)
-        not_negative("max_queue_delay_s", self.max_queue_delay_s)
+        checked: dict[str, Any] = {
+            "max_batch_size": at_least("max_batch_size", self.max_batch_size, 1),
+            "max_queue_size": at_least("max_queue_size", self.max_queue_size, 1),
+            "max_in_flight_batches": at_least("max_in_flight_batches", self.max_in_flight_batches, 1),
+            "timeout_s": positive("timeout_s", self.timeout_s),
+            "slo_s": finite("slo_s", self.slo_s),
+            "max_queue_delay_s": delay("max_queue_delay_s", self.max_queue_delay_s),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
         check_policy(self.policy)
+        flag("isolate_errors", self.isolate_errors)
         if self.oom_errors is not None:
             names_of(self.oom_errors)
+        self._check_functions()
+        if self.size is None and not self.merge:
+            check_room(self.max_batch_size, self.max_queue_size)
+        if self.timeout_s is not None:
+            check_held(held_s(self.new_policy()), self.timeout_s)
+
+    def _check_functions(self) -> None:
+        if self.size is not None:
+            function("size", self.size, "an item")
+        if self.merge is not None and not isinstance(self.merge, bool) and not callable(self.merge):
+            raise TypeError(f"merge must be True or a function of a list of chunks, not {self.merge!r}")
+        if self.split is not None:
+            function("split", self.split, "a merged output and the row counts of its chunks")
         if callable(self.merge) != (self.split is not None):
             raise ValueError("a merge function needs a split function, and the other way round")
 
+    def new_policy(self) -> Policy:
+        """A policy of its own for one line."""
+        return policy_for(self.policy, self.max_batch_size, self.max_queue_delay_s, slo_s=self.slo_s)
+
     def batcher(self, name: str) -> Batcher:
         """A queue and a policy for one line."""
-        policy = policy_for(self.policy, self.max_batch_size, self.max_queue_delay_s, slo_s=self.slo_s)
-        return Batcher(name, policy, Queue(self.max_queue_size))
+        return Batcher(name, self.new_policy(), Queue(self.max_queue_size))
 
     def function(self, function: Callable[..., Any], is_async: bool) -> Callable[..., Any]:
         """The function over a list of chunks that a function over one merged input makes; else itself."""

@@ -20,11 +20,14 @@ from carpool.wire import payload
 from carpool.wire.frame import Frame, Kind
 from carpool.wire.outcome import Outcome, Report, pack
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, OBJECT, RAW
+from carpool.worker.program import MainProgram
 
 _TIMING_S = 2.0  # a warm-up that took so long takes no further timings
 _LONGEST_LINE = 2 * 1024
 _OWN_FILES = ("/carpool/worker/", "/carpool/invoke.py", "/carpool/parts.py")
 _BETWEEN_STAGES = dict.fromkeys((OBJECT, JSON, MSGPACK, RAW, CUSTOM), payload.dump)
+
+_OUR_OWN = MainProgram(None)
 
 
 class _Expired(DeadlineExceeded):
@@ -50,6 +53,7 @@ class Call:
         invoker: calls the model.
         first, last: whether the stage decodes requests, and whether it encodes responses.
         before_predict, after_predict: called around the model's part of each batch.
+        main: where classes of the parent's main program are found.
 
     Attributes:
         trouble: what there is to tell of the last batch, besides its results.
@@ -63,6 +67,7 @@ class Call:
         last: bool,
         before_predict: Callable[[], None] | None = None,
         after_predict: Callable[[], None] | None = None,
+        main: MainProgram = _OUR_OWN,
     ) -> None:
         self.traits = traits = invoker.traits
         self.trouble: list[Trouble] = []
@@ -70,17 +75,16 @@ class Call:
         self._last = last
         self._before_predict = before_predict
         self._after_predict = after_predict
-        self._decoders: dict[int, Callable[[Any], Any]] = {OBJECT: payload.load, RAW: bytes, CUSTOM: bytes}
-        if first:
-            self._decoders[JSON] = schema.json_reader(traits.input_type)
-            self._decoders[MSGPACK] = schema.msgpack_reader(traits.input_type)
-        self._encoders: dict[int, Callable[[Any], payload.Payload]] = {
-            OBJECT: payload.dump,
-            JSON: schema.json_writer(traits.output_type),
-            MSGPACK: schema.msgpack_writer(traits.output_type),
-            RAW: _as_bytes,
-            CUSTOM: _as_bytes,  # by then the model's `encode` has been called
-        }
+        self._main = main
+        takes, gives = traits.input_type, traits.output_type
+        self._decoders = schema.MadeWhenNeeded(
+            {OBJECT: payload.load, RAW: bytes, CUSTOM: bytes},
+            {JSON: lambda: schema.json_reader(takes), MSGPACK: lambda: schema.msgpack_reader(takes)} if first else {},
+        )
+        self._encoders = schema.MadeWhenNeeded[payload.Payload](
+            {OBJECT: payload.dump, RAW: _as_bytes, CUSTOM: _as_bytes},  # by then the model's `encode` has been called
+            {JSON: lambda: schema.json_writer(gives), MSGPACK: lambda: schema.msgpack_writer(gives)},
+        )
 
     async def warm_up(
         self, sizes: Sequence[int], clock: Callable[[], float] = time.monotonic
@@ -151,14 +155,14 @@ class Call:
     async def _decode(self, frame: Frame, now: float) -> list[Any]:
         formats, payloads = frame.formats, frame.payloads
         if formats.count(formats[0]) == len(formats) and formats[0] != CUSTOM and min(frame.deadlines) > now:
-            decode = self._decoders[formats[0]]
             with contextlib.suppress(BaseException):  # looked at one by one below
+                decode = self._decoders[formats[0]]
                 return [decode(body) for body in payloads]
         values: list[Any] = []
         for format, deadline, body in zip(formats, frame.deadlines, payloads, strict=True):
             try:
                 if deadline > now:
-                    values.append(self._decoders[format](body))
+                    values.append(self._decode_one(format, body))
                 else:
                     values.append(Failed(_Expired("the deadline passed before its turn came")))
             except BaseException as error:  # types may have validators, which are user code
@@ -166,6 +170,14 @@ class Call:
         if CUSTOM in formats:
             await self._decode_custom(formats, values)
         return values
+
+    def _decode_one(self, format: int, body: Any) -> Any:
+        try:
+            return self._decoders[format](body)
+        except (AttributeError, ModuleNotFoundError) as error:
+            if format != OBJECT:
+                raise
+            return self._main.read_again(self._decoders[OBJECT], body, error)
 
     async def _decode_custom(self, formats: bytes, values: list[Any]) -> None:
         """The model's own format: one call of its `decode` for all bodies of the batch."""
@@ -187,8 +199,8 @@ class Call:
             await self._encode_custom(results, accepts)
         encoders = self._encoders if self._last else _BETWEEN_STAGES
         if accepts.count(accepts[0]) == len(accepts) and Failed not in set(map(type, results)):
-            encode = encoders[accepts[0]]
             with contextlib.suppress(BaseException):  # looked at one by one below
+                encode = encoders[accepts[0]]
                 return bytes(len(results)), [encode(value) for value in results]
         outcomes = bytearray()
         payloads: list[payload.Payload] = []

@@ -19,6 +19,7 @@ from carpool.model import AnyModel, traits_of
 from carpool.parts import Caller, Trouble
 from carpool.wire.frame import Frame, FrameError, Kind
 from carpool.wire.outcome import Outcome, Report, pack
+from carpool.worker import program
 from carpool.worker.call import Call, ExampleError, describe
 from carpool.worker.setup import Setup
 
@@ -131,6 +132,7 @@ async def _load(
             last=setup.last,
             before_predict=points.before_predict,
             after_predict=points.after_predict,
+            main=program.MainProgram(setup.program if program.in_worker else None),
         )
         timings: list[tuple[int, float]] = []
         if call.traits.examples:
