@@ -22,7 +22,7 @@ from itertools import accumulate
 from typing import Final
 
 from carpool.wire.memory import Memory
-from carpool.wire.payload import LARGE, Buffer, Payload, parts_of
+from carpool.wire.payload import LARGE, Buffer, Payload, parts_of, size_of
 
 MAGIC: Final = b"cpl"
 VERSION: Final = 1
@@ -116,6 +116,39 @@ def encode(frame: Frame) -> list[Buffer]:
     routed = (*frame.deadlines, frame.accepts) if kind == Kind.BATCH else ()
     table = _table(kind, n, m).pack(*frame.ids, frame.formats, *lengths, *routed, *(counts if n != m else ()))
     return [header + table, *parts]
+
+
+def in_pieces(frame: Frame) -> list[Frame]:
+    """The frame's items in as few frames as their order and the limits allow, each with the same batch.
+
+    An item that is over the limits by itself has a frame of its own. The times are those of all; the last one has them.
+    """
+    pieces: list[Frame] = []
+    begin = nbytes = buffers = 0
+    counts, _ = parts_of(frame.payloads)
+    for i, (payload, count) in enumerate(zip(frame.payloads, counts, strict=True)):
+        size = size_of(payload)
+        full = nbytes + size > MAX_FRAME_BYTES or buffers + count > MAX_BUFFERS or i - begin == MAX_ITEMS
+        if full and i > begin:
+            pieces.append(_piece(frame, begin, i))
+            begin, nbytes, buffers = i, 0, 0
+        nbytes += size
+        buffers += count
+    last = _piece(frame, begin, len(frame.ids))
+    last.busy_s, last.waited_s = frame.busy_s, frame.waited_s
+    return [*pieces, last]
+
+
+def _piece(frame: Frame, begin: int, end: int) -> Frame:
+    return Frame(
+        frame.kind,
+        frame.batch,
+        frame.ids[begin:end],
+        frame.formats[begin:end],
+        frame.accepts[begin:end],
+        frame.deadlines[begin:end],
+        frame.payloads[begin:end],
+    )
 
 
 class FrameReader:
