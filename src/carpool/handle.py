@@ -21,6 +21,7 @@ from carpool.core.queue import Queue
 from carpool.core.roster import Starts
 from carpool.drive.aio import Driver
 from carpool.drive.callers import FutureCaller, LockCaller, request_for, result_of
+from carpool.drive.descriptors import fill_standard
 from carpool.drive.guard import Guard
 from carpool.drive.launch import Launch
 from carpool.drive.output import LineSink
@@ -339,6 +340,7 @@ os.register_at_fork(after_in_child=_forked)
 
 def _new_loop() -> asyncio.AbstractEventLoop:
     """A uvloop where it is installed, else asyncio's."""
+    fill_standard()
     try:
         import uvloop
     except ImportError:
