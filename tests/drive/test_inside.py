@@ -110,7 +110,7 @@ def test_whatever_user_code_raises_fails_its_item(run_in: Any, where: str) -> No
             assert mate is None
             assert isinstance(bad, carpool.ModelError)
             # generators and coroutines must not raise StopIteration, says Python
-            renamed = error is StopIteration and where in ("coroutine", "its steps")
+            renamed = error is StopIteration and where in ("coroutine", "__await__", "its steps")
             assert bad.type_name == ("RuntimeError" if renamed else error.__name__)
             assert str(bad)
         assert service.predict(None) is None
