@@ -258,9 +258,7 @@ COSTS = {"by the call": (0.01, 0.0), "by the item": (0.0, 0.001)}
         *((64, 0.5, 85, 5), (256, 0.01, 37, 3.9), (256, 0.02, 65, 4.9)),
     ],
 )
-def test_less_than_one_in_a_hundred_of_the_good_fail(
-    n: int, bad: float, calls: float, items: float, cost: str
-) -> None:
+def test_less_than_one_in_a_hundred_of_the_good_fail(n: int, bad: float, calls: float, items: float, cost: str) -> None:
     """However much is bad, up to every second item, and however calls cost; and at most so many calls are made for a
     batch, of so many times its items.
     """

@@ -181,8 +181,8 @@ def test_a_cancelled_worker_ends(at: str) -> None:
             (worker,) = service.driver.executors[0]._workers.values()  # type: ignore[attr-defined]
             if at == "in a call":
                 waiting = asyncio.ensure_future(service.predict("long"))
-                while not Waits.begun:
-                    await asyncio.sleep(0.001)
+                await asyncio.sleep(0.2)
+                assert Waits.begun
                 waiting.cancel()
             worker._task.cancel()
             await asyncio.wait([worker._task], timeout=5)
@@ -274,5 +274,3 @@ def test_a_sink_that_raises_loses_its_lines_and_nothing_else(
     told = [record.message for record in caplog.records if "output= raised" in record.message]
     assert len(told) == 1
     assert f"output= raised {error.__name__} for a line of worker m/0" in told[0]
-
-

@@ -88,15 +88,14 @@ PROGRAM = """
 
 @pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
 def test_a_program_without_standard_descriptors(closed: str, tmp_path: Path) -> None:
-    """/dev/null takes the places of those that are closed: nothing of ours gets such a number, and the program ends well."""
+    """/dev/null takes the places of those that are closed: nothing of ours gets such a number, and it ends well."""
     (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
     path = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
     command = f"exec {sys.executable} {tmp_path / 'program.py'} {tmp_path / 'said'} {closed}"
     ran = subprocess.run(
         ["sh", "-c", command],
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         env={**os.environ, "PYTHONPATH": path},
         timeout=60,
         check=False,

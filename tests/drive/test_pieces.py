@@ -80,7 +80,9 @@ def test_kwargs_that_cannot_be_sent_are_named(monkeypatch: pytest.MonkeyPatch) -
     """The start says what is too large and what to do instead; no process is left."""
     monkeypatch.setattr(process, "MAX_FRAME_BYTES", LIMIT)
     stage = Stage(models.scale, name="s", max_batch_size=4, kwargs={"factor": bytes(LIMIT)})
-    with pytest.raises(carpool.StartupError, match=r"the kwargs of stage s are too large .* load what is there in setup"):
+    with pytest.raises(
+        carpool.StartupError, match=r"the kwargs of stage s are too large .* load what is there in setup"
+    ):
         Service(stage).start()
 
 

@@ -422,7 +422,9 @@ def test_payloads_for_which_there_is_no_memory_are_read_and_dropped(
         reader._memory = Full()  # type: ignore[assignment]
         came = receive(reader, stream, sorted(cuts))
 
-    assert [(frame.batch, list(frame.ids), frame.busy_s) for frame in came] == [(b, [*range(6)], 1.0) for b in (1, 2, 3)]
+    assert [(frame.batch, list(frame.ids), frame.busy_s) for frame in came] == [
+        (b, [*range(6)], 1.0) for b in (1, 2, 3)
+    ]
     whole = [frame for frame in came if not frame.dropped]
     assert plain(whole) == plain([frames[frame.batch - 1] for frame in whole])
     assert all(frame.payloads == () for frame in came if frame.dropped)

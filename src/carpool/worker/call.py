@@ -183,9 +183,7 @@ class Call:
         except ValueError as error:  # the usual complaint of parsers: the client's fault, not the model's
             raise InvalidRequest("the body could not be decoded") from error
 
-    async def _encode(
-        self, results: list[Any], accepts: bytes, until: float
-    ) -> tuple[bytes, list[payload.Payload]]:
+    async def _encode(self, results: list[Any], accepts: bytes, until: float) -> tuple[bytes, list[payload.Payload]]:
         if CUSTOM in accepts:
             await self._encode_custom(results, accepts, until)
         encoders = self._encoders if self._last else _BETWEEN_STAGES
