@@ -395,7 +395,7 @@ def test_pieces_are_the_frame_s_items_within_the_limits(sizes: list[list[int]], 
 def test_payloads_for_which_there_is_no_memory_are_read_and_dropped(
     data: st.DataObject, scratch: int, fails_from: int, fails_to: int
 ) -> None:
-    """Whichever buffer it runs out at: that frame comes with the last of its bytes and says so, all others are whole."""
+    """Whichever buffer it runs out at: that frame comes with its last byte and says so, and all others are whole."""
     payloads: list[Any] = [bytes([i + 1]) * size for i, size in enumerate((3, 100, 20, 0, 90, 5))]
     frames = [
         Frame(Kind.REPLY, batch, list(range(6)), bytes(6), payloads=payloads, busy_s=1.0, waited_s=2.0)
