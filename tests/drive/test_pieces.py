@@ -58,6 +58,31 @@ def test_a_batch_that_does_not_fit_into_one_message_goes_in_several() -> None:
         assert service.stats().stages[0].restarts == 0
 
 
+class SmallMessages(carpool.Model):
+    """Answers with so many bytes; its own process has the limit."""
+
+    def setup(self) -> None:
+        wire.MAX_FRAME_BYTES = LIMIT  # type: ignore[misc]
+
+    def predict(self, xs: list[Any]) -> list[Any]:
+        models.time.sleep(sum(x[0] for x in xs if isinstance(x, list)))
+        return [b"" if isinstance(x, list) else bytes(x) for x in xs]
+
+
+def test_results_that_do_not_fit_into_one_message_come_in_several() -> None:
+    """Each that fits by itself comes; one that does not fails alone, and the worker goes on."""
+    sizes = [40_000, 70_000, 30_000, 120_000, 60_000, 1, 90_000]
+    with Service(Stage(SmallMessages, max_batch_size=8), timeout_s=20).run() as service:
+        for _ in range(3):
+            answers = together(service, sizes)
+            assert [len(a) for a in answers if isinstance(a, bytes)] == [size for size in sizes if size < LIMIT]
+            assert isinstance(answers[3], carpool.ModelError)
+            assert answers[3].code == "bad_result"
+            assert str(answers[3]).startswith("the result cannot be sent: a message of 1 items")
+        snapshot = service.stats().stages[0]
+        assert (snapshot.restarts, snapshot.running, snapshot.batch_sizes.get(7)) == (0, 0, 3)
+
+
 class DiesWithTheSecond(Sizes):
     def predict(self, xs: list[Any]) -> list[Any]:
         if any(len(x) == 7 for x in xs):
