@@ -88,7 +88,7 @@ class _Arrays(Axes):
 
 class _Tensors(Axes):
     def likeness(self, x: Any) -> Hashable:
-        if x.layout is not sys.modules["torch"].strided or x.is_quantized or x.is_nested or x.has_names():
+        if x.layout is not sys.modules["torch"].strided or x.is_quantized or x.is_nested or any(getattr(x, "names", ())):
             raise unjoinable("a torch tensor that is sparse, quantized, nested or has named axes")
         return type(x), x.dtype, x.device, x.requires_grad, x.shape[1:]
 
@@ -229,8 +229,8 @@ def _recognise(cls: type) -> Kind:
 
 
 def _told(cls: type) -> str:
-    module = str(cls.__module__)
-    return f"a {cls.__name__}" if module == "builtins" else f"a {module}.{cls.__name__}"
+    name = cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"
+    return f"{'an' if name[:1] in 'aeiou' else 'a'} {name}"
 
 
 def in_common(counts: dict[Any, int]) -> int:

@@ -42,9 +42,13 @@ def padded(rows: np.ndarray) -> list[float]:
     return [float(row.sum()) for row in rows]
 
 
+Lengths = np.ndarray[tuple[int], np.dtype[np.int64]]
+Matrix = np.ndarray[tuple[int, int], np.dtype[np.float64]]
+
+
 @carpool.batch(merge=carpool.pad())
-async def padded_soon(rows: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-    return [row[:n] for row, n in zip(rows, lengths, strict=True)]
+async def padded_soon(rows: Matrix, lengths: Lengths) -> list[float]:
+    return [float(row[:n].sum()) for row, n in zip(rows, lengths, strict=True)]
 
 
 class Translator:
@@ -79,4 +83,4 @@ async def main() -> None:
     assert_type(await fetch_more(b"a"), str)
     assert_type(await normalise_soon([1.0]), list[float])
     assert_type(await Translator().look_up("a"), int)
-    assert_type(await padded_soon(np.ones((1, 2))), list[np.ndarray])
+    assert_type(await padded_soon(np.ones((1, 2))), list[float])
