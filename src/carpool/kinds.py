@@ -88,7 +88,12 @@ class _Arrays(Axes):
 
 class _Tensors(Axes):
     def likeness(self, x: Any) -> Hashable:
-        if x.layout is not sys.modules["torch"].strided or x.is_quantized or x.is_nested or any(getattr(x, "names", ())):
+        if (
+            x.layout is not sys.modules["torch"].strided
+            or x.is_quantized
+            or x.is_nested
+            or any(getattr(x, "names", ()))
+        ):
             raise unjoinable("a torch tensor that is sparse, quantized, nested or has named axes")
         return type(x), x.dtype, x.device, x.requires_grad, x.shape[1:]
 
