@@ -456,6 +456,21 @@ def test_what_has_no_length_needs_size() -> None:
         function(3)
 
 
+def test_a_list_that_changes_during_the_call_shifts_nobody() -> None:
+    """Who gets which rows is settled before the function is called."""
+
+    def function(x: list[int]) -> list[int]:
+        mine.append(0)
+        yours.pop()
+        return [2 * n for n in x]
+
+    mine, yours = [1, 2], [3, 4]
+    batched = carpool.batch(merge=True)(function)
+    tickets = [batched.submit(mine), batched.submit(yours)]
+
+    assert [ticket.result() for ticket in tickets] == [[2, 4], [6, 8]]
+
+
 def test_a_changed_array_is_seen_changed() -> None:
     """What callers bring is not copied: it is read when the batch is made, as docs/ways.md says."""
     function = carpool.batch(merge=True)(lambda x: x + 0)

@@ -109,6 +109,32 @@ class AsyncBatch(Bindable, Generic[A, B]):
         results = await self._all(list(chain.from_iterable(pieces)))
         return merging.joined_by_caller(results, pieces)
 
+    async def _all(self, items: list[Any]) -> list[Any]:
+        driver = self._driver()
+        if _inside.get() is driver:
+            raise self._reentry()
+        deadline = INFINITY if self._timeout_s is None else driver.clock() + self._timeout_s
+        requests = [AwaitedRequest(x, deadline) for x in items]
+        sizes, lanes = self._settings.places(items)
+        for i, request in enumerate(requests):
+            request.patient = True
+            request.future = driver.loop.create_future()
+            if sizes is not None:
+                request.size = sizes[i]
+            if lanes is not None:
+                request.lane = lanes[i]
+        driver.submit_all(requests)
+        try:
+            done = await asyncio.gather(*[request.future for request in requests], return_exceptions=True)
+        except asyncio.CancelledError:
+            for request in requests:
+                driver.cancel(request)
+            raise
+        for request in requests:
+            if request.error is not None:
+                raise request.error
+        return done
+
     async def close(self) -> None:
         """Wait for the calls of this loop and refuse new ones of any; a model that was set up here is torn down."""
         drivers = self._drivers
@@ -146,32 +172,6 @@ class AsyncBatch(Bindable, Generic[A, B]):
             f"{self.__name__} was called from inside itself: the call would wait for the batch that makes it."
             " Call the plain function instead"
         )
-
-    async def _all(self, items: list[Any]) -> list[Any]:
-        driver = self._driver()
-        if _inside.get() is driver:
-            raise self._reentry()
-        deadline = INFINITY if self._timeout_s is None else driver.clock() + self._timeout_s
-        requests = [AwaitedRequest(x, deadline) for x in items]
-        for request, size in zip(requests, self._settings.sizes(items) or [1] * len(items), strict=True):
-            request.patient = True
-            request.size = size
-            request.future = driver.loop.create_future()
-        lanes = self._settings.lanes(items)
-        if lanes is not None:
-            for request, lane in zip(requests, lanes, strict=True):
-                request.lane = lane
-        driver.submit_all(requests)
-        try:
-            done = await asyncio.gather(*[request.future for request in requests], return_exceptions=True)
-        except asyncio.CancelledError:
-            for request in requests:
-                driver.cancel(request)
-            raise
-        for request in requests:
-            if request.error is not None:
-                raise request.error
-        return done
 
     def _driver(self) -> Driver:
         """The running loop's line."""

@@ -92,7 +92,9 @@ class ThreadBatch(Bindable, Generic[A, B]):
 
     def submit(self, x: A) -> Ticket[B]:
         """Take a place in the line without waiting."""
-        return Ticket(self, self._join(self._settings.pieces(x)))
+        pieces = self._settings.pieces(x)
+        sizes, lanes = self._settings.places(pieces)
+        return Ticket(self, self._line.join(pieces, sizes, self._settings.timeout_s, lanes))
 
     def close(self) -> None:
         """Run what is in the line, tickets too, and refuse new callers; a model that was set up here is torn down."""
@@ -130,14 +132,10 @@ class ThreadBatch(Bindable, Generic[A, B]):
         self._line = self._new_line()
         self._bound.clear()
 
-    def _join(self, items: Sequence[Any]) -> Seat:
-        settings = self._settings
-        lanes = settings.lanes(items) if settings.merge else None
-        return self._line.join(items, settings.sizes(items), settings.timeout_s, lanes)
-
     def _run_through(self, items: Sequence[Any]) -> Seat:
         line = self._line
-        seat = self._join(items)
+        sizes, lanes = self._settings.places(items)
+        seat = line.join(items, sizes, self._settings.timeout_s, lanes)
         line.wait(seat, self._run)
         return seat
 

@@ -94,28 +94,23 @@ class Settings:
             return self._halves(x, n)
         return [kinds.cut(x, i, min(i + step, n)) for i in range(0, n, step)]
 
-    def lanes(self, items: Sequence[Any]) -> list[Lane] | None:
-        """The lanes that items wait in: those of different dtypes, columns or the like share no batch.
-
-        None if any may share one. Raises what `pieces` does.
-        """
-        if not self.merge or callable(self.merge):
-            return None
-        return [(0, self._joint.likeness(item), 0) for item in items]
-
-    def sizes(self, items: Sequence[Any]) -> list[int] | None:
-        """How much of a batch each item takes up; None if all count for one.
+    def places(self, items: Sequence[Any]) -> tuple[list[int] | None, list[Lane] | None]:
+        """How much of a batch each item takes up, None if all count for one; and the lanes they wait in, None if any
+        may share a batch, which those of different dtypes, columns or the like may not.
 
         Raises:
             ModelError: the size function returned no whole number of at least 1.
-            Exception: whatever it raises.
+            Exception: whatever it raises; and what `pieces` does.
         """
         if self.size is None and not self.merge:
-            return None
-        return [self.weigh(item) for item in items]
+            return None, None
+        sizes = [self.weigh(item) for item in items]
+        if not self.merge or callable(self.merge):
+            return sizes, None
+        return sizes, [(0, self._joint.likeness(item), 0) for item in items]
 
     def weigh(self, item: Any) -> int:
-        """How much of a batch an item takes up. Raises what `sizes` does."""
+        """How much of a batch an item takes up. Raises what `places` does."""
         count = self.size or (merging.length if callable(self.merge) else kinds.rows)
         return units(count(item), "@carpool.batch")
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, islice, pairwise
 from typing import Any
 
@@ -19,6 +20,10 @@ Split = Callable[[Any, list[int]], Sequence[Any]]
 """One merged output and the row counts of the chunks to as many outputs."""
 
 
+Begun = tuple[Callable[[], Any], Callable[[Any], Sequence[Any]]]
+"""What calls a function over the chunks of a batch, and what shares its output out."""
+
+
 class Joint:
     """What lies between callers' chunks and a function over one merged input. This is `merge=True`."""
 
@@ -29,17 +34,10 @@ class Joint:
     def over(self, function: Callable[..., Any], is_async: bool) -> Callable[[list[Any]], Any]:
         """The function over a list of chunks that a function over one merged input makes."""
 
-        def together(chunks: list[Any]) -> Any:
-            return self.share(function(join(chunks)), chunks)
+        def begin(chunks: list[Any]) -> Begun:
+            return partial(function, join(chunks)), sharing(chunks)
 
-        async def together_async(chunks: list[Any]) -> Any:
-            return self.share(await function(join(chunks)), chunks)
-
-        return together_async if is_async else together
-
-    def share(self, output: Any, chunks: list[Any]) -> Sequence[Any]:
-        """Each caller's part of the function's output."""
-        return split(output, [rows(chunk) for chunk in chunks])
+        return in_two_steps(begin, is_async)
 
 
 def over_own(
@@ -47,13 +45,32 @@ def over_own(
 ) -> Callable[[list[Any]], Any]:
     """The same with merge and split functions of the user's own; `count` gives the row counts."""
 
+    def begin(chunks: list[Any]) -> Begun:
+        counts = [count(chunk) for chunk in chunks]
+        return partial(function, merge(chunks)), lambda output: split(output, counts)
+
+    return in_two_steps(begin, is_async)
+
+
+def in_two_steps(begin: Callable[[list[Any]], Begun], is_async: bool) -> Callable[[list[Any]], Any]:
+    """A function over chunks: begun, called and shared out. What callers or the function change meanwhile, such as a
+    list's length, is too late to change who gets what."""
+
     def together(chunks: list[Any]) -> Any:
-        return split(function(merge(chunks)), [count(chunk) for chunk in chunks])
+        call, share = begin(chunks)
+        return share(call())
 
     async def together_async(chunks: list[Any]) -> Any:
-        return split(await function(merge(chunks)), [count(chunk) for chunk in chunks])
+        call, share = begin(chunks)
+        return share(await call())
 
     return together_async if is_async else together
+
+
+def sharing(chunks: list[Any]) -> Callable[[Any], list[Any]]:
+    """What cuts an output into parts with as many rows as the chunks have now."""
+    counts = [rows(chunk) for chunk in chunks]
+    return lambda output: split(output, counts)
 
 
 def length(chunk: Any) -> int:

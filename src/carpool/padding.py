@@ -12,11 +12,14 @@ import inspect
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from carpool.kinds import has_axes, join, likeness, rows
-from carpool.merge import Joint
+from carpool.merge import Begun, Joint, in_two_steps, sharing
+
+Share = Callable[[Any], Sequence[Any]]
 
 _PARAMETER = "lengths"
 
@@ -48,15 +51,15 @@ class Pad(Joint):
 
     def over(self, function: Callable[..., Any], is_async: bool) -> Callable[[list[Any]], Any]:
         """See `Joint.over`. The function is told the lengths if it has a parameter of that name."""
-        if not _takes_lengths(function):
+        told = _takes_lengths(function)
 
-            def share(output: Any, chunks: list[Any]) -> Sequence[Any]:
-                shares = self.share(output, chunks)
-                _check_not_padded(output, chunks)
-                return shares
+        def begin(chunks: list[Any]) -> Begun:
+            share = sharing(chunks)
+            if told:
+                return partial(function, self._join(chunks), lengths=_lengths(chunks)), share
+            return partial(function, self._join(chunks)), _unless_padded(share, _padded_axes(chunks))
 
-            return _over(lambda chunks: function(self._join(chunks)), share, is_async)
-        return _over(lambda chunks: function(self._join(chunks), lengths=_lengths(chunks)), self.share, is_async)
+        return in_two_steps(begin, is_async)
 
     # -- inside
 
@@ -101,18 +104,6 @@ def pad(value: Any = 0, side: str = "right") -> Pad:
         ValueError: there is no such side.
     """
     return Pad(value, side)
-
-
-def _over(
-    call: Callable[[list[Any]], Any], share: Callable[[Any, list[Any]], Sequence[Any]], is_async: bool
-) -> Callable[[list[Any]], Any]:
-    def together(chunks: list[Any]) -> Any:
-        return share(call(chunks), chunks)
-
-    async def together_async(chunks: list[Any]) -> Any:
-        return share(await call(chunks), chunks)
-
-    return together_async if is_async else together
 
 
 def _takes_lengths(function: Callable[..., Any]) -> bool:
@@ -177,16 +168,22 @@ def _does_not_fit(value: Any, x: Any) -> str:
     return f"merge=carpool.pad(value={value!r}) cannot fill up an array of {x.dtype}: give a value that it can hold"
 
 
-def _check_not_padded(output: Any, chunks: list[Any]) -> None:
-    """Raises ValueError if an axis of the output has the length of a padded one of the input."""
-    for axis, longest in _padded_axes(chunks):
-        if longest in _extents(output, axis):
-            raise ValueError(
-                f"a call was padded to {longest} along axis {axis}, and its output has that length there, too: callers"
-                " with less than that cannot be given theirs, since it may be so by chance. Give the function a"
-                f" parameter named {_PARAMETER}, and return a list with one entry for each row, cut to its length, if"
-                " there are positions in the output"
-            )
+def _unless_padded(share: Share, padded: set[tuple[int, int]]) -> Share:
+    """`share`, but a ValueError if an axis of the output has the length of a padded one of the input."""
+
+    def checked(output: Any) -> Sequence[Any]:
+        shares = share(output)
+        for axis, longest in padded:
+            if longest in _extents(output, axis):
+                raise ValueError(
+                    f"a call was padded to {longest} along axis {axis}, and its output has that length there, too:"
+                    " callers with less than that cannot be given theirs, since it may be so by chance. Give the"
+                    f" function a parameter named {_PARAMETER}, and return a list with one entry for each row, cut to"
+                    " its length, if there are positions in the output"
+                )
+        return shares
+
+    return checked
 
 
 def _extents(x: Any, axis: int) -> set[int]:
