@@ -12,25 +12,27 @@ from typing import Any
 
 import msgspec
 
+from carpool import nesting
 from carpool.errors import InvalidRequest, ModelError, ValidationError
+from carpool.foreign import text_of
 
 _DOES_NOT_FIT = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
 
 
 def json_reader(kind: Any) -> Callable[[bytes], Any]:
     """A function that reads one JSON item of `kind`; `as_our_error` tells what its exceptions mean."""
-    return msgspec.json.Decoder(kind, dec_hook=_from_builtins).decode
+    return nesting.bounded(msgspec.json.Decoder(kind, dec_hook=_from_builtins).decode, nesting.is_deep_json)
 
 
 def msgpack_reader(kind: Any) -> Callable[[bytes], Any]:
     """A function that reads one msgpack item of `kind`; `as_our_error` tells what its exceptions mean."""
-    return msgspec.msgpack.Decoder(kind, dec_hook=_from_builtins).decode
+    return nesting.bounded(msgspec.msgpack.Decoder(kind, dec_hook=_from_builtins).decode, nesting.is_deep_msgpack)
 
 
 def as_our_error(error: BaseException, what: str) -> BaseException:
     """What a reader's exception means for the caller: an item that does not fit, or a body that is malformed."""
     if isinstance(error, msgspec.ValidationError):  # a subclass of DecodeError: first
-        return ValidationError(str(error))
+        return ValidationError(text_of(error))
     if isinstance(error, msgspec.DecodeError):
         text = str(error).partition("malformed: ")[2] or str(error)
         return InvalidRequest(f"the body is no valid {what}: {text}")
@@ -39,7 +41,7 @@ def as_our_error(error: BaseException, what: str) -> BaseException:
     if isinstance(error, RecursionError):
         return InvalidRequest(f"the {what} is nested too deep")
     if isinstance(error, NotImplementedError | TypeError):
-        return ValidationError(str(error))
+        return ValidationError(text_of(error))
     return error
 
 
