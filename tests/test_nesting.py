@@ -38,7 +38,7 @@ def test_the_border(kind: str, inside: Any) -> None:
         assert is_deep(encode(nested(MOST_LEVELS - own + 1, inside)))
 
 
-class raised_limit:  # noqa: N801  reads as a function
+class raised_limit:
     """The recursion limit of a program that goes deep; only this test's own values need it."""
 
     def __enter__(self) -> None:

@@ -24,12 +24,11 @@ _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # up and down, as signed
 _MSGPACK_CONTAINERS = bytes([*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF])
 _MSGPACK_SCALARS: Final = {  # how many bytes follow the first one
     **{kind: kind - 0xA0 for kind in range(0xA0, 0xC0)},
-    **{0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8},
-    **{0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17},
+    **dict(zip(range(0xCA, 0xD9), (4, 8, 1, 2, 4, 8, 1, 2, 4, 8, 2, 3, 5, 9, 17), strict=True)),
 }
 _MSGPACK_LENGTHS: Final = {  # how many bytes tell the length, and how many follow besides
-    **{0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)},
-    **{0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)},
+    **dict(zip(range(0xC4, 0xCA), ((1, 0), (2, 0), (4, 0), (1, 1), (2, 1), (4, 1)), strict=True)),
+    **dict(zip(range(0xD9, 0xDC), ((1, 0), (2, 0), (4, 0)), strict=True)),
 }
 _MSGPACK_COUNTS: Final = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}  # likewise, and items per count
 

@@ -110,7 +110,7 @@ FRAMING = {
     "tab in the request line": bad(b"GET\t/livez HTTP/1.1\r\nHost: a\r\n\r\n", 400),
     "NUL in the address": bad(get("/li\x00vez"), 400),
     "space in the address": bad(get("/li vez"), 400),
-    "absolute address": bad(get("http://evil/predict"), 400),
+    "absolute address": fair(get("http://evil/predict"), 405),
     "authority as address": bad(get("evil:80"), 400),
     "asterisk": bad(get("*", method="OPTIONS"), 400),
     "relative address": bad(get("foo/bar"), 400),

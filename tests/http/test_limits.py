@@ -77,7 +77,7 @@ def test_the_border(what: str, piece: int | None) -> None:
         assert (await ask(door, request(limit), piece)).status == 200
         answer = await ask(door, request(limit + 1), piece)
         assert (answer.status, json.loads(answer.body)["error"]["code"], answer.closes) == (status, code, True)
-        assert door.listener.body_bytes == 0
+        assert door.listener.bodies.held == 0
 
     run(main())
 
@@ -92,7 +92,7 @@ def test_a_body_that_is_too_large_is_not_waited_for() -> None:
         assert b"100 Continue" not in wire.received
         assert [a.status for a in wire.answers()] == [413]
         wire.send(b"x" * 1000)
-        assert door.listener.body_bytes == 0
+        assert door.listener.bodies.held == 0
         await wire.closed
 
     run(main())
@@ -154,7 +154,7 @@ def test_bytes_of_all_bodies_together() -> None:
         slow[1].send(body[-1:])
         await turns()
         assert [a.status for a in slow[1].answers()] == [200]
-        assert door.listener.body_bytes == LARGE_BODY
+        assert door.listener.bodies.held == LARGE_BODY
         assert door.outcomes == {"ok": 1, "overloaded": 1}
 
     run(main())
@@ -172,7 +172,7 @@ def test_bytes_of_chunked_bodies_count_too() -> None:
         slow.send(chunked(b"x")[-5:])
         await turns()
         assert [a.status for a in slow.answers()] == [200]
-        assert door.listener.body_bytes == 0
+        assert door.listener.bodies.held == 0
 
     run(main())
 
