@@ -8,6 +8,7 @@ then stands still makes room as soon as others need it.
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 from carpool.clock import Clock
@@ -78,4 +79,4 @@ class Bodies:
 
     def _lately(self, body: Body) -> float:
         nbytes, at = self._large[body]
-        return nbytes * 0.5 ** ((self._clock() - at) / _LATELY_S)
+        return nbytes * math.exp2((at - self._clock()) / _LATELY_S)

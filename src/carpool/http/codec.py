@@ -179,7 +179,7 @@ class Formats:
         """The first of the client's wishes that can be met; what suits the model best if none can."""
         for part in (accept or b"").lower().split(b","):
             wish = part.partition(b";")[0].strip()
-            if wish == self._produced_kind:
+            if wish and wish == self._produced_kind:
                 return CUSTOM
             if wish in _JSON_TYPES:
                 return JSON
