@@ -170,9 +170,11 @@ def _contents(types: list[str], item: dict[str, Any], examples: list[msgspec.Raw
 def _examples(service: Service) -> list[msgspec.Raw]:
     """The first few of the model's examples, as JSON; those are left out that JSON cannot express."""
     found = []
-    for example in service.stages[0].traits.examples[:_MOST_EXAMPLES]:
+    for example in service.stages[0].traits.examples:
         with contextlib.suppress(BaseException):  # they are the user's objects, with code of their own
             found.append(msgspec.Raw(as_json(schema.as_example(example))))
+        if len(found) == _MOST_EXAMPLES:
+            break
     return found
 
 
