@@ -23,7 +23,9 @@ SIZES = (2**11, 2**14)
 MOST_S = 0.05
 """Of the processor, for 16 Ki characters: linear ones take a hundredth of it, quadratic ones three times as much."""
 
-CALLS = ("compile", "search", "match", "fullmatch", "findall", "finditer", "split", "sub", "subn")
+CALLS = [
+    f"re.{name}" for name in ["compile", "search", "match", "fullmatch", "findall", "finditer", "split", "sub", "subn"]
+]
 
 
 class Use(NamedTuple):
@@ -61,9 +63,8 @@ def calls(tree: ast.AST, function: str) -> Iterator[tuple[str, ast.Call]]:
     """The calls of `re` below a node, with the function that each is in."""
     for node in ast.iter_child_nodes(tree):
         inside = node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else function
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CALLS:
-            if isinstance(node.func.value, ast.Name) and node.func.value.id == "re":
-                yield inside, node
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in CALLS:
+            yield inside, node
         yield from calls(node, inside)
 
 

@@ -19,7 +19,7 @@ from typing import cast
 from carpool.http.codec import Refusal
 from carpool.http.exchange import Exchange, Response
 from carpool.http.listener import HttpHead, Listener
-from carpool.http.reader import LARGE_BODY, RequestReader
+from carpool.http.reader import LARGE_BODY, MOST_AT_ONCE, RequestReader
 
 _LONGEST_LOOKED_UP = 16 * 1024  # more in one go is a large body, or many requests at once
 _LINGER_S = 2.0  # so long a refused request's body is read and thrown away, so that the answer arrives
@@ -150,8 +150,11 @@ class Connection(asyncio.Protocol):
 
     def _look_up(self, data: bytes) -> None:
         """Requests that begin with `data`: known heads are looked up, the reader gets the rest."""
-        heads = self._heads
+        heads, most = self._heads, self._known + MOST_AT_ONCE
         while data:
+            if self._known == most:
+                self._keep(data)
+                return
             raw, blank_line, rest = data.partition(b"\r\n\r\n")
             head = heads.get(raw)
             if head is None or head.length > len(rest) or not blank_line:

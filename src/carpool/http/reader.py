@@ -24,6 +24,8 @@ logger = logging.getLogger("carpool")
 LARGE_BODY: Final = 64 * 1024
 LARGEST_READ: Final = 256 * 1024
 """Most bytes that come in one piece."""
+MOST_AT_ONCE: Final = 16
+"""Requests of one connection that are read before others get their turn: an answer may take milliseconds."""
 
 _FRAMING_HEADERS = frozenset({b"host", b"expect", b"transfer-encoding"})
 _KEPT_HEADERS = WANTED_HEADERS | _FRAMING_HEADERS
@@ -33,7 +35,6 @@ _LONGEST_KNOWN_HEAD = 2048
 _FIELD_OVERHEAD = 4  # ": " and CRLF
 _SCHEMES = (b"http", b"https")
 _BLANK_LINE = b"\r\n\r\n"
-_MOST_AT_ONCE = 64  # requests, before others get their turn
 
 
 class Taker(Protocol):
@@ -111,7 +112,7 @@ class RequestReader:
         """More bytes, that may begin with a whole head, `raw_head`. Returns those that have to wait for their turn."""
         self.fresh = False
         self._raw_head = raw_head
-        taker, most = self._taker, self.requests + _MOST_AT_ONCE
+        taker, most = self._taker, self.requests + MOST_AT_ONCE
         at = 0
         while at < len(data) and not taker.deaf:
             room = min(taker.room, most - self.requests)
