@@ -60,8 +60,8 @@ def asked_again(request: Callable[[int], bytes], pause_s: float = 0.02) -> Hosti
     return hurt
 
 
-def held(request: bytes, connections: int) -> Hostile:
-    """Sends it on so many connections, again where one is closed, and does nothing more."""
+def held(request: bytes, connections: int, again: bool = True) -> Hostile:
+    """Sends it on so many connections and does nothing more; unless `again` is false, anew where one is answered."""
 
     def hurt(port: int, stop: threading.Event) -> None:
         with ExitStack() as stack:
@@ -73,7 +73,8 @@ def held(request: bytes, connections: int) -> Hostile:
                     with suppress(TimeoutError):
                         clients[-1].send(request)
                     clients[-1].sock.settimeout(0.0)
-                clients = [client for client in clients if not has_answer(client)]
+                if again:
+                    clients = [client for client in clients if not has_answer(client)]
 
     return hurt
 
@@ -151,8 +152,8 @@ HOSTILE: dict[str, Hostile] = {
     "bodies without their ends": held(to("echo", b"x" * LARGEST)[:-1], 16),
     "chunked bodies without their ends": held(chunked(*[b"x" * 60_000] * 30)[:-5], 16),
     "large answers, read slowly": read_slowly(to("large", b"1", RAW), 8),
-    "large answers, not read": held(to("large", b"1", RAW) * 10, 4),
-    "small answers, not read": held(get("/metrics") * 2000, 4),
+    "large answers, not read": held(to("large", b"1", RAW) * 10, 4, again=False),
+    "small answers, not read": held(get("/livez") * 5000, 4, again=False),
     "endless digits of a length": asked_again(
         lambda n: to("echo", b"").replace(b"Length: 0", b"Length: " + b"0" * 9999)
     ),
