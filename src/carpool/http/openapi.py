@@ -154,7 +154,7 @@ def _predict(
     }
 
 
-def _contents(types: list[str], item: dict[str, Any], examples: list[msgspec.Raw]) -> dict[str, Any]:
+def _contents(types: list[str], item: dict[str, Any], examples: list[Any]) -> dict[str, Any]:
     """The media types of a body; JSON and msgpack have the item's schema, other formats are bytes."""
     contents: dict[str, Any] = {}
     for kind in types:
@@ -167,12 +167,12 @@ def _contents(types: list[str], item: dict[str, Any], examples: list[msgspec.Raw
     return contents
 
 
-def _examples(service: Service) -> list[msgspec.Raw]:
+def _examples(service: Service) -> list[Any]:
     """The first few of the model's examples, as JSON; those are left out that JSON cannot express."""
     found = []
     for example in service.stages[0].traits.examples:
         with contextlib.suppress(BaseException):  # they are the user's objects, with code of their own
-            found.append(msgspec.Raw(as_json(schema.as_example(example))))
+            found.append(msgspec.json.decode(as_json(schema.as_example(example))))
         if len(found) == _MOST_EXAMPLES:
             break
     return found
