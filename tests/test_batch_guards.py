@@ -114,6 +114,8 @@ def test_threads_are_all_answered(place: str, kind: type[BaseException], heard: 
     check(bad, heard, text)
     if place in ALONE and kind is not KeyboardInterrupt:
         assert (good, other) == (1, 2)
+    elif kind is MemoryError:  # the batch is run again in smaller calls
+        assert (good, other) == (1, 2)
     elif kind is not KeyboardInterrupt:  # which interrupts who leads, and the others are run again
         check(good, heard, text)
         check(other, heard, text)
@@ -138,7 +140,7 @@ def test_tasks_are_all_answered(place: str, kind: type[BaseException], heard: ty
 
     good, bad, other = loop.run_until_complete(main())
     check(bad, heard, text)
-    if (place in ALONE and kind not in BATCH_ENDS) or (place == "result" and kind is not None):
+    if place == "result" or kind is MemoryError or (place in ALONE and kind not in BATCH_ENDS):
         assert (good, other) == (1, 2)
     else:
         check(good, heard, text)

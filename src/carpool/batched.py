@@ -99,7 +99,10 @@ class Settings:
     def weigh(self, item: Any) -> int:
         """How much of a batch an item takes up. Raises what `sizes` does."""
         count = self.size or merging.rows
-        return units(count(item), "@carpool.batch")
+        try:
+            return units(count(item), "@carpool.batch")
+        except (StopIteration, StopAsyncIteration) as error:  # `map(f, xs)` would take it for the end
+            raise RuntimeError(f"size= raised {type(error).__name__}") from error
 
 
 class Bindable:
