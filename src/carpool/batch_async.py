@@ -169,6 +169,9 @@ class AsyncBatch(Bindable, Generic[A, B]):
             here.poll()  # those who have called before this are to be served
         for driver in drivers.all():
             driver.pipeline.close(drivers.closed)
+            if driver is not here:
+                with contextlib.suppress(RuntimeError):  # it is closed
+                    driver.loop.call_soon_threadsafe(driver.poll)  # nothing waits for company any more
         end = drivers.ends.get(loop)
         if end is None or end.done():
             end = drivers.ends[loop] = loop.create_task(self._end(loop, here))

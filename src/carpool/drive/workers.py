@@ -23,6 +23,7 @@ from carpool.drive.inside import LoopWorker, ThreadWorker
 from carpool.drive.launch import Launch
 from carpool.drive.output import LineSink
 from carpool.drive.process import WorkerProcess
+from carpool.drive.trouble import FAILED_FOR_S
 from carpool.errors import ModelError, StartupError, Unavailable
 from carpool.parts import Trouble
 from carpool.wire import outcome
@@ -39,7 +40,6 @@ T = TypeVar("T")
 
 _OUTCOMES = frozenset(Outcome)
 _INFINITY = float("inf")
-_RESTART_S = 30.0  # a failed stage stays so until its service is started anew: what callers are told to wait
 
 
 class Worker(Protocol):
@@ -70,6 +70,9 @@ class Worker(Protocol):
 
     def kill(self, why: str = "") -> None:
         """End it at once, or have nothing more to do with it where it cannot be ended."""
+
+    def abandon(self) -> None:
+        """The loop has gone: end it and let go of everything without the loop."""
 
     async def ended(self) -> None:
         """Wait until it is gone."""
@@ -159,13 +162,18 @@ class WorkerStage:
         if process.catch_up():  # we are late ourselves: it has said something that nobody had read
             self._driver.spare(self.index, worker)
             return
-        limit_s = self._driver.pipeline.stages[self.index].max_batch_time_s
-        why = f"it is in one call for longer than max_batch_time_s ({limit_s:g} s)"
+        stage = self._driver.pipeline.stages[self.index]
+        batch = stage.in_flight.get(worker)
+        if batch is None:
+            return  # it has just been lost
+        why = batch.given_up
+        slow = stage.patience.learns and batch.unwanted_since < _INFINITY  # nobody has set a limit, and nobody waits
         logger.error("worker %s hangs and is given up: %s", self._who(worker), why)
         self.roster.lost(self._driver.clock(), worker, gone=False)
         untouched = process.untouched
         process.give_up(why, partial(self._heard_too_late, worker))
-        self._hand_back(worker, untouched)
+        if not self._hand_back(worker, untouched) and slow:
+            self.roster.forgive(self._driver.clock(), deaths=1)  # that is no fault of the stage
         if self.roster.failed:
             self._fail(why)
 
@@ -174,6 +182,13 @@ class WorkerStage:
         self.roster.stopping = True
         for process in self._workers.values():
             process.kill()
+
+    def abandon(self) -> None:
+        """The loop has gone: end every worker without it."""
+        self.roster.stopping = True
+        for worker in self._workers.values():
+            worker.abandon()
+        self._workers.clear()
 
     async def stop(self, grace_s: float) -> None:
         """End all workers: they may tear down for `grace_s`, then they are killed."""
@@ -286,7 +301,7 @@ class WorkerStage:
             for n, busy_s in _decoded(payload, list[tuple[int, float]]):
                 if n not in self._launch.warm_up or not 0.0 <= busy_s < _INFINITY:
                     raise FrameError(f"a warm-up of {n} items in {busy_s} s")
-                self._driver.pipeline.trained(self.index, n, self._launch.warm_up.get(n, n), busy_s)
+                self._driver.trained(self.index, n, self._launch.warm_up.get(n, n), busy_s)
 
     def _heard_too_late(self, worker: int, frame: Frame) -> None:
         """A worker that was given up says something after all: an answer that nobody waits for from it any more."""
@@ -320,20 +335,22 @@ class WorkerStage:
             self._fail(cause)
         self._driver.start_workers()
 
-    def _hand_back(self, worker: int, untouched: bool) -> None:
-        """What a lost worker owed is run by others, or fails."""
+    def _hand_back(self, worker: int, untouched: bool) -> bool:
+        """What a lost worker owed is run by others, or fails; whether that was the fault of a request."""
         if untouched:
             self._driver.worker_left(self.index, worker)
         elif self._driver.worker_lost(self.index, worker):
             logger.error("stage %s: a request has cost two workers; it is refused and not tried again", self.name)
             self.roster.forgive(self._driver.clock())
+            return True
+        return False
 
     def _fail(self, cause: str) -> None:
         """Too many deaths: nobody is started any more."""
         last = cause.rpartition("\n")[2]  # of a traceback: what was raised
         text = f"stage {self.name} has failed: {MOST_DEATHS} workers in a row died without finishing a batch"
         logger.critical("%s; the last one: %s", text, last)
-        error = Unavailable(f"stage {self.name} has failed", code="stage_failed", retry_after_s=_RESTART_S)
+        error = Unavailable(f"stage {self.name} has failed", code="stage_failed", retry_after_s=FAILED_FOR_S)
         self._driver.stage_failed(error)
 
     def _who(self, worker: int) -> str:
