@@ -73,7 +73,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--first", type=int, default=0, metavar="N", help="begin with the Nth program of the seed (default: 0)")
     add("--show", action="store_true", help="print the first program and end")
     add("--run", action="store_true", help="run the first program in this process, tell what was wrong, and end")
-    add("--grace-s", type=float, default=GRACE_S, help="what a call may take beyond its time-out (default: %(default)s)")
+    add(
+        "--grace-s", type=float, default=GRACE_S, help="what a call may take beyond its time-out (default: %(default)s)"
+    )
     add("--shrink-s", type=float, default=SHRINK_S, help="time to make one program smaller (default: %(default)s)")
     add("--mutant", default="", choices=["", *MUTANTS], help="break this promise on purpose")
     options = parser.parse_args(arguments)

@@ -113,6 +113,7 @@ class InThread:
                 run.subject.close() if run.is_batch else run.subject.close(step.drain)
             case Stats() if not run.is_batch:
                 run.subject.stats()
+                run.subject.story(1)
                 _ = run.subject.pids
             case StartAgain() if not run.is_batch and not run.facts.early:
                 run.subject.start()
@@ -176,6 +177,7 @@ class InTask:
                 await (run.subject.close() if run.is_batch else run.subject.close(step.drain))
             case Stats() if not run.is_batch:
                 run.subject.stats()
+                run.subject.story(1)
                 _ = run.subject.pids
             case StartAgain() if not run.is_batch and not run.facts.early:
                 await run.subject.start()
@@ -302,7 +304,7 @@ class Child:
     """
 
     def __init__(self, run: Run, step: Fork) -> None:
-        self._told = tempfile.TemporaryFile()
+        self._told = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as the child lives
         self._pid = os.fork()
         if self._pid == 0:
             self._live(run, step)
@@ -369,7 +371,7 @@ async def fork_async(run: Run, step: Fork) -> None:
     """The same in a task."""
     child = Child(run, step)
     try:
-        while not child.ended():
+        while not child.ended():  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(LOOK_S)
     finally:
         child.end()

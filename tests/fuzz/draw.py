@@ -85,6 +85,8 @@ class _Draw:
             max_queue_delay_s=self._pick((None, None, None, 0.0, 0.002, 0.02)),
             max_batch_time_s=self._pick((None, None, None, 0.3)),
             size=size,
+            allowed=batch is not None and batch > 1 and not size and self._chance(0.1),
+            examples=self._kind() if model == "class" and self._wild(0.03) else self._pick(("", "", "", "good")),
             isolate_errors=self._pick((None, None, True, False)),
             setup=self._kind() if model == "class" and self._wild(0.04) else "",
             teardown=self._kind() if model == "class" and self._wild(0.04) else "",
@@ -123,7 +125,7 @@ class _Draw:
     def _actors(self) -> tuple[Actor, ...]:
         most = _MOST_IN_PROCESSES if self._in_process else 60
         n = self._pick((1, 2, 3, 4, 6, 8))
-        each = self._pick((1, 3, 6, 12))
+        each = self._pick((2, 5, 10, 20))
         loops = getattr(self._subject, "loops", 1)
         actors = []
         for _ in range(n):
@@ -161,7 +163,11 @@ class _Draw:
             if self._in_tasks:
                 return Predict(self._item())
             return self._pick(
-                (Submit(self._item()), Result(self._dice.randrange(8), self._timeout()), Cancel(self._dice.randrange(8)))
+                (
+                    Submit(self._item()),
+                    Result(self._dice.randrange(8), self._timeout()),
+                    Cancel(self._dice.randrange(8)),
+                )
             )
         if choice < 0.88:
             return StartAgain()
@@ -185,7 +191,7 @@ class _Draw:
             return Item("slow") if self._chance(0.02) else Item()
         do = self._pick(("raise", "raise", "raise", "pre", "post", "size", "dump", "load", "return", "short", "slow"))
         if self._chance(0.05):
-            do = self._pick(("again", "close", "stats", "hang", "die"))
+            do = self._pick(("again", "again", "round", "close", "stats", "hang", "die"))
         if do == "hang":
             do, self._hung = ("slow" if self._hung else "hang"), True
         return Item(do, self._kind(), self._dice.randrange(len(getattr(self._subject, "stages", (0,)))))

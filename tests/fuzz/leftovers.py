@@ -111,7 +111,9 @@ class Complaints(logging.Handler):
         self._tell(f"log {record.name} {record.levelname}", text)
 
     def _unraisable(self, what: Any) -> None:
-        self._tell("unraisable", f"{what.err_msg or 'Exception ignored in'} {what.object!r:.200}\n{_told(what.exc_value)}")
+        self._tell(
+            "unraisable", f"{what.err_msg or 'Exception ignored in'} {what.object!r:.200}\n{_told(what.exc_value)}"
+        )
 
     def _thread_died(self, what: Any) -> None:
         self._tell("thread died", f"{what.thread.name if what.thread else '?'}\n{_told(what.exc_value)}")

@@ -16,6 +16,8 @@ from carpool.policy import Greedy
 SLOW_S = 0.02
 HANG_S = 2.0
 
+INSIDE = ("again", "round", "close", "stats")
+
 here: Any = None
 """The run whose models these are, for those that call their own service; None in a worker process."""
 
@@ -162,7 +164,7 @@ def predict(xs: list[Any]) -> list[Any]:
         if order:
             if order in ("slow", "hang"):
                 time.sleep(SLOW_S if order == "slow" else HANG_S)
-            elif order in ("again", "close", "stats") and here is not None:
+            elif order in INSIDE and here is not None:
                 here.from_inside(order)
             _obey(x)
     return _results(xs)
@@ -175,7 +177,7 @@ async def predict_async(xs: list[Any]) -> list[Any]:
         if order:
             if order in ("slow", "hang"):
                 await asyncio.sleep(SLOW_S if order == "slow" else HANG_S)
-            elif order in ("again", "close", "stats") and here is not None:
+            elif order in INSIDE and here is not None:
                 await here.from_inside_async(order)
             _obey(x)
         else:
@@ -244,6 +246,22 @@ class HookedAsync(_Hooked):
 
     async def predict(self, xs: Any) -> Any:
         return await (predict_async(xs) if self.batched else predict_one_async(xs))
+
+
+def with_examples(model: type, examples: str) -> type:
+    """The class with examples; it is always the same one, so that it can be found by name in a worker process."""
+    if not examples:
+        return model
+    name = f"{model.__name__}_{examples}"
+    if name not in globals():
+        bad = {} if examples == "good" else {"do": "raise", "kind": examples}
+        globals()[name] = type(name, (model,), {"examples": (Sent(0), Sent(0, **bad)), "__module__": __name__})
+    return globals()[name]
+
+
+for _model in (Hooked, HookedAsync):
+    for _examples in ("good", *_MAKERS):
+        with_examples(_model, _examples)
 
 
 # -- functions over merged rows: each row is a `Sent`

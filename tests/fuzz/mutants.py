@@ -1,6 +1,6 @@
 """Promises of carpool, broken on purpose in this process, to see that the machine finds each.
 
-    python -m tests.fuzz --mutant swap
+python -m tests.fuzz --mutant swap
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Item(_Value):
         do: "" for nothing; "raise" fails the call of `predict`, "pre", "post" and "size" the hook of this name, "dump"
             the pickling of the item and "load" that of the result; "return" returns an exception in the item's place;
             "short" returns too few results; "slow" takes 20 ms and "hang" two seconds; "again", "close" and "stats"
-            call the service or function from inside; "die" kills the worker process.
+            use the service or function from inside, "round" by way of another function; "die" kills the worker process.
         kind: of the exception.
         at: the stage that obeys.
     """
@@ -180,6 +180,8 @@ class Stage(_Value):
     Attributes:
         model: "function" or "class" (with hooks); which of `def` and `async def` depends on `run_in`.
         size: whether items are weighed.
+        allowed: whether there are only some sizes of batches.
+        examples: "" for none, "good", or the exception that the model raises for them.
         policy: a name, or "raises KIND" for one that does after a few calls.
         setup, teardown: the exception that the hook of a class raises, if any.
     """
@@ -193,6 +195,8 @@ class Stage(_Value):
     max_queue_delay_s: float | None = None
     max_batch_time_s: float | None = None
     size: bool = False
+    allowed: bool = False
+    examples: str = ""
     isolate_errors: bool | None = None
     setup: str = ""
     teardown: str = ""

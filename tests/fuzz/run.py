@@ -40,7 +40,6 @@ from tests.fuzz.program import (
     Leave,
     Predict,
     Program,
-    Service,
     Stage,
     Step,
     Stream,
@@ -159,6 +158,9 @@ class Run:
 
     def from_inside(self, order: str) -> None:
         """A model in a thread uses its own service or function."""
+        if order == "round":
+            self._go_round()
+            return
         take: Callable[[Step], None] = InThread(self).take
         if self.program.in_tasks:
             take = lambda step: asyncio.run(InTask(self).take(step))  # noqa: E731
@@ -169,6 +171,9 @@ class Run:
 
     async def from_inside_async(self, order: str) -> None:
         """A model in a task uses its own service or function."""
+        if order == "round":
+            await self._go_round_async()
+            return
         try:
             if self.program.in_tasks:
                 await InTask(self).take(_FROM_INSIDE[order])
@@ -176,6 +181,24 @@ class Run:
                 InThread(self).take(_FROM_INSIDE[order])
         except BaseException as error:
             self._judge_inside(order, error)
+
+    def _go_round(self) -> None:
+        """By way of a function of its own, which has callers of its own."""
+
+        @carpool.batch(max_batch_size=2)
+        def other(xs: list[Any]) -> list[Any]:
+            self.from_inside("again")
+            return xs
+
+        other(0)
+
+    async def _go_round_async(self) -> None:
+        @carpool.batch(max_batch_size=2)
+        async def other(xs: list[Any]) -> list[Any]:
+            await self.from_inside_async("again")
+            return xs
+
+        await other(0)
 
     def _judge_inside(self, order: str, error: BaseException) -> None:
         if isinstance(error, asyncio.CancelledError | GeneratorExit):
@@ -248,9 +271,7 @@ class Run:
 
     def _live_in_loops(self) -> None:
         n = getattr(self.program.subject, "loops", 1)
-        threads = [
-            threading.Thread(target=self._loop, args=(k,), name=f"fuzz-loop-{k}", daemon=True) for k in range(n)
-        ]
+        threads = [threading.Thread(target=self._loop, args=(k,), name=f"fuzz-loop-{k}", daemon=True) for k in range(n)]
         self.subject = self._make()
         for thread in threads:
             thread.start()
@@ -306,7 +327,7 @@ class Run:
             set_off()
         if tasks:
             await asyncio.wait(tasks)
-        while self._actors_left and (started or early):
+        while self._actors_left and (started or early):  # noqa: ASYNC110 - some are in other threads
             await asyncio.sleep(0.002)
         await self._act_one_async("main", None, Close())
         await self._look_for_tasks()
@@ -483,7 +504,7 @@ def _stage(number: int, stage: Stage) -> carpool.Stage:
     model: Any
     kwargs: dict[str, Any] = {}
     if stage.model == "class":
-        model = models.HookedAsync if asynchronous else models.Hooked
+        model = models.with_examples(models.HookedAsync if asynchronous else models.Hooked, stage.examples)
         kwargs = {"batched": batched, "setup_raises": stage.setup, "teardown_raises": stage.teardown}
     elif batched:
         model = models.predict_async if asynchronous else models.predict
@@ -501,6 +522,7 @@ def _stage(number: int, stage: Stage) -> carpool.Stage:
         max_queue_delay_s=stage.max_queue_delay_s,
         max_batch_time_s=stage.max_batch_time_s,
         size=models.size if stage.size and batched else None,
+        allowed_batch_sizes=(1, stage.max_batch_size) if stage.allowed and stage.max_batch_size else None,
         isolate_errors=stage.isolate_errors,
     )
 

@@ -76,13 +76,13 @@ class Runner:
 
     def _start(self) -> subprocess.Popen[bytes]:
         read, write = os.pipe()
-        self._errors = tempfile.TemporaryFile()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as the process lives
         command = [sys.executable, "-m", "tests.fuzz.runner", str(write), str(self._grace_s), self._mutant]
         self._process = process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=self._errors, stderr=self._errors, pass_fds=[write], cwd=_ROOT
         )
         os.close(write)
-        self._replies = open(read, "rb")
+        self._replies = open(read, "rb")  # noqa: SIM115
         return process
 
     def _lost(self, what: str) -> list[Finding]:

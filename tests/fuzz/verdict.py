@@ -32,7 +32,7 @@ SHORT_S = 3.0
 
 _OURS = str(Path(carpool.__file__).parent)
 _RAISING = ("raise", "pre", "post", "size", "dump", "load", "return")
-_WRONG_MODELS = (*_RAISING, "short", "die", "hang", "close", "again", "stats")
+_WRONG_MODELS = (*_RAISING, "short", "die", "hang", "close", "again", "round", "stats")
 
 
 class Facts:
@@ -45,12 +45,14 @@ class Facts:
         self.kinds = {item.kind for item in items if item.do in _RAISING}
         self.closes = "close" in self.does or any(isinstance(step, Close) for step in steps)
         self.policy_raises = any((stage.policy or "").startswith("raises") for stage in program.stages)
-        self.setup_raises = any(stage.setup for stage in program.stages)
+        examples = {getattr(stage, "examples", "") for stage in program.stages} - {"", "good"}
+        self.setup_raises = bool(examples) or any(stage.setup for stage in program.stages)
         self.teardown_raises = any(stage.teardown for stage in program.stages)
         self.sink_raises = bool(getattr(subject, "sink", ""))
         self.early = bool(getattr(subject, "early", False))
         self.kills = "die" in self.does or any(isinstance(step, Kill) for step in steps)
-        self.hangs = bool(self.does & {"hang", "again", "close"})
+        self.hangs = bool(self.does & {"hang", "again", "round", "close"})
+        self.hurried = not self.is_batch and subject.timeout_s < SHORT_S
         self.refuses = bool(subject.slo_s) or any(stage.policy == "few" for stage in program.stages)
         self.cancels = any(isinstance(step, Cancel | Leave) for step in steps)
         self.strangers = any(actor.loop < 0 for actor in program.actors)
@@ -104,7 +106,7 @@ def _may_raise_ours(program: Program, facts: Facts, actor: Actor | None, step: S
     short = limit is not None and limit < SHORT_S
     stranger = actor is not None and actor.loop < 0
     if isinstance(error, carpool.DeadlineExceeded):
-        return short or facts.hangs or isinstance(step, Result) and step.timeout_s is not None
+        return short or facts.hangs or (isinstance(step, Result) and step.timeout_s is not None)
     if isinstance(error, carpool.Overloaded):
         return short or facts.refuses or facts.hangs
     if isinstance(error, carpool.StartupError):
@@ -112,10 +114,12 @@ def _may_raise_ours(program: Program, facts: Facts, actor: Actor | None, step: S
     if isinstance(error, carpool.Unavailable):
         if facts.closes or facts.policy_raises or facts.kills or facts.setup_raises or facts.early or stranger:
             return True
-        if facts.hangs or facts.is_batch and facts.cancels:
+        if facts.hangs or (facts.is_batch and facts.cancels):
             return True
         return bool(facts.kinds & {"KeyboardInterrupt", "SystemExit", "GeneratorExit", "CancelledError"})
     if isinstance(error, carpool.ModelError):
+        if facts.hurried:
+            return True  # its calls are given up after a share of that time
         return bool(facts.does & set(_WRONG_MODELS)) or facts.kills or facts.policy_raises or facts.setup_raises
     return False
 
@@ -145,7 +149,14 @@ def _is_misused(program: Program, facts: Facts, actor: Actor | None, step: Step)
     stranger = actor is not None and actor.loop < 0
     if facts.is_batch and "short" in facts.does:
         return True  # the merged output has too few rows
-    return stranger or facts.closes or facts.early or facts.setup_raises or "again" in facts.does or isinstance(step, Fork)
+    return bool(
+        stranger
+        or facts.closes
+        or facts.early
+        or facts.setup_raises
+        or facts.does & {"again", "round"}
+        or isinstance(step, Fork)
+    )
 
 
 def _is_deliberate(error: BaseException) -> bool:
