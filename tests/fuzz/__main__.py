@@ -103,7 +103,7 @@ class _Line:
         if now - self._last < (0.2 if self._terminal else 30.0):
             return
         self._last = now
-        done = max(tally.steps / self._steps, tally.elapsed_s / self._seconds)
+        done = min(max(tally.steps / self._steps, tally.elapsed_s / self._seconds), 1.0)
         bar = "#" * int(30 * done)
         text = f"[{bar:<30}] {_sum(tally)}"
         print(f"\r{text}\033[K" if self._terminal else text, end="" if self._terminal else "\n", file=sys.stderr)

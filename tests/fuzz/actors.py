@@ -207,14 +207,27 @@ class InTask:
 
     async def _leave(self, step: Leave) -> None:
         """Cancelling must end it, with no other outcome than it might have had uncancelled."""
-        task = asyncio.ensure_future(self.take(step.step))
+        task = asyncio.ensure_future(self._outcome(step.step))
         await asyncio.sleep(step.after_s)
         task.cancel()
         try:
-            await task
+            error = await task
         except asyncio.CancelledError:
             if not task.cancelled():
                 raise
+        else:
+            if error is not None:
+                raise error
+
+    async def _outcome(self, step: Step) -> BaseException | None:
+        """What it raises: a task that raised a KeyboardInterrupt would end the loop."""
+        try:
+            await self.take(step)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            return error
+        return None
 
     async def _stream(self, step: Stream) -> None:
         run = self.run

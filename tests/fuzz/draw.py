@@ -152,7 +152,9 @@ class _Draw:
         is_batch = isinstance(self._subject, Batch)
         choice = self._dice.random()
         if choice < 0.55:
-            return Predict(self._item(), self._timeout(), 0 if is_batch else self._pick((0, 0, 0, 1, 5)))
+            if is_batch:
+                return Predict(self._item())
+            return Predict(self._item(), self._timeout(), self._pick((0, 0, 0, 1, 5)))
         if choice < 0.7:
             return self._stream()
         if choice < 0.78:

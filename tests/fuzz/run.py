@@ -335,7 +335,7 @@ class Run:
     async def _act_async(self, number: int, actor: Actor) -> None:
         try:
             for step in actor.steps:
-                await self._act_one_async(f"actor {number}", actor, step)
+                await self._act_one_async(_called(number, actor), actor, step)
         finally:
             with self._lock:
                 self._actors_left -= 1
@@ -352,7 +352,7 @@ class Run:
         try:
             asyncio.run(self._act_async(number, actor))
         except BaseException as error:
-            self._judge(f"actor {number}", actor, Close(), error)
+            self._judge(_called(number, actor), actor, Close(), error)
 
     async def _look_for_tasks(self) -> None:
         """No task but this one is to be left."""
@@ -423,6 +423,8 @@ class Run:
             return CHILD_S + self._grace_s
         limit = verdict.limit_s(self.program, step) if step is not None else None
         most = self._longest_s() if limit is None else limit
+        if self.is_batch:  # whoever runs the batch waits for its own call
+            most += self._longest_s()
         if isinstance(step, Close):
             most = self._longest_s() + _STOP_S
         if isinstance(step, Stream):
@@ -447,7 +449,8 @@ class Run:
         lines = [f"{each.who}: {each.step!r} has not ended for {each.most_s:.1f} s" for each in overdue]
         stacks = _stacks() + "".join(map(_tasks, self._loops))
         steps = sorted({each.step if isinstance(each.step, str) else _name(each.step) for each in overdue})
-        what = f"{self._where()} {'+'.join(steps)} at {' '.join(sorted({_place(each) for each in overdue}))}"
+        stranger = "stranger's " if all(each.who.startswith("stranger") for each in overdue) else ""
+        what = f"{self._where()} {stranger}{'+'.join(steps)} at {' '.join(sorted({_place(each) for each in overdue}))}"
         self._find("hang", what, "\n".join(lines) + "\n" + stacks, poisoned=True)
 
     def _where(self) -> str:
@@ -607,6 +610,10 @@ def _current_task() -> asyncio.Task[Any] | None:
 def _raised_at(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     return f"{os.path.basename(frames[-1].filename)}:{frames[-1].name}" if frames else "?"
+
+
+def _called(number: int, actor: Actor) -> str:
+    return f"{'stranger' if actor.loop < 0 else 'actor'} {number}"
 
 
 def _name(step: Step) -> str:

@@ -23,7 +23,7 @@ from tests.fuzz.program import Program
 from tests.fuzz.run import GRACE_S, Finding, Run
 
 _ROOT = Path(__file__).parents[2]
-_SILENT_S = 240.0
+_SILENT_S = 100.0
 """A process that has not run one program by then hangs as a whole, its watch included."""
 
 

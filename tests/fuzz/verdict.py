@@ -97,7 +97,9 @@ def may_raise(program: Program, facts: Facts, actor: Actor | None, step: Step, e
 
 def limit_s(program: Program, step: Step) -> float | None:
     """The time-out of a step's call; None for none."""
-    given = [program.subject.timeout_s, getattr(step, "timeout_s", None)]
+    given = [program.subject.timeout_s]
+    if isinstance(step, Result) or not isinstance(program.subject, Batch):
+        given.append(getattr(step, "timeout_s", None))
     return min([limit for limit in given if limit is not None], default=None)
 
 
