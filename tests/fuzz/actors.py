@@ -58,7 +58,10 @@ class Asked:
         self._run = run
         self._token = token
         self._merges = isinstance(subject, Batch) and subject.over == "merge"
-        do = "" if self._merges and item.do == "return" else item.do  # it would be a row like any other
+        over_json = getattr(subject, "way", "") == "app"
+        do = item.do
+        if (self._merges and do == "return") or (over_json and do == "dump"):
+            do = ""  # it would be a row like any other; it would not be sent at all
         sent = models.Sent(token, do, item.kind, item.at)
         self._rows = 1 + token % 3 if self._merges else 1
         x: Any = models.Stubborn(sent, "dump") if item.do == "dump" and not self._merges else sent
@@ -176,10 +179,12 @@ class InTask:
             case Close():
                 await (run.subject.close() if run.is_batch else run.subject.close(step.drain))
             case Stats() if not run.is_batch:
-                run.subject.stats()
+                done = run.subject.stats()
+                if hasattr(done, "__await__"):
+                    await done
                 run.subject.story(1)
                 _ = run.subject.pids
-            case StartAgain() if not run.is_batch and not run.facts.early:
+            case StartAgain() if not run.is_batch and not run.facts.early and run.program.subject.way != "app":
                 await run.subject.start()
                 raise Wrong("a handle was started twice")
             case Kill() if not run.is_batch:

@@ -52,7 +52,7 @@ class _Draw:
     def program(self) -> Program:
         is_batch = not self._in_process and self._chance(0.5)
         self._subject: Any = self._batch() if is_batch else self._service()
-        self._in_tasks = self._subject.tasks if is_batch else self._subject.way == "run_async"
+        self._in_tasks = self._subject.tasks if is_batch else self._subject.way in ("run_async", "app")
         return Program(self._subject, self._actors())
 
     # -- subjects
@@ -60,14 +60,16 @@ class _Draw:
     def _service(self) -> Service:
         n = self._pick((1, 1, 1, 2, 2, 3))
         stages = tuple(self._stage("process" if self._in_process and i == 0 else "") for i in range(n))
+        way = self._pick(("run", "run", "start", "run_async", "run_async", "app"))
         return Service(
             stages,
-            way=self._pick(("run", "run", "start", "run_async", "run_async")),
+            way=way,
             timeout_s=self._pick((10.0, 10.0, 10.0, 1.0, 0.3, 0.05)),
             slo_s=self._pick((None, None, None, None, 0.005, 0.5)),
             loop=self._pick(("asyncio", "uvloop")),
             early=self._chance(0.05),
             sink=self._kind() if self._in_process and self._wild(0.1) else "",
+            abandon=way == "run_async" and self._chance(0.1),
         )
 
     def _stage(self, run_in: str) -> Stage:

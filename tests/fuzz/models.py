@@ -98,8 +98,14 @@ class Stubborn:
         throw(self._sent.kind)
 
 
+def sent(x: Any) -> Any:
+    """An item as the models know it: from an app it comes as JSON."""
+    return Sent(*x) if type(x) is list else x
+
+
 def size(x: Any) -> int:
     """How much of a batch an item takes up."""
+    x = sent(x)
     if x.order == "size":
         throw(x.kind)
     return 1 + x.token % 3
@@ -159,6 +165,7 @@ def _result(x: Any) -> Any:
 
 def predict(xs: list[Any]) -> list[Any]:
     """A plain function over a batch."""
+    xs = list(map(sent, xs))
     for x in xs:
         order = x.order
         if order:
@@ -172,6 +179,7 @@ def predict(xs: list[Any]) -> list[Any]:
 
 async def predict_async(xs: list[Any]) -> list[Any]:
     """The same as a coroutine function."""
+    xs = list(map(sent, xs))
     for x in xs:
         order = x.order
         if order:
@@ -207,6 +215,7 @@ class _Hooked(Model):
         self.batched, self.setup_raises, self.teardown_raises = batched, setup_raises, teardown_raises
 
     def preprocess(self, x: Any) -> Any:
+        x = sent(x)
         if x.order == "pre":
             throw(x.kind)
         return x

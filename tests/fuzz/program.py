@@ -207,10 +207,11 @@ class Service(_Value):
     """A service, for threads or for tasks.
 
     Attributes:
-        way: "run", "start" or "run_async".
+        way: "run", "start", "run_async", or "app" for an ASGI app.
         loop: for tasks, "asyncio" or "uvloop".
         early: whether the actors do not wait until it has started.
         sink: the exception that `output=` raises, if any.
+        abandon: whether the loop ends without a `close`, where there is one.
     """
 
     stages: tuple[Stage, ...] = (Stage(),)
@@ -220,6 +221,7 @@ class Service(_Value):
     loop: str = "asyncio"
     early: bool = False
     sink: str = ""
+    abandon: bool = False
 
 
 @_value
@@ -274,7 +276,7 @@ class Program(_Value):
     @property
     def in_tasks(self) -> bool:
         """Whether the actors are tasks."""
-        return self.subject.tasks if isinstance(self.subject, Batch) else self.subject.way == "run_async"
+        return self.subject.tasks if isinstance(self.subject, Batch) else self.subject.way in ("run_async", "app")
 
     @property
     def steps(self) -> list[Step]:

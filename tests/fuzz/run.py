@@ -27,8 +27,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import carpool
+from carpool.http import App
 from tests.fuzz import models, verdict
 from tests.fuzz.actors import CHILD_S, SLOW_INPUT_S, Asked, InTask, InThread, Wrong
+from tests.fuzz.door import Door
 from tests.fuzz.leftovers import Before, Complaints
 from tests.fuzz.program import (
     KINDS,
@@ -329,6 +331,8 @@ class Run:
             await asyncio.wait(tasks)
         while self._actors_left and (started or early):  # noqa: ASYNC110 - some are in other threads
             await asyncio.sleep(0.002)
+        if getattr(self.program.subject, "abandon", False):
+            return
         await self._act_one_async("main", None, Close())
         await self._look_for_tasks()
 
@@ -375,6 +379,8 @@ class Run:
             timeout_s=subject.timeout_s,
             slo_s=subject.slo_s,
         )
+        if subject.way == "app":
+            return Door(App(service))
         if subject.way == "run_async":
             return service.run_async(output=self._sink)
         return service.run(output=self._sink) if subject.way == "run" else service.start(output=self._sink)
