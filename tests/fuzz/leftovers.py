@@ -14,6 +14,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from carpool.drive.output import print_line
+
 _LOOK_AGAIN_S = 0.01
 
 
@@ -41,6 +43,16 @@ class Before:
         found += [f"descriptor of {what}" for fd, what in now.items() if self._descriptors.get(fd) != what]
         found += [f"child {command}" for pid, command in children().items() if pid not in self._children]
         return found
+
+
+def warm_up() -> None:
+    """Use what stays once it has been used: descriptors of libuv, threads that write what workers print."""
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        uvloop.new_event_loop().close()
+    print_line("fuzz", False, "")
+    print_line("fuzz", True, "")
 
 
 def descriptors() -> dict[int, str]:

@@ -31,7 +31,7 @@ from carpool.http import App
 from tests.fuzz import models, verdict
 from tests.fuzz.actors import CHILD_S, SLOW_INPUT_S, Asked, InTask, InThread, Wrong
 from tests.fuzz.door import Door
-from tests.fuzz.leftovers import Before, Complaints
+from tests.fuzz.leftovers import Before, Complaints, warm_up
 from tests.fuzz.program import (
     KINDS,
     Actor,
@@ -642,6 +642,7 @@ def _told(error: BaseException) -> str:
 
 def check(program: Program, grace_s: float = GRACE_S) -> None:
     """Run a program and tell what was wrong; ends the process, since a hang may be in it."""
+    warm_up()
     findings = Run(program, grace_s).go()
     for finding in findings:
         print(f"{finding.kind}: {finding.what}\n{finding.text}\n")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tests.fuzz import mutants, program
+from tests.fuzz.leftovers import warm_up
 from tests.fuzz.program import Program
 from tests.fuzz.run import GRACE_S, Finding, Run
 
@@ -104,18 +105,10 @@ def serve(replies: IO[Any], grace_s: float) -> None:
         replies.flush()
 
 
-def _warm_up() -> None:
-    """Things that stay for good once they have been used, such as libuv's own descriptors."""
-    with contextlib.suppress(ImportError):
-        import uvloop
-
-        uvloop.new_event_loop().close()
-
-
 if __name__ == "__main__":
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    _warm_up()
+    warm_up()
     mutants.apply(sys.argv[3])
     os.set_inheritable(int(sys.argv[1]), False)
     serve(os.fdopen(int(sys.argv[1]), "w"), float(sys.argv[2]))
