@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import os
 import sys
@@ -107,7 +106,6 @@ class Complaints(logging.Handler):
         return self
 
     def __exit__(self, *exc: object) -> None:
-        gc.collect()
         self._warnings.__exit__()
         sys.unraisablehook, threading.excepthook = self._hooks
         logging.getLogger("asyncio").removeHandler(self)

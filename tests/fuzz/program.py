@@ -211,7 +211,7 @@ class Service(_Value):
         loop: for tasks, "asyncio" or "uvloop".
         early: whether the actors do not wait until it has started.
         sink: the exception that `output=` raises, if any.
-        abandon: whether the loop ends without a `close`, where there is one.
+        abandon: whether the loop ends before it is closed, on another one.
     """
 
     stages: tuple[Stage, ...] = (Stage(),)

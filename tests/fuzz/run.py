@@ -131,7 +131,6 @@ class Run:
 
     def go(self) -> list[Finding]:
         """Run it; what was wrong."""
-        gc.collect()
         before = Before()
         models.here = self
         with Complaints(self._complain):
@@ -279,6 +278,8 @@ class Run:
             thread.start()
         for thread in threads:
             thread.join()
+        if getattr(self.program.subject, "abandon", False):
+            self._act_one("main", None, Close(), lambda step: asyncio.run(InTask(self).take(step)))
 
     def _loop(self, k: int) -> None:
         new_loop = asyncio.new_event_loop

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import json
 import os
 import select
@@ -109,6 +110,7 @@ if __name__ == "__main__":
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     warm_up()
+    gc.freeze()  # each program ends with a collection
     mutants.apply(sys.argv[3])
     os.set_inheritable(int(sys.argv[1]), False)
     serve(os.fdopen(int(sys.argv[1]), "w"), float(sys.argv[2]))
