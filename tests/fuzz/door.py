@@ -25,7 +25,7 @@ class Door:
     """Like an `AsyncHandle`, for what the two have in common.
 
     Args:
-        app: is started and stopped by calls, not by a lifespan.
+        app: which nobody serves.
     """
 
     def __init__(self, app: App) -> None:
@@ -33,8 +33,8 @@ class Door:
         self.pids: list[int] = []
 
     async def start(self) -> None:
-        """Start all services."""
-        await self.app.start()
+        """Start all services, as a lifespan does."""
+        await self.app.ensure_started(anew=True)
 
     async def close(self, drain: bool = True) -> None:
         """Stop all services."""
