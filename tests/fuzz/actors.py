@@ -64,7 +64,7 @@ class Asked:
             do = ""  # it would be a row like any other; it would not be sent at all
         sent = models.Sent(token, do, item.kind, item.at)
         self._rows = 1 + token % 3 if self._merges else 1
-        x: Any = models.Stubborn(sent, "dump") if item.do == "dump" and not self._merges else sent
+        x: Any = models.Stubborn(sent, "dump") if do == "dump" and not self._merges else sent
         self.x = [sent] * self._rows if self._merges else x
 
     def check(self, answer: Any) -> None:
