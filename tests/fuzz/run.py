@@ -57,6 +57,7 @@ _LOOK_S = 0.1
 _SETTLE_S = 5.0
 _START_S = 30.0
 _STOP_S = 6.0  # workers have 5 s to end
+_MOST_COLLECTIONS = 4
 _TASKS_SETTLE_S = 2.0
 
 
@@ -144,7 +145,7 @@ class Run:
             self.subject = self._keep = None
             self.tickets.clear()
             self._loops.clear()
-            gc.collect()
+            _collect()
             settle_s = _SETTLE_S + (models.HANG_S + 1 if self.facts.hangs else 0)
             if left := before.left(settle_s):
                 self._find("left behind", ", ".join(sorted(set(left))), _stacks(), poisoned=True)
@@ -484,6 +485,8 @@ class Run:
             return
         if origin.startswith("log carpool") and "Traceback" not in text:
             return
+        if origin.startswith("log asyncio") and self.facts.breaks_loop:
+            return  # of what the loop has left when it ended
         lines = text.strip().splitlines() or [""]
         self._find("complaint", f"{origin}: {lines[0]:.120} … {lines[-1]:.120}", text)
 
@@ -561,6 +564,13 @@ def _with_method(batch: Any, tasks: bool) -> Any:
                 return models.predict(xs)
 
     return Owner()
+
+
+def _collect() -> None:
+    """All garbage, so that what it complains of is heard now: finalizers free other objects."""
+    for _ in range(_MOST_COLLECTIONS):
+        if not gc.collect():
+            return
 
 
 # -- telling

@@ -143,6 +143,8 @@ def _is_own_kind(facts: Facts, step: Step, error: BaseException) -> bool:
 
 
 def _is_fuzz(error: BaseException) -> bool:
+    if isinstance(error, GeneratorExit):
+        return True  # a new one, where a coroutine is closed by it
     return isinstance(error, models.Mute) or "fuzz" in error.args
 
 
