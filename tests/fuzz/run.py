@@ -109,6 +109,7 @@ class Run:
         tokens: numbers that no two items share.
         tickets: that have been taken, with what they were taken for.
         findings: so far.
+        worn: whether a KeyboardInterrupt has ended a loop, as it does in asyncio, and left what it was doing.
     """
 
     def __init__(self, program: Program, grace_s: float = GRACE_S) -> None:
@@ -127,7 +128,7 @@ class Run:
         self._actors_left = len(program.actors)
         self._lock = threading.Lock()
         self._loops: list[asyncio.AbstractEventLoop] = []
-        self._broken = False  # a KeyboardInterrupt has ended a loop, as it does in asyncio
+        self.worn = False
         self._keep: Any = None  # the instance of a method
 
     def go(self) -> list[Finding]:
@@ -296,9 +297,9 @@ class Run:
                 except (KeyboardInterrupt, SystemExit):
                     if not self.facts.breaks_loop:
                         raise
-                    self._broken = True
+                    self.worn = True
         except BaseException as error:
-            if not self._broken:
+            if not self.worn:
                 self._find_error(f"loop {k}", Close(), error)
 
     async def _live_in_loop(self, k: int) -> None:
@@ -471,7 +472,7 @@ class Run:
         if isinstance(error, Wrong):
             what = str(error).splitlines()[0].split(", answered")[0]
             self._find("wrong answer", f"{_name(step)}: {what}", f"{who}: {step!r}\n{_told(error)}")
-        elif self._broken and isinstance(error, asyncio.CancelledError):
+        elif self.worn and isinstance(error, asyncio.CancelledError):
             return  # the loop has ended, and has cancelled all that ran
         elif not self.may_raise(step, error, actor):
             self._find_error(who, step, error)

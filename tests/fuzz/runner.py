@@ -59,8 +59,9 @@ class Runner:
         line = self._replies.readline()
         if not line:
             return self._lost("died")
-        findings = [Finding(**finding) for finding in json.loads(line)]
-        if any(finding.poisoned for finding in findings):
+        reply = json.loads(line)
+        findings = [Finding(**finding) for finding in reply["findings"]]
+        if reply["worn"] or any(finding.poisoned for finding in findings):
             self.close()
         return findings
 
@@ -101,8 +102,9 @@ def serve(replies: IO[Any], grace_s: float) -> None:
     """Run the programs of standard input."""
     for line in sys.stdin:
         made = eval(line, dict(vars(program)))
-        findings = Run(made, grace_s).go()
-        replies.write(json.dumps([vars(finding) for finding in findings]) + "\n")
+        run = Run(made, grace_s)
+        findings = [vars(finding) for finding in run.go()]
+        replies.write(json.dumps({"findings": findings, "worn": run.worn}) + "\n")
         replies.flush()
 
 
