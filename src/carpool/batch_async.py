@@ -9,6 +9,7 @@ import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterable
+from itertools import chain
 from threading import get_ident
 from typing import Any, Generic, TypeVar, cast, overload
 
@@ -81,7 +82,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
     async def __call__(self, x: A) -> B:
         """The function's result for one item. Raises what `ThreadBatch` raises."""
         if self._merging:
-            return cast(B, await self._merged(x))
+            return (await self.many([x]))[0]
         driver = self._drivers.latest
         # the loop's own record of its thread: to ask asyncio costs Python 3.11 a system call
         if driver is None or driver.loop._thread_id != get_ident():  # type: ignore[attr-defined]
@@ -102,16 +103,26 @@ class AsyncBatch(Bindable, Generic[A, B]):
 
     async def many(self, xs: Iterable[A]) -> list[B]:
         """The results for several items of one caller, in their order. If one failed, its error is raised."""
+        if not self._merging:
+            return cast("list[B]", await self._all(list(xs)))
+        pieces = [self._settings.pieces(x) for x in xs]
+        results = await self._all(list(chain.from_iterable(pieces)))
+        return merging.joined_by_caller(results, pieces)
+
+    async def _all(self, items: list[Any]) -> list[Any]:
         driver = self._driver()
         if _inside.get() is driver:
             raise self._reentry()
-        items = list(xs)
         deadline = INFINITY if self._timeout_s is None else driver.clock() + self._timeout_s
         requests = [AwaitedRequest(x, deadline) for x in items]
-        for request, size in zip(requests, self._settings.sizes(items) or [1] * len(items), strict=True):
+        sizes, lanes = self._settings.places(items)
+        for i, request in enumerate(requests):
             request.patient = True
-            request.size = size
             request.future = driver.loop.create_future()
+            if sizes is not None:
+                request.size = sizes[i]
+            if lanes is not None:
+                request.lane = lanes[i]
         driver.submit_all(requests)
         try:
             done = await asyncio.gather(*[request.future for request in requests], return_exceptions=True)
@@ -122,7 +133,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
         for request in requests:
             if request.error is not None:
                 raise request.error
-        return cast("list[B]", done)
+        return done
 
     async def close(self) -> None:
         """Wait for the calls of this loop and refuse new ones of any; a model that was set up here is torn down."""
@@ -164,11 +175,6 @@ class AsyncBatch(Bindable, Generic[A, B]):
             f"{self.__name__} was called from inside itself: the call would wait for the batch that makes it."
             " Call the plain function instead"
         )
-
-    async def _merged(self, x: Any) -> Any:
-        pieces = self._settings.pieces(x)
-        results = await self.many(pieces)
-        return results[0] if len(results) == 1 else merging.merge(results)
 
     def _driver(self) -> Driver:
         """The running loop's line."""

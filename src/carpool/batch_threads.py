@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, Generic, TypeVar, cast, overload
 
 from carpool import merge as merging
@@ -82,13 +83,18 @@ class ThreadBatch(Bindable, Generic[A, B]):
 
     def many(self, xs: Iterable[A]) -> list[B]:
         """The results for several items of one caller, in their order. If one failed, its error is raised."""
-        seat = self._run_through(list(xs))
-        return [_result_of(request) for request in seat.requests]
+        if not self._settings.merge:
+            seat = self._run_through(list(xs))
+            return [_result_of(request) for request in seat.requests]
+        pieces = [self._settings.pieces(x) for x in xs]
+        seat = self._run_through(list(chain.from_iterable(pieces)))
+        return merging.joined_by_caller([_result_of(request) for request in seat.requests], pieces)
 
     def submit(self, x: A) -> Ticket[B]:
         """Take a place in the line without waiting."""
         pieces = self._settings.pieces(x)
-        return Ticket(self, self._line.join(pieces, self._settings.sizes(pieces), self._settings.timeout_s))
+        sizes, lanes = self._settings.places(pieces)
+        return Ticket(self, self._line.join(pieces, sizes, self._settings.timeout_s, lanes))
 
     def close(self) -> None:
         """Run what is in the line, tickets too, and refuse new callers; a model that was set up here is torn down."""
@@ -128,13 +134,14 @@ class ThreadBatch(Bindable, Generic[A, B]):
 
     def _run_through(self, items: Sequence[Any]) -> Seat:
         line = self._line
-        seat = line.join(items, self._settings.sizes(items), self._settings.timeout_s)
+        sizes, lanes = self._settings.places(items)
+        seat = line.join(items, sizes, self._settings.timeout_s, lanes)
         line.wait(seat, self._run)
         return seat
 
     def _answer(self, seat: Seat) -> B:
         results = [_result_of(request) for request in seat.requests]
-        return cast(B, results[0] if len(results) == 1 else merging.merge(results))
+        return cast(B, results[0] if len(results) == 1 else merging.joined(results))
 
     def _run(self, items: list[Any]) -> Outcome:
         started = time.monotonic()

@@ -11,18 +11,35 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from carpool import kinds
 from carpool import merge as merging
 from carpool.core.batcher import Batcher
 from carpool.core.queue import Queue
 from carpool.errors import Unavailable
 from carpool.invoke import Invoker
-from carpool.merge import Merge, Split
+from carpool.merge import Joint, Merge, Split
 from carpool.model import AnyModel, Model, name_of, traits_of
 from carpool.oom import OomErrors, names_of
+from carpool.padding import Pad
 from carpool.parts import Caller, Failed
 from carpool.policy import Policy
-from carpool.settings import at_least, check_policy, not_negative, policy_for, positive
+from carpool.request import Lane
+from carpool.settings import (
+    at_least,
+    check_held,
+    check_policy,
+    check_room,
+    delay,
+    finite,
+    flag,
+    function,
+    held_s,
+    policy_for,
+    positive,
+)
 from carpool.weigh import units
+
+_JOINT = Joint()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +48,7 @@ class Settings:
 
     max_batch_size: int = 64
     size: Callable[[Any], int] | None = None
-    merge: bool | Merge | None = None
+    merge: bool | Merge | Pad | None = None
     split: Split | None = None
     policy: Policy | str | None = None
     max_queue_delay_s: float | None = None
@@ -44,61 +61,102 @@ class Settings:
     oom_errors: OomErrors | None = ()
 
     def __post_init__(self) -> None:
-        at_least("max_batch_size", self.max_batch_size, 1)
-        at_least("max_queue_size", self.max_queue_size, 1)
-        at_least("max_in_flight_batches", self.max_in_flight_batches, 1)
-        positive("timeout_s", self.timeout_s)
-        positive("slo_s", self.slo_s)
-        not_negative("max_queue_delay_s", self.max_queue_delay_s)
+        checked: dict[str, Any] = {
+            "max_batch_size": at_least("max_batch_size", self.max_batch_size, 1),
+            "max_queue_size": at_least("max_queue_size", self.max_queue_size, 1),
+            "max_in_flight_batches": at_least("max_in_flight_batches", self.max_in_flight_batches, 1),
+            "timeout_s": positive("timeout_s", self.timeout_s),
+            "slo_s": finite("slo_s", self.slo_s),
+            "max_queue_delay_s": delay("max_queue_delay_s", self.max_queue_delay_s),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
         check_policy(self.policy)
+        flag("isolate_errors", self.isolate_errors)
         if self.oom_errors is not None:
             names_of(self.oom_errors)
+        self._check_functions()
+        if self.size is None and not self.merge:
+            check_room(self.max_batch_size, self.max_queue_size)
+        if self.timeout_s is not None:
+            check_held(held_s(self.new_policy()), self.timeout_s)
+
+    def _check_functions(self) -> None:
+        if self.size is not None:
+            function("size", self.size, "an item")
+        if self.merge is not None and not isinstance(self.merge, bool | Pad) and not callable(self.merge):
+            raise TypeError(
+                f"merge must be True, carpool.pad(...) or a function of a list of chunks, not {self.merge!r}"
+            )
+        if self.split is not None:
+            function("split", self.split, "a merged output and the row counts of its chunks")
         if callable(self.merge) != (self.split is not None):
             raise ValueError("a merge function needs a split function, and the other way round")
 
+    def new_policy(self) -> Policy:
+        """A policy of its own for one line."""
+        return policy_for(self.policy, self.max_batch_size, self.max_queue_delay_s, slo_s=self.slo_s)
+
     def batcher(self, name: str) -> Batcher:
         """A queue and a policy for one line."""
-        policy = policy_for(self.policy, self.max_batch_size, self.max_queue_delay_s, slo_s=self.slo_s)
-        return Batcher(name, policy, Queue(self.max_queue_size))
+        return Batcher(name, self.new_policy(), Queue(self.max_queue_size))
 
     def function(self, function: Callable[..., Any], is_async: bool) -> Callable[..., Any]:
         """The function over a list of chunks that a function over one merged input makes; else itself."""
         if not self.merge:
             return function
-        merge = self.merge if callable(self.merge) else merging.merge
-        split = self.split or merging.split
-        count = self.size or merging.rows
-
-        def together(chunks: list[Any]) -> Any:
-            return split(function(merge(chunks)), [count(chunk) for chunk in chunks])
-
-        async def together_async(chunks: list[Any]) -> Any:
-            return split(await function(merge(chunks)), [count(chunk) for chunk in chunks])
-
-        return together_async if is_async else together
+        if callable(self.merge):
+            assert self.split is not None
+            return merging.over_own(function, is_async, self.merge, self.split, self.size or merging.length)
+        return self._joint.over(function, is_async)
 
     def pieces(self, x: Any) -> list[Any]:
-        """A chunk of more rows than a batch may have, cut up; only where we know how."""
-        if self.merge is not True or merging.rows(x) <= self.max_batch_size:
-            return [x]
-        step = self.max_batch_size
-        return [merging.cut(x, begin, begin + step) for begin in range(0, merging.rows(x), step)]
+        """A chunk of more rows than a batch may have, cut up; only where we know how.
 
-    def sizes(self, items: Sequence[Any]) -> list[int] | None:
-        """How much of a batch each item takes up; None if all count for one.
+        Raises:
+            TypeError: the chunk is of no kind that we can join to others.
+            ValueError: its parts cannot be.
+        """
+        if not self.merge or callable(self.merge):
+            return [x]
+        n, step = kinds.rows(x), self.max_batch_size
+        if n <= (1 if self.size else step):
+            return [x]
+        self._joint.likeness(x)  # what cannot be joined is not cut up either
+        if self.size is not None:
+            return self._halves(x, n)
+        return [kinds.cut(x, i, min(i + step, n)) for i in range(0, n, step)]
+
+    def places(self, items: Sequence[Any]) -> tuple[list[int] | None, list[Lane] | None]:
+        """How much of a batch each item takes up, None if all count for one; and the lanes they wait in, None if any
+        may share a batch, which those of different dtypes, columns or the like may not.
 
         Raises:
             ModelError: the size function returned no whole number of at least 1.
-            Exception: whatever it raises.
+            Exception: whatever it raises; and what `pieces` does.
         """
         if self.size is None and not self.merge:
-            return None
-        return [self.weigh(item) for item in items]
+            return None, None
+        sizes = [self.weigh(item) for item in items]
+        if not self.merge or callable(self.merge):
+            return sizes, None
+        return sizes, [(0, self._joint.likeness(item), 0) for item in items]
 
     def weigh(self, item: Any) -> int:
-        """How much of a batch an item takes up. Raises what `sizes` does."""
-        count = self.size or merging.rows
+        """How much of a batch an item takes up. Raises what `places` does."""
+        count = self.size or (merging.length if callable(self.merge) else kinds.rows)
         return units(count(item), "@carpool.batch")
+
+    @property
+    def _joint(self) -> Joint:
+        return self.merge if isinstance(self.merge, Joint) else _JOINT
+
+    def _halves(self, x: Any, n: int) -> list[Any]:
+        """A chunk of `n` rows in pieces whose sizes are within the limit, or which have one row each."""
+        if n <= 1 or self.weigh(x) <= self.max_batch_size:
+            return [x]
+        half = n // 2
+        return [*self._halves(kinds.cut(x, 0, half), half), *self._halves(kinds.cut(x, half, n), n - half)]
 
 
 class Bindable:

@@ -30,12 +30,10 @@ class Weigher:
     def __init__(self, size: Callable[[Any], int], name: str, input_type: Any) -> None:
         self._size = size
         self._name = name
-        self._readers: dict[int, Callable[[Any], Any]] = {
-            OBJECT: payload.load,
-            JSON: schema.json_reader(input_type),
-            MSGPACK: schema.msgpack_reader(input_type),
-            RAW: bytes,
-        }
+        self._readers = schema.MadeWhenNeeded(
+            {OBJECT: payload.load, RAW: bytes},
+            {JSON: lambda: schema.json_reader(input_type), MSGPACK: lambda: schema.msgpack_reader(input_type)},
+        )
 
     def of(self, x: Any) -> int:
         """The size of an item.

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from carpool.drive.descriptors import fill_standard
 from carpool.worker import guard
 
 logger = logging.getLogger("carpool")
@@ -45,6 +46,7 @@ class Guard:
         """Start the process, and tell it all there is. Serving does without where the system has no room for it."""
         self._timer = None
         try:
+            fill_standard()
             self._process, self._pipe = _spawn()
         except OSError as error:
             logger.warning("no guard could be started, tried again in %g s: %s", _AGAIN_S, error)

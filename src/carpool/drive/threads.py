@@ -21,7 +21,7 @@ from carpool.core.line import DONE, SLEEP, Line
 from carpool.drive.trouble import learn
 from carpool.errors import CarpoolError, DeadlineExceeded, Unavailable
 from carpool.parts import Trouble
-from carpool.request import Request
+from carpool.request import Lane, Request
 
 _LONGEST_LOCK_WAIT_S = 60.0  # for the execution lock, where no time-out bounds it
 
@@ -103,8 +103,20 @@ class LeaderFollower:
         self._leaders: set[int] = set()  # threads that are inside the function
         self._chain: deque[Bells] = deque()  # still to be rung; while there are any, somebody wakes up
 
-    def join(self, items: Sequence[Any], sizes: Sequence[int] | None, timeout_s: float | None) -> Seat:
+    def join(
+        self,
+        items: Sequence[Any],
+        sizes: Sequence[int] | None,
+        timeout_s: float | None,
+        lanes: Sequence[Lane] | None = None,
+    ) -> Seat:
         """A place in the line for some items.
+
+        Args:
+            items: they.
+            sizes: how much of a batch each takes up; None if all count for one.
+            timeout_s: how long they may wait.
+            lanes: where each waits, if not all may share a batch.
 
         Raises:
             RuntimeError: this thread is inside the function, or holds the execution lock: it would wait for itself.
@@ -118,6 +130,9 @@ class LeaderFollower:
         if sizes is not None:
             for request, size in zip(requests, sizes, strict=True):
                 request.size = size
+        if lanes is not None:
+            for request, lane in zip(requests, lanes, strict=True):
+                request.lane = lane
         seat = Seat(requests, deadline)
         try:
             with self._lock:

@@ -58,6 +58,7 @@ def document(services: Sequence[Service], timeout_status: int, max_body_bytes: i
     for service in services:
         types += [service.stages[0].traits.input_type, service.stages[-1].traits.output_type]
     found, components = schema.json_schema(types, _COMPONENT + "{name}")
+    found[1::2] = [schema.result_schema(kind, each) for kind, each in zip(types[1::2], found[1::2], strict=True)]
     schemas = _Definitions(components).moved_out_of(found)
     paths: dict[str, Any] = {}
     for i, service in enumerate(services):
