@@ -6,10 +6,11 @@ import asyncio
 import copy
 import functools
 import os
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from carpool import kinds
 from carpool import merge as merging
@@ -21,7 +22,7 @@ from carpool.merge import Joint, Merge, Split
 from carpool.model import AnyModel, Model, name_of, traits_of
 from carpool.oom import OomErrors, names_of
 from carpool.padding import Pad
-from carpool.parts import Caller, Failed
+from carpool.parts import Caller
 from carpool.policy import Policy
 from carpool.request import Lane
 from carpool.settings import (
@@ -145,7 +146,10 @@ class Settings:
     def weigh(self, item: Any) -> int:
         """How much of a batch an item takes up. Raises what `places` does."""
         count = self.size or (merging.length if callable(self.merge) else kinds.rows)
-        return units(count(item), "@carpool.batch")
+        try:
+            return units(count(item), "@carpool.batch")
+        except (StopIteration, StopAsyncIteration) as error:  # `map(f, xs)` would take it for the end
+            raise RuntimeError(f"size= raised {type(error).__name__}") from error
 
     @property
     def _joint(self) -> Joint:
@@ -170,13 +174,59 @@ class Bindable:
         self._function = function
         self._settings = settings
         self._bound: dict[int, tuple[weakref.ref[Any], Any]] = {}
+        self._attribute = self.__name__  # what instances call it
+        self._instance: Any = None  # the one that this is bound to
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._attribute = name
 
     def __repr__(self) -> str:
         return f"<carpool.batch of {self.__name__}>"
 
+    def __copy__(self) -> Self:
+        """Itself, as with functions."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Itself, as with functions; that of the instance's copy where it is a method."""
+        if self._instance is None:
+            return self
+        return getattr(copy.deepcopy(self._instance, memo), self._attribute)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """By name, as functions are pickled; a method by its instance and its name."""
+        if self._instance is None:
+            return self._global_name()
+        known = getattr(type(self._instance), self._attribute, None)
+        if not isinstance(known, Bindable) or known._function is not self._function:
+            kind = type(self._instance).__qualname__
+            raise TypeError(f"{self!r} cannot be pickled: it is not the attribute {self._attribute} of {kind}")
+        return getattr, (self._instance, self._attribute)
+
     def start_anew(self) -> None:
         """In a forked child: whoever called before is in the parent."""
         raise NotImplementedError
+
+    def _bind(self, one: Bindable, instance: Any) -> None:
+        """`one` is this function as a method of an instance."""
+        one._instance, one._attribute = instance, self._attribute
+
+    def _global_name(self) -> str:
+        """What leads to it in its module."""
+        path = getattr(self, "__qualname__", self.__name__)
+        module = sys.modules.get(self.__module__)
+        found: Any = module
+        for part in path.split("."):
+            found = getattr(found, part, None)
+        if found is self:
+            return path
+        for name, value in list(vars(module).items()) if module is not None else ():
+            if value is self:
+                return name
+        raise TypeError(
+            f"{self!r} cannot be pickled: it is pickled by its name, and nothing in {self.__module__} leads to it;"
+            " assign it to a name of the module, instead of making it inside a function"
+        )
 
     def _closed(self) -> Unavailable:
         return Unavailable(f"{self.__name__} is closed", code="stopped")
@@ -209,36 +259,12 @@ def invoker_of(function: AnyModel | Model, settings: Settings, is_async: bool, l
     caller = Caller(
         isolate_errors=settings.isolate_errors,
         oom_errors=None if settings.oom_errors is None else names_of(settings.oom_errors),
-        through=(GeneratorExit, KeyboardInterrupt, asyncio.CancelledError),
+        # a thread that is interrupted leaves its batch to others; a task is also cancelled, or thrown away
+        through=(GeneratorExit, KeyboardInterrupt, asyncio.CancelledError) if is_async else (KeyboardInterrupt,),
         may_wait=is_async,
     )
     traits = traits_of(type(model) if isinstance(model, Model) else model, batched=True)
     return Invoker(function, {}, traits, caller, batched=True)
-
-
-def shared_out(results: list[Any]) -> tuple[list[Any], dict[int, Exception] | None]:
-    """Errors apart from results. An error that several items share goes to the first as it is, to others as a copy."""
-    if Failed not in set(map(type, results)):
-        return results, None
-    errors: dict[int, Exception] = {}
-    given: set[int] = set()
-    for i, value in enumerate(results):
-        if isinstance(value, Failed):
-            error = cast(Exception, value.error)
-            errors[i] = _copy_of(error) if id(error) in given else error
-            given.add(id(error))
-    return results, errors
-
-
-def _copy_of(error: Exception) -> Exception:
-    try:
-        twin = copy.copy(error)
-    except Exception:
-        return error
-    if type(twin) is not type(error):
-        return error
-    twin.__cause__ = error
-    return twin
 
 
 alive: weakref.WeakSet[Bindable] = weakref.WeakSet()

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.inspect import AnyType, CustomType, NoneType, RawType
 
+from carpool import nesting
 from carpool.errors import InvalidRequest, ModelError, ValidationError
 from carpool.foreign import text_of
 
@@ -34,13 +35,21 @@ def json_reader(kind: Any) -> Callable[[bytes], Any]:
     Raises:
         TypeError: msgspec has no way to read such a type, a union of two dataclasses say.
     """
+    return nesting.bounded(_json_decoder(kind), nesting.is_deep_json)
+
+
+def msgpack_reader(kind: Any) -> Callable[[bytes], Any]:
+    """A function that reads one msgpack item of `kind`; otherwise like `json_reader`."""
+    return nesting.bounded(_msgpack_decoder(kind), nesting.is_deep_msgpack)
+
+
+def _json_decoder(kind: Any) -> Callable[[bytes], Any]:
     if _is_pydantic(kind):
         return _pydantic_reader(kind)
     return msgspec.json.Decoder(kind, dec_hook=_from_json).decode
 
 
-def msgpack_reader(kind: Any) -> Callable[[bytes], Any]:
-    """A function that reads one msgpack item of `kind`; otherwise like `json_reader`."""
+def _msgpack_decoder(kind: Any) -> Callable[[bytes], Any]:
     return msgspec.msgpack.Decoder(kind, dec_hook=_from_builtins).decode
 
 
@@ -92,7 +101,7 @@ def why_unwritable(kind: Any) -> str | None:
 def as_our_error(error: BaseException, what: str) -> BaseException:
     """What a reader's exception means for the caller: an item that does not fit, or a body that is malformed."""
     if isinstance(error, msgspec.ValidationError):  # a subclass of DecodeError: first
-        return ValidationError(str(error))
+        return ValidationError(text_of(error))
     if isinstance(error, msgspec.DecodeError):
         text = str(error).partition("malformed: ")[2] or str(error)
         return InvalidRequest(f"the body is no valid {what}: {text}")
@@ -101,7 +110,7 @@ def as_our_error(error: BaseException, what: str) -> BaseException:
     if isinstance(error, RecursionError):
         return InvalidRequest(f"the {what} is nested too deep")
     if isinstance(error, NotImplementedError | TypeError):
-        return ValidationError(str(error))
+        return ValidationError(text_of(error))
     return error
 
 
@@ -113,12 +122,12 @@ def json_writer(kind: Any) -> Callable[[Any], bytes]:
     Raises:
         TypeError: as for `json_reader`.
     """
-    return _writer(_json_encoder.encode, json_reader(kind), kind, has_null=True)
+    return _writer(_json_encoder.encode, _json_decoder(kind), kind, has_null=True)
 
 
 def msgpack_writer(kind: Any) -> Callable[[Any], bytes]:
     """A function that writes one result as msgpack, which has NaN and infinities; otherwise like `json_writer`."""
-    return _writer(_msgpack_encoder.encode, msgpack_reader(kind), kind, has_null=False)
+    return _writer(_msgpack_encoder.encode, _msgpack_decoder(kind), kind, has_null=False)
 
 
 def json_schema(types: list[Any], ref_template: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:

@@ -20,8 +20,9 @@ from carpool.clock import monotonic
 from carpool.core.roster import State
 from carpool.drive.output import LineSink, print_line
 from carpool.errors import CarpoolError, InvalidRequest, ModelError, Unavailable
+from carpool.foreign import text_of, traceback_of
 from carpool.http import asgi, openapi
-from carpool.http.codec import Formats, Refusal, allow, as_json, error_response, too_large
+from carpool.http.codec import Formats, Refusal, allow, as_json, content_length, error_response, too_large
 from carpool.http.exchange import Exchange, Head, Response
 from carpool.observe.log import printable
 from carpool.request import DEFAULT_LANE, Lane
@@ -263,7 +264,7 @@ class App:
             head.app = self
             head.route, endpoint = methods[head.method]
             head.endpoint = endpoint
-            if int(head.headers.get(b"content-length", b"0")) > self.max_body_bytes:
+            if content_length(head.headers) > self.max_body_bytes:
                 raise too_large(self.max_body_bytes)
             if endpoint is not None:
                 self._admit_predict(head, endpoint)
@@ -279,7 +280,19 @@ class App:
 
     def handle(self, exchange: Exchange) -> None:
         """Answer an admitted exchange whose body has been read."""
-        exchange.head.route(exchange)
+        try:
+            exchange.head.route(exchange)
+        except BaseException as error:
+            self.route_raised(exchange, error)
+
+    def route_raised(self, exchange: Exchange, error: BaseException) -> None:
+        """The guard of all routes: one that raised is a 500, whatever it raised, and nobody else hears of it.
+
+        A door that calls `head.route` by itself calls this in the same way as `handle` does.
+        """
+        path = printable(repr(exchange.head.path))
+        logger.error("%s could not be answered:\n%s", path, printable(traceback_of(error)))
+        exchange.respond(self.refuse(exchange.head, CarpoolError("a route raised an error")))
 
     def gone(self, exchange: Exchange) -> None:
         """The client has closed its connection: whatever is still queued for it is not run."""
@@ -292,9 +305,13 @@ class App:
         given = head.headers.get(b"x-request-id", b"") if head is not None else b""
         request_id = given.decode() if _REQUEST_ID.fullmatch(given) else next(self._ids)
         if isinstance(error, ModelError):
-            message = printable(str(error)).replace("\n", "\\n")
+            message = printable(text_of(error)).replace("\n", "\\n")
             logger.error("request %s: %s\n%s", request_id, message, printable(error.traceback))
-        return error_response(error, request_id, timeout_status=self._timeout_status, debug=self._debug)
+        try:
+            return error_response(error, request_id, timeout_status=self._timeout_status, debug=self._debug)
+        except BaseException as broken:  # it is of a class of the user's, and its status or time says nothing
+            logger.error("request %s: its error cannot be told:\n%s", request_id, printable(traceback_of(broken)))
+            return error_response(CarpoolError("the error cannot be told"), request_id)
 
     def _admit_predict(self, head: Head, endpoint: Endpoint) -> None:
         headers = head.headers
