@@ -52,6 +52,7 @@ class _Draw:
     def program(self) -> Program:
         is_batch = not self._in_process and self._chance(0.5)
         self._subject: Any = self._batch() if is_batch else self._service()
+        self._forks = self._forks and not (is_batch and self._subject.lock)  # held for ever in the child
         self._in_tasks = self._subject.tasks if is_batch else self._subject.way in ("run_async", "app")
         return Program(self._subject, self._actors())
 

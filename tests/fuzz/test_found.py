@@ -19,9 +19,12 @@ FOUND = {
     "a teardown that raises SystemExit ends its worker, not the loop": Program(
         Service((Stage("loop", "class", teardown="SystemExit"), Stage("loop")), way="run_async"), (Actor((Close(),)),)
     ),
-    "what async teardown raises is told in a way that closes nobody's coroutines": Program(
-        Batch("class", tasks=True, teardown="GeneratorExit"), (Actor((Predict(),)),)
-    ),
+    **{
+        f"an async teardown that raises {kind} neither cancels nor closes those who close": Program(
+            Batch("class", tasks=True, teardown=kind), (Actor((Predict(),)),)
+        )
+        for kind in ("GeneratorExit", "CancelledError")
+    },
 }
 
 

@@ -120,7 +120,7 @@ def _may_raise_ours(program: Program, facts: Facts, actor: Actor | None, step: S
             return True
         return bool(facts.kinds & {"KeyboardInterrupt", "SystemExit", "GeneratorExit", "CancelledError"})
     if isinstance(error, carpool.ModelError):
-        if facts.hurried:
+        if facts.hurried or facts.teardown_raises:
             return True  # its calls are given up after a share of that time
         return bool(facts.does & set(_WRONG_MODELS)) or facts.kills or facts.policy_raises or facts.setup_raises
     return False
