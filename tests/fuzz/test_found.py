@@ -19,6 +19,9 @@ FOUND = {
     "a teardown that raises SystemExit ends its worker, not the loop": Program(
         Service((Stage("loop", "class", teardown="SystemExit"), Stage("loop")), way="run_async"), (Actor((Close(),)),)
     ),
+    "a start that meets a close says that the service was closed": Program(
+        Service((Stage("process", "class", examples="good"),), early=True), (Actor((Sleep(0.005), Close())),)
+    ),
     **{
         f"an async teardown that raises {kind} neither cancels nor closes those who close": Program(
             Batch("class", tasks=True, teardown=kind), (Actor((Predict(),)),)
