@@ -54,6 +54,7 @@ GRACE_S = 10.0
 _NUMBER = re.compile(r"[0-9]+(?:[.][0-9]+)?")
 _KIND = re.compile("|".join([*KINDS, "Boom"]))
 _LOOK_S = 0.1
+_IDLE_S = 20.0  # for a program in which no call is under way, and which does not end
 _SETTLE_S = 5.0
 _START_S = 30.0
 _STOP_S = 6.0  # workers have 5 s to end
@@ -138,8 +139,13 @@ class Run:
         with Complaints(self._complain):
             boss = threading.Thread(target=self._live, name="fuzz-boss", daemon=True)
             boss.start()
+            busy_at = time.monotonic()
             while not self._over.wait(_LOOK_S):
-                if overdue := [doing for doing in list(self._doing.values()) if doing.overdue]:
+                under_way = list(self._doing.values())
+                if under_way:
+                    busy_at = time.monotonic()
+                overdue = [doing for doing in under_way if doing.overdue]
+                if overdue or time.monotonic() - busy_at > _IDLE_S:
                     self._hung(overdue)
                     return self.findings
             boss.join()
@@ -227,7 +233,7 @@ class Run:
             threading.Thread(target=self._act, args=(i, actor), name=f"fuzz-actor-{i}", daemon=True)
             for i, actor in enumerate(self.program.actors)
         ]
-        early = getattr(self.program.subject, "early", False)
+        early = getattr(self.program.subject, "early", False) and self.program.subject.way != "start"  # type: ignore[union-attr]
         started = False
         if early:
             self.subject = self._make()
