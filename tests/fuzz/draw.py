@@ -133,11 +133,15 @@ class _Draw:
         actors = []
         for _ in range(n):
             loop = self._dice.randrange(loops)
-            if self._in_tasks and not isinstance(self._subject, Batch) and self._wild(0.04):
+            if self._in_tasks and self._may_have_strangers() and self._wild(0.04):
                 loop = -1
             steps = tuple(self._step() for _ in range(min(self._dice.randint(1, each), most // n)))
             actors.append(Actor(steps, loop))
         return tuple(actors)
+
+    def _may_have_strangers(self) -> bool:
+        """A function has no home; and an app is at home where it is asked first."""
+        return isinstance(self._subject, Service) and not (self._subject.way == "app" and self._subject.early)
 
     def _step(self) -> Step:
         if self._closes and self._chance(0.06):

@@ -229,8 +229,8 @@ def test_the_lifespan_of_two_apps_stops_the_first_if_the_second_cannot_start() -
 
     start = good.ensure_started
 
-    async def start_and_look() -> None:
-        await start()
+    async def start_and_look(*, anew: bool = False) -> None:
+        await start(anew=anew)
         started.extend(workers_of(good))
 
     good.ensure_started = start_and_look  # type: ignore[method-assign]
@@ -284,6 +284,33 @@ def test_thread_and_loop_stages_need_no_process(
         assert asked(server.port, get(prefix + "/readyz")).status == 200
         assert workers_of(app) == []
     until(lambda: "carpool-InThread-0" not in {thread.name for thread in threading.enumerate()})
+
+
+def threads_of_models() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("carpool-InThread")]
+
+
+def test_an_app_whose_loop_has_ended_is_stopped_on_another_one() -> None:
+    """Its workers end, and nobody hears of the loop that is gone."""
+    app = App(Service(Stage(InThread, max_batch_size=8, run_in="thread")))
+    asyncio.run(app.ensure_started())
+    assert threads_of_models()
+    asyncio.run(app.stop())
+    until(lambda: not threads_of_models())
+
+
+def test_whoever_asks_for_a_start_while_it_is_under_way_gets_the_same_one() -> None:
+    """A request that comes while `start` is at work starts nothing a second time."""
+    app = App(Service(Stage(InThread, max_batch_size=8, run_in="thread")))
+
+    async def start_twice() -> int:
+        await asyncio.gather(app.start(), app.ensure_started())
+        found = len(threads_of_models())
+        await app.stop()
+        return found
+
+    assert asyncio.run(start_twice()) == 1
+    until(lambda: not threads_of_models())
 
 
 # -- one of several

@@ -171,9 +171,17 @@ class App:
             StartupError: a worker could not load its model.
             RuntimeError: it is running.
         """
+        await self._become_new()
+        await self._begin()
+
+    def _begin(self) -> asyncio.Task[None]:
+        """The one start of this life, for all who ask for it."""
         if self._starting is None:
-            await self._become_new()
-        self._loop = asyncio.get_running_loop()
+            self._loop = asyncio.get_running_loop()
+            self._starting = self._loop.create_task(self._start())
+        return self._starting
+
+    async def _start(self) -> None:
         try:
             await asyncio.gather(*[endpoint.start() for endpoint in self.endpoints])
         except BaseException:
@@ -218,7 +226,7 @@ class App:
             await self._become_new()
         if self._starting is None and not self._draining:
             asgi.warn_of_siblings()
-            self._starting = asyncio.ensure_future(self.start())
+            self._begin()
         if self._starting is not None:
             await asyncio.shield(self._starting)
 
