@@ -61,7 +61,7 @@ class Spiny:
         fail(object.__getattribute__(self, "kind"))
 
     __eq__ = __ne__ = __hash__ = __bool__ = __len__ = __iter__ = __repr__ = __str__ = _prick  # type: ignore[assignment]
-    __index__ = __int__ = __lt__ = __contains__ = __getitem__ = __setattr__ = __await__ = _prick  # type: ignore[assignment]
+    __index__ = __int__ = __lt__ = __contains__ = __getitem__ = __setattr__ = _prick  # type: ignore[assignment]
     nbytes = size = property(_prick)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import carpool
@@ -15,17 +15,14 @@ from tests.foreign.table import (
     BATCHES,
     HANDLES,
     INSIDE,
-    LOOPS,
     PROCESSES,
     SERVICES,
-    THREADS,
-    VIRTUAL,
     WEB,
     Way,
     left_out,
     place,
 )
-from tests.foreign.ways import AsyncHandleDoor, HandleDoor, LoopThread, Refused, Told, closing, logged, within
+from tests.foreign.ways import START_LIMIT_S, AsyncHandleDoor, HandleDoor, LoopThread, Refused, Told, all_at_once, closing, logged
 
 NO_WORKER = "there is no worker: functions and models are called by the callers themselves"
 NO_BYTES = "items and results are the callers' own objects, never bytes"
@@ -77,7 +74,7 @@ class _Starts:
         cases = [(at, kind) for at in ("constructor", "setup") for kind in KINDS]
         loop = LoopThread()
         try:
-            told = loop.ask([lambda case=case: self._start(*case) for case in cases], limit_s=60.0)  # type: ignore[misc]
+            told = loop.ask([lambda case=case: self._start(*case) for case in cases], START_LIMIT_S)  # type: ignore[misc]
         finally:
             loop.close()
         return dict(zip(cases, told, strict=True))
@@ -331,8 +328,6 @@ def streamed(way: Way, xs: Any, **options: Any) -> tuple[list[Any], Told]:
         def read() -> None:
             for answer in door.handle.stream(xs, **options):
                 answers.append(answer)
-
-        from tests.foreign.ways import all_at_once
 
         return answers, all_at_once([read])[0]
 

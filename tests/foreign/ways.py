@@ -27,6 +27,9 @@ TIMEOUT_S = 1.0
 LIMIT_S = TIMEOUT_S + 1.0
 """Until when every call must have ended."""
 
+START_LIMIT_S = 60.0
+"""Until when a service must have started, or have failed to; a start takes as long as the machine does."""
+
 
 class Told(NamedTuple):
     """How a call ended: with a value, or with an error, which has a code if it is one of ours."""
@@ -164,7 +167,7 @@ class HandleDoor:
     """Threads that call a `Handle`."""
 
     def __init__(self, service: carpool.Service, *others: carpool.Service, **options: Any) -> None:
-        self.handle = within(lambda: service.start(**options))
+        self.handle = within(lambda: service.start(**options), START_LIMIT_S)
 
     @property
     def pids(self) -> list[int]:
@@ -186,7 +189,7 @@ class AsyncHandleDoor:
     def __init__(self, service: carpool.Service, *others: carpool.Service, **options: Any) -> None:
         self.loop = LoopThread()
         try:
-            self.handle = self.loop.wait(lambda: self._start(service, options))
+            self.handle = self.loop.wait(lambda: self._start(service, options), START_LIMIT_S)
         except BaseException:
             self.loop.close()
             raise
@@ -221,7 +224,7 @@ class _AppDoor:
         self.loop = LoopThread()
         self.app = App(*services, debug=True, **options)
         try:
-            self.loop.wait(self._start)
+            self.loop.wait(self._start, START_LIMIT_S)
         except BaseException:
             self.loop.wait(self._stop)
             self.loop.close()
