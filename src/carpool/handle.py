@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
-from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Iterator
-from concurrent.futures import wait
-from typing import TYPE_CHECKING, Any, TypeVar
+import weakref
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from functools import partial
+from threading import Lock, get_ident
+from typing import TYPE_CHECKING, Any
 
 from carpool.core.batcher import Batcher
 from carpool.core.journal import Entry, Journal
+from carpool.core.life import STARTED_BEFORE, Act, Event, Life, State
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.core.roster import Starts
@@ -23,6 +25,7 @@ from carpool.drive.aio import Driver
 from carpool.drive.callers import FutureCaller, LockCaller, request_for, result_of
 from carpool.drive.guard import Guard
 from carpool.drive.launch import Launch
+from carpool.drive.loop_thread import LoopThread
 from carpool.drive.output import LineSink
 from carpool.drive.streams import AsyncStream, ThreadStream, Window
 from carpool.drive.workers import WorkerStage, new_roster
@@ -42,10 +45,7 @@ if TYPE_CHECKING:
     from carpool.service import Service
 
 logger = logging.getLogger("carpool")
-T = TypeVar("T")
 
-_LOOK_UP_S = 0.5  # a thread that waits for the loop looks for signals that came just before it slept
-_generation = 0  # counts forks: a handle of the parent is of no use in the child
 _HANG_SHARE = 3  # `max_batch_time_s` defaults to this part of the service's time-out
 _BATCHES_AHEAD = 3  # per worker: one at work, one on its way, one forming
 _SMALL_AHEAD = 2 * _BATCHES_AHEAD  # of small items, so that threads wake one another less often
@@ -66,12 +66,14 @@ class AsyncHandle:
         self.driver: Driver | None = None
         weigher = weigher_of(service.stages[0])
         self.weigh = None if weigher is None else weigher.of
+        self._life = Life()
         self._journal = Journal(journal_size) if journal_size else None
         self._output = output
         self._stages: list[WorkerStage] = []
         self._guard: Guard | None = None
         self._found_cores: affinity.Cores | None = None
-        self._generation = _generation
+        self._closing: asyncio.Task[None] | None = None
+        _lives.add(self._life)
 
     async def __aenter__(self) -> AsyncHandle:
         await self.start()
@@ -91,43 +93,66 @@ class AsyncHandle:
         Raises:
             StartupError: a worker could not load its model or run its examples; the text ends with the user's
                 traceback.
+            Unavailable: the service was closed while it was starting.
+            RuntimeError: it was started before.
         """
         if program.in_worker and any(stage.run_in == "process" for stage in self.service.stages):
             raise RuntimeError(
                 "a service cannot be started inside a worker process: put the call that starts it under"
                 ' `if __name__ == "__main__":`'
             )
-        if self.driver is not None:
-            raise RuntimeError("this handle was started before; call run or run_async again for a new one")
         starts_at_a_time = self.service.max_parallel_starts or max(_LEAST_STARTS, affinity.available())
         guard = Guard() if any(stage.run_in == "process" for stage in self.service.stages) else None
         launches = [_launch(self.service, index, guard) for index in range(len(self.service.stages))]
-        self._pin()
-        self.driver = driver = Driver(*_pipeline_and_stats(self.service, self._journal))
+        driver = Driver(*_pipeline_and_stats(self.service, self._journal))
         rosters = [stage.roster for stage in driver.stats.stages]
         starts = Starts([roster for roster in rosters if roster is not None], starts_at_a_time)
-        self._stages = [
+        stages = [
             WorkerStage(index, launch, driver, roster, starts, self._output)
             for index, (launch, roster) in enumerate(zip(launches, rosters, strict=True))
             if roster is not None
         ]
-        if guard is not None:
-            guard.start()
-        self._guard = guard
+        self._life.happened(Event.START)
+        self.driver, self._stages, self._guard = driver, stages, guard
         try:
-            await driver.start(self._stages, [stage.workers for stage in self.service.stages])
+            self._pin()
+            if guard is not None:
+                guard.start()
+            await driver.start(stages, [stage.workers for stage in self.service.stages])
         except BaseException:
             await self.close(drain=False)
             raise
+        self._life.happened(Event.OPENED)
 
     async def close(self, drain: bool = True) -> None:
-        """Stop the service: finish what is inside (or fail it, without `drain`), then end the workers."""
-        if self.driver is not None:
-            await self.driver.stop(drain=drain, timeout_s=self.service.timeout_s)
-        if self._guard is not None:
-            await self._guard.close()
-            self._guard = None
-        affinity.pin(self._found_cores)
+        """Stop the service: finish what is inside (or fail it, without `drain`), then end the workers.
+
+        It may be called by several tasks at once, and again: all of them return when everything has ended. In a forked
+        child it does nothing.
+
+        Raises:
+            RuntimeError: the service was started on another event loop, which is still running.
+        """
+        if self._life.takes_calls and self._is_elsewhere():
+            self._abandon()
+            return
+        self.begin_to_close(drain)
+        if self._closing is not None and self._life.state is State.DRAINING:
+            await asyncio.shield(self._closing)
+
+    def begin_to_close(self, drain: bool) -> asyncio.Task[None] | None:
+        """On the service's loop: see that it is being closed, by a task that ends when everything has ended.
+
+        Returns:
+            The task, to the one who has caused it to be started.
+        """
+        act = self._life.happened(Event.CLOSE if drain else Event.HURRY)
+        if act is Act.END:
+            self._closing = asyncio.ensure_future(self._end(drain))
+            return self._closing
+        if act is Act.HURRY and self.driver is not None:
+            self.driver.abort()
+        return None
 
     async def failed(self) -> None:
         """Wait until a stage has failed, so that the service can answer nothing any more."""
@@ -142,22 +167,28 @@ class AsyncHandle:
         """The model's answer to one item. Waits while the queue is full.
 
         Args:
-            x: the item.
+            x: the item. What it holds in buffers of 64 KiB or more (arrays, mostly) is not copied: it must stay as it
+                is until the answer is there.
             timeout_s: can only shorten the service's.
             priority: larger goes first, -100 to 100; but each second of being passed over counts for one level.
 
         Raises:
             CarpoolError: see `carpool.errors`.
+            RuntimeError: the service does not run, or runs on another loop or in another process.
         """
-        loop = asyncio.get_running_loop()
+        driver = self.running_driver
+        loop = driver.loop
+        if asyncio.get_running_loop() is not loop and self._is_elsewhere():
+            self._abandon()
+            raise self._life.refusal()
         request = self.new_request(x, timeout_s, priority)
         caller = FutureCaller(loop)
         request.caller = caller
-        self.running_driver.submit(request)
+        driver.submit(request)
         try:
             return await caller.future
         except asyncio.CancelledError:
-            self.running_driver.cancel(request)
+            driver.cancel(request)
             raise
 
     def stream(
@@ -170,16 +201,23 @@ class AsyncHandle:
         """Answers to many items, in their order, with at most `max_in_flight` inside at a time.
 
         Args:
-            xs: the items; taken one by one as there is room.
+            xs: the items; taken one by one as there is room. Each is copied when it is read, so the input may use one
+                buffer again and again.
             max_in_flight: defaults to what keeps all workers busy.
             return_exceptions: whether an item's error is yielded in its place instead of raised.
         """
-        stream = AsyncStream(self.running_driver, self.service.timeout_s, self.window(max_in_flight), self.weigh)
+        driver = self.running_driver
+        if self._is_elsewhere():
+            self._abandon()
+            raise self._life.refusal()
+        stream = AsyncStream(driver, self.service.timeout_s, self.window(max_in_flight), self.weigh)
         return stream.run(xs, return_exceptions)
 
     def stats(self) -> ServiceSnapshot:
-        """What the service has done so far."""
-        driver = self.running_driver
+        """What the service has done so far; also after it was closed."""
+        driver = self.driver
+        if driver is None or self._life.state is State.FORKED:
+            raise self._life.refusal()
         return driver.stats.snapshot(driver.clock())
 
     def story(self, request_id: int) -> list[Entry]:
@@ -208,13 +246,56 @@ class AsyncHandle:
         return Window(least, max(_LEAST_IN_FLIGHT, most))
 
     @property
+    def state(self) -> State:
+        """Where in its life the service is."""
+        return self._life.state
+
+    @property
     def running_driver(self) -> Driver:
-        """The driver. Raises RuntimeError if the service does not run, or runs in another process."""
-        if self.driver is None:
-            raise RuntimeError("the service is not running: use it inside `with service.run() as s:`")
-        if self._generation != _generation:
-            raise RuntimeError("this service was started by another process; start one in this process")
-        return self.driver
+        """The driver.
+
+        Raises:
+            RuntimeError: the service does not run yet, was started by another process, or its loop has ended.
+            Unavailable: it has been closed.
+        """
+        if not self._life.takes_calls:
+            raise self._life.refusal()
+        return self.driver  # type: ignore[return-value]
+
+    async def _end(self, drain: bool) -> None:
+        assert self.driver is not None
+        try:
+            await self.driver.stop(drain=drain, timeout_s=self.service.timeout_s)
+        except asyncio.CancelledError:  # the loop is being ended: there is no time for a good order
+            self.driver.abort()
+            self.kill()
+            raise
+        finally:
+            if self._guard is not None:
+                await self._guard.close()
+                self._guard = None
+            affinity.pin(self._found_cores)
+            self._life.happened(Event.ENDED)
+
+    def _is_elsewhere(self) -> bool:
+        """Whether the service's loop has ended, so that this is another one. Raises RuntimeError if it has not."""
+        assert self.driver is not None
+        if asyncio.get_running_loop() is self.driver.loop:
+            return False
+        if not self.driver.loop.is_closed():
+            raise RuntimeError(
+                "this service was started on another event loop: call it there, or start one on this loop"
+            )
+        return True
+
+    def _abandon(self) -> None:
+        """The service's loop has ended before it was closed: nobody is left inside, and the workers are ended."""
+        if self._life.happened(Event.LOOP_GONE) is Act.KILL:
+            for stage in self._stages:
+                stage.abandon()
+            if self._guard is not None:
+                self._guard.abandon()
+                self._guard = None
 
     def _pin(self) -> None:
         if self.service.cpus is not None or any(stage.cpus for stage in self.service.stages):
@@ -230,8 +311,8 @@ class Handle:
     def __init__(self, service: Service, *, journal_size: int, output: LineSink) -> None:
         self.service = service
         self._inner = AsyncHandle(service, journal_size=journal_size, output=output)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: LoopThread | None = None
+        self._starting = Lock()
 
     def __enter__(self) -> Handle:
         return self.start()
@@ -246,37 +327,48 @@ class Handle:
 
     def start(self) -> Handle:
         """Start the workers and wait until all are ready. Raises what `AsyncHandle.start` raises."""
-        if self._thread is not None:
-            raise RuntimeError("this handle was started before; call run again for a new one")
-        self._loop = _new_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="carpool", daemon=True)
-        self._thread.start()
+        if self._inner.state is not State.NEW or not self._starting.acquire(blocking=False):
+            raise RuntimeError(STARTED_BEFORE)
+        self._thread = thread = LoopThread("carpool")
         try:
-            self._call(self._inner.start())
+            thread.run(self._inner.start())
         except BaseException:
-            self._call(self._inner.close(drain=False))
-            self._end_loop()
+            self._end(drain=False)
+            if self._inner.state is State.NEW:  # it was refused before anything was started
+                self._thread = None
+                self._starting.release()
             raise
         return self
 
     def close(self, drain: bool = True) -> None:
-        """Stop the service: finish what is inside (or fail it, without `drain`), then end the workers."""
-        if self._loop is None:
+        """Stop the service: finish what is inside (or fail it, without `drain`), then end the workers.
+
+        It may be called by several threads at once, and again: all of them return when everything has ended. In a
+        forked child it does nothing.
+
+        Raises:
+            RuntimeError: this is the thread of the service's own loop, which would wait for itself.
+        """
+        if self._inner.state not in (State.STARTING, State.OPEN, State.DRAINING):
             return
-        self._call(self._inner.close(drain))
-        self._end_loop()
+        self._refuse_own_thread("closed")
+        self._end(drain)
 
     def predict(self, x: Any, *, timeout_s: float | None = None, priority: int = 0) -> Any:
         """The model's answer to one item, from any thread. See `AsyncHandle.predict`."""
-        request = self._inner.new_request(x, timeout_s, priority)
+        inner = self._inner
+        request = inner.new_request(x, timeout_s, priority)
+        thread: LoopThread = self._thread  # type: ignore[assignment]
+        if get_ident() == thread.ident:
+            self._refuse_own_thread("asked")
         caller = LockCaller()
         request.caller = caller
-        loop, driver = self._running_loop, self._inner.running_driver
-        loop.call_soon_threadsafe(driver.submit, request)
+        driver = inner.running_driver
+        thread.post(partial(driver.submit, request))
         try:
-            caller.wait()
+            caller.wait(request, driver.clock)
         except BaseException:  # KeyboardInterrupt, say: nobody waits for the answer any more
-            loop.call_soon_threadsafe(driver.cancel, request)
+            thread.post(partial(driver.cancel, request))
             raise
         return result_of(request)
 
@@ -284,67 +376,57 @@ class Handle:
         self, xs: Iterable[Any], *, max_in_flight: int | None = None, return_exceptions: bool = False
     ) -> Iterator[Any]:
         """Answers to many items, in their order. `xs` is read by a thread of the stream; see `AsyncHandle.stream`."""
-        window = self._inner.window(max_in_flight)
         inner = self._inner
-        stream = ThreadStream(self._running_loop, inner.running_driver, self.service.timeout_s, window, inner.weigh)
+        window = inner.window(max_in_flight)
+        driver = inner.running_driver
+        self._refuse_own_thread("asked")
+        assert self._thread is not None
+        stream = ThreadStream(self._thread, driver, self.service.timeout_s, window, inner.weigh)
         return stream.run(xs, return_exceptions)
 
     def stats(self) -> ServiceSnapshot:
-        """What the service has done so far."""
-        if self._loop is None or threading.current_thread() is self._thread:
-            return self._inner.stats()
-        return self._call(self._stats())
+        """What the service has done so far; also after it was closed."""
+        if self._thread is None or self._inner.state is State.FORKED:
+            raise self._inner._life.refusal()
+        return self._thread.ask(self._inner.stats)  # policies are asked, and they are no one else's
 
     def story(self, request_id: int) -> list[Entry]:
         """What happened to a request, in order; needs `journal_size`."""
         return self._inner.story(request_id)
 
-    async def _stats(self) -> ServiceSnapshot:
-        """In the loop's thread: policies are asked, and they are no one else's."""
-        return self._inner.stats()
+    def _end(self, drain: bool) -> None:
+        """Have the service closed, and wait for it and its loop to end."""
+        thread, inner = self._thread, self._inner
+        assert thread is not None
 
-    @property
-    def _running_loop(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            raise RuntimeError("the service is not running: use it inside `with service.run() as s:`")
-        return self._loop
+        def begin() -> None:
+            closing = inner.begin_to_close(drain)
+            if closing is not None:
+                closing.add_done_callback(lambda _: thread.stop())
+            elif inner.state not in (State.STARTING, State.OPEN, State.DRAINING):
+                thread.stop()  # it has never come so far
 
-    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        assert self._loop is not None
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            while not wait([future], timeout=_LOOK_UP_S).done:
-                pass
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+        thread.post(begin)
+        thread.wait_until_ended()
 
-    def _end_loop(self) -> None:
-        assert self._loop is not None
-        assert self._thread is not None
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-        self._loop = None
+    def _refuse_own_thread(self, what: str) -> None:
+        if self._thread is not None and get_ident() == self._thread.ident:
+            raise RuntimeError(
+                f"the service cannot be {what} in the thread of its own loop, which would wait for itself:"
+                " async models, sinks and size= functions must not call their own service's handle"
+            )
+
+
+_lives: weakref.WeakSet[Life] = weakref.WeakSet()
+"""Those that a fork ends, for the child."""
 
 
 def _forked() -> None:
-    global _generation
-    _generation += 1
+    for life in list(_lives):
+        life.happened(Event.FORKED)
 
 
 os.register_at_fork(after_in_child=_forked)
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    """A uvloop where it is installed, else asyncio's."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop
 
 
 def _most_items(stage: Stage, single: int) -> int:

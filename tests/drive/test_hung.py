@@ -139,8 +139,8 @@ def test_a_loop_that_was_late_itself_judges_nobody_by_it() -> None:
         for thread in threads:
             thread.start()
         wait_until(lambda: service.stats().stages[0].running == 2)
-        assert service._loop is not None
-        service._loop.call_soon_threadsafe(time.sleep, 2 * LIMIT_S)
+        assert service._thread is not None
+        service._thread.loop.call_soon_threadsafe(time.sleep, 2 * LIMIT_S)
         for thread in threads:
             thread.join()
         assert set(service.pids) == pids

@@ -47,8 +47,8 @@ def kill_all_at_once(service: Handle, pids: list[int]) -> None:
         for pid in pids:
             wait_until(lambda: not alive(pid))  # noqa: B023 - called at once
 
-    assert service._loop is not None
-    service._loop.call_soon_threadsafe(kill_all)
+    assert service._thread is not None
+    service._thread.loop.call_soon_threadsafe(kill_all)
 
 
 def test_after_all_were_killed_only_so_many_load_at_a_time(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_a_closed_service_says_so() -> None:
     handle = Service(models.double).start()
     handle.close()
 
-    with pytest.raises(RuntimeError, match="not running"):
+    with pytest.raises(carpool.Unavailable, match="has stopped"):
         handle.predict(1)
 
 

@@ -23,6 +23,7 @@ from carpool.core.queue import Alone, Queue
 from carpool.core.trail import AT_THE_DOOR
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError, Overloaded, Unavailable
 from carpool.policy.admission import Admission, retry_after_s
+from carpool.policy.greedy import Greedy
 from carpool.request import DONE, NEW, QUEUED, RUNNING, Request
 
 _DISPLACED = "the queue is full, and others have a higher priority"
@@ -255,6 +256,11 @@ class Pipeline:
                 for request in batch.requests:
                     if request.state == RUNNING:
                         self._fail(now, request, copy.copy(error))
+
+    def retire_policies(self) -> None:
+        """A policy has raised: none of them is asked or told anything any more. `abort` comes next."""
+        for stage in self.stages:
+            stage.policy = Greedy(1)
 
     # -- what to do
 

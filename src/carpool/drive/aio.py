@@ -15,11 +15,12 @@ from typing import Protocol
 from carpool.clock import Clock, monotonic
 from carpool.core.batcher import INFINITY, Batch
 from carpool.core.pipeline import Pipeline, Todo
-from carpool.drive.trouble import learn
+from carpool.drive.trouble import FAILED_FOR_S, learn, stage_at_fault
 from carpool.errors import CarpoolError, StartupError, Unavailable
+from carpool.foreign import text_of
 from carpool.observe.stats import Stats
 from carpool.parts import Trouble
-from carpool.request import Request
+from carpool.request import NEW, Request
 
 logger = logging.getLogger("carpool")
 
@@ -62,6 +63,8 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = INFINITY
         self._drained: asyncio.Future[None] | None = None
+        self._stopped = False  # there is nothing inside and nothing will be: who still comes is answered at once
+        self._broken = False  # a policy has raised
         self._failed: asyncio.Future[None] = self.loop.create_future()
         self._started: asyncio.Future[None] = self.loop.create_future()
         self._missing: set[tuple[int, int]] = set()  # workers that have not been ready yet
@@ -90,13 +93,20 @@ class Driver:
         if self.pipeline.closed is None:
             self.pipeline.close(Unavailable("the service is stopping", code="draining"))
         if drain and self.pipeline.unanswered and not self.loop.is_closed():
-            self._drained = self.loop.create_future()
-            await asyncio.wait([self._drained], timeout=timeout_s)
-        self.pipeline.abort(self.clock(), Unavailable("the service has stopped", code="stopped"))
-        self.poll()
+            if self._drained is None:
+                self._drained = self.loop.create_future()
+            await asyncio.wait([self._drained], timeout=None if timeout_s == INFINITY else timeout_s)
+        self._stopped = True
+        self.abort()
+        self.start_failed(Unavailable("the service was closed while it was starting", code="stopped"))
         await asyncio.gather(*[executor.stop(grace_s) for executor in self.executors])
         if self._timer is not None:
             self._timer.cancel()
+
+    def abort(self) -> None:
+        """Fail all that are inside, and refuse all who come."""
+        self.pipeline.abort(self.clock(), Unavailable("the service has stopped", code="stopped"))
+        self.poll()
 
     async def failed(self) -> None:
         """Wait until a stage has failed: from then on the service answers nothing but that."""
@@ -119,7 +129,10 @@ class Driver:
     def cancel(self, request: Request) -> None:
         """The request's caller has gone."""
         before = self.pipeline.cancelled
-        self.pipeline.cancel(self.clock(), request)
+        try:
+            self.pipeline.cancel(self.clock(), request)
+        except BaseException as error:
+            self._fail(error)
         self.stats.cancelled += self.pipeline.cancelled - before
         if not self._dirty:
             self._poll_soon()
@@ -136,14 +149,28 @@ class Driver:
 
     def worker_lost(self, stage: int, worker: int) -> bool:
         """A worker that was ready is gone; whether that is the fault of a request (see `Pipeline.worker_lost`)."""
-        blamed = self.pipeline.worker_lost(self.clock(), stage, worker)
+        try:
+            blamed = self.pipeline.worker_lost(self.clock(), stage, worker)
+        except BaseException as error:
+            self._fail(error)
+            return False
         self.poll()
         return blamed
 
     def worker_left(self, stage: int, worker: int) -> None:
         """A worker that was ready is gone, without having looked at what it was given."""
-        self.pipeline.worker_left(self.clock(), stage, worker)
+        try:
+            self.pipeline.worker_left(self.clock(), stage, worker)
+        except BaseException as error:
+            self._fail(error)
         self.poll()
+
+    def trained(self, stage: int, n: int, size: int, busy_s: float) -> None:
+        """A worker's warm-up has run `n` examples, with sizes summing to `size`, in `busy_s`."""
+        try:
+            self.pipeline.trained(stage, n, size, busy_s)
+        except BaseException as error:
+            self._fail(error)
 
     def start_workers(self) -> None:
         """A worker is ready or dead, so others may be started."""
@@ -184,7 +211,11 @@ class Driver:
         It goes at once if it is full; else at the end of this turn, so that what arrives in the turn shares it. If
         nobody waits, there is nothing to share, and the answers go at once.
         """
-        self.pipeline.completed(self.clock(), stage, worker, batch_id, ids, results, errors, busy_s)
+        try:
+            self.pipeline.completed(self.clock(), stage, worker, batch_id, ids, results, errors, busy_s)
+        except BaseException as error:
+            self._fail(error)
+            return
         self.stats.stages[stage].completed(worker, busy_s, waited_s)
         batcher = self.pipeline.stages[stage]
         if batcher.queue.size >= batcher.policy.limit:
@@ -224,10 +255,16 @@ class Driver:
         """Ask the pipeline what to do, and do it."""
         self._dirty = False
         now = self.clock()
-        if self._arrivals:
-            arrivals, self._arrivals = self._arrivals, []
-            self.pipeline.submit(now, arrivals)
-        todo = self.pipeline.poll(now)
+        arrivals: list[Request] = []
+        try:
+            if self._arrivals:
+                arrivals, self._arrivals = self._arrivals, arrivals
+                self.pipeline.submit(now, arrivals)
+            todo = self.pipeline.poll(now)
+        except BaseException as error:
+            self._arrivals = [request for request in arrivals if request.state == NEW] + self._arrivals
+            self._fail(error)
+            return
         self._perform(todo)
         self._set_timer(todo.wake_at)
         if self._drained is not None and not self._drained.done() and not self.pipeline.unanswered:
@@ -246,7 +283,22 @@ class Driver:
         if todo.answer:
             self.stats.answered(todo.answer, self.clock())
             for request in todo.answer:
-                request.tell()
+                try:
+                    request.tell()
+                except BaseException:  # one caller that cannot be told is no reason to keep others waiting
+                    logger.exception("the caller of %r could not be told its answer", request)
+
+    def _fail(self, error: BaseException) -> None:
+        """Something raised in deciding: a policy, which may be the user's. Its stage has failed."""
+        name = stage_at_fault(error)
+        what = f"stage {name} has failed: its policy raised" if name else "the service has failed: its pipeline raised"
+        logger.critical("%s %s: %s", what, type(error).__name__, text_of(error), exc_info=error)
+        if not self._broken:
+            self._broken = True
+            self.pipeline.retire_policies()
+            self.stage_failed(
+                Unavailable(f"{what} {type(error).__name__}", code="stage_failed", retry_after_s=FAILED_FOR_S)
+            )
 
     def _wait_once_more(self, stage: int, worker: int, late_s: float) -> None:
         """A worker seems to hang; but we did not run ourselves, so perhaps nobody did: a container that was paused."""
@@ -256,11 +308,16 @@ class Driver:
         self._poll_soon()
 
     def _poll_soon(self) -> None:
+        if self._stopped:
+            self.poll()
+            return
         self._dirty = True
         self.loop.call_soon(self.poll)
 
     def _set_timer(self, when: float) -> None:
         """Have `poll` called at `when`. A timer that is early does no harm; it is left alone."""
+        if self._stopped:
+            return
         if self._timer is not None:
             if self._timer_at <= when:
                 return

@@ -7,9 +7,20 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from carpool.errors import ModelError
-from carpool.request import Request
+from carpool.clock import Clock
+from carpool.errors import DeadlineExceeded, ModelError
+from carpool.foreign import text_of
+from carpool.request import DONE, Request
 from carpool.wire.payload import dump, load, size_of
+
+GRACE_S = 1.0
+"""After a deadline, for the loop to tell of it."""
+
+NO_ANSWER = (
+    "the service did not answer in time, and did not say so either: is its loop blocked, by a size= function, a sink or"
+    " a policy?"
+)
+"""What a thread hears that has waited even longer."""
 
 Weigh = Callable[[Any], int]
 """How much of a batch an item takes up."""
@@ -31,8 +42,8 @@ def result_of(request: Request) -> Any:
         raise request.error
     try:
         return load(request.result)  # type: ignore[arg-type]
-    except Exception as error:
-        text = f"the model's result cannot be read here: {error}"
+    except BaseException as error:  # its class may have a `__setstate__`, which is the user's
+        text = f"the model's result cannot be read here: {text_of(error)}"
         raise ModelError(text, code="bad_result", type_name=type(error).__name__) from error
 
 
@@ -63,9 +74,17 @@ class LockCaller:
         self._lock = threading.Lock()
         self._lock.acquire()
 
-    def wait(self) -> None:
-        """In the caller's thread: until `answered`."""
-        self._lock.acquire()
+    def wait(self, request: Request, clock: Clock) -> None:
+        """In the caller's thread: until `answered`.
+
+        Raises:
+            DeadlineExceeded: the loop, which should have told of the deadline, has not.
+        """
+        most_s = max(0.0, request.deadline - clock()) + GRACE_S
+        if self._lock.acquire(timeout=min(most_s, threading.TIMEOUT_MAX)):
+            return
+        if request.state != DONE or not self._lock.acquire(timeout=GRACE_S):
+            raise DeadlineExceeded(NO_ANSWER)
 
     def answered(self, request: Request) -> None:
         """Wake the thread."""

@@ -83,6 +83,24 @@ class Guard:
         process.kill()
         process.wait()
 
+    def abandon(self) -> None:
+        """The loop has gone: have it end, and let go of it without the loop."""
+        process, self._process = self._process, None
+        self._closed = True
+        if process is None:
+            return
+        with contextlib.suppress(OSError):
+            os.write(self._pipe, b"quit\n")
+        os.close(self._pipe)
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
     # -- inside
 
     def _start_later(self) -> None:

@@ -79,6 +79,9 @@ class _Inside:
             self._sink(name, True, line)
         self.kill(why)
 
+    def abandon(self) -> None:
+        """The loop has gone, and a task with it; a thread ends once its present call returns."""
+
     def kill(self, why: str = "") -> None:
         """Have nothing more to do with it."""
         self._loop.call_soon(self._end, why or "it was given up")
@@ -121,6 +124,9 @@ class ThreadWorker(_Inside):
     def kill(self, why: str = "") -> None:
         """Have nothing more to do with it; once its present call returns, it ends."""
         super().kill(why)
+        self._inbox.put(None)
+
+    def abandon(self) -> None:
         self._inbox.put(None)
 
     def _live(self) -> None:

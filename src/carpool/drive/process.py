@@ -169,6 +169,21 @@ class WorkerProcess:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 end(self._process.pid, signal.SIGKILL)
 
+    def abandon(self) -> None:
+        """The loop has gone: end the process, and let go of everything without the loop."""
+        self.kill()
+        if self._reaped:
+            return
+        self._process.wait()
+        self._gone = self._reaped = True
+        self._sock.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+        for stream in (self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
+
     async def ended(self) -> None:
         """Wait until the process is gone and reaped."""
         await asyncio.shield(self._ended)

@@ -13,10 +13,13 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from typing import Any
 
 from carpool.drive.aio import Driver
-from carpool.drive.callers import Weigh, request_for, result_of
-from carpool.errors import CarpoolError
+from carpool.drive.callers import GRACE_S, NO_ANSWER, Weigh, request_for, result_of
+from carpool.drive.loop_thread import LoopThread
+from carpool.errors import DeadlineExceeded
+from carpool.foreign import as_model_error
 from carpool.request import DONE, Request
-from carpool.wire.payload import LARGE
+from carpool.wire.memory import Memory
+from carpool.wire.payload import LARGE, detach
 
 _BYTES_IN_FLIGHT = 16 * 2**20  # of large items; more only pushes them out of the processor's cache
 
@@ -63,6 +66,8 @@ class AsyncStream:
         self._window = window
         self._weigh = weigh
         self._places: deque[Request] = deque()
+        self._memory = Memory()
+        self._left = False  # the consumer has gone
         self._fed = False  # the input has ended
         self._input_error: BaseException | None = None
         self._consumer: asyncio.Future[None] | None = None  # waits for the head
@@ -75,6 +80,8 @@ class AsyncStream:
 
     async def run(self, xs: Iterable[Any] | AsyncIterable[Any], return_exceptions: bool) -> AsyncIterator[Any]:
         """The results, in order."""
+        if asyncio.get_running_loop() is not self._driver.loop:
+            raise RuntimeError("this stream belongs to the event loop that its service was started on")
         feeding = asyncio.ensure_future(self._feed(xs))
         places = self._places
         try:
@@ -88,6 +95,7 @@ class AsyncStream:
             if self._input_error is not None:
                 raise self._input_error
         finally:
+            self._left = True
             feeding.cancel()
             for request in places:
                 self._driver.cancel(request)
@@ -114,15 +122,17 @@ class AsyncStream:
                     if len(self._places) >= self._window.limit:
                         await self._room()
                     self._put(x)
-        except Exception as error:
+        except BaseException as error:
             self._input_error = error
+            if self._left:  # it is we who end it
+                raise
         finally:
             self._fed = True
             if self._consumer is not None:
                 _wake(self._consumer)
 
     def _put(self, x: Any) -> None:
-        request = _place_for(x, self._driver.clock() + self._limit_s, self._weigh)
+        request = _place_for(x, self._driver.clock() + self._limit_s, self._weigh, self._memory)
         self._places.append(request)
         if request.nbytes >= LARGE:
             self._window.narrow(request.nbytes)
@@ -140,33 +150,35 @@ class AsyncStream:
 class ThreadStream:
     """A stream for a thread that is not the driver's. A thread of its own reads the input.
 
-    Requests live and die on the loop; across threads go only items and results, in bunches. Three threads share one
-    interpreter, so what would cost is waking one another and touching one another's objects.
+    Requests are made where items are read, so that an input may use one buffer again and again, and live and die on
+    the loop. Across threads go bunches of them, and of results. Three threads share one interpreter, so what would
+    cost is waking one another.
     """
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        thread: LoopThread,
         driver: Driver,
         limit_s: float,
         window: Window,
         weigh: Weigh | None = None,
     ) -> None:
-        self._loop = loop
+        self._thread = thread
         self._driver = driver
         self._limit_s = limit_s
         self._window = window
         self._weigh = weigh
         window.start_small()
+        self._memory = Memory()  # of the feeder
         self._given = 0  # items read; counted by the feeder
         self._taken = 0  # results handed out; counted by the consumer
-        self._items: deque[Any] = deque()  # read, on their way to the loop
+        self._read: deque[Request] = deque()  # on their way to the loop
         self._places: deque[Request] = deque()  # inside, in order; the loop's own
         self._results: deque[Any] = deque()  # on their way to the consumer
         self._fed = False
         self._closed = False
-        self._error: BaseException | None = None  # of the input, or of an item that cannot be sent
-        self._loop_called = False
+        self._error: BaseException | None = None  # of the input
+        self._posted = False
         self._news = threading.Event()  # for the consumer
         self._room = threading.Event()  # for the feeder
         self._feeder_waits = False
@@ -194,13 +206,20 @@ class ThreadStream:
                 if not results:  # looked at after the clearing, so that no news is missed
                     if self._fed and self._taken == self._given:
                         break
-                    self._news.wait()
+                    self._await_news()
             if self._error is not None:
                 raise self._error
         finally:
             self._closed = True
             self._room.set()
-            self._loop.call_soon_threadsafe(self._cancel)
+            self._thread.post(self._cancel)
+
+    def _await_news(self) -> None:
+        """Until a result is there or the input has ended. Raises DeadlineExceeded if the loop does not answer."""
+        owed = self._given > self._taken  # else it is the input that takes its time
+        most_s = min(self._limit_s + GRACE_S, threading.TIMEOUT_MAX)
+        if not self._news.wait(most_s) and owed and not self._results:
+            raise DeadlineExceeded(NO_ANSWER)
 
     # -- the feeder's thread
 
@@ -211,14 +230,14 @@ class ThreadStream:
                     self._await_room()
                 if self._closed:
                     return
-                nbytes = _size_at_sight(x)
-                if nbytes >= LARGE:
-                    self._window.narrow(nbytes)
+                request = _place_for(x, self._driver.clock() + self._limit_s, self._weigh, self._memory)
+                if request.nbytes >= LARGE:
+                    self._window.narrow(request.nbytes)
+                self._read.append(request)
                 self._given += 1
-                self._items.append(x)
-                if not self._loop_called:
-                    self._loop_called = True
-                    self._loop.call_soon_threadsafe(self._take_items)
+                if not self._posted:
+                    self._posted = True
+                    self._thread.post(self._submit)
         except BaseException as error:
             self._error = error
         finally:
@@ -235,23 +254,20 @@ class ThreadStream:
 
     # -- the loop's thread
 
-    def _take_items(self) -> None:
-        self._loop_called = False
-        items = self._items
-        requests = []
+    def _submit(self) -> None:
+        self._posted = False
+        read = self._read
+        requests: list[Request] = []
         largest = 0
-        deadline = self._driver.clock() + self._limit_s
-        while items and not self._closed:
-            request = _place_for(items.popleft(), deadline, self._weigh)
+        while read and not self._closed:
+            request = read.popleft()
             if request.nbytes > largest:
                 largest = request.nbytes
             requests.append(request)
-        if largest >= LARGE:
-            self._window.narrow(largest)
-        else:
+        if largest < LARGE:
             self._window.widen()
         self._places += requests
-        self._driver.submit_all(requests)
+        self._driver.submit_all([request for request in requests if request.state != DONE])
         self._harvest()
 
     def answered(self, request: Request) -> None:
@@ -286,34 +302,29 @@ class _Raised:
         self.error = error
 
 
-def _place_for(x: Any, deadline: float, weigh: Weigh | None) -> Request:
-    """An item as a request; one that cannot be pickled or weighed has its error already."""
+def _place_for(x: Any, deadline: float, weigh: Weigh | None, memory: Memory) -> Request:
+    """An item, copied, as a request; one that cannot be pickled or weighed has its error already."""
     try:
         request = request_for(x, deadline, weigh)
+        request.item = detach(request.item, memory)  # type: ignore[arg-type]
         request.bulk = True
         return request
     except Exception as error:
-        request = Request(None, 0.0)
-        request.state = DONE
-        request.error = error
-        return request
+        failure: Exception = error
+    except BaseException as error:  # of a `__reduce__` or a size= of the user's
+        failure = as_model_error(error, "an item that could not be sent")
+    request = Request(None, 0.0)
+    request.state = DONE
+    request.error = failure
+    return request
 
 
 def _outcome(request: Request) -> Any:
     """The result of a request that is done, or its error as a value."""
     try:
         return result_of(request)
-    except CarpoolError as error:
+    except Exception as error:
         return error
-
-
-def _size_at_sight(x: Any) -> int:
-    """Bytes of an item that is plainly a buffer; 0 for all else, whose size shows when it is encoded."""
-    kind = type(x)
-    if kind is int or kind is str:
-        return 0
-    nbytes = len(x) if kind is bytes else getattr(x, "nbytes", 0)
-    return nbytes if type(nbytes) is int else 0
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

@@ -1,14 +1,18 @@
-"""What drivers do with what is told of a batch besides its results: the stage learns how much one call can hold."""
+"""What drivers do with trouble: a stage learns how much one call can hold, and one whose policy raises is named."""
 
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Sequence
 
 from carpool.core.batcher import Batcher
 from carpool.parts import Trouble
 
 logger = logging.getLogger("carpool")
+
+FAILED_FOR_S = 30.0
+"""A failed stage stays so until its service is started anew: what callers are told to wait."""
 
 
 def learn(name: str, batcher: Batcher, worker: int, batch_id: int, trouble: Sequence[Trouble]) -> None:
@@ -33,3 +37,12 @@ def learn(name: str, batcher: Batcher, worker: int, batch_id: int, trouble: Sequ
             name,
             batcher.safe_size.limit,
         )
+
+
+def stage_at_fault(error: BaseException) -> str | None:
+    """The stage whose policy raised `error`, as far as its traceback tells: policies are called by batchers only."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, Batcher):
+            return caller.name
+    return None

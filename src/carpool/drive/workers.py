@@ -23,6 +23,7 @@ from carpool.drive.inside import LoopWorker, ThreadWorker
 from carpool.drive.launch import Launch
 from carpool.drive.output import LineSink
 from carpool.drive.process import WorkerProcess
+from carpool.drive.trouble import FAILED_FOR_S
 from carpool.errors import ModelError, StartupError, Unavailable
 from carpool.parts import Trouble
 from carpool.wire import outcome
@@ -39,7 +40,6 @@ T = TypeVar("T")
 
 _OUTCOMES = frozenset(Outcome)
 _INFINITY = float("inf")
-_RESTART_S = 30.0  # a failed stage stays so until its service is started anew: what callers are told to wait
 
 
 class Worker(Protocol):
@@ -70,6 +70,9 @@ class Worker(Protocol):
 
     def kill(self, why: str = "") -> None:
         """End it at once, or have nothing more to do with it where it cannot be ended."""
+
+    def abandon(self) -> None:
+        """The loop has gone: end it and let go of everything without the loop."""
 
     async def ended(self) -> None:
         """Wait until it is gone."""
@@ -174,6 +177,13 @@ class WorkerStage:
         self.roster.stopping = True
         for process in self._workers.values():
             process.kill()
+
+    def abandon(self) -> None:
+        """The loop has gone: end every worker without it."""
+        self.roster.stopping = True
+        for worker in self._workers.values():
+            worker.abandon()
+        self._workers.clear()
 
     async def stop(self, grace_s: float) -> None:
         """End all workers: they may tear down for `grace_s`, then they are killed."""
@@ -286,7 +296,7 @@ class WorkerStage:
             for n, busy_s in _decoded(payload, list[tuple[int, float]]):
                 if n not in self._launch.warm_up or not 0.0 <= busy_s < _INFINITY:
                     raise FrameError(f"a warm-up of {n} items in {busy_s} s")
-                self._driver.pipeline.trained(self.index, n, self._launch.warm_up.get(n, n), busy_s)
+                self._driver.trained(self.index, n, self._launch.warm_up.get(n, n), busy_s)
 
     def _heard_too_late(self, worker: int, frame: Frame) -> None:
         """A worker that was given up says something after all: an answer that nobody waits for from it any more."""
@@ -333,7 +343,7 @@ class WorkerStage:
         last = cause.rpartition("\n")[2]  # of a traceback: what was raised
         text = f"stage {self.name} has failed: {MOST_DEATHS} workers in a row died without finishing a batch"
         logger.critical("%s; the last one: %s", text, last)
-        error = Unavailable(f"stage {self.name} has failed", code="stage_failed", retry_after_s=_RESTART_S)
+        error = Unavailable(f"stage {self.name} has failed", code="stage_failed", retry_after_s=FAILED_FOR_S)
         self._driver.stage_failed(error)
 
     def _who(self, worker: int) -> str:

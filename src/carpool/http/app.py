@@ -70,6 +70,10 @@ class Endpoint:
         if self.handle is not None:
             await self.handle.close(drain)
 
+    def forget(self) -> None:
+        """It has been stopped, and may be started anew."""
+        self.handle = self.driver = None
+
     @property
     def problem(self) -> str | None:
         """Why the model could not answer now; None if it could."""
@@ -151,6 +155,7 @@ class App:
         self._idle_check_s = idle_check_s
         self._ids = (f"{secrets.token_hex(4)}-{n}" for n in itertools.count(1))
         self._document: bytes | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # on which it was started
         self._starting: asyncio.Task[None] | None = None
         self._checks: set[asyncio.Task[None]] = set()
         self._routes = self._make_routes()
@@ -163,7 +168,15 @@ class App:
     # -- life
 
     async def start(self) -> None:
-        """Start all services; until then requests are answered 503. Raises `StartupError`."""
+        """Start all services; until then requests are answered 503. An app that was stopped is started anew.
+
+        Raises:
+            StartupError: a worker could not load its model.
+            RuntimeError: it is running.
+        """
+        if self._starting is None:
+            await self._become_new()
+        self._loop = asyncio.get_running_loop()
         try:
             await asyncio.gather(*[endpoint.start() for endpoint in self.endpoints])
         except BaseException:
@@ -191,16 +204,46 @@ class App:
         """Once started: wait until none of the services can answer any more."""
         await asyncio.gather(*[endpoint.handle.failed() for endpoint in self.endpoints if endpoint.handle is not None])
 
-    async def ensure_started(self) -> None:
+    async def ensure_started(self, *, anew: bool = False) -> None:
         """Start if that has not been done: at the first request where there is no lifespan, in a mounted app say.
 
-        Raises `StartupError`, each time if need be.
+        Where the event loop that it was started on has ended, it is started anew: test clients without a lifespan run
+        each request on a loop of its own.
+
+        Args:
+            anew: whether to start once more after it was stopped, as a second lifespan asks for; else it stays so.
+
+        Raises:
+            StartupError: a worker could not load its model; each time if need be.
+            RuntimeError: it runs on another event loop, which is still there.
         """
+        if (anew and self._draining) or self.is_elsewhere:
+            await self._become_new()
         if self._starting is None and not self._draining:
             asgi.warn_of_siblings()
             self._starting = asyncio.ensure_future(self.start())
         if self._starting is not None:
             await asyncio.shield(self._starting)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it was started on another event loop than the present one."""
+        return self._loop is not None and self._loop is not asyncio.get_running_loop()
+
+    async def _become_new(self) -> None:
+        """Forget a life that is over. Raises RuntimeError if it is not."""
+        if self._loop is None:
+            return
+        if self.is_elsewhere and not self._loop.is_closed():
+            raise RuntimeError("this app was started on another event loop, which is still running: use it there")
+        if not (self._draining or self.is_elsewhere):
+            raise RuntimeError("this app is running already")
+        for endpoint in self.endpoints:
+            await endpoint.stop(drain=False)
+            endpoint.forget()
+        self.refusing = Unavailable("the service is starting", code="starting")
+        self._loop = self._starting = None
+        self._draining = False
 
     async def __call__(
         self,

@@ -55,7 +55,7 @@ def lifespan(*apps: App) -> Callable[[Any], AbstractAsyncContextManager[None]]:
         async with AsyncExitStack() as stack:
             for app in apps:
                 stack.push_async_callback(app.stop)
-                await app.ensure_started()
+                await app.ensure_started(anew=True)
             yield
 
     return run
@@ -91,7 +91,7 @@ async def _lifespan(app: App, receive: Receive, send: Send) -> None:
         message = await receive()
         if message["type"] == "lifespan.startup":
             try:
-                await app.ensure_started()
+                await app.ensure_started(anew=True)
             except Exception as error:
                 await send({"type": "lifespan.startup.failed", "message": str(error)})
                 return
@@ -106,7 +106,7 @@ async def _request(app: App, scope: Scope, receive: Receive, send: Send) -> None
     headers = {name: value for name, value in scope["headers"] if name in WANTED_HEADERS}
     head = Head(scope["method"].encode(), _path(scope), headers)
     try:
-        if app.refusing is not None:
+        if app.refusing is not None or app.is_elsewhere:
             await app.ensure_started()
         response = app.admit(head)
     except StartupError as error:

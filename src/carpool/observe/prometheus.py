@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from carpool.observe.stats import DURATION_BOUNDS, Durations, StageStats, Stats
+from carpool.observe.stats import DURATION_BOUNDS, Durations, StageStats, Stats, explained
 
 _STAGE = ("model", "stage")
 
@@ -137,15 +137,21 @@ def _policies(stages: _Stages, now: float) -> Iterator[Metric]:
     size = GaugeMetricFamily("carpool_policy_expected_batch_size", "The batch size that it expects.", labels=_STAGE)
     for model, stage in stages:
         labels = (model, stage.name)
-        why = stage.batcher.policy.explain(now)
-        info.add_metric((*labels, str(why.get("policy", "")), str(why.get("rule", ""))), 1)
+        why = explained(stage.batcher.policy, now)
+        info.add_metric(
+            (*labels, *[why[key] if isinstance(why.get(key), str) else "" for key in ("policy", "rule")]), 1
+        )
         for gauge, key in ((hop, "hop_s"), (rate, "arrival_rate"), (size, "expected_batch_size")):
-            if key in why:
+            if isinstance(why.get(key), int | float):  # a policy of the user's may say anything
                 gauge.add_metric(labels, why[key])
-        costs = why.get("cost_s") or {}
-        if 1 in costs:
-            cost.add_metric((*labels, "1"), costs[1])
-        if costs:
+        costs = why.get("cost_s")
+        if (
+            isinstance(costs, dict)
+            and costs
+            and all(isinstance(x, int | float) for item in costs.items() for x in item)
+        ):
+            if 1 in costs:
+                cost.add_metric((*labels, "1"), costs[1])
             cost.add_metric((*labels, "max"), costs[max(costs)])
     yield from (info, hop, cost, rate, size)
 

@@ -22,7 +22,9 @@ from carpool.errors import (
     Unavailable,
     ValidationError,
 )
+from carpool.foreign import text_of
 from carpool.parts import Trouble, padded
+from carpool.policy import Policy
 from carpool.request import Request
 
 logger = logging.getLogger("carpool")
@@ -168,7 +170,7 @@ class StageStats:
         self._reason = batch.reason
         if batch.started >= self._explain_at and logger.isEnabledFor(logging.DEBUG):
             self._explain_at = batch.started + _EXPLAIN_EVERY_S
-            why = self.batcher.policy.explain(batch.started)
+            why = explained(self.batcher.policy, batch.started)
             logger.debug("stage %s: a batch of %d goes (%s); %s", self.name, batch.n, batch.reason, why)
 
     @property
@@ -353,6 +355,14 @@ def outcome_of(error: Exception) -> str:
     return "invalid_request" if error.status < 500 else "unavailable"
 
 
+def explained(policy: Policy, now: float) -> dict[str, Any]:
+    """Why a policy decides as it does, in its own words; or why it cannot say."""
+    try:
+        return dict(policy.explain(now))
+    except BaseException as error:  # policies may be the user's, and to look at them must harm nobody
+        return {"policy": type(policy).__name__.lower(), "error": f"{type(error).__name__}: {text_of(error)}"}
+
+
 def _stage_snapshot(stage: StageStats, now: float) -> StageSnapshot:
     return StageSnapshot(
         name=stage.name,
@@ -375,5 +385,5 @@ def _stage_snapshot(stage: StageStats, now: float) -> StageSnapshot:
         unsplit_batches=stage.unsplit_batches,
         out_of_memory=stage.out_of_memory,
         safe_batch_size=stage.safe_batch_size,
-        policy=stage.batcher.policy.explain(now),
+        policy=explained(stage.batcher.policy, now),
     )

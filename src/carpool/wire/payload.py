@@ -14,6 +14,8 @@ from typing import Final
 
 import msgspec
 
+from carpool.wire.memory import Memory
+
 Buffer = bytes | bytearray | memoryview
 Payload = Buffer | list[Buffer]
 
@@ -64,6 +66,23 @@ def load(payload: Payload) -> object:
     if not head:
         return bytes(buffers[0])
     return pickle.loads(head, buffers=buffers)
+
+
+def detach(payload: Payload, memory: Memory) -> Payload:
+    """The payload with copies of what it shares with the object that was dumped, which may change from now on."""
+    if type(payload) is not list:
+        return payload
+    head, *buffers = payload
+    return [head, *[_copied(buffer, memory) for buffer in buffers]]
+
+
+def _copied(buffer: Buffer, memory: Memory) -> Buffer:
+    if type(buffer) is bytes:
+        return buffer
+    raw = memoryview(buffer)
+    copy = memory.buffer(raw.nbytes)
+    copy[:] = raw
+    return copy
 
 
 def size_of(payload: Payload) -> int:

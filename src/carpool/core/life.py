@@ -1,0 +1,121 @@
+"""The life of a service's handle: it starts, is open, drains and is closed, or loses its process or its loop. Sans-IO.
+
+Whoever has something to report (a caller who closes, a start that has succeeded, a fork) calls `happened` and is told
+what to do about it. Exactly one of any number of closers does the closing; the others wait for it.
+
+    state       START      OPENED   CLOSE           HURRY            ENDED    FORKED   LOOP_GONE
+    new         starting   -        new             new              -        new      -
+    starting    refused    open     draining, end   draining, end    -        forked   abandoned, kill
+    open        refused    -        draining, end   draining, end    -        forked   abandoned, kill
+    draining    refused    draining draining, wait  draining, hurry  closed   forked   abandoned, kill
+    closed      refused    -        closed          closed           -        closed   closed
+    forked      refused    -        forked          forked           -        forked   forked
+    abandoned   refused    -        abandoned       abandoned        -        forked   abandoned
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from carpool.errors import Unavailable
+
+
+class State(Enum):
+    """Where in its life it is."""
+
+    NEW = auto()
+    STARTING = auto()
+    OPEN = auto()
+    DRAINING = auto()  # closed for what is new; what is inside is being finished
+    CLOSED = auto()
+    FORKED = auto()  # this process is a child of the one that started it
+    ABANDONED = auto()  # its event loop has ended before it was closed
+
+
+class Event(Enum):
+    """What can happen to it."""
+
+    START = auto()
+    OPENED = auto()  # the start has succeeded
+    CLOSE = auto()  # somebody closes it, and what is inside is to be finished
+    HURRY = auto()  # somebody closes it at once
+    ENDED = auto()  # the one who closes it is done, or the start has failed and everything is gone again
+    FORKED = auto()
+    LOOP_GONE = auto()
+
+
+class Act(Enum):
+    """What the one who reports an event has to do."""
+
+    NOTHING = auto()
+    START = auto()
+    END = auto()  # finish or fail what is inside, and end the workers; then report `ENDED`
+    WAIT = auto()  # somebody else does that
+    HURRY = auto()  # likewise; but what is inside is to be failed now
+    KILL = auto()  # end the workers without the loop, which has gone
+
+
+_TABLE: dict[tuple[State, Event], tuple[State, Act]] = {
+    (State.NEW, Event.START): (State.STARTING, Act.START),
+    (State.STARTING, Event.OPENED): (State.OPEN, Act.NOTHING),
+    (State.DRAINING, Event.CLOSE): (State.DRAINING, Act.WAIT),
+    (State.DRAINING, Event.HURRY): (State.DRAINING, Act.HURRY),
+    (State.DRAINING, Event.ENDED): (State.CLOSED, Act.NOTHING),
+    (State.ABANDONED, Event.FORKED): (State.FORKED, Act.NOTHING),
+    **{
+        (state, event): (State.DRAINING, Act.END)
+        for state in (State.STARTING, State.OPEN)
+        for event in (Event.CLOSE, Event.HURRY)
+    },
+    **{(state, Event.FORKED): (State.FORKED, Act.NOTHING) for state in (State.STARTING, State.OPEN, State.DRAINING)},
+    **{(state, Event.LOOP_GONE): (State.ABANDONED, Act.KILL) for state in (State.STARTING, State.OPEN, State.DRAINING)},
+}
+"""What is not here changes nothing and asks for nothing."""
+
+_REFUSALS: dict[State, tuple[type[RuntimeError] | type[Unavailable], str]] = {
+    State.NEW: (RuntimeError, "the service is not running: use it inside `with service.run() as s:`"),
+    State.CLOSED: (Unavailable, "the service has stopped"),
+    State.FORKED: (RuntimeError, "this service was started by another process; start one in this process"),
+    State.ABANDONED: (
+        RuntimeError,
+        "the event loop that this service was started on has ended: start it anew on the present one",
+    ),
+}
+
+
+STARTED_BEFORE = "this handle was started before; call run or run_async again for a new one"
+
+
+class Life:
+    """One life.
+
+    Attributes:
+        state: where in it we are.
+        takes_calls: whether calls are let through; while it starts or drains, the pipeline decides what they hear.
+    """
+
+    __slots__ = ("__weakref__", "state", "takes_calls")
+
+    def __init__(self) -> None:
+        self.state = State.NEW
+        self.takes_calls = False
+
+    def __repr__(self) -> str:
+        return f"<Life {self.state.name.lower()}>"
+
+    def happened(self, event: Event) -> Act:
+        """Something has happened. Returns what to do about it.
+
+        Raises:
+            RuntimeError: it cannot be started a second time.
+        """
+        if event is Event.START and self.state is not State.NEW:
+            raise RuntimeError(STARTED_BEFORE)
+        self.state, act = _TABLE.get((self.state, event), (self.state, Act.NOTHING))
+        self.takes_calls = self.state not in _REFUSALS
+        return act
+
+    def refusal(self) -> Exception:
+        """What a caller hears where calls are not let through."""
+        kind, text = _REFUSALS[self.state]
+        return Unavailable(text, code="stopped") if kind is Unavailable else kind(text)

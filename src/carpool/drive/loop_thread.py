@@ -1,0 +1,151 @@
+"""An event loop in a thread of its own, for programs that have none: other threads hand it work and wait for results.
+
+Work that meets the end of the loop is not lost: it is done in the loop's thread after the loop has stopped or, later
+still, in the thread that brings it. What it meets then, a stopped driver, answers at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
+
+from carpool.core.mailbox import Mailbox, Work
+from carpool.errors import Unavailable
+
+logger = logging.getLogger("carpool")
+T = TypeVar("T")
+
+_LOOK_UP_S = 0.5  # a thread that waits for the loop looks for signals that came just before it slept
+
+
+class LoopThread:
+    """A running loop.
+
+    Args:
+        name: of its thread.
+
+    Attributes:
+        loop: the loop.
+        ident: the thread's number.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.loop = _new_loop()
+        self._stopping = False
+        self._lock = threading.Lock()
+        self._mailbox = Mailbox()
+        self._afterwards = threading.RLock()  # what is done once the loop has ended is done by one thread at a time
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._live, name=name, daemon=True)
+        self._thread.start()
+        self.ident = self._thread.ident
+
+    def post(self, work: Work) -> None:
+        """Have something done in the loop's thread, soon; or here and now, if the loop has ended."""
+        try:
+            with self._lock:
+                ring = self._mailbox.post(work)
+        except ValueError:
+            with self._afterwards:
+                work()
+            return
+        if ring:
+            self._ring()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop and wait for its result; it is cancelled if this thread is interrupted."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            while not wait([future], timeout=_LOOK_UP_S).done:
+                if self._ended.is_set():
+                    raise Unavailable("the service has stopped", code="stopped")
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def ask(self, question: Callable[[], T]) -> T:
+        """What a function returns in the loop's thread, or here once the loop has ended."""
+        if threading.get_ident() == self.ident:
+            return question()
+        future: Future[T] = Future()
+
+        def answer() -> None:
+            try:
+                future.set_result(question())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self.post(answer)
+        while not wait([future], timeout=_LOOK_UP_S).done:
+            pass
+        return future.result()
+
+    def stop(self) -> None:
+        """In the loop's thread: end it after this turn."""
+        self._stopping = True
+        self.loop.stop()
+
+    def wait_until_ended(self) -> None:
+        """In another thread: until the loop and all that was handed to it are done."""
+        while not self._ended.wait(_LOOK_UP_S):
+            pass
+
+    # -- inside
+
+    def _ring(self) -> None:
+        try:
+            self.loop.call_soon_threadsafe(self._do_posted)
+        except RuntimeError:  # it has just ended, and has done what was posted
+            if not self._mailbox.is_over:
+                raise
+
+    def _do_posted(self) -> None:
+        with self._lock:
+            posted = self._mailbox.take()
+        _do(posted)
+
+    def _live(self) -> None:
+        while not self._stopping:
+            try:
+                self.loop.run_forever()
+            except BaseException:  # SystemExit or KeyboardInterrupt, which asyncio lets through from any callback
+                logger.exception("something in the service's loop wanted to end it; it goes on")
+        self.loop.run_until_complete(_end_tasks())
+        with self._afterwards:
+            with self._lock:
+                left = self._mailbox.end()
+            _do(left)
+            self.loop.close()
+        self._ended.set()
+
+
+async def _end_tasks() -> None:
+    """Cancel what is left on the loop, as `asyncio.run` does, so that whoever waits for a task hears of it."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()
+
+
+def _do(posted: Sequence[Work]) -> None:
+    for work in posted:
+        try:
+            work()
+        except BaseException:
+            logger.exception("something that was handed to the service's loop went wrong")
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """A uvloop where it is installed, else asyncio's."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop

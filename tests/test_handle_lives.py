@@ -1,0 +1,546 @@
+"""The life of a handle against real threads, tasks, forks and loops: every public call ends.
+
+`core/life.py` is explored in all orders by tests/core/test_life.py; here are the situations that users meet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import carpool
+from carpool import Service, Stage
+from carpool.policy.base import Decision
+from tests import models
+
+BOUND_S = 20.0  # against hangs: nothing here takes more than a second or two
+
+
+def echo(xs: list[Any]) -> list[Any]:
+    return xs
+
+
+def slow(xs: list[Any]) -> list[Any]:
+    time.sleep(0.5)
+    return xs
+
+
+def first(xs: list[Any]) -> list[Any]:
+    return [x[0] for x in xs]
+
+
+async def echo_async(xs: list[Any]) -> list[Any]:
+    return xs
+
+
+class SlowToLoad(carpool.Model):
+    def setup(self) -> None:
+        time.sleep(0.5)
+
+    def predict(self, xs: list[Any]) -> list[Any]:
+        return xs
+
+
+THREADED = Service(Stage(echo, max_batch_size=8, run_in="thread"), timeout_s=2, name="echo")
+SLOW = Service(Stage(slow, max_batch_size=8, run_in="thread"), timeout_s=5, name="slow")
+ON_LOOP = Service(Stage(echo_async, max_batch_size=8, run_in="loop"), timeout_s=2, name="loop")
+
+
+def in_threads(n: int, work: Callable[[], object]) -> list[object]:
+    """What `work` returned or raised in each of `n` threads, none of which may hang."""
+    heard: list[object] = []
+
+    def run() -> None:
+        try:
+            heard.append(work())
+        except BaseException as error:
+            heard.append(error)
+
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(BOUND_S)
+    assert len(heard) == n, f"{n - len(heard)} of {n} threads hang"
+    return heard
+
+
+def in_a_child(act: Callable[[], object]) -> int:
+    """The exit code of a forked child that does this; it may not hang."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(7 if act() is None else 1)
+        except BaseException as error:
+            os._exit(8 if isinstance(error, RuntimeError) and "another process" in str(error) else 2)
+    end = time.monotonic() + BOUND_S
+    while time.monotonic() < end:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    raise AssertionError("the child hangs")
+
+
+# -- closing
+
+
+def test_a_stream_that_outlives_its_service_ends_with_an_error() -> None:
+    """What was inside is answered; for the rest the service has stopped."""
+    with THREADED.run() as s:
+        answers = s.stream(range(1000))
+        assert next(answers) == 0
+    heard = in_threads(1, lambda: list(answers))
+    assert isinstance(heard[0], carpool.Unavailable)
+
+
+def test_a_stream_whose_input_is_slow_hears_of_the_end_at_its_next_item() -> None:
+    """Its consumer is not left waiting for what was read after the service had closed."""
+    more = threading.Event()
+
+    def source() -> Iterator[int]:
+        yield 1
+        more.wait(BOUND_S)
+        yield 2
+
+    s = THREADED.start()
+    answers = s.stream(source())
+    assert next(answers) == 1
+    s.close()
+    more.set()
+    heard = in_threads(1, lambda: list(answers))
+    assert isinstance(heard[0], carpool.Unavailable)
+
+
+def test_a_stream_that_is_dropped_after_the_service_has_closed_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """No "Exception ignored" from a generator that is thrown away."""
+    with THREADED.run() as s:
+        answers = s.stream(range(1000))
+        next(answers)
+    del answers
+    gc.collect()
+    assert "ignored" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_calls_that_meet_the_end_are_answered(drain: bool) -> None:
+    """Many threads call all the time while the service closes: each ends, with its answer or Unavailable."""
+    for _ in range(5):
+        s = THREADED.start()
+        closed = threading.Event()
+        wrong: list[object] = []
+
+        def call(s: carpool.Handle = s, closed: threading.Event = closed, wrong: list[object] = wrong) -> None:
+            while True:
+                try:
+                    if s.predict(1) != 1:
+                        wrong.append("another's answer")
+                except carpool.Unavailable:
+                    if closed.is_set():
+                        return
+                except BaseException as error:
+                    wrong.append(error)
+                    return
+
+        def close(s: carpool.Handle = s, closed: threading.Event = closed) -> None:
+            time.sleep(0.02)
+            s.close(drain)
+            closed.set()
+
+        closer = threading.Thread(target=close)
+        closer.start()
+        in_threads(16, call)
+        closer.join()
+        assert wrong == []
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_many_threads_close_at_once(busy: bool) -> None:
+    """All return once everything has ended, and closing again does nothing."""
+    s = SLOW.start()
+    caller = threading.Thread(target=lambda: s.predict(1)) if busy else None
+    if caller is not None:
+        caller.start()
+        time.sleep(0.1)
+    assert in_threads(4, s.close) == [None] * 4
+    s.close()
+    if caller is not None:
+        caller.join(BOUND_S)
+    assert [t.name for t in threading.enumerate() if t.name.startswith("carpool")] == []
+
+
+def test_who_closes_without_draining_hurries_one_who_drains() -> None:
+    """What is inside is failed at once, and both return."""
+    s = Service(Stage(models.Slow, max_batch_size=1), timeout_s=30).start()
+    heard: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            s.predict(10.0)
+        except BaseException as error:
+            heard.append(error)
+
+    caller = threading.Thread(target=ask)
+    caller.start()
+    time.sleep(0.2)
+    began = time.monotonic()
+    closer = threading.Thread(target=s.close)
+    closer.start()
+    time.sleep(0.1)
+    s.close(drain=False)
+    closer.join(BOUND_S)
+    caller.join(BOUND_S)
+    assert time.monotonic() - began < 8.0
+    assert isinstance(heard[0], carpool.Unavailable)
+
+
+def test_two_tasks_close_at_once() -> None:
+    """Neither waits for a time-out."""
+
+    async def main() -> None:
+        s = SLOW.run_async()
+        await s.start()
+        call = asyncio.ensure_future(s.predict(1))
+        await asyncio.sleep(0.05)
+        began = time.monotonic()
+        await asyncio.gather(s.close(), s.close(), s.close())
+        assert time.monotonic() - began < 4.0
+        assert await call == 1
+
+    asyncio.run(main())
+
+
+def test_a_task_that_is_cancelled_while_it_closes_leaves_the_closing_to_go_on() -> None:
+    """A time-out around `close` does not leave a service half closed."""
+
+    async def main() -> None:
+        s = SLOW.run_async()
+        await s.start()
+        call = asyncio.ensure_future(s.predict(1))
+        await asyncio.sleep(0.05)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(s.close(), 0.05)
+        await s.close()
+        assert await call == 1
+        with pytest.raises(carpool.Unavailable, match="has stopped"):
+            await s.predict(1)
+
+    asyncio.run(main())
+
+
+def test_a_service_that_is_closed_while_it_starts() -> None:
+    """Both calls end; the start says why."""
+
+    async def main() -> None:
+        s = Service(Stage(SlowToLoad, max_batch_size=1, run_in="thread")).run_async()
+        start = asyncio.ensure_future(s.start())
+        await asyncio.sleep(0.05)
+        await s.close()
+        with pytest.raises(carpool.Unavailable, match="closed while it was starting"):
+            await start
+        assert s.pids == []
+
+    asyncio.run(main())
+
+
+def test_a_closed_service_says_so_and_still_has_its_stats() -> None:
+    """A call is Unavailable; what was counted can be read."""
+    with THREADED.run() as s:
+        s.predict(1)
+    for call in (lambda: s.predict(1), lambda: next(s.stream([1]))):
+        with pytest.raises(carpool.Unavailable, match="has stopped"):
+            call()
+    assert s.stats().outcomes["ok"] == 1
+    with pytest.raises(RuntimeError, match="started before"):
+        s.start()
+
+
+def test_a_start_that_is_refused_can_be_made_again() -> None:
+    """Nothing was started, so nothing is over."""
+
+    def local(xs: list[Any]) -> list[Any]:
+        return xs
+
+    s = Service(Stage(local, max_batch_size=2)).run()
+    for _ in range(2):
+        with pytest.raises(TypeError, match="top level of a module"):
+            s.start()
+    s.close()
+
+
+# -- the wrong process, thread or loop
+
+
+def test_a_forked_child_can_neither_use_nor_hang_in_its_parent_s_service() -> None:
+    """Calls raise, closing and leaving the block do nothing, and the parent's service goes on."""
+    with THREADED.run() as s:
+        s.predict(1)
+        assert in_a_child(s.close) == 7
+        assert in_a_child(lambda: s.__exit__()) == 7
+        assert in_a_child(lambda: s.predict(1)) == 8
+        assert in_a_child(lambda: next(s.stream([1]))) == 8
+        assert in_a_child(s.stats) == 8
+        assert s.predict(2) == 2
+
+
+def test_a_handle_that_was_made_before_a_fork_can_be_started_in_the_child() -> None:
+    """Only a life that has begun ends with a fork."""
+    s = THREADED.run()
+
+    def use() -> None:
+        with s:
+            assert s.predict(3) == 3
+
+    assert in_a_child(use) == 7
+    with s:
+        assert s.predict(4) == 4
+
+
+def test_a_service_must_not_be_asked_in_the_thread_of_its_own_loop() -> None:
+    """It would wait for itself: a sink, a size= function or an async model hears so."""
+    heard: list[BaseException] = []
+
+    class Asking(carpool.Model):
+        async def predict(self, xs: list[Any]) -> list[Any]:
+            for act in (lambda: s.predict(1), lambda: s.stream([1]), s.close):
+                try:
+                    act()
+                except BaseException as error:
+                    heard.append(error)
+            s.stats()
+            return xs
+
+    with Service(Stage(Asking, max_batch_size=8, run_in="loop"), timeout_s=5).run() as s:
+        assert s.predict(1) == 1
+    assert [type(error) for error in heard] == [RuntimeError] * 3
+    assert all("its own loop" in str(error) for error in heard)
+
+
+def test_an_async_handle_belongs_to_its_loop() -> None:
+    """On another one its calls raise at once, whether the first one still runs or not."""
+    held: list[carpool.AsyncHandle] = []
+
+    async def start() -> None:
+        held.append(await ON_LOOP.run_async().__aenter__())
+        assert await held[-1].predict(1) == 1
+
+    async def use() -> None:
+        s = held[-1]
+        with pytest.raises(RuntimeError, match="has ended"):
+            await s.predict(1)
+        with pytest.raises(RuntimeError, match="has ended"):
+            s.stream([1])
+        await s.close()
+
+    asyncio.run(start())
+    asyncio.run(use())
+
+    async def use_while_it_runs() -> None:
+        async with ON_LOOP.run_async() as s:
+
+            async def elsewhere() -> None:
+                for act in (lambda: s.predict(1), s.close):
+                    with pytest.raises(RuntimeError, match="another event loop"):
+                        await act()
+
+            await asyncio.to_thread(lambda: asyncio.run(elsewhere()))
+            assert await s.predict(2) == 2
+
+    asyncio.run(use_while_it_runs())
+
+
+def test_workers_of_a_loop_that_ended_are_ended_when_that_is_noticed() -> None:
+    """`asyncio.run` that ends without `close`, and then a call on another loop."""
+    service = Service(Stage(models.scale, max_batch_size=8))
+    held: list[carpool.AsyncHandle] = []
+    pids: list[int] = []
+
+    async def start() -> None:
+        held.append(await service.run_async().__aenter__())
+        pids.extend(held[0].pids)
+
+    async def close() -> None:
+        await held[0].close()
+
+    asyncio.run(start())
+    asyncio.run(close())
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_program_that_ends_with_a_service_open_ends() -> None:
+    """Whatever still waits inside it."""
+    program = """
+        import threading, time
+        import carpool
+
+        def slow(xs):
+            time.sleep(30)
+            return xs
+
+        s = carpool.Service(carpool.Stage(slow, max_batch_size=8, run_in="thread"), timeout_s=60).start()
+        threading.Thread(target=lambda: s.predict(1), daemon=True).start()
+        time.sleep(0.2)
+        print("over")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=BOUND_S
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("over\n", "", 0)
+
+
+# -- a loop that stands still
+
+
+class Blocking(carpool.Policy):
+    """Blocks the loop of its service."""
+
+    def decide(self, now: float, queue: Any, free: int, busy: int) -> Decision:
+        time.sleep(4.0)
+        return Decision()
+
+
+def test_a_thread_does_not_wait_for_a_loop_that_stands_still() -> None:
+    """A second after its deadline it is told so."""
+    service = Service(Stage(echo, max_batch_size=8, run_in="thread", policy=Blocking()), timeout_s=0.5)
+    with service.run() as s:
+        began = time.monotonic()
+        with pytest.raises(carpool.DeadlineExceeded, match="is its loop blocked"):
+            s.predict(1)
+        assert time.monotonic() - began < 3.5
+
+
+# -- policies that raise
+
+
+class Raising(carpool.Policy):
+    """Raises in one of its calls."""
+
+    def __init__(self, where: str, error: BaseException) -> None:
+        super().__init__()
+        self.where = where
+        self.error = error
+
+    def _maybe(self, where: str) -> None:
+        if where == self.where:
+            raise self.error
+
+    def decide(self, now: float, queue: Any, free: int, busy: int) -> Decision:
+        self._maybe("decide")
+        return Decision(take=queue.size, reason="free") if free and queue.size else Decision()
+
+    def arrived(self, now: float, request: Any) -> None:
+        self._maybe("arrived")
+
+    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
+        self._maybe("completed")
+
+    def explain(self, now: float) -> dict[str, Any]:
+        self._maybe("explain")
+        return super().explain(now)
+
+
+@pytest.mark.parametrize("where", ["decide", "arrived", "completed"])
+@pytest.mark.parametrize("error", [ValueError("a bug"), StopIteration(), GeneratorExit(), SystemExit(3)], ids=repr)
+def test_a_policy_that_raises_fails_its_stage_loudly(
+    where: str, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All who are inside and all who come hear so at once; closing works."""
+    service = Service(Stage(echo, max_batch_size=8, run_in="thread", policy=Raising(where, error)), timeout_s=30)
+    with service.run() as s:
+        began = time.monotonic()
+        for _ in range(2):
+            with pytest.raises(carpool.Unavailable, match="stage echo has failed: its policy raised") as caught:
+                s.predict(1)
+            assert caught.value.code == "stage_failed"
+        assert time.monotonic() - began < 10.0
+        assert s.stats().outcomes["unavailable"] == 2
+    assert "stage echo has failed: its policy raised" in caplog.text
+
+
+def test_a_policy_that_cannot_explain_itself_harms_nobody() -> None:
+    """Its stats say so."""
+    policy = Raising("explain", ValueError("no words"))
+    with Service(Stage(echo, max_batch_size=8, run_in="thread", policy=policy)).run() as s:
+        assert s.predict(1) == 1
+        assert s.stats().stages[0].policy["error"] == "ValueError: no words"
+
+
+# -- streams' inputs
+
+
+def frames(buffer: Any) -> Iterator[Any]:
+    """One buffer, filled again and again."""
+    for i in range(200):
+        buffer[0] = i
+        yield buffer
+
+
+@pytest.mark.parametrize("size", [1, 100, 20_000], ids=["list", "array", "large array"])
+def test_a_stream_takes_items_as_they_are_when_they_are_read(size: int) -> None:
+    """An input may use one buffer again and again, in threads and in asyncio."""
+    service = Service(Stage(first, max_batch_size=8, run_in="thread"))
+
+    def buffer() -> Any:
+        return [0] if size == 1 else np.zeros(size)
+
+    with service.run() as s:
+        assert list(s.stream(frames(buffer()))) == list(range(200))
+
+    async def main() -> None:
+        async with service.run_async() as s:
+            assert [y async for y in s.stream(frames(buffer()))] == list(range(200))
+
+    asyncio.run(main())
+
+
+def test_an_asynchronous_input_that_is_cancelled_ends_its_stream_with_that() -> None:
+    """Not as if the input were complete."""
+
+    async def source() -> AsyncIterator[int]:
+        yield 1
+        other = asyncio.ensure_future(asyncio.sleep(9))
+        other.cancel()
+        await other
+        yield 2
+
+    async def main() -> None:
+        async with ON_LOOP.run_async() as s:
+            heard = []
+            with pytest.raises(asyncio.CancelledError):
+                async for y in s.stream(source()):
+                    heard.append(y)
+            assert heard == [1]
+
+    asyncio.run(main())
+
+
+def test_an_item_that_cannot_be_sent_is_returned_in_its_place_in_both_kinds_of_streams() -> None:
+    """With `return_exceptions`, as any other error of an item."""
+    items = [1, lambda: None, 2]
+    with THREADED.run() as s:
+        in_threads_heard = list(s.stream(items, return_exceptions=True))
+
+    async def main() -> list[Any]:
+        async with ON_LOOP.run_async() as s:
+            return [y async for y in s.stream(items, return_exceptions=True)]
+
+    for heard in (in_threads_heard, asyncio.run(main())):
+        assert heard[0] == 1
+        assert heard[2] == 2
+        assert isinstance(heard[1], Exception)
