@@ -50,9 +50,8 @@ class World:
     def moves(self) -> list[tuple[str, int]]:
         found: list[tuple[str, int]] = []
         for i, actor in enumerate(self.actors):
-            if actor.at == "begin" and (actor.kind == "starter" or self.actors[0].at != "begin"):
-                found.append(("step", i))
-            elif actor.at == "post" or (actor.at == "wait for end" and self.loop == "ended"):
+            begins = actor.at == "begin" and (actor.kind == "starter" or self.actors[0].at != "begin")
+            if begins or actor.at == "post" or (actor.at == "wait for end" and self.loop == "ended"):
                 found.append(("step", i))
         if self.loop == "runs":
             if self.rung:

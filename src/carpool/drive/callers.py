@@ -9,7 +9,7 @@ from typing import Any
 
 from carpool.clock import Clock
 from carpool.errors import DeadlineExceeded, ModelError
-from carpool.foreign import text_of
+from carpool.foreign import as_model_error, text_of
 from carpool.request import DONE, Request
 from carpool.wire.payload import dump, load, size_of
 
@@ -27,8 +27,18 @@ Weigh = Callable[[Any], int]
 
 
 def request_for(x: Any, deadline: float, weigh: Weigh | None = None) -> Request:
-    """A caller's object as a request, which waits while the queue is full. Raises what pickling or weighing it does."""
-    item = dump(x)
+    """A caller's object as a request, which waits while the queue is full.
+
+    Raises:
+        Exception: what pickling or weighing it raises.
+        ModelError: that is no `Exception`, but a SystemExit, say, of the object's own `__reduce__`.
+    """
+    try:
+        item = dump(x)
+    except Exception:
+        raise
+    except BaseException as error:
+        raise as_model_error(error, "an item that is pickled") from error
     request = Request(item, deadline, None, len(item) if type(item) is bytes else size_of(item))
     if weigh is not None:
         request.size = weigh(x)
