@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import contextvars
 import functools
-import logging
 import weakref
 from collections.abc import Callable, Iterable
 from threading import get_ident
@@ -20,10 +19,9 @@ from carpool.drive.aio import Driver
 from carpool.drive.tasks import AwaitedRequest, TaskStage
 from carpool.errors import Unavailable
 from carpool.invoke import Invoker
+from carpool.logger import logger
 from carpool.observe.stats import NoStats
 from carpool.parts import Trouble
-
-logger = logging.getLogger("carpool")
 
 A = TypeVar("A")
 B = TypeVar("B")

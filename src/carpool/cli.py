@@ -22,12 +22,12 @@ except ImportError:
 
 import carpool
 from carpool.errors import StartupError, Unavailable
+from carpool.logger import logger
 from carpool.observe import log
 
 if TYPE_CHECKING:
     from carpool.http.app import App
 
-logger = logging.getLogger("carpool")
 
 cli = Cli(
     name="carpool",

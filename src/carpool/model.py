@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-logger = logging.getLogger("carpool")
+from carpool.logger import logger
 
 AnyModel = type | Callable[..., Any]
 """A `Model` subclass, any class with `predict`, a function, or a `functools.partial`."""

@@ -22,7 +22,18 @@ from tests.foreign.table import (
     left_out,
     place,
 )
-from tests.foreign.ways import START_LIMIT_S, AsyncHandleDoor, HandleDoor, LoopThread, Refused, Told, all_at_once, closing, logged
+from tests.foreign.ways import (
+    START_LIMIT_S,
+    AsyncHandleDoor,
+    HandleDoor,
+    LoopThread,
+    Refused,
+    Told,
+    all_at_once,
+    closing,
+    logged,
+    raised_by,
+)
 
 NO_WORKER = "there is no worker: functions and models are called by the callers themselves"
 NO_BYTES = "items and results are the callers' own objects, never bytes"
@@ -51,7 +62,12 @@ def failed_alone(told: Told, kind: str) -> None:
 
 
 def one_of_three(
-    way: Way, item: Any, expected: Callable[[Told, str], None], kind: str, other: Callable[[int], Any] = good, **asked: Any
+    way: Way,
+    item: Any,
+    expected: Callable[[Told, str], None],
+    kind: str,
+    other: Callable[[int], Any] = good,
+    **asked: Any,
 ) -> None:
     """The guilty one hears of it, its mates are answered, so is who comes next, and no worker was lost for it."""
     door = way.shared
@@ -88,20 +104,20 @@ class _Starts:
 STARTS = _Starts()
 
 
-def refused_to_start(told: Told, kind: str) -> None:
+def refused_to_start(error: BaseException | None, kind: str) -> None:
     """The start fails, and its error names what was raised."""
-    assert isinstance(told.error, carpool.StartupError), told
-    assert KINDS[kind].__name__ in str(told.error)
+    assert isinstance(error, carpool.StartupError), error
+    assert KINDS[kind].__name__ in str(error)
 
 
 @place("`__init__` and `setup`", ["process by AsyncHandle"], "__init__")
 def constructor_in_processes(way: Way, kind: str) -> None:
-    refused_to_start(STARTS.ended["constructor", kind], kind)
+    refused_to_start(STARTS.ended["constructor", kind].error, kind)
 
 
 @place("`__init__` and `setup`", ["process by AsyncHandle"], "setup")
 def setup_in_processes(way: Way, kind: str) -> None:
-    refused_to_start(STARTS.ended["setup", kind], kind)
+    refused_to_start(STARTS.ended["setup", kind].error, kind)
 
 
 left_out(
@@ -113,12 +129,7 @@ left_out(
 
 def _does_not_start(way: Way, kind: str, at: str) -> None:
     model = models.AsyncLife if way.run_in == "loop" else models.Life
-    try:
-        way.open(way.service(model, kwargs={"at": at, "kind": kind})).close()
-    except carpool.StartupError as error:
-        refused_to_start(Told(error=error), kind)
-    else:
-        raise AssertionError("it has started")
+    refused_to_start(raised_by(lambda: way.open(way.service(model, kwargs={"at": at, "kind": kind})).close()), kind)
 
 
 @place("`__init__` and `setup`", INSIDE, "__init__")
@@ -425,9 +436,7 @@ SINK = "sinks: `output=`"
 def sink(way: Way, kind: str) -> None:
     """The line is dropped, the log tells, and the next line comes through."""
     with logged() as log:
-        one_of_three(
-            way, bad("print", kind) | {"line": f"raise {kind}"}, lambda told, kind: _is(told, 0), kind
-        )
+        one_of_three(way, bad("print", kind) | {"line": f"raise {kind}"}, lambda told, kind: _is(told, 0), kind)
         way.lines.clear()
         way.shared.ask(bad("print", kind) | {"line": f"after {kind}"})
         until = time.monotonic() + 5.0
@@ -449,9 +458,10 @@ def sink_inside(way: Way, kind: str) -> None:
         fail(kind)
 
     model = models.hangs_async if way.run_in == "loop" else models.hangs
-    with logged() as log, closing(
-        way.open(way.service(model, max_batch_time_s=0.02, idempotent=False), output=raises)
-    ) as door:
+    with (
+        logged() as log,
+        closing(way.open(way.service(model, max_batch_time_s=0.02, idempotent=False), output=raises)) as door,
+    ):
         (told,) = door.ask(good(0))
         assert told.code == "worker_lost", told
         assert door.ask(good(1))[0].value == 10
@@ -473,24 +483,14 @@ EXAMPLES = "`examples`"
 @place(EXAMPLES, INSIDE, "in the warm-up")
 def warm_up(way: Way, kind: str) -> None:
     model = (models.ASYNC_EXAMPLES if way.run_in == "loop" else models.EXAMPLES)[kind]
-    try:
-        way.open(way.service(model)).close()
-    except carpool.StartupError as error:
-        refused_to_start(Told(error=error), kind)
-    else:
-        raise AssertionError("it has started")
+    refused_to_start(raised_by(lambda: way.open(way.service(model)).close()), kind)
 
 
 @place(EXAMPLES, INSIDE, "weighed by size=")
 def weighed(way: Way, kind: str) -> None:
     model = type("Weighed", (models.AsyncHooks if way.run_in == "loop" else models.Hooks,), {})
     model.examples = (bad("size= of the first stage", kind),)  # type: ignore[attr-defined]
-    try:
-        way.open(way.service(model, size=models.weigh)).close()
-    except carpool.StartupError as error:
-        refused_to_start(Told(error=error), kind)
-    else:
-        raise AssertionError("it has started")
+    refused_to_start(raised_by(lambda: way.open(way.service(model, size=models.weigh)).close()), kind)
 
 
 @place(EXAMPLES, INSIDE, "when they are read")
@@ -498,12 +498,8 @@ def read(way: Way, kind: str) -> None:
     """Refused where the stage is declared."""
     model = type("Unread", (models.AsyncHooks if way.run_in == "loop" else models.Hooks,), {})
     model.examples = Input("__iter__", kind)  # type: ignore[attr-defined]
-    try:
-        way.service(model)
-    except BaseException as error:
-        assert is_of(error, kind) or isinstance(error, TypeError), error
-    else:
-        raise AssertionError("it was accepted")
+    error = raised_by(lambda: way.service(model))
+    assert is_of(error, kind) or isinstance(error, TypeError), error
 
 
 @place(EXAMPLES, [name for name in INSIDE if name in WEB], "shown and tried over HTTP")
@@ -524,5 +520,7 @@ def _status(told: Told) -> int:
     return told.error.status
 
 
-left_out(EXAMPLES, PROCESSES, "they are run by the same worker as in threads and tasks, and read and shown by the parent")
+left_out(
+    EXAMPLES, PROCESSES, "they are run by the same worker as in threads and tasks, and read and shown by the parent"
+)
 left_out(EXAMPLES, BATCHES, "batch functions run no examples")

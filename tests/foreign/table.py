@@ -46,7 +46,9 @@ LEFT_OUT: dict[tuple[str, str], str] = {}
 """By place and way: why there is nothing to check."""
 
 
-def place(name: str, ways: Sequence[str], what: str = "", kinds: Sequence[str] = tuple(KINDS)) -> Callable[[Check], Check]:
+def place(
+    name: str, ways: Sequence[str], what: str = "", kinds: Sequence[str] = tuple(KINDS)
+) -> Callable[[Check], Check]:
     """A check of one place of the table, by each of these ways and for each of these kinds."""
 
     def register(check: Check) -> Check:

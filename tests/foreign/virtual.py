@@ -6,22 +6,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from carpool import simulate
-from tests.foreign.kinds import fail, is_of
 from tests.foreign import surroundings  # noqa: F401
+from tests.foreign.kinds import fail, is_of
 from tests.foreign.policies import POLICY, Raises, Switch
 from tests.foreign.table import BATCHES, CELLS, SERVICES, VIRTUAL, Way, left_out, place
+from tests.foreign.ways import raised_by
 
 SIMULATION = "costs and arrivals of a simulation"
 
 
 def raised(run: Callable[[], Any], kind: str) -> None:
     """A simulation ends with what was raised in it."""
-    try:
-        run()
-    except BaseException as error:
-        assert is_of(error, kind) or is_of(error.__cause__, kind), error
-    else:
-        raise AssertionError("nobody was told")
+    error = raised_by(run)
+    assert is_of(error, kind) or is_of(error.__cause__, kind), error
 
 
 @place(SIMULATION, VIRTUAL, "a cost")

@@ -79,6 +79,15 @@ def within(call: Callable[[], T], limit_s: float = LIMIT_S) -> T:
     return told.value  # type: ignore[no-any-return]
 
 
+def raised_by(call: Callable[[], object]) -> BaseException:
+    """What a call raises, which it must."""
+    try:
+        call()
+    except BaseException as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
 class LoopThread:
     """An event loop in a thread of its own, which callers' tasks run on."""
 
@@ -398,5 +407,3 @@ def closing(thing: Any) -> Iterator[Any]:
 def _close_quietly(thing: Any) -> None:
     with contextlib.suppress(BaseException):
         thing.close()
-
-

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import re
 import secrets
 from collections.abc import Awaitable, Callable
@@ -22,6 +21,7 @@ from carpool.errors import CarpoolError, InvalidRequest, ModelError, Unavailable
 from carpool.http import asgi, openapi
 from carpool.http.codec import Formats, Refusal, allow, as_json, error_response, too_large
 from carpool.http.exchange import Exchange, Head, Response
+from carpool.logger import logger
 from carpool.observe.log import printable
 from carpool.request import DEFAULT_LANE, Lane
 from carpool.settings import LARGEST_PRIORITY
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from carpool.handle import AsyncHandle
     from carpool.service import Service
 
-logger = logging.getLogger("carpool")
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
 _CHECK_TIMEOUT_S = 5.0

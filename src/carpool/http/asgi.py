@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import multiprocessing
 import os
 import sys
@@ -16,11 +15,11 @@ from urllib.parse import quote, unquote, unquote_to_bytes
 from carpool.errors import StartupError
 from carpool.http.codec import too_large
 from carpool.http.exchange import WANTED_HEADERS, Exchange, Head, Response
+from carpool.logger import logger
 
 if TYPE_CHECKING:
     from carpool.http.app import App
 
-logger = logging.getLogger("carpool")
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
