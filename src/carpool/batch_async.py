@@ -129,8 +129,11 @@ class AsyncBatch(Bindable, Generic[A, B]):
         here = drivers.by_loop.get(asyncio.get_running_loop())
         if here is not None:
             here.poll()  # those who have called before this are to be served
-        for driver in drivers.by_loop.values():
+        for loop, driver in drivers.by_loop.items():
             driver.pipeline.close(drivers.closed)
+            if driver is not here:
+                with contextlib.suppress(RuntimeError):  # it is closed
+                    loop.call_soon_threadsafe(driver.poll)  # nothing waits for company any more
         if here is not None:
             await here.stop(timeout_s=None)
             here.pipeline.close(drivers.closed)  # in our words, not those of a service

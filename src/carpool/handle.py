@@ -15,7 +15,7 @@ from functools import partial
 from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
 
-from carpool.core.batcher import Batcher
+from carpool.core.batcher import INFINITY, Batcher
 from carpool.core.journal import Entry, Journal
 from carpool.core.life import STARTED_BEFORE, Act, Event, Life, State
 from carpool.core.pipeline import Pipeline
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from carpool.service import Service
 
 
-_HANG_SHARE = 3  # `max_batch_time_s` defaults to this part of the service's time-out
+_HANG_SHARE = 3  # without `max_batch_time_s` calls are given up by this part of the service's time-out
 _BATCHES_AHEAD = 3  # per worker: one at work, one on its way, one forming
 _SMALL_AHEAD = 2 * _BATCHES_AHEAD  # of small items, so that threads wake one another less often
 _LEAST_IN_FLIGHT = 64
@@ -448,7 +448,8 @@ def _batcher(service: Service, stage: Stage) -> Batcher:
         stage.name,
         stage.new_policy(service.overload, service.slo_s),
         Queue(stage.max_queue_size, stage.max_queue_bytes),
-        max_batch_time_s=stage.max_batch_time_s or service.timeout_s / _HANG_SHARE,
+        max_batch_time_s=stage.max_batch_time_s or INFINITY,
+        patience_s=service.timeout_s / _HANG_SHARE,
         idempotent=stage.idempotent,
         weigh=None if weigher is None else weigher.of_encoded,
     )

@@ -45,7 +45,9 @@ class Stage:
         max_queue_delay_s: longest time a request is held back only to fill a batch.
         max_queue_size, max_queue_bytes: bounds of the stage's queue.
         max_batch_time_s: a worker that spends longer in one call is replaced: a process is killed, a thread left to
-            itself; defaults to a third of the service's `timeout_s`.
+            itself. If not given, a call may go on as long as somebody waits for it, and is given up when nobody has for
+            a third of the service's `timeout_s`; sooner only where it has taken that long, and ten times what such
+            batches take.
         idempotent: whether a request may be run once more when its worker dies.
         isolate_errors: whether a batch that raises is run again in parts, so that only the guilty items fail;
             defaults to `idempotent`.

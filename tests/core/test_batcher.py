@@ -8,6 +8,7 @@ import pytest
 
 from carpool.core.batcher import INFINITY, Batch, Batcher
 from carpool.policy import Decision, Greedy, Static
+from carpool.policy.base import TOO_LATE
 from carpool.request import DONE, RUNNING, Request
 from tests.core.stub import Scripted, ask, asks, items, stage, state_of
 from tests.models import Trainee
@@ -177,7 +178,7 @@ def test_an_impossible_batch_is_an_error_that_changes_nothing(take: int, drops: 
         batcher.worker_ready(worker)
     policy.decision = Decision(drop=requests[:drops], take=take)
     before = state_of(batcher)
-    refused: list[Request] = []
+    refused: list[tuple[Request, str]] = []
 
     with pytest.raises(RuntimeError, match=r"policy Scripted of stage stage asked for a batch of -?\d+ with"):
         batcher.next_batch(0, INFINITY, refused)
@@ -200,7 +201,7 @@ def test_dropping_what_is_not_queued_is_an_error_that_changes_nothing(case: str)
     culprit = {"twice": requests[1], "running": requests[0], "stranger": ask(), "of another stage": foreign}[case]
     policy.decision = Decision(drop=[requests[1], culprit])
     before = state_of(batcher)
-    refused: list[Request] = []
+    refused: list[tuple[Request, str]] = []
 
     with pytest.raises(RuntimeError, match="policy Scripted of stage stage drops what is not queued"):
         batcher.next_batch(0, INFINITY, refused)
@@ -216,12 +217,12 @@ def test_drops_are_refused_and_the_rest_is_taken() -> None:
     requests = enter(batcher, 0, asks(range(3)))
     batcher.worker_ready(0)
     policy.decision = Decision(drop=[requests[0]], take=2)
-    refused: list[Request] = []
+    refused: list[tuple[Request, str]] = []
 
     batch = batcher.next_batch(0, INFINITY, refused)
 
     assert batch is not None
-    assert (items(refused), items(batch.requests)) == ([0], [1, 2])
+    assert (refused, items(batch.requests)) == ([(requests[0], TOO_LATE)], [1, 2])
     assert [r.state for r in requests] == [DONE, RUNNING, RUNNING]
 
 
@@ -232,10 +233,10 @@ def test_a_policy_may_drop_all_it_wanted_to_take() -> None:
     requests = enter(batcher, 0, asks(range(3)))
     batcher.worker_ready(0)
     policy.decision = Decision(drop=requests, take=2)
-    refused: list[Request] = []
+    refused: list[tuple[Request, str]] = []
 
     assert batcher.next_batch(0, INFINITY, refused) is None
-    assert (items(refused), batcher.idle) == ([0, 1, 2], 1)
+    assert ([request.item for request, _ in refused], batcher.idle) == ([0, 1, 2], 1)
 
 
 def test_a_policy_hears_what_happens() -> None:

@@ -60,6 +60,7 @@ def a_world(dice: Random) -> World:
             max_size=or_endless(dice, 1, 6),
             max_bytes=or_endless(dice, 4, 12),
             max_batch_time_s=or_endless(dice, 2, 9),
+            patience_s=or_endless(dice, 1, 6),
             idempotent=dice.random() < 0.75,
             workers=dice.randint(1, 3),
             sized=dice.random() < 0.3,

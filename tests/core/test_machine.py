@@ -27,6 +27,7 @@ stage_specs = st.builds(
     max_size=or_endless(1, 6),
     max_bytes=or_endless(4, 12),
     max_batch_time_s=or_endless(2, 9),
+    patience_s=or_endless(1, 6),
     idempotent=st.booleans(),
     workers=st.integers(1, 3),
     sized=st.booleans(),

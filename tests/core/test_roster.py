@@ -332,6 +332,19 @@ def test_the_fifth_death_in_a_row_may_be_forgiven() -> None:
     assert (one.failed, one.next_start()) == (False, 5 + 2 * FIRST_DELAY_S)
 
 
+def test_workers_given_up_for_slow_calls_are_no_deaths_in_a_row() -> None:
+    """Each is taken back by itself; one that crashes counts as before."""
+    one = roster()
+    one.finished_batch()
+    for now in range(20):
+        lose(one, now)
+        one.forgive(now, deaths=1)
+    assert not one.failed
+
+    lose(one, *range(100, 100 + MOST_DEATHS))
+    assert one.failed
+
+
 def test_no_more_is_forgiven_than_has_happened() -> None:
     """A finished batch has wiped out the first of the two already."""
     one = roster()

@@ -47,7 +47,8 @@ class Ask:
     def __init__(self, number: int, now: float, spec: AskSpec) -> None:
         self.number = number
         self.spec = spec
-        self.request = Request((number,), now + spec.timeout, caller=self, nbytes=spec.nbytes)
+        self.deadline = now + spec.timeout
+        self.request = Request((number,), self.deadline, caller=self, nbytes=spec.nbytes)
         self.request.lane = spec.lane
         self.request.patient = spec.patient
         self.request.size = spec.size
@@ -57,6 +58,8 @@ class Ask:
         self.tries: dict[int, int] = {}  # per stage, how many workers were given it,
         self.lost: dict[int, int] = {}  # how many of them died with it,
         self.left: dict[int, int] = {}  # and how many left it without being lost
+        self.hung: set[int] = set()  # stages in which the last one that died had been given up
+        self.gone_at = INFINITY  # when it was cancelled, or failed with all others
         self.errors: list[Exception] = []  # that workers have answered with
 
     def answered(self, request: Request) -> None:
@@ -77,6 +80,7 @@ class Sent:
     ids: list[int]
     items: dict[int, Item]
     call_started: float
+    heard: float
     killed: bool = False
 
 
@@ -90,6 +94,7 @@ class StageSpec:
     max_size: float = INFINITY
     max_bytes: float = INFINITY
     max_batch_time_s: float = INFINITY
+    patience_s: float = INFINITY
     idempotent: bool = True
     workers: int = 1
     sized: bool = False
@@ -102,6 +107,7 @@ class StageSpec:
             policy,
             Queue(self.max_size, self.max_bytes),
             max_batch_time_s=self.max_batch_time_s,
+            patience_s=self.patience_s,
             idempotent=self.idempotent,
             weigh=(lambda item: 1 + len(str(item)) % 3) if self.sized else None,
         )
@@ -133,6 +139,7 @@ class World:
     ready: set[tuple[int, int]] = field(default_factory=set)
     sent: dict[tuple[int, int], Sent] = field(default_factory=dict)
     past: list[tuple[int, int, int, list[int]]] = field(default_factory=list)
+    finished: dict[int, list[tuple[int, float]]] = field(default_factory=dict)  # size and seconds of batches, per stage
     closed: bool = False
     wake_at: float = INFINITY
 
@@ -167,7 +174,9 @@ class World:
     def cancel(self, pick: int) -> None:
         if self.asks:
             ask = self.asks[pick % len(self.asks)]
-            ask.cancelled = ask.cancelled or ask.inside
+            if ask.inside:
+                ask.cancelled = True
+                ask.gone_at = self.now
             self.pipeline.cancel(self.now, ask.request)
 
     # -- workers
@@ -189,6 +198,7 @@ class World:
         for id in sent.items if sent else ():
             ask = self.by_id[id]
             ask.lost[stage] = ask.lost.get(stage, 0) + 1
+            (ask.hung.add if sent and sent.killed else ask.hung.discard)(stage)
             blamed = len(sent.ids) == 1 and ask.lost[stage] == 2
         assert self.pipeline.worker_lost(self.now, *worker) is blamed
 
@@ -242,9 +252,12 @@ class World:
             if item is None:
                 errors[i] = ModelError("stolen")
         self.pipeline.completed(self.now, *worker, sent.id, ids, results, errors or None, busy_s)
+        if items != sent.items:
+            sent.heard = self.now
         sent.items = items
         if not items:
             self._forget(worker)
+            self.finished.setdefault(worker[0], []).append((sent.batch.size, self.now - sent.batch.started))
 
     def _forget(self, worker: tuple[int, int]) -> Sent | None:
         sent = self.sent.pop(worker, None)
@@ -298,6 +311,9 @@ class World:
 
     def abort(self) -> None:
         self.closed = True
+        for ask in self.asks:
+            if ask.inside:
+                ask.gone_at = self.now
         self.pipeline.abort(self.now, Unavailable("aborted"))
 
         assert not [ask for ask in self.asks if ask.inside]
@@ -336,7 +352,7 @@ class World:
             self._dispatched(batch)
         for worker in todo.kill:
             sent = self.sent[worker]
-            assert sent.call_started + self.specs[worker[0]].max_batch_time_s <= self.now
+            assert self._given_up_at(worker[0], sent) <= self.now or self._far_too_slow(worker[0], sent)
             assert not sent.killed
             sent.killed = True
         for request in todo.answer:
@@ -344,6 +360,25 @@ class World:
             self._answered(request)
         self.wake_at = todo.wake_at
         self.check_after_poll()
+
+    def _given_up_at(self, stage: int, sent: Sent) -> float:
+        """When a call is over its limit, or over all patience since nobody waits for it."""
+        spec = self.specs[stage]
+        if spec.max_batch_time_s < INFINITY:
+            return sent.call_started + spec.max_batch_time_s
+        owed = [self.by_id[id] for id in sent.items]
+        if any(ask.inside for ask in owed):
+            return INFINITY
+        gone_at = max([min(ask.gone_at, ask.deadline) for ask in owed])
+        return max(gone_at, sent.heard, sent.call_started) + spec.patience_s
+
+    def _far_too_slow(self, stage: int, sent: Sent) -> bool:
+        """Whether a call without a limit has taken ten times as long as it should, by what is known."""
+        known, ran_s = self.finished.get(stage, []), self.now - sent.call_started
+        if self.specs[stage].max_batch_time_s < INFINITY or len(known) < 8:
+            return False
+        size, took_s = known[-1]
+        return ran_s >= max(self.specs[stage].patience_s, 10 * took_s, 10 * took_s / size * sent.batch.size)
 
     def wait(self, seconds: float) -> None:
         """As a driver waits: it looks when it was told to, and not before."""
@@ -377,7 +412,7 @@ class World:
             assert lost <= self.specs[stage].idempotent
             assert not lost or len(batch) == 1  # it is under suspicion
         items = {request.id: request.item for request in batch.requests}
-        self.sent[worker] = Sent(batch, batch.id, list(batch.ids), items, self.now)  # type: ignore[arg-type]
+        self.sent[worker] = Sent(batch, batch.id, list(batch.ids), items, self.now, self.now)  # type: ignore[arg-type]
 
     @staticmethod
     def _origin(request: Request) -> tuple[object, int]:
@@ -394,10 +429,14 @@ class World:
         stage = max(0, request.stage)
         if error is None:
             assert request.result == (ask.number, *range(len(self.stages)))
+        elif isinstance(error, DeadlineExceeded) and "two workers" in str(error):
+            assert ask.lost[stage] == 2
+            assert stage in ask.hung
         elif isinstance(error, DeadlineExceeded):
             assert request.deadline <= self.now
         elif isinstance(error, ModelError) and error.code == "request_crashed_worker":
             assert ask.lost[stage] == 2
+            assert stage not in ask.hung
         elif isinstance(error, ModelError):
             assert error in ask.errors
             assert str(error) == f"of {ask.number}"
@@ -466,7 +505,7 @@ class World:
                 needed.append(ask.request.deadline)
         for (index, _), sent in self.sent.items():
             if not sent.killed:
-                needed.append(sent.call_started + self.specs[index].max_batch_time_s)
+                needed.append(self._given_up_at(index, sent))
         for index, stage in enumerate(self.stages):
             queue = stage.queue
             if not stage.idle or not len(queue):
@@ -478,6 +517,7 @@ class World:
                 continue
             assert not queue.alone
             assert self.specs[index].policy in ("static", "cork", "adaptive")  # the others hold nothing back
+            assert not self._is_last_call(index)
             assert stage.wake_at is not None
             needed.append(stage.wake_at)
             if self.specs[index].policy == "static":
@@ -487,6 +527,14 @@ class World:
         assert self.now < self.wake_at <= min(needed, default=INFINITY)
         for request in self.pipeline.door.peek(1):
             assert not self.stages[0].queue.has_room(request.nbytes)
+
+    def _is_last_call(self, index: int) -> bool:
+        """Whether nobody can join a stage's queue any more: nothing is held back there."""
+        return self.closed and not any(
+            ask.inside and ask.request.stage < index
+            for ask in self.asks
+            if index or ask.request.stage != AT_THE_DOOR  # for whom there is no room in the first queue
+        )
 
     def _room_after(self, index: int) -> tuple[float, float]:
         """What the next stage can take now, and what it could take if it were empty."""

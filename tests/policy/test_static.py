@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from carpool.core.queue import Queue
 from carpool.policy import Decision, Static
-from carpool.policy.base import NOTHING
+from carpool.policy.base import FULL, NOTHING
+from tests.core.stub import ask, items
 from tests.policy.view import waiting
 
 
@@ -60,14 +62,23 @@ def test_without_a_free_worker_or_work_there_is_nothing_to_do() -> None:
 
 
 def test_only_so_many_batches_may_wait() -> None:
-    """The newest beyond them are refused, whatever their place in the queue; idle workers' batches do not count."""
+    """The newest beyond them are refused, whatever their dues; idle workers' batches do not count. It says why."""
     policy = Static(2, 10, max_queued_batches=2)
     queue = waiting(1, 2, 3, 4, 5, 6, deadlines=[60, 50, 40, 30, 20, 10])
     oldest_last = {request.arrived: request for request in queue}
 
-    assert policy.decide(6, queue, free=0, busy=1) == Decision([oldest_last[6], oldest_last[5]])
+    assert policy.decide(6, queue, free=0, busy=1) == Decision([oldest_last[6], oldest_last[5]], drop_reason=FULL)
     assert policy.decide(6, queue, free=1, busy=0) == Decision((), 2, "full")
     assert policy.decide(6, waiting(1, 2, 3, 4), free=0, busy=1) is NOTHING
+
+
+def test_the_lowest_priority_is_refused_first() -> None:
+    """Of those beyond the limit: the newest of the lowest priority, however new those of a higher one are."""
+    policy, queue = Static(1, max_queued_batches=2), Queue()
+    for arrived, priority in enumerate([0, 5, -1, 0, 5, -1]):
+        queue.push([ask(arrived, priority=priority, arrived=arrived)])
+
+    assert items(policy.decide(9, queue, free=0, busy=1).drop) == [5, 2, 3, 0]
 
 
 def test_the_queue_limit_counts_sizes() -> None:

@@ -3,12 +3,17 @@
 Told what happened (`enter`, `completed`, `worker_ready`, `worker_lost`), asked what to run next (`next_batch`). It
 keeps three promises whatever the policy says: no batch is larger than the limit, no request is dispatched after its
 deadline, and a reply is paired with a request only if that worker was given that request in that batch.
+
+A policy may be anybody's, and raise. So it is told before something becomes of a request, or when that has happened
+altogether: whatever it raises, each request is in the queue, in a batch, or answered.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 
+from carpool.core.patience import Patience
 from carpool.core.queue import Alone, Queue
 from carpool.core.safe_size import SafeSize
 from carpool.policy.base import Decision, Policy
@@ -25,7 +30,9 @@ class Batch:
         worker: who runs it.
         size: sum of the requests' sizes.
         reason: why it went when it did (the policy's word).
-        started: when it was handed over; call_started: when user code was last entered, for the hang limit.
+        started: when it was handed over; call_started: when user code was last entered, and heard: when a part of it
+            was last answered, to tell whether the worker hangs.
+        given_up: why the worker is taken to hang; empty if it is not.
         n: how many requests it had at first; `requests` and `ids` are those that the worker still owes an answer.
         busy_s, ok: of the partial replies so far.
     """
@@ -33,6 +40,8 @@ class Batch:
     __slots__ = (
         "busy_s",
         "call_started",
+        "given_up",
+        "heard",
         "id",
         "ids",
         "n",
@@ -55,7 +64,8 @@ class Batch:
         self.size = size
         self.ids = [request.id for request in requests]
         self.reason = reason
-        self.started = self.call_started = now
+        self.started = self.call_started = self.heard = now
+        self.given_up = ""
         self.n = len(requests)
         self.busy_s = 0.0
         self.ok = True
@@ -67,6 +77,13 @@ class Batch:
     def earliest_deadline(self) -> float:
         """When the next of its requests expires; infinity if nobody waits for it any more."""
         return min([request.deadline for request in self.requests if request.state == RUNNING], default=INFINITY)
+
+    @property
+    def unwanted_since(self) -> float:
+        """When the last of its callers went or was answered; infinity if somebody still waits."""
+        if any(request.state == RUNNING for request in self.requests):
+            return INFINITY
+        return max(self.heard, max([request.deadline for request in self.requests], default=self.heard))
 
     def expire(self, now: float) -> list[Request]:
         """Those whose deadline has passed; they are now done."""
@@ -86,13 +103,17 @@ class Batcher:
         name: the stage's name.
         policy: decides when and how many; owned by this batcher alone.
         queue: where requests wait.
-        max_batch_time_s: a worker that spends longer in one call is taken to hang.
+        max_batch_time_s: a worker that spends longer in one call is taken to hang. Infinity if the user has not said.
+        patience_s: in that case, how long a call may go on for which nobody waits (see `core/patience.py`).
         idempotent: whether a request may be run once more when its worker is lost.
         weigh: how much of a batch the result of the stage before takes up, if not 1; may raise a `CarpoolError`.
 
     Attributes:
         outlet: most results that the next stage can ever take at once; the pipeline sets it.
         safe_size: how much one call can hold before memory runs out, as far as it ever has.
+        patience: how long a call may take.
+        closing: nobody can join the queue any more, so nothing is held back for company; the pipeline sets it.
+        retired: everybody has been answered, and the policy is asked and told nothing any more; likewise.
     """
 
     def __init__(
@@ -103,6 +124,7 @@ class Batcher:
         *,
         index: int = 0,
         max_batch_time_s: float = INFINITY,
+        patience_s: float = INFINITY,
         idempotent: bool = True,
         weigh: Callable[[object], int] | None = None,
     ) -> None:
@@ -110,10 +132,11 @@ class Batcher:
         self.policy = policy
         self.queue = queue
         self.index = index
-        self.max_batch_time_s = max_batch_time_s
+        self.patience = Patience(max_batch_time_s, patience_s)
         self.idempotent = idempotent
         self.weigh = weigh or _counts_for_one
         self.outlet = INFINITY
+        self.closing = self.retired = False
         self.safe_size = SafeSize(policy.allowed_batch_sizes)
         self.in_flight: dict[int, Batch] = {}  # by worker
         self.wake_at: float | None = None
@@ -137,6 +160,11 @@ class Batcher:
     def running(self) -> int:
         """Requests that workers are busy with."""
         return self._running
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody waits for what workers are busy with."""
+        return any(batch.unwanted_since == INFINITY for batch in self.in_flight.values())
 
     @property
     def idle(self) -> int:
@@ -178,9 +206,15 @@ class Batcher:
         self.queue.put_back(requests)
 
     def leave(self, now: float, request: Request) -> None:
-        """A queued request goes without an answer from this stage."""
+        """The caller of a queued request has gone; it is now done."""
         self.queue.remove(request)
         self.policy.left(now, request)
+
+    def abandon(self, now: float, request: Request) -> None:
+        """The caller of a request that a worker has is gone, or told otherwise; it is now done."""
+        request.state = DONE
+        request.deadline = now  # nobody waits for it from now on
+        self.attention_at = min(self.attention_at, now + self.patience.least_s)
 
     def in_the_way(self, request: Request) -> list[Request]:
         """Who has to give up its place to a new request, if the queue is full; a batch of each priority stays, or half
@@ -189,8 +223,8 @@ class Batcher:
 
     def displace(self, now: float, request: Request) -> None:
         """A queued request gives up its place to one of a higher priority; it is now done, or may wait elsewhere."""
-        self.queue.evict(request)
         self.policy.left(now, request)
+        self.queue.evict(request)
 
     def trained(self, n: int, size: int, busy_s: float) -> None:
         """A worker's warm-up took so long. Once requests have been run, those teach better."""
@@ -215,7 +249,7 @@ class Batcher:
     def call_started(self, now: float, worker: int, batch_id: int) -> None:
         """The worker reports that it has entered user code once more for the same batch; too late if it hung before."""
         batch = self.in_flight.get(worker)
-        if batch is not None and batch.id == batch_id and batch.call_started < INFINITY:
+        if batch is not None and batch.id == batch_id and not batch.given_up:
             batch.call_started = now
 
     def spare(self, now: float, worker: int) -> None:
@@ -223,7 +257,8 @@ class Batcher:
         batch = self.in_flight.get(worker)
         if batch is not None:
             batch.call_started = now
-            self.attention_at = min(self.attention_at, now + self.max_batch_time_s)
+            batch.given_up = ""
+            self.attention_at = min(self.attention_at, now + self.patience.least_s)
 
     def ran_out_of_memory(
         self, worker: int, batch_id: int, calls: Sequence[Sequence[int]], fitted: Sequence[Sequence[int]]
@@ -270,13 +305,13 @@ class Batcher:
 
     # -- what to do
 
-    def next_batch(self, now: float, room: float, refuse: list[Request]) -> Batch | None:
+    def next_batch(self, now: float, room: float, refuse: list[tuple[Request, str]]) -> Batch | None:
         """The batch to run now, or None; `wake_at` then says when to ask again.
 
         Args:
             now: the time.
             room: how many results the next stage can take.
-            refuse: the policy's drops are appended here.
+            refuse: the policy's drops are appended here, and why; also if this raises in the end.
 
         Raises:
             RuntimeError: the policy asked for what is not possible; nothing was done.
@@ -287,16 +322,16 @@ class Batcher:
             if queue.lone_lanes and queue.alone and self._idle and room >= 1:
                 return self._start(now, 1, "quarantine")  # it waits for nobody, whatever the policy
             lanes, short = queue.lanes, room < queue.count
-            decision, n = self._ask(now, room)
+            decision, n, reason = self._ask(now, room)
             if decision.drop:
                 self._drop(now, decision.drop)
-                refuse += decision.drop
+                refuse += [(request, decision.drop_reason) for request in decision.drop]
             if n and queue.count:
                 if n > self.safe_size.limit and queue.size > self.safe_size.limit:
                     n = self._safe(n)
                 if queue.size != queue.count:
                     n = self._fitting(n)
-                return self._start(now, n if n <= room else int(room), decision.reason)
+                return self._start(now, n if n <= room else int(room), reason)
             self.wake_at = decision.wake_at
             if not decision.drop or (not short and (lanes == 1 or decision.wake_at is not None)):
                 break  # else there are others left, whom the policy has not judged yet, or for whom there is room now
@@ -335,20 +370,27 @@ class Batcher:
             What has expired, which is now done, with the time at which it was handed to a worker if it was; and which
             workers hang.
         """
-        expired: list[tuple[Request, float | None]] = []
-        for request in self.queue.expire(now):
+        waited = self.queue.expired(now)
+        for request in waited:
             self.policy.left(now, request)
+        expired: list[tuple[Request, float | None]] = []
+        for request in waited:
+            self.queue.remove(request)
             expired.append((request, None))
         hung = []
         self.attention_at = self.queue.earliest_deadline
         for worker, batch in self.in_flight.items():
             expired += [(request, batch.started) for request in batch.expire(now)]
-            if batch.call_started + self.max_batch_time_s <= now:
+            self.attention_at = min(self.attention_at, batch.earliest_deadline)
+            if batch.given_up:
+                continue  # it is being killed: said once
+            times = batch.call_started, batch.unwanted_since, batch.size
+            until = self.patience.until(*times)
+            if until <= now:
                 hung.append(worker)
-                batch.call_started = INFINITY  # it is being killed: said once
-            self.attention_at = min(
-                self.attention_at, batch.earliest_deadline, batch.call_started + self.max_batch_time_s
-            )
+                batch.given_up = self.patience.why(*times)
+            elif until < self.attention_at:
+                self.attention_at = until
         return expired, hung
 
     # -- inside
@@ -366,28 +408,33 @@ class Batcher:
             return int(limit)  # what comes of the last one that is larger is not known yet
         return self.safe_size.allowed(units)
 
-    def _ask(self, now: float, room: float) -> tuple[Decision, int]:
-        """What the policy says, and how many units it takes. Raises as `next_batch` does."""
+    def _ask(self, now: float, room: float) -> tuple[Decision, int, str]:
+        """What the policy says, how many units go, and why. Raises as `next_batch` does."""
         queue = self.queue
         free = len(self._idle)
         if free and room < queue.count and room < self.outlet and room < self._most_requests():
             free = 0  # no credit: the next stage could not take what this one would produce
         decision = self.policy.decide(now, queue, free, len(self.in_flight))
         n = decision.take
+        if type(n) is not int:
+            n = operator.index(n)
         if n and not (free and 0 < n <= self.policy.limit):
             raise RuntimeError(
                 f"policy {type(self.policy).__name__} of stage {self.name} asked for a batch of"
                 f" {n} with {free} free workers and a limit of {self.policy.limit}"
             )
-        return decision, n
+        if not n and free and self.closing:
+            return decision, int(self.policy.limit), "closing"
+        return decision, n, decision.reason
 
     def _start(self, now: float, n: int, reason: str) -> Batch:
         size = self.queue.size
         requests = self.queue.take(n, now)
         self._batch_ids += 1
         worker = self._idle.pop()
-        if now + self.max_batch_time_s < self.attention_at:
-            self.attention_at = now + self.max_batch_time_s
+        look_at = now + self.patience.least_s
+        if look_at < self.attention_at:
+            self.attention_at = look_at
         batch = Batch(self._batch_ids, self.index, worker, requests, size - self.queue.size, reason, now)
         self.in_flight[worker] = batch
         self._running += len(requests)
@@ -413,27 +460,30 @@ class Batcher:
         if len(set(requests)) < len(requests) or any(r.state != QUEUED or r.stage != self.index for r in requests):
             raise RuntimeError(f"policy {type(self.policy).__name__} of stage {self.name} drops what is not queued")
         for request in requests:
-            self.leave(now, request)
+            self.policy.left(now, request)
+        for request in requests:
+            self.queue.remove(request)
 
     def _finish(self, now: float, batch: Batch, busy_s: float, ok: bool) -> None:
+        took_s = now - batch.started
+        if not batch.requests[0].losses and not self.retired:  # in quarantine the policy does not decide
+            ok = ok and batch.ok
+            if ok and batch.size > self.safe_size.limit and batch.id > self._limited_since:
+                self.safe_size.fitted(batch.size)  # it was one that tries whether more fits
+            policy = self.policy
+            busy_s += batch.busy_s
+            policy.hop_s += 0.1 * (max(0.0, took_s - busy_s) - policy.hop_s)
+            policy.completed(now, batch.n, batch.size, busy_s, ok)
         del self.in_flight[batch.worker]
         self._idle.append(batch.worker)
         self._running -= len(batch.requests)
-        busy_s += batch.busy_s
-        took_s = now - batch.started
+        if self.patience.learns:
+            self.patience.learn(batch.size, took_s)
         self.batch_s += (took_s - self.batch_s) * (0.2 if self.batch_s else 1.0)
         if took_s < self.fastest_s or not self.fastest_s:
             self.fastest_s = took_s
         else:
             self.fastest_s += 0.01 * (took_s - self.fastest_s)  # in case that it has become slower
-        if batch.requests[0].losses:
-            return  # it was in quarantine, where the policy does not decide
-        ok = ok and batch.ok
-        if ok and batch.size > self.safe_size.limit and batch.id > self._limited_since:
-            self.safe_size.fitted(batch.size)  # it was one that tries whether more fits
-        policy = self.policy
-        policy.hop_s += 0.1 * (max(0.0, took_s - busy_s) - policy.hop_s)
-        policy.completed(now, batch.n, batch.size, busy_s, ok)
 
     def _completed_partly(
         self, now: float, batch: Batch, ids: Sequence[int], busy_s: float, ok: bool
@@ -448,6 +498,9 @@ class Batcher:
         if not owed:
             self._finish(now, batch, busy_s, ok)
             return takers
+        if len(owed) < len(batch.requests):  # perhaps nobody waits for the others
+            batch.heard = now
+            self.attention_at = min(self.attention_at, now + self.patience.least_s)
         self._running -= len(batch.requests) - len(owed)
         batch.requests = list(owed.values())
         batch.ids = list(owed)

@@ -7,7 +7,8 @@ invariants:
   request to `Todo.answer`), unless its caller has cancelled it;
 * an error in any stage goes straight back to its caller;
 * only the first stage refuses; a later one gives credits: stage k takes a batch only when stage k+1 has room for it;
-* late stages are asked first, so that the room they make can be used in the same poll.
+* late stages are asked first, so that the room they make can be used in the same poll;
+* whatever a policy raises, and wherever, every request is somewhere inside or answered; `abort` answers the rest.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from carpool.core.queue import Alone, Queue
 from carpool.core.trail import AT_THE_DOOR
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError, Overloaded, Unavailable
 from carpool.policy.admission import Admission, retry_after_s
-from carpool.policy.greedy import Greedy
 from carpool.request import DONE, NEW, QUEUED, RUNNING, Request
 
 _DISPLACED = "the queue is full, and others have a higher priority"
@@ -109,31 +109,38 @@ class Pipeline:
         Raises:
             ValueError: one of them was submitted before; then none is taken.
         """
-        if self.closed is None and not self.door.count and self.journal is None and self._admit_all(now, requests):
-            return
+        try:
+            if self.closed is None and not self.door.count and self.journal is None and self._admit_all(now, requests):
+                return
+        except BaseException:  # of the policy
+            self._keep(now, requests)
+            raise
         _check_new(requests)
-        for request in requests:
-            if request.state == NEW:  # some may have been cancelled
-                self._submit_one(now, request)
+        try:
+            for request in requests:
+                if request.state == NEW:  # some may have been cancelled
+                    self._submit_one(now, request)
+        except BaseException:
+            self._keep(now, requests)
+            raise
 
     def cancel(self, now: float, request: Request) -> None:
         """The caller has gone. A queued request is never run; a running one's result is dropped."""
-        if request.state == QUEUED:
-            if request.stage == AT_THE_DOOR:
-                self.door.remove(request)
-            else:
-                self.stages[request.stage].leave(now, request)
-        elif request.state == RUNNING:
+        state = request.state
+        if state == NEW:
             request.state = DONE
-        elif request.state == NEW:
-            request.state = DONE
-            return
-        else:
+        if state not in (QUEUED, RUNNING):
             return
         self.cancelled += 1
         request.caller = None
         if self.journal is not None:
             self.journal.record(now, "cancelled", request.id)
+        if request.stage == AT_THE_DOOR:
+            self.door.remove(request)
+        elif state == QUEUED:
+            self.stages[request.stage].leave(now, request)
+        else:
+            self.stages[request.stage].abandon(now, request)
 
     def completed(
         self,
@@ -223,7 +230,7 @@ class Pipeline:
                 if self.journal is not None:
                     self.journal.record(now, "worker lost, queued again, alone", request.id, batcher.name)
             else:
-                self._fail(now, request, _lost_with(request, batcher))
+                self._fail(now, request, _lost_with(request, batcher, batch.given_up))
         if again:
             batcher.quarantine(again)
         return batch.requests[0].losses >= _MOST_LOSSES
@@ -239,28 +246,26 @@ class Pipeline:
             batcher.put_back(now, again)
 
     def close(self, error: CarpoolError) -> None:
-        """Refuse new requests with `error` from now on; those inside go on."""
+        """Refuse new requests with `error` from now on; those inside go on, and from the next poll on nothing is held
+        back for company that cannot come."""
         self.closed = error
 
     def abort(self, now: float, error: CarpoolError) -> None:
-        """Refuse new requests and fail all that are inside."""
+        """Refuse new requests and fail all that are inside. No policy is asked or told anything from now on."""
         self.closed = error
         for request in list(self.door):
             self.door.remove(request)
             self._fail(now, request, copy.copy(error))
         for stage in self.stages:
+            stage.retired = True
             for request in list(stage.queue):
-                stage.leave(now, request)
+                stage.queue.remove(request)
                 self._fail(now, request, copy.copy(error))
             for batch in stage.in_flight.values():
                 for request in batch.requests:
                     if request.state == RUNNING:
+                        stage.abandon(now, request)
                         self._fail(now, request, copy.copy(error))
-
-    def retire_policies(self) -> None:
-        """A policy has raised: none of them is asked or told anything any more. `abort` comes next."""
-        for stage in self.stages:
-            stage.policy = Greedy(1)
 
     # -- what to do
 
@@ -271,7 +276,7 @@ class Pipeline:
         for stage in reversed(self.stages):
             stage.policy.ahead_s = ahead_s
             self._poll_stage(now, stage)
-            if stage.index:
+            if stage.index and not stage.retired:
                 ahead_s += stage.expected_s(now)
         if self.door.count:
             self._open_door(now)
@@ -302,6 +307,7 @@ class Pipeline:
         If it is not so, none was taken.
         """
         first = self.stages[0]
+        longest_wait_s = first.longest_wait_s(len(requests)) + first.policy.ahead_s
         latest = now + self._slo_s
         soonest, nbytes = INFINITY, 0
         id = self.admitted
@@ -320,7 +326,7 @@ class Pipeline:
                 request.due = latest
             nbytes += request.nbytes
         n = id - self.admitted
-        hurried = soonest - now < first.longest_wait_s(n) + first.policy.ahead_s
+        hurried = soonest - now < longest_wait_s
         if n < len(requests) or not n or hurried or not first.queue.has_room(nbytes, n):
             for request in requests[:n]:
                 request.id = 0
@@ -332,17 +338,17 @@ class Pipeline:
     def _submit_one(self, now: float, request: Request) -> None:
         """A request that may be refused, may have to wait at the door, or is written about."""
         first = self.stages[0]
+        request.admitted = request.arrived = now
+        request.due = min(request.due, request.deadline, INFINITY if request.bulk else now + self._slo_s)
+        if self.closed is not None:
+            self._refuse(request, copy.copy(self.closed))
+            return
         roomy = first.queue.has_room(request.nbytes)
         full = self.door.count > 0 or not roomy
         give_way = [] if roomy else first.in_the_way(request)
-        request.admitted = request.arrived = now
-        request.due = min(request.due, request.deadline, INFINITY if request.bulk else now + self._slo_s)
-        refusal = self._refusal(now, request, give_way) if self.closed is None else copy.copy(self.closed)
+        refusal = self._refusal(now, request, give_way)
         if refusal is not None:
-            self.refused += 1
-            request.state = DONE
-            request.error = refusal
-            self._todo.answer.append(request)
+            self._refuse(request, refusal)
             return
         self.admitted += 1
         request.id = self.admitted
@@ -357,11 +363,29 @@ class Pipeline:
         if self.journal is not None:
             self.journal.record(now, "waits for room" if waits else "admitted", request.id)
 
+    def _keep(self, now: float, requests: Sequence[Request]) -> None:
+        """The policy has raised while these were taken in: those that were not yet wait at the door."""
+        for request in requests:
+            if request.state == NEW:
+                if not request.id:
+                    self.admitted += 1
+                    request.id = self.admitted
+                request.stage = AT_THE_DOOR
+                request.admitted = request.arrived = now
+                self.door.push([request])
+
+    def _refuse(self, request: Request, error: CarpoolError) -> None:
+        """A new request is not taken in."""
+        self.refused += 1
+        request.state = DONE
+        request.error = error
+        self._todo.answer.append(request)
+
     def _displace(self, now: float, request: Request) -> None:
         """A request in the first queue has to make room: it is refused after all, or waits at the door if it can."""
         self.stages[0].displace(now, request)
         if not request.patient:
-            self._fail(now, request, Overloaded(_DISPLACED, retry_after_s=self.retry_after_s(now)))
+            self._drop(now, [(request, _DISPLACED)])
             return
         request.stage = AT_THE_DOOR
         self.door.put_back([request])
@@ -400,20 +424,36 @@ class Pipeline:
         if now >= stage.attention_at:
             expired, hung = stage.attend(now)
             for request, started in expired:
-                self._expired(now, request, started)
+                self._expired(now, request, started, "" if started is None else stage.patience.hint(now - started))
             todo.kill += [(stage.index, worker) for worker in hung]
-        refuse: list[Request] = []
-        while (batch := stage.next_batch(now, room - stage.running, refuse)) is not None:
-            todo.run.append(batch)
-            if self.journal is not None:
-                for request in batch.requests:
-                    detail = f"batch {batch.id} of {len(batch)} on worker {batch.worker} ({batch.reason})"
-                    self.journal.record(now, "runs", request.id, stage.name, detail)
-        if refuse:
-            again_s = self.retry_after_s(now)
-            for request in refuse:
-                text = "the request would not make its deadline"
-                self._fail(now, request, Overloaded(text, retry_after_s=again_s))
+        if self.closed is not None:
+            stage.closing = self._is_last_call(stage)
+        refuse: list[tuple[Request, str]] = []
+        try:
+            while (batch := stage.next_batch(now, room - stage.running, refuse)) is not None:
+                todo.run.append(batch)
+                if self.journal is not None:
+                    for request in batch.requests:
+                        detail = f"batch {batch.id} of {len(batch)} on worker {batch.worker} ({batch.reason})"
+                        self.journal.record(now, "runs", request.id, stage.name, detail)
+        finally:
+            if refuse:
+                self._drop(now, refuse)
+
+    def _is_last_call(self, stage: Batcher) -> bool:
+        """Whether nobody can join the stage's queue any more, now that callers are refused, before some of it runs."""
+        if self.door.count and self.stages[0].queue.has_room(self.door.peek(1)[0].nbytes):
+            return False
+        return not any(one.queue.count or one.is_wanted for one in self.stages[: stage.index])
+
+    def _drop(self, now: float, refuse: Sequence[tuple[Request, str]]) -> None:
+        """Requests that were queued are refused after all, and told why."""
+        errors = [Overloaded(why) for _, why in refuse]
+        for (request, _), error in zip(refuse, errors, strict=True):
+            self._fail(now, request, error)
+        again_s = self.retry_after_s(now)  # asks the policy, so this comes last
+        for error in errors:
+            error.retry_after_s = again_s
 
     def _open_door(self, now: float) -> None:
         """Let waiting callers in while there is room; whenever some came in, the first stage is asked once more."""
@@ -462,6 +502,11 @@ class Pipeline:
         except CarpoolError as error:
             self._fail(now, request, error)
             return False
+        except BaseException as error:  # it is the user's function, and has failed in a way that nobody has foreseen
+            kind = type(error).__name__
+            text = f"size= of stage {self.stages[stage].name} raised {kind}"
+            self._fail(now, request, ModelError(text, type_name=kind))
+            return False
         return True
 
     def _pass_on(self, now: float, stage: int, requests: Sequence[Request], started: float) -> None:
@@ -477,9 +522,9 @@ class Pipeline:
                 self.journal.record(now, "passed", request.id, self.stages[stage].name)
         self.stages[stage + 1].enter(now, requests)
 
-    def _expired(self, now: float, request: Request, started: float | None = None) -> None:
+    def _expired(self, now: float, request: Request, started: float | None = None, hint: str = "") -> None:
         text = trail.tell(now, request, started, [stage.name for stage in self.stages])
-        self._fail(now, request, DeadlineExceeded(text))
+        self._fail(now, request, DeadlineExceeded(text + hint))
 
     def _fail(self, now: float, request: Request, error: Exception) -> None:
         request.error = error
@@ -494,10 +539,18 @@ class Pipeline:
             self.journal.record(now, outcome, request.id)
 
 
-def _lost_with(request: Request, stage: Batcher) -> CarpoolError:
-    """What to tell a request that is not run again."""
+def _lost_with(request: Request, stage: Batcher, given_up: str) -> CarpoolError:
+    """What to tell a request that is not run again; `given_up` says why its worker was, if it has not died."""
     if request.losses < _MOST_LOSSES:
-        return Unavailable(f"a worker of stage {stage.name} died with this request", code="worker_lost")
+        text = f"a worker of stage {stage.name} died with this request"
+        if given_up:
+            text = f"a worker of stage {stage.name} was given up with this request: {given_up}"
+        return Unavailable(text, code="worker_lost")
+    if given_up:
+        return DeadlineExceeded(
+            f"two workers of stage {stage.name} were lost with this request, the second one when it ran alone and was"
+            f" given up: {given_up}; it is not tried again"
+        )
     text = (
         f"two workers of stage {stage.name} died with this request or had to be killed, the second one when it ran"
         " alone; it is not tried again"

@@ -363,9 +363,13 @@ class Queue:
         self._lanes[request.lane].cut_out(request)
         self._discount(request)
 
+    def expired(self, now: float) -> list[Request]:
+        """Every request whose deadline has passed; they are still there."""
+        return [request for lane in self._lanes.values() if lane.live for request in lane.expired(now)]
+
     def expire(self, now: float) -> list[Request]:
         """Remove and return every request whose deadline has passed; they are now done."""
-        expired = [request for lane in self._lanes.values() if lane.live for request in lane.expired(now)]
+        expired = self.expired(now)
         for request in expired:
             self.remove(request)
         return expired

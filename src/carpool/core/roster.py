@@ -10,7 +10,8 @@ Workers that ran side by side and die together (somebody has killed them all, me
 counts is how often replacing them was in vain. No more than so many workers of a service load at a time (`Starts`).
 The rule is that of an Erlang supervisor: restart a bounded number of times, then escalate.
 
-Deaths that were one request's fault are taken back (`forgive`). But after `MOST_FORGIVEN` such requests in a row, with
+Deaths that were one request's fault are taken back (`forgive`), and so are those of workers that were given up since
+nobody waited for their calls, which may just be slow. But after `MOST_FORGIVEN` such requests in a row, with
 no batch finished between them, it may as well be the model that dies with every request: restarts slow down all the
 same, and a stage that has never yet shown that it works, by a batch or a warm-up, has failed.
 """
@@ -159,9 +160,9 @@ class Roster:
         self._judge()
         place.start_at = now + self._delay()
 
-    def forgive(self, now: float) -> None:
-        """The last death, and the one before it, were the fault of one request; those who are dead start sooner."""
-        self._deaths_in_a_row = max(0, self._deaths_in_a_row - 2)
+    def forgive(self, now: float, deaths: int = 2) -> None:
+        """The last deaths were the fault of one request, or of a call that nobody waits for; the dead start sooner."""
+        self._deaths_in_a_row = max(0, self._deaths_in_a_row - deaths)
         self._forgiven_in_a_row += 1
         self._judge()
         latest = now + self._delay()

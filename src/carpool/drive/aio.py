@@ -93,6 +93,7 @@ class Driver:
         if drain and self.pipeline.unanswered and not self.loop.is_closed():
             if self._drained is None:
                 self._drained = self.loop.create_future()
+            self.poll()  # what was held back for company goes now
             await asyncio.wait([self._drained], timeout=None if timeout_s == INFINITY else timeout_s)
         self._stopped = True
         self.abort()
@@ -111,6 +112,12 @@ class Driver:
         await asyncio.shield(self._failed)
 
     # -- callers
+
+    def close(self, error: CarpoolError) -> None:
+        """Refuse new requests with `error` from the next turn of the loop on; those inside wait for no company."""
+        self.pipeline.close(error)
+        if not self._dirty:
+            self._poll_soon()
 
     def submit(self, request: Request) -> None:
         """A new request; it is told its answer, or why it is refused, from a later turn of the loop on."""
@@ -293,7 +300,6 @@ class Driver:
         logger.critical("%s %s: %s", what, type(error).__name__, text_of(error), exc_info=error)
         if not self._broken:
             self._broken = True
-            self.pipeline.retire_policies()
             self.stage_failed(
                 Unavailable(f"{what} {type(error).__name__}", code="stage_failed", retry_after_s=FAILED_FOR_S)
             )

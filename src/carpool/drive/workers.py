@@ -161,13 +161,18 @@ class WorkerStage:
         if process.catch_up():  # we are late ourselves: it has said something that nobody had read
             self._driver.spare(self.index, worker)
             return
-        limit_s = self._driver.pipeline.stages[self.index].max_batch_time_s
-        why = f"it is in one call for longer than max_batch_time_s ({limit_s:g} s)"
+        stage = self._driver.pipeline.stages[self.index]
+        batch = stage.in_flight.get(worker)
+        if batch is None:
+            return  # it has just been lost
+        why = batch.given_up
+        slow = stage.patience.learns and batch.unwanted_since < _INFINITY  # nobody has set a limit, and nobody waits
         logger.error("worker %s hangs and is given up: %s", self._who(worker), why)
         self.roster.lost(self._driver.clock(), worker, gone=False)
         untouched = process.untouched
         process.give_up(why, partial(self._heard_too_late, worker))
-        self._hand_back(worker, untouched)
+        if not self._hand_back(worker, untouched) and slow:
+            self.roster.forgive(self._driver.clock(), deaths=1)  # that is no fault of the stage
         if self.roster.failed:
             self._fail(why)
 
@@ -329,13 +334,15 @@ class WorkerStage:
             self._fail(cause)
         self._driver.start_workers()
 
-    def _hand_back(self, worker: int, untouched: bool) -> None:
-        """What a lost worker owed is run by others, or fails."""
+    def _hand_back(self, worker: int, untouched: bool) -> bool:
+        """What a lost worker owed is run by others, or fails; whether that was the fault of a request."""
         if untouched:
             self._driver.worker_left(self.index, worker)
         elif self._driver.worker_lost(self.index, worker):
             logger.error("stage %s: a request has cost two workers; it is refused and not tried again", self.name)
             self.roster.forgive(self._driver.clock())
+            return True
+        return False
 
     def _fail(self, cause: str) -> None:
         """Too many deaths: nobody is started any more."""

@@ -190,7 +190,7 @@ class App:
         self.refusing = Unavailable("the service is shutting down", code="draining")
         for endpoint in self.endpoints:
             if endpoint.driver is not None:
-                endpoint.driver.pipeline.close(self.refusing)
+                endpoint.driver.close(self.refusing)
 
     async def stop(self, drain: bool = True) -> None:
         """Stop all services; with `drain` the requests inside are answered first."""

@@ -11,6 +11,7 @@ nothing runs, deadlines are not judged: such a request costs nobody anything, an
 from __future__ import annotations
 
 from carpool.errors import CarpoolError, InvalidRequest, Overloaded
+from carpool.policy.base import FULL, TOO_LATE
 from carpool.request import Request
 
 LEAST_RETRY_S = 0.1  # nothing learned yet, or an all but empty queue: do not invite a caller to spin
@@ -58,10 +59,9 @@ class Admission:
         if request.patient:
             return None
         if queued >= self.max_size or queued_bytes + request.nbytes > self.max_bytes:
-            return Overloaded("the queue is full", retry_after_s=retry_after_s(wait_s, fastest_s))
+            return Overloaded(FULL, retry_after_s=retry_after_s(wait_s, fastest_s))
         if (queued or busy) and now + wait_s + fastest_s > request.deadline:
-            text = "the request would not make its deadline"
-            return Overloaded(text, retry_after_s=retry_after_s(wait_s, fastest_s))
+            return Overloaded(TOO_LATE, retry_after_s=retry_after_s(wait_s, fastest_s))
         return None
 
 

@@ -45,21 +45,30 @@ class QueueView(Protocol):
         """When the next request expires; infinity when nobody waits."""
 
 
+TOO_LATE = "the request would not make its deadline"
+FULL = "the queue is full"
+
+
 class Decision(NamedTuple):
     """What to do now.
 
     Attributes:
-        drop: queued requests to refuse, because they cannot make it.
+        drop: queued requests to refuse, because they cannot make it, or for another `drop_reason`.
         take: how much, from the head of the queue, to run as one batch now, in units of the requests' sizes (which are
             1 unless users say otherwise); 0 for nothing. A request that is larger than this by itself goes alone.
         reason: why the batch goes now, one of a small fixed set of words (a metric label).
         wake_at: when to ask again although nothing happened; None if only an event can change the answer.
+        drop_reason: what the callers of those that are refused are told.
+
+    While a service closes, and nobody can come any more, nothing is held back: if a worker is free, what waits goes
+    although `take` is 0.
     """
 
     drop: Sequence[Request] = ()
     take: int = 0
     reason: str = ""
     wake_at: float | None = None
+    drop_reason: str = TOO_LATE
 
 
 NOTHING = Decision()

@@ -15,7 +15,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from carpool.policy.base import NOTHING, Decision, Policy, QueueView
+from carpool.policy.base import FULL, NOTHING, TOO_LATE, Decision, Policy, QueueView
 from carpool.request import Request
 
 
@@ -25,8 +25,9 @@ class Static(Policy):
     Args:
         max_batch_size: as for every policy.
         max_queue_delay_s: as for every policy.
-        max_queued_batches: how many full batches may wait, those for idle workers not counted; the newest requests
-            beyond that are refused. None for no limit (TensorFlow Serving's `max_enqueued_batches` is 10).
+        max_queued_batches: how many full batches may wait, those for idle workers not counted; of those beyond that
+            the lowest priority is refused, its newest requests first. None for no limit (TensorFlow Serving's
+            `max_enqueued_batches` is 10).
         allowed_batch_sizes: the sizes that the model takes, rising; the largest is also the batch limit. None means the
             stage's.
         padding: what to do with a batch that has none of these sizes: "up" takes all that wait and has the stage pad
@@ -63,10 +64,10 @@ class Static(Policy):
             return NOTHING
         drop = self._beyond_limit(queue, free)
         if not free:
-            return Decision(drop) if drop else NOTHING
+            return Decision(drop, drop_reason=FULL) if drop else NOTHING
         limit = self.limit
         if waiting >= limit:
-            return Decision(drop, take=limit, reason="full")
+            return Decision(drop, limit, "full", drop_reason=FULL if drop else TOO_LATE)
         due = queue.oldest_arrival + (self.max_queue_delay_s or 0.0)
         if now < due:
             return Decision(wake_at=due)
@@ -74,14 +75,14 @@ class Static(Policy):
         return Decision(take=take, reason="delay")
 
     def _beyond_limit(self, queue: QueueView, free: int) -> Sequence[Request]:
-        """The newest requests, as far as they are wholly beyond what may wait."""
+        """The newest requests of the lowest priority, as far as they are wholly beyond what may wait."""
         if self.max_queued_batches is None:
             return ()
         excess = queue.size - self.limit * (self.max_queued_batches + free)
         if excess <= 0:
             return ()
         drop: list[Request] = []
-        for request in sorted(queue, key=lambda request: request.arrived)[::-1]:
+        for request in sorted(queue, key=lambda request: (-request.lane[0], request.arrived))[::-1]:
             excess -= request.size
             if excess < 0:
                 break

@@ -1,0 +1,165 @@
+"""Closing: what waits for company goes as soon as nobody can come any more."""
+
+from __future__ import annotations
+
+import pytest
+
+from carpool.core.line import Line
+from carpool.core.pipeline import Pipeline
+from carpool.errors import Unavailable
+from carpool.policy import AIMD, Adaptive, Cork, Deadline, Decision, Greedy, Policy, Static
+from tests.core.stub import Scripted, ask, asks, items, outcome, pipeline, reply, stage
+
+CLOSED = Unavailable("closed")
+
+
+class Patient(Policy):
+    """Waits for ever for a full batch."""
+
+    def decide(self, now: float, queue: object, free: int, busy: int) -> Decision:
+        return Decision(wake_at=1e9)
+
+
+def closing(line: Pipeline, now: float) -> list[tuple[int, list[object], str]]:
+    """What runs at once when the line is closed: by stage."""
+    line.close(CLOSED)
+    return [(batch.stage, items(batch.requests), batch.reason) for batch in line.poll(now).run]
+
+
+@pytest.mark.parametrize("policy", [Static(4, 100), Patient(4), Scripted(Decision())])
+def test_nothing_is_held_back(policy: Policy) -> None:
+    """Whatever the policy says, up to its limit for each free worker."""
+    line = pipeline(stage(policy=policy), workers=2)
+    line.submit(0, asks("abc"))
+    assert line.poll(0).run == []
+
+    assert closing(line, 1) == [(0, ["a", "b", "c"], "closing")]
+
+
+def test_no_batch_is_larger_than_the_limit() -> None:
+    """Of more than one batch the rest goes to the next worker, and then to the first that is free."""
+    line = pipeline(stage(policy=Patient(2)), workers=2)
+    line.submit(0, asks("abcde"))
+
+    assert closing(line, 1) == [(0, ["a", "b"], "closing"), (0, ["c", "d"], "closing")]
+    reply(line, 2, line.stages[0].in_flight[0])
+    assert [items(batch.requests) for batch in line.poll(2).run] == [["e"]]
+
+
+def test_what_the_policy_refuses_is_refused() -> None:
+    """It may still drop, and what it takes itself it takes for its own reason."""
+    policy = Scripted(Decision())
+    line = pipeline(stage(policy=policy))
+    requests = asks("ab")
+    line.submit(0, requests)
+    policy.decision = Decision(drop=requests[:1], drop_reason="not today")
+
+    assert closing(line, 1) == [(0, ["b"], "closing")]
+    assert str(requests[0].error) == "not today"
+
+
+def test_lanes_go_one_by_one() -> None:
+    """Keys are not mixed, closing or not."""
+    line = pipeline(stage(policy=Patient(4)), workers=2)
+    line.submit(0, [ask("a", key=1), ask("b", key=2), ask("c", key=1)])
+
+    assert sorted(closing(line, 1)) == [(0, ["a", "c"], "closing"), (0, ["b"], "closing")]
+
+
+def test_later_stages_wait_for_those_who_can_still_come() -> None:
+    """While an earlier stage holds or runs something, theirs may be company; then nothing is held there either."""
+    line = pipeline(stage(1, policy=Greedy(1)), stage(policy=Static(4, 100)))
+    line.submit(0, asks("ab"))
+    (first,) = line.poll(0).run
+    reply(line, 1, first)
+    (second,) = line.poll(1).run
+
+    assert closing(line, 2) == []
+    reply(line, 3, second)
+    assert [(batch.stage, batch.reason) for batch in line.poll(3).run] == [(1, "closing")]
+
+
+def test_whom_nobody_waits_for_is_no_company() -> None:
+    """A call of an earlier stage goes on, but its caller has gone."""
+    line = pipeline(stage(1), stage(policy=Static(4, 100)))
+    requests = asks("ab")
+    line.submit(0, requests)
+    reply(line, 1, line.poll(0).run[0])
+    line.poll(1)
+    line.cancel(2, requests[1])
+
+    assert closing(line, 2) == [(1, ["a'"], "closing")]
+
+
+def test_those_at_the_door_are_company_if_there_is_room() -> None:
+    """A queue with room is filled first; a full one goes, whatever waits outside."""
+    line = pipeline(stage(policy=Patient(8), max_size=2))
+    line.submit(0, asks("abcd", patient=True))
+    assert line.poll(0).run == []
+
+    assert closing(line, 1) == [(0, ["a", "b"], "closing")]
+    reply(line, 2, line.stages[0].in_flight[0])
+    assert [items(batch.requests) for batch in line.poll(2).run] == [["c", "d"]]
+
+
+def test_credits_count_all_the_same() -> None:
+    """No more goes than the next stage can take."""
+    line = pipeline(stage(policy=Patient(4)), stage(1, max_size=2))
+    line.submit(0, asks("abcd"))
+
+    assert closing(line, 1) == [(0, ["a", "b"], "closing")]
+
+
+@pytest.mark.parametrize("policy", [Greedy, Static, AIMD, Cork, Deadline, Adaptive])
+def test_every_policy_drains(policy: type[Policy]) -> None:
+    """Of all that we have, at any point of what they learn: a request is taken at the poll after closing."""
+    for known in range(40):
+        line = pipeline(stage(policy=policy(4, 1e6)))
+        now = 0.0
+        for _ in range(known):
+            line.submit(now, asks("ab"))
+            for batch in line.poll(now).run:
+                reply(line, now + 1, batch, busy_s=1.0)
+            now += 1.0
+        line.submit(now, asks("x"))
+        line.poll(now)
+        line.close(CLOSED)
+        for _ in range(20):
+            for batch in list(line.stages[0].in_flight.values()):
+                reply(line, now, batch)
+            line.poll(now)
+
+        assert line.unanswered == 0
+
+
+def test_a_line_of_threads_is_run_at_once() -> None:
+    """Who leads after the line is closed finds a batch, although the policy would wait for more."""
+    line = Line(stage(policy=Static(4, 100)), 1)
+    (request,) = asks("a", patient=True)
+    waiter = Waiting([request])
+    line.join(0, [request])
+    slot = line.step(0, waiter, "me")
+    assert line.lead(0, slot) is None
+    line.close(CLOSED)
+    slot = line.step(1, waiter, "me")
+    batch = line.lead(1, slot)
+    assert batch is not None
+    line.finished(2, batch, ["done"], None, 1.0)
+
+    assert outcome(request) == "done"
+
+
+class Waiting:
+    """A thread's seat."""
+
+    asleep = False
+    deadline = 1e9
+
+    def __init__(self, requests: list[object]) -> None:
+        self.requests = requests
+        self.pending = len(requests)
+        for request in requests:
+            request.caller = self  # type: ignore[attr-defined]
+
+    def answered(self, request: object) -> None:
+        self.pending -= 1

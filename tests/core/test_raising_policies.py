@@ -1,0 +1,232 @@
+"""Policies that raise, anywhere and anything: what happens then is the driver's affair, but no request is lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from carpool.core.batcher import Batch
+from carpool.core.pipeline import Pipeline
+from carpool.errors import ModelError, Unavailable
+from carpool.policy import Decision, Policy, QueueView
+from carpool.request import DONE, Request
+from tests.core.stub import ask, asks, outcome, pipeline, reply, stage
+
+CALLS = ("decide", "arrived", "arrived_together", "left", "completed", "trained", "limit", "predicted_wait_s")
+KINDS: tuple[type[BaseException], ...] = (
+    *(ValueError, RuntimeError, StopIteration, GeneratorExit, KeyboardInterrupt, SystemExit, RecursionError),
+)
+
+
+class Raising(Policy):
+    """A plain policy of batches of two, which drops what is marked; from the n-th time that `call` is made, it raises
+    each time, and so does `left`."""
+
+    def __init__(self, call: str, n: int, kind: type[BaseException]) -> None:
+        super().__init__(2)
+        self._call = call
+        self._left = n
+        self._kind = kind
+        self.raised = False
+
+    def _may(self, call: str) -> None:
+        if call == self._call:
+            self._left -= 1
+            self.raised = self.raised or self._left < 0
+        if self.raised and call in (self._call, "left"):
+            raise self._kind("of the policy")
+
+    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+        self._may("decide")
+        drop = [request for request in queue if request.item == "drop"]
+        return Decision(drop, min(2, queue.size - len(drop)) if free else 0, "free")
+
+    def arrived(self, now: float, request: Request) -> None:
+        self._may("arrived")
+
+    def arrived_together(self, now: float, requests: Sequence[Request]) -> None:
+        self._may("arrived_together")
+        super().arrived_together(now, requests)
+
+    def left(self, now: float, request: Request) -> None:
+        self._may("left")
+
+    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
+        self._may("completed")
+
+    def trained(self, n: int, size: int, busy_s: float) -> None:
+        self._may("trained")
+
+    @property
+    def limit(self) -> int:
+        self._may("limit")
+        return 2
+
+    def predicted_wait_s(self, waiting: int, workers: int) -> float | None:
+        self._may("predicted_wait_s")
+        return None
+
+
+class Story:
+    """A small run in which everything happens to a pipeline of two stages, with one policy or two."""
+
+    def __init__(self, first: Policy, second: Policy) -> None:
+        self.line = pipeline(
+            stage(policy=first, max_size=4, name="a"), stage(policy=second, max_size=4, name="b"), workers=[2, 1]
+        )
+        self.given: list[Request] = []
+        self.gone: list[Request] = []
+        self.told: Counter[Request] = Counter()
+        self.sent: list[Batch] = []
+
+    def steps(self) -> list[Callable[[], object]]:
+        """What happens, one after the other."""
+        line = self.line
+        low, cancelled = ask("low", priority=-1), ask("cancelled")
+        return [
+            lambda: line.trained(0, 1, 1, 0.5),
+            lambda: self.submit(0, [ask("1"), ask("2"), ask("3", 9), ask("4")]),
+            lambda: self.poll(0),
+            lambda: self.submit(1, [ask("5", 3), low, cancelled, ask("drop")]),
+            lambda: self.submit(1, [ask("high", priority=5), ask("patient", patient=True), ask("6")]),
+            lambda: self.submit(1, [ask("never", 1.5), ask("7", patient=True), ask("8", patient=True)]),
+            lambda: self.cancel(2, cancelled),
+            lambda: self.poll(4),
+            lambda: self.answer(5),
+            lambda: self.poll(5),
+            lambda: line.worker_left(6, 0, 0),
+            lambda: line.worker_lost(6, 0, 1),
+            lambda: self.poll(6),
+            lambda: line.worker_ready(0, 0),
+            lambda: line.worker_ready(0, 1),
+            lambda: self.poll(7),
+            lambda: self.answer(8),
+            lambda: self.poll(10),
+            lambda: self.submit(11, asks(["9", "10", "11"], 60)),
+            lambda: self.poll(11),
+            lambda: self.submit(12, asks(["12", "13", "drop"], 13)),
+            lambda: line.close(Unavailable("closed")),
+            lambda: self.poll(14),
+            lambda: self.answer(15),
+        ]
+
+    def submit(self, now: float, requests: list[Request]) -> None:
+        self.given += requests
+        self.line.submit(now, requests)
+
+    def cancel(self, now: float, request: Request) -> None:
+        self.gone.append(request)
+        self.line.cancel(now, request)
+
+    def poll(self, now: float) -> None:
+        todo = self.line.poll(now)
+        self.sent += todo.run
+        self.told.update(todo.answer)
+
+    def answer(self, now: float) -> None:
+        """Each worker that has a batch replies."""
+        for batch in [batch for batch in self.sent if self._is_at_work(batch)]:
+            self.sent.remove(batch)
+            reply(self.line, now, batch)
+
+    def _is_at_work(self, batch: Batch) -> bool:
+        return self.line.stages[batch.stage].in_flight.get(batch.worker) is batch
+
+    def abort(self) -> None:
+        """As a driver does when the core raises; and afterwards the policies are asked and told nothing."""
+        self.line.abort(20, Unavailable("the policy is broken"))
+        self.poll(20)
+        self.submit(21, asks("late", patient=True))
+        for batch in [batch for one in self.line.stages for batch in one.in_flight.values()]:
+            reply(self.line, 22, batch)
+        self.poll(23)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("where", [0, 1])
+def test_each_request_is_answered_once(call: str, kind: type[BaseException], where: int) -> None:
+    """Whichever call of a policy raises, at whichever time: what has not been answered then is answered by `abort`."""
+    n = 0
+    while True:
+        broken = Raising(call, n, kind)
+        whole = Raising("", 0, kind)
+        story = Story(*((broken, whole) if where == 0 else (whole, broken)))
+        try:
+            for step in story.steps():
+                step()
+        except kind:
+            pass
+        if not broken.raised:
+            break
+        story.abort()
+
+        assert {request.item for request in story.given if request.state != DONE} == set()
+        for request in story.given:
+            assert story.told[request] == (request not in story.gone), (n, request.item)
+        assert (story.line.unanswered, story.line.waiting) == (0, 0)
+        n += 1
+    assert n or where or call == "predicted_wait_s"
+
+
+def test_the_story_is_one_of_everything() -> None:
+    """In it each call of a policy is made, and each kind of answer is given."""
+    heard: set[str] = set()
+
+    class Listening(Raising):
+        def _may(self, call: str) -> None:
+            heard.add(call)
+
+    story = Story(Listening("", 0, ValueError), Listening("", 0, ValueError))
+    for step in story.steps():
+        step()
+    story.abort()
+
+    assert heard == set(CALLS)
+    assert {type(request.error).__name__ for request in story.given} >= {
+        *("NoneType", "DeadlineExceeded", "Overloaded", "Unavailable")
+    }
+
+
+def test_a_policy_that_takes_no_whole_number_changes_nothing() -> None:
+    """Neither the queue nor the workers: the error says so."""
+
+    class Half(Policy):
+        def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+            return Decision(take=1.5)  # type: ignore[arg-type]
+
+    line = pipeline(stage(policy=Half(2)))
+    line.submit(0, asks("ab"))
+    with pytest.raises(TypeError):
+        line.poll(0)
+
+    assert (line.waiting, line.stages[0].idle) == (2, 1)
+
+
+class _Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize("kind", [*KINDS, MemoryError, _Unspeakable])
+def test_an_item_that_cannot_be_weighed_fails_alone(kind: type[BaseException]) -> None:
+    """Whatever `size=` of the next stage raises, its caller hears of it and the others go on."""
+
+    def weigh(result: object) -> int:
+        if result == "b'":
+            raise kind("of the user")
+        return 1
+
+    line: Pipeline = pipeline(stage(), stage(weigh=weigh))
+    requests = asks("abc")
+    line.submit(0, requests)
+    reply(line, 1, line.poll(0).run[0])
+    (batch,) = line.poll(1).run
+    reply(line, 2, batch)
+
+    results: list[Any] = [outcome(request) for request in requests]
+    assert results == ["a''", ModelError, "c''"]
+    assert str(requests[1].error) == f"size= of stage stage raised {kind.__name__}"

@@ -1,0 +1,76 @@
+"""Slow calls where no limit is set: answered as long as somebody waits, given up some time after nobody does."""
+
+from __future__ import annotations
+
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import carpool
+from carpool import Service, Stage
+from tests import models
+from tests.drive.test_faults import alive, wait_until
+
+
+def test_a_lone_request_has_all_of_its_time() -> None:
+    """It takes more than a third of the time-out: it is answered, and the model is not loaded again."""
+    with Service(Stage(models.Slow, max_batch_size=4), timeout_s=3.0).run() as service:
+        (pid,) = service.pids
+        assert service.predict(1.5) == pid
+        assert service.stats().stages[0].restarts == 0
+
+
+def test_a_call_that_nobody_waits_for_any_more_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    """A third of the time-out after its caller has heard, which was in time. Both texts name the setting."""
+    with Service(Stage(models.Slow, max_batch_size=4), timeout_s=0.9).run() as service:
+        (pid,) = service.pids
+        started = time.monotonic()
+        with pytest.raises(carpool.DeadlineExceeded, match=r"in Slow; .* see max_batch_time_s"):
+            service.predict(600.0)
+        assert 0.9 <= time.monotonic() - started < 1.9
+        assert alive(pid)
+        wait_until(lambda: not alive(pid) and service.stats().stages[0].workers == {"ready": 1})
+        assert service.predict(0.0) != pid
+
+    (text,) = [record.message for record in caplog.records if record.levelno >= logging.ERROR]
+    assert "nobody has waited for its call for 0.3 s" in text
+    assert "max_batch_time_s" in text
+
+
+def test_mates_of_one_who_has_gone_are_answered() -> None:
+    """A caller's own time-out is no reason to take the call from the others."""
+    stage = Stage(models.Slow, max_batch_size=2, policy="static", max_queue_delay_s=3.0)  # both in one batch
+    with Service(stage, timeout_s=6.0).run() as service:
+        (pid,) = service.pids
+        with ThreadPoolExecutor(2) as threads:
+            hasty = threads.submit(service.predict, 2.5, timeout_s=0.3)
+            patient = threads.submit(service.predict, 2.5)
+            with pytest.raises(carpool.DeadlineExceeded):
+                hasty.result()
+            assert patient.result() == pid
+
+
+def test_slow_requests_do_not_end_the_stage() -> None:
+    """However many follow each other: none is a crash, and the stage serves whatever comes then."""
+    stage = Stage(models.Slow, run_in="thread", max_batch_size=1, name="slow")
+    with Service(stage, timeout_s=0.6).run() as service:
+        assert service.predict(0.0)
+        for _ in range(6):
+            with pytest.raises(carpool.DeadlineExceeded):
+                service.predict(2.0)
+            wait_until(lambda: service.stats().stages[0].workers == {"ready": 1})
+        assert service.predict(0.0)
+        assert service.stats().stages[0].restarts >= 6
+
+
+def test_what_hangs_is_given_up_sooner_once_it_is_known() -> None:
+    """Before anybody's time is up; run once more, alone, it hangs again: 504 that names the setting."""
+    with Service(Stage(models.Slow, workers=2, max_batch_size=4), timeout_s=6.0).run() as service:
+        for _ in range(8):
+            service.predict(0.001)
+        with pytest.raises(carpool.DeadlineExceeded, match=r"two workers of stage Slow .*max_batch_time_s") as caught:
+            service.predict(600.0)
+        assert caught.value.status == 504
+        assert service.predict(0.0)
