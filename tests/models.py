@@ -202,6 +202,26 @@ class Dies(carpool.Model):
         return [[x, os.getpid()] for x in xs]
 
 
+class LastWords(carpool.Model):
+    """Dies with the item "die", with half a line on its lips."""
+
+    def predict(self, xs: list[Any]) -> list[Any]:
+        if "die" in xs:
+            print("last words", end="", flush=True)
+            os._exit(3)
+        return xs
+
+
+class StopsTheClock(carpool.Model):
+    """Replaces the clock of its process."""
+
+    def setup(self) -> None:
+        time.monotonic = lambda: 1e15
+
+    def predict(self, xs: list[Any]) -> list[Any]:
+        return xs
+
+
 class DiesOnce(carpool.Model):
     """Dies at the first call of all, as the file it is given tells."""
 

@@ -79,7 +79,7 @@ def test_a_wrong_target_is_one_line(target: str, told: str) -> None:
         (["--prot", "1"], "Did you mean --port?"),
         (["--port", "many"], "many"),
         (["--when-full", "explode"], "refuse"),
-        (["--max-body-mb", "0"], "max_body_bytes must be at least 1"),
+        (["--max-body-mb", "0"], "max_body_bytes must be"),
         (["--port", "99999"], "99999"),
     ],
 )

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import functools
+import math
+import threading
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import carpool
-from carpool import Adaptive, Service, Stage, Static
-from carpool.policy import OneByOne
+from carpool import Adaptive, Greedy, Policy, Service, Stage, Static
+from carpool.policy import BY_NAME, OneByOne
+from carpool.wire.frame import MAX_ITEMS
 from tests import models
 
 
@@ -65,12 +70,299 @@ class Decodes(carpool.Model):
         ({"max_batch_size": 8, "allowed_batch_sizes": [1, 4]}, r"the last .* \(4\) must be max_batch_size \(8\)"),
         ({"max_batch_size": 8, "allowed_batch_sizes": [8], "size": len}, "a stage can have one of them"),
         ({"policy": "best"}, "there is no policy 'best'; choose one of .*greedy, static"),
+        ({"max_batch_size": "8"}, "max_batch_size must be a whole number of at least 1, not '8'"),
+        ({"max_batch_size": True}, "max_batch_size must be a whole number"),
+        ({"workers": 2.0}, "workers must be a whole number"),
+        ({"max_queue_size": math.inf}, "max_queue_size must be a whole number"),
+        ({"max_batch_time_s": "1"}, "max_batch_time_s must be a positive number of seconds, not '1'"),
+        ({"max_batch_time_s": math.nan}, "max_batch_time_s must be a positive number of seconds, not nan"),
+        ({"max_queue_delay_s": "1"}, "max_queue_delay_s must be 0 or more seconds, and finite, not '1'"),
+        ({"max_queue_delay_s": math.inf}, "max_queue_delay_s must be 0 or more seconds, and finite"),
+        (
+            {"max_batch_size": 8, "allowed_batch_sizes": [2, "4", 8]},
+            "each of allowed_batch_sizes must be a whole number",
+        ),
+        ({"max_batch_size": 8, "policy": Static("2")}, "max_batch_size of the policy must be a whole number"),
+        ({"max_batch_size": 8, "policy": Static(2, "1")}, "max_queue_delay_s of the policy must be 0 or more"),
+        ({"cpus": [True]}, "cpus: True cannot be used"),
+        ({"cpus": ["0"]}, "cpus: '0' cannot be used"),
+        ({"name": ""}, "name must not be empty"),
+        ({"env": {"A=B": "1"}}, r"env\['A=B'\] cannot be an environment variable"),
+        (
+            {"max_batch_size": 70_000, "max_queue_size": 70_000},
+            rf"max_batch_size \(70000\) must be at most {MAX_ITEMS}",
+        ),
+        (
+            {"max_batch_size": 10**6, "max_queue_size": 70_000, "size": len},
+            rf"max_queue_size \(70000\) must be at most {MAX_ITEMS}",
+        ),
     ],
 )
 def test_a_stage_refuses_what_cannot_be(settings: dict[str, Any], told: str) -> None:
     """The text names the setting and what would do."""
     with pytest.raises(ValueError, match=told):
         Stage(identity, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"name": 3}, "name must be text, not 3"),
+        ({"env": {"A": 1}}, r"env\['A'\] must be text, not 1: write '1'"),
+        ({"env": {1: "A"}}, "env must have text for its keys, not 1"),
+        ({"env": ["A=1"]}, "env must be a mapping"),
+        ({"kwargs": [1]}, "kwargs must be a mapping"),
+        ({"kwargs": {1: 2}}, "kwargs must have text for its keys, not 1"),
+        ({"kwargs": {"y": 2}}, "kwargs does not fit identity, called with an item: .*'y'"),
+        ({"cpus": 0}, "cpus must be a list"),
+        ({"idempotent": "no"}, "idempotent must be True or False, not 'no'"),
+        ({"isolate_errors": 0}, "isolate_errors must be True or False, not 0"),
+        ({"max_batch_size": 8, "allowed_batch_sizes": 8}, "allowed_batch_sizes must be a list of numbers"),
+        ({"max_batch_size": 8, "size": "rows"}, "size must be a function of an item, not 'rows'"),
+        ({"max_batch_size": 8, "policy": 3}, "policy must be a name or a Policy object"),
+        ({"oom_errors": "MemoryError"}, "oom_errors must be a sequence"),
+    ],
+)
+def test_a_stage_refuses_settings_of_the_wrong_kind(settings: dict[str, Any], told: str) -> None:
+    """What counts as something else in Python by accident is no setting, and the text names it."""
+    with pytest.raises(TypeError, match=told):
+        Stage(identity, **settings)
+
+
+def yields(xs: list[Any]) -> Iterator[Any]:
+    yield from xs
+
+
+async def yields_later(xs: list[Any]) -> AsyncIterator[Any]:
+    for x in xs:
+        yield x
+
+
+class Yields:
+    def __call__(self, xs: list[Any]) -> Iterator[Any]:
+        yield from xs
+
+
+class PredictYields(carpool.Model):
+    def predict(self, xs: list[Any]) -> Iterator[Any]:  # type: ignore[override]
+        yield from xs
+
+
+class SetUpYields(carpool.Model):
+    def setup(self) -> Iterator[None]:  # type: ignore[override]
+        yield
+
+    def predict(self, xs: list[Any]) -> list[Any]:
+        return xs
+
+
+class PostprocessYields(SetUpYields):
+    def setup(self) -> None:  # type: ignore[override]
+        pass
+
+    async def postprocess(self, y: Any) -> AsyncIterator[Any]:
+        yield y
+
+
+GENERATORS: list[tuple[Any, str]] = [
+    (yields, "yields"),
+    (yields_later, "yields_later"),
+    (Yields(), "Yields"),
+    (functools.partial(yields), "yields"),
+    (PredictYields, "predict of PredictYields"),
+    (SetUpYields, "setup of SetUpYields"),
+    (PostprocessYields, "postprocess of PostprocessYields"),
+]
+
+
+@pytest.mark.parametrize(("model", "name"), GENERATORS)
+@pytest.mark.parametrize("declare", [Stage, functools.partial(Stage, max_batch_size=8), carpool.batch])
+def test_generators_are_refused_when_declared(declare: Any, model: Any, name: str) -> None:
+    """Functions, callables and hooks that yield, and the text says what to do instead."""
+    with pytest.raises(TypeError, match=rf"^{name} is a generator .* cannot be served yet: collect .* `return`"):
+        declare(model)
+
+
+def test_what_collects_a_generator_is_none() -> None:
+    """A wrapper that makes a list of what is yielded is a plain function, whatever it wraps."""
+
+    @functools.wraps(yields)
+    def collected(xs: list[Any]) -> list[Any]:
+        return list(yields(xs))
+
+    assert carpool.batch(collected)(1) == 1
+    assert Stage(collected, max_batch_size=8).name == "yields"
+
+
+class Scaled(carpool.Model):
+    def __init__(self, k: int, offset: int = 0) -> None:
+        self.k, self.offset = k, offset
+
+    def predict(self, x: int) -> int:
+        return self.k * x + self.offset
+
+
+def test_a_partial_of_a_model_class_names_kwargs() -> None:
+    """It would be called with items; one of a plain class, such as int, is a function like any other."""
+    for partial in (functools.partial(Scaled, k=5), functools.partial(functools.partial(Scaled), k=5)):
+        with pytest.raises(TypeError, match=r"Stage\(Scaled, kwargs=\{'k': \.\.\.\}\)"):
+            Stage(partial)
+    assert Stage(functools.partial(int, base=16)).name == "int"
+
+
+@pytest.mark.parametrize("kwargs", [None, {"offset": 1}, {"k": 1, "factor": 2}])
+def test_kwargs_must_fit_the_constructor(kwargs: dict[str, Any] | None) -> None:
+    """A missing or an unknown argument is told when the stage is declared, not when each worker starts."""
+    with pytest.raises(TypeError, match=r"kwargs does not fit Scaled.__init__: .*('k'|'factor')"):
+        Stage(Scaled, kwargs=kwargs)
+    assert Stage(Scaled, kwargs={"k": 1}).kwargs == {"k": 1}
+
+
+class Breaks:
+    """Has a length and cannot be read."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Iterator[int]:
+        raise OSError("no such file")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "told"),
+    [
+        ({"examples": "abc"}, "examples of Odd must be a list or tuple of inputs, not str"),
+        ({"examples": iter([1, 2])}, "examples of Odd must be .* not list_iterator"),
+        ({"examples": {"a": 1}}, "examples of Odd must be .* not dict"),
+        ({"examples": 3}, "examples of Odd must be .* not int"),
+        ({"examples": None}, "examples of Odd must be .* not NoneType"),
+        ({"examples": Breaks()}, "examples of Odd cannot be read: OSError: no such file"),
+        ({"accepts": 3, "decode": identity}, "accepts of Odd must be content types"),
+        ({"accepts": (b"text/csv",), "decode": identity}, "accepts of Odd must be content types"),
+        ({"accepts": "csv", "decode": identity}, "accepts of Odd must be content types, such as .* not"),
+        ({"produces": 3, "encode": identity}, "produces of Odd must be a content type"),
+        ({"produces": ("text/csv",), "encode": identity}, "produces of Odd must be a content type"),
+        ({"produces": "text/csv\r\nx: y", "encode": identity}, "produces of Odd must be a content type"),
+        ({"postprocess": 3}, "postprocess of Odd must be a method, not 3"),
+    ],
+)
+def test_a_model_with_odd_attributes_is_refused(attributes: dict[str, Any], told: str) -> None:
+    """Examples, content types and hooks of the wrong kind, for stages and batch functions alike."""
+    odd = type("Odd", (carpool.Model,), {"predict": lambda self, xs: xs, **attributes})
+    for declare in (Stage, carpool.batch):
+        with pytest.raises(TypeError, match=told):
+            declare(odd)
+
+
+def test_examples_may_be_the_rows_of_an_array() -> None:
+    """Anything of a known length that can be read again and again."""
+    rows = type("Rows", (carpool.Model,), {"predict": lambda self, xs: xs, "examples": np.ones((3, 2))})
+    assert len(Stage(rows).traits.examples) == 3
+
+
+def test_whole_numbers_may_be_numpys() -> None:
+    """They are kept as Python's, so that whatever is made of them can be sent and written."""
+    four = np.int64(4)
+    stage = Stage(
+        identity, max_batch_size=four, workers=four, max_queue_size=four, max_queue_bytes=four,
+        allowed_batch_sizes=np.array([2, 4]), cpus=[np.int32(0)] * 4,
+    )  # fmt: skip
+    assert (stage.max_batch_size, stage.workers, stage.allowed_batch_sizes) == (4, 4, (2, 4))
+    assert {type(n) for n in (stage.max_batch_size, stage.workers, stage.max_queue_size, stage.max_queue_bytes)} == {
+        int
+    }
+    assert {type(core) for cores in stage.cpus or () for core in cores} == {int}
+    assert type(Service(identity, max_parallel_starts=four).max_parallel_starts) is int
+    assert type(Stage(identity, max_batch_size=8, policy=Greedy(four)).new_policy().max_batch_size) is int
+    assert carpool.batch(max_batch_size=four, max_queue_size=four, max_in_flight_batches=np.uint8(1))(identity)(1) == 1
+    assert type(Stage(identity, max_batch_time_s=np.float32(2)).max_batch_time_s) is float
+
+
+def test_a_large_batch_is_for_threads() -> None:
+    """Only a message to a process has an end; and where sizes are counted, the queue bounds the items."""
+    large = {"max_batch_size": 10**6, "max_queue_size": 10**6}
+    assert Stage(identity, run_in="thread", **large).max_batch_size == 10**6  # type: ignore[arg-type]
+    assert Stage(len, max_batch_size=10**6, size=len).max_batch_size == 10**6
+    assert Stage(identity, max_batch_size=MAX_ITEMS, max_queue_size=10**6).max_batch_size == MAX_ITEMS
+
+
+class HeldBack(Static):
+    """Static in name only."""
+
+    decide = Greedy.decide  # type: ignore[assignment]
+
+
+def test_a_delay_must_be_shorter_than_the_time_out() -> None:
+    """A policy that is certain to hold a lone request back for all of its time is refused; of all stages together."""
+
+    def held(delay_s: float, policy: Policy | str | None = "static", name: str = "a", limit: int = 2) -> Stage:
+        return Stage(identity, name=name, max_batch_size=limit, policy=policy, max_queue_delay_s=delay_s)
+
+    for stages in ([held(1.0)], [held(0.5), held(0.5, name="b")], [held(0.1, Static(max_queue_delay_s=3))]):
+        with pytest.raises(
+            ValueError, match=r"max_queue_delay_s \((1|3) s in all\) must be shorter than timeout_s \(1 s"
+        ):
+            Service(*stages, timeout_s=1)
+    for fine in (held(0.9), held(9, limit=1), held(9, "adaptive"), held(9, HeldBack()), held(9, "greedy")):
+        Service(fine, timeout_s=1)
+    with pytest.raises(ValueError, match="must be shorter than timeout_s"):
+        carpool.batch(policy="static", max_queue_delay_s=1, timeout_s=1)
+    carpool.batch(policy="static", max_queue_delay_s=1)
+
+
+def test_a_policy_must_be_constructed() -> None:
+    """One whose constructor forgets its base has nothing that a stage could fill in."""
+
+    class Forgetful(Greedy):
+        def __init__(self) -> None:
+            pass
+
+    with pytest.raises(TypeError, match=r"Forgetful.__init__ must call super\(\).__init__\(\)"):
+        Stage(identity, max_batch_size=2, policy=Forgetful())
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"max_batch_size": "8"}, "max_batch_size must be a whole number"),
+        ({"max_batch_size": 64, "max_queue_size": 8}, "no full batch could ever form"),
+        ({"max_in_flight_batches": 0}, "max_in_flight_batches must be a whole number"),
+        ({"timeout_s": "1"}, "timeout_s must be a positive number of seconds, not '1'"),
+        ({"timeout_s": math.nan}, "timeout_s must be a positive number of seconds, not nan"),
+        ({"timeout_s": True}, "timeout_s must be a positive number of seconds, not True"),
+        ({"slo_s": math.inf}, "slo_s must be a finite number of seconds"),
+        ({"max_queue_delay_s": "1"}, "max_queue_delay_s must be 0 or more seconds"),
+        ({"split": lambda y, counts: y}, "a merge function needs a split function"),
+    ],
+)
+def test_a_batch_function_refuses_what_cannot_be(settings: dict[str, Any], told: str) -> None:
+    """The same texts as a stage's, when it is declared and not at each call."""
+    with pytest.raises(ValueError, match=told):
+        carpool.batch(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"size": "rows"}, "size must be a function of an item, not 'rows'"),
+        ({"merge": "yes"}, "merge must be True or a function of a list of chunks, not 'yes'"),
+        ({"merge": list, "split": 3}, "split must be a function of"),
+        ({"isolate_errors": 1}, "isolate_errors must be True or False"),
+        ({"execution_lock": 3}, "the execution_lock of identity must be a carpool.Lock, .* not 3"),
+        ({"policy": Greedy}, "policy must be a name or a Policy object"),
+    ],
+)
+def test_a_batch_function_refuses_settings_of_the_wrong_kind(settings: dict[str, Any], told: str) -> None:
+    """Likewise."""
+    with pytest.raises(TypeError, match=told):
+        carpool.batch(**settings)(identity)
+
+
+def test_a_batch_function_takes_what_can_be() -> None:
+    """A queue counts callers where batches count rows, and any lock that can be taken will do."""
+    carpool.batch(max_batch_size=64, max_queue_size=8, size=len)
+    carpool.batch(max_batch_size=64, max_queue_size=8, merge=True)
+    assert carpool.batch(execution_lock=threading.RLock())(identity)(1) == 1
 
 
 @pytest.mark.parametrize(
@@ -119,12 +411,32 @@ def test_a_policy_must_be_a_name_or_a_policy() -> None:
         ([identity], {"slo_s": -1}, "slo_s must be a positive number"),
         ([identity], {"overload": "both"}, 'overload must be "goodput" .* or "latency", not \'both\''),
         ([identity], {"cpus": 9999}, "9999 cannot be used"),
+        ([identity], {"timeout_s": "1"}, "timeout_s must be a positive number of seconds, not '1'"),
+        ([identity], {"timeout_s": math.nan}, "timeout_s must be a positive number of seconds, not nan"),
+        ([identity], {"slo_s": math.inf}, "slo_s must be a finite number of seconds, not inf; leave it out for none"),
+        ([identity], {"max_parallel_starts": 1.5}, "max_parallel_starts must be a whole number"),
+        ([identity], {"name": ""}, "name must not be empty"),
     ],
 )
 def test_a_service_refuses_what_cannot_be(stages: list[Any], settings: dict[str, Any], told: str) -> None:
     """Each with the name of what is wrong."""
     with pytest.raises(ValueError, match=told):
         Service(*stages, **settings)
+
+
+def test_no_time_out() -> None:
+    """None means no limit, as for batch functions, and is the same as infinity."""
+    assert Service(identity, timeout_s=None).timeout_s == Service(identity, timeout_s=math.inf).timeout_s == math.inf
+
+
+@pytest.mark.parametrize("settings", [{"journal_size": "9"}, {"journal_size": -1}])
+def test_a_run_refuses_what_cannot_be(settings: dict[str, Any]) -> None:
+    """What is told to `run` and `run_async` is checked as well."""
+    for run in (Service(identity).run, Service(identity).run_async, Service(identity).start):
+        with pytest.raises(ValueError, match="journal_size must be a whole number"):
+            run(**settings)
+        with pytest.raises(TypeError, match="output must be a function"):
+            run(output="stderr")  # type: ignore[arg-type]
 
 
 def test_defaults_of_a_stage() -> None:
@@ -189,3 +501,29 @@ def test_types_that_cannot_be_resolved_are_no_obstacle(caplog: pytest.LogCapture
 
     assert Stage(odd).traits.input_type is Any
     assert "types of odd cannot be resolved" in caplog.text
+
+
+@pytest.mark.parametrize("policy", [*sorted(BY_NAME)])
+@pytest.mark.parametrize("slo_s", [None, 5.0])
+def test_a_service_without_a_time_out_answers(policy: str, slo_s: float | None) -> None:
+    """Infinity goes through all that is done with deadlines: planning, frames, timers, streams and closing."""
+    stage = Stage(identity, max_batch_size=8, policy=policy, max_queue_delay_s=0.001, run_in="thread")
+    with Service(stage, timeout_s=None, slo_s=slo_s).run() as service:
+        assert service.predict(1) == 1
+        assert service.predict(2, timeout_s=math.inf, priority=np.int64(3)) == 2  # type: ignore[arg-type]
+        assert service.predict(3, timeout_s=np.float32(9)) == 3  # type: ignore[arg-type]
+        assert list(service.stream(range(300), max_in_flight=np.int64(16))) == list(range(300))  # type: ignore[arg-type]
+        for wrong in ({"timeout_s": "1"}, {"timeout_s": math.nan}, {"priority": 1.5}, {"priority": True}):
+            with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be a"):
+                service.predict(4, **wrong)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="max_in_flight must be a whole number"):
+            service.stream([1], max_in_flight=1.5)  # type: ignore[arg-type]
+
+
+def test_an_endless_time_out_of_a_process_and_of_a_batch_function() -> None:
+    """Likewise in messages to worker processes, and in the locks that threads wait for."""
+    with Service(Stage(models.double, name="double"), timeout_s=math.inf).run() as service:
+        assert service.predict(2) == 4
+    for endless in (math.inf, 1e300):
+        call = carpool.batch(timeout_s=endless)(identity)
+        assert call(1) == call.submit(1).result(timeout_s=endless) == 1

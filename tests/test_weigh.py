@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from carpool import Stage
-from carpool.errors import InvalidRequest, ModelError, ValidationError
+from carpool.errors import CarpoolError, InvalidRequest, ModelError, ValidationError
 from carpool.weigh import Weigher, units, weigher_of
 from carpool.wire.payload import JSON, MSGPACK, RAW, dump
 from tests import models
@@ -46,7 +47,9 @@ def test_whole_numbers_are_sizes(returned: Any, size: int) -> None:
     assert units(returned, "f") == size
 
 
-@pytest.mark.parametrize("returned", [-1, 2.0, "3", None, [1], "x" * 1000])
+@pytest.mark.parametrize(
+    "returned", [-1, 2.0, "3", None, [1], "x" * 1000, 2**53 + 1, pytest.param(10**5000, id="vast")]
+)
 def test_anything_else_is_the_model_s_fault(returned: Any) -> None:
     """Said with what was returned and what would do."""
     with pytest.raises(ModelError, match=r"size= of f returned .*: it must return a whole number") as caught:
@@ -62,6 +65,78 @@ def test_a_size_function_that_raises_is_the_model_s_fault() -> None:
         weigher(lambda item: item["tokens"], dict).of({})
 
     assert (caught.value.type_name, "KeyError" in caught.value.traceback) == ("KeyError", True)
+
+
+class Unspeakable(Exception):
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+    __repr__ = __str__
+
+
+KINDS = [
+    StopIteration,
+    StopAsyncIteration,
+    GeneratorExit,
+    asyncio.CancelledError,
+    KeyboardInterrupt,
+    SystemExit,
+    MemoryError,
+    RecursionError,
+    Unspeakable,
+]
+
+
+class Index:
+    """A number that cannot be had."""
+
+    def __init__(self, kind: type[BaseException]) -> None:
+        self.kind = kind
+
+    def __index__(self) -> int:
+        raise self.kind
+
+    def __repr__(self) -> str:
+        raise self.kind
+
+
+class Trap:
+    """A type whose values cannot be read."""
+
+    kind: type[BaseException]
+
+    @classmethod
+    def model_validate(cls, value: Any) -> Any:
+        raise cls.kind
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_foreign_code_raises_is_an_error_of_the_item(kind: type[BaseException]) -> None:
+    """Regression: of a size function, a number or a type that raised unusually nobody was told, or the loop ended."""
+
+    def size(x: Any) -> int:
+        raise kind
+
+    trap = type("T", (Trap,), {"kind": kind})
+    for weigh in (
+        lambda: weigher(size).of("x"),
+        lambda: weigher(lambda x: Index(kind)).of("x"),
+        lambda: weigher(input_type=trap).of_encoded(b"1", JSON),
+        lambda: weigher(input_type=trap).of_encoded(b"1", MSGPACK),
+    ):
+        with pytest.raises(CarpoolError) as caught:
+            weigh()
+        assert caught.value.status in (500, 400)
+        assert (caught.value.status == 400) <= (kind is RecursionError)
+
+
+def test_a_result_that_cannot_be_shown() -> None:
+    """No number, and no text either."""
+    nothing = type("Nothing", (), {"__repr__": Index(SystemExit).__repr__, "kind": SystemExit})
+    with pytest.raises(ModelError, match="returned an object of type Nothing: it must"):
+        units(nothing(), "f")
 
 
 def test_a_size_function_may_refuse_an_item() -> None:

@@ -19,6 +19,7 @@ from carpool.errors import (
 )
 from carpool.lock import Lock
 from carpool.model import Model
+from carpool.padding import pad
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, Policy, Static
 from carpool.service import Service
 from carpool.stage import Stage
@@ -53,6 +54,7 @@ __all__ = [
     "batch",
     "http",
     "lifespan",
+    "pad",
     "simulate",
 ]
 

@@ -17,11 +17,14 @@ from carpool.invoke import is_async
 from carpool.merge import Merge, Split
 from carpool.model import Model, name_of
 from carpool.oom import OomErrors
+from carpool.padding import Pad
 from carpool.parts import run_now
 from carpool.policy import Policy
 
 A = TypeVar("A")
 B = TypeVar("B")
+A_contra = TypeVar("A_contra", contravariant=True)
+B_co = TypeVar("B_co", covariant=True)
 
 
 class Decorator(Protocol):
@@ -37,9 +40,52 @@ class Decorator(Protocol):
     def __call__(self, function: Callable[[Any, list[A]], Sequence[B]], /) -> ThreadBatch[A, B]: ...
 
 
+class Told(Protocol[A_contra, B_co]):
+    """A function over padded arrays that is told their lengths."""
+
+    def __call__(self, x: A_contra, /, lengths: Any) -> B_co: ...
+
+
+class ToldMethod(Protocol[A_contra, B_co]):
+    """The same, as it stands in a class."""
+
+    def __call__(self, instance: Any, x: A_contra, /, lengths: Any) -> B_co: ...
+
+
 class MergeDecorator(Protocol):
     """`batch(merge=...)`: to be applied to a function over whole arrays. An awaitable fits both: it goes first."""
 
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[[A], Awaitable[B]], /
+    ) -> AsyncBatch[A, B]: ...
+    @overload
+    def __call__(self, function: Callable[[A], B], /) -> ThreadBatch[A, B]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[[Any, A], Awaitable[B]], /
+    ) -> AsyncBatch[A, B]: ...
+    @overload
+    def __call__(self, function: Callable[[Any, A], B], /) -> ThreadBatch[A, B]: ...
+
+
+class PadDecorator(Protocol):
+    """`batch(merge=carpool.pad())`: to be applied to a function over whole arrays, which may want to know lengths."""
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Told[A, Awaitable[B]], /
+    ) -> AsyncBatch[A, B]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Told[A, B], /
+    ) -> ThreadBatch[A, B]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: ToldMethod[A, Awaitable[B]], /
+    ) -> AsyncBatch[A, B]: ...
+    @overload
+    def __call__(self, function: ToldMethod[A, B], /) -> ThreadBatch[A, B]: ...
     @overload
     def __call__(  # type: ignore[overload-overlap]
         self, function: Callable[[A], Awaitable[B]], /
@@ -88,6 +134,24 @@ def batch(
     function: None = None,
     /,
     *,
+    merge: Pad,
+    max_batch_size: int = 64,
+    size: Callable[[Any], int] | None = None,
+    policy: Policy | str | None = None,
+    max_queue_delay_s: float | None = None,
+    max_queue_size: int = 1024,
+    max_in_flight_batches: int = 1,
+    timeout_s: float | None = None,
+    slo_s: float | None = None,
+    execution_lock: Any = None,
+    isolate_errors: bool = False,
+    oom_errors: OomErrors | None = (),
+) -> PadDecorator: ...
+@overload
+def batch(
+    function: None = None,
+    /,
+    *,
     max_batch_size: int = 64,
     size: Callable[[Any], int] | None = None,
     policy: Policy | str | None = None,
@@ -109,8 +173,12 @@ def batch(function: Any = None, /, **settings: Any) -> Any:
             instance is taken as it is.
         max_batch_size: most items in one call; with `size` or `merge`, most of their sizes or rows.
         size: how much of a batch an item takes up (rows, tokens): a whole number of at least 1 (0 counts for 1).
-        merge: True if the function takes one merged list, numpy array or dict of arrays and returns one with as many
-            rows; callers then bring chunks of any number of rows. Or a function that merges a list of chunks.
+        merge: True if the function takes one merged chunk and returns one with as many rows; callers then bring chunks
+            of any number of rows: lists, numpy arrays, torch tensors, data frames and series of pandas and polars,
+            tables, record batches and arrays of pyarrow, and dicts of these. Chunks whose dtypes, columns, names, row
+            shapes or devices differ do not share a call. Anything else, subclasses too, is a TypeError for its caller.
+            Or `carpool.pad(...)`, for arrays whose rows are of different length. Or a function that merges a list of
+            chunks.
         split: with a merge function, cuts its function's output into chunks of the given row counts.
         policy: when to go: a policy object or its name; defaults to "adaptive".
         max_queue_delay_s: longest time an item is held back only to fill a batch.
@@ -126,9 +194,14 @@ def batch(function: Any = None, /, **settings: Any) -> Any:
             A batch that raises one is run again in smaller calls, and later batches are smaller. None: it fails as with
             any other error.
 
+    Nothing that callers bring is copied, and nothing that the function returns: as with any call, an array is read when
+    the function runs, for `submit` that is later, and with `merge` when the batch is made. Who changes an array before
+    the answer is there may get that of the changed one; and parts of one output share its memory.
+
     Raises:
         ValueError: a setting is out of range.
-        TypeError: there is no such setting, or `function` is no function or model.
+        TypeError: a setting is of the wrong kind, there is no such setting, or `function` is no function or model that
+            can be called in batches, such as a generator.
     """
     known = {field.name for field in fields(Settings)}
     unknown = sorted(settings.keys() - known)
@@ -144,13 +217,22 @@ def _batched(function: Any, settings: Settings) -> Any:
     if isinstance(function, staticmethod | classmethod):
         raise TypeError(f"put @{type(function).__name__} above @carpool.batch, not below it")
     asynchronous = is_async(function)
-    lock = settings.execution_lock
-    if lock is not None and asynchronous != hasattr(lock, "__aenter__"):
-        right = "an asyncio.Lock" if asynchronous else "a carpool.Lock, a threading.Lock or an RLock"
-        raise TypeError(f"the execution_lock of {name_of(function)} must be {right}")
+    _check_lock(settings.execution_lock, name_of(function), asynchronous)
     invoker = invoker_of(function, settings, asynchronous)
     if asynchronous:
         return AsyncBatch(function, settings, invoker, unset=isinstance(function, type))
     if isinstance(function, type):
         run_now(invoker.set_up())
     return ThreadBatch(function, settings, invoker)
+
+
+def _check_lock(lock: Any, name: str, asynchronous: bool) -> None:
+    if lock is None:
+        return
+    if asynchronous:
+        fits, right = hasattr(lock, "__aenter__"), "an asyncio.Lock"
+    else:
+        fits = not hasattr(lock, "__aenter__") and callable(getattr(lock, "acquire", None)) and hasattr(lock, "release")
+        right = "a carpool.Lock, a threading.Lock or an RLock"
+    if not fits:
+        raise TypeError(f"the execution_lock of {name} must be {right}, not {lock!r}")

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Iterable
+from itertools import chain
 from threading import get_ident
 from typing import Any, Generic, TypeVar, cast, overload
 
 from carpool import merge as merging
-from carpool.batched import Bindable, Settings, alive, invoker_of, shared_out
+from carpool.batched import Bindable, Settings, alive, invoker_of
 from carpool.core.batcher import INFINITY
 from carpool.core.pipeline import Pipeline
 from carpool.drive.aio import Driver
-from carpool.drive.tasks import AwaitedRequest, TaskStage
+from carpool.drive.failures import shared_out
+from carpool.drive.tasks import AwaitedRequest, TaskStage, inside
 from carpool.errors import Unavailable
 from carpool.invoke import Invoker
 from carpool.logger import logger
@@ -26,27 +28,46 @@ from carpool.parts import Trouble
 A = TypeVar("A")
 B = TypeVar("B")
 
-_inside: contextvars.ContextVar[Any] = contextvars.ContextVar("carpool_inside", default=None)
+_ELSEWHERE_S = 0.01  # between two looks at what another loop does
 
 
 class _Drivers:
     """The lines of one async function, one for each event loop that has called it.
 
+    Loops run in threads of their own, and only a loop's own thread adds its line. What the others do with the dict
+    meanwhile is one step each, so there is no lock, which a fork could leave locked.
+
     Attributes:
         latest: the one that was asked for last, of a loop that tells in which thread it runs.
         closed: why there are to be no more calls.
+        ends: by loop, the task that closes its line.
     """
 
-    __slots__ = ("by_loop", "closed", "latest")
+    __slots__ = ("by_loop", "closed", "ends", "latest")
 
     def __init__(self) -> None:
         self.closed: Unavailable | None = None
         self.by_loop: dict[asyncio.AbstractEventLoop, Driver] = {}
+        self.ends: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
         self.latest: Driver | None = None
+
+    def all(self) -> list[Driver]:
+        """Those that there are at this moment."""
+        return list(self.by_loop.values())
+
+    def drop_closed(self) -> int:
+        """Forget the lines of loops that are gone. Returns how many of their calls were never answered."""
+        lost = 0
+        for loop in list(self.by_loop):
+            if loop.is_closed():
+                gone = self.by_loop.pop(loop, None)  # another thread may have been faster
+                lost += 0 if gone is None else gone.pipeline.unanswered
+        return lost
 
     def clear(self) -> None:
         """Forget them all."""
         self.by_loop.clear()
+        self.ends.clear()
         self.latest = None
 
 
@@ -66,7 +87,9 @@ class AsyncBatch(Bindable, Generic[A, B]):
         self._invoker = invoker
         self._drivers = drivers or _Drivers()
         self._unset = unset  # the model's `setup` is still to be awaited, which takes a loop
-        self._setting_up: asyncio.Future[None] | None = None
+        self._torn_down = False
+        self._setting_up: asyncio.Task[None] | None = None
+        self._set_up_lock = threading.Lock()  # two loops may come at once
         self._run_batch: Callable[..., Any] = self._run
         self._merging = bool(settings.merge)
         self._weigh = None if settings.size is None else settings.weigh
@@ -79,15 +102,17 @@ class AsyncBatch(Bindable, Generic[A, B]):
     async def __call__(self, x: A) -> B:
         """The function's result for one item. Raises what `ThreadBatch` raises."""
         if self._merging:
-            return cast(B, await self._merged(x))
+            return (await self.many([x]))[0]
         driver = self._drivers.latest
         # the loop's own record of its thread: to ask asyncio costs Python 3.11 a system call
         if driver is None or driver.loop._thread_id != get_ident():  # type: ignore[attr-defined]
             driver = self._driver()
-        if _inside.get() is driver:
+        around = inside.get()
+        if around is not None and driver in around:
             raise self._reentry()
         request = AwaitedRequest(x, INFINITY if self._timeout_s is None else driver.clock() + self._timeout_s)
         request.patient = True
+        request.inside = around
         request.future = asyncio.Future(loop=driver.loop)
         if self._weigh is not None:
             request.size = self._weigh(x)
@@ -100,16 +125,28 @@ class AsyncBatch(Bindable, Generic[A, B]):
 
     async def many(self, xs: Iterable[A]) -> list[B]:
         """The results for several items of one caller, in their order. If one failed, its error is raised."""
+        if not self._merging:
+            return cast("list[B]", await self._all(list(xs)))
+        pieces = [self._settings.pieces(x) for x in xs]
+        results = await self._all(list(chain.from_iterable(pieces)))
+        return merging.joined_by_caller(results, pieces)
+
+    async def _all(self, items: list[Any]) -> list[Any]:
         driver = self._driver()
-        if _inside.get() is driver:
+        around = inside.get()
+        if around is not None and driver in around:
             raise self._reentry()
-        items = list(xs)
         deadline = INFINITY if self._timeout_s is None else driver.clock() + self._timeout_s
         requests = [AwaitedRequest(x, deadline) for x in items]
-        for request, size in zip(requests, self._settings.sizes(items) or [1] * len(items), strict=True):
+        sizes, lanes = self._settings.places(items)
+        for i, request in enumerate(requests):
             request.patient = True
-            request.size = size
+            request.inside = around
             request.future = driver.loop.create_future()
+            if sizes is not None:
+                request.size = sizes[i]
+            if lanes is not None:
+                request.lane = lanes[i]
         driver.submit_all(requests)
         try:
             done = await asyncio.gather(*[request.future for request in requests], return_exceptions=True)
@@ -120,26 +157,34 @@ class AsyncBatch(Bindable, Generic[A, B]):
         for request in requests:
             if request.error is not None:
                 raise request.error
-        return cast("list[B]", done)
+        return done
 
     async def close(self) -> None:
-        """Wait for the calls of this loop and refuse new ones of any; a model that was set up here is torn down."""
-        drivers = self._drivers
-        drivers.closed = self._closed()
-        here = drivers.by_loop.get(asyncio.get_running_loop())
+        """Wait for the calls of this loop and refuse new ones of any; a model that was set up here is torn down.
+
+        It may be called several times, also at once.
+
+        Raises:
+            RuntimeError: this is a call from inside the function itself.
+        """
+        drivers, loop = self._drivers, asyncio.get_running_loop()
+        around = inside.get()
+        if around is not None and not around.isdisjoint(drivers.all()):
+            raise RuntimeError(f"{self.__name__} was closed from inside itself: close() would wait for its own caller")
+        if drivers.closed is None:
+            drivers.closed = self._closed()
+        here = drivers.by_loop.get(loop)
         if here is not None:
             here.poll()  # those who have called before this are to be served
-        for loop, driver in drivers.by_loop.items():
+        for driver in drivers.all():
             driver.pipeline.close(drivers.closed)
             if driver is not here:
-                with contextlib.suppress(RuntimeError):  # it is closed
-                    loop.call_soon_threadsafe(driver.poll)  # nothing waits for company any more
-        if here is not None:
-            await here.stop(timeout_s=None)
-            here.pipeline.close(drivers.closed)  # in our words, not those of a service
-        if isinstance(self._function, type) and not self._unset:
-            self._unset = True  # torn down once
-            await self._invoker.tear_down()
+                with contextlib.suppress(RuntimeError):  # its loop is closed
+                    driver.loop.call_soon_threadsafe(driver.poll)  # nothing waits for company any more
+        end = drivers.ends.get(loop)
+        if end is None or end.done():
+            end = drivers.ends[loop] = loop.create_task(self._end(loop, here))
+        await asyncio.shield(end)  # one who closes may be cancelled while others wait
 
     @overload
     def __get__(self, instance: None, owner: type) -> AsyncBatch[A, B]: ...
@@ -152,6 +197,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
         drivers = self._line_of(instance, _Drivers)
         invoker = invoker_of(bound, self._settings, is_async=True, like=self._invoker)
         one: AsyncBatch[A, B] = AsyncBatch(self._function, self._settings, invoker, drivers)
+        self._bind(one, instance)
         one._run_batch = functools.partial(self._run_for, weakref.ref(instance))
         return one
 
@@ -163,11 +209,6 @@ class AsyncBatch(Bindable, Generic[A, B]):
             " Call the plain function instead"
         )
 
-    async def _merged(self, x: Any) -> Any:
-        pieces = self._settings.pieces(x)
-        results = await self.many(pieces)
-        return results[0] if len(results) == 1 else merging.merge(results)
-
     def _driver(self) -> Driver:
         """The running loop's line."""
         loop = asyncio.get_running_loop()
@@ -178,49 +219,68 @@ class AsyncBatch(Bindable, Generic[A, B]):
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> Driver:
         """A line for a loop that has none. Lines of loops that are gone end here."""
-        drivers = self._drivers.by_loop
-        for other in [other for other in drivers if other.is_closed()]:
-            lost = drivers.pop(other).pipeline.unanswered
-            if lost:
-                logger.warning("%d calls of %s were never answered: their event loop is closed", lost, self.__name__)
+        drivers = self._drivers
+        lost = drivers.drop_closed()
+        if lost:
+            logger.warning("%d calls of %s were never answered: their event loop is closed", lost, self.__name__)
         pipeline = Pipeline([self._settings.batcher(self.__name__)], slo_s=self._settings.slo_s)
         driver = Driver(pipeline, NoStats(self.__name__, pipeline))
-        stage = TaskStage(driver, functools.partial(self._run_batch, driver), self._settings.max_in_flight_batches)
+        stage = TaskStage(driver, self._run_batch, self._settings.max_in_flight_batches)
         driver.executors = [stage]
         stage.start()
-        if self._drivers.closed is not None:
-            pipeline.close(self._drivers.closed)
-        drivers[loop] = driver
+        drivers.by_loop[loop] = driver
+        if drivers.closed is not None:  # asked last: a thread that closes now finds the line, or has said so before
+            pipeline.close(drivers.closed)
         return driver
 
     def start_anew(self) -> None:
         """In a forked child: the parent's loops and their tasks are not here."""
+        self._set_up_lock = threading.Lock()
+        self._setting_up = None
         self._drivers.clear()
-        for _, drivers in self._bound.values():
+        for _, drivers in list(self._bound.values()):  # of bound methods, which may have been kept
             drivers.clear()
-        self._bound.clear()
 
-    async def _run(
-        self, driver: Driver, items: list[Any], trouble: list[Trouble]
-    ) -> tuple[list[Any], dict[int, Exception] | None]:
-        _inside.set(driver)
+    async def _run(self, items: list[Any], trouble: list[Trouble]) -> tuple[list[Any], dict[int, Exception] | None]:
         if self._unset:
             await self._set_up()
         async with self._lock:
             return shared_out(await self._invoker.run(items, trouble, sound=True))
 
-    async def _run_for(
-        self, instance: weakref.ref[Any], driver: Driver, items: list[Any], trouble: list[Trouble]
-    ) -> Any:
+    async def _run_for(self, instance: weakref.ref[Any], items: list[Any], trouble: list[Trouble]) -> Any:
         """`_run` of a method: its line must not keep the instance alive, its callers do."""
-        return await self.__get__(instance())._run(driver, items, trouble)
+        return await self.__get__(instance())._run(items, trouble)
 
     async def _set_up(self) -> None:
-        """Once, before the first batch; if it fails, that batch fails and the next one tries again."""
-        if self._setting_up is None:
-            self._setting_up = asyncio.ensure_future(self._invoker.set_up())
+        """Once, before the first batch of any loop; if it fails, that batch fails and the next one tries again."""
+        loop = asyncio.get_running_loop()
+        while self._unset:
+            if self._torn_down:
+                raise self._closed()
+            with self._set_up_lock:
+                task = self._setting_up
+                if task is None or not task.get_loop().is_running():  # it went away in the midst of it
+                    task = self._setting_up = loop.create_task(self._set_up_here())
+            if task.get_loop() is loop:
+                await asyncio.shield(task)
+            else:
+                await asyncio.sleep(_ELSEWHERE_S)
+
+    async def _set_up_here(self) -> None:
         try:
-            await asyncio.shield(self._setting_up)
+            await self._invoker.set_up()
             self._unset = False
         finally:
             self._setting_up = None
+
+    async def _end(self, loop: asyncio.AbstractEventLoop, here: Driver | None) -> None:
+        """Close this loop's line, if there is one, and tear the model down, once."""
+        try:
+            if here is not None:
+                await here.stop(timeout_s=None)
+                here.pipeline.close(self._closed())  # in our words, not those of a service
+            if isinstance(self._function, type) and not self._unset:
+                self._unset = self._torn_down = True
+                await self._invoker.tear_down()
+        finally:
+            self._drivers.ends.pop(loop, None)

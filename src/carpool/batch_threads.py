@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, Generic, TypeVar, cast, overload
 
 from carpool import merge as merging
-from carpool.batched import Bindable, Settings, alive, invoker_of, shared_out
+from carpool.batched import Bindable, Settings, alive, invoker_of
+from carpool.drive.failures import shared_out
 from carpool.drive.threads import ExecutionLock, LeaderFollower, Outcome, Seat
 from carpool.errors import DeadlineExceeded, Unavailable
 from carpool.invoke import Invoker
@@ -29,6 +32,7 @@ class Ticket(Generic[B]):
     def __init__(self, owner: ThreadBatch[Any, B], seats: Seat) -> None:
         self._owner = owner
         self._seat = seats
+        self._generation = owner._line.generation
 
     def __repr__(self) -> str:
         return f"<Ticket of {self._owner.__name__}, {'done' if self.done() else 'waiting'}>"
@@ -46,15 +50,23 @@ class Ticket(Generic[B]):
         Raises:
             TimeoutError: the result was not there in time.
             DeadlineExceeded: the function's own `timeout_s` has passed since `submit`.
+            RuntimeError: this thread is inside the function; or the process was forked since `submit`.
             Exception: what the function raised.
         """
         positive("timeout_s", timeout_s)
-        if not self._owner._line.wait(self._seat, self._owner._run, timeout_s):
+        line = self._owner._line
+        if self._seat.pending:
+            line.check_reentry()
+            if self._generation is not line.generation:
+                raise line.forked()
+        if not line.wait(self._seat, self._owner._run, timeout_s):
             raise DeadlineExceeded(f"no result of {self._owner.__name__} within {timeout_s} s")
         return self._owner._answer(self._seat)
 
     def cancel(self) -> bool:
         """Give up the place; the item is not run any more if it still waits. False if the result was there already."""
+        if self._generation is not self._owner._line.generation:
+            raise self._owner._line.forked()
         return self._owner._line.leave(self._seat, Unavailable("the ticket was cancelled", code="cancelled"))
 
 
@@ -65,6 +77,7 @@ class ThreadBatch(Bindable, Generic[A, B]):
         super().__init__(function, settings)
         self._invoker = invoker
         self._made_here = isinstance(function, type)  # and set up
+        self._closing = threading.RLock()
         self._line = line or self._new_line()
         if line is None:
             alive.add(self)
@@ -82,20 +95,32 @@ class ThreadBatch(Bindable, Generic[A, B]):
 
     def many(self, xs: Iterable[A]) -> list[B]:
         """The results for several items of one caller, in their order. If one failed, its error is raised."""
-        seat = self._run_through(list(xs))
-        return [_result_of(request) for request in seat.requests]
+        if not self._settings.merge:
+            seat = self._run_through(list(xs))
+            return [_result_of(request) for request in seat.requests]
+        pieces = [self._settings.pieces(x) for x in xs]
+        seat = self._run_through(list(chain.from_iterable(pieces)))
+        return merging.joined_by_caller([_result_of(request) for request in seat.requests], pieces)
 
     def submit(self, x: A) -> Ticket[B]:
         """Take a place in the line without waiting."""
         pieces = self._settings.pieces(x)
-        return Ticket(self, self._line.join(pieces, self._settings.sizes(pieces), self._settings.timeout_s))
+        sizes, lanes = self._settings.places(pieces)
+        return Ticket(self, self._line.join(pieces, sizes, self._settings.timeout_s, lanes))
 
     def close(self) -> None:
-        """Run what is in the line, tickets too, and refuse new callers; a model that was set up here is torn down."""
+        """Run what is in the line, tickets too, and refuse new callers; a model that was set up here is torn down.
+
+        It waits for the batches that run, in whatever thread. It may be called several times, also at once.
+
+        Raises:
+            RuntimeError: this is a call from inside the function itself.
+        """
         self._line.drain(self._run, self._closed())
-        if self._made_here:
-            self._made_here = False
-            run_now(self._invoker.tear_down())
+        with self._closing:
+            if self._made_here:
+                self._made_here = False
+                run_now(self._invoker.tear_down())
 
     @overload
     def __get__(self, instance: None, owner: type) -> ThreadBatch[A, B]: ...
@@ -107,7 +132,9 @@ class ThreadBatch(Bindable, Generic[A, B]):
         bound = functools.partial(self._function, instance)
         line = self._line_of(instance, self._new_line)
         invoker = invoker_of(bound, self._settings, is_async=False, like=self._invoker)
-        return ThreadBatch(self._function, self._settings, invoker, line)
+        one: ThreadBatch[A, B] = ThreadBatch(self._function, self._settings, invoker, line)
+        self._bind(one, instance)
+        return one
 
     # -- inside
 
@@ -123,18 +150,20 @@ class ThreadBatch(Bindable, Generic[A, B]):
 
     def start_anew(self) -> None:
         """In a forked child: whoever was in the line stayed in the parent."""
-        self._line = self._new_line()
-        self._bound.clear()
+        self._closing = threading.RLock()
+        for line in (self._line, *[line for _, line in list(self._bound.values())]):  # bound methods may have been kept
+            line.start_anew(self._settings.batcher(self.__name__))
 
     def _run_through(self, items: Sequence[Any]) -> Seat:
         line = self._line
-        seat = line.join(items, self._settings.sizes(items), self._settings.timeout_s)
+        sizes, lanes = self._settings.places(items)
+        seat = line.join(items, sizes, self._settings.timeout_s, lanes)
         line.wait(seat, self._run)
         return seat
 
     def _answer(self, seat: Seat) -> B:
         results = [_result_of(request) for request in seat.requests]
-        return cast(B, results[0] if len(results) == 1 else merging.merge(results))
+        return cast(B, results[0] if len(results) == 1 else merging.joined(results))
 
     def _run(self, items: list[Any]) -> Outcome:
         started = time.monotonic()

@@ -6,23 +6,41 @@ import asyncio
 import copy
 import functools
 import os
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Self, cast
 
+from carpool import kinds
 from carpool import merge as merging
 from carpool.core.batcher import Batcher
 from carpool.core.queue import Queue
 from carpool.errors import Unavailable
 from carpool.invoke import Invoker
-from carpool.merge import Merge, Split
+from carpool.merge import Joint, Merge, Split
 from carpool.model import AnyModel, Model, name_of, traits_of
 from carpool.oom import OomErrors, names_of
-from carpool.parts import Caller, Failed
+from carpool.padding import Pad
+from carpool.parts import Caller
 from carpool.policy import Policy
-from carpool.settings import at_least, check_policy, not_negative, policy_for, positive
+from carpool.request import Lane
+from carpool.settings import (
+    at_least,
+    check_held,
+    check_policy,
+    check_room,
+    delay,
+    finite,
+    flag,
+    function,
+    held_s,
+    policy_for,
+    positive,
+)
 from carpool.weigh import units
+
+_JOINT = Joint()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +49,7 @@ class Settings:
 
     max_batch_size: int = 64
     size: Callable[[Any], int] | None = None
-    merge: bool | Merge | None = None
+    merge: bool | Merge | Pad | None = None
     split: Split | None = None
     policy: Policy | str | None = None
     max_queue_delay_s: float | None = None
@@ -44,61 +62,105 @@ class Settings:
     oom_errors: OomErrors | None = ()
 
     def __post_init__(self) -> None:
-        at_least("max_batch_size", self.max_batch_size, 1)
-        at_least("max_queue_size", self.max_queue_size, 1)
-        at_least("max_in_flight_batches", self.max_in_flight_batches, 1)
-        positive("timeout_s", self.timeout_s)
-        positive("slo_s", self.slo_s)
-        not_negative("max_queue_delay_s", self.max_queue_delay_s)
+        checked: dict[str, Any] = {
+            "max_batch_size": at_least("max_batch_size", self.max_batch_size, 1),
+            "max_queue_size": at_least("max_queue_size", self.max_queue_size, 1),
+            "max_in_flight_batches": at_least("max_in_flight_batches", self.max_in_flight_batches, 1),
+            "timeout_s": positive("timeout_s", self.timeout_s),
+            "slo_s": finite("slo_s", self.slo_s),
+            "max_queue_delay_s": delay("max_queue_delay_s", self.max_queue_delay_s),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
         check_policy(self.policy)
+        flag("isolate_errors", self.isolate_errors)
         if self.oom_errors is not None:
             names_of(self.oom_errors)
+        self._check_functions()
+        if self.size is None and not self.merge:
+            check_room(self.max_batch_size, self.max_queue_size)
+        if self.timeout_s is not None:
+            check_held(held_s(self.new_policy()), self.timeout_s)
+
+    def _check_functions(self) -> None:
+        if self.size is not None:
+            function("size", self.size, "an item")
+        if self.merge is not None and not isinstance(self.merge, bool | Pad) and not callable(self.merge):
+            raise TypeError(
+                f"merge must be True, carpool.pad(...) or a function of a list of chunks, not {self.merge!r}"
+            )
+        if self.split is not None:
+            function("split", self.split, "a merged output and the row counts of its chunks")
         if callable(self.merge) != (self.split is not None):
             raise ValueError("a merge function needs a split function, and the other way round")
 
+    def new_policy(self) -> Policy:
+        """A policy of its own for one line."""
+        return policy_for(self.policy, self.max_batch_size, self.max_queue_delay_s, slo_s=self.slo_s)
+
     def batcher(self, name: str) -> Batcher:
         """A queue and a policy for one line."""
-        policy = policy_for(self.policy, self.max_batch_size, self.max_queue_delay_s, slo_s=self.slo_s)
-        return Batcher(name, policy, Queue(self.max_queue_size))
+        return Batcher(name, self.new_policy(), Queue(self.max_queue_size))
 
     def function(self, function: Callable[..., Any], is_async: bool) -> Callable[..., Any]:
         """The function over a list of chunks that a function over one merged input makes; else itself."""
         if not self.merge:
             return function
-        merge = self.merge if callable(self.merge) else merging.merge
-        split = self.split or merging.split
-        count = self.size or merging.rows
-
-        def together(chunks: list[Any]) -> Any:
-            return split(function(merge(chunks)), [count(chunk) for chunk in chunks])
-
-        async def together_async(chunks: list[Any]) -> Any:
-            return split(await function(merge(chunks)), [count(chunk) for chunk in chunks])
-
-        return together_async if is_async else together
+        if callable(self.merge):
+            assert self.split is not None
+            return merging.over_own(function, is_async, self.merge, self.split, self.size or merging.length)
+        return self._joint.over(function, is_async)
 
     def pieces(self, x: Any) -> list[Any]:
-        """A chunk of more rows than a batch may have, cut up; only where we know how."""
-        if self.merge is not True or merging.rows(x) <= self.max_batch_size:
-            return [x]
-        step = self.max_batch_size
-        return [merging.cut(x, begin, begin + step) for begin in range(0, merging.rows(x), step)]
+        """A chunk of more rows than a batch may have, cut up; only where we know how.
 
-    def sizes(self, items: Sequence[Any]) -> list[int] | None:
-        """How much of a batch each item takes up; None if all count for one.
+        Raises:
+            TypeError: the chunk is of no kind that we can join to others.
+            ValueError: its parts cannot be.
+        """
+        if not self.merge or callable(self.merge):
+            return [x]
+        n, step = kinds.rows(x), self.max_batch_size
+        if n <= (1 if self.size else step):
+            return [x]
+        self._joint.likeness(x)  # what cannot be joined is not cut up either
+        if self.size is not None:
+            return self._halves(x, n)
+        return [kinds.cut(x, i, min(i + step, n)) for i in range(0, n, step)]
+
+    def places(self, items: Sequence[Any]) -> tuple[list[int] | None, list[Lane] | None]:
+        """How much of a batch each item takes up, None if all count for one; and the lanes they wait in, None if any
+        may share a batch, which those of different dtypes, columns or the like may not.
 
         Raises:
             ModelError: the size function returned no whole number of at least 1.
-            Exception: whatever it raises.
+            Exception: whatever it raises; and what `pieces` does.
         """
         if self.size is None and not self.merge:
-            return None
-        return [self.weigh(item) for item in items]
+            return None, None
+        sizes = [self.weigh(item) for item in items]
+        if not self.merge or callable(self.merge):
+            return sizes, None
+        return sizes, [(0, self._joint.likeness(item), 0) for item in items]
 
     def weigh(self, item: Any) -> int:
-        """How much of a batch an item takes up. Raises what `sizes` does."""
-        count = self.size or merging.rows
-        return units(count(item), "@carpool.batch")
+        """How much of a batch an item takes up. Raises what `places` does."""
+        count = self.size or (merging.length if callable(self.merge) else kinds.rows)
+        try:
+            return units(count(item), "@carpool.batch")
+        except (StopIteration, StopAsyncIteration) as error:  # `map(f, xs)` would take it for the end
+            raise RuntimeError(f"size= raised {type(error).__name__}") from error
+
+    @property
+    def _joint(self) -> Joint:
+        return self.merge if isinstance(self.merge, Joint) else _JOINT
+
+    def _halves(self, x: Any, n: int) -> list[Any]:
+        """A chunk of `n` rows in pieces whose sizes are within the limit, or which have one row each."""
+        if n <= 1 or self.weigh(x) <= self.max_batch_size:
+            return [x]
+        half = n // 2
+        return [*self._halves(kinds.cut(x, 0, half), half), *self._halves(kinds.cut(x, half, n), n - half)]
 
 
 class Bindable:
@@ -112,13 +174,59 @@ class Bindable:
         self._function = function
         self._settings = settings
         self._bound: dict[int, tuple[weakref.ref[Any], Any]] = {}
+        self._attribute = self.__name__  # what instances call it
+        self._instance: Any = None  # the one that this is bound to
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._attribute = name
 
     def __repr__(self) -> str:
         return f"<carpool.batch of {self.__name__}>"
 
+    def __copy__(self) -> Self:
+        """Itself, as with functions."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Itself, as with functions; that of the instance's copy where it is a method."""
+        if self._instance is None:
+            return self
+        return getattr(copy.deepcopy(self._instance, memo), self._attribute)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """By name, as functions are pickled; a method by its instance and its name."""
+        if self._instance is None:
+            return self._global_name()
+        known = getattr(type(self._instance), self._attribute, None)
+        if not isinstance(known, Bindable) or known._function is not self._function:
+            kind = type(self._instance).__qualname__
+            raise TypeError(f"{self!r} cannot be pickled: it is not the attribute {self._attribute} of {kind}")
+        return getattr, (self._instance, self._attribute)
+
     def start_anew(self) -> None:
         """In a forked child: whoever called before is in the parent."""
         raise NotImplementedError
+
+    def _bind(self, one: Bindable, instance: Any) -> None:
+        """`one` is this function as a method of an instance."""
+        one._instance, one._attribute = instance, self._attribute
+
+    def _global_name(self) -> str:
+        """What leads to it in its module."""
+        path = getattr(self, "__qualname__", self.__name__)
+        module = sys.modules.get(self.__module__)
+        found: Any = module
+        for part in path.split("."):
+            found = getattr(found, part, None)
+        if found is self:
+            return path
+        for name, value in list(vars(module).items()) if module is not None else ():
+            if value is self:
+                return name
+        raise TypeError(
+            f"{self!r} cannot be pickled: it is pickled by its name, and nothing in {self.__module__} leads to it;"
+            " assign it to a name of the module, instead of making it inside a function"
+        )
 
     def _closed(self) -> Unavailable:
         return Unavailable(f"{self.__name__} is closed", code="stopped")
@@ -151,36 +259,12 @@ def invoker_of(function: AnyModel | Model, settings: Settings, is_async: bool, l
     caller = Caller(
         isolate_errors=settings.isolate_errors,
         oom_errors=None if settings.oom_errors is None else names_of(settings.oom_errors),
-        through=(GeneratorExit, KeyboardInterrupt, asyncio.CancelledError),
+        # a thread that is interrupted leaves its batch to others; a task is also cancelled, or thrown away
+        through=(GeneratorExit, KeyboardInterrupt, asyncio.CancelledError) if is_async else (KeyboardInterrupt,),
         may_wait=is_async,
     )
     traits = traits_of(type(model) if isinstance(model, Model) else model, batched=True)
     return Invoker(function, {}, traits, caller, batched=True)
-
-
-def shared_out(results: list[Any]) -> tuple[list[Any], dict[int, Exception] | None]:
-    """Errors apart from results. An error that several items share goes to the first as it is, to others as a copy."""
-    if Failed not in set(map(type, results)):
-        return results, None
-    errors: dict[int, Exception] = {}
-    given: set[int] = set()
-    for i, value in enumerate(results):
-        if isinstance(value, Failed):
-            error = cast(Exception, value.error)
-            errors[i] = _copy_of(error) if id(error) in given else error
-            given.add(id(error))
-    return results, errors
-
-
-def _copy_of(error: Exception) -> Exception:
-    try:
-        twin = copy.copy(error)
-    except Exception:
-        return error
-    if type(twin) is not type(error):
-        return error
-    twin.__cause__ = error
-    return twin
 
 
 alive: weakref.WeakSet[Bindable] = weakref.WeakSet()

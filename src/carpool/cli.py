@@ -21,6 +21,7 @@ except ImportError:
     raise SystemExit("carpool: the command line needs its extra packages: pip install 'carpool[serve]'") from None
 
 import carpool
+from carpool.drive.descriptors import fill_standard
 from carpool.errors import StartupError, Unavailable
 from carpool.logger import logger
 from carpool.observe import log
@@ -178,6 +179,7 @@ def _look_in_present_folder() -> None:
 
 def _run(main: Coroutine[Any, Any, None]) -> None:
     """Run on uvloop where it is installed, else on asyncio."""
+    fill_standard()
     if importlib.util.find_spec("uvloop") is not None:
         import uvloop
 

@@ -16,7 +16,7 @@ _LONGEST_TEXT = 2 * 1024
 def text_of(error: BaseException) -> str:
     """The exception's own text; the name of its type where it has none, or where asking for it raises."""
     try:
-        text = str(error)[:_LONGEST_TEXT]
+        text = str.__getitem__(str(error), slice(_LONGEST_TEXT))  # it may be of a class of its own, with other methods
     except BaseException:
         return f"{type(error).__name__} (its text could not be read)"
     return text or type(error).__name__

@@ -34,7 +34,7 @@ from carpool.observe.stats import ServiceSnapshot, Stats
 from carpool.policy import OneByOne
 from carpool.policy.one_by_one import MOST_IN_A_HOP
 from carpool.request import Request
-from carpool.settings import check_priority, positive
+from carpool.settings import at_least, check_priority, positive
 from carpool.stage import Stage
 from carpool.warmup import warm_up_sizes
 from carpool.weigh import weigher_of
@@ -230,15 +230,13 @@ class AsyncHandle:
         limit_s = self.service.timeout_s if timeout_s is None else min(timeout_s, self.service.timeout_s)
         request = request_for(x, self.running_driver.clock() + limit_s, self.weigh)
         if priority != 0:
-            check_priority(priority)
-            request.lane = (priority, None, 0)
+            request.lane = (check_priority(priority), None, 0)
         return request
 
     def window(self, max_in_flight: int | None) -> Window:
         """How many items of a stream may be inside: what the user says, or what keeps every worker busy."""
         if max_in_flight is not None:
-            if max_in_flight < 1:
-                raise ValueError(f"max_in_flight must be at least 1, not {max_in_flight!r}")
+            max_in_flight = at_least("max_in_flight", max_in_flight, 1)
             return Window(max_in_flight, max_in_flight)
         stages = self.service.stages
         least = sum(_BATCHES_AHEAD * stage.workers * _most_items(stage, 1) for stage in stages)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -51,7 +52,6 @@ class Invoker:
         self.traits = traits
         self._batched = batched
         self.caller = caller
-        self._through = caller.through
         self._calling = calling
         self._sizes = allowed_batch_sizes
         self._calls = 0
@@ -73,31 +73,34 @@ class Invoker:
         """The model's `teardown`. Raises what it raises."""
         await self._hook("teardown")
 
-    async def run(self, values: list[Any], trouble: list[Trouble], *, sound: bool = False) -> list[Any]:
+    async def run(
+        self, values: list[Any], trouble: list[Trouble], *, sound: bool = False, until: float = math.inf
+    ) -> list[Any]:
         """The hooks and `predict` over items. As many results, in their order.
 
         Args:
             values: the items; some may be `Failed` already.
             trouble: what there is to tell besides is appended here.
             sound: it is known that none is.
+            until: when nobody waits for any of them any more.
         """
         self._calls = 0
         if self._preprocess is not None:
             values = await self._each(self._preprocess, values, trouble)
             sound = False
         if self._batched:
-            results = await self._batch(values, trouble, sound)
+            results = await self._batch(values, trouble, sound, until)
         else:
             results = await self._each(self._counted(self._predict), values, trouble)
         if any(issubclass(kind, BaseException) for kind in set(map(type, results))):
             # an item's own error, returned in its place
-            results = [Failed(y) if isinstance(y, BaseException) else y for y in results]
+            results = [Failed(y) if issubclass(type(y), BaseException) else y for y in results]
         if self._postprocess is None:
             return results
         postprocess: Callable[..., Any] = self._postprocess
         if not self.traits.postprocess_takes_x:
             return await self._each(postprocess, results, trouble)
-        pairs = [y if isinstance(y, Failed) else (y, x) for y, x in zip(results, values, strict=True)]
+        pairs = [y if type(y) is Failed else (y, x) for y, x in zip(results, values, strict=True)]
         return await self._each(lambda pair: postprocess(*pair), pairs, trouble)
 
     async def together(
@@ -105,10 +108,13 @@ class Invoker:
         function: Callable[[list[Any]], Any],
         values: list[Any],
         trouble: list[Trouble],
-        places: Sequence[int] | None = None,
+        places: Sequence[int],
+        until: float,
     ) -> list[Any]:
         """`function` over all values at once; see `parts.Caller.call`."""
-        return await self.caller.call(self._counted(function), values, trouble, places=places) if values else []
+        if not values:
+            return []
+        return await self.caller.call(self._counted(function), values, trouble, places=places, until=until)
 
     # -- inside
 
@@ -119,22 +125,22 @@ class Invoker:
             if hasattr(done, "__await__"):
                 await self.caller.outcome_of(done)
 
-    async def _batch(self, values: list[Any], trouble: list[Trouble], sound: bool) -> list[Any]:
+    async def _batch(self, values: list[Any], trouble: list[Trouble], sound: bool, until: float) -> list[Any]:
         predict, sizes = self._counted(self._predict), self._sizes
         if sound or Failed not in set(map(type, values)):
-            return await self.caller.call(predict, values, trouble, sizes=sizes)
-        places = [i for i, value in enumerate(values) if not isinstance(value, Failed)]
+            return await self.caller.call(predict, values, trouble, sizes=sizes, until=until)
+        places = [i for i, value in enumerate(values) if type(value) is not Failed]
         if not places:
             return values
         left = [values[i] for i in places]
-        answers = iter(await self.caller.call(predict, left, trouble, sizes=sizes, places=places))
-        return [v if isinstance(v, Failed) else next(answers) for v in values]
+        answers = iter(await self.caller.call(predict, left, trouble, sizes=sizes, places=places, until=until))
+        return [v if type(v) is Failed else next(answers) for v in values]
 
     async def _each(self, step: Callable[[Any], Any], values: list[Any], trouble: list[Trouble]) -> list[Any]:
         """`step` for each sound item by itself."""
         done: list[Any] = []
         for value in values:
-            if value.__class__ is Failed:
+            if type(value) is Failed:  # its `__class__` may be a trap
                 done.append(value)
                 continue
             try:
@@ -142,9 +148,9 @@ class Invoker:
                 if hasattr(result, "__await__"):
                     result = await self.caller.outcome_of(result)
                 done.append(result)
-            except self._through:
-                raise
             except BaseException as error:
+                if self.caller.goes_through(error):
+                    raise
                 done.append(self.caller.failed_alone(error, trouble))
         return done
 

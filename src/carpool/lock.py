@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 
 
 class Lock:
@@ -14,6 +16,7 @@ class Lock:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._owner: int | None = None
+        _locks.add(self)
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """Take the lock; False if it could not be had in time. Raises RuntimeError if this thread holds it."""
@@ -42,3 +45,20 @@ class Lock:
 
     def _is_owned(self) -> bool:  # the name that RLock gives it
         return self._owner == threading.get_ident()
+
+    def _start_anew(self) -> None:
+        if not self._is_owned():
+            self._lock = threading.Lock()
+            self._owner = None
+
+
+_locks: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """In a forked child there is only the thread that forked: what another one held nobody would release."""
+    for lock in list(_locks):
+        lock._start_anew()
+
+
+os.register_at_fork(after_in_child=_forked)

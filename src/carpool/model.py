@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from carpool.foreign import text_of
 from carpool.logger import logger
+
+_HOOKS = ("setup", "preprocess", "predict", "postprocess", "teardown", "decode", "encode")
+_YIELDING = (inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+_CONTENT_TYPE = re.compile(r"[!-.0-~]+/[!-.0-~][ -~]*")
 
 AnyModel = type | Callable[..., Any]
 """A `Model` subclass, any class with `predict`, a function, or a `functools.partial`."""
@@ -90,17 +96,10 @@ def traits_of(model: AnyModel, batched: bool) -> Traits:
         batched: whether `predict` takes a list of items.
 
     Raises:
-        TypeError: it is no model.
+        TypeError: it is no model, or one that cannot be served; the text says what to change.
     """
-    if isinstance(model, type):
-        owner: Any = model
-        predict = getattr(model, "predict", None)
-        if predict is None or predict is Model.predict:
-            raise TypeError(f"{model.__name__} has no predict method: a model class must define one")
-    elif callable(model):
-        owner, predict = None, model
-    else:
-        raise TypeError(f"a model is a class with predict or a callable, not {model!r}")
+    owner, predict = _parts_of(model)
+    name = name_of(model)
     preprocess = getattr(owner, "preprocess", None)
     postprocess = getattr(owner, "postprocess", None)
     takes, gives = _types(predict)
@@ -110,22 +109,113 @@ def traits_of(model: AnyModel, batched: bool) -> Traits:
         takes, _ = _types(preprocess)
     if postprocess is not None:
         _, gives = _types(postprocess)
-    accepts = getattr(owner, "accepts", ())
-    produces = getattr(owner, "produces", None)
-    for setting, hook in ((accepts, "decode"), (produces, "encode")):
-        if setting and not hasattr(owner, hook):
-            raise TypeError(f"{name_of(model)} names content types of its own but has no {hook} method")
+    accepts, produces = _content_types(owner, name)
     return Traits(
-        name=name_of(model),
+        name=name,
         input_type=takes,
         output_type=gives,
         has_preprocess=preprocess is not None,
         has_postprocess=postprocess is not None,
         postprocess_takes_x=postprocess is not None and len(_parameters(postprocess)) > 1,
-        accepts=(accepts,) if isinstance(accepts, str) else tuple(accepts),
+        accepts=accepts,
         produces=produces,
-        examples=tuple(getattr(owner, "examples", ())),
+        examples=_examples(getattr(owner, "examples", ()), name),
     )
+
+
+def check_kwargs(model: AnyModel, kwargs: Mapping[str, Any]) -> None:
+    """Whether a model can be made, or a function be called with an item, given these arguments.
+
+    Raises:
+        TypeError: it cannot; the text names the arguments.
+    """
+    try:
+        signature = inspect.signature(model)
+    except (TypeError, ValueError):  # a builtin without a signature
+        return
+    try:
+        signature.bind(*(() if isinstance(model, type) else (None,)), **kwargs)
+    except TypeError as error:
+        taker = f"{name_of(model)}.__init__" if isinstance(model, type) else f"{name_of(model)}, called with an item"
+        given = ", ".join(map(repr, kwargs)) or "nothing"
+        raise TypeError(f"kwargs does not fit {taker}: {error}; kwargs gives {given}") from None
+
+
+def _parts_of(model: AnyModel) -> tuple[Any, Callable[..., Any]]:
+    """Who has the hooks, if anybody, and what predicts. Raises TypeError."""
+    if isinstance(model, functools.partial):
+        _check_partial(model)
+    if isinstance(model, type):
+        predict = getattr(model, "predict", None)
+        if predict is None or predict is Model.predict:
+            raise TypeError(f"{model.__name__} has no predict method: a model class must define one")
+        for hook in _HOOKS:
+            method = getattr(model, hook, None)
+            if method is not None:
+                _check_method(method, f"{hook} of {model.__name__}")
+        return model, predict
+    if callable(model):
+        _check_method(model, name_of(model))
+        return None, model
+    raise TypeError(f"a model is a class with predict or a callable, not {model!r}")
+
+
+def _check_partial(model: functools.partial[Any]) -> None:
+    """A partial of a function is a function; one of a model class would make an instance of each item."""
+    made: Any = model
+    while isinstance(made, functools.partial):
+        made = made.func
+    if isinstance(made, type) and hasattr(made, "predict"):
+        name, given = made.__name__, ", ".join(f"{key!r}: ..." for key in model.keywords)
+        raise TypeError(
+            f"a functools.partial of the model class {name} cannot be served: give a stage the class itself, as"
+            f" Stage({name}, kwargs={{{given}}}), or carpool.batch an instance"
+        )
+
+
+def _check_method(method: Any, name: str) -> None:
+    """Something that is called and returns, rather than one that yields."""
+    if not callable(method):
+        raise TypeError(f"{name} must be a method, not {method!r}")
+    while isinstance(method, functools.partial):
+        method = method.func
+    if any(kind(each) for kind in _YIELDING for each in (method, type(method).__call__)):
+        raise TypeError(
+            f"{name} is a generator (it has a `yield`), and generators cannot be served yet: collect what it yields"
+            " and `return` it as a whole"
+        )
+
+
+def _content_types(owner: Any, name: str) -> tuple[tuple[str, ...], str | None]:
+    """A model's own formats, in and out. Raises TypeError."""
+    accepts, produces = getattr(owner, "accepts", ()), getattr(owner, "produces", None)
+    if isinstance(accepts, str):
+        accepts = (accepts,)
+    if not isinstance(accepts, Collection) or not all(_is_content_type(each) for each in accepts):
+        raise TypeError(f"accepts of {name} must be content types, such as ('text/csv',), not {accepts!r}")
+    if produces is not None and not _is_content_type(produces):
+        raise TypeError(f"produces of {name} must be a content type, such as 'text/csv', not {produces!r}")
+    for setting, hook in ((accepts, "decode"), (produces, "encode")):
+        if setting and not hasattr(owner, hook):
+            raise TypeError(f"{name} names content types of its own but has no {hook} method")
+    return tuple(accepts), produces
+
+
+def _is_content_type(value: Any) -> bool:
+    return isinstance(value, str) and _CONTENT_TYPE.fullmatch(value) is not None
+
+
+def _examples(examples: Any, name: str) -> tuple[Any, ...]:
+    """A model's examples, which every worker reads anew. Raises TypeError."""
+    if isinstance(examples, str | bytes | Mapping) or not (
+        hasattr(examples, "__len__") and hasattr(examples, "__iter__")
+    ):
+        kind = type(examples).__name__
+        raise TypeError(f"examples of {name} must be a list or tuple of inputs, not {kind}: write examples = (x, ...)")
+    try:
+        return tuple(examples)
+    except Exception as error:
+        raise TypeError(f"examples of {name} cannot be read: {type(error).__name__}: {text_of(error)}") from error
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import traceback
@@ -38,7 +39,7 @@ def names_of(oom_errors: OomErrors) -> tuple[str, ...]:
 
 def is_out_of_memory(error: BaseException, names: Sequence[str] = ()) -> bool:
     """Whether `error` says that memory has run out: a MemoryError, torch's on a GPU, or one of `names`."""
-    if isinstance(error, MemoryError):
+    if issubclass(type(error), MemoryError):  # nothing is asked of the exception itself: it may be a trap
         return True
     for kind in type(error).__mro__:
         module = kind.__module__
@@ -50,18 +51,22 @@ def is_out_of_memory(error: BaseException, names: Sequence[str] = ()) -> bool:
 
 
 def give_back(error: BaseException) -> None:
-    """Let go of what the failed call holds: its frames' variables, and what torch keeps for its next use of the GPU."""
-    link: BaseException | None = error
-    for _ in range(_LONGEST_CHAIN):
-        if link is None:
-            break
-        traceback.clear_frames(link.__traceback__)
-        link = link.__cause__ or link.__context__
+    """Let go of what the failed call holds: its frames' variables, and what torch keeps for its next use of the GPU.
+
+    It raises nothing, whatever the exception's attributes or torch do.
+    """
+    with contextlib.suppress(BaseException):
+        link: BaseException | None = error
+        for _ in range(_LONGEST_CHAIN):
+            if link is None:
+                break
+            traceback.clear_frames(link.__traceback__)
+            link = link.__context__ if link.__cause__ is None else link.__cause__
     gc.collect(1)  # what is new and in a circle; all there is would take long
-    torch = sys.modules.get("torch")
-    cuda = getattr(torch, "cuda", None)
-    if cuda is not None and cuda.is_initialized():
-        cuda.empty_cache()
+    with contextlib.suppress(BaseException):
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        if cuda is not None and cuda.is_initialized():
+            cuda.empty_cache()
 
 
 def _name_of(kind: type) -> str:

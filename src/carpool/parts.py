@@ -2,12 +2,17 @@
 
 The two are different. Memory is a matter of size: all of the batch is run again in calls that fit, and what was too
 much is told (`Trouble`), so that later batches are smaller. Any other error is a matter of some items: only what failed
-is halved, breadth first, until the guilty are alone. Of n items with one guilty that takes 1 + 2·log2(n) calls. Once a
-level of four parts or more fails as a whole, no item is to blame and all of them get their error.
+is halved, breadth first, until the guilty are alone. Of n items with one guilty that takes 1 + 2·log2(n) calls.
 
-Running items again costs time that others wait for. So there is a budget, which grows by one for each item that a batch
-brings and shrinks by one for each that is run again: a stream of bad batches costs no more than twice its time, and
-while the budget is overdrawn a batch that raises fails as a whole.
+Where the four quarters of a batch all fail, either many items are guilty or the model is broken. Items run by
+themselves tell which, one of each quarter in turn: once some have gone through, what is left is run one by one if more
+than a quarter of them failed, and is halved further if not. If none goes through, the rest fails with the error of its
+quarter; and each time that this happens, fewer are tried in the next such batch (`MOST_IN_VAIN` down to `ALL_BAD`), so
+a model that is broken altogether costs eleven calls a batch before long.
+
+Running items again takes time that others wait for, and still it is what serves the good ones best: where it takes
+long, next to no batch would come through without. So it ends when nobody waits for the batch any more (`until`), and
+what is owed to others is a small share of the time: a batch that raises while the share is used up fails as a whole.
 """
 
 from __future__ import annotations
@@ -19,17 +24,23 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from carpool.clock import Clock, monotonic
 from carpool.errors import ModelError
 from carpool.oom import give_back, is_out_of_memory
 
 T = TypeVar("T")
 
 ALL_BAD = 4
-"""So many parts of one level fail, and none succeeds: the batch is bad, not an item."""
+"""So many parts of a batch fail, and none succeeds: perhaps it is the model that is broken."""
 
-FIRST_BUDGET = 256
-LARGEST_BUDGET = 4096
-"""Items that may be run again before any have been served, and after a long time without errors."""
+MOST_IN_VAIN = 32
+"""So many items are then tried by themselves before the model counts as broken; half as many after each such batch."""
+
+AGAIN_PER_S = 100.0
+"""Seconds for which batches may be run again, for each second that passes otherwise."""
+
+MOST_AGAIN_S = 60.0
+"""As many of these seconds can be saved up, and are there at the start."""
 
 _INFINITY = float("inf")
 
@@ -72,7 +83,9 @@ class Caller:
         halve: whether one that runs out of memory is run again in smaller calls.
         oom_errors: full names of exceptions that mean it, besides MemoryError and torch's; None if nothing does.
         through: exceptions that end the whole call instead of failing an item.
+        meant: whether one of these does end it; user code may have raised it by itself.
         may_wait: whether there is an event loop on which async user code can wait.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -82,15 +95,21 @@ class Caller:
         halve: bool = True,
         oom_errors: Sequence[str] | None = (),
         through: tuple[type[BaseException], ...] = (),
+        meant: Callable[[], bool] = lambda: True,
         may_wait: bool = False,
+        clock: Clock = monotonic,
     ) -> None:
         self.isolate_errors = isolate_errors
         self.halve = halve
+        self.clock = clock
+        self.tries = MOST_IN_VAIN
         self._oom_errors = oom_errors
-        self.through = through
+        self._through = through
+        self._meant = meant
         self._may_wait = may_wait
-        self._budget = FIRST_BUDGET
-        self._earned = 0  # since the budget was last asked for
+        self._again_s = MOST_AGAIN_S  # for which batches may still be run again
+        self._asked = clock()
+        self._spent_s = 0.0  # since then
 
     async def call(
         self,
@@ -100,6 +119,7 @@ class Caller:
         *,
         sizes: Sequence[int] | None = None,
         places: Sequence[int] | None = None,
+        until: float = _INFINITY,
     ) -> list[Any]:
         """What `function` returns for the items; `Failed` in the place of each that fails.
 
@@ -109,9 +129,9 @@ class Caller:
             trouble: what there is to tell is appended here.
             sizes: each part is padded up to the next of these with its last item, and the surplus results dropped.
             places: of the items in their batch, if they are not all of it.
+            until: when nobody waits for the results any more.
         """
         n = len(items)
-        self._earned += n
         part: Any
         returned: Any
         try:
@@ -120,12 +140,12 @@ class Caller:
             if hasattr(returned, "__await__"):
                 returned = await self.outcome_of(returned)
             return as_results(returned, len(part))[:n]
-        except self.through:
-            raise
         except BaseException as error:
+            if self.goes_through(error):
+                raise
             why = error
         returned = part = None  # nothing of the failed call may take up memory while parts of it are run
-        again = _Again(self, function, items, trouble, sizes, range(n) if places is None else places)
+        again = _Again(self, function, items, trouble, sizes, range(n) if places is None else places, until)
         try:
             return await again.run(why)
         finally:
@@ -134,6 +154,10 @@ class Caller:
     async def outcome_of(self, awaitable: Awaitable[Any]) -> Any:
         """What user code returned to be awaited. Raises TypeError if it would wait where nothing can."""
         return await awaitable if self._may_wait else run_now(awaitable)
+
+    def goes_through(self, error: BaseException) -> bool:
+        """Whether an exception ends the whole call. It is asked nothing, not even for its class."""
+        return issubclass(type(error), self._through) and self._meant()
 
     def failed_alone(self, error: BaseException, trouble: list[Trouble]) -> Failed:
         """The end of an item that was called by itself."""
@@ -147,14 +171,17 @@ class Caller:
         return self._oom_errors is not None and is_out_of_memory(error, self._oom_errors)
 
     def may_repeat(self) -> bool:
-        """Whether the budget allows that a batch is run again in parts; it may be overdrawn by one batch."""
-        self._budget = min(self._budget + self._earned, LARGEST_BUDGET)
-        self._earned = 0
-        return self._budget > 0
+        """Whether there is time to run a batch again in parts; it may be overdrawn by one batch."""
+        now = self.clock()
+        earned_s = AGAIN_PER_S * max(0.0, now - self._asked - self._spent_s)
+        self._again_s = min(self._again_s + earned_s, MOST_AGAIN_S)
+        self._asked, self._spent_s = now, 0.0
+        return self._again_s > 0
 
-    def repeated(self, items: int) -> None:
-        """So many items were run again."""
-        self._budget -= items
+    def repeated(self, seconds: float) -> None:
+        """A batch has been run again for so long."""
+        self._again_s -= seconds
+        self._spent_s += seconds
 
 
 class _Again:
@@ -168,6 +195,7 @@ class _Again:
         trouble: list[Trouble],
         sizes: Sequence[int] | None,
         places: Sequence[int],
+        until: float,
     ) -> None:
         self._caller = caller
         self._function = function
@@ -178,7 +206,8 @@ class _Again:
         self._todo: list[tuple[int, int]] = []  # parts of the present level, the next one last
         self._raised: list[tuple[int, int, BaseException]] = []  # parts of the present level
         self._calls = 1  # in the present level
-        self._repeated = 0
+        self._until = until
+        self._began = caller.clock()
         # of the parts that are there to make calls smaller:
         self._too_many: float = _INFINITY  # so many items have run out of memory, as far as no single one was to blame
         self._alone = 0  # items that ran out of memory by themselves
@@ -191,11 +220,15 @@ class _Again:
     async def run(self, error: BaseException) -> list[Any]:
         """All results, after the call for all items has raised `error`."""
         self._failed(0, len(self._items), error)
-        del error
         while self._todo or self._raised:
             while self._todo:
-                await self._call(*self._todo.pop())
-            self._descend()
+                begin, end = self._todo.pop()
+                if self._caller.clock() < self._until:
+                    await self._call(begin, end)
+                else:  # nobody waits any more
+                    self._trouble.unsplit = True
+                    self._give(begin, end, error)
+            await self._descend()
         self._settle()
         return self._results
 
@@ -205,7 +238,6 @@ class _Again:
             self._halve(begin, end)  # it would run out again
             return
         self._calls += 1
-        self._repeated += n
         part: Any
         returned: Any
         try:
@@ -217,9 +249,9 @@ class _Again:
                 returned = await self._caller.outcome_of(returned)
             self._results[begin:end] = as_results(returned, len(part))[:n]
             self._fitted.append((begin, end))
-        except self._caller.through:
-            raise
         except BaseException as error:
+            if self._caller.goes_through(error):
+                raise
             returned = part = None
             self._failed(begin, end, error)
 
@@ -254,20 +286,51 @@ class _Again:
         middle = (begin + end) // 2
         self._todo += [(middle, end), (begin, middle)]
 
-    def _descend(self) -> None:
+    async def _descend(self) -> None:
         """The parts of this level that have raised: halved for the next one, or given up."""
         raised, self._raised = self._raised, []
-        hopeless = len(raised) == self._calls >= ALL_BAD
+        suspect = len(raised) == self._calls >= ALL_BAD and not self._fitted
         self._calls = 0
+        halved: list[tuple[int, int, BaseException]] = []
         for begin, end, error in reversed(raised):
-            if end - begin == 1 or hopeless or not self._caller.isolate_errors or _is_no_result(error):
+            if end - begin == 1 or not self._caller.isolate_errors or _is_no_result(error):
                 self._give(begin, end, error)
             elif self._may_repeat:
                 self._trouble.split = True
-                self._halve(begin, end)
+                halved.append((begin, end, error))
             else:
                 self._trouble.unsplit = True
                 self._give(begin, end, error)
+        if suspect and halved:
+            await self._probe(halved[::-1])
+            return
+        for begin, end, _ in halved:
+            self._halve(begin, end)
+
+    async def _probe(self, parts: list[tuple[int, int, BaseException]]) -> None:
+        """No part has gone through, so items by themselves tell whether it is the model that is broken."""
+        tried = 0
+        while parts and not self._fitted and self._caller.clock() < self._until:
+            if tried and tried + len(parts) > self._caller.tries:
+                break
+            for begin, _, _ in parts:
+                await self._call(begin, begin + 1)
+            tried += len(parts)
+            parts = [(begin + 1, end, error) for begin, end, error in parts if begin + 1 < end]
+        guilty, self._raised = self._raised, []
+        for begin, end, error in guilty:
+            self._give(begin, end, error)
+        if not self._fitted:
+            for begin, end, error in parts:
+                self._give(begin, end, error)
+            self._caller.tries = max(self._caller.tries // 2, ALL_BAD)
+            return
+        one_by_one = 4 * len(guilty) > tried
+        for begin, end, _ in reversed(parts):
+            if one_by_one or end - begin == 1:
+                self._todo += [(at, at + 1) for at in reversed(range(begin, end))]
+            else:
+                self._halve(begin, end)
 
     def _give(self, begin: int, end: int, error: BaseException) -> None:
         self._results[begin:end] = [Failed(error)] * (end - begin)
@@ -275,7 +338,9 @@ class _Again:
     def _settle(self) -> None:
         """What was run again because a batch was too large costs nothing: the next one will be smaller."""
         if self._trouble.split or self._alone:
-            self._caller.repeated(self._repeated)
+            self._caller.repeated(self._caller.clock() - self._began)
+        if self._fitted:
+            self._caller.tries = MOST_IN_VAIN
         if self._ran_out:
             self._trouble.ran_out = [self._of_batch(*part) for part in self._ran_out]
             self._trouble.fitted = [self._of_batch(*part) for part in self._fitted]
@@ -322,29 +387,26 @@ def as_results(returned: Any, n: int) -> list[Any]:
     """
     if type(returned) is list and len(returned) == n:
         return returned
-    results: Any
+    results: Any = returned
     if hasattr(returned, "unbind") and hasattr(returned, "detach"):  # a torch tensor
         tensor = returned.detach().cpu()
         # a row of its own memory each: pickling a view would take the whole batch along
         results = tensor.tolist() if tensor.ndim == 1 else [row.clone() for row in tensor]
     elif hasattr(returned, "tolist") and hasattr(returned, "ndim"):  # a numpy array
         results = returned.tolist() if returned.ndim <= 1 else list(returned)
-    elif isinstance(returned, list):
-        results = returned
-    elif isinstance(returned, Sequence) and not isinstance(returned, str | bytes | bytearray):
-        # a sequence of the user's own may have no end, whatever its length says
-        results = list(islice(returned, n + 1)) if len(returned) == n else returned
-    else:
-        kind = returned.__class__.__name__
+    elif not isinstance(returned, Sequence) or isinstance(returned, str | bytes | bytearray):
+        kind = type(returned).__name__
         text = f"a batch of {n} needs a sequence of {n} results, but the model returned {kind}"
         raise ModelError(text, code="bad_result")
-    if not isinstance(results, Sequence) or len(results) != n:
+    if type(results) is not list and isinstance(results, Sequence) and len(results) == n:
+        results = list(islice(results, n + 1))  # one of the user's own may have no end, whatever its length says
+    if type(results) is not list or len(results) != n:
         got = len(results) if isinstance(results, Sequence) else "a single value"
         text = f"a batch of {n} needs {n} results, but the model returned {got}"
         raise ModelError(text, code="bad_result")
-    return results  # type: ignore[return-value]
+    return results
 
 
 def _is_no_result(error: BaseException) -> bool:
     """Whether the model returned what cannot be shared out: with fewer items it would do the same."""
-    return isinstance(error, ModelError) and error.code == "bad_result"
+    return type(error) is ModelError and error.code == "bad_result"

@@ -6,31 +6,102 @@ the wire) or a pydantic model; both are recognised without importing their libra
 
 from __future__ import annotations
 
+import json
+import re
 import typing
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec.inspect import AnyType, CustomType, NoneType, RawType
 
+from carpool import nesting
 from carpool.errors import InvalidRequest, ModelError, ValidationError
+from carpool.foreign import text_of
 
-_DOES_NOT_FIT = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
+T = TypeVar("T")
+
+_DOES_NOT_FIT = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError, NotImplementedError)
+
+_NULL = b"null"
+_TAKE_NULL = (AnyType, CustomType, NoneType, RawType)
+_NO_NUMBER = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
+"""How NaN and infinities begin in msgpack; other values may hold these bytes as well."""
 
 
 def json_reader(kind: Any) -> Callable[[bytes], Any]:
-    """A function that reads one JSON item of `kind`; `as_our_error` tells what its exceptions mean."""
-    return msgspec.json.Decoder(kind, dec_hook=_from_builtins).decode
+    """A function that reads one JSON item of `kind`; `as_our_error` tells what its exceptions mean.
+
+    Raises:
+        TypeError: msgspec has no way to read such a type, a union of two dataclasses say.
+    """
+    return nesting.bounded(_json_decoder(kind), nesting.is_deep_json)
 
 
 def msgpack_reader(kind: Any) -> Callable[[bytes], Any]:
-    """A function that reads one msgpack item of `kind`; `as_our_error` tells what its exceptions mean."""
+    """A function that reads one msgpack item of `kind`; otherwise like `json_reader`."""
+    return nesting.bounded(_msgpack_decoder(kind), nesting.is_deep_msgpack)
+
+
+def _json_decoder(kind: Any) -> Callable[[bytes], Any]:
+    if _is_pydantic(kind):
+        return _pydantic_reader(kind)
+    return msgspec.json.Decoder(kind, dec_hook=_from_json).decode
+
+
+def _msgpack_decoder(kind: Any) -> Callable[[bytes], Any]:
     return msgspec.msgpack.Decoder(kind, dec_hook=_from_builtins).decode
+
+
+class MadeWhenNeeded(dict[int, Callable[[Any], T]]):
+    """Readers or writers by format, of which some are made when the first item in such a format comes.
+
+    Python callers' items need none of these, so that a type which cannot be read from text is no obstacle to them.
+
+    Args:
+        ready: those that exist already.
+        makers: make the others.
+    """
+
+    def __init__(
+        self, ready: Mapping[int, Callable[[Any], T]], makers: Mapping[int, Callable[[], Callable[[Any], T]]]
+    ) -> None:
+        super().__init__(ready)
+        self._makers = makers
+
+    def __missing__(self, format: int) -> Callable[[Any], T]:
+        made = self[format] = self._makers[format]()
+        return made
+
+
+def why_unreadable(kind: Any) -> str | None:
+    """Why no item of `kind` can be read from JSON or msgpack; None if some can."""
+    try:
+        json_reader(kind)
+    except Exception as error:
+        return text_of(error)
+    if not isinstance(kind, type) or _is_array(kind) or _is_pydantic(kind):
+        return None
+    if not isinstance(msgspec.inspect.type_info(kind), CustomType):
+        return None
+    if any(issubclass(builtin, kind) for builtin in (dict, list, str, int, float, bool, type(None))):
+        return None
+    return f"nothing in JSON reads as {type_name(kind)}"
+
+
+def why_unwritable(kind: Any) -> str | None:
+    """Why no result of `kind` can be checked and written as JSON or msgpack; None if some can."""
+    try:
+        json_reader(kind)
+    except Exception as error:
+        return text_of(error)
+    return None
 
 
 def as_our_error(error: BaseException, what: str) -> BaseException:
     """What a reader's exception means for the caller: an item that does not fit, or a body that is malformed."""
     if isinstance(error, msgspec.ValidationError):  # a subclass of DecodeError: first
-        return ValidationError(str(error))
+        return ValidationError(text_of(error))
     if isinstance(error, msgspec.DecodeError):
         text = str(error).partition("malformed: ")[2] or str(error)
         return InvalidRequest(f"the body is no valid {what}: {text}")
@@ -39,26 +110,42 @@ def as_our_error(error: BaseException, what: str) -> BaseException:
     if isinstance(error, RecursionError):
         return InvalidRequest(f"the {what} is nested too deep")
     if isinstance(error, NotImplementedError | TypeError):
-        return ValidationError(str(error))
+        return ValidationError(text_of(error))
     return error
 
 
 def json_writer(kind: Any) -> Callable[[Any], bytes]:
-    """A function that writes one result as JSON and raises `ModelError` if it does not fit `kind`."""
-    return _writer(msgspec.json.Encoder(enc_hook=_to_builtins).encode, json_reader(kind), kind)
+    """A function that writes one result as JSON and raises `ModelError` if it does not fit `kind`.
+
+    NaN and infinities fit nothing, since JSON has no words for them.
+
+    Raises:
+        TypeError: as for `json_reader`.
+    """
+    return _writer(_json_encoder.encode, _json_decoder(kind), kind, has_null=True)
 
 
 def msgpack_writer(kind: Any) -> Callable[[Any], bytes]:
-    """A function that writes one result as msgpack and raises `ModelError` if it does not fit `kind`."""
-    return _writer(msgspec.msgpack.Encoder(enc_hook=_to_builtins).encode, msgpack_reader(kind), kind)
+    """A function that writes one result as msgpack, which has NaN and infinities; otherwise like `json_writer`."""
+    return _writer(_msgpack_encoder.encode, _msgpack_decoder(kind), kind, has_null=False)
 
 
 def json_schema(types: list[Any], ref_template: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """JSON Schemas (2020-12) of `types`, and the components they refer to."""
+    """JSON Schemas (2020-12) of `types`, and the components they refer to; of what JSON cannot say, an empty one."""
     schemas, components = msgspec.json.schema_components(
-        [Any if t is None else t for t in types], schema_hook=_schema_hook, ref_template=ref_template
+        [Any if t is None or why_unwritable(t) is not None else t for t in types],
+        schema_hook=_schema_hook,
+        ref_template=ref_template,
     )
     return list(schemas), components
+
+
+def result_schema(kind: Any, schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of results of `kind`, if not that of items: pydantic's aliases and computed fields may differ."""
+    if not _is_pydantic(kind):
+        return schema
+    written: dict[str, Any] = kind.model_json_schema(mode="serialization")
+    return written
 
 
 def as_example(value: Any) -> Any:
@@ -68,24 +155,39 @@ def as_example(value: Any) -> Any:
 
 def type_name(kind: Any) -> str:
     """A type as a person would write it."""
-    return getattr(kind, "__name__", None) or str(kind).replace("typing.", "")
+    name = None if typing.get_args(kind) and not _is_array(kind) else getattr(kind, "__name__", None)
+    return name or str(kind).replace("typing.", "")
 
 
-def _writer(encode: Callable[[Any], bytes], read: Callable[[bytes], Any], kind: Any) -> Callable[[Any], bytes]:
+def _writer(
+    encode: Callable[[Any], bytes], read: Callable[[bytes], Any], kind: Any, *, has_null: bool
+) -> Callable[[Any], bytes]:
     """Encode and check in one: a result fits if what is written reads as `kind`.
 
     That is strict about what is inside, takes numpy scalars for numbers as the wire does, and costs less than looking
-    at the object, because the reader is compiled once.
+    at the object, because the reader is compiled once. Objects that msgspec does not know (pydantic models, arrays) fit
+    as well if they are what the hint says: their library has checked them, and may not read what it writes.
+
+    Args:
+        encode: writes a result; read: reads it; kind: as which.
+        has_null: whether NaN is written as null, and is to be refused.
     """
     dtype = _dtype(kind) if _is_array(kind) else None
+    inside = _kinds_in(kind)
+    fits = _object_check(kind) if CustomType in inside else None
+    may_hide = has_null and not inside.isdisjoint(_TAKE_NULL)  # else reading back stumbles over NaN anyway
 
     def write(value: Any) -> bytes:
         try:
             body = encode(value)
-            read(body)
+            if may_hide and body.partition(_NULL)[1]:
+                _refuse_nan(value)
+            if fits is None or not fits(value):
+                read(body)
         except _DOES_NOT_FIT as error:
-            text = f"the result does not fit {type_name(kind)}: {error}"
-            raise ModelError(text, code="bad_result") from error
+            raise _bad_result(
+                f"the result does not fit {type_name(kind)}", error, value if has_null else None
+            ) from error
         return body
 
     def write_array(value: Any) -> bytes:
@@ -93,45 +195,172 @@ def _writer(encode: Callable[[Any], bytes], read: Callable[[bytes], Any], kind: 
 
     def write_anything(value: Any) -> bytes:
         try:
-            return encode(value)
+            body = encode(value)
+            if has_null and body.partition(_NULL)[1]:  # the quickest way to ask; `in` is the slowest
+                _refuse_nan(value)
         except _DOES_NOT_FIT as error:
-            raise ModelError(f"the result cannot be written: {error}", code="bad_result") from error
+            raise _bad_result("the result cannot be written", error) from error
+        return body
 
     if kind is Any:
         return write_anything
     return write if dtype is None else write_array
 
 
+def _bad_result(what: str, error: Exception, value: Any = None) -> ModelError:
+    """What the caller hears; that a number in `value` is none says more than that a null does not fit."""
+    try:
+        _refuse_nan(value)
+    except ValueError as reason:
+        error = reason
+    return ModelError(f"{what}: {error}", code="bad_result")
+
+
+def _refuse_nan(value: Any) -> None:
+    """Whether the nulls in a result are meant, or stand for numbers that JSON does not have. Raises ValueError."""
+    if _holds_nan(value):
+        raise ValueError("NaN and infinities cannot be written as JSON (as msgpack they can)")
+
+
+def _holds_nan(value: Any) -> bool:
+    try:
+        if _NO_NUMBER.search(_msgpack_encoder.encode(value)) is None:
+            return False
+    except _DOES_NOT_FIT:  # an integer of over 64 bits, say
+        pass
+    try:
+        json.dumps(msgspec.to_builtins(value, str_keys=True, enc_hook=_to_builtins), allow_nan=False)
+    except _DOES_NOT_FIT as error:
+        return "JSON compliant" in str(error)
+    return False
+
+
+def _kinds_in(kind: Any) -> set[type]:
+    """Which of msgspec's kinds of types occur in a type."""
+    seen: dict[int, Any] = {}
+    todo: list[Any] = [msgspec.inspect.type_info(kind)]
+    while todo:
+        info = todo.pop()
+        if id(info) in seen:
+            continue
+        seen[id(info)] = info
+        for name in info.__struct_fields__:
+            value = getattr(info, name)
+            parts = value if isinstance(value, tuple) else (value,)
+            todo += [part for part in parts if isinstance(part, msgspec.inspect.Type | msgspec.inspect.Field)]
+    return {type(info) for info in seen.values()}
+
+
+def _object_check(kind: Any) -> Callable[[Any], bool]:
+    """Whether a value fits `kind` as it is: in a copy as msgpack each object that is not msgspec's is a number.
+
+    Where the hint names the object's own type, the number is turned back into the object, and there is nothing to check
+    beyond that; the rest is checked as usual.
+    """
+    objects: list[Any] = []
+
+    def number(value: Any) -> Any:
+        if getattr(value, "ndim", None) == 0 and not _is_array(type(value)):
+            return value.tolist()  # a numpy scalar counts as a number
+        objects.append(value)
+        return msgspec.msgpack.Ext(0, str(len(objects) - 1).encode())
+
+    encode = msgspec.msgpack.Encoder(enc_hook=number).encode
+    read = msgspec.msgpack.Decoder(kind, dec_hook=_as_it_is, ext_hook=lambda _, data: objects[int(bytes(data))]).decode
+
+    def fits(value: Any) -> bool:
+        try:
+            read(encode(value))
+        except _DOES_NOT_FIT:
+            return False
+        finally:
+            objects.clear()
+        return True
+
+    return fits
+
+
+def _as_it_is(kind: Any, value: Any) -> Any:
+    """An object in a result, if it is what the hint says."""
+    if _is_array(kind):
+        if not _is_array(type(value)) or _dtype(kind) not in (None, value.dtype):
+            raise ValueError("not of this dtype")
+    elif not isinstance(value, kind):
+        raise ValueError("not of this type")
+    return value
+
+
 def _from_builtins(kind: Any, value: Any) -> Any:
     """msgspec's hook for types it does not know."""
     if _is_array(kind):
         return _to_array(kind, value)
-    validate = getattr(kind, "model_validate", None)
-    if validate is not None:
-        try:
-            return validate(value)
-        except ValueError as error:
-            raise ValueError(_first_problem(error)) from error
+    if _is_pydantic(kind):
+        return _validated(kind.model_validate, value, kind, value)
     if isinstance(kind, type) and isinstance(value, kind):
         return value
     raise NotImplementedError(f"items of type {type_name(kind)} cannot be read from a request body")
 
 
+def _from_json(kind: Any, value: Any) -> Any:
+    """Likewise for what has come as JSON, which a strict pydantic model reads otherwise: dates are text there."""
+    if _is_pydantic(kind):
+        return _validated(kind.model_validate_json, _json_encoder.encode(value), kind, value)
+    return _from_builtins(kind, value)
+
+
+def _pydantic_reader(kind: Any) -> Callable[[bytes], Any]:
+    """Reads an item that is a pydantic model as a whole: msgspec says whether it is JSON, pydantic what is in it."""
+    decode, validate = msgspec.json.Decoder().decode, kind.model_validate_json
+
+    def read(body: bytes) -> Any:
+        value = decode(body)
+        try:
+            return _validated(validate, body, kind, value)
+        except ValueError as error:
+            raise ValidationError(str(error)) from error
+
+    return read
+
+
+def _validated(validate: Callable[[Any], Any], form: Any, kind: Any, value: Any) -> Any:
+    """A pydantic model from what its `validate` takes; `value` is the same in builtins. Raises ValueError."""
+    try:
+        return validate(form)
+    except ValueError as error:
+        if form is not value and _problems(error)[0].get("type") == "json_invalid":
+            return _validated(kind.model_validate, value, kind, value)  # it is JSON, but too deep for pydantic's parser
+        raise ValueError(_first_problem(error)) from error
+
+
+def _is_pydantic(kind: Any) -> bool:
+    return isinstance(kind, type) and hasattr(kind, "model_validate_json")
+
+
 def _to_builtins(value: Any) -> Any:
     """msgspec's hook for results it does not know: arrays, tensors, numpy scalars, pydantic models."""
-    for method in ("tolist", "model_dump"):
-        convert = getattr(value, method, None)
-        if convert is not None:
-            return convert()
-    raise TypeError(f"a result of type {value.__class__.__name__} cannot be written as JSON or msgpack")
+    convert = getattr(value, "tolist", None)
+    if convert is not None:
+        return convert()
+    dump = getattr(value, "model_dump", None)
+    if dump is None:
+        raise TypeError(f"a result of type {value.__class__.__name__} cannot be written as JSON or msgpack")
+    try:
+        return dump(mode="json", by_alias=True)
+    except ValueError:  # it holds what pydantic cannot write but we can, an array say
+        return dump(by_alias=True)
+
+
+def _problems(error: ValueError) -> list[dict[str, Any]]:
+    """pydantic's complaints; one without anything where the error is not pydantic's."""
+    problems = getattr(error, "errors", None)
+    return [{}] if problems is None else problems(include_url=False, include_input=False)
 
 
 def _first_problem(error: ValueError) -> str:
     """pydantic's first complaint in one line, with the field's path."""
-    problems = getattr(error, "errors", None)
-    if problems is None:
+    first = _problems(error)[0]
+    if not first:
         return str(error)
-    first = problems(include_url=False, include_input=False)[0]
     path = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in first["loc"])
     return f"{first['msg']} - at `${path}`"
 
@@ -157,7 +386,11 @@ def _to_array(kind: Any, value: Any) -> Any:
         limits = np.iinfo(wanted)
         if array.min() < limits.min or array.max() > limits.max:
             raise ValueError(f"Expected an array of {wanted}, got numbers out of its range")
-    return array.astype(wanted)
+    with np.errstate(over="ignore"):
+        narrowed = array.astype(wanted)
+    if wanted.kind == "f" and (np.isinf(narrowed) & ~np.isinf(array)).any():
+        raise ValueError(f"Expected an array of {wanted}, got numbers out of its range")
+    return narrowed
 
 
 def _dtype(kind: Any) -> Any:
@@ -183,3 +416,7 @@ def _schema_hook(kind: Any) -> dict[str, Any]:
         schema: dict[str, Any] = model_json_schema()
         return schema
     return {"description": type_name(kind)}
+
+
+_json_encoder = msgspec.json.Encoder(enc_hook=_to_builtins)
+_msgpack_encoder = msgspec.msgpack.Encoder(enc_hook=_to_builtins)

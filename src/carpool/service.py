@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 from carpool.drive.output import LineSink, print_line
 from carpool.handle import AsyncHandle, Handle
 from carpool.model import AnyModel
-from carpool.settings import at_least, check_overload, positive
+from carpool.settings import at_least, check_held, check_overload, finite, function, held_s, seconds, text
 from carpool.stage import Stage, as_stage, check_chain
 from carpool.worker import affinity
 
@@ -18,7 +19,8 @@ class Service:
     Args:
         stages: what a request passes through, first to last; a bare model stands for a stage of single items.
         name: the model's name over HTTP and in metrics; defaults to the last stage's.
-        timeout_s: longest time from a request's arrival to its answer.
+        timeout_s: longest time from a request's arrival to its answer; None, or infinity, for no limit. Then nothing
+            ends a call that hangs unless its stage has a `max_batch_time_s`.
         slo_s: the latency, end to end, that requests should be answered within; goodput is counted against it. A policy
             that plans (adaptive, deadline, cork) serves what can make it and refuses early, with `Overloaded` (429),
             what cannot; what was not refused and is late is still answered until `timeout_s`. Other policies serve
@@ -31,14 +33,16 @@ class Service:
             and after deaths; defaults to the number of cores there are for this process, at least 2.
 
     Raises:
-        ValueError: see `Stage`; or two stages have one name, or a queue is too small for the batches before it.
+        ValueError: see `Stage`; or two stages have one name, a queue is too small for the batches before it, or the
+            static policy holds requests back for longer than `timeout_s`.
+        TypeError: see `Stage`.
     """
 
     def __init__(
         self,
         *stages: Stage | AnyModel,
         name: str | None = None,
-        timeout_s: float = 30.0,
+        timeout_s: float | None = 30.0,
         slo_s: float | None = None,
         overload: str = "goodput",
         cpus: int | Collection[int] | None = None,
@@ -46,14 +50,13 @@ class Service:
     ) -> None:
         self._stages = tuple(as_stage(stage) for stage in stages)
         check_chain(self._stages)
-        positive("timeout_s", timeout_s)
-        positive("slo_s", slo_s)
         check_overload(overload)
         if max_parallel_starts is not None:
-            at_least("max_parallel_starts", max_parallel_starts, 1)
-        self._name = name or self._stages[-1].name
-        self._timeout_s = timeout_s
-        self._slo_s = slo_s
+            max_parallel_starts = at_least("max_parallel_starts", max_parallel_starts, 1)
+        self._name = text("name", name) or self._stages[-1].name
+        self._timeout_s = math.inf if timeout_s is None else seconds("timeout_s", timeout_s)
+        self._slo_s = finite("slo_s", slo_s)
+        check_held(sum(held_s(stage.new_policy()) for stage in self._stages), self._timeout_s)
         self._overload = overload
         self._cpus = None if cpus is None else affinity.parse(cpus)
         self._max_parallel_starts = max_parallel_starts
@@ -73,7 +76,7 @@ class Service:
 
     @property
     def timeout_s(self) -> float:
-        """Longest time from a request's arrival to its answer."""
+        """Longest time from a request's arrival to its answer; infinity for no limit."""
         return self._timeout_s
 
     @property
@@ -103,14 +106,16 @@ class Service:
             journal_size: how many events to remember for `story`; 0 for none.
             output: what to do with each line that a worker prints.
         """
-        return AsyncHandle(self, journal_size=journal_size, output=output)
+        function("output", output, "a worker's name, whether it is an error, and a line")
+        return AsyncHandle(self, journal_size=at_least("journal_size", journal_size, 0), output=output)
 
     def run(self, *, journal_size: int = 0, output: LineSink = print_line) -> Handle:
         """The service on a loop thread of its own: `with service.run() as s: s.predict(x)`.
 
         Args: see `run_async`.
         """
-        return Handle(self, journal_size=journal_size, output=output)
+        function("output", output, "a worker's name, whether it is an error, and a line")
+        return Handle(self, journal_size=at_least("journal_size", journal_size, 0), output=output)
 
     def start(self, *, journal_size: int = 0, output: LineSink = print_line) -> Handle:
         """Like `run`, started at once; the caller must `close` it."""

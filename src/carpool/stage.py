@@ -8,10 +8,24 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from carpool.invoke import is_async
-from carpool.model import AnyModel, Traits, name_of, traits_of
+from carpool.model import AnyModel, Traits, check_kwargs, name_of, traits_of
 from carpool.oom import OomErrors, names_of
 from carpool.policy import Adaptive, OneByOne, Policy
-from carpool.settings import at_least, check_policy, check_sizes, not_negative, policy_for, positive
+from carpool.settings import (
+    at_least,
+    check_policy,
+    check_room,
+    check_sizes,
+    delay,
+    environment,
+    flag,
+    function,
+    mapping,
+    policy_for,
+    positive,
+    text,
+)
+from carpool.wire.frame import MAX_ITEMS
 from carpool.worker import affinity
 
 RunIn = Literal["process", "thread", "loop"]
@@ -58,7 +72,7 @@ class Stage:
 
     Raises:
         ValueError: a setting is out of range; the text says which and what would do.
-        TypeError: `model` is no model.
+        TypeError: `model` is no model, or one that cannot be served; or a setting is of the wrong kind.
     """
 
     model: AnyModel
@@ -104,44 +118,44 @@ class Stage:
         oom_errors: OomErrors | None = (),
     ) -> None:
         if max_batch_size is not None:
-            at_least("max_batch_size", max_batch_size, 1)
+            max_batch_size = at_least("max_batch_size", max_batch_size, 1)
         if workers is None:
-            workers = len(cpus) if cpus else 1
-        at_least("workers", workers, 1)
-        at_least("max_queue_size", max_queue_size, 1)
-        at_least("max_queue_bytes", max_queue_bytes, 1)
+            workers = 1 if cpus is None else affinity.entries(cpus) or 1
+        workers = at_least("workers", workers, 1)
+        max_queue_size = at_least("max_queue_size", max_queue_size, 1)
+        max_queue_bytes = at_least("max_queue_bytes", max_queue_bytes, 1)
         traits = traits_of(model, max_batch_size is not None)
+        kwargs, env = mapping("kwargs", kwargs), environment(env)
+        check_kwargs(model, kwargs)
         if allowed_batch_sizes is not None:
-            _check_padding(allowed_batch_sizes, max_batch_size, size)
+            allowed_batch_sizes = _padding(allowed_batch_sizes, max_batch_size, size)
         if size is not None:
             _check_size(size, max_batch_size, traits)
-        elif max_batch_size is not None and max_queue_size < max_batch_size:
-            raise ValueError(
-                f"max_queue_size ({max_queue_size}) is smaller than max_batch_size ({max_batch_size}):"
-                " no full batch could ever form"
-            )
-        positive("max_batch_time_s", max_batch_time_s)
-        not_negative("max_queue_delay_s", max_queue_delay_s)
-        check_policy(policy)
+        elif max_batch_size is not None:
+            check_room(max_batch_size, max_queue_size)
         _check_run_in(run_in, model, cpus=cpus is not None, env=bool(env))
+        if run_in == "process" and max_batch_size is not None:
+            _check_frame(max_batch_size, max_queue_size if size is not None else None)
+        check_policy(policy)
+        flag("idempotent", idempotent)
         values: dict[str, Any] = {
             "model": model,
-            "name": name or name_of(model),
+            "name": text("name", name) or traits.name,
             "workers": workers,
             "cpus": None if cpus is None else affinity.parse_all(cpus, workers),
             "run_in": run_in,
-            "kwargs": dict(kwargs or {}),
-            "env": dict(env or {}),
+            "kwargs": kwargs,
+            "env": env,
             "max_batch_size": max_batch_size,
-            "allowed_batch_sizes": None if allowed_batch_sizes is None else tuple(allowed_batch_sizes),
+            "allowed_batch_sizes": allowed_batch_sizes,
             "size": size,
             "policy": policy,
-            "max_queue_delay_s": max_queue_delay_s,
+            "max_queue_delay_s": delay("max_queue_delay_s", max_queue_delay_s),
             "max_queue_size": max_queue_size,
             "max_queue_bytes": max_queue_bytes,
-            "max_batch_time_s": max_batch_time_s,
+            "max_batch_time_s": positive("max_batch_time_s", max_batch_time_s),
             "idempotent": idempotent,
-            "isolate_errors": idempotent if isolate_errors is None else isolate_errors,
+            "isolate_errors": idempotent if isolate_errors is None else flag("isolate_errors", isolate_errors),
             "oom_errors": None if oom_errors is None else names_of(oom_errors),
             "traits": traits,
         }
@@ -189,19 +203,28 @@ def _check_run_in(run_in: str, model: AnyModel, *, cpus: bool, env: bool) -> Non
         raise ValueError('env is for worker processes: a stage with run_in="thread" or "loop" shares this one\'s')
 
 
-def _check_padding(
+def _check_frame(max_batch_size: int, waiting: int | None) -> None:
+    """Whether one message to a worker process holds a batch; where sizes are counted, by the items that can wait."""
+    setting, most = ("max_batch_size", max_batch_size) if waiting is None else ("max_queue_size", waiting)
+    if min(max_batch_size, most) > MAX_ITEMS:
+        raise ValueError(
+            f"{setting} ({most}) must be at most {MAX_ITEMS}, which is what one message to a worker process holds;"
+            ' a stage with run_in="thread" has no such limit'
+        )
+
+
+def _padding(
     allowed_batch_sizes: Sequence[int], max_batch_size: int | None, size: Callable[[Any], int] | None
-) -> None:
+) -> tuple[int, ...]:
     if max_batch_size is None:
         raise ValueError("allowed_batch_sizes is for stages that take batches: give max_batch_size, too")
     if size is not None:
         raise ValueError("allowed_batch_sizes counts items and size= something else: a stage can have one of them")
-    check_sizes(allowed_batch_sizes, max_batch_size)
+    return check_sizes(allowed_batch_sizes, max_batch_size)
 
 
 def _check_size(size: Callable[[Any], int], max_batch_size: int | None, traits: Traits) -> None:
-    if not callable(size):
-        raise TypeError(f"size must be a function of an item, not {size!r}")
+    function("size", size, "an item")
     if max_batch_size is None:
         raise ValueError("size is for stages that take batches: give max_batch_size, the most that one may hold, too")
     if traits.accepts:

@@ -7,15 +7,18 @@ reads. An item that cannot be weighed fails alone, before it joins a queue.
 from __future__ import annotations
 
 import operator
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 from carpool import schema
 from carpool.errors import CarpoolError, ModelError
+from carpool.foreign import as_model_error, text_of, traceback_of
 from carpool.stage import Stage
 from carpool.wire import payload
 from carpool.wire.payload import JSON, MSGPACK, OBJECT, RAW
+
+LARGEST_SIZE = 2**53
+"""Sizes are added up and divided, as floats in places."""
 
 
 class Weigher:
@@ -30,12 +33,10 @@ class Weigher:
     def __init__(self, size: Callable[[Any], int], name: str, input_type: Any) -> None:
         self._size = size
         self._name = name
-        self._readers: dict[int, Callable[[Any], Any]] = {
-            OBJECT: payload.load,
-            JSON: schema.json_reader(input_type),
-            MSGPACK: schema.msgpack_reader(input_type),
-            RAW: bytes,
-        }
+        self._readers = schema.MadeWhenNeeded(
+            {OBJECT: payload.load, RAW: bytes},
+            {JSON: lambda: schema.json_reader(input_type), MSGPACK: lambda: schema.msgpack_reader(input_type)},
+        )
 
     def of(self, x: Any) -> int:
         """The size of an item.
@@ -47,10 +48,8 @@ class Weigher:
             returned = self._size(x)
         except CarpoolError:
             raise
-        except Exception as error:
-            kind = type(error).__name__
-            text = "".join(traceback.format_exception(error))
-            raise ModelError(f"size= of {self._name} raised {kind}: {error}", type_name=kind, traceback=text) from error
+        except BaseException as error:  # nothing that user code raises may break the loop that asks
+            raise as_model_error(error, f"size= of {self._name}") from error
         return units(returned, self._name)
 
     def of_encoded(self, item: Any, format: int = OBJECT) -> int:
@@ -63,11 +62,11 @@ class Weigher:
         """
         try:
             x = self._readers[format](item)
-        except Exception as error:
+        except BaseException as error:  # types from outside have code of their own
             ours: BaseException = schema.as_our_error(error, "msgpack" if format == MSGPACK else "JSON")
             if format == OBJECT or not isinstance(ours, CarpoolError):
-                text = f"an item of {self._name} cannot be read for its size=: {error}"
-                ours = ModelError(text, type_name=type(error).__name__)
+                text = f"an item of {self._name} cannot be read for its size=: {text_of(error)}"
+                ours = ModelError(text, type_name=type(error).__name__, traceback=traceback_of(error))
             raise ours from error
         return self.of(x)
 
@@ -81,13 +80,23 @@ def units(returned: Any, whose: str) -> int:
     """What a size function has returned, as a number of at least 1: an empty item takes a place all the same.
 
     Raises:
-        ModelError: it is no whole number, or a negative one.
+        ModelError: it is no whole number, a negative one, or one that no batch could ever hold.
     """
     try:
-        size = operator.index(returned)
+        size = int.__index__(operator.index(returned))
     except TypeError:
         size = -1
-    if size < 0:
-        text = f"size= of {whose} returned {returned!r:.80}: it must return a whole number of at least 1"
+    except BaseException as error:
+        raise as_model_error(error, f"what size= of {whose} returned") from error
+    if not 0 <= size <= LARGEST_SIZE:
+        text = f"size= of {whose} returned {_shown(returned)}: it must return a whole number from 1 to 2**53"
         raise ModelError(text, code="bad_result")
     return size or 1
+
+
+def _shown(returned: Any) -> str:
+    """What was returned, as far as it can be shown."""
+    try:
+        return f"{returned!r:.80}"
+    except BaseException:
+        return f"an object of type {type(returned).__name__}"

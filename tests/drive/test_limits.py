@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -68,3 +69,39 @@ def test_no_process_can_be_started() -> None:
     assert ran.returncode == 1
     assert "StartupError" in ran.stderr.splitlines()[-1]
     assert "Resource temporarily unavailable" in ran.stderr.splitlines()[-1]
+
+
+PROGRAM = """
+    import os, sys
+    import carpool
+    from tests import models
+
+    if __name__ == "__main__":
+        before = [fd for fd in range(3) if os.path.exists(f"/proc/self/fd/{fd}")]
+        for _ in range(2):
+            with carpool.Service(carpool.Stage(models.Talks)).run() as service:
+                answers = [service.predict("x") for _ in range(3)]
+        opened = [os.readlink(f"/proc/self/fd/{fd}") for fd in range(3)]
+        open(sys.argv[1], "w").write(f"{before} {answers} {opened.count('/dev/null') + len(before)}")
+"""
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_a_program_without_standard_descriptors(closed: str, tmp_path: Path) -> None:
+    """/dev/null takes the places of those that are closed: nothing of ours gets such a number, and it ends well."""
+    (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
+    path = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
+    command = f"exec {sys.executable} {tmp_path / 'program.py'} {tmp_path / 'said'} {closed}"
+    ran = subprocess.run(
+        ["sh", "-c", command],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": path},
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    left = sorted({0, 1, 2} - {int(part[0]) for part in closed.split()})
+    said = (tmp_path / "said").read_text()
+    assert said.startswith(f"{left} ['x', 'x', 'x'] ")
+    assert int(said.split()[-1]) >= 3

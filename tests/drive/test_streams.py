@@ -191,7 +191,7 @@ def test_a_million_items_in_constant_memory() -> None:
 
 def test_max_in_flight_must_be_positive() -> None:
     """A window of none would wait for ever."""
-    with DOUBLE.run() as handle, pytest.raises(ValueError, match="max_in_flight must be at least 1"):
+    with DOUBLE.run() as handle, pytest.raises(ValueError, match="max_in_flight must be a whole number of at least 1"):
         handle.stream([1], max_in_flight=0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -87,6 +88,64 @@ def test_a_model_of_main(how: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "answer True 2" in done.stdout
     assert "imported as __mp_main__" in done.stdout  # the worker's own print
+
+
+ITEM_OF_MAIN = """
+    import os, sys
+    from dataclasses import dataclass
+    import carpool
+    from keeping import Keep
+
+    @dataclass
+    class Item:
+        value: int
+
+    if __name__ != "__main__":
+        print("imported", flush=True)
+        if os.environ["HOW"] == "exits":
+            sys.exit("not here")
+        if os.environ["HOW"] == "lacks":
+            del Item
+
+    if __name__ == "__main__":
+        with carpool.Service(carpool.Stage(Keep, max_batch_size=4)).run() as s:
+            for x in (1, Item(2), Item(3), 4):
+                try:
+                    print("answer", s.predict(x), flush=True)
+                except carpool.ModelError as error:
+                    print("error", error, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "answers"),
+    [
+        ("is fine", ["answer 1", r"answer Item\(value=2\)", r"answer Item\(value=3\)", "answer 4"]),
+        ("exits", ["answer 1", *["error .* put the class into a module .* SystemExit: not here"] * 2, "answer 4"]),
+        ("lacks", ["answer 1", *["error .* define it at the top level of a module.* 'Item'.*"] * 2, "answer 4"]),
+    ],
+)
+def test_an_item_of_a_class_of_main(how: str, answers: list[str], tmp_path: Path) -> None:
+    """The worker of a model from another module imports the main file, once, when an item needs it."""
+    (tmp_path / "program.py").write_text(textwrap.dedent(ITEM_OF_MAIN))
+    (tmp_path / "keeping.py").write_text(
+        "import carpool\nclass Keep(carpool.Model):\n    def predict(self, xs): return xs\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env={**os.environ, "HOW": how},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("answer", "error"))]
+    assert all(re.fullmatch(expected, line) for expected, line in zip(answers, lines, strict=True))
+    assert done.stdout.count("imported") == 1
 
 
 def test_a_program_without_a_main_guard_is_told(tmp_path: Path) -> None:

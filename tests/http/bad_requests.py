@@ -110,7 +110,14 @@ FRAMING = {
     "tab in the request line": bad(b"GET\t/livez HTTP/1.1\r\nHost: a\r\n\r\n", 400),
     "NUL in the address": bad(get("/li\x00vez"), 400),
     "space in the address": bad(get("/li vez"), 400),
-    "absolute address": bad(get("http://evil/predict"), 400),
+    # a server has to take an address with scheme and host as it takes the path alone (RFC 9112, 3.2.2)
+    "absolute address": fair(get("http://evil/predict"), 405),
+    "absolute address without a path": fair(get("http://evil?x"), 404),
+    "absolute address of another kind": bad(get("ftp://evil/predict"), 400),
+    "absolute address without a host": bad(get("http:///predict"), 400),
+    "absolute address with a name": bad(get("http://me@evil/livez"), 400),
+    "absolute address without a host line": bad(get("http://evil/livez").replace(b"Host: test\r\n", b""), 400),
+    "absolute address with a bad host line": bad(get("http://evil/livez").replace(b"Host: test", b"Host: a/b"), 400),
     "authority as address": bad(get("evil:80"), 400),
     "asterisk": bad(get("*", method="OPTIONS"), 400),
     "relative address": bad(get("foo/bar"), 400),
@@ -133,6 +140,7 @@ FRAMING = {
             "5.0",
         )
     },
+    **{f"length of {n} digits": bad(with_length("5".zfill(n)), 400) for n in (21, 4300, 4301, 30_000)},
     "a length of 2^62": bad(with_length(str(2**62)), 413),
     **{
         f"coding {coding}": bad(coded(coding), 400, 501)

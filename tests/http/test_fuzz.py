@@ -95,7 +95,7 @@ async def survive(door: Door, wire: Wire) -> None:
     other.send(post(b"ok"))
     await asyncio.sleep(5.0)
     assert [a.status for a in other.answers()] == [200]
-    assert door.listener.body_bytes == 0
+    assert door.listener.bodies.held == 0
     assert door.driver.pipeline.unanswered == 0
 
 
@@ -170,7 +170,7 @@ def test_clients_that_leave_at_any_byte(data: bytes, after: int, reads: bool) ->
         wire.reset()
         await asyncio.sleep(5.0)
         assert door.listener.connections == set()
-        assert door.listener.body_bytes == 0
+        assert door.listener.bodies.held == 0
         assert door.driver.pipeline.unanswered == 0
 
     run(main())

@@ -119,6 +119,35 @@ def test_heads_that_are_not_kept(name: str) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        ("http://other/predict", 200),
+        ("HTTP://other:8000/predict?x=/", 200),
+        ("https://[::1]/models/echo/predict", 200),
+        ("http://other", 404),
+        ("http://other/nowhere", 404),
+        ("http://a,b/predict", 400),
+    ],
+)
+def test_an_address_as_for_a_proxy(target: str, status: int, known: bool) -> None:
+    """A server has to take it (RFC 9112, 3.2.2); it means what its path means, known or not."""
+
+    async def main() -> None:
+        door = Door()
+        if known:
+            door.connect().send(post(b"0", target))
+            await turns()
+        wire = door.connect()
+        wire.send(post(b"1", target))
+        await turns()
+        assert [a.status for a in wire.answers()] == [status]
+        assert len(door.listener.heads) == (status == 200)
+
+    run(main())
+
+
 def test_a_refused_head_does_not_lend_its_name_to_the_next() -> None:
     """Regression: the bytes of a refused head were remembered for the request behind it."""
 
@@ -219,6 +248,9 @@ TRICKS = st.sampled_from(
         (" HTTP/1.1\r\n", " HTTP/1.1\r\n\r\n"),
         (" /", "  /"),
         (" /", " http://test/"),
+        (" /", " HTTPS://[::1]:80/"),
+        (" /", " http://a@test/"),
+        ("Content-Length: ", "Content-Length: " + "0" * 20),
         ("POST", "post"),
         ("POST", "\r\nPOST"),
         ("POST", "\r\n\r\n\r\nPOST"),

@@ -60,7 +60,7 @@ def test_a_request_that_is_cut_short_is_not_run(data: bytes) -> None:
         assert wire.lost
         assert bytes(wire.received) == b""
         assert door.worker.seen == []
-        assert door.listener.body_bytes == 0
+        assert door.listener.bodies.held == 0
 
     run(main())
 

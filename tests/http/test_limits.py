@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,9 +16,10 @@ from carpool.http.app import App
 from carpool.http.connection import Connection
 from carpool.http.listener import Limits
 from carpool.http.reader import LARGE_BODY, LARGEST_READ
+from carpool.wire.memory import Memory
 from tests.http.door import Door, chunked, get, post
 from tests.http.jump import run, turns
-from tests.http.net import Client, serving
+from tests.http.net import Client, code_of, serving
 from tests.http.wire import Answer, Wire
 
 FIELD = 4  # ": " and the line's end
@@ -77,7 +80,7 @@ def test_the_border(what: str, piece: int | None) -> None:
         assert (await ask(door, request(limit), piece)).status == 200
         answer = await ask(door, request(limit + 1), piece)
         assert (answer.status, json.loads(answer.body)["error"]["code"], answer.closes) == (status, code, True)
-        assert door.listener.body_bytes == 0
+        assert door.listener.bodies.held == 0
 
     run(main())
 
@@ -92,7 +95,7 @@ def test_a_body_that_is_too_large_is_not_waited_for() -> None:
         assert b"100 Continue" not in wire.received
         assert [a.status for a in wire.answers()] == [413]
         wire.send(b"x" * 1000)
-        assert door.listener.body_bytes == 0
+        assert door.listener.bodies.held == 0
         await wire.closed
 
     run(main())
@@ -136,45 +139,133 @@ def test_what_never_ends_is_cut_off(endless: bytes) -> None:
     run(main())
 
 
-def test_bytes_of_all_bodies_together() -> None:
-    """Large bodies that are being received share one account; who does not fit in is told to come again."""
+def small_account(**limits: float) -> Door:
+    """Bodies of four times the large size may be received together; a share is half of one."""
+    most = 4 * LARGE_BODY
+    return Door(Limits(body_bytes_in_flight=most, connections=8, **limits), max_body_bytes=most // 2)  # type: ignore[arg-type]
+
+
+def statuses(*wires: Wire) -> list[int]:
+    """Of the answers that they got."""
+    return [answer.status for wire in wires for answer in wire.answers()]
+
+
+@pytest.mark.parametrize("request_of", [post, chunked])
+def test_promised_bytes_do_not_count(request_of: Callable[[bytes], bytes]) -> None:
+    """Regression: heads without bodies, sixteen of them, shut out every other client until their time was over."""
 
     async def main() -> None:
-        door = Door(Limits(body_bytes_in_flight=3 * LARGE_BODY))
-        body = b"x" * LARGE_BODY
-        slow = [door.connect() for _ in range(3)]
+        door = small_account()
+        body = b"x" * 2 * LARGE_BODY
+        idle = [door.connect() for _ in range(7)]
+        for wire in idle:
+            wire.send(post(body)[: -len(body)])
+        good = door.connect()
+        for _ in range(10):
+            good.send(request_of(body))
+            await turns()
+        assert statuses(good) == [200] * 10
+        assert statuses(*idle) == []
+        assert door.listener.bodies.held == 0
+        for wire in idle:
+            wire.send(body)
+        await turns()
+        assert statuses(*idle) == [200] * 7
+
+    run(main())
+
+
+@pytest.mark.parametrize("request_of", [post, chunked])
+def test_who_fills_the_memory_and_stands_still_is_ended_first(request_of: Callable[[bytes], bytes]) -> None:
+    """When there is no more room, the body of which the smallest part has come lately gets 408."""
+
+    async def main() -> None:
+        door = small_account()
+        body = b"x" * 2 * LARGE_BODY
+        slow, quick, good = [door.connect() for _ in range(3)]
+        slow.send(request_of(body)[:-100])
+        await asyncio.sleep(1.0)
+        slow.send(b"x")  # a byte now and then is no progress
+        quick.send(request_of(body)[:-100])
+        good.send(request_of(body))
+        await turns()
+        assert statuses(slow, quick, good) == [408, 200]
+        assert code_of(slow.answers()[0]) == "request_timeout"
+        quick.send(request_of(body)[-100:])
+        await turns()
+        assert statuses(quick) == [200]
+        assert door.listener.bodies.held == 0
+        assert door.outcomes == {"ok": 2, "invalid_request": 1}
+        await slow.closed
+
+    run(main())
+
+
+def test_a_share_is_everybody_s_own() -> None:
+    """Within its share nobody is ended or refused, however slow it is and whoever needs room."""
+
+    async def main() -> None:
+        door = small_account()
+        share = door.listener.bodies.share
+        slow = [door.connect() for _ in range(4)]
         for wire in slow:
-            wire.send(post(body)[:-1])
-        late = door.connect()
-        late.send(post(body, "/predict", "Expect: 100-continue")[:-1])
-        (answer,) = late.answers()
-        assert (answer.status, answer.headers["retry-after"]) == (429, "2")
-        assert b"100 Continue" not in late.received
-        slow[0].reset()
-        slow[1].send(body[-1:])
+            wire.send(chunked(b"x" * share)[:-5])
+        await asyncio.sleep(5.0)
+        greedy = [door.connect() for _ in range(3)]
+        for wire in greedy:
+            wire.send(chunked(b"x" * 2 * LARGE_BODY)[:-5])
+        await asyncio.sleep(5.0)
+        for wire in slow:
+            wire.send(b"0\r\n\r\n")
         await turns()
-        assert [a.status for a in slow[1].answers()] == [200]
-        assert door.listener.body_bytes == LARGE_BODY
-        assert door.outcomes == {"ok": 1, "overloaded": 1}
+        assert statuses(*slow) == [200] * 4
+        assert set(statuses(*greedy)) <= {408, 429}
+        assert len(statuses(*greedy)) == 2
 
     run(main())
 
 
-def test_bytes_of_chunked_bodies_count_too() -> None:
-    """Regression: they were added up but never held against the limit."""
+def test_who_is_the_slowest_itself_is_told_to_come_again() -> None:
+    """429: it is not that it came too late, but there is no room for it among others that are quicker."""
 
     async def main() -> None:
-        door = Door(Limits(body_bytes_in_flight=1000))
-        slow, late = door.connect(), door.connect()
-        slow.send(chunked(b"x" * 600)[:-5])
-        late.send(chunked(b"x" * 600)[:-5])
-        assert [a.status for a in late.answers()] == [429]
-        slow.send(chunked(b"x")[-5:])
-        await turns()
-        assert [a.status for a in slow.answers()] == [200]
-        assert door.listener.body_bytes == 0
+        door = small_account()
+        trickling, quick = door.connect(), door.connect()
+        body = chunked(b"x" * (LARGE_BODY + 1))[:-5]
+        trickling.send(body)
+        await asyncio.sleep(2.0)
+        more = [quick, *[door.connect() for _ in range(4)]]
+        for wire in more:
+            wire.send(chunked(b"x" * (LARGE_BODY // 2))[:-5])
+        more[0].send(b"4000\r\n" + b"x" * 0x4000 + b"\r\n")
+        trickling.send(b"4000\r\n" + b"x" * 0x4000 + b"\r\n")
+        assert statuses(*more) == []
+        (answer,) = trickling.answers()
+        assert (answer.status, answer.headers["retry-after"]) == (429, "2")
 
     run(main())
+
+
+def test_the_account_holds_the_largest_body_twice() -> None:
+    """Regression: a body that the app lets in was always 429 where it was larger than the account."""
+
+    async def main() -> None:
+        door = Door(Limits(body_bytes_in_flight=LARGE_BODY), max_body_bytes=5 * LARGE_BODY)
+        assert door.listener.bodies.limit == 10 * LARGE_BODY
+        assert (await ask(door, post(b"x" * 5 * LARGE_BODY))).status == 200
+        assert Door().listener.bodies.limit == Limits().body_bytes_in_flight
+
+    run(main())
+
+
+def test_memory_is_taken_when_it_is_filled() -> None:
+    """A fresh buffer takes none, however large; a part that is written takes that part."""
+    memory = Memory()
+    before = resident_bytes()
+    buffers = [memory.buffer(64 * 2**20 + n) for n in range(16)]
+    assert resident_bytes() - before < 32 * 2**20
+    buffers[0][: 48 * 2**20] = bytes(48 * 2**20)
+    assert 32 * 2**20 < resident_bytes() - before < 128 * 2**20
 
 
 def test_connections() -> None:

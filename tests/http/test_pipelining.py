@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
+from carpool.http.connection import HttpExchange
 from carpool.http.listener import Limits
 from tests.http.door import Door, get, post
 from tests.http.jump import run, turns
@@ -72,6 +76,91 @@ def test_only_so_many_are_inside(known: bool) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("row", [200, 9000], ids=["short", "long"])
+def test_what_waits_behind_a_slow_request_is_not_read(known: bool, row: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: one read of 256 KiB made thousands of requests; now those over the limit stay bytes until then."""
+    made: list[int] = []
+    monkeypatch.setattr(HttpExchange, "__init__", _counted(HttpExchange.__init__, made))
+
+    async def main() -> None:
+        door = Door(cost_s=None)
+        if known:
+            door.connect().send(get("/livez"))
+        wire, other = door.connect(), door.connect()
+        wire.send(post(b"1"))
+        made.clear()
+        wire.send(get("/livez") * row)
+        await turns(20)
+        assert len(made) <= Limits().pipelined
+        assert wire.reading_paused
+        other.send(get("/livez"))
+        assert len(other.answers()) == 1
+        door.worker.finish()
+        await turns(20 + row // 10)
+        assert len(wire.answers()) == row + 1
+        assert not wire.reading_paused
+        wire.send(get("/livez"))
+        assert len(wire.answers()) == row + 2
+
+    run(main())
+
+
+def _counted(init: Callable[..., None], made: list[int]) -> Callable[..., None]:
+    def count(*args: Any) -> None:
+        made.append(1)
+        init(*args)
+
+    return count
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("piece", [10_000, 250_000])
+def test_a_long_row_takes_turns_with_others(known: bool, piece: int) -> None:
+    """However many requests come in one piece, others are served before all of them are."""
+
+    async def main() -> None:
+        door = Door()
+        if known:
+            door.connect().send(get("/livez"))
+        wire, other = door.connect(), door.connect()
+        row = get("/livez") * 5000
+        for at in range(0, len(row), piece):
+            wire.send(row[at : at + piece])
+        other.send(get("/livez"))
+        assert len(other.answers()) == 1
+        assert len(wire.answers()) < 600
+        await turns(400)
+        assert len(wire.answers()) == 5000
+
+    run(main())
+
+
+@pytest.mark.parametrize("ending", ["reset", "drain"])
+def test_requests_that_were_not_read_yet(ending: str) -> None:
+    """They go with their client, and are still answered by a server that ends."""
+
+    async def main() -> None:
+        door = Door(cost_s=1.0)
+        wire = door.connect()
+        wire.send(post(b"1") * 40)
+        await turns()
+        if ending == "reset":
+            wire.reset()
+        else:
+            door.listener.drain()
+        for _ in range(20):
+            await _second()
+        assert (wire.lost, door.listener.connections) == (True, set())
+        if ending == "drain":
+            assert [a.status for a in wire.answers()] == [200] * 40
+            assert wire.answers()[-1].closes
+        else:
+            assert len(door.worker.seen) <= Limits().pipelined
+
+    run(main())
+
+
 def test_reading_goes_on_in_the_middle_of_a_request() -> None:
     """What was held back is read when there is room again, also if a head or body was cut in two."""
 
@@ -127,7 +216,7 @@ def test_many_offers_to_upgrade_in_one_piece() -> None:
         door = Door()
         wire = door.connect()
         wire.send(get("/livez", "Connection: Upgrade", "Upgrade: websocket") * 3000)
-        await turns()
+        await turns(200)  # others have their turns meanwhile
         assert [a.status for a in wire.answers()] == [200] * 3000
         wire.send(get("/livez", "Connection: Upgrade, close", "Upgrade: websocket") + post(b"1"))
         await turns()

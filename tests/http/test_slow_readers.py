@@ -104,6 +104,59 @@ def test_a_little_that_is_never_read(closing: bool) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("reads", [1000, BIG // 2], ids=["slowly", "quickly"])
+def test_one_that_reads_steadily_gets_all_of_a_large_answer(reads: int) -> None:
+    """Regression: an answer was cut off when `write_s` was over, however steadily it was read."""
+
+    async def main() -> None:
+        size = 50 * reads + BIG
+        door = Door(LIMITS, answer=lambda request: b"x" * size)
+        wire = door.connect(reads=False)
+        wire.send(post(b"1"))
+        while wire.unread or not wire.received:
+            await asyncio.sleep(LIMITS.write_s - 1.0)
+            wire.read(reads)
+        assert [len(a.body) for a in wire.answers()] == [size]
+        assert not wire.ended
+
+    run(main())
+
+
+def test_one_that_stops_reading_in_the_middle_is_dropped() -> None:
+    """The clock runs from the last byte that it took, give or take a period."""
+
+    async def main() -> None:
+        door = Door(LIMITS, answer=lambda request: b"x" * 10 * BIG)
+        wire = door.connect(reads=False)
+        wire.send(post(b"1"))
+        for _ in range(5):
+            await asyncio.sleep(15.0)
+            wire.read(BIG)
+        await wire.closed
+        assert 75.0 + LIMITS.write_s <= asyncio.get_running_loop().time() <= 75.0 + 2 * LIMITS.write_s
+        assert wire.aborted
+
+    run(main())
+
+
+def test_answers_that_are_added_meanwhile_are_no_reason_to_drop_a_reader() -> None:
+    """What has been taken counts, and not what is left."""
+
+    async def main() -> None:
+        door = Door(LIMITS, cost_s=15.0, answer=lambda request: b"x" * 3 * BIG)
+        wire = door.connect(reads=False)
+        wire.send(post(b"1"))
+        await asyncio.sleep(1.0)
+        wire.send(post(b"2"))
+        for _ in range(130):
+            await asyncio.sleep(5.0)
+            wire.read(BIG // 20)
+        assert [len(a.body) for a in wire.answers()] == [3 * BIG] * 2
+        assert not wire.aborted
+
+    run(main())
+
+
 def test_a_refusal_behind_answers_that_are_read_slowly() -> None:
     """Regression: the moment that a refused client is listened to cut its earlier answers off, or never ended."""
 
@@ -117,6 +170,22 @@ def test_a_refusal_behind_answers_that_are_read_slowly() -> None:
         assert [a.status for a in wire.answers()] == [200, 200, 400]
         await wire.closed
         assert asyncio.get_running_loop().time() <= 1.0 + 2.0 + LIMITS.write_s + 0.1
+
+    run(main())
+
+
+def test_the_answers_before_a_refusal_are_read_to_their_end() -> None:
+    """However slowly, as long as something is taken."""
+
+    async def main() -> None:
+        door = big_door()
+        wire = door.connect(reads=False)
+        wire.send(post(b"1") + b"NONSENSE\r\n\r\n")
+        while wire.unread or not wire.received:
+            await asyncio.sleep(LIMITS.write_s - 1.0)
+            wire.read(BIG // 10)
+        assert [a.status for a in wire.answers()] == [200, 400]
+        await wire.closed
 
     run(main())
 

@@ -107,7 +107,7 @@ async def answer(stream: Stream, pieces: list[bytes], pause: bool) -> tuple[list
         if pause:
             await turns(4)
     await turns(4 + 4 * len(stream.statuses))
-    assert door.listener.body_bytes == 0
+    assert door.listener.bodies.held == 0
     received = _ID.sub(b"ID", _DATE.sub(b"", bytes(wire.received)))
     return door.worker.seen, received, wire
 

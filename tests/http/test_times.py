@@ -51,7 +51,7 @@ def test_a_request_that_stops(name: str) -> None:
         assert await seconds_until_ended(wire) == pytest.approx(wait_s, abs=0.5)
         assert [a.status for a in wire.answers()] == statuses
         await wire.closed
-        assert door.listener.body_bytes == 0
+        assert door.listener.bodies.held == 0
         assert door.worker.seen == []
 
     run(main())

@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from carpool import Model, Service, Stage
+from carpool.http import openapi
 from carpool.http.app import App
 from tests.http import typed
 from tests.http.door import post
@@ -18,7 +20,8 @@ from tests.http.net import Client, RunningServer, predict, serving
 @pytest.fixture(scope="module")
 def typed_server() -> Iterator[RunningServer]:
     """One worker for each model of `typed`."""
-    with serving(App(typed.shift, typed.measure, typed.greet, typed.double, typed.total, typed.checked)) as running:
+    services = (typed.shift, typed.measure, typed.greet, typed.double, typed.total, typed.checked, typed.book)
+    with serving(App(*services, typed.reciprocal, typed.reciprocals)) as running:
         yield running
 
 
@@ -57,3 +60,113 @@ def test_a_result_is_checked_too(typed_server: RunningServer, x: int) -> None:
     """What the model returns has to fit what it promises: over its own limits, or of another type, it is a 500."""
     model, status = ("checked", 500 if x == 13 else 200) if x != 100 else ("shift", 500)
     assert predict(typed_server.port, {"x": x}, f"/models/{model}/predict").status == status
+
+
+def test_pydantic_speaks_its_own_json(typed_server: RunningServer) -> None:
+    """Strict dates are taken as text, results have aliases and computed fields, and are not read back."""
+    answer = predict(typed_server.port, {"when": "2026-11-22T10:00:00", "n": 2}, "/models/book/predict")
+    assert (answer.status, json.loads(answer.body)) == (
+        200,
+        {"when": "2026-11-22T10:00:00", "n": 2, "pin": "**********", "day": "Sunday"},
+    )
+    assert predict(typed_server.port, {"when": 3.5, "n": 2}, "/models/book/predict").status == 422
+
+
+@pytest.mark.parametrize(("model", "item"), [("reciprocal", 0), ("reciprocals", [1, 0])])
+def test_nan_is_no_json(typed_server: RunningServer, model: str, item: Any) -> None:
+    """One rule for numbers and for arrays: JSON has no NaN and no infinity, so such a result is a 500; msgpack has."""
+    path = f"/models/{model}/predict"
+    refused = predict(typed_server.port, item, path)
+    assert (refused.status, json.loads(refused.body)["error"]["code"]) == (500, "bad_result")
+    with Client(typed_server.port) as client:
+        packed = client.ask(post(msgspec.msgpack.encode(item), path, "Content-Type: application/msgpack"))
+    assert packed.status == 200
+    assert repr(msgspec.msgpack.decode(packed.body)) in ("nan", "[1.0, inf]")
+
+
+@pytest.mark.parametrize("item", [[1e300], [[0, -1e39]]])
+def test_a_number_beyond_the_dtype_is_the_clients_fault(typed_server: RunningServer, item: Any) -> None:
+    """It does not silently become infinity."""
+    assert predict(typed_server.port, item, "/models/double/predict").status == 422
+
+
+def lengths(xs: list[str | bytes]) -> list[int]:
+    """A union that msgspec cannot read."""
+    return [len(x) for x in xs]
+
+
+def mixed(xs: list[Any]) -> list[typed.Box | typed.Booking]:
+    """A union that msgspec cannot check."""
+    return xs
+
+
+def shapes(x: complex) -> int:
+    """A type that nothing in JSON reads as."""
+    return 1
+
+
+class Csv(Model):
+    """A union with a format of its own, so that the hint does not matter."""
+
+    accepts = "text/csv"
+
+    def decode(self, bodies: list[bytes]) -> list[str]:
+        return [body.decode() for body in bodies]
+
+    def predict(self, xs: list[str | bytes]) -> list[int]:
+        return [len(x) for x in xs]
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (Stage(lengths, max_batch_size=8), r"model lengths takes str \| bytes by its hint, .* str-like"),
+        (Stage(mixed, max_batch_size=8), r"model mixed returns .*Box \| .*Booking by its hint, .* leave the hint out"),
+        (Stage(shapes), "model shapes takes complex by its hint, .* nothing in JSON reads as complex"),
+    ],
+)
+def test_a_hint_that_cannot_be_checked_is_refused_by_the_app(model: Stage, told: str) -> None:
+    """Named with the model, before anything starts."""
+    with pytest.raises(TypeError, match=told):
+        App(Service(model))
+
+
+def test_a_format_of_ones_own_needs_no_hint_that_can_be_checked() -> None:
+    """It is the model that reads the body; the document says nothing of the JSON that nobody sends."""
+    service = Service(Stage(Csv, max_batch_size=8))
+    App(service)
+    body = openapi.document([service], 504, 1)["paths"]["/predict"]["post"]["requestBody"]
+    assert body["content"] == {
+        "text/csv": {},
+        "application/json": {"schema": {}},
+        "application/msgpack": {"schema": {}},
+    }
+
+
+def test_python_callers_need_no_hint_that_can_be_checked() -> None:
+    """Their items are not read from anything: the service starts, with sizes too, and answers."""
+    stage = Stage(lengths, max_batch_size=8, size=len, run_in="thread")
+    with Service(stage, Stage(mixed, max_batch_size=8, run_in="thread")).run() as service:
+        assert service.predict(b"abc") == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "told"),
+    [
+        ({"max_body_bytes": 0}, ValueError, "max_body_bytes must be a whole number of at least 1, not 0"),
+        ({"max_body_bytes": "1"}, ValueError, "max_body_bytes must be a whole number"),
+        ({"idle_check_s": "1"}, ValueError, "idle_check_s must be 0 or more seconds, not '1'"),
+        ({"debug": "no"}, TypeError, "debug must be True or False"),
+        ({"output": "stderr"}, TypeError, "output must be a function"),
+    ],
+)
+def test_an_app_refuses_what_cannot_be(settings: dict[str, Any], kind: type[Exception], told: str) -> None:
+    """The text names the setting."""
+    with pytest.raises(kind, match=told):
+        App(typed.shift, **settings)
+
+
+def test_an_app_is_of_services() -> None:
+    """A model by itself is not one."""
+    with pytest.raises(TypeError, match=r"an app is of services, not <.*wrap a model as App\(Service\(model\)\)"):
+        App(lengths)  # type: ignore[arg-type]

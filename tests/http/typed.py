@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import enum
+import math
 from dataclasses import dataclass
 from typing import Annotated, TypedDict
 
@@ -140,6 +142,40 @@ class Total(Model):
         return np.array([x.sum() for x in xs])  # type: ignore[return-value]
 
 
+class Booking(pydantic.BaseModel):
+    """Strict, writes other fields than it reads, and reads none but its own."""
+
+    model_config = pydantic.ConfigDict(strict=True, extra="forbid")
+
+    when: datetime.datetime
+    guests: int = pydantic.Field(alias="n")
+    pin: pydantic.SecretStr = pydantic.SecretStr("1234")
+    score: float = pydantic.Field(default=1.0, exclude=True)
+
+    @pydantic.computed_field  # type: ignore[prop-decorator]
+    @property
+    def day(self) -> str:
+        return f"{self.when:%A}"
+
+
+class Book(Model):
+    """pydantic with everything that its own JSON does otherwise, in and out."""
+
+    def predict(self, bookings: list[Booking]) -> list[Booking]:
+        return bookings
+
+
+def ratio(xs: list[float]) -> list[float]:
+    """NaN for 0, as a number."""
+    return [math.nan if x == 0 else 1 / x for x in xs]
+
+
+def ratios(xs: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+    """Infinity for 0, in arrays."""
+    with np.errstate(divide="ignore"):
+        return [1 / x for x in xs]
+
+
 def check(xs: list[Point]) -> list[int]:
     """Struct to a type that the answer for 13 does not fit."""
     return [str(p.x) if p.x == 13 else p.x for p in xs]  # type: ignore[misc]
@@ -152,3 +188,6 @@ prune = Service(Stage(Prune, max_batch_size=8), name="prune")
 double = Service(Stage(Double, max_batch_size=8), name="double")
 total = Service(Stage(Total, max_batch_size=8), name="total")
 checked = Service(Stage(check, max_batch_size=8), name="checked")
+book = Service(Stage(Book, max_batch_size=8), name="book")
+reciprocal = Service(Stage(ratio, max_batch_size=8), name="reciprocal")
+reciprocals = Service(Stage(ratios, max_batch_size=8), name="reciprocals")

@@ -37,7 +37,25 @@ async def normalise_soon(rows: list[float]) -> list[float]:
     return [row / max(rows) for row in rows]
 
 
+@carpool.batch(merge=carpool.pad(value=-1, side="left"))
+def padded(rows: np.ndarray) -> list[float]:
+    return [float(row.sum()) for row in rows]
+
+
+Lengths = np.ndarray[tuple[int], np.dtype[np.int64]]
+Matrix = np.ndarray[tuple[int, int], np.dtype[np.float64]]
+
+
+@carpool.batch(merge=carpool.pad())
+async def padded_soon(rows: Matrix, lengths: Lengths) -> list[float]:
+    return [float(row[:n].sum()) for row, n in zip(rows, lengths, strict=True)]
+
+
 class Translator:
+    @carpool.batch(merge=carpool.pad())
+    def total(self, rows: np.ndarray, lengths: np.ndarray) -> list[int]:
+        return [int(n) for n in lengths]
+
     @carpool.batch
     def translate(self, texts: list[str]) -> list[bytes]:
         return [text.encode() for text in texts]
@@ -53,6 +71,9 @@ assert_type(length.submit("a"), carpool.Ticket[int])
 assert_type(length.submit("a").result(), int)
 assert_type(halve(1), float)
 assert_type(normalise(np.ones(3)), np.ndarray)
+assert_type(padded(np.ones((1, 2))), list[float])
+assert_type(padded.submit(np.ones((1, 2))), carpool.Ticket[list[float]])
+assert_type(Translator().total(np.ones((1, 2))), list[int])
 assert_type(Translator().translate("a"), bytes)
 
 
@@ -62,3 +83,4 @@ async def main() -> None:
     assert_type(await fetch_more(b"a"), str)
     assert_type(await normalise_soon([1.0]), list[float])
     assert_type(await Translator().look_up("a"), int)
+    assert_type(await padded_soon(np.ones((1, 2))), list[float])

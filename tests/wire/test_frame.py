@@ -357,3 +357,76 @@ def test_a_frame_at_a_limit_is_sent_and_one_beyond_is_not(
     monkeypatch.setattr(wire, limit, least - 1)
     with pytest.raises(FrameError, match="a message of 2 items, 4 buffers and 11 bytes is over the limit"):
         encode(frame)
+
+
+# -- too much
+
+
+@PROPERTY
+@given(st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=3), min_size=1, max_size=20), st.integers(1, 100))
+def test_pieces_are_the_frame_s_items_within_the_limits(sizes: list[list[int]], limit: int) -> None:
+    """In their order, and as few as that takes; one that is over the limit by itself has a piece of its own."""
+    n = len(sizes)
+    payloads: list[Any] = [[bytes(size) for size in parts] if len(parts) > 1 else bytes(parts[0]) for parts in sizes]
+    frame = Frame(
+        *(Kind.BATCH, 7, list(range(n)), bytes(range(n)), bytes(reversed(range(n))), [1.5 * i for i in range(n)]),
+        *(payloads, 2.0, 3.0),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "MAX_FRAME_BYTES", limit)
+        pieces = wire.in_pieces(frame)
+        for piece in pieces:
+            if len(piece.ids) > 1 or sum(sizes[piece.ids[0]]) <= limit:
+                encode(piece)
+    assert [id for piece in pieces for id in piece.ids] == frame.ids
+    for name in ("formats", "accepts"):
+        assert b"".join(getattr(piece, name) for piece in pieces) == getattr(frame, name)
+    for name in ("deadlines", "payloads"):
+        assert [x for piece in pieces for x in getattr(piece, name)] == getattr(frame, name)
+    for one, other in pairwise(pieces):
+        assert sum(map(sum, [sizes[id] for id in one.ids])) + sum(sizes[other.ids[0]]) > limit
+    assert {(piece.kind, piece.batch) for piece in pieces} == {(Kind.BATCH, 7)}
+    assert [piece.busy_s for piece in pieces] == [0.0] * (len(pieces) - 1) + [2.0]
+    assert [piece.waited_s for piece in pieces] == [0.0] * (len(pieces) - 1) + [3.0]
+
+
+@PROPERTY
+@given(st.data(), st.sampled_from([48, 64, 300]), st.integers(1, 7), st.integers(0, 7))
+def test_payloads_for_which_there_is_no_memory_are_read_and_dropped(
+    data: st.DataObject, scratch: int, fails_from: int, fails_to: int
+) -> None:
+    """Whichever buffer it runs out at: that frame comes with its last byte and says so, and all others are whole."""
+    payloads: list[Any] = [bytes([i + 1]) * size for i, size in enumerate((3, 100, 20, 0, 90, 5))]
+    frames = [
+        Frame(Kind.REPLY, batch, list(range(6)), bytes(6), payloads=payloads, busy_s=1.0, waited_s=2.0)
+        for batch in (1, 2, 3)
+    ]
+    stream = data_of(*frames)
+    cuts = data.draw(st.sets(st.integers(0, len(stream)), max_size=40))
+    asked = 0
+
+    class Full:
+        """Has none for some of the buffers."""
+
+        def buffer(self, nbytes: int) -> bytearray:
+            nonlocal asked
+            asked += 1
+            if fails_from <= asked <= fails_to:
+                raise MemoryError
+            return bytearray(nbytes)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "LARGE", 64)
+        patch.setattr(wire, "SCRATCH_BYTES", scratch)
+        reader = FrameReader()
+        reader._memory = Full()  # type: ignore[assignment]
+        came = receive(reader, stream, sorted(cuts))
+
+    assert [(frame.batch, list(frame.ids), frame.busy_s) for frame in came] == [
+        (b, [*range(6)], 1.0) for b in (1, 2, 3)
+    ]
+    whole = [frame for frame in came if not frame.dropped]
+    assert plain(whole) == plain([frames[frame.batch - 1] for frame in whole])
+    assert all(frame.payloads == () for frame in came if frame.dropped)
+    assert any(frame.dropped for frame in came) == (fails_from <= min(fails_to, asked))
+    assert reader.idle

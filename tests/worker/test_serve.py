@@ -6,13 +6,15 @@ import functools
 from typing import Any
 
 import msgspec
+import pytest
 
 from carpool import Model
 from carpool.invoke import Invoker
 from carpool.model import traits_of
 from carpool.parts import Caller, Trouble, run_now
+from carpool.wire import frame as wire_frame
 from carpool.wire import outcome
-from carpool.wire.frame import Frame, FrameError, Kind
+from carpool.wire.frame import Frame, Kind, encode
 from carpool.wire.outcome import Outcome
 from carpool.wire.payload import dump, load
 from carpool.worker.call import Call
@@ -22,21 +24,16 @@ from carpool.worker.setup import Setup
 
 
 class Link:
-    """Gives the frames one after the other and keeps what is sent; refuses the sendings whose numbers are given."""
+    """Gives the frames one after the other and keeps what is sent."""
 
-    def __init__(self, *frames: Frame, refuse: tuple[int, ...] = ()) -> None:
+    def __init__(self, *frames: Frame) -> None:
         self.frames = list(frames)
         self.sent: list[Frame] = []
-        self.refuse = refuse
-        self.sendings = 0
 
     async def receive(self) -> Frame | None:
         return self.frames.pop(0) if self.frames else None
 
     def send(self, frame: Frame) -> None:
-        self.sendings += 1
-        if self.sendings in self.refuse:
-            raise FrameError("too large")
         self.sent.append(frame)
 
 
@@ -226,16 +223,46 @@ def test_a_model_that_cannot_load_says_why() -> None:
     assert "no weights" in report.traceback
 
 
-def test_results_that_cannot_be_sent_fail_their_batch_only() -> None:
-    """The reply says so in their place, and the next batch is answered."""
-    link = Link(batch(7, 1, 2), batch(8, 3), refuse=(4,))
-    live(link)
-    refusal, good = link.sent[3:]
+class Wire(Link):
+    """Takes what can be encoded as frames."""
 
-    assert (refusal.batch, refusal.ids) == (7, [1, 2])
-    assert refusal.formats == bytes([Outcome.BAD_RESULT] * 2)
-    assert outcome.read(refusal.payloads[1]).message == "the results cannot be sent: too large"
-    assert [load(p) for p in good.payloads] == [6]
+    def send(self, frame: Frame) -> None:
+        encode(frame)
+        super().send(frame)
+
+
+def times_1000(xs: list[str]) -> list[str]:
+    return [1000 * x for x in xs]
+
+
+def test_results_that_do_not_fit_into_one_message_go_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer does not depend on its mates: each is sent, in as few messages as will do, and the last tells times."""
+    monkeypatch.setattr(wire_frame, "MAX_FRAME_BYTES", 2500)
+    link = Wire(batch(7, *"abcde"), batch(8, "f"))
+    live(link, times_1000, warm_up=())
+    first, second, third, good = link.sent[-4:]
+
+    assert [frame.ids for frame in (first, second, third)] == [[1, 2], [3, 4], [5]]
+    assert {frame.batch for frame in (first, second, third)} == {7}
+    answers = [load(p) for frame in link.sent[-4:] for p in frame.payloads]
+    assert answers == [1000 * x for x in "abcdef"]
+    assert (first.busy_s, second.busy_s) == (0.0, 0.0)
+    assert third.busy_s > 0
+    assert set(good.formats) == {Outcome.OK}
+
+
+def test_a_result_that_cannot_be_sent_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a text that says why; its mates and the next batch are answered."""
+    monkeypatch.setattr(wire_frame, "MAX_FRAME_BYTES", 2500)
+    link = Wire(batch(7, "a", "bbb", "c"), batch(8, "d"))
+    live(link, times_1000, warm_up=())
+    a, b, c, d = link.sent[-4:]
+
+    assert [load(frame.payloads[0]) for frame in (a, c, d)] == [1000 * x for x in "acd"]
+    assert (b.batch, b.ids, list(b.formats)) == (7, [2], [Outcome.BAD_RESULT])
+    text = outcome.read(b.payloads[0]).message
+    assert text.startswith("the result cannot be sent: a message of 1 items, 1 buffers and 30")
+    assert "over the limit" in text
 
 
 def test_a_function_needs_no_setup() -> None:

@@ -7,6 +7,7 @@ import itertools
 import logging
 import sys
 import time
+from collections import UserList
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from carpool.parts import run_now
 from carpool.wire import outcome
 from carpool.wire.frame import Frame, encode
 from carpool.wire.outcome import Outcome, Report
-from carpool.wire.payload import JSON, MSGPACK, OBJECT, load
+from carpool.wire.payload import JSON, MSGPACK, OBJECT, RAW, load
 from carpool.worker.serve import serve
 from tests.worker.test_serve import Link, batch, live, setup_of
 
@@ -95,6 +96,116 @@ def test_exceptions_in_place_of_results_fail_their_items_only() -> None:
 
     answers = answered(lambda xs: [ValidationError("no cat"), 2, KeyboardInterrupt()])
     assert [o for o, _ in answers] == [Outcome.INVALID_ITEM, Outcome.OK, Outcome.MODEL_ERROR]
+
+
+class Liar(list[Any]):
+    """Says three, and has no end; cut, it is nothing at all."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Any:
+        return itertools.count()
+
+    def __getitem__(self, i: Any) -> Any:
+        return None
+
+
+class Short(list[Any]):
+    def __len__(self) -> int:
+        return 3
+
+
+class RaisesInLen(UserList[Any]):
+    def __len__(self) -> int:
+        raise SystemExit(3)
+
+
+class RaisesInIter(UserList[Any]):
+    def __iter__(self) -> Any:
+        raise GeneratorExit
+
+    __getitem__ = __iter__
+
+
+class RaisesInAwait:
+    def __await__(self) -> Any:
+        raise KeyboardInterrupt
+
+
+class Tensor:
+    """As a tensor looks, and is none."""
+
+    ndim = 1
+
+    def tolist(self) -> Any:
+        return Liar()
+
+
+class Evasive:
+    """Nothing can be asked of it."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise SystemExit(name)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [Liar, lambda: Short("a"), lambda: RaisesInLen("abc"), lambda: RaisesInIter("abc"), RaisesInAwait, Tensor, Evasive],
+    ids=["liar", "short", "len", "iter", "await", "tensor", "evasive"],
+)
+@pytest.mark.parametrize("isolate", [True, False], ids=["isolated", "as a whole"])
+def test_a_result_that_raises_or_lies_fails_its_batch_or_item(kind: Callable[[], Any], isolate: bool) -> None:
+    """Its length, its end and itself as something to wait for are the user's code; the worker goes on."""
+    answers = answered(lambda xs: kind(), isolate_errors=isolate)
+    assert answers[1][0] in (Outcome.MODEL_ERROR, Outcome.BAD_RESULT)
+
+
+class NoClass:
+    """Raises when it is asked for its class, as `isinstance` does."""
+
+    __class__ = property(lambda self: 1 / 0)  # type: ignore[assignment]
+
+    def __reduce__(self) -> Any:
+        return NoClass.new, ()
+
+    @staticmethod
+    def new() -> str:
+        return "new"
+
+
+class NotToBeHashed(type):
+    def __eq__(cls, other: object) -> bool:
+        raise SystemExit
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class OfAnOddType(metaclass=NotToBeHashed):
+    pass
+
+
+def test_results_whose_class_is_a_trap() -> None:
+    """One that answers wrongly when it is asked for its class is a result like any other; one whose class cannot even
+    be hashed fails its batch, in the end.
+    """
+    answers = answered(lambda xs: ["x", NoClass(), "z"])
+    assert [a for o, a in answers] == ["x", "new", "z"]
+    answers = answered(lambda xs: ["x", OfAnOddType(), "z"])
+    assert {o for o, _ in answers} == {Outcome.MODEL_ERROR}
+
+
+class Shrunk(bytes):
+    """Says that it is shorter than it is."""
+
+    def __len__(self) -> int:
+        return 1
+
+
+def test_raw_bytes_are_as_long_as_they_are() -> None:
+    """What a class of the user's says of its length does not break the protocol."""
+    answers = answered(lambda xs: [b"x", Shrunk(b"abc"), memoryview(b"z")], RAW)
+    assert [(o, bytes(a)) for o, a in answers] == [(Outcome.OK, b"x"), (Outcome.OK, b"abc"), (Outcome.OK, b"z")]
 
 
 def nested(depth: int) -> list[Any]:
@@ -197,6 +308,42 @@ class Own(BaseException):
     pass
 
 
+class NoClassEither(Exception):
+    __class__ = property(lambda self: 1 / 0)  # type: ignore[assignment]
+
+
+class Pretends(Exception):
+    __class__ = KeyboardInterrupt  # type: ignore[assignment]
+
+
+class OutOfMemoryAndTraps(MemoryError):
+    __cause__ = __context__ = __traceback__ = property(lambda self: 1 / 0)  # type: ignore[assignment]
+
+    def __bool__(self) -> bool:
+        raise SystemExit
+
+
+class OddText(str):
+    def __getitem__(self, i: Any) -> Any:
+        raise SystemExit
+
+    def encode(self, *more: Any) -> Any:
+        raise SystemExit
+
+
+class SaysOddly(Exception):
+    def __str__(self) -> str:
+        return OddText("odd")
+
+
+class OddTextsOfAModelError(ModelError):
+    def __init__(self) -> None:
+        super().__init__("odd", type_name=OddText("x"), traceback=OddText("y"))
+
+    def __str__(self) -> str:
+        return OddText("odd")
+
+
 def too_deep(depth: int = 0) -> int:
     return too_deep(depth + 1) + 1
 
@@ -253,6 +400,12 @@ RAISED: dict[str, Callable[[list[Any]], Any]] = {
     "MemoryError": raiser(MemoryError()),
     "AssertionError": raiser(AssertionError()),
     "a bad request": raiser(InvalidRequest("x")),
+    "a class that raises": raiser(NoClassEither("x")),
+    "a class that is not its own": raiser(Pretends("x")),
+    "out of memory, and full of traps": raiser(OutOfMemoryAndTraps()),
+    "a text of an odd class": raiser(SaysOddly()),
+    "a model error of odd texts": raiser(OddTextsOfAModelError()),
+    "a model error without text": raiser(ModelError("")),
 }
 CLIENT_S_FAULT = {"a bad request": Outcome.INVALID}
 
@@ -267,9 +420,16 @@ def test_whatever_it_raises_is_one_error_for_the_right_callers(name: str, isolat
     assert [o for o, _ in answers] == ([Outcome.OK, expected, Outcome.OK] if isolate else [expected] * 3)
     report = answers[1][1]
     assert isinstance(report, Report)
+    assert report.message
     assert len(report.message) <= 2048
     assert len(report.traceback) <= 16 * 1024
     (report.message + report.traceback).encode()
+
+
+def test_an_error_without_text_is_told_by_its_name() -> None:
+    """A failed `assert`, or an empty MemoryError."""
+    for name in ("AssertionError", "MemoryError", "KeyboardInterrupt", "CancelledError"):
+        assert answered(RAISED[name])[1][1].message == name
 
 
 def test_the_traceback_is_not_lost_behind_an_endless_message() -> None:

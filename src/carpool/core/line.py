@@ -10,6 +10,9 @@ runs it for all who are in it. The others sleep. Three rules keep the line movin
 An elect who leaves, in whatever way, hands the duty on. So as long as work waits and a slot is free, somebody is awake
 or will be in time.
 
+A line is open until it is closed; then it is drained: nobody comes in, and those who close it lead like any other,
+since tickets may have nobody else. It has come to its end once nobody waits and nobody leads; then they may go.
+
 Source: the combining idea is that of flat combining (Hendler et al., 2010) and of leader/followers (Schmidt, 2000).
 """
 
@@ -68,6 +71,7 @@ class Line:
         self._batcher = batcher
         self._free = list(range(slots))
         self._leaders: dict[int, tuple[Waiter, object]] = {}  # by slot: for whom it was claimed, and by which thread
+        self._closers: list[Waiter] = []
         self.elect: Waiter | None = None
         self._elect_until = INFINITY
 
@@ -119,9 +123,12 @@ class Line:
             self.pipeline.cancel(now, request)
         for slot in [slot for slot, (_, leader) in self._leaders.items() if leader == thread]:
             self._release(now, slot)
+        if waiter in self._closers:
+            self._closers.remove(waiter)
         if self.elect is waiter:
             self.elect = None
         self._hand_on()
+        self._see_off()
 
     # -- leaders
 
@@ -153,6 +160,7 @@ class Line:
         del self._leaders[slot]
         self._free.append(slot)
         self._hand_on()
+        self._see_off()
 
     def finished(
         self, now: float, batch: Batch, results: Sequence[object], errors: dict[int, Exception] | None, busy_s: float
@@ -174,11 +182,31 @@ class Line:
         """Refuse new requests from now on; those inside are run."""
         self.pipeline.close(error)
 
+    def drain(self, waiter: Waiter) -> None:
+        """A waiter without requests, but pending, comes to wait for the end of a closed line."""
+        self._closers.append(waiter)
+        self._see_off()
+
+    @property
+    def leaders(self) -> list[object] | None:
+        """The threads that lead; None if one more could."""
+        return None if self._free else [thread for _, thread in list(self._leaders.values())]
+
     # -- inside
+
+    def _see_off(self) -> None:
+        """Those who wait for the end may go when it has come."""
+        if self._closers and not self._leaders and not self.pipeline.waiting:
+            for waiter in self._closers:
+                waiter.pending = 0
+            self.wake += self._closers
+            self._closers.clear()
 
     def _look(self, now: float) -> Todo:
         todo = self.pipeline.poll(now)
         self._tell(todo.answer)
+        if self._closers:
+            self._see_off()
         return todo
 
     def _tell(self, answered: Sequence[Request]) -> None:
@@ -197,12 +225,21 @@ class Line:
         for request in chain(self._batcher.queue, self.pipeline.door):
             waiter: Waiter | None = request.caller  # type: ignore[assignment]
             if waiter is not None and waiter.asleep:
-                self.elect, self._elect_until = waiter, INFINITY
-                self.wake.append(waiter)
+                self._choose(waiter)
                 return
+        for closer in self._closers:
+            if closer.asleep:
+                self._choose(closer)
+                return
+
+    def _choose(self, waiter: Waiter) -> None:
+        self.elect, self._elect_until = waiter, INFINITY
+        self.wake.append(waiter)
 
     def _release(self, now: float, slot: int) -> None:
         """A slot is free: its worker in the pipeline is there only while somebody leads."""
         self.pipeline.worker_left(now, 0, slot)
         del self._leaders[slot]
         self._free.append(slot)
+        if self._closers:
+            self._see_off()

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from carpool.drive.descriptors import fill_standard
 from carpool.logger import logger
 from carpool.worker import guard
 
@@ -43,6 +44,7 @@ class Guard:
         """Start the process, and tell it all there is. Serving does without where the system has no room for it."""
         self._timer = None
         try:
+            fill_standard()
             self._process, self._pipe = _spawn()
         except OSError as error:
             logger.warning("no guard could be started, tried again in %g s: %s", _AGAIN_S, error)

@@ -20,6 +20,7 @@ import msgspec
 
 from carpool.drive.launch import Launch
 from carpool.drive.output import LineSink
+from carpool.foreign import text_of
 from carpool.parts import run_now
 from carpool.wire.frame import Frame, FrameError
 from carpool.worker import affinity
@@ -104,7 +105,10 @@ class ThreadWorker(_Inside):
     def _start(self) -> None:
         self._inbox: SimpleQueue[Frame | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._live, name=self._name, daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # the system has none to give, as it may have no process
+            raise OSError(f"no thread can be started: {error}") from None
 
     def _stack(self) -> str:
         frame = sys._current_frames().get(self._thread.ident or 0)
@@ -128,12 +132,12 @@ class ThreadWorker(_Inside):
 
     def _live(self) -> None:
         """In the thread."""
-        affinity.pin(self._setup.cores)
         try:
+            affinity.pin(self._setup.cores)
             run_now(serve(_ThreadLink(self._loop, self._inbox, self._hear), self._setup, lambda: self._model))
             why = "it ended"
         except BaseException as error:
-            why = f"it ended with {type(error).__name__}: {error}"
+            why = f"it ended with {type(error).__name__}: {text_of(error)}"
         _call_soon(self._loop, self._end, why)
 
 
@@ -163,12 +167,15 @@ class LoopWorker(_Inside):
         self._task = self._loop.create_task(self._live(), name=self._name)
 
     def _stack(self) -> str:
-        lines = [f"Task {self._name}:\n"]
+        frames = []
         awaiting: Any = self._task.get_coro()
         while isinstance(awaiting, types.CoroutineType):
-            lines += traceback.format_stack(awaiting.cr_frame)
+            frame = awaiting.cr_frame
+            if frame is not None:  # it has not ended
+                frames.append((frame, frame.f_lineno))
             awaiting = awaiting.cr_await
-        return "".join(lines)
+        # frame by frame: whoever has called a frame that runs at this moment is no part of the task
+        return f"Task {self._name}:\n{''.join(traceback.StackSummary.extract(iter(frames)).format())}"
 
     def send(self, frame: Frame) -> None:
         """Give it a frame."""
@@ -188,17 +195,26 @@ class LoopWorker(_Inside):
         self._news.set()
 
     async def _live(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+
+        def meant() -> bool:
+            """Whether the task is being cancelled or closed; user code may raise the same exceptions by itself."""
+            try:
+                return task.cancelling() > 0 or asyncio.current_task() is not task
+            except RuntimeError:  # no loop is running
+                return True
+
+        link = _LoopLink(self._inbox, self._news, self._hear)
         through = (GeneratorExit, asyncio.CancelledError)
         try:
-            await serve(
-                _LoopLink(self._inbox, self._news, self._hear), self._setup, lambda: self._model, through, may_wait=True
-            )
+            await serve(link, self._setup, lambda: self._model, through, meant=meant, may_wait=True)
             why = "it ended"
         except asyncio.CancelledError:
             why = "its task was cancelled"
-        except Exception as error:
-            why = f"it ended with {type(error).__name__}: {error}"
-        self._loop.call_soon(self._end, why)
+        except BaseException as error:  # of some kinds a task tells its loop, which would end
+            why = f"it ended with {type(error).__name__}: {text_of(error)}"
+        _call_soon(self._loop, self._end, why)
 
 
 class _LoopLink:

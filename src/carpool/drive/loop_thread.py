@@ -13,6 +13,7 @@ from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from carpool.core.mailbox import Mailbox, Work
+from carpool.drive.descriptors import fill_standard
 from carpool.errors import Unavailable
 from carpool.logger import logger
 
@@ -142,6 +143,7 @@ def _do(posted: Sequence[Work]) -> None:
 
 def _new_loop() -> asyncio.AbstractEventLoop:
     """A uvloop where it is installed, else asyncio's."""
+    fill_standard()
     try:
         import uvloop
     except ImportError:

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import IO
 
+from carpool.foreign import traceback_of
+from carpool.logger import logger
 from carpool.observe.outlet import Outlet
 
 LineSink = Callable[[str, bool, str], None]
@@ -17,11 +19,29 @@ _STDOUT = Outlet(lambda: sys.stdout)
 _STDERR = Outlet(lambda: sys.stderr)
 _READ_BYTES = 64 * 1024
 _LONGEST_LINE = 16 * 1024  # a longer one is passed on in pieces
+_MOST_COMPLAINTS = 10
 
 
 def print_line(worker: str, is_error: bool, line: str) -> None:
     """The default sink: this process's stdout or stderr."""
     (_STDERR if is_error else _STDOUT).write(f"[{worker}] {line}")
+
+
+def guarded(sink: LineSink) -> LineSink:
+    """The sink, but a line with which it raises is dropped, whatever it raises; the log tells once for each kind."""
+    told: set[str] = set()
+
+    def pass_on(worker: str, is_error: bool, line: str) -> None:
+        try:
+            sink(worker, is_error, line)
+        except BaseException as error:
+            kind = type(error).__name__
+            if kind not in told and len(told) < _MOST_COMPLAINTS:
+                told.add(kind)
+                text = "output= raised %s for a line of worker %s; such lines are dropped, and this is said once\n%s"
+                logger.error(text, kind, worker, traceback_of(error).rstrip())
+
+    return pass_on
 
 
 class Lines:

@@ -21,9 +21,11 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from carpool.drive.descriptors import fill_standard
 from carpool.drive.launch import Launch
 from carpool.drive.output import Lines, LineSink
-from carpool.wire.frame import Frame, FrameError, FrameReader, Kind, encode
+from carpool.errors import StartupError
+from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameError, FrameReader, Kind, encode
 from carpool.wire.payload import LARGE
 from carpool.worker import affinity
 from carpool.worker.setup import DUMP_SIGNAL
@@ -48,6 +50,10 @@ class WorkerProcess:
         heard: called with each frame it sends.
         lost: called once, when it is dead or has broken the protocol.
         sink: where its output goes.
+
+    Raises:
+        StartupError: its kwargs are too large.
+        OSError: the system has no process, memory or descriptors to give.
     """
 
     def __init__(
@@ -74,6 +80,8 @@ class WorkerProcess:
         self._pidfd: int | None = None
         self._killing: asyncio.TimerHandle | None = None
         self._guard = launch.guard
+        first = _setup_frame(launch, worker)
+        fill_standard()
         self._sock, theirs = _socketpair()
         with theirs:
             try:
@@ -93,8 +101,7 @@ class WorkerProcess:
         with contextlib.suppress(AttributeError, OSError):  # not on this system, or already dead
             self._pidfd = os.pidfd_open(self._process.pid)
             self._loop.add_reader(self._pidfd, self._exited)
-        setup = msgspec.structs.replace(launch.setup, worker=worker, cores=launch.cores[worker])
-        self.send(Frame(Kind.SETUP, ids=[0], formats=b"\0", payloads=[pickle.dumps(setup, 5)]))
+        self.send(first)
 
     @property
     def pid(self) -> int:
@@ -310,6 +317,22 @@ class WorkerProcess:
     def _close_outputs(self) -> None:
         for output in self._outputs:
             output.close()
+
+
+def _setup_frame(launch: Launch, worker: int) -> Frame:
+    """What tells the worker who it is.
+
+    Raises:
+        StartupError: it is too large; that is because of the kwargs, as nothing else in it is large.
+    """
+    setup = msgspec.structs.replace(launch.setup, worker=worker, cores=launch.cores[worker])
+    packed = pickle.dumps(setup, 5)
+    if len(packed) > MAX_FRAME_BYTES:
+        raise StartupError(
+            f"the kwargs of stage {setup.stage} are too large to be sent to its workers: {len(packed):,} bytes where"
+            f" {MAX_FRAME_BYTES:,} are possible. Give the model a path, and load what is there in setup"
+        )
+    return Frame(Kind.SETUP, ids=[0], formats=b"\0", payloads=[packed])
 
 
 def _socketpair() -> tuple[socket.socket, socket.socket]:

@@ -1,21 +1,29 @@
-"""Batches as tasks of the running loop: for `async def` functions, and callers that await plain objects."""
+"""Batches as tasks of the running loop: for `async def` functions, and callers that await plain objects.
+
+What a batch waits for may in the end be the batch itself, through the batch of another function. So requests tell from
+inside which lines they come, and a batch is inside all lines that its requests come from. What is not seen that way, a
+batch that waits *behind* one that waits for it, ends with a time-out.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from carpool.clock import monotonic
 from carpool.core.batcher import Batch
 from carpool.drive.aio import Driver
-from carpool.errors import ModelError
+from carpool.drive.failures import for_all
 from carpool.parts import Trouble
 from carpool.request import Request
 
 Run = Callable[[list[Any], list[Trouble]], Awaitable[tuple[list[Any], dict[int, Exception] | None]]]
 """The results of a batch, and the errors that stand in for some of them; what else there is to tell is appended."""
+
+inside: contextvars.ContextVar[frozenset[Driver] | None] = contextvars.ContextVar("carpool_inside", default=None)
+"""The lines whose batches wait for what runs here, which must not wait for theirs. Tasks inherit it."""
 
 
 class TaskStage:
@@ -41,7 +49,13 @@ class TaskStage:
 
     def run(self, batch: Batch) -> None:
         """Start a task for a batch, in a context that is no caller's."""
-        self._tasks[batch.worker] = self._loop.create_task(self._answer(batch), context=contextvars.Context())
+        answering = self._answer(batch)
+        try:
+            # the task copies the context; not every task factory takes one
+            self._tasks[batch.worker] = contextvars.Context().run(self._loop.create_task, answering)
+        except Exception as error:  # of the loop's task factory
+            answering.close()
+            self._loop.call_soon(self._answered, batch, *for_all(error, len(batch)), 0.0)
 
     def kill(self, worker: int) -> None:
         """A task is not killed: there is no limit on the time of a batch here."""
@@ -53,37 +67,68 @@ class TaskStage:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _answer(self, batch: Batch) -> None:
+        """Run a batch. Its callers are answered whatever the function raises."""
+        requests = batch.requests
+        inside.set(self._lines_around(requests))
+        me = asyncio.current_task()
         started = monotonic()
         trouble: list[Trouble] = []
+        results: Sequence[object]
         try:
-            results, errors = await self._run([request.item for request in batch.requests], trouble)
-        except asyncio.CancelledError:  # by user code, or by the end of the loop
-            broken: Exception = ModelError("the batch was broken off: CancelledError", type_name="CancelledError")
-            results, errors = [None] * len(batch), dict.fromkeys(range(len(batch)), broken)
-        except Exception as error:  # before the function was called
-            results, errors = [None] * len(batch), dict.fromkeys(range(len(batch)), error)
-        busy_s = monotonic() - started
-        if trouble:
-            self._driver.troubled(0, batch.worker, batch.id, trouble)
+            results, errors = await self._run([request.item for request in requests], trouble)
+        except BaseException as error:
+            if asyncio.current_task(self._loop) is not me:  # nobody runs this task: it is being thrown away
+                raise
+            results, errors = for_all(error, len(batch))
+        ends = None if errors is None else _unheard(requests, errors)
+        try:
+            if trouble:
+                self._driver.troubled(0, batch.worker, batch.id, trouble)
+        finally:
+            self._answered(batch, results, errors, monotonic() - started)
+        if ends is not None:
+            raise ends
+
+    def _answered(
+        self, batch: Batch, results: Sequence[object], errors: dict[int, Exception] | None, busy_s: float
+    ) -> None:
         self._driver.completed(0, batch.worker, batch.id, batch.ids, results, errors, busy_s, 0.0)
+
+    def _lines_around(self, requests: Sequence[Request]) -> frozenset[Driver]:
+        around = [request.inside for request in requests if request.inside is not None]  # type: ignore[attr-defined]
+        return frozenset((self._driver,)).union(*around)
+
+
+def _unheard(requests: Sequence[Request], errors: dict[int, Exception]) -> BaseException | None:
+    """What is to end the program, where every caller who would have heard it has gone."""
+    unheard: BaseException | None = None
+    for i, error in errors.items():
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            if not requests[i].future.done():  # type: ignore[attr-defined]
+                return None
+            unheard = error
+    return unheard
 
 
 class AwaitedRequest(Request):
     """A request that a task awaits; it is its own caller, and its answer a plain object.
 
     Attributes:
-        future: completed with the answer; to be set before the request is submitted.
+        future: completed with the answer; inside: the caller's `inside`. Both are to be set before it is submitted.
     """
 
-    __slots__ = ("future",)
+    __slots__ = ("future", "inside")
 
     future: asyncio.Future[Any]
+    inside: frozenset[Driver] | None
 
     def tell(self) -> None:
+        """Never raises: others of the batch are to be told, too."""
         try:
             if self.error is None:
                 self.future.set_result(self.result)
             else:
                 self.future.set_exception(self.error)
-        except asyncio.InvalidStateError:
-            pass  # its task has been cancelled
+        except Exception:
+            if not self.future.done():  # it refuses what it is given; else its task was cancelled or its loop is closed
+                self.future.set_exception(RuntimeError(f"{type(self.error).__name__} cannot be raised to who awaits"))

@@ -5,10 +5,15 @@ function, happens outside it. Each sleeping thread has a bell of its own, so exa
 
 Those whose answers have come are woken in a chain, the next leader first: the leader rings for one, and each thread
 that wakes up rings for the next. All of them would only fight for the interpreter, and the next leader with them.
+
+A function may call another one, whose leader is another thread, which calls the first one: each would wait for the
+other. So a leader who goes to sleep in a line looks first whether all who could wake it sleep for what it leads.
 """
 
 from __future__ import annotations
 
+import contextvars
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,10 +23,11 @@ from typing import Any, Protocol, cast
 from carpool.clock import Clock, monotonic
 from carpool.core.batcher import INFINITY, Batch, Batcher
 from carpool.core.line import DONE, SLEEP, Line
+from carpool.drive.failures import for_all
 from carpool.drive.trouble import learn
 from carpool.errors import CarpoolError, DeadlineExceeded, Unavailable
 from carpool.parts import Trouble
-from carpool.request import Request
+from carpool.request import Lane, Request
 
 _LONGEST_LOCK_WAIT_S = 60.0  # for the execution lock, where no time-out bounds it
 
@@ -34,6 +40,13 @@ Bells = list[threading.Lock]
 
 Bed = tuple[threading.Lock, Bells, float]
 """The bell that wakes a thread, those it is one of, and how many seconds it sleeps at most."""
+
+
+_leading: dict[int, tuple[LeaderFollower, ...]] = {}
+"""By thread: the lines whose functions it is inside of."""
+
+_sleeping: dict[int, tuple[LeaderFollower, Seat]] = {}
+"""Threads that lead one line and sleep in another for as long as it takes, and their seats there."""
 
 
 class ExecutionLock(Protocol):
@@ -96,20 +109,33 @@ class LeaderFollower:
     ) -> None:
         self._name = name
         self._batcher = batcher
+        self._slots = slots
+        self._slo_s = slo_s
         self._line = Line(batcher, slots, slo_s)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # which knows its owner; it is never taken twice
         self._execution_lock = execution_lock
         self._clock = clock
-        self._leaders: set[int] = set()  # threads that are inside the function
         self._chain: deque[Bells] = deque()  # still to be rung; while there are any, somebody wakes up
 
-    def join(self, items: Sequence[Any], sizes: Sequence[int] | None, timeout_s: float | None) -> Seat:
+    def join(
+        self,
+        items: Sequence[Any],
+        sizes: Sequence[int] | None,
+        timeout_s: float | None,
+        lanes: Sequence[Lane] | None = None,
+    ) -> Seat:
         """A place in the line for some items.
+
+        Args:
+            items: they.
+            sizes: how much of a batch each takes up; None if all count for one.
+            timeout_s: how long they may wait.
+            lanes: where each waits, if not all may share a batch.
 
         Raises:
             RuntimeError: this thread is inside the function, or holds the execution lock: it would wait for itself.
         """
-        self._check_reentry()
+        self.check_reentry()
         now = self._clock()
         deadline = INFINITY if timeout_s is None else now + timeout_s
         requests = [Request(item, deadline) for item in items]
@@ -118,6 +144,9 @@ class LeaderFollower:
         if sizes is not None:
             for request, size in zip(requests, sizes, strict=True):
                 request.size = size
+        if lanes is not None:
+            for request, lane in zip(requests, lanes, strict=True):
+                request.lane = lane
         seat = Seat(requests, deadline)
         try:
             with self._lock:
@@ -130,7 +159,7 @@ class LeaderFollower:
         return seat
 
     def wait(self, seat: Seat, run: Run, timeout_s: float | None = None) -> bool:
-        """In the thread of a caller: until its answers are there. It may lead meanwhile.
+        """In the thread of a caller, which has been checked: until its answers are there. It may lead meanwhile.
 
         Args:
             seat: the caller's.
@@ -142,19 +171,23 @@ class LeaderFollower:
 
         Raises:
             DeadlineExceeded: the execution lock could not be had in time; the caller has left the line.
+            RuntimeError: the function forked, and this is the child; or it waits for a function that waits for it.
         """
-        if seat.pending:
-            self._check_reentry()
+        line = self._line
         until = INFINITY if timeout_s is None else self._clock() + timeout_s
         try:
-            while seat.pending or self._line.elect is seat:
+            while seat.pending or line.elect is seat:
                 self._turn(seat, run, until)
+                if line is not self._line and seat.pending:
+                    raise self.forked()
                 if until != INFINITY and self._clock() >= until:
                     self._look_away(seat)
                     break
         except BaseException as error:
-            interrupted = Unavailable(f"a thread that waited for {self._name} was interrupted", code="cancelled")
-            self.leave(seat, error if isinstance(error, CarpoolError) else interrupted, threading.get_ident())
+            _sleeping.pop(threading.get_ident(), None)
+            if line is self._line:
+                interrupted = Unavailable(f"a thread that waited for {self._name} was interrupted", code="cancelled")
+                self.leave(seat, error if isinstance(error, CarpoolError) else interrupted, threading.get_ident())
             raise
         return not seat.pending
 
@@ -169,6 +202,7 @@ class LeaderFollower:
         Returns:
             Whether any answer was still due.
         """
+        self._check_owner()
         with self._lock:
             self._line.leave(self._clock(), seat, thread)
             due = [request for request in seat.requests if request.caller is None]
@@ -181,28 +215,66 @@ class LeaderFollower:
         return bool(due)
 
     def drain(self, run: Run, error: CarpoolError) -> None:
-        """Refuse new callers with `error` and run what is in the line."""
-        self._line.close(error)
-        while True:
-            with self._lock:
-                waiting = [*self._line.pipeline.stages[0].queue, *self._line.pipeline.door]
-            if not waiting:
-                return
-            seat: Any = waiting[0].caller
-            self.wait(seat, run)
+        """Refuse new callers with `error`, run what is in the line and wait for those who lead.
 
-    # -- inside
+        Raises:
+            RuntimeError: this thread is inside the function, or holds the execution lock: it would wait for itself.
+        """
+        self.check_reentry()
+        seat = Seat((), INFINITY)
+        seat.pending = 1
+        with self._lock:
+            self._line.close(error)
+            self._line.drain(seat)
+            woken = self._line_up()
+        self._ring(woken)
+        self.wait(seat, run)
 
-    def _check_reentry(self) -> None:
-        if threading.get_ident() in self._leaders:
+    def check_reentry(self) -> None:
+        """Raise RuntimeError if this thread would wait for itself."""
+        leads = _leading.get(threading.get_ident())
+        if leads is not None and self in leads:
             raise RuntimeError(
                 f"{self._name} was called from inside itself: the call would wait for the batch that makes it."
                 " Call the plain function instead"
             )
+        self._check_owner()
         owned = getattr(self._execution_lock, "_is_owned", None)
         if owned is not None and owned():
             raise RuntimeError(
                 f"this thread already holds the execution lock of {self._name}: release it before the call"
+            )
+
+    def start_anew(self, batcher: Batcher) -> None:
+        """In a forked child: whoever was in the line, led it or held its lock is in the parent."""
+        closed = self._line.pipeline.closed
+        self._batcher = batcher
+        self._line = Line(batcher, self._slots, self._slo_s)
+        if closed is not None:
+            self._line.close(closed)
+        self._lock = threading.RLock()
+        self._chain = deque()
+
+    @property
+    def generation(self) -> object:
+        """Another one in a forked child than in its parent."""
+        return self._line
+
+    def forked(self) -> RuntimeError:
+        """What a child is told that waits for what is in its parent's line."""
+        return RuntimeError(
+            f"the process was forked after this call of {self._name} had joined the line, which is the parent's:"
+            " call it again in the child"
+        )
+
+    # -- inside
+
+    def _check_owner(self) -> None:
+        """Raise RuntimeError where waiting for the lock would be waiting for oneself."""
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            raise RuntimeError(
+                f"{self._name} was called by a signal handler or a __del__ in a thread that it has interrupted inside"
+                " the line of the same function: let another thread make the call"
             )
 
     def _turn(self, seat: Seat, run: Run, until: float) -> None:
@@ -222,18 +294,18 @@ class LeaderFollower:
 
     def _lead(self, seat: Seat, slot: int, run: Run, until: float) -> None:
         """Run a batch with a slot that was claimed."""
-        lock = self._execution_lock
+        lock, line = self._execution_lock, self._line
         if lock is not None and not self._acquire(lock, seat, until):
             with self._lock:
                 self._line.give_up(slot)
                 woken = self._line_up()
             self._ring(woken)
             return
-        outcome = bed = None
+        outcome = bed = batch = None
         try:
             with self._lock:
                 now = self._clock()
-                batch = self._line.lead(now, slot)
+                batch = line.lead(now, slot)
                 if batch is None:
                     bed = self._make_bed(now, seat, until)
                 woken = self._line_up()
@@ -241,34 +313,67 @@ class LeaderFollower:
             if batch is not None:
                 outcome = self._call(batch, run)
         finally:
-            if lock is not None:
-                lock.release()
+            try:
+                if lock is not None:
+                    lock.release()
+            finally:  # also where it could not be released
+                if batch is not None and outcome is not None:
+                    self._finish(line, batch, outcome)
         if bed is not None:
             self._sleep(seat, bed)
-        elif batch is not None and outcome is not None:
-            self._finish(batch, outcome)
 
-    def _finish(self, batch: Batch, outcome: Outcome) -> None:
+    def _finish(self, line: Line, batch: Batch, outcome: Outcome) -> None:
         """A batch has run: its callers, and the next leader, are to know."""
+        if line is not self._line:  # the function forked, and this is the child
+            _answer_here(batch, outcome)
+            return
         results, errors, busy_s, trouble = outcome
         with self._lock:
             if trouble:
                 learn(self._name, self._batcher, batch.worker, batch.id, trouble)
-            self._line.finished(self._clock(), batch, results, errors, busy_s)
+            line.finished(self._clock(), batch, results, errors, busy_s)
             woken = self._line_up()
         self._ring(min(woken, 1))
 
     def _make_bed(self, now: float, seat: Seat, until: float) -> Bed:
         """For the seat's thread, which sleeps from now on."""
+        me = threading.get_ident()
+        if me in _leading and until == INFINITY:
+            _sleeping[me] = self, seat  # before it looks at others, who do the same
+            if self._waits_for(me):
+                raise RuntimeError(
+                    f"{self._name} was called by a function that it waits for: each would wait for the other."
+                    " Call the plain function instead"
+                )
         bell = threading.Lock()
         bell.acquire()
         seat.bells.append(bell)
         return bell, seat.bells, min(until, self._line.sleep(seat)) - now
 
+    def _waits_for(self, thread: int) -> bool:
+        """Whether nothing moves in this line before the thread is done with what it leads."""
+        lines: list[LeaderFollower] = [self]
+        for line in lines:  # which grows
+            leaders = line._line.leaders
+            if leaders is None:
+                return False
+            for leader in leaders:
+                if leader == thread:
+                    continue
+                sleeps = _sleeping.get(leader)  # type: ignore[call-overload]
+                if sleeps is None or not sleeps[1].pending:
+                    return False
+                if sleeps[0] not in lines:
+                    lines.append(sleeps[0])
+        return True
+
     def _sleep(self, seat: Seat, bed: Bed) -> None:
         bell, bells, seconds = bed
         timeout = -1 if seconds == INFINITY else min(max(seconds, 0.0), threading.TIMEOUT_MAX)
-        if not bell.acquire(timeout=timeout):
+        rung = bell.acquire(timeout=timeout)
+        if _sleeping:
+            _sleeping.pop(threading.get_ident(), None)
+        if not rung:
             with suppress(ValueError):  # it was rung after all
                 bells.remove(bell)
                 return
@@ -282,12 +387,21 @@ class LeaderFollower:
         self._ring(woken)
 
     def _call(self, batch: Batch, run: Run) -> Outcome:
+        """Run a batch in a context that is no caller's, and answer its callers whatever the function raises."""
         me = threading.get_ident()
-        self._leaders.add(me)
+        outer = _leading.get(me, ())
+        _leading[me] = (*outer, self)
         try:
-            return run([request.item for request in batch.requests])
+            return contextvars.Context().run(run, [request.item for request in batch.requests])
+        except KeyboardInterrupt:  # of this thread: the next leader runs the batch
+            raise
+        except BaseException as error:
+            return *for_all(error, len(batch)), 0.0, ()
         finally:
-            self._leaders.discard(me)
+            if outer:
+                _leading[me] = outer
+            else:
+                _leading.pop(me, None)
 
     def _acquire(self, lock: ExecutionLock, seat: Seat, until: float) -> bool:
         """Take the execution lock; False if it was not free until the caller looks up."""
@@ -333,6 +447,23 @@ class LeaderFollower:
             except (IndexError, ValueError):  # another thread was faster
                 continue
             n -= rung
+
+
+def _answer_here(batch: Batch, outcome: Outcome) -> None:
+    """What this thread has run in a forked child, for its own caller; nobody else is here."""
+    results, errors, _, _ = outcome
+    for i, request in enumerate(batch.requests):
+        if request.caller is not None:
+            request.result, request.error = results[i], None if errors is None else errors.get(i)
+            request.caller.answered(request)
+
+
+def _forked() -> None:
+    _leading.clear()
+    _sleeping.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _ring_all(bells: Bells) -> bool:

@@ -20,14 +20,14 @@ from carpool.core.batcher import Batch
 from carpool.core.roster import MOST_DEATHS, Roster, Starts, State
 from carpool.drive.inside import LoopWorker, ThreadWorker
 from carpool.drive.launch import Launch
-from carpool.drive.output import LineSink
+from carpool.drive.output import LineSink, guarded
 from carpool.drive.process import WorkerProcess
 from carpool.drive.trouble import FAILED_FOR_S
 from carpool.errors import ModelError, StartupError, Unavailable
 from carpool.logger import logger
 from carpool.parts import Trouble
 from carpool.wire import outcome
-from carpool.wire.frame import Frame, FrameError, Kind
+from carpool.wire.frame import Frame, FrameError, Kind, in_pieces
 from carpool.wire.outcome import Outcome
 from carpool.wire.payload import Payload
 
@@ -105,12 +105,13 @@ class WorkerStage:
         self._starts = starts
         self._launch = launch
         self._driver = driver
-        self._sink = sink
+        self._sink = guarded(sink)
         self._workers: dict[int, Worker] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._started_once: set[int] = set()
         self._failure: dict[int, outcome.Report] = {}
+        self._rest: dict[int, list[Frame]] = {}  # by worker: pieces of its batch that it has not been sent yet
         self._after_dispatch = faults.at("parent.after_dispatch")
         self._before_reply = faults.at("parent.before_reply")
 
@@ -145,13 +146,32 @@ class WorkerStage:
         )
         try:
             self._workers[batch.worker].send(frame)
-        except FrameError as error:  # nothing has been sent: the batch fails, the worker goes on
-            n = len(batch.ids)
-            text = f"the batch cannot be sent to stage {self.name}: {error}"
-            errors: dict[int, Exception] = {i: ModelError(text, code="too_large") for i in range(n)}
-            self._driver.completed(self.index, batch.worker, batch.id, batch.ids, [None] * n, errors, 0.0, 0.0)
+        except FrameError:  # it is too large for one message, and nothing has been sent
+            self._rest[batch.worker] = in_pieces(frame)
+            self._send_next(batch.worker)
         if self._after_dispatch is not None:
             self._after_dispatch()
+
+    def _send_next(self, worker: int) -> None:
+        """The next piece of a batch that is too large for one message: it is answered before the one after it goes.
+
+        An item that is too large by itself fails; its mates do not, and nor does the worker.
+        """
+        pieces = self._rest[worker]
+        while self._rest.get(worker) is pieces:
+            piece = pieces.pop(0)
+            if not pieces:
+                del self._rest[worker]
+            try:
+                self._workers[worker].send(piece)
+            except FrameError as error:
+                n = len(piece.ids)
+                text = f"the item cannot be sent to stage {self.name}: {error}"
+                errors: dict[int, Exception] = {i: ModelError(text, code="too_large") for i in range(n)}
+                self._driver.completed(self.index, worker, piece.batch, piece.ids, [None] * n, errors, 0.0, 0.0)
+            else:
+                self._driver.call_started(self.index, worker, piece.batch)
+                return
 
     def kill(self, worker: int) -> None:
         """Give up a worker that hangs: its batch has crashed as of now; its successor starts when it is gone."""
@@ -255,7 +275,12 @@ class WorkerStage:
         if not (0.0 <= frame.busy_s < _INFINITY and 0.0 <= frame.waited_s < _INFINITY):
             raise FrameError(f"a reply after {frame.busy_s} s of work and {frame.waited_s} s of waiting")
         errors: dict[int, Exception] | None = None
-        if frame.formats.count(Outcome.OK) != len(frame.formats):
+        if frame.dropped:
+            logger.error("stage %s: no memory to receive the results of %d requests", self.name, len(frame.ids))
+            text = f"there was no memory to receive the result from stage {self.name}"
+            errors = {i: Unavailable(text, code="out_of_memory") for i in range(len(frame.ids))}
+            frame.payloads = [b""] * len(frame.ids)
+        elif frame.formats.count(Outcome.OK) != len(frame.formats):
             if max(frame.formats) not in _OUTCOMES:
                 raise FrameError(f"a reply with outcome {max(frame.formats)}")
             errors = {
@@ -266,16 +291,21 @@ class WorkerStage:
         if self._before_reply is not None:
             self._before_reply()
         self.roster.finished_batch()
+        rest = self._rest.get(worker) if self._rest else None
         self._driver.completed(
             self.index, worker, frame.batch, frame.ids, frame.payloads, errors, frame.busy_s, frame.waited_s
         )
+        if rest and self._rest.get(worker) is rest and sum([len(piece.ids) for piece in rest]) == len(batch.ids):
+            self._send_next(worker)  # what went before it is answered
 
     def _troubled(self, worker: int, frame: Frame) -> None:
         """What happened to a batch besides its results, or to the warm-up."""
         trouble = _decoded(frame.payloads[0], list[Trouble])
         try:
             if self.roster.places[worker].state == State.READY:
-                self._batch_of(worker, frame)
+                batch = self._batch_of(worker, frame)
+                if len(batch) != batch.n:  # of a piece of it: places are none in the batch
+                    trouble = [msgspec.structs.replace(each, ran_out=[], fitted=[]) for each in trouble]
                 self._driver.troubled(self.index, worker, frame.batch, trouble)
             elif all(n == size for n, size in self._launch.warm_up.items()):  # else the first batches will tell
                 self._driver.trained_with_trouble(self.index, trouble)
@@ -336,6 +366,7 @@ class WorkerStage:
 
     def _hand_back(self, worker: int, untouched: bool) -> bool:
         """What a lost worker owed is run by others, or fails; whether that was the fault of a request."""
+        self._rest.pop(worker, None)
         if untouched:
             self._driver.worker_left(self.index, worker)
         elif self._driver.worker_lost(self.index, worker):

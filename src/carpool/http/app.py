@@ -14,17 +14,19 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from carpool import schema
 from carpool.clock import monotonic
 from carpool.core.roster import State
 from carpool.drive.output import LineSink, print_line
 from carpool.errors import CarpoolError, InvalidRequest, ModelError, Unavailable
+from carpool.foreign import text_of, traceback_of
 from carpool.http import asgi, openapi
-from carpool.http.codec import Formats, Refusal, allow, as_json, error_response, too_large
+from carpool.http.codec import Formats, Refusal, allow, as_json, content_length, error_response, too_large
 from carpool.http.exchange import Exchange, Head, Response
 from carpool.logger import logger
 from carpool.observe.log import printable
 from carpool.request import DEFAULT_LANE, Lane
-from carpool.settings import LARGEST_PRIORITY
+from carpool.settings import LARGEST_PRIORITY, at_least, flag, function, not_negative
 from carpool.weigh import weigher_of
 
 if TYPE_CHECKING:
@@ -120,6 +122,7 @@ class App:
 
     Raises:
         ValueError: a setting is out of range, or two services have one name.
+        TypeError: a setting is of the wrong kind, or a hint cannot be read from JSON or msgpack.
     """
 
     def __init__(
@@ -132,26 +135,20 @@ class App:
         idle_check_s: float = 30.0,
         output: LineSink = print_line,
     ) -> None:
-        if not services:
-            raise ValueError("an app needs at least one service")
-        names = [service.name for service in services]
-        twice = {name for name in names if names.count(name) > 1}
-        if twice:
-            raise ValueError(f"two services are called {twice.pop()!r}: give one of them another name with name=")
+        _check_services(services)
         if when_full not in ("refuse", "wait"):
             raise ValueError(f'when_full must be "refuse" or "wait", not {when_full!r}')
         if timeout_status not in (504, 408):
             raise ValueError(f"timeout_status must be 504 or 408, not {timeout_status!r}")
-        if max_body_bytes < 1:
-            raise ValueError(f"max_body_bytes must be at least 1, not {max_body_bytes!r}")
-        self.max_body_bytes = max_body_bytes
+        function("output", output, "a worker's name, whether it is an error, and a line")
+        self.max_body_bytes = at_least("max_body_bytes", max_body_bytes, 1)
         self.endpoints = [Endpoint(service, output) for service in services]
         self.refusing: CarpoolError | None = Unavailable("the service is starting", code="starting")
         self._draining = False
         self._wait = when_full == "wait"
         self._timeout_status = timeout_status
-        self._debug = debug
-        self._idle_check_s = idle_check_s
+        self._debug = flag("debug", debug)
+        self._idle_check_s = not_negative("idle_check_s", idle_check_s)
         self._ids = (f"{secrets.token_hex(4)}-{n}" for n in itertools.count(1))
         self._document: bytes | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # on which it was started
@@ -266,7 +263,7 @@ class App:
             head.app = self
             head.route, endpoint = methods[head.method]
             head.endpoint = endpoint
-            if int(head.headers.get(b"content-length", b"0")) > self.max_body_bytes:
+            if content_length(head.headers) > self.max_body_bytes:
                 raise too_large(self.max_body_bytes)
             if endpoint is not None:
                 self._admit_predict(head, endpoint)
@@ -282,7 +279,19 @@ class App:
 
     def handle(self, exchange: Exchange) -> None:
         """Answer an admitted exchange whose body has been read."""
-        exchange.head.route(exchange)
+        try:
+            exchange.head.route(exchange)
+        except BaseException as error:
+            self.route_raised(exchange, error)
+
+    def route_raised(self, exchange: Exchange, error: BaseException) -> None:
+        """The guard of all routes: one that raised is a 500, whatever it raised, and nobody else hears of it.
+
+        A door that calls `head.route` by itself calls this in the same way as `handle` does.
+        """
+        path = printable(repr(exchange.head.path))
+        logger.error("%s could not be answered:\n%s", path, printable(traceback_of(error)))
+        exchange.respond(self.refuse(exchange.head, CarpoolError("a route raised an error")))
 
     def gone(self, exchange: Exchange) -> None:
         """The client has closed its connection: whatever is still queued for it is not run."""
@@ -295,9 +304,13 @@ class App:
         given = head.headers.get(b"x-request-id", b"") if head is not None else b""
         request_id = given.decode() if _REQUEST_ID.fullmatch(given) else next(self._ids)
         if isinstance(error, ModelError):
-            message = printable(str(error)).replace("\n", "\\n")
+            message = printable(text_of(error)).replace("\n", "\\n")
             logger.error("request %s: %s\n%s", request_id, message, printable(error.traceback))
-        return error_response(error, request_id, timeout_status=self._timeout_status, debug=self._debug)
+        try:
+            return error_response(error, request_id, timeout_status=self._timeout_status, debug=self._debug)
+        except BaseException as broken:  # it is of a class of the user's, and its status or time says nothing
+            logger.error("request %s: its error cannot be told:\n%s", request_id, printable(traceback_of(broken)))
+            return error_response(CarpoolError("the error cannot be told"), request_id)
 
     def _admit_predict(self, head: Head, endpoint: Endpoint) -> None:
         headers = head.headers
@@ -394,6 +407,39 @@ class App:
             document = openapi.document(self.services, self._timeout_status, self.max_body_bytes)
             self._document = as_json(document)
         exchange.respond(Response(200, self._document))
+
+
+def _check_services(services: tuple[Service, ...]) -> None:
+    """Whether they can be told apart, and spoken to over HTTP. Raises ValueError or TypeError."""
+    if not services:
+        raise ValueError("an app needs at least one service")
+    for service in services:
+        if not hasattr(service, "stages"):
+            raise TypeError(f"an app is of services, not {service!r}: wrap a model as App(Service(model))")
+    names = [service.name for service in services]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ValueError(f"two services are called {twice.pop()!r}: give one of them another name with name=")
+    for service in services:
+        _check_types(service)
+
+
+def _check_types(service: Service) -> None:
+    """Whether items can be read and results be written as JSON, where the model has no formats of its own for them."""
+    first, last = service.stages[0].traits, service.stages[-1].traits
+    if not first.accepts:
+        _refuse_hint(f"{first.name} takes", first.input_type, schema.why_unreadable(first.input_type), "accepts")
+    if last.produces is None:
+        _refuse_hint(f"{last.name} returns", last.output_type, schema.why_unwritable(last.output_type), "produces")
+
+
+def _refuse_hint(who: str, hint: Any, why: str | None, own: str) -> None:
+    if why is not None:
+        raise TypeError(
+            f"model {who} {schema.type_name(hint)} by its hint, which cannot be checked over HTTP: {why}. Give a hint"
+            " that can be (of a union only one such type, or msgspec.Structs with tags), leave the hint out, or have"
+            f" the model name a format of its own with {own}; Python callers need none of this"
+        )
 
 
 def _milliseconds(text: bytes) -> float:

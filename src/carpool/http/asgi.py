@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, unquote_to_bytes
 
 from carpool.errors import StartupError
+from carpool.foreign import traceback_of
 from carpool.http.codec import too_large
 from carpool.http.exchange import WANTED_HEADERS, Exchange, Head, Response
 from carpool.logger import logger
@@ -177,8 +178,14 @@ async def _answer(exchange: AsgiExchange, receive: Receive) -> Response | None:
 
 
 async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    """Wait until the client leaves, or until the server's own code fails to tell, which is no better."""
+    try:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        logger.error("the ASGI server's receive raised; its client counts as gone:\n%s", traceback_of(error))
 
 
 async def _send(response: Response, send: Send, head_only: bool) -> None:

@@ -6,7 +6,8 @@ The tables here are part of the public contract; nothing in this file reads a bo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
 
 import msgspec
 
@@ -16,6 +17,7 @@ from carpool.errors import (
     InvalidRequest,
     ValidationError,
 )
+from carpool.foreign import text_of
 from carpool.http.exchange import Response
 from carpool.model import Traits
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, RAW
@@ -23,7 +25,7 @@ from carpool.wire.payload import CUSTOM, JSON, MSGPACK, RAW
 _JSON_TYPES = frozenset({b"application/json", b"text/json"})
 _MSGPACK_TYPES = frozenset({b"application/msgpack", b"application/x-msgpack", b"application/vnd.msgpack"})
 _RAW_TYPES = re.compile(rb"application/octet-stream|(image|audio|text)/.+")
-_MEDIA_RANGE = re.compile(rb"[^,;\s]+/[^,;\s]+")
+_LONGEST_LENGTH = 20  # digits, which say more bytes than there are
 _MOST_CACHED = 256
 _LONGEST_MESSAGE = 300  # a message may name a field, and the client chooses how long its fields' names are
 
@@ -88,14 +90,17 @@ def error_response(error: Exception, request_id: str, *, timeout_status: int = 5
         request_id: repeated in the body and in `X-Request-Id`.
         timeout_status: status of a missed deadline.
         debug: whether the error's own text is shown.
+
+    Raises:
+        Exception: of any kind, where the error's class is the user's and its attributes are not what they should be.
     """
     code = error.code if isinstance(error, CarpoolError) else "internal_error"
-    status = error.status if isinstance(error, CarpoolError) else 500
+    status = HTTPStatus(error.status).value if isinstance(error, CarpoolError) else 500
     message = MESSAGES.get(code, MESSAGES["unavailable"])
     if isinstance(error, DeadlineExceeded):
         status = timeout_status
     if debug or isinstance(error, InvalidRequest | ValidationError | DeadlineExceeded):
-        message = str(error)[:_LONGEST_MESSAGE] or message
+        message = text_of(error)[:_LONGEST_MESSAGE]
     headers: list[tuple[bytes, bytes]] = [(b"x-request-id", request_id.encode())]
     if isinstance(error, Refusal):
         headers += error.headers
@@ -172,8 +177,9 @@ class Formats:
 
     def _writes(self, accept: bytes | None, read: int) -> int:
         """The first of the client's wishes that can be met; what suits the model best if none can."""
-        for wish in _MEDIA_RANGE.findall((accept or b"").lower()):
-            if wish == self._produced_kind:
+        for part in (accept or b"").lower().split(b","):
+            wish = part.partition(b";")[0].strip()
+            if wish and wish == self._produced_kind:
                 return CUSTOM
             if wish in _JSON_TYPES:
                 return JSON
@@ -188,6 +194,14 @@ class Formats:
         if self._raw_out and read == RAW:
             return RAW
         return MSGPACK if read == MSGPACK else JSON
+
+
+def content_length(headers: Mapping[bytes, bytes]) -> int:
+    """How long the body is, by the header; 0 if there is none. Raises `Refusal`: that is no length."""
+    text = headers.get(b"content-length", b"0")
+    if not text.isdigit() or len(text) > _LONGEST_LENGTH:
+        raise Refusal(400, "bad_http")
+    return int(text)
 
 
 def too_large(limit: int) -> InvalidRequest:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections import deque
 from contextlib import suppress
@@ -18,7 +19,7 @@ from typing import cast
 from carpool.http.codec import Refusal
 from carpool.http.exchange import Exchange, Response
 from carpool.http.listener import HttpHead, Listener
-from carpool.http.reader import LARGE_BODY, RequestReader
+from carpool.http.reader import LARGE_BODY, MOST_AT_ONCE, RequestReader
 
 _LONGEST_LOOKED_UP = 16 * 1024  # more in one go is a large body, or many requests at once
 _LINGER_S = 2.0  # so long a refused request's body is read and thrown away, so that the answer arrives
@@ -64,7 +65,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._loop = asyncio.get_running_loop()
         self._reader = RequestReader(listener, self)
-        self._is_large = False  # `_LargeBody` stands in for us
+        self._large: _LargeBody | None = None  # stands in for us
+        self._kept = b""  # received, but not to be read before there is room
         # the requests that are owed an answer, in order; the first `_handled` have been given to the app
         self._owed: deque[HttpExchange] = deque()
         self._handled = 0
@@ -72,13 +74,16 @@ class Connection(asyncio.Protocol):
         self._half_closed = False
         self._paused_writing = False
         self._paused_reading = False
+        self._reading_on = False  # `_read_on` is about to be called
         # time
         self._known = 0  # requests whose heads were looked up, which the reader has not seen
         self._quiet_since = 0  # how many requests there were at the last look; -1 if one was not over yet
+        self._unread = 0  # bytes that waited for the client then
         self._idle_timer: asyncio.TimerHandle | None = None
         self._receive_timer: asyncio.TimerHandle | None = None
         self._receiving = (0, False)  # the request, and whether it is its body, that `_receive_timer` is for
         self._write_timer: asyncio.TimerHandle | None = None
+        self._untaken = 0  # bytes that waited for the client when `_write_timer` was set, and those written since
         self._end_timer: asyncio.TimerHandle | None = None
         self._probe_timer: asyncio.TimerHandle | None = None
 
@@ -103,7 +108,10 @@ class Connection(asyncio.Protocol):
             if timer is not None:
                 timer.cancel()
         self.deaf = True
+        self._kept = b""
         self._reader.forget()
+        if self._large is not None:
+            self._large.let_go()
         for exchange in self._owed:
             self.app.gone(exchange)
         self._owed.clear()
@@ -113,8 +121,8 @@ class Connection(asyncio.Protocol):
             return
         if self._reader.fresh and len(data) <= _LONGEST_LOOKED_UP:
             self._look_up(data)
-        else:
-            self._reader.feed(data)
+        elif rest := self._reader.feed(data):
+            self._keep(rest)
         if self._receive_timer is not None or not self._reader.fresh:
             self._time_receiving()
 
@@ -128,7 +136,8 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._paused_writing = True
-        self._write_timer = self._loop.call_later(self._limits.write_s, self.abort)
+        self._untaken = self._transport.get_write_buffer_size()
+        self._write_timer = self._loop.call_later(self._limits.write_s, self._look_if_taken)
         self._regulate()
 
     def resume_writing(self) -> None:
@@ -141,12 +150,16 @@ class Connection(asyncio.Protocol):
 
     def _look_up(self, data: bytes) -> None:
         """Requests that begin with `data`: known heads are looked up, the reader gets the rest."""
-        heads = self._heads
+        heads, most = self._heads, self._known + MOST_AT_ONCE
         while data:
+            if self._known == most:
+                self._keep(data)
+                return
             raw, blank_line, rest = data.partition(b"\r\n\r\n")
             head = heads.get(raw)
             if head is None or head.length > len(rest) or not blank_line:
-                self._reader.feed(data, raw + blank_line)
+                if rest := self._reader.feed(data, raw + blank_line):
+                    self._keep(rest)
                 return
             body, data = rest[: head.length], rest[head.length :]
             self._known += 1
@@ -154,9 +167,15 @@ class Connection(asyncio.Protocol):
             self._owed.append(exchange)
             if self._handled or self._paused_writing:
                 self._hand_on()
+                if data and self.room <= 0:
+                    self._keep(data)
+                    return
             else:
                 self._handled = 1
-                head.route(exchange)
+                try:
+                    head.route(exchange)
+                except BaseException as error:
+                    self.app.route_raised(exchange, error)
 
     def take(self, head: HttpHead, body: bytes | bytearray, refusal: Response | None) -> None:
         """The reader has a whole request."""
@@ -168,15 +187,34 @@ class Connection(asyncio.Protocol):
 
     def take_large(self, rest: memoryview) -> None:
         """The reader wants what comes next in place."""
-        self._is_large = True
-        self._set_protocol(_LargeBody(self, rest))
+        self._large = _LargeBody(self, rest)
+        self._set_protocol(self._large)
 
-    def large_is_full(self) -> None:
-        """The memory of `take_large` is full."""
-        self._is_large = False
-        self._set_protocol(self)
-        self._reader.received_large()
-        self._time_receiving()
+    def received_large(self, nbytes: int, full: bool) -> None:
+        """So much more is in the memory of `take_large`."""
+        if full:
+            self._end_large()
+        self._reader.received_large(nbytes)
+        if full:
+            self._time_receiving()
+
+    @property
+    def room(self) -> int:
+        """How many more requests may be read for now: one more than the app may have at a time."""
+        return 0 if self._paused_writing else self._limits.pipelined + 1 - len(self._owed)
+
+    def _keep(self, data: bytes) -> None:
+        """Requests that have to wait: for those before them, for a slow reader, or for others to have their turn."""
+        self._kept = data
+        self._regulate()
+
+    def _read_on(self) -> None:
+        """There is room again for some of what was kept."""
+        self._reading_on = False
+        if self._kept and self.room > 0:
+            data, self._kept = self._kept, b""
+            self.data_received(data)
+            self._regulate()
 
     def encourage(self) -> None:
         """The client waits to be told that its body is welcome."""
@@ -192,14 +230,21 @@ class Connection(asyncio.Protocol):
         exchange.out = response
         self._forget_request()
         self.deaf = True
+        self._kept = b""
         self._owed.append(exchange)
         self._hand_on()
 
     def _forget_request(self) -> None:
         """Let go of a request that is half received."""
         self._reader.forget()
-        if self._is_large:
-            self._is_large = False
+        if self._large is not None:
+            self._end_large()
+
+    def _end_large(self) -> None:
+        """What comes next is not part of a large body any more."""
+        if self._large is not None:
+            self._large.let_go()
+            self._large = None
             self._set_protocol(self)
 
     @property
@@ -245,6 +290,7 @@ class Connection(asyncio.Protocol):
             or self._half_closed
             or self._listener.draining
             or len(body) >= LARGE_BODY
+            or self._paused_writing
             or transport.is_closing()
         ):
             return False
@@ -269,13 +315,13 @@ class Connection(asyncio.Protocol):
             return
         if self._paused_reading:
             self._regulate()
-        if self._half_closed or (self._listener.draining and self._reader.idle):
+        if self._half_closed or (self._listener.draining and self._is_idle):
             transport.close()
 
     def _write(self, exchange: HttpExchange, response: Response) -> None:
         status, body, content_type, headers = response
-        head, listener = exchange.head, self._listener
-        last = not head.keep_alive or (listener.draining and not self._owed and self._reader.idle)
+        head, listener, was_paused = exchange.head, self._listener, self._paused_writing
+        last = not head.keep_alive or (listener.draining and not self._owed and self._is_idle)
         lines = [
             b"HTTP/1.1 %d %b\r\n" % (status, _REASONS[status]),
             listener.common_headers(),
@@ -292,15 +338,27 @@ class Connection(asyncio.Protocol):
             self._transport.write(start)
         else:
             self._transport.writelines([start, body])
+        if was_paused:
+            self._untaken += len(start) + len(body)
         if head.unread:
             self._end_politely()
         elif last:
             self._transport.close()
 
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no request is half received or has to wait to be read."""
+        return self._reader.idle and not self._kept
+
     def _regulate(self) -> None:
-        """Read only while there is room for what would come."""
-        full = len(self._owed) > self._limits.pipelined or self._paused_writing
-        if full != self._paused_reading and not self._transport.is_closing():
+        """Read only while there is room for what would come, and first what was kept."""
+        if self._transport.is_closing():
+            return
+        if self._kept and self.room > 0 and not self._reading_on:
+            self._reading_on = True
+            self._loop.call_soon(self._read_on)
+        full = self.room <= 0 or bool(self._kept)
+        if full != self._paused_reading:
             self._paused_reading = full
             if full:
                 self._transport.pause_reading()
@@ -313,7 +371,7 @@ class Connection(asyncio.Protocol):
 
     def drain(self) -> None:
         """Close now if nothing is owed or being received."""
-        if not self._owed and self._reader.idle:
+        if not self._owed and self._is_idle:
             self._transport.close()
 
     def abort(self) -> None:
@@ -328,9 +386,11 @@ class Connection(asyncio.Protocol):
                     self._transport.write_eof()
             self._end_timer = self._loop.call_later(_LINGER_S, self._end)
 
-    def _end(self) -> None:
-        if self._transport.get_write_buffer_size():  # earlier answers are still on their way to a slow reader
-            self._end_timer = self._loop.call_later(self._limits.write_s, self.abort)
+    def _end(self, before: float = math.inf) -> None:
+        """Be gone, unless there is something left that the client takes, however slowly."""
+        left = self._transport.get_write_buffer_size()  # of earlier answers, on their way to a slow reader
+        if 0 < left < before:
+            self._end_timer = self._loop.call_later(self._limits.write_s, self._end, left)
         else:
             self.abort()
 
@@ -380,9 +440,18 @@ class Connection(asyncio.Protocol):
         else:
             self.refuse(self.app.refuse(self._reader.head, Refusal(408, "request_timeout")))
 
+    def _look_if_taken(self) -> None:
+        """A reader is too slow if it takes nothing at all for so long."""
+        before, self._untaken = self._untaken, self._transport.get_write_buffer_size()
+        if self._untaken < before:
+            self._write_timer = self._loop.call_later(self._limits.write_s, self._look_if_taken)
+        else:
+            self.abort()
+
     def _look_if_idle(self) -> None:
         """Looked at now and then only, so that a request costs nothing: idle means one to two periods."""
-        is_quiet = not self._owed and self._reader.idle
+        before, self._unread = self._unread, self._transport.get_write_buffer_size()
+        is_quiet = not self._owed and self._is_idle and not self._unread < before
         if is_quiet and self._requests == self._quiet_since:
             self.abort()  # also if an answer has not been taken
             return
@@ -402,14 +471,16 @@ class _LargeBody(asyncio.BufferedProtocol):
         self._connection = connection
         self._rest = rest
 
+    def let_go(self) -> None:
+        """Let go of the memory: uvloop keeps its last buffered protocol, and even an empty part keeps the whole."""
+        self._rest = _NOTHING
+
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._rest
 
     def buffer_updated(self, nbytes: int) -> None:
         self._rest = self._rest[nbytes:]
-        if not self._rest:
-            self._rest = _NOTHING  # uvloop keeps its last buffered protocol, and even an empty part keeps the whole
-            self._connection.large_is_full()
+        self._connection.received_large(nbytes, not self._rest)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._connection.connection_lost(error)

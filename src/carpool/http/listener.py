@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Protocol
 
+from carpool.http.bodies import Bodies
+from carpool.http.codec import content_length
 from carpool.http.exchange import Head
 from carpool.wire.memory import Memory
 
@@ -27,10 +29,10 @@ class Limits:
         header_bytes: all header lines of a request; header_fields: how many; target_bytes: its address.
         chunks: parts of a chunked body.
         pipelined: requests of one connection in the app at a time.
-        body_bytes_in_flight: bodies being received, over all connections.
+        body_bytes_in_flight: bodies being received, over all connections; twice the largest body if that is more.
         write_buffer_bytes: answers that wait for a slow reader before its connection is no longer read.
         header_s, body_s: time for the headers and for the body to arrive.
-        idle_s: time between requests; write_s: time for a slow reader to take its answers.
+        idle_s: time between requests; write_s: time for which a reader may take nothing of its answers.
     """
 
     connections: int = 1024
@@ -61,7 +63,7 @@ class HttpHead(Head):
 
     def __init__(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], old_version: bool = False) -> None:
         super().__init__(method, path, headers)
-        self.length = int(headers.get(b"content-length", b"0"))
+        self.length = content_length(headers)
         self.keep_alive = True
         self.old_version = old_version
         self.is_plain = method != b"HEAD" and not old_version
@@ -86,21 +88,22 @@ class Listener:
         heads: recent heads by their exact bytes. Clients repeat theirs, and equal bytes mean the same, so most
             requests need no parsing at all.
         good: by content type, a good answer as far as its length, for the present second.
-        memory: for large bodies; body_bytes: how many bytes of bodies are being received.
+        memory: for large bodies; bodies: the account of those that are being received.
         draining: whether connections are to be closed after the answers that are owed.
     """
 
     def __init__(self, app: App, limits: Limits) -> None:
         self.app = app
         self.limits = limits
+        self._loop = asyncio.get_running_loop()
         self.connections: set[Client] = set()
         self.heads: dict[bytes, HttpHead] = {}
         self.memory = Memory()
-        self.body_bytes = 0
+        largest = max(limits.body_bytes_in_flight, 2 * app.max_body_bytes)
+        self.bodies = Bodies(largest, largest // limits.connections, self._loop.time)
         self.draining = False
         self._emptied: asyncio.Future[None] | None = None
         self.good: dict[bytes, bytes] = {}
-        self._loop = asyncio.get_running_loop()
         self._common = b""
 
     def remember(self, raw: bytes, head: HttpHead) -> None:

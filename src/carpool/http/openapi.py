@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import msgspec
+
 import carpool
 from carpool import schema
-from carpool.http.codec import MESSAGES, Formats
+from carpool.http.codec import MESSAGES, Formats, as_json
 
 if TYPE_CHECKING:
     from carpool.service import Service
@@ -22,6 +25,7 @@ _ERRORS = {
     "500": ("ModelError", "model_error"),
     "503": ("Unavailable", "unavailable"),
 }
+_MOST_EXAMPLES = 3
 _COMPONENT = "#/components/schemas/"
 _RETRY = {"Retry-After": {"description": "Seconds to wait before trying again.", "schema": {"type": "integer"}}}
 _PARAMETERS = [
@@ -58,6 +62,7 @@ def document(services: Sequence[Service], timeout_status: int, max_body_bytes: i
     for service in services:
         types += [service.stages[0].traits.input_type, service.stages[-1].traits.output_type]
     found, components = schema.json_schema(types, _COMPONENT + "{name}")
+    found[1::2] = [schema.result_schema(kind, each) for kind, each in zip(types[1::2], found[1::2], strict=True)]
     schemas = _Definitions(components).moved_out_of(found)
     paths: dict[str, Any] = {}
     for i, service in enumerate(services):
@@ -144,7 +149,7 @@ def _predict(
         "parameters": _PARAMETERS,
         "requestBody": {
             "required": True,
-            "content": _contents(formats.readable, takes, list(service.stages[0].traits.examples)),
+            "content": _contents(formats.readable, takes, _examples(service)),
         },
         "responses": dict(sorted(responses.items())),
     }
@@ -157,12 +162,21 @@ def _contents(types: list[str], item: dict[str, Any], examples: list[Any]) -> di
         if kind in ("application/json", "application/msgpack"):
             contents[kind] = {"schema": item}
             if kind == "application/json" and examples:
-                contents[kind]["examples"] = {
-                    f"example_{n}": {"value": schema.as_example(x)} for n, x in enumerate(examples[:3], 1)
-                }
+                contents[kind]["examples"] = {f"example_{n}": {"value": x} for n, x in enumerate(examples, 1)}
         else:
             contents[kind] = {}
     return contents
+
+
+def _examples(service: Service) -> list[Any]:
+    """The first few of the model's examples, as JSON; those are left out that JSON cannot express."""
+    found = []
+    for example in service.stages[0].traits.examples:
+        with contextlib.suppress(BaseException):  # they are the user's objects, with code of their own
+            found.append(msgspec.json.decode(as_json(schema.as_example(example))))
+        if len(found) == _MOST_EXAMPLES:
+            break
+    return found
 
 
 def _error(code: str, retry: bool = False) -> dict[str, Any]:

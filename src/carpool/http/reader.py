@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import httptools
 
-from carpool.errors import CarpoolError, Overloaded
+from carpool.errors import CarpoolError
 from carpool.http.codec import Refusal, too_large
 from carpool.http.exchange import WANTED_HEADERS, Response
 from carpool.http.listener import HttpHead
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 LARGE_BODY: Final = 64 * 1024
 LARGEST_READ: Final = 256 * 1024
 """Most bytes that come in one piece."""
+MOST_AT_ONCE: Final = 16
+"""Requests of one connection that are read before others get their turn: an answer may take milliseconds."""
 
 _FRAMING_HEADERS = frozenset({b"host", b"expect", b"transfer-encoding"})
 _KEPT_HEADERS = WANTED_HEADERS | _FRAMING_HEADERS
@@ -30,6 +32,8 @@ _FORBIDDEN_TRAILERS = frozenset({b"content-length", b"host", b"transfer-encoding
 _NEVER_KNOWN = frozenset({b"expect", b"transfer-encoding", b"x-request-id"})
 _LONGEST_KNOWN_HEAD = 2048
 _FIELD_OVERHEAD = 4  # ": " and CRLF
+_SCHEMES = (b"http", b"https")
+_BLANK_LINE = b"\r\n\r\n"
 
 
 class Taker(Protocol):
@@ -37,11 +41,15 @@ class Taker(Protocol):
 
     deaf: bool
 
+    @property
+    def room(self) -> int:
+        """How many more requests it can take for now."""
+
     def take(self, head: HttpHead, body: bytes | bytearray, refusal: Response | None) -> None:
         """A whole request, and what the app has said to its head."""
 
     def take_large(self, rest: memoryview) -> None:
-        """What comes next belongs into `rest`; `RequestReader.received_large` is called once it is full."""
+        """What comes next belongs into `rest`; `RequestReader.received_large` is told of all of it."""
 
     def refuse(self, response: Response) -> None:
         """The present request is not read any further."""
@@ -69,6 +77,7 @@ class RequestReader:
         fresh: whether the next byte is the first of a request, so that a known head may be looked up.
         in_headers: whether a request's headers are being received; head: the request whose body is.
         requests: how many were begun.
+        held: bytes of the present request's body so far.
     """
 
     def __init__(self, listener: Listener, taker: Taker) -> None:
@@ -76,6 +85,7 @@ class RequestReader:
         self.in_headers = False
         self.head: HttpHead | None = None
         self.requests = 0
+        self.held = 0
         self._app = listener.app
         self._listener = listener
         self._limits = listener.limits
@@ -89,47 +99,47 @@ class RequestReader:
         self._raw_head = b""  # its bytes, if they are worth remembering
         self._refusal: Response | None = None  # what the app said to its head
         self._parts: list[bytes] = []
-        self._body_bytes = 0
         self._chunks = 0
         self._own: memoryview | None = None  # a large body's own memory
-        self._own_got = 0
 
     @property
     def idle(self) -> bool:
         """Whether no request is half received."""
         return self.head is None and not self.in_headers
 
-    def feed(self, data: bytes, raw_head: bytes = b"") -> None:
-        """More bytes, that may begin with a whole head, `raw_head`."""
+    def feed(self, data: bytes, raw_head: bytes = b"") -> bytes:
+        """More bytes, that may begin with a whole head, `raw_head`. Returns those that have to wait for their turn."""
         self.fresh = False
         self._raw_head = raw_head
-        self._unparsed_bytes += len(data)
-        while data and not self._taker.deaf:
-            try:
-                self._parser.feed_data(data)
-            except httptools.HttpParserUpgrade as upgrade:
-                data = self._decline_upgrade(data[upgrade.args[0] :])
-                continue
-            except httptools.HttpParserCallbackError as error:
-                self._taker.refuse(self._response_to(error.__context__))
-            except httptools.HttpParserError:
-                if not self._taker.deaf:
-                    self._taker.refuse(self._app.refuse(self.head, Refusal(400, "bad_http")))
-            else:
-                if self._unparsed_bytes > self._limits.header_bytes + LARGEST_READ and self._own is None:
-                    # swallowed without a word: an endless header line or blank lines
-                    self._taker.refuse(self._app.refuse(self.head, Refusal(431, "headers_too_large")))
-            break
+        taker, most = self._taker, self.requests + MOST_AT_ONCE
+        at = 0
+        while at < len(data) and not taker.deaf:
+            room = min(taker.room, most - self.requests)
+            if self.fresh and room <= 0:
+                break
+            upto = self._cut(data, at, max(1, room))
+            self._parse(data[at:upto])
+            at = upto
         self._raw_head = b""
         if self._own is not None:
-            self._taker.take_large(self._own[self._own_got :])
+            taker.take_large(self._own[self.held :])
+        return b"" if taker.deaf else data[at:]
 
-    def received_large(self) -> None:
-        """The memory that `Taker.take_large` was given is full."""
+    def received_large(self, nbytes: int) -> None:
+        """So much more is in the memory that `Taker.take_large` was given."""
         assert self._own is not None
-        self._own_got = len(self._own)
-        self._parser = httptools.HttpRequestParser(self)  # the old one still waits for the body
-        self.on_message_complete()
+        try:
+            self._listener.bodies.add(self, nbytes)
+        except CarpoolError as error:
+            self._taker.refuse(self._app.refuse(self.head, error))
+            return
+        if self.held == len(self._own):
+            self._parser = httptools.HttpRequestParser(self)  # the old one still waits for the body
+            self.on_message_complete()
+
+    def end(self) -> None:
+        """The present body comes so slowly that its place is needed for others."""
+        self._taker.refuse(self._app.refuse(self.head, Refusal(408, "request_timeout")))
 
     def forget(self) -> None:
         """Let go of a request that is half received."""
@@ -144,7 +154,7 @@ class RequestReader:
         self.fresh = False
         self._target = b""
         self._headers = {}
-        self._fields = self._header_bytes = self._chunks = self._body_bytes = 0
+        self._fields = self._header_bytes = self._chunks = 0
         self._parts = []
         self.in_headers = True
 
@@ -174,8 +184,7 @@ class RequestReader:
         parser, headers = self._parser, self._headers
         version = parser.get_http_version()
         self._check_framing(version)
-        path = self._target.partition(b"?")[0]
-        self.head = head = HttpHead(parser.get_method(), path, headers, version == "1.0")
+        self.head = head = HttpHead(parser.get_method(), self._path(), headers, version == "1.0")
         head.keep_alive = parser.should_keep_alive()
         head.is_plain = head.is_plain and head.keep_alive
         self._refusal = self._app.admit(head)
@@ -190,17 +199,13 @@ class RequestReader:
 
     def on_body(self, body: bytes) -> None:
         if self._own is not None:
-            self._own[self._own_got : self._own_got + len(body)] = body
-            self._own_got += len(body)
-            return
-        self._unparsed_bytes = 0
-        self._body_bytes += len(body)
-        self._listener.body_bytes += len(body)
-        self._parts.append(body)
-        if self._body_bytes > self._app.max_body_bytes:
-            raise too_large(self._app.max_body_bytes)
-        if self._listener.body_bytes > self._limits.body_bytes_in_flight:
-            raise _too_many_bytes()
+            self._own[self.held : self.held + len(body)] = body
+        else:
+            self._unparsed_bytes = 0
+            self._parts.append(body)
+            if self.held + len(body) > self._app.max_body_bytes:
+                raise too_large(self._app.max_body_bytes)
+        self._listener.bodies.add(self, len(body))
 
     def on_chunk_header(self) -> None:
         self._unparsed_bytes = 0
@@ -211,7 +216,7 @@ class RequestReader:
     def on_message_complete(self) -> None:
         head = self.head
         assert head is not None
-        if self._own is not None and self._own_got < len(self._own):
+        if self._own is not None and self.held < len(self._own):
             return  # the parser sees no body in an offer to upgrade
         body = self._take_body()
         self.head = None
@@ -221,14 +226,48 @@ class RequestReader:
 
     # -- inside
 
+    def _cut(self, data: bytes, at: int, room: int) -> int:
+        """How far to parse, from `at` on, so that no more heads are read than there is room for requests."""
+        if self._own is not None:
+            return at + len(self._own) - self.held
+        for _ in range(room):
+            at = data.find(_BLANK_LINE, at) + len(_BLANK_LINE)
+            if at < len(_BLANK_LINE):
+                return len(data)
+        return at
+
+    def _parse(self, data: bytes) -> None:
+        """Have the parser read some bytes; whatever it says to them, nothing is raised."""
+        self._unparsed_bytes += len(data)
+        while data and not self._taker.deaf:
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._decline_upgrade(data[upgrade.args[0] :])
+                continue
+            except httptools.HttpParserCallbackError as error:
+                self._taker.refuse(self._response_to(error.__context__))
+            except httptools.HttpParserError:
+                if not self._taker.deaf:
+                    self._taker.refuse(self._app.refuse(self.head, Refusal(400, "bad_http")))
+            else:
+                if self._unparsed_bytes > self._limits.header_bytes + LARGEST_READ and self._own is None:
+                    # swallowed without a word: an endless header line or blank lines
+                    self._taker.refuse(self._app.refuse(self.head, Refusal(431, "headers_too_large")))
+            break
+
     def _decline_upgrade(self, data: bytes) -> bytes:
         """An offer to change protocols is ignored. The parser stopped behind its head; returns what it goes on with."""
         self._parser = httptools.HttpRequestParser(self)
         if self._own is None:
             return data
-        n = min(len(self._own) - self._own_got, len(data))
-        self.on_body(data[:n])
-        if self._own_got == len(self._own):
+        n = min(len(self._own) - self.held, len(data))
+        try:
+            self.on_body(data[:n])
+        except CarpoolError as error:
+            self._taker.refuse(self._app.refuse(self.head, error))
+            return b""
+        if self.held == len(self._own):
             self.on_message_complete()
         return data[n:]
 
@@ -262,9 +301,7 @@ class RequestReader:
         if version not in ("1.1", "1.0"):
             raise Refusal(505, "version_not_supported")
         host = headers.get(b"host")
-        if (host is None and version == "1.1") or not self._target.startswith(b"/"):
-            raise Refusal(400, "bad_http")
-        if host is not None and any(c in host for c in b"/@ ,"):
+        if (host is None and version == "1.1") or (host is not None and not _is_host(host)):
             raise Refusal(400, "bad_http")
         coding = headers.get(b"transfer-encoding")
         if coding is not None:
@@ -275,31 +312,34 @@ class RequestReader:
         if version == "1.1" and headers.get(b"expect", b"100-continue").lower() != b"100-continue":
             raise Refusal(417, "expectation_failed")
 
+    def _path(self) -> bytes:
+        """The path of the address, which may come with a scheme and a host as for a proxy (RFC 9112, 3.2.2)."""
+        path = self._target.partition(b"?")[0]
+        if path.startswith(b"/"):
+            return path
+        scheme, _, rest = path.partition(b"://")
+        host, slash, rest = rest.partition(b"/")
+        if scheme.lower() not in _SCHEMES or not host or not _is_host(host):
+            raise Refusal(400, "bad_http")
+        return slash + rest or b"/"
+
     def _expect_body(self, head: HttpHead) -> None:
         """Make ready for the body of an admitted request."""
-        listener, length = self._listener, head.length
-        if listener.body_bytes + length > self._limits.body_bytes_in_flight:
-            raise _too_many_bytes()
         if b"expect" in self._headers and not head.old_version:
             self._taker.encourage()
-        if length >= LARGE_BODY or self._parser.should_upgrade():
-            self._own = memoryview(listener.memory.buffer(length))
-            self._own_got = 0
-            listener.body_bytes += length
+        if head.length >= LARGE_BODY or self._parser.should_upgrade():
+            self._own = memoryview(self._listener.memory.buffer(head.length))
 
     def _take_body(self) -> bytes | bytearray:
         """The body that has been received, and its bytes off the account."""
+        self._listener.bodies.remove(self)
         if self._own is not None:
             body = cast(bytearray, self._own.obj)
-            self._listener.body_bytes -= len(body)
             self._own = None
             return body
-        parts = self._parts
-        self._listener.body_bytes -= self._body_bytes
-        self._body_bytes = 0
-        self._parts = []
+        parts, self._parts = self._parts, []
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _too_many_bytes() -> Overloaded:
-    return Overloaded("too many bytes of bodies are being received", retry_after_s=1.0)
+def _is_host(host: bytes) -> bool:
+    return not any(c in host for c in b"/@ ,")

@@ -22,7 +22,7 @@ from itertools import accumulate
 from typing import Final
 
 from carpool.wire.memory import Memory
-from carpool.wire.payload import LARGE, Buffer, Payload, parts_of
+from carpool.wire.payload import LARGE, Buffer, Payload, parts_of, size_of
 
 MAGIC: Final = b"cpl"
 VERSION: Final = 1
@@ -67,6 +67,7 @@ class Frame:
         payloads: the items.
         busy_s: in a reply, seconds spent on the batch.
         waited_s: in a reply, seconds the worker had waited for the batch.
+        dropped: there was no memory to receive the payloads, which have been read and thrown away.
     """
 
     kind: Kind
@@ -78,6 +79,7 @@ class Frame:
     payloads: Sequence[Payload] = ()
     busy_s: float = 0.0
     waited_s: float = 0.0
+    dropped: bool = False
 
 
 @lru_cache(maxsize=4096)
@@ -118,6 +120,39 @@ def encode(frame: Frame) -> list[Buffer]:
     return [header + table, *parts]
 
 
+def in_pieces(frame: Frame) -> list[Frame]:
+    """The frame's items in as few frames as their order and the limits allow, each with the same batch.
+
+    An item that is over the limits by itself has a frame of its own. The times are those of all; the last one has them.
+    """
+    pieces: list[Frame] = []
+    begin = nbytes = buffers = 0
+    counts, _ = parts_of(frame.payloads)
+    for i, (payload, count) in enumerate(zip(frame.payloads, counts, strict=True)):
+        size = size_of(payload)
+        full = nbytes + size > MAX_FRAME_BYTES or buffers + count > MAX_BUFFERS or i - begin == MAX_ITEMS
+        if full and i > begin:
+            pieces.append(_piece(frame, begin, i))
+            begin, nbytes, buffers = i, 0, 0
+        nbytes += size
+        buffers += count
+    last = _piece(frame, begin, len(frame.ids))
+    last.busy_s, last.waited_s = frame.busy_s, frame.waited_s
+    return [*pieces, last]
+
+
+def _piece(frame: Frame, begin: int, end: int) -> Frame:
+    return Frame(
+        frame.kind,
+        frame.batch,
+        frame.ids[begin:end],
+        frame.formats[begin:end],
+        frame.accepts[begin:end],
+        frame.deadlines[begin:end],
+        frame.payloads[begin:end],
+    )
+
+
 class FrameReader:
     """Turns received bytes into frames, whatever the pieces they come in."""
 
@@ -128,7 +163,7 @@ class FrameReader:
         self._view = memoryview(self._scratch)
         self._start = 0  # first byte in the scratch that has not been used
         self._end = 0  # behind the last received byte in the scratch
-        self._body: _Body | None = None  # the frame whose body is being received
+        self._body: _Body | _Dropped | None = None  # the frame whose body is being received
 
     @property
     def idle(self) -> bool:
@@ -137,7 +172,7 @@ class FrameReader:
 
     def get_buffer(self) -> memoryview:
         """Where the next bytes belong; never empty."""
-        if self._body is not None and self._body.wants_own_memory:
+        if type(self._body) is _Body and self._body.wants_own_memory:
             return self._body.rest
         if self._end == 0:
             return self._view
@@ -151,8 +186,12 @@ class FrameReader:
         Raises:
             FrameError: the bytes are no frame, or one over the limits.
         """
-        if self._body is not None and self._body.wants_own_memory:
-            self._body.advance(n)
+        body = self._body
+        if type(body) is _Body and body.wants_own_memory:
+            try:
+                body.advance(n)
+            except MemoryError:
+                self._body = _Dropped(body.header, body.missing)
         else:
             self._end += n
         frames: list[Frame] = []
@@ -167,9 +206,16 @@ class FrameReader:
             self._start = self._end = 0
         return frames
 
-    def _fill(self, body: _Body) -> Frame | None:
+    def _fill(self, body: _Body | _Dropped) -> Frame | None:
         """Go on with a body; the frame once it is complete."""
-        self._start += body.fill(self._view[self._start : self._end])
+        missing = body.missing
+        try:
+            body.fill(self._view[self._start : self._end])
+        except MemoryError:
+            self._start += missing - body.missing
+            self._body = _Dropped(body.header, body.missing)
+            return self._fill(self._body)
+        self._start += missing - body.missing
         if not body.complete:
             return None
         self._body = None
@@ -201,7 +247,10 @@ class FrameReader:
             frame.deadlines, frame.accepts = fields[n + 1 + m : 2 * n + 1 + m], fields[2 * n + 1 + m]
         self._start = at = at + need
         if have - need < length or length >= LARGE:
-            self._body = _Body(frame, counts, lengths, self._memory)
+            try:
+                self._body = _Body(frame, counts, lengths, self._memory)
+            except MemoryError:
+                self._body = _Dropped(frame, length)
             return self._fill(self._body)
         frame.payloads = _group(_split(self._view[at : at + length], lengths), counts)
         self._start = at + length
@@ -220,10 +269,11 @@ class FrameReader:
 class _Body:
     """A frame's buffers while they are being received: runs of small ones together, large ones each by itself."""
 
-    __slots__ = ("_at", "_counts", "_frame", "_lengths", "_memory", "_parts", "_run", "_shared", "rest")
+    __slots__ = ("_at", "_counts", "_lengths", "_memory", "_parts", "_run", "_shared", "header", "missing", "rest")
 
     def __init__(self, frame: Frame, counts: Sequence[int], lengths: Sequence[int], memory: Memory) -> None:
-        self._frame = frame
+        self.header = frame
+        self.missing = sum(lengths)  # bytes
         self._memory = memory
         self._counts = counts
         self._lengths = lengths
@@ -241,26 +291,26 @@ class _Body:
     @property
     def frame(self) -> Frame:
         """The frame, once it is complete."""
-        self._frame.payloads = _group(self._parts, self._counts)
-        return self._frame
+        self.header.payloads = _group(self._parts, self._counts)
+        return self.header
 
     @property
     def wants_own_memory(self) -> bool:
         """Whether so much is missing that receiving straight into place beats the way through the scratch."""
         return len(self.rest) >= LARGE
 
-    def fill(self, data: memoryview) -> int:
-        """Copy received bytes into place; returns how many were used."""
+    def fill(self, data: memoryview) -> None:
+        """Copy received bytes into place, as many as belong here."""
         used = 0
         while self.rest and used < len(data):
             n = min(len(self.rest), len(data) - used)
             self.rest[:n] = data[used : used + n]
             used += n
             self.advance(n)
-        return used
 
     def advance(self, n: int) -> None:
-        """`n` bytes are in place."""
+        """`n` bytes are in place. Raises MemoryError if there is none for those that follow."""
+        self.missing -= n
         self.rest = self.rest[n:]
         if not self.rest:
             self._begin()
@@ -287,6 +337,31 @@ class _Body:
             self.rest = self._shared = memoryview(bytearray(sum(self._run)))
             if self.rest:
                 return
+
+
+class _Dropped:
+    """What is still to come of a frame for whose payloads there is no memory."""
+
+    __slots__ = ("header", "missing")
+
+    def __init__(self, frame: Frame, missing: int) -> None:
+        self.header = frame
+        self.missing = missing
+
+    @property
+    def complete(self) -> bool:
+        return not self.missing
+
+    @property
+    def frame(self) -> Frame:
+        """The frame without its payloads, once they have been read."""
+        self.header.payloads = ()
+        self.header.dropped = True
+        return self.header
+
+    def fill(self, data: memoryview) -> None:
+        """Pass over received bytes, as many as belong here."""
+        self.missing -= min(self.missing, len(data))
 
 
 def _split(shared: bytes | memoryview, lengths: Sequence[int]) -> list[Buffer]:

@@ -3,10 +3,14 @@
 A fresh buffer of some megabytes costs about as much as filling it: the system maps and clears its pages one by one.
 So the last few are remembered, and one that nobody refers to any more is handed out again. That cannot be observed:
 whoever keeps an array keeps, through it, its buffer.
+
+It costs that when it is filled and not before: a fresh buffer is not cleared, so its pages take no memory until
+something is written there. Whoever promises sixteen megabytes and sends none takes none.
 """
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from typing import Final
 
@@ -14,6 +18,10 @@ _MOST_KEPT_BYTES: Final = 64 * 2**20
 _MOST_KEPT: Final = 16
 # only where each thread sees every reference at once can a count of references prove anything
 _COUNTS_ARE_EXACT: Final = sys.version_info < (3, 13) or sys._is_gil_enabled()
+
+_uncleared = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_ssize_t)(
+    ("PyByteArray_FromStringAndSize", ctypes.pythonapi)
+)
 
 
 class Memory:
@@ -30,7 +38,7 @@ class Memory:
             if len(kept[i]) == nbytes and _COUNTS_ARE_EXACT and _references(kept, i) == _OURS:
                 kept.append(kept.pop(i))
                 return kept[-1]
-        fresh = bytearray(nbytes)
+        fresh: bytearray = _uncleared(None, nbytes)
         if nbytes <= _MOST_KEPT_BYTES:
             self._keep(fresh)
         return fresh

@@ -38,7 +38,7 @@ def pack(report: Report) -> bytes:
         Report(
             _clean(report.message, _LONGEST_MESSAGE),
             _clean(report.type_name, 256),
-            _clean(report.traceback[-_LONGEST_TRACEBACK:], _LONGEST_TRACEBACK),
+            _clean(str.__getitem__(report.traceback, slice(-_LONGEST_TRACEBACK, None)), _LONGEST_TRACEBACK),
         )
     )
 
@@ -65,7 +65,8 @@ def unpack(outcome: int, payload: Payload) -> CarpoolError:
 
 
 def _clean(text: str, longest: int) -> str:
-    return text[:longest].encode("utf-8", "replace").decode()
+    # by the methods of str itself: it may be of a class of the user's that has others
+    return str.__getitem__(text, slice(longest)).encode("utf-8", "replace").decode()
 
 
 _encoder = msgspec.msgpack.Encoder()

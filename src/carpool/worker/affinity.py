@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Collection, Sequence
+from typing import Any
 
 Cores = frozenset[int]
 
@@ -38,13 +40,14 @@ def parse(cpus: int | Collection[int]) -> Cores:
     Raises:
         ValueError: a core that does not exist here; the text names those that do.
     """
-    cores = frozenset({cpus} if isinstance(cpus, int) else cpus)
+    entries = frozenset(cpus if isinstance(cpus, Collection) else {cpus})
     existing = frozenset(range(os.cpu_count() or 1)) | (current() or frozenset())
-    unknown = sorted(cores - existing, key=str)
+    cores = {entry: _number(entry) for entry in entries}
+    unknown = sorted([entry for entry, core in cores.items() if core not in existing], key=str)
     if unknown or not cores:
-        names = ", ".join(map(str, unknown)) or "no core at all"
+        names = ", ".join(map(repr, unknown)) or "no core at all"
         raise ValueError(f"cpus: {names} cannot be used; this machine has cores {_span(existing)}")
-    return cores
+    return frozenset(core for core in cores.values() if core is not None)
 
 
 def parse_all(cpus: Sequence[int | Collection[int]], workers: int) -> tuple[Cores, ...]:
@@ -52,12 +55,28 @@ def parse_all(cpus: Sequence[int | Collection[int]], workers: int) -> tuple[Core
 
     Raises:
         ValueError: wrong length, or a core that does not exist.
+        TypeError: it has no entries.
     """
-    if len(cpus) != workers:
+    if entries(cpus) != workers:
         raise ValueError(
             f"cpus has {len(cpus)} entries for {workers} workers: give one core or one set of cores per worker"
         )
     return tuple(parse(entry) for entry in cpus)
+
+
+def entries(cpus: Any) -> int:
+    """For how many workers `cpus=` of a stage speaks. Raises TypeError."""
+    if isinstance(cpus, str) or not isinstance(cpus, Sequence):
+        raise TypeError(f"cpus must be a list with one core or one set of cores per worker, not {cpus!r}")
+    return len(cpus)
+
+
+def _number(core: object) -> int | None:
+    """A core's number; None for what is no whole number."""
+    try:
+        return None if isinstance(core, bool) else operator.index(core)  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
 def pin(cores: Cores | None) -> None:

@@ -7,24 +7,28 @@ accept. What fails leaves as an outcome and a text, never as an exception object
 from __future__ import annotations
 
 import contextlib
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from carpool import schema
+from carpool.clock import Clock, monotonic
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, ValidationError
+from carpool.foreign import text_of
 from carpool.invoke import Invoker
 from carpool.parts import Failed, Trouble
 from carpool.wire import payload
 from carpool.wire.frame import Frame, Kind
 from carpool.wire.outcome import Outcome, Report, pack
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, OBJECT, RAW
+from carpool.worker.program import MainProgram
 
 _TIMING_S = 2.0  # a warm-up that took so long takes no further timings
 _LONGEST_LINE = 2 * 1024
 _OWN_FILES = ("/carpool/worker/", "/carpool/invoke.py", "/carpool/parts.py")
 _BETWEEN_STAGES = dict.fromkeys((OBJECT, JSON, MSGPACK, RAW, CUSTOM), payload.dump)
+
+_OUR_OWN = MainProgram(None)
 
 
 class _Expired(DeadlineExceeded):
@@ -50,6 +54,7 @@ class Call:
         invoker: calls the model.
         first, last: whether the stage decodes requests, and whether it encodes responses.
         before_predict, after_predict: called around the model's part of each batch.
+        main: where classes of the parent's main program are found.
 
     Attributes:
         trouble: what there is to tell of the last batch, besides its results.
@@ -63,6 +68,7 @@ class Call:
         last: bool,
         before_predict: Callable[[], None] | None = None,
         after_predict: Callable[[], None] | None = None,
+        main: MainProgram = _OUR_OWN,
     ) -> None:
         self.traits = traits = invoker.traits
         self.trouble: list[Trouble] = []
@@ -70,21 +76,18 @@ class Call:
         self._last = last
         self._before_predict = before_predict
         self._after_predict = after_predict
-        self._decoders: dict[int, Callable[[Any], Any]] = {OBJECT: payload.load, RAW: bytes, CUSTOM: bytes}
-        if first:
-            self._decoders[JSON] = schema.json_reader(traits.input_type)
-            self._decoders[MSGPACK] = schema.msgpack_reader(traits.input_type)
-        self._encoders: dict[int, Callable[[Any], payload.Payload]] = {
-            OBJECT: payload.dump,
-            JSON: schema.json_writer(traits.output_type),
-            MSGPACK: schema.msgpack_writer(traits.output_type),
-            RAW: _as_bytes,
-            CUSTOM: _as_bytes,  # by then the model's `encode` has been called
-        }
+        self._main = main
+        takes, gives = traits.input_type, traits.output_type
+        self._decoders = schema.MadeWhenNeeded(
+            {OBJECT: payload.load, RAW: bytes, CUSTOM: bytes},
+            {JSON: lambda: schema.json_reader(takes), MSGPACK: lambda: schema.msgpack_reader(takes)} if first else {},
+        )
+        self._encoders = schema.MadeWhenNeeded[payload.Payload](
+            {OBJECT: payload.dump, RAW: _as_bytes, CUSTOM: _as_bytes},  # by then the model's `encode` has been called
+            {JSON: lambda: schema.json_writer(gives), MSGPACK: lambda: schema.msgpack_writer(gives)},
+        )
 
-    async def warm_up(
-        self, sizes: Sequence[int], clock: Callable[[], float] = time.monotonic
-    ) -> list[tuple[int, float]]:
+    async def warm_up(self, sizes: Sequence[int], clock: Clock = monotonic) -> list[tuple[int, float]]:
         """Run all examples, one of them alone and all in the largest batches; then time each size twice, within reason.
 
         Args:
@@ -123,23 +126,24 @@ class Call:
         places = [(begin + i) % len(examples) for i in range(size)]
         results = await self._invoker.run([examples[i] for i in places], self.trouble)
         for place, value in zip(places, results, strict=True):
-            if isinstance(value, Failed):
+            if type(value) is Failed:
                 _, report = _outcome_of(value.error)
                 text = f"example {place + 1} of {len(examples)} does not run through its model: {report.message}"
                 raise ExampleError(text, report.traceback)
 
     async def run(self, frame: Frame) -> Frame:
         """Answer a batch; the reply has the items in the order of the batch."""
-        started = time.monotonic()
+        started = monotonic()
         self.trouble = []
-        values = await self._decode(frame, started)
+        until = max(frame.deadlines)
+        values = await self._decode(frame, started, until)
         if self._before_predict is not None:
             self._before_predict()
-        results = await self._invoker.run(values, self.trouble)
+        results = await self._invoker.run(values, self.trouble, until=until)
         if self._after_predict is not None:
             self._after_predict()
-        outcomes, payloads = await self._encode(results, frame.accepts)
-        busy_s = time.monotonic() - started
+        outcomes, payloads = await self._encode(results, frame.accepts, until)
+        busy_s = monotonic() - started
         return Frame(Kind.REPLY, frame.batch, frame.ids, outcomes, payloads=payloads, busy_s=busy_s)
 
     async def tear_down(self) -> None:
@@ -148,29 +152,38 @@ class Call:
 
     # -- the steps around it
 
-    async def _decode(self, frame: Frame, now: float) -> list[Any]:
+    async def _decode(self, frame: Frame, now: float, until: float) -> list[Any]:
         formats, payloads = frame.formats, frame.payloads
         if formats.count(formats[0]) == len(formats) and formats[0] != CUSTOM and min(frame.deadlines) > now:
-            decode = self._decoders[formats[0]]
             with contextlib.suppress(BaseException):  # looked at one by one below
+                decode = self._decoders[formats[0]]
                 return [decode(body) for body in payloads]
         values: list[Any] = []
         for format, deadline, body in zip(formats, frame.deadlines, payloads, strict=True):
             try:
                 if deadline > now:
-                    values.append(self._decoders[format](body))
+                    values.append(self._decode_one(format, body))
                 else:
                     values.append(Failed(_Expired("the deadline passed before its turn came")))
             except BaseException as error:  # types may have validators, which are user code
                 values.append(Failed(_as_ours(error, format)))
         if CUSTOM in formats:
-            await self._decode_custom(formats, values)
+            await self._decode_custom(formats, values, until)
         return values
 
-    async def _decode_custom(self, formats: bytes, values: list[Any]) -> None:
+    def _decode_one(self, format: int, body: Any) -> Any:
+        try:
+            return self._decoders[format](body)
+        except (AttributeError, ModuleNotFoundError) as error:
+            if format != OBJECT:
+                raise
+            return self._main.read_again(self._decoders[OBJECT], body, error)
+
+    async def _decode_custom(self, formats: bytes, values: list[Any], until: float) -> None:
         """The model's own format: one call of its `decode` for all bodies of the batch."""
-        mine = [i for i, f in enumerate(formats) if f == CUSTOM and not isinstance(values[i], Failed)]
-        decoded = await self._invoker.together(self._decode_bodies, [values[i] for i in mine], self.trouble, mine)
+        mine = [i for i, f in enumerate(formats) if f == CUSTOM and type(values[i]) is not Failed]
+        bodies = [values[i] for i in mine]
+        decoded = await self._invoker.together(self._decode_bodies, bodies, self.trouble, mine, until)
         for i, value in zip(mine, decoded, strict=True):
             values[i] = value
 
@@ -182,19 +195,19 @@ class Call:
         except ValueError as error:  # the usual complaint of parsers: the client's fault, not the model's
             raise InvalidRequest("the body could not be decoded") from error
 
-    async def _encode(self, results: list[Any], accepts: bytes) -> tuple[bytes, list[payload.Payload]]:
+    async def _encode(self, results: list[Any], accepts: bytes, until: float) -> tuple[bytes, list[payload.Payload]]:
         if CUSTOM in accepts:
-            await self._encode_custom(results, accepts)
+            await self._encode_custom(results, accepts, until)
         encoders = self._encoders if self._last else _BETWEEN_STAGES
         if accepts.count(accepts[0]) == len(accepts) and Failed not in set(map(type, results)):
-            encode = encoders[accepts[0]]
             with contextlib.suppress(BaseException):  # looked at one by one below
+                encode = encoders[accepts[0]]
                 return bytes(len(results)), [encode(value) for value in results]
         outcomes = bytearray()
         payloads: list[payload.Payload] = []
         packed: dict[Failed, tuple[Outcome, bytes]] = {}  # items may share one error
         for value, accept in zip(results, accepts, strict=True):
-            if not isinstance(value, Failed):
+            if type(value) is not Failed:
                 try:
                     payloads.append(encoders[accept](value))
                     outcomes.append(Outcome.OK)
@@ -209,20 +222,24 @@ class Call:
             payloads.append(body)
         return bytes(outcomes), payloads
 
-    async def _encode_custom(self, results: list[Any], accepts: bytes) -> None:
+    async def _encode_custom(self, results: list[Any], accepts: bytes, until: float) -> None:
         """The model's own format: one call of its `encode` for all results of the batch."""
-        mine = [i for i, a in enumerate(accepts) if a == CUSTOM and not isinstance(results[i], Failed)]
-        encode = self._invoker.instance.encode
-        bodies = await self._invoker.together(encode, [results[i] for i in mine], self.trouble, mine)
+        mine = [i for i, a in enumerate(accepts) if a == CUSTOM and type(results[i]) is not Failed]
+        values = [results[i] for i in mine]
+        bodies = await self._invoker.together(self._encode_values, values, self.trouble, mine, until)
         for i, body in zip(mine, bodies, strict=True):
             results[i] = body
 
+    def _encode_values(self, values: list[Any]) -> Any:
+        return self._invoker.instance.encode(values)
+
 
 def _as_bytes(value: Any) -> bytes:
+    if type(value) is bytes:
+        return value
     if isinstance(value, bytes | bytearray | memoryview):
-        return value if isinstance(value, bytes) else bytes(value)
-    kind = value.__class__.__name__
-    raise ModelError(f"a raw response needs bytes, but the result is {kind}", code="bad_result")
+        return memoryview(value).tobytes()  # what a class derived from bytes says of itself need not be so
+    raise ModelError(f"a raw response needs bytes, but the result is {type(value).__name__}", code="bad_result")
 
 
 def _as_ours(error: BaseException, format: int) -> BaseException:
@@ -238,8 +255,7 @@ def _outcome_of(error: BaseException) -> tuple[Outcome, Report]:
     try:
         return _told(error)
     except BaseException:
-        text = "(the exception's text could not be read)"
-        return Outcome.MODEL_ERROR, Report(text, type(error).__name__, describe(error))
+        return Outcome.MODEL_ERROR, Report(text_of(error), type(error).__name__, describe(error))
 
 
 def _told(error: BaseException) -> tuple[Outcome, Report]:
@@ -247,12 +263,12 @@ def _told(error: BaseException) -> tuple[Outcome, Report]:
         return Outcome.EXPIRED, Report(str(error))
     if isinstance(error, ModelError):
         outcome = Outcome.BAD_RESULT if error.code == "bad_result" else Outcome.MODEL_ERROR
-        return outcome, Report(str(error), str(error.type_name), str(error.traceback))
+        return outcome, Report(text_of(error), str(error.type_name), str(error.traceback))
     if isinstance(error, ValidationError):
-        return Outcome.INVALID_ITEM, Report(str(error))
+        return Outcome.INVALID_ITEM, Report(str(error) or text_of(error))
     if isinstance(error, InvalidRequest):
-        return Outcome.INVALID, Report(str(error))
-    return Outcome.MODEL_ERROR, Report(str(error), type(error).__name__, describe(error))
+        return Outcome.INVALID, Report(str(error) or text_of(error))
+    return Outcome.MODEL_ERROR, Report(text_of(error), type(error).__name__, describe(error))
 
 
 def describe(error: BaseException) -> str:

@@ -52,6 +52,8 @@ class Connection:
                 return None
             frames = self._reader.received(n)
             if frames:
+                if frames[0].dropped:
+                    raise MemoryError("there is no memory to receive what was sent")
                 return frames[0]  # the parent sends one batch at a time
             if self.half_received is not None:
                 self.half_received()

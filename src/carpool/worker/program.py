@@ -13,14 +13,25 @@ import pickle
 import runpy
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
+from carpool.errors import ModelError
+from carpool.foreign import as_model_error
 from carpool.model import AnyModel, name_of
+from carpool.wire.payload import Buffer, Payload
 
 _MAIN = "__mp_main__"
+_NEEDS_MAIN = (
+    "the item is of a class that is defined in the main program: put the class into a module and import it from there."
+    " Until then workers need the main program"
+)
+_NOT_AT_THE_TOP = (
+    "the item is of a class that a worker does not find in the main program: define it at the top level of a module."
+    " Reading it"
+)
 
 in_worker = False
 """True in a worker process; a service must not be started there."""
@@ -53,13 +64,12 @@ def pack_model(model: AnyModel, kwargs: Mapping[str, Any]) -> bytes:
     """
     name = name_of(model)
     main = sys.modules["__main__"]
-    if _module_of(model) == "__main__":
-        if not getattr(main, "__file__", None):
-            raise TypeError(
-                f"{name} was typed into a notebook or a prompt, where worker processes cannot find it:"
-                " put it into a module and import it from there"
-            )
-        sys.modules.setdefault(_MAIN, main)
+    if _module_of(model) == "__main__" and not getattr(main, "__file__", None):
+        raise TypeError(
+            f"{name} was typed into a notebook or a prompt, where worker processes cannot find it:"
+            " put it into a module and import it from there"
+        )
+    sys.modules.setdefault(_MAIN, main)  # results may be of the main program's classes
     try:
         return pickle.dumps((model, dict(kwargs)), 5)
     except Exception as error:
@@ -80,10 +90,55 @@ def restore(program: Program) -> None:
 
 def unpack_model(program: Program, packed: bytes) -> tuple[AnyModel, dict[str, Any]]:
     """In a worker: import the model. Raises whatever importing it raises."""
-    if b"__main__" in packed or b"__mp_main__" in packed:
+    if _names_main(packed):
         _import_main(program)
     model, kwargs = pickle.loads(packed)
     return model, kwargs
+
+
+class MainProgram:
+    """In a worker: the parent's main file, for items whose classes are defined there. It is run once at most.
+
+    Args:
+        program: the parent's; None where the worker lives in the parent's process and has its main program.
+    """
+
+    def __init__(self, program: Program | None) -> None:
+        self._program = program
+        self._refusal: ModelError | None = None
+
+    def read_again(self, load: Callable[[Any], Any], item: Payload, error: BaseException) -> Any:
+        """Read an item once more that could not be read, with the main file at hand if that may be the reason.
+
+        Args:
+            load: reads an item.
+            item: the item, as `payload.dump` made it.
+            error: what reading it raised.
+
+        Raises:
+            ModelError: the main file cannot be imported here, or has no such class; the text says what to do.
+            BaseException: `error`, where it has to do with something else.
+        """
+        if self._program is None or not _names_main(item[0] if isinstance(item, list) else item):
+            raise error
+        if self._refusal is not None:
+            raise self._refusal.with_traceback(None)
+        if _MAIN not in sys.modules:
+            try:
+                _import_main(self._program)
+            except BaseException as reason:
+                self._refusal = as_model_error(reason, f"{_NEEDS_MAIN}, and importing that")
+                raise self._refusal from None
+        try:
+            return load(item)
+        except (AttributeError, ModuleNotFoundError) as reason:
+            raise as_model_error(reason, _NOT_AT_THE_TOP) from reason
+
+
+def _names_main(packed: Buffer) -> bool:
+    """Whether a pickle may hold something that the main program defines."""
+    packed = bytes(packed)
+    return b"__main__" in packed or _MAIN.encode() in packed
 
 
 def _import_main(program: Program) -> None:

@@ -6,19 +6,20 @@ Where receiving blocks the thread instead of suspending the task, `parts.run_now
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Protocol
 
 import msgspec
 
+from carpool.clock import monotonic
 from carpool.faults import WorkerPoints
+from carpool.foreign import as_model_error, text_of
 from carpool.invoke import Invoker
 from carpool.model import AnyModel, traits_of
 from carpool.parts import Caller, Trouble
-from carpool.wire.frame import Frame, FrameError, Kind
+from carpool.wire.frame import Frame, FrameError, Kind, in_pieces
 from carpool.wire.outcome import Outcome, Report, pack
+from carpool.worker import program
 from carpool.worker.call import Call, ExampleError, describe
 from carpool.worker.setup import Setup
 
@@ -44,7 +45,7 @@ class _CallReports:
         self._last = 0.0
 
     def __call__(self) -> None:
-        now = time.monotonic()
+        now = monotonic()
         if self.batch and now - self._last > _REPORT_EVERY_S:
             self._last = now
             self._link.send(Frame(Kind.CALL, self.batch))
@@ -56,6 +57,7 @@ async def serve(
     find_model: Callable[[], tuple[AnyModel, Mapping[str, Any]]],
     through: tuple[type[BaseException], ...] = (),
     *,
+    meant: Callable[[], bool] = lambda: True,
     may_wait: bool = False,
 ) -> None:
     """Load the model and answer batches; if loading fails, say why and return.
@@ -65,6 +67,7 @@ async def serve(
         setup: which stage, and how to call the model.
         find_model: gives the model and its arguments; may raise.
         through: exceptions that end the worker instead of failing an item.
+        meant: whether one of these does end it; see `parts.Caller`.
         may_wait: whether there is an event loop on which async user code can wait.
     """
     reports = _CallReports(link)
@@ -74,29 +77,52 @@ async def serve(
         halve=setup.halve,
         oom_errors=setup.oom_errors,
         through=through,
+        meant=meant,
         may_wait=may_wait,
     )
     call = await _load(link, setup, find_model, caller, reports, points)
     if call is None:
         return
-    idle_since = time.monotonic()
+    idle_since = monotonic()
     while (frame := await link.receive()) is not None:
-        waited_s = time.monotonic() - idle_since
+        waited_s = monotonic() - idle_since
         if points.after_recv is not None:
             points.after_recv()
         reports.batch = frame.batch
-        reply = await call.run(frame)
+        reply = await _answer(call, frame, caller)
         reply.waited_s = waited_s
         if call.trouble:
             _tell(link, frame.batch, call.trouble)
-        try:
-            link.send(reply)
-        except FrameError as error:  # the results are too large for one message; nothing has been sent
-            link.send(_refusal(reply, f"the results cannot be sent: {error}"))
+        _send(link, reply)
         if points.after_send is not None:
             points.after_send()
-        idle_since = time.monotonic()
+        idle_since = monotonic()
     await call.tear_down()
+
+
+async def _answer(call: Call, frame: Frame, caller: Caller) -> Frame:
+    """The reply to a batch, whatever happens: `Call` fails items for what user code does, and this is the net below."""
+    try:
+        return await call.run(frame)
+    except BaseException as error:
+        if caller.goes_through(error):
+            raise
+        failure = as_model_error(error, "what the model gave or returned")
+        report = Report(text_of(failure), failure.type_name, failure.traceback)
+        return _refusal(frame, Outcome.MODEL_ERROR, report)
+
+
+def _send(link: Link, reply: Frame) -> None:
+    """Send a reply as one message, or in several where it is too large for that."""
+    try:
+        link.send(reply)
+    except FrameError:  # nothing has been sent
+        for piece in in_pieces(reply):
+            try:
+                link.send(piece)
+            except FrameError as error:
+                text = f"the result cannot be sent: {error}"
+                link.send(_refusal(piece, Outcome.BAD_RESULT, Report(text, "FrameError")))
 
 
 async def _load(
@@ -131,18 +157,20 @@ async def _load(
             last=setup.last,
             before_predict=points.before_predict,
             after_predict=points.after_predict,
+            main=program.MainProgram(setup.program if program.in_worker else None),
         )
         timings: list[tuple[int, float]] = []
         if call.traits.examples:
             _say(link, "warming")
             timings = await call.warm_up(setup.warm_up)
-    except caller.through:
-        raise
     except BaseException as error:
-        if isinstance(error, ExampleError):
-            step = str(error)
+        if caller.goes_through(error):
+            raise
+        details = ""
+        if type(error) is ExampleError:
+            step, details = str(error), error.traceback
         text = f"worker {setup.worker} of stage {setup.stage} could not start: {step}"
-        details = getattr(error, "traceback", "") or describe(error)
+        details = details or describe(error)
         report = Report(text, type(error).__name__, details)
         link.send(Frame(Kind.FAILED, ids=[0], formats=b"\0", payloads=[pack(report)]))
         return None
@@ -157,11 +185,15 @@ def _tell(link: Link, batch: int, trouble: list[Trouble]) -> None:
     link.send(Frame(Kind.TROUBLE, batch, [0], b"\0", payloads=[msgspec.msgpack.encode(trouble)]))
 
 
-def _refusal(reply: Frame, text: str) -> Frame:
-    """A reply in which every item has failed."""
-    n = len(reply.ids)
-    body = pack(Report(text, "FrameError"))
-    return replace(reply, formats=bytes([Outcome.BAD_RESULT]) * n, payloads=[body] * n)
+def _refusal(frame: Frame, outcome: Outcome, report: Report) -> Frame:
+    """A reply to a batch, or in the place of one, in which every item has failed."""
+    n = len(frame.ids)
+    return Frame(
+        *(Kind.REPLY, frame.batch, frame.ids, bytes([outcome]) * n),
+        payloads=[pack(report)] * n,
+        busy_s=frame.busy_s,
+        waited_s=frame.waited_s,
+    )
 
 
 def _say(link: Link, state: str, *more: bytes) -> None:

@@ -1,0 +1,19 @@
+"""The standard descriptors of a program that was started without some of them."""
+
+from __future__ import annotations
+
+import os
+
+_STDERR = 2
+
+
+def fill_standard() -> None:
+    """Have descriptors 0, 1 and 2 open: /dev/null takes the place of each that is closed.
+
+    A socket or a loop's own descriptor would get such a number else. What then prints, or reads its input, would write
+    into it or read from it, a worker would inherit it as its standard stream, and libuv aborts the program rather than
+    close it.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(fd, True)
+    os.close(fd)

@@ -1,0 +1,270 @@
+"""Kinds of chunks that can be joined and cut up by rows: each by its own library, in a few lines.
+
+A chunk's kind is recognised by the name of its type and then compared with the type of that name in the library, which
+is loaded, since the chunk is there: nothing is ever imported here. Subclasses are not recognised, because what a
+library joins of them is often of another class, or no longer what it was (a masked array loses its mask). What is
+joined must be alike (`likeness`), so that no value, type or name changes on the way.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Hashable
+from itertools import chain
+from typing import Any
+
+
+def unjoinable(what: str) -> TypeError:
+    """What is told about a chunk that cannot be joined to others."""
+    return TypeError(
+        f"merge=True cannot join and cut up {what}: it knows lists, numpy arrays, torch tensors, data frames and series"
+        " of pandas and polars, tables, record batches and arrays of pyarrow, and dicts of these. Use one of these, or"
+        " give merge= and split= functions of your own"
+    )
+
+
+class Kind(ABC):
+    """How chunks of one type are counted, compared, joined and cut up."""
+
+    def rows(self, x: Any) -> int:
+        """How many rows it has."""
+        return len(x)
+
+    @abstractmethod
+    def likeness(self, x: Any) -> Hashable:
+        """What is equal in chunks that may be joined. Raises TypeError if this one cannot be joined to any."""
+
+    @abstractmethod
+    def join(self, chunks: list[Any]) -> Any:
+        """Several chunks, which are alike, one after the other."""
+
+    def cut(self, x: Any, begin: int, end: int) -> Any:
+        """Some of its rows."""
+        return x[begin:end]
+
+
+class _Lists(Kind):
+    def likeness(self, x: Any) -> Hashable:
+        return list
+
+    def join(self, chunks: list[Any]) -> Any:
+        return [row for chunk in chunks for row in chunk]
+
+
+class _Dicts(Kind):
+    """The same names in the same order, each part alike. Names that are equal but of different types are different."""
+
+    def rows(self, x: Any) -> int:
+        return in_common({name: rows(part) for name, part in x.items()})
+
+    def likeness(self, x: Any) -> Hashable:
+        return dict, *[(type(name), name, likeness(part)) for name, part in x.items()]
+
+    def join(self, chunks: list[Any]) -> Any:
+        return {name: join([chunk[name] for chunk in chunks]) for name in chunks[0]}
+
+    def cut(self, x: Any, begin: int, end: int) -> Any:
+        return {name: cut(part, begin, end) for name, part in x.items()}
+
+
+class Axes(Kind):
+    """Arrays and tensors, along their first axis. The shape of their rows comes last in their likeness."""
+
+    def rows(self, x: Any) -> int:
+        if not x.ndim:
+            raise unjoinable(f"{_told(type(x))} without axes")
+        return len(x)
+
+
+class _Arrays(Axes):
+    def likeness(self, x: Any) -> Hashable:
+        return type(x), x.dtype, x.dtype.char, x.shape[1:]  # long and long long are equal dtypes of two characters
+
+    def join(self, chunks: list[Any]) -> Any:
+        # without dtype= the byte order would become that of the machine
+        return sys.modules["numpy"].concatenate(chunks, dtype=chunks[0].dtype)
+
+
+class _Tensors(Axes):
+    def likeness(self, x: Any) -> Hashable:
+        if (
+            x.layout is not sys.modules["torch"].strided
+            or x.is_quantized
+            or x.is_nested
+            or any(getattr(x, "names", ()))
+        ):
+            raise unjoinable("a torch tensor that is sparse, quantized, nested or has named axes")
+        return type(x), x.dtype, x.device, x.requires_grad, x.shape[1:]
+
+    def join(self, chunks: list[Any]) -> Any:
+        return sys.modules["torch"].cat(chunks)
+
+
+class _PandasSeries(Kind):
+    def likeness(self, x: Any) -> Hashable:
+        return type(x), type(x.name), x.name, _pandas_dtype(x.dtype), _pandas_index(x.index), _attributes(x)
+
+    def join(self, chunks: list[Any]) -> Any:
+        return sys.modules["pandas"].concat(chunks)
+
+    def cut(self, x: Any, begin: int, end: int) -> Any:
+        return x.iloc[begin:end]  # x[…] goes by labels where these are floats
+
+
+class _PandasFrames(_PandasSeries):
+    def likeness(self, x: Any) -> Hashable:
+        names = (x.columns.dtype, *x.columns.names, *x.columns)
+        return type(x), names, tuple(map(_pandas_dtype, x.dtypes)), _pandas_index(x.index), _attributes(x)
+
+
+def _pandas_index(index: Any) -> Hashable:
+    if index.nlevels == 1:
+        return *index.names, _pandas_dtype(index.dtype)
+    return *index.names, *[_pandas_dtype(level.dtype) for level in index.levels]
+
+
+def _pandas_dtype(dtype: Any) -> Hashable:
+    """Categories count in their order, by which they have their codes; pandas takes them as equal in any order."""
+    categories = getattr(dtype, "categories", None)
+    return dtype if categories is None else (categories.dtype, *categories, dtype.ordered)
+
+
+def _attributes(x: Any) -> str:
+    return repr(x.attrs) if x.attrs else ""
+
+
+class _PolarsSeries(Kind):
+    def likeness(self, x: Any) -> Hashable:
+        return type(x), x.name, x.dtype
+
+    def join(self, chunks: list[Any]) -> Any:
+        return sys.modules["polars"].concat(chunks)
+
+
+class _PolarsFrames(_PolarsSeries):
+    def likeness(self, x: Any) -> Hashable:
+        if not x.width:
+            raise unjoinable("a data frame without columns")
+        return type(x), *x.schema.items()
+
+
+class _ArrowTables(Kind):
+    """Each column keeps its pieces, and with them its dictionaries."""
+
+    def likeness(self, x: Any) -> Hashable:
+        if not x.num_columns:
+            raise unjoinable(f"{_told(type(x))} without columns")
+        return type(x), x.schema.serialize().to_pybytes()  # its equality does not look at metadata
+
+    def join(self, chunks: list[Any]) -> Any:
+        return sys.modules["pyarrow"].concat_tables(chunks)
+
+
+class _ArrowBatches(_ArrowTables):
+    def likeness(self, x: Any) -> Hashable:
+        _check_no_dictionary(x.schema.types, x)
+        return super().likeness(x)
+
+    def join(self, chunks: list[Any]) -> Any:
+        arrow, schema = sys.modules["pyarrow"], chunks[0].schema
+        columns = [arrow.concat_arrays([chunk.column(i) for chunk in chunks]) for i in range(len(schema))]
+        return arrow.RecordBatch.from_arrays(columns, schema=schema)
+
+
+class _ArrowColumns(Kind):
+    def likeness(self, x: Any) -> Hashable:
+        return type(x), x.type
+
+    def join(self, chunks: list[Any]) -> Any:
+        pieces = list(chain.from_iterable([chunk.chunks for chunk in chunks]))
+        return sys.modules["pyarrow"].chunked_array(pieces, type=chunks[0].type)
+
+
+class _ArrowArrays(Kind):
+    def likeness(self, x: Any) -> Hashable:
+        _check_no_dictionary([x.type], x)
+        return type(x), x.type
+
+    def join(self, chunks: list[Any]) -> Any:
+        return sys.modules["pyarrow"].concat_arrays(chunks)
+
+
+def _check_no_dictionary(types: list[Any], x: Any) -> None:
+    if any("dictionary<" in str(of) for of in types):
+        raise unjoinable(f"{_told(type(x))} with a dictionary, since it would get a larger one and other codes")
+
+
+_DICTS = _Dicts()
+_ARROW_ARRAYS = _ArrowArrays()
+_BY_NAME: dict[tuple[str, str], Kind] = {
+    ("numpy", "ndarray"): _Arrays(),
+    ("torch", "Tensor"): _Tensors(),
+    ("pandas", "DataFrame"): _PandasFrames(),
+    ("pandas", "Series"): _PandasSeries(),
+    ("polars", "DataFrame"): _PolarsFrames(),
+    ("polars", "Series"): _PolarsSeries(),
+    ("pyarrow", "Table"): _ArrowTables(),
+    ("pyarrow", "RecordBatch"): _ArrowBatches(),
+    ("pyarrow", "ChunkedArray"): _ArrowColumns(),
+}
+_known: dict[type, Kind] = {list: _Lists(), dict: _DICTS}
+
+
+def kind_of(x: Any) -> Kind:
+    """How to treat a chunk. Raises TypeError if we do not know."""
+    return _known.get(type(x)) or _recognise(type(x))
+
+
+def has_axes(x: Any) -> bool:
+    """Whether it is a numpy array or a torch tensor."""
+    return isinstance(_BY_NAME.get((type(x).__module__, type(x).__name__)), Axes)
+
+
+def _recognise(cls: type) -> Kind:
+    root, name = str(cls.__module__).partition(".")[0], cls.__name__
+    library = sys.modules.get(root)
+    kind = _BY_NAME.get((root, name))
+    if kind is None and root == "pyarrow" and issubclass(cls, library.Array):  # type: ignore[union-attr]
+        kind = _ARROW_ARRAYS
+    if kind is None or getattr(library, name, None) is not cls:
+        raise unjoinable(_told(cls))
+    _known[cls] = kind
+    return kind
+
+
+def _told(cls: type) -> str:
+    name = cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"
+    return f"{'an' if name[:1] in 'aeiou' else 'a'} {name}"
+
+
+def in_common(counts: dict[Any, int]) -> int:
+    """The number of rows that all parts of a dict have. Raises ValueError if they differ, or there are none."""
+    if len(set(counts.values())) != 1:
+        raise ValueError(f"the parts of a chunk must have equally many rows, not {counts}")
+    return next(iter(counts.values()))
+
+
+def rows(x: Any) -> int:
+    """How many rows a chunk has.
+
+    Raises:
+        TypeError: it is of no kind that can be joined and cut up.
+        ValueError: the parts of a dict have different numbers of rows, or there are none.
+    """
+    return kind_of(x).rows(x)
+
+
+def likeness(x: Any) -> Hashable:
+    """What is equal in chunks that may be joined. Raises TypeError if this one cannot be joined to any."""
+    return kind_of(x).likeness(x)
+
+
+def join(chunks: list[Any]) -> Any:
+    """Chunks that are alike one after the other, as one of the same kind; one alone is left as it is."""
+    return chunks[0] if len(chunks) == 1 else kind_of(chunks[0]).join(chunks)
+
+
+def cut(x: Any, begin: int, end: int) -> Any:
+    """Some rows of a chunk."""
+    return kind_of(x).cut(x, begin, end)

@@ -1,0 +1,235 @@
+"""A route that raises is a 500 of its own request, whatever it raises and through whichever door it was asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from carpool import Model, Service, Stage
+from carpool.errors import CarpoolError, Overloaded, ValidationError
+from carpool.http.app import App
+from carpool.http.exchange import Exchange
+from tests.http.door import Door, get, nothing, post
+from tests.http.jump import run, turns
+from tests.http.net import code_of
+from tests.http.wire import Answer
+from tests.test_weigh import KINDS, Unspeakable
+
+
+class Raising(App):
+    """Has an address at which something is raised."""
+
+    kind: type[BaseException] = ValueError
+
+    def _make_routes(self) -> Any:
+        return {**super()._make_routes(), b"/raise": {b"GET": (self._raise, None)}}
+
+    def _raise(self, exchange: Exchange) -> None:
+        raise self.kind
+
+
+@pytest.mark.parametrize("kind", [ValueError, *KINDS])
+@pytest.mark.parametrize("known", [False, True])
+def test_a_route_that_raises(kind: type[BaseException], known: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Regression: its request was never answered, nor anything behind it; from the second time on it was cut off."""
+
+    async def main() -> None:
+        door = Door(app=Raising)
+        door.app.kind = kind  # type: ignore[attr-defined]
+        if known:
+            door.connect().send(get("/raise"))
+        wire = door.connect()
+        wire.send(get("/raise") + post(b"1") + get("/raise") + get("/livez"))
+        await turns(10)
+        assert [a.status for a in wire.answers()] == [500, 200, 500, 200]
+        assert code_of(wire.answers()[0]) == "internal_error"
+        assert not wire.ended
+        assert b"/raise" in next(iter(door.listener.heads))
+
+    run(main())
+    assert "could not be answered" in caplog.text
+    assert kind.__name__ in caplog.text
+
+
+class Call:
+    """One call of an app as an ASGI server makes it.
+
+    Attributes:
+        sent: what the app has sent.
+    """
+
+    def __init__(self, receive: Callable[[], Awaitable[dict[str, Any]]] | None = None, body: bytes = b"") -> None:
+        self.sent: list[dict[str, Any]] = []
+        self._first: dict[str, Any] | None = {"type": "http.request", "body": body}
+        self._receive = receive
+
+    async def of(self, app: App, path: str, method: str = "GET") -> Answer:
+        """A request; its answer."""
+        scope = {"type": "http", "method": method, "path": path, "headers": []}
+        await app(scope, self.receive, self.send)
+        start, end = self.sent
+        return Answer(start["status"], {}, end["body"])
+
+    async def receive(self) -> dict[str, Any]:
+        message, self._first = self._first, None
+        if message is not None:
+            return message
+        if self._receive is not None:
+            return await self._receive()
+        raise AssertionError("there is no more")
+
+    async def send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+
+
+@pytest.mark.parametrize("kind", [ValueError, *KINDS])
+def test_a_route_that_raises_behind_asgi(kind: type[BaseException]) -> None:
+    """The same answer, and the server hears of nothing."""
+
+    async def main() -> Answer:
+        door = Door(app=Raising)
+        door.app.kind = kind  # type: ignore[attr-defined]
+        return await Call().of(door.app, "/raise")
+
+    answer = run(main())
+    assert (answer.status, code_of(answer)) == (500, "internal_error")
+
+
+@pytest.mark.parametrize("kind", [ValueError, *KINDS])
+def test_an_asgi_server_whose_receive_raises(kind: type[BaseException]) -> None:
+    """The client counts as gone: its request is taken out, nothing is left running, the next one is served."""
+
+    async def fail() -> dict[str, Any]:
+        raise kind
+
+    async def main() -> None:
+        door = Door(cost_s=None)
+        busy = door.connect()
+        busy.send(post(b"1"))
+        await turns()
+        call = Call(fail, b"2")
+        with pytest.raises(ValueError, match="unpack"):  # nothing was sent
+            await call.of(door.app, "/predict", "POST")
+        assert door.driver.pipeline.unanswered == 1
+        door.worker.finish()
+        await turns()
+        assert door.worker.seen == [b"1"]
+        assert door.outcomes == {"ok": 1}
+        assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+
+    run(main())
+
+
+@pytest.mark.parametrize("kind", [ValueError, MemoryError, asyncio.CancelledError, Unspeakable])
+def test_an_asgi_server_whose_send_raises(kind: type[BaseException]) -> None:
+    """The server hears of its own exception; the request has been answered as far as carpool is concerned."""
+
+    class Failing(Call):
+        async def send(self, message: dict[str, Any]) -> None:
+            raise kind
+
+    async def main() -> None:
+        door = Door()
+        with pytest.raises(kind):
+            await Failing(body=b"1").of(door.app, "/predict", "POST")
+        assert door.driver.pipeline.unanswered == 0
+        assert door.outcomes == {"ok": 1}
+
+    run(main())
+
+
+def odd(kind: type[CarpoolError], **attributes: Any) -> CarpoolError:
+    """An error of a class that somebody has derived from ours."""
+    return type("Odd", (kind,), attributes)("odd")
+
+
+ODD = {
+    "no text": odd(ValidationError, __str__=Unspeakable.__str__),
+    "no such status": odd(CarpoolError, status=999),
+    "a status that is none": odd(CarpoolError, status="400"),
+    "an endless wait": odd(Overloaded, __init__=lambda self, text: None, retry_after_s=float("inf")),
+    "a wait that is none": odd(Overloaded, __init__=lambda self, text: None, retry_after_s="soon"),
+    "a code that is none": odd(CarpoolError, code=[]),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_error_that_cannot_be_told(name: str) -> None:
+    """Whatever a `size=` raises in the guise of an error of ours, its caller is answered."""
+
+    def size(x: Any) -> int:
+        raise ODD[name]
+
+    async def main() -> list[Answer]:
+        door = Door(app=lambda service, **settings: App(sized(size), **settings))  # type: ignore[arg-type]
+        wire = door.connect()
+        wire.send(post(b"1") + get("/livez"))
+        await turns()
+        return wire.answers()
+
+    answers = run(main())
+    assert [a.status for a in answers] == [422 if name == "no text" else 500, 200]
+
+
+def sized(size: Callable[[Any], int]) -> Service:
+    """A service that weighs its items."""
+    return Service(Stage(nothing, name="echo", max_batch_size=64, size=size))
+
+
+@pytest.mark.parametrize("kind", [ValueError, *KINDS])
+def test_a_size_function_that_raises(kind: type[BaseException]) -> None:
+    """Regression: its request hung, and with SystemExit the loop ended, where the size could not be had."""
+
+    def size(x: Any) -> int:
+        raise kind
+
+    async def main() -> list[Answer]:
+        door = Door(app=lambda service, **settings: App(sized(size), **settings))  # type: ignore[arg-type]
+        wire = door.connect()
+        wire.send(post(b"1") + get("/livez"))
+        await turns()
+        return wire.answers()
+
+    answers = run(main())
+    assert [a.status for a in answers] == [500, 200]
+    assert code_of(answers[0]) == "model_error"
+
+
+def test_metrics_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """500, and everything else goes on."""
+
+    async def main() -> list[int]:
+        door = Door()
+        monkeypatch.setattr("carpool.observe.prometheus.render", None)
+        wire = door.connect()
+        wire.send(get("/metrics") * 3 + get("/livez"))
+        await turns()
+        return [a.status for a in wire.answers()]
+
+    assert run(main()) == [500, 500, 500, 200]
+
+
+def test_examples_that_json_cannot_express() -> None:
+    """Regression: `/openapi.json` was never answered; such examples are left out of it, and only such."""
+
+    class Odd(Model):
+        examples = (object(), 1.5, {(1, 2): 3}, "two", float("nan"), 4)
+
+        def predict(self, x: Any) -> Any:
+            return x
+
+    async def main() -> Any:
+        door = Door(app=lambda service, **settings: App(Service(Odd), **settings))  # type: ignore[arg-type]
+        wire = door.connect()
+        wire.send(get("/openapi.json"))
+        (answer,) = wire.answers()
+        assert answer.status == 200
+        return json.loads(answer.body)
+
+    operation = run(main())["paths"]["/predict"]["post"]
+    examples = operation["requestBody"]["content"]["application/json"]["examples"]
+    assert examples == {"example_1": {"value": 1.5}, "example_2": {"value": "two"}, "example_3": {"value": None}}
