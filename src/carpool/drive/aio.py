@@ -107,6 +107,11 @@ class Driver:
         self.pipeline.abort(self.clock(), Unavailable("the service has stopped", code="stopped"))
         self.poll()
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether a stage has: its workers died in vain, or its policy raised."""
+        return self._failed.done()
+
     async def failed(self) -> None:
         """Wait until a stage has failed: from then on the service answers nothing but that."""
         await asyncio.shield(self._failed)

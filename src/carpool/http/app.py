@@ -80,6 +80,8 @@ class Endpoint:
         """Why the model could not answer now; None if it could."""
         if self.driver is None:
             return f"{self.name} is starting"
+        if self.driver.has_failed:
+            return f"{self.name} has failed"
         for stage in self.driver.stats.stages:
             if stage.roster is not None and stage.roster.failed:
                 return f"stage {stage.name} of {self.name} has failed"
