@@ -252,9 +252,9 @@ class _AppDoor:
         return self.loop.wait(ask)
 
     def ask(
-        self, *items: Any, timeout_s: float | None = None, name: str = "hooks", kind: str = "application/json"
+        self, *items: Any, timeout_s: float | None = None, name: str = "hooks", content_type: str = "application/json"
     ) -> list[Told]:
-        headers = {"content-type": kind}
+        headers = {"content-type": content_type}
         if timeout_s is not None:
             headers["x-request-timeout-ms"] = str(1000 * timeout_s)
         path = f"/models/{name}/predict" if len(self.app.endpoints) > 1 else "/predict"
