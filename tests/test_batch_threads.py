@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import carpool
+from carpool.policy.base import Decision
 from tests import models
 
 
@@ -793,3 +794,58 @@ def test_threads_that_look_up_while_they_are_being_woken_leave_nobody_asleep() -
         answered = list(pool.map(caller, range(0, 6400, 100)))
 
     assert answered == [[2 * x for x in range(start, start + 50)] for start in range(0, 6400, 100)]
+
+
+class Raising(carpool.Policy):
+    """Raises in one of its calls."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+
+    def _maybe(self, where: str) -> None:
+        if where == self.where:
+            raise ValueError("a bug")
+
+    def decide(self, now: float, queue: Any, free: int, busy: int) -> Decision:
+        self._maybe("decide")
+        if self.where == "left":
+            return Decision(wake_at=now + 5.0)
+        return Decision(take=queue.size, reason="free") if free and queue.size else Decision()
+
+    def arrived(self, now: float, request: Any) -> None:
+        self._maybe("arrived")
+
+    def left(self, now: float, request: Any) -> None:
+        self._maybe("left")
+
+    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
+        self._maybe("completed")
+
+
+@pytest.mark.parametrize("where", ["decide", "arrived", "left", "completed"])
+def test_a_policy_that_raises_fails_its_line_loudly(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Everybody who is inside and whoever comes hears so, and closing returns."""
+    batched = carpool.batch(max_batch_size=4, policy=Raising(where), timeout_s=20)(lambda xs: xs)
+    heard: list[object] = []
+
+    def call(x: int) -> None:
+        try:
+            heard.append(batched(x))
+        except Exception as error:
+            heard.append(error)
+
+    threads = [threading.Thread(target=call, args=(x,), daemon=True) for x in range(6)]
+    for thread in threads:
+        thread.start()
+    if where == "left":
+        assert batched.submit(7).cancel()
+    for thread in threads:
+        thread.join(15)
+    assert len(heard) == 6
+    with pytest.raises(carpool.Unavailable, match="has failed: its policy raised ValueError") as caught:
+        batched(8)
+    assert caught.value.code == "stage_failed"
+    assert all(isinstance(each, carpool.Unavailable) or where == "completed" for each in heard)
+    assert "its policy raised ValueError: a bug" in caplog.text
+    batched.close()

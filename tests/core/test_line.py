@@ -28,6 +28,7 @@ class Thread:
     name: str
     request: Request
     waits: bool = True  # False for a ticket that nobody waits for
+    closes: bool = False  # True for one who closes the line, and waits for its end
     at: str = "join"
     requests: list[Request] = field(default_factory=list)
     pending: int = 1
@@ -39,7 +40,7 @@ class Thread:
     deadline: float = INFINITY
 
     def __post_init__(self) -> None:
-        self.requests = [self.request]
+        self.requests = [] if self.closes else [self.request]
         self.request.caller = self  # type: ignore[assignment]
         self.request.patient = True
 
@@ -107,7 +108,11 @@ class World:
         assert len(running) <= self.slots
 
     def _go(self, thread: Thread) -> None:
-        if thread.at == "join":
+        if thread.at == "join" and thread.closes:
+            self.line.close(Unavailable("closed"))
+            self.line.drain(thread)
+            thread.at = "step"
+        elif thread.at == "join":
             self.line.join(self.now, [thread.request])
             thread.at = "step" if thread.waits else "gone"
         elif thread.at in ("step", "asleep"):
@@ -115,6 +120,9 @@ class World:
             step = self.line.step(self.now, thread, thread.name)
             if step == DONE:
                 thread.at = "gone"
+                if thread.closes:  # nobody is inside
+                    assert not self.line.pipeline.waiting
+                    assert not self.line._leaders
             elif step == SLEEP:
                 thread.until = self.line.sleep(thread)
                 thread.at = "asleep"
@@ -181,13 +189,16 @@ def world(
     deadlines: tuple[float, ...] = (),
     tickets: int = 0,
     room: float = INFINITY,
+    closers: tuple[int, ...] = (),
 ) -> World:
     line = Line(Batcher("f", policy, Queue(room)), slots)
     threads = []
     for i in range(n):
         deadline = deadlines[i] if i < len(deadlines) else INFINITY
         name = "abcd"[i]
-        threads.append(Thread(name, Request(name, deadline), waits=i >= tickets, deadline=deadline))
+        threads.append(
+            Thread(name, Request(name, deadline), waits=i >= tickets, closes=i in closers, deadline=deadline)
+        )
     return World(line, threads, slots, interrupts=interrupts, looks_away=looks_away)
 
 
@@ -195,11 +206,13 @@ def check(end: World) -> None:
     """Everybody who stayed has its own answer, was run once, and nothing is left over."""
     for thread in end.threads:
         assert thread.at == "gone", end.state()
-        if thread.interrupted or not thread.waits:
+        if thread.interrupted or not thread.waits or thread.closes:
             continue
         error = thread.request.error
         if error is None:
             assert thread.request.result == f"for {thread.name}"
+        elif isinstance(error, Unavailable):
+            assert any(other.closes for other in end.threads)
         else:
             assert isinstance(error, DeadlineExceeded)
             assert thread.deadline <= end.now
@@ -262,6 +275,20 @@ def test_tickets_are_run_by_whoever_leads(policy: Policy) -> None:
     """Nobody waits for the first two; they are run before those behind them, or stay if nobody came after them."""
     for end in explore(world(4, policy, tickets=2)):
         check(end)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=NAMES)
+@pytest.mark.parametrize(("n", "closers"), [(3, (1,)), (3, (2,)), (4, (1, 3)), (3, (1, 2))])
+@pytest.mark.parametrize(("slots", "tickets", "interrupts"), [(1, 0, 0), (1, 1, 0), (1, 0, 1), (2, 1, 0)])
+def test_those_who_close_go_when_nobody_is_inside(
+    n: int, closers: tuple[int, ...], slots: int, tickets: int, interrupts: int, policy: Policy
+) -> None:
+    """Callers before the close are served, tickets too, later ones refused; then all who close are let go."""
+    for end in explore(world(n, policy, slots=slots, tickets=tickets, interrupts=interrupts, closers=closers)):
+        check(end)
+        closed = any(thread.closes and not thread.interrupted for thread in end.threads)
+        assert not (closed and end.line.pipeline.waiting)
+        assert end.line._closers == []
 
 
 @pytest.mark.parametrize(("n", "slots"), [(4, 1), (3, 2)])

@@ -213,8 +213,8 @@ class Batcher:
     def abandon(self, now: float, request: Request) -> None:
         """The caller of a request that a worker has is gone, or told otherwise; it is now done."""
         request.state = DONE
-        request.deadline = now  # nobody waits for it from now on
-        self.attention_at = min(self.attention_at, now + self.patience.least_s)
+        request.deadline = min(request.deadline, now)  # nobody waits for it from now on
+        self.attention_at = min(self.attention_at, request.deadline + self.patience.least_s)
 
     def in_the_way(self, request: Request) -> list[Request]:
         """Who has to give up its place to a new request, if the queue is full; a batch of each priority stays, or half

@@ -182,6 +182,15 @@ class Line:
         """Refuse new requests from now on; those inside are run."""
         self.pipeline.close(error)
 
+    def fail(self, now: float, error: CarpoolError, thread: object) -> None:
+        """The policy has raised in this thread: all who are inside, and whoever comes, hear so."""
+        self.pipeline.abort(now, error)
+        for slot in [slot for slot, (_, leader) in self._leaders.items() if leader == thread]:
+            self._release(now, slot)
+        self.elect = None
+        self._tell(self.pipeline.take_answers())
+        self._see_off()
+
     def drain(self, waiter: Waiter) -> None:
         """A waiter without requests, but pending, comes to wait for the end of a closed line."""
         self._closers.append(waiter)

@@ -13,6 +13,7 @@ other. So a leader who goes to sleep in a line looks first whether all who could
 from __future__ import annotations
 
 import contextvars
+import logging
 import os
 import threading
 from collections import deque
@@ -24,10 +25,13 @@ from carpool.clock import Clock, monotonic
 from carpool.core.batcher import INFINITY, Batch, Batcher
 from carpool.core.line import DONE, SLEEP, Line
 from carpool.drive.failures import for_all
-from carpool.drive.trouble import learn
+from carpool.drive.trouble import FAILED_FOR_S, learn, stage_at_fault
 from carpool.errors import CarpoolError, DeadlineExceeded, Unavailable
+from carpool.foreign import text_of
 from carpool.parts import Trouble
 from carpool.request import Lane, Request
+
+logger = logging.getLogger("carpool")
 
 _LONGEST_LOCK_WAIT_S = 60.0  # for the execution lock, where no time-out bounds it
 
@@ -153,9 +157,10 @@ class LeaderFollower:
                 self._line.join(now, requests)
                 woken = self._line_up()
             self._ring(woken)
-        except BaseException:  # the thread was interrupted
-            self._ring(len(self._chain))
-            raise
+        except BaseException as error:
+            if not self._has_failed(error):  # the thread was interrupted
+                self._ring(len(self._chain))
+                raise
         return seat
 
     def wait(self, seat: Seat, run: Run, timeout_s: float | None = None) -> bool:
@@ -175,20 +180,22 @@ class LeaderFollower:
         """
         line = self._line
         until = INFINITY if timeout_s is None else self._clock() + timeout_s
-        try:
-            while seat.pending or line.elect is seat:
+        while seat.pending or line.elect is seat:
+            try:
                 self._turn(seat, run, until)
                 if line is not self._line and seat.pending:
                     raise self.forked()
                 if until != INFINITY and self._clock() >= until:
                     self._look_away(seat)
                     break
-        except BaseException as error:
-            _sleeping.pop(threading.get_ident(), None)
-            if line is self._line:
-                interrupted = Unavailable(f"a thread that waited for {self._name} was interrupted", code="cancelled")
-                self.leave(seat, error if isinstance(error, CarpoolError) else interrupted, threading.get_ident())
-            raise
+            except BaseException as error:
+                _sleeping.pop(threading.get_ident(), None)
+                if line is self._line:
+                    if self._has_failed(error):
+                        continue
+                    told = Unavailable(f"a thread that waited for {self._name} was interrupted", code="cancelled")
+                    self.leave(seat, error if isinstance(error, CarpoolError) else told, threading.get_ident())
+                raise
         return not seat.pending
 
     def leave(self, seat: Seat, error: Exception, thread: int | None = None) -> bool:
@@ -203,6 +210,14 @@ class LeaderFollower:
             Whether any answer was still due.
         """
         self._check_owner()
+        try:
+            return self._leave(seat, error, thread)
+        except BaseException as fault:
+            if not self._has_failed(fault):
+                raise
+            return True
+
+    def _leave(self, seat: Seat, error: Exception, thread: int | None) -> bool:
         with self._lock:
             self._line.leave(self._clock(), seat, thread)
             due = [request for request in seat.requests if request.caller is None]
@@ -276,6 +291,19 @@ class LeaderFollower:
                 f"{self._name} was called by a signal handler or a __del__ in a thread that it has interrupted inside"
                 " the line of the same function: let another thread make the call"
             )
+
+    def _has_failed(self, error: BaseException) -> bool:
+        """Whether it is the policy that raised `error`; then the line has failed, and all who are in it know."""
+        if isinstance(error, KeyboardInterrupt) or stage_at_fault(error) is None:
+            return False
+        what = f"{self._name} has failed: its policy raised {type(error).__name__}"
+        logger.critical("%s: %s", what, text_of(error), exc_info=error)
+        with self._lock:
+            failure = Unavailable(what, code="stage_failed", retry_after_s=FAILED_FOR_S)
+            self._line.fail(self._clock(), failure, threading.get_ident())
+            self._line_up()
+        self._ring(len(self._chain))
+        return True
 
     def _turn(self, seat: Seat, run: Run, until: float) -> None:
         """Look at the line once, and do what is to be done: run a batch, or sleep."""
