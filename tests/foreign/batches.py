@@ -59,17 +59,21 @@ class Batched:
         return decorate(call_async if self.tasks else call)
 
     def _method(self, decorate: Any, function: Any) -> Any:
-        class Holder:
-            @decorate  # type: ignore[untyped-decorator]
-            def call(self, xs: list[Any]) -> Any:
-                return function(xs)
+        if self.tasks:
 
-        class AsyncHolder:
-            @decorate  # type: ignore[untyped-decorator]
-            async def call(self, xs: list[Any]) -> Any:
-                return function(xs)
+            class Holder:
+                @decorate  # type: ignore[untyped-decorator]
+                async def call(self, xs: list[Any]) -> Any:
+                    return function(xs)
 
-        self._holder: Any = AsyncHolder() if self.tasks else Holder()
+        else:
+
+            class Holder:  # type: ignore[no-redef]
+                @decorate  # type: ignore[untyped-decorator]
+                def call(self, xs: list[Any]) -> Any:
+                    return function(xs)
+
+        self._holder = Holder()  # its calls share a line for as long as it lives
         return self._holder.call
 
     def ask(self, *items: Any) -> list[Told]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from carpool.policy import Decision, Static
 from carpool.request import Request
 from tests.foreign import models
 from tests.foreign.batches import Batched
-from tests.foreign.kinds import KINDS, fail
+from tests.foreign.kinds import KINDS, fail, is_of
 from tests.foreign.models import good
 from tests.foreign.services import refused_to_start
 from tests.foreign.table import BATCHES, INSIDE, PROCESSES, Way, left_out, place
@@ -105,6 +105,15 @@ class Case:
         self.settings = settings
 
 
+def asked(switch: Switch, ask: Callable[[], list[Told]]) -> list[Told]:
+    """How calls ended in which the policy was asked; that takes some luck where callers are threads."""
+    for _ in range(50):
+        told = ask()
+        if switch.hits:
+            return told
+    raise AssertionError("it was never asked")
+
+
 CASES = {
     "decide": Case(),
     "arrived": Case(),
@@ -125,9 +134,7 @@ for at, case in CASES.items():
         service = way.service(model, policy=Raises(switch, case.max_queue_delay_s), **case.settings)
         with logged() as log, closing(way.open(service)) as door:
             switch.at = at
-            told = door.ask(*[good(n) for n in range(case.n)], timeout_s=case.timeout_s)
-            assert switch.hits, "it was not asked"
-            for each in told:
+            for each in asked(switch, lambda: door.ask(*map(good, range(case.n)), timeout_s=case.timeout_s)):
                 assert each.code in ["stage_failed", *case.answered], each
             stage_failed(door.ask(good(1))[0])
             assert any(KINDS[kind].__name__ in text for text in log.texts(level=50)), log.texts()
@@ -147,10 +154,15 @@ for at, case in CASES.items():
         switch = Switch(kind)
         settings = {} if case.timeout_s is None else {"timeout_s": case.timeout_s}
         policy = Raises(switch, case.max_queue_delay_s)
-        with logged() as log, closing(Batched(way, models.slow, policy=policy, **case.settings, **settings)) as batched:
+        batched = Batched(way, models.slow, policy=policy, **case.settings, **settings)
+        with logged() as log, closing(batched):
             switch.at = at
-            told = batched.ask(*[good(n) for n in range(case.n)])
-            assert switch.hits, "it was not asked"
+            told = asked(switch, lambda: batched.ask(*map(good, range(case.n))))
+            if "threads" in way.name and kind == "KeyboardInterrupt":
+                assert any(is_of(each.error, kind) for each in told), told  # as if it were Ctrl-C in this thread
+                switch.at = ""
+                assert batched.ask(good(4))[0].code in ("", "deadline_exceeded")
+                return
             for each in told:
                 assert each.code in ["stage_failed", *case.answered], each
             stage_failed(batched.ask(good(1))[0])
