@@ -70,7 +70,7 @@ def test_a_service(stages: int) -> None:
     ]
     answers: list[float] = []
     with quick():
-        with Service(*line, timeout_s=60.0).run() as service:
+        with Service(*line, timeout_s=300.0).run() as service:
             callers = [Thread(target=lambda x=x: answers.append(service.predict(x))) for x in (1.0, 2.0)]
             for caller in callers:
                 caller.start()

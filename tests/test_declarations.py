@@ -345,7 +345,7 @@ def test_a_batch_function_refuses_what_cannot_be(settings: dict[str, Any], told:
     ("settings", "told"),
     [
         ({"size": "rows"}, "size must be a function of an item, not 'rows'"),
-        ({"merge": "yes"}, "merge must be True or a function of a list of chunks, not 'yes'"),
+        ({"merge": "yes"}, r"merge must be True, carpool.pad\(...\) or a function of a list"),
         ({"merge": list, "split": 3}, "split must be a function of"),
         ({"isolate_errors": 1}, "isolate_errors must be True or False"),
         ({"execution_lock": 3}, "the execution_lock of identity must be a carpool.Lock, .* not 3"),

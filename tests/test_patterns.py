@@ -113,7 +113,7 @@ def example_of(part: tuple[Any, Any]) -> str:
     if kind is kinds.BRANCH:
         return "".join(map(example_of, value[1][0]))
     if kind is kinds.IN:
-        return next(c for c in PUMPS + "x" if re.fullmatch(_class(value), c))
+        return next(c for c in (*PUMPS, "x", *map(chr, range(256))) if re.fullmatch(_class(value), c))
     return {kinds.ANY: "x", kinds.NOT_LITERAL: "x"}.get(kind, "")
 
 

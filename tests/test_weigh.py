@@ -111,6 +111,10 @@ class Trap:
     def model_validate(cls, value: Any) -> Any:
         raise cls.kind
 
+    @classmethod
+    def model_validate_json(cls, value: Any) -> Any:
+        raise cls.kind
+
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_whatever_foreign_code_raises_is_an_error_of_the_item(kind: type[BaseException]) -> None:

@@ -226,8 +226,8 @@ class AsyncHandle:
 
     def new_request(self, x: Any, timeout_s: float | None, priority: int) -> Request:
         """An item as a request that the driver takes. Raises what pickling or weighing it does."""
-        positive("timeout_s", timeout_s)
-        limit_s = self.service.timeout_s if timeout_s is None else min(timeout_s, self.service.timeout_s)
+        own_s = positive("timeout_s", timeout_s)
+        limit_s = self.service.timeout_s if own_s is None else min(own_s, self.service.timeout_s)
         request = request_for(x, self.running_driver.clock() + limit_s, self.weigh)
         if priority != 0:
             request.lane = (check_priority(priority), None, 0)

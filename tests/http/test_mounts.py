@@ -229,8 +229,8 @@ def test_the_lifespan_of_two_apps_stops_the_first_if_the_second_cannot_start() -
 
     start = good.ensure_started
 
-    async def start_and_look() -> None:
-        await start()
+    async def start_and_look(*, anew: bool = False) -> None:
+        await start(anew=anew)
         started.extend(workers_of(good))
 
     good.ensure_started = start_and_look  # type: ignore[method-assign]

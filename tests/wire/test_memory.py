@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,14 @@ from carpool.wire.payload import dump, load
 from tests.core.stub import PROPERTY
 
 MIB = 2**20
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cleared() -> Iterator[None]:
+    """Fresh memory is cleared here, since what lies in it otherwise may be our own mark."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_uncleared", lambda _, nbytes: bytearray(nbytes))
+        yield
 
 
 def is_used_before(buffer: bytearray) -> bool:

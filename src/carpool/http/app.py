@@ -172,16 +172,8 @@ class App:
             StartupError: a worker could not load its model.
             RuntimeError: it is running.
         """
-        if self._starting is None:
-            await self._become_new()
-        self._loop = asyncio.get_running_loop()
-        try:
-            await asyncio.gather(*[endpoint.start() for endpoint in self.endpoints])
-        except BaseException:
-            await self.stop(drain=False)
-            raise
-        if not self._draining:
-            self.refusing = None
+        await self._become_new()
+        await self._begin()
 
     def drain(self) -> None:
         """Answer 503 from now on, not ready; requests inside go on."""
@@ -219,9 +211,24 @@ class App:
             await self._become_new()
         if self._starting is None and not self._draining:
             asgi.warn_of_siblings()
-            self._starting = asyncio.ensure_future(self.start())
+            self._begin()
         if self._starting is not None:
             await asyncio.shield(self._starting)
+
+    def _begin(self) -> asyncio.Task[None]:
+        """The start, of which there is one however many wait for it."""
+        self._loop = asyncio.get_running_loop()
+        self._starting = self._loop.create_task(self._start())
+        return self._starting
+
+    async def _start(self) -> None:
+        try:
+            await asyncio.gather(*[endpoint.start() for endpoint in self.endpoints])
+        except BaseException:
+            await self.stop(drain=False)
+            raise
+        if not self._draining:
+            self.refusing = None
 
     @property
     def is_elsewhere(self) -> bool:
