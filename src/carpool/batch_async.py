@@ -18,7 +18,7 @@ from carpool.core.batcher import INFINITY
 from carpool.core.pipeline import Pipeline
 from carpool.drive.aio import Driver
 from carpool.drive.failures import shared_out
-from carpool.drive.tasks import AwaitedRequest, TaskStage, inside
+from carpool.drive.tasks import AwaitedRequest, InnerRequest, TaskStage, inside
 from carpool.errors import Unavailable
 from carpool.foreign import as_model_error
 from carpool.invoke import Invoker
@@ -31,6 +31,8 @@ B = TypeVar("B")
 
 _ELSEWHERE_S = 0.01  # between two looks at what another loop does
 
+
+_lines_around = inside.get  # a method of what is imported would be looked up anew for each call
 
 Work = asyncio.Task[BaseException | None]
 """What several callers wait for; it results in what it has raised."""
@@ -112,12 +114,12 @@ class AsyncBatch(Bindable, Generic[A, B]):
         # the loop's own record of its thread: to ask asyncio costs Python 3.11 a system call
         if driver is None or driver.loop._thread_id != get_ident():  # type: ignore[attr-defined]
             driver = self._driver()
-        around = inside.get()
+        around = _lines_around()
         if around is not None and driver in around:
             raise self._reentry()
-        request = AwaitedRequest(x, INFINITY if self._timeout_s is None else driver.clock() + self._timeout_s)
+        deadline = INFINITY if self._timeout_s is None else driver.clock() + self._timeout_s
+        request = AwaitedRequest(x, deadline) if around is None else InnerRequest(x, deadline, around)
         request.patient = True
-        request.inside = around
         request.future = asyncio.Future(loop=driver.loop)
         if self._weigh is not None:
             request.size = self._weigh(x)
@@ -138,15 +140,14 @@ class AsyncBatch(Bindable, Generic[A, B]):
 
     async def _all(self, items: list[Any]) -> list[Any]:
         driver = self._driver()
-        around = inside.get()
+        around = _lines_around()
         if around is not None and driver in around:
             raise self._reentry()
         deadline = INFINITY if self._timeout_s is None else driver.clock() + self._timeout_s
-        requests = [AwaitedRequest(x, deadline) for x in items]
+        requests = [AwaitedRequest(x, deadline) if around is None else InnerRequest(x, deadline, around) for x in items]
         sizes, lanes = self._settings.places(items)
         for i, request in enumerate(requests):
             request.patient = True
-            request.inside = around
             request.future = driver.loop.create_future()
             if sizes is not None:
                 request.size = sizes[i]
@@ -173,7 +174,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
             RuntimeError: this is a call from inside the function itself.
         """
         drivers, loop = self._drivers, asyncio.get_running_loop()
-        around = inside.get()
+        around = _lines_around()
         if around is not None and not around.isdisjoint(drivers.all()):
             raise RuntimeError(f"{self.__name__} was closed from inside itself: close() would wait for its own caller")
         if drivers.closed is None:

@@ -95,8 +95,10 @@ class TaskStage:
         self._driver.completed(0, batch.worker, batch.id, batch.ids, results, errors, busy_s, 0.0)
 
     def _lines_around(self, requests: Sequence[Request]) -> frozenset[Driver]:
-        around = [request.inside for request in requests if request.inside is not None]  # type: ignore[attr-defined]
-        return frozenset((self._driver,)).union(*around)
+        here = frozenset((self._driver,))
+        if InnerRequest not in set(map(type, requests)):
+            return here
+        return here.union(*[request.inside for request in requests if isinstance(request, InnerRequest)])
 
 
 def _unheard(requests: Sequence[Request], errors: dict[int, Exception]) -> BaseException | None:
@@ -114,13 +116,12 @@ class AwaitedRequest(Request):
     """A request that a task awaits; it is its own caller, and its answer a plain object.
 
     Attributes:
-        future: completed with the answer; inside: the caller's `inside`. Both are to be set before it is submitted.
+        future: completed with the answer; to be set before it is submitted.
     """
 
-    __slots__ = ("future", "inside")
+    __slots__ = ("future",)
 
     future: asyncio.Future[Any]
-    inside: frozenset[Driver] | None
 
     def tell(self) -> None:
         """Never raises: others of the batch are to be told, too."""
@@ -132,3 +133,17 @@ class AwaitedRequest(Request):
         except Exception:
             if not self.future.done():  # it refuses what it is given; else its task was cancelled or its loop is closed
                 self.future.set_exception(RuntimeError(f"{type(self.error).__name__} cannot be raised to who awaits"))
+
+
+class InnerRequest(AwaitedRequest):
+    """One from inside a batch of another function.
+
+    Attributes:
+        inside: the lines that wait for it.
+    """
+
+    __slots__ = ("inside",)
+
+    def __init__(self, item: object, deadline: float, inside: frozenset[Driver]) -> None:
+        super().__init__(item, deadline)
+        self.inside = inside
