@@ -52,8 +52,7 @@ def place(
     """A check of one place of the table, by each of these ways and for each of these kinds."""
 
     def register(check: Check) -> Check:
-        # pytest keeps what a way has opened for as long as its name is the same object
-        CELLS.extend(Cell(name, what, WAYS[WAYS.index(way)], kind, check) for way in ways for kind in kinds)
+        CELLS.extend(Cell(name, what, way, kind, check) for way in ways for kind in kinds)
         return check
 
     return register
