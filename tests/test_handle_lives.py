@@ -22,6 +22,7 @@ import pytest
 
 import carpool
 from carpool import Service, Stage
+from carpool.drive import loop_thread
 from carpool.policy.base import Decision
 from tests import models
 
@@ -295,6 +296,27 @@ def test_a_forked_child_can_neither_use_nor_hang_in_its_parent_s_service() -> No
         assert in_a_child(lambda: next(s.stream([1]))) == 8
         assert in_a_child(s.stats) == 8
         assert s.predict(2) == 2
+
+
+def test_a_child_that_is_forked_while_the_loop_ends_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the end of the workers and that of the loop a handle is closed already, but its loop still has work."""
+    ending, go_on = threading.Event(), threading.Event()
+
+    async def linger() -> None:
+        ending.set()
+        go_on.wait(BOUND_S)
+
+    monkeypatch.setattr(loop_thread, "_end_tasks", linger)
+    s = THREADED.start()
+    closer = threading.Thread(target=s.close)
+    closer.start()
+    try:
+        assert ending.wait(BOUND_S)
+        assert in_a_child(s.stats) == 8
+        assert in_a_child(s.close) == 7
+    finally:
+        go_on.set()
+        closer.join()
 
 
 def test_a_handle_that_was_made_before_a_fork_can_be_started_in_the_child() -> None:

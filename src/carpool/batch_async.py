@@ -20,6 +20,7 @@ from carpool.drive.aio import Driver
 from carpool.drive.failures import shared_out
 from carpool.drive.tasks import AwaitedRequest, TaskStage, inside
 from carpool.errors import Unavailable
+from carpool.foreign import as_model_error
 from carpool.invoke import Invoker
 from carpool.logger import logger
 from carpool.observe.stats import NoStats
@@ -285,9 +286,20 @@ class AsyncBatch(Bindable, Generic[A, B]):
                 here.pipeline.close(self._closed())  # in our words, not those of a service
             if isinstance(self._function, type) and not self._unset:
                 self._unset = self._torn_down = True
-                await self._invoker.tear_down()
+                await self._tear_down(loop)
         finally:
             self._drivers.ends.pop(loop, None)
+
+    async def _tear_down(self, loop: asyncio.AbstractEventLoop) -> None:
+        """What the model raises goes to those who close, through a task, which takes two kinds for its own end."""
+        me = asyncio.current_task()
+        assert me is not None
+        try:
+            await self._invoker.tear_down()
+        except (GeneratorExit, asyncio.CancelledError) as error:
+            if me.cancelling() or asyncio.current_task(loop) is not me:
+                raise
+            raise as_model_error(error, f"teardown of {self.__name__}") from error
 
 
 async def _failure_of(work: Awaitable[None]) -> BaseException | None:

@@ -286,6 +286,33 @@ def test_thread_and_loop_stages_need_no_process(
     until(lambda: "carpool-InThread-0" not in {thread.name for thread in threading.enumerate()})
 
 
+def threads_of_models() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("carpool-InThread")]
+
+
+def test_an_app_whose_loop_has_ended_is_stopped_on_another_one() -> None:
+    """Its workers end, and nobody hears of the loop that is gone."""
+    app = App(Service(Stage(InThread, max_batch_size=8, run_in="thread")))
+    asyncio.run(app.ensure_started())
+    assert threads_of_models()
+    asyncio.run(app.stop())
+    until(lambda: not threads_of_models())
+
+
+def test_whoever_asks_for_a_start_while_it_is_under_way_gets_the_same_one() -> None:
+    """A request that comes while `start` is at work starts nothing a second time."""
+    app = App(Service(Stage(InThread, max_batch_size=8, run_in="thread")))
+
+    async def start_twice() -> int:
+        await asyncio.gather(app.start(), app.ensure_started())
+        found = len(threads_of_models())
+        await app.stop()
+        return found
+
+    assert asyncio.run(start_twice()) == 1
+    until(lambda: not threads_of_models())
+
+
 # -- one of several
 
 WARNING = "this process was started by a server that may run several"

@@ -8,7 +8,7 @@ what to do about it. Exactly one of any number of closers does the closing; the 
     starting    refused    open     draining, end   draining, end    -        forked   abandoned, kill
     open        refused    -        draining, end   draining, end    -        forked   abandoned, kill
     draining    refused    draining draining, wait  draining, hurry  closed   forked   abandoned, kill
-    closed      refused    -        closed          closed           -        closed   closed
+    closed      refused    -        closed          closed           -        forked   closed
     forked      refused    -        forked          forked           -        forked   forked
     abandoned   refused    -        abandoned       abandoned        -        forked   abandoned
 """
@@ -62,6 +62,7 @@ _TABLE: dict[tuple[State, Event], tuple[State, Act]] = {
     (State.DRAINING, Event.HURRY): (State.DRAINING, Act.HURRY),
     (State.DRAINING, Event.ENDED): (State.CLOSED, Act.NOTHING),
     (State.ABANDONED, Event.FORKED): (State.FORKED, Act.NOTHING),
+    (State.CLOSED, Event.FORKED): (State.FORKED, Act.NOTHING),  # its loop may have been about to end, and never will
     **{
         (state, event): (State.DRAINING, Act.END)
         for state in (State.STARTING, State.OPEN)

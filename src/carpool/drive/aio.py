@@ -121,7 +121,7 @@ class Driver:
     def close(self, error: CarpoolError) -> None:
         """Refuse new requests with `error` from the next turn of the loop on; those inside wait for no company."""
         self.pipeline.close(error)
-        if not self._dirty:
+        if not self._dirty and not self.loop.is_closed():
             self._poll_soon()
 
     def submit(self, request: Request) -> None:

@@ -27,6 +27,8 @@ from carpool.worker import affinity
 from carpool.worker.serve import serve
 from carpool.worker.setup import Setup
 
+_LOOP_ENDS_S = 0.05  # a loop that cancels its tasks is about to end: what is started now would outlive it
+
 
 class _Inside:
     """What threads and tasks have in common; see `workers.Worker`."""
@@ -210,8 +212,9 @@ class LoopWorker(_Inside):
         try:
             await serve(link, self._setup, lambda: self._model, through, meant=meant, may_wait=True)
             why = "it ended"
-        except asyncio.CancelledError:
-            why = "its task was cancelled"
+        except asyncio.CancelledError:  # by `kill`, which has told it already; or by the end of the loop
+            self._loop.call_later(_LOOP_ENDS_S, self._end, "its task was cancelled")
+            return
         except BaseException as error:  # of some kinds a task tells its loop, which would end
             why = f"it ended with {type(error).__name__}: {text_of(error)}"
         _call_soon(self._loop, self._end, why)

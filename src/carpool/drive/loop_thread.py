@@ -86,9 +86,10 @@ class LoopThread:
         return future.result()
 
     def stop(self) -> None:
-        """In the loop's thread: end it after this turn."""
+        """In the loop's thread: end it after this turn. If it has ended, that was it."""
         self._stopping = True
-        self.loop.stop()
+        if not self.loop.is_closed():
+            self.loop.stop()
 
     def wait_until_ended(self) -> None:
         """In another thread: until the loop and all that was handed to it are done."""

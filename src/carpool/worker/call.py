@@ -243,7 +243,9 @@ def _as_bytes(value: Any) -> bytes:
 
 
 def _as_ours(error: BaseException, format: int) -> BaseException:
-    """What went wrong with reading an item, in our words where they fit."""
+    """What went wrong with reading an item, in our words where they fit: where a client has written it."""
+    if format == OBJECT:
+        return error
     try:
         return schema.as_our_error(error, "msgpack" if format == MSGPACK else "JSON")
     except BaseException:  # it has no text

@@ -1,0 +1,224 @@
+"""Makes programs up. All dice are one `Random`, so a seed and a number are a program."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from tests.fuzz.program import (
+    KINDS,
+    Actor,
+    Batch,
+    Cancel,
+    Close,
+    Fork,
+    Item,
+    Kill,
+    Leave,
+    Many,
+    Predict,
+    Program,
+    Result,
+    Service,
+    Sleep,
+    Stage,
+    StartAgain,
+    Stats,
+    Step,
+    Stream,
+    Submit,
+)
+
+_POLICIES = (None, None, "adaptive", "greedy", "static", "static", "aimd", "cork", "deadline", "few")
+_PROCESSES = 0.04
+_MOST_IN_PROCESSES = 30
+
+
+def program(seed: int, number: int) -> Program:
+    """The program with this number."""
+    return _Draw(Random(f"{seed}/{number}")).program()
+
+
+class _Draw:
+    def __init__(self, dice: Random) -> None:
+        self._dice = dice
+        self._trouble = dice.random()  # how much of it there is: a third of the programs have none
+        self._in_process = dice.random() < _PROCESSES
+        self._tame = self._trouble < 0.33
+        self._closes = dice.random() < 0.4
+        self._forks = dice.random() < 0.06
+        self._hung = False
+
+    def program(self) -> Program:
+        is_batch = not self._in_process and self._chance(0.5)
+        self._subject: Any = self._batch() if is_batch else self._service()
+        self._forks = self._forks and not (is_batch and self._subject.lock)  # held for ever in the child
+        self._in_tasks = self._subject.tasks if is_batch else self._subject.way in ("run_async", "app")
+        return Program(self._subject, self._actors())
+
+    # -- subjects
+
+    def _service(self) -> Service:
+        n = self._pick((1, 1, 1, 2, 2, 3))
+        stages = tuple(self._stage("process" if self._in_process and i == 0 else "") for i in range(n))
+        way = self._pick(("run", "run", "start", "run_async", "run_async", "app"))
+        return Service(
+            stages,
+            way=way,
+            timeout_s=self._pick((10.0, 10.0, 10.0, 1.0, 0.3, 0.05)),
+            slo_s=self._pick((None, None, None, None, 0.005, 0.5)),
+            loop=self._pick(("asyncio", "uvloop")),
+            early=self._chance(0.05),
+            sink=self._kind() if self._in_process and self._wild(0.1) else "",
+            abandon=way == "run_async" and self._chance(0.1),
+        )
+
+    def _stage(self, run_in: str) -> Stage:
+        run_in = run_in or self._pick(("thread", "thread", "loop"))
+        batch = self._pick((None, 1, 2, 4, 4, 16))
+        size = batch is not None and self._chance(0.15)
+        model = self._pick(("function", "class"))
+        return Stage(
+            run_in=run_in,
+            model=model,
+            max_batch_size=batch,
+            max_queue_size=self._pick((1024, 1024, 16, 16)),
+            workers=self._pick((1, 1, 2, 3)) if run_in != "process" else self._pick((1, 1, 2)),
+            policy=self._policy() if batch is not None else None,
+            max_queue_delay_s=self._pick((None, None, None, 0.0, 0.002, 0.02)),
+            max_batch_time_s=self._pick((None, None, None, 0.3)),
+            size=size,
+            allowed=batch is not None and batch > 1 and not size and self._chance(0.1),
+            examples=self._kind() if model == "class" and self._wild(0.03) else self._pick(("", "", "", "good")),
+            isolate_errors=self._pick((None, None, True, False)),
+            setup=self._kind() if model == "class" and self._wild(0.04) else "",
+            teardown=self._kind() if model == "class" and self._wild(0.04) else "",
+        )
+
+    def _batch(self) -> Batch:
+        over = self._pick(("function", "function", "method", "class", "merge"))
+        tasks = self._chance(0.5)
+        lock = self._chance(0.1)
+        return Batch(
+            over,
+            tasks=tasks,
+            loops=self._pick((1, 1, 1, 2, 3)) if tasks and not lock and over != "class" else 1,
+            loop=self._pick(("asyncio", "uvloop")),
+            max_batch_size=self._pick((1, 2, 4, 4, 16)),
+            max_queue_size=self._pick((1024, 1024, 16, 2)),
+            max_in_flight_batches=self._pick((1, 1, 2, 3)),
+            policy=self._policy(),
+            max_queue_delay_s=self._pick((None, None, 0.002, 0.02)),
+            timeout_s=self._pick((None, None, 10.0, 10.0, 1.0, 0.05)),
+            slo_s=self._pick((None, None, None, None, 0.005, 0.5)),
+            size=self._chance(0.15),
+            lock=lock,
+            isolate_errors=self._chance(0.3),
+            setup=self._kind() if over == "class" and tasks and self._wild(0.1) else "",
+            teardown=self._kind() if over == "class" and self._wild(0.1) else "",
+        )
+
+    def _policy(self) -> str | None:
+        if self._wild(0.05):
+            return f"raises {self._kind()}"
+        return self._pick(_POLICIES)
+
+    # -- actors and steps
+
+    def _actors(self) -> tuple[Actor, ...]:
+        most = _MOST_IN_PROCESSES if self._in_process else 60
+        n = self._pick((1, 2, 3, 4, 6, 8))
+        each = self._pick((2, 5, 10, 20))
+        loops = getattr(self._subject, "loops", 1)
+        actors = []
+        for _ in range(n):
+            loop = self._dice.randrange(loops)
+            if self._in_tasks and self._may_have_strangers() and self._wild(0.04):
+                loop = -1
+            steps = tuple(self._step() for _ in range(min(self._dice.randint(1, each), most // n)))
+            actors.append(Actor(steps, loop))
+        return tuple(actors)
+
+    def _may_have_strangers(self) -> bool:
+        """A function has no home; and an app is at home where it is asked first."""
+        return isinstance(self._subject, Service) and not (self._subject.way == "app" and self._subject.early)
+
+    def _step(self) -> Step:
+        if self._closes and self._chance(0.06):
+            return Close(drain=self._chance(0.7))
+        if self._forks and self._chance(0.15):
+            return Fork(self._pick(("predict", "stream", "stats", "close", "nothing")))
+        if self._in_process and self._wild(0.08):
+            return Kill()
+        step = self._call()
+        if self._in_tasks and self._chance(0.15):
+            return Leave(step, self._pick((0.0, 0.0, 0.001, 0.01)))
+        return step
+
+    def _call(self) -> Step:
+        is_batch = isinstance(self._subject, Batch)
+        choice = self._dice.random()
+        if choice < 0.55:
+            if is_batch:
+                return Predict(self._item())
+            return Predict(self._item(), self._timeout(), self._pick((0, 0, 0, 1, 5)))
+        if choice < 0.7:
+            return self._stream()
+        if choice < 0.78:
+            return Many(tuple(self._item() for _ in range(self._dice.randint(0, 8))))
+        if choice < 0.85:
+            return Sleep(self._pick((0.0, 0.001, 0.005)))
+        if is_batch:
+            if self._in_tasks:
+                return Predict(self._item())
+            return self._pick(
+                (
+                    Submit(self._item()),
+                    Result(self._dice.randrange(8), self._timeout()),
+                    Cancel(self._dice.randrange(8)),
+                )
+            )
+        if choice < 0.88:
+            return StartAgain()
+        return Stats()
+
+    def _stream(self) -> Stream:
+        sources = ["list", "generator", "slow", "raises"]
+        if self._in_tasks:
+            sources += ["async", "async slow", "async raises"]
+        return Stream(
+            tuple(self._item() for _ in range(self._pick((0, 1, 3, 10, 20)))),
+            source=self._pick(tuple(sources)),
+            kind=self._kind(),
+            leave_after=self._pick((None, None, None, 1, 3)),
+            return_exceptions=self._chance(0.3),
+            max_in_flight=self._pick((None, None, 1, 2, 5)),
+        )
+
+    def _item(self) -> Item:
+        if self._tame or not self._chance(0.1):
+            return Item("slow") if self._chance(0.02) else Item()
+        do = self._pick(("raise", "raise", "raise", "pre", "post", "size", "dump", "load", "return", "short", "slow"))
+        if self._chance(0.05):
+            do = self._pick(("again", "again", "round", "close", "stats", "hang", "die"))
+        if do == "hang":
+            do, self._hung = ("slow" if self._hung else "hang"), True
+        return Item(do, self._kind(), self._dice.randrange(len(getattr(self._subject, "stages", (0,)))))
+
+    def _timeout(self) -> float | None:
+        return self._pick((None, None, None, None, 0.5, 0.02, 0.001))
+
+    # -- dice
+
+    def _kind(self) -> str:
+        return self._pick(KINDS)
+
+    def _chance(self, share: float) -> bool:
+        return self._dice.random() < share
+
+    def _wild(self, share: float) -> bool:
+        """A chance that tame programs do not have."""
+        return not self._tame and self._chance(share)
+
+    def _pick(self, what: tuple[Any, ...]) -> Any:
+        return self._dice.choice(what)

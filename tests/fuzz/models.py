@@ -1,0 +1,286 @@
+"""The models of the random programs: they answer each item with its own token, and do what it says besides."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
+
+import carpool
+from carpool import Model, Policy
+from carpool.policy import Greedy
+
+SLOW_S = 0.02
+HANG_S = 2.0
+
+INSIDE = ("again", "round", "close", "stats")
+
+here: Any = None
+"""The run whose models these are, for those that call their own service; None in a worker process."""
+
+
+class Boom(Exception):
+    """The plain one."""
+
+
+class Mute(Exception):
+    """An exception that cannot be printed."""
+
+    def __str__(self) -> str:
+        raise ValueError("fuzz: no text")
+
+
+_MAKERS: dict[str, Callable[[], BaseException]] = {
+    "Exception": lambda: Boom("fuzz"),
+    "StopIteration": lambda: StopIteration("fuzz"),
+    "StopAsyncIteration": lambda: StopAsyncIteration("fuzz"),
+    "GeneratorExit": lambda: GeneratorExit("fuzz"),
+    "CancelledError": lambda: asyncio.CancelledError("fuzz"),
+    "KeyboardInterrupt": lambda: KeyboardInterrupt("fuzz"),
+    "SystemExit": lambda: SystemExit("fuzz"),
+    "MemoryError": lambda: MemoryError("fuzz"),
+    "RecursionError": lambda: RecursionError("fuzz"),
+    "Mute": Mute,
+}
+
+
+def make(kind: str) -> BaseException:
+    """An exception of one of the kinds."""
+    return _MAKERS[kind]()
+
+
+def throw(kind: str) -> NoReturn:
+    """Raise one of the kinds."""
+    raise make(kind)
+
+
+class Sent(NamedTuple):
+    """An item on its way through the stages; what comes out of the last one has passed them all.
+
+    Attributes:
+        token: the caller's own.
+        do, kind, at: see `program.Item`.
+        passed: how many stages it has passed.
+    """
+
+    token: int
+    do: str = ""
+    kind: str = ""
+    at: int = 0
+    passed: int = 0
+
+    @property
+    def order(self) -> str:
+        """What the present stage is to do."""
+        return self.do if self.at == self.passed else ""
+
+
+class Stubborn:
+    """Cannot be pickled, or what it is pickled as cannot be read, and says so by an exception of the given kind.
+
+    It looks like a `Sent` to those who take it as it is.
+    """
+
+    def __init__(self, sent: Sent, when: str) -> None:
+        self._sent, self._when = sent, when
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._sent, name)
+
+    def __reduce__(self) -> Any:
+        if self._when == "load":
+            return throw, (self._sent.kind,)
+        throw(self._sent.kind)
+
+
+def sent(x: Any) -> Any:
+    """An item as the models know it: from an app it comes as JSON."""
+    return Sent(*x) if type(x) is list else x
+
+
+def size(x: Any) -> int:
+    """How much of a batch an item takes up."""
+    x = sent(x)
+    if x.order == "size":
+        throw(x.kind)
+    return 1 + x.token % 3
+
+
+class Wicked(Greedy):
+    """A policy that raises after a few calls.
+
+    Args:
+        kind: of the exception.
+        patience: calls before that.
+    """
+
+    def __init__(self, kind: str, patience: int = 5) -> None:
+        super().__init__()
+        self.kind, self.patience = kind, patience
+
+    def decide(self, *arguments: Any) -> Any:
+        self.patience -= 1
+        if self.patience < 0:
+            throw(self.kind)
+        return super().decide(*arguments)
+
+
+def policy(text: str | None) -> Policy | str | None:
+    """What a program calls a policy."""
+    if text is not None and text.startswith("raises "):
+        return Wicked(text.removeprefix("raises "))
+    if text == "few":
+        return carpool.Static(max_queued_batches=1)
+    return text
+
+
+# -- what predict does
+
+
+def _obey(x: Any) -> None:
+    """What is done at once, in threads, tasks and processes alike."""
+    order = x.order
+    if order == "raise":
+        throw(x.kind)
+    if order == "die" and here is None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _results(xs: list[Any]) -> list[Any]:
+    results = [_result(x) for x in xs]
+    return results[1:] if any(x.order == "short" for x in xs) else results
+
+
+def _result(x: Any) -> Any:
+    if x.order == "return":
+        return make(x.kind)
+    passed = Sent(x.token, x.do, x.kind, x.at, x.passed + 1)
+    return Stubborn(passed, "load") if x.order == "load" else passed
+
+
+def predict(xs: list[Any]) -> list[Any]:
+    """A plain function over a batch."""
+    xs = list(map(sent, xs))
+    for x in xs:
+        order = x.order
+        if order:
+            if order in ("slow", "hang"):
+                time.sleep(SLOW_S if order == "slow" else HANG_S)
+            elif order in INSIDE and here is not None:
+                here.from_inside(order)
+            _obey(x)
+    return _results(xs)
+
+
+async def predict_async(xs: list[Any]) -> list[Any]:
+    """The same as a coroutine function."""
+    xs = list(map(sent, xs))
+    for x in xs:
+        order = x.order
+        if order:
+            if order in ("slow", "hang"):
+                await asyncio.sleep(SLOW_S if order == "slow" else HANG_S)
+            elif order in INSIDE and here is not None:
+                await here.from_inside_async(order)
+            _obey(x)
+        else:
+            await asyncio.sleep(0)
+    return _results(xs)
+
+
+def predict_one(x: Any) -> Any:
+    """A plain function of one item."""
+    return predict([x])[0]
+
+
+async def predict_one_async(x: Any) -> Any:
+    """The same as a coroutine function."""
+    return (await predict_async([x]))[0]
+
+
+class _Hooked(Model):
+    """A class with all hooks.
+
+    Args:
+        batched: whether `predict` takes a list.
+        setup_raises, teardown_raises: kinds of exceptions.
+    """
+
+    def __init__(self, batched: bool = True, setup_raises: str = "", teardown_raises: str = "") -> None:
+        self.batched, self.setup_raises, self.teardown_raises = batched, setup_raises, teardown_raises
+
+    def preprocess(self, x: Any) -> Any:
+        x = sent(x)
+        if x.order == "pre":
+            throw(x.kind)
+        return x
+
+    def postprocess(self, y: Any) -> Any:
+        if y.do == "post" and y.at == y.passed - 1:
+            throw(y.kind)
+        return y
+
+
+class Hooked(_Hooked):
+    """With plain hooks."""
+
+    def setup(self) -> None:
+        if self.setup_raises:
+            throw(self.setup_raises)
+
+    def teardown(self) -> None:
+        if self.teardown_raises:
+            throw(self.teardown_raises)
+
+    def predict(self, xs: Any) -> Any:
+        return predict(xs) if self.batched else predict_one(xs)
+
+
+class HookedAsync(_Hooked):
+    """With asynchronous hooks."""
+
+    async def setup(self) -> None:
+        await asyncio.sleep(0)
+        if self.setup_raises:
+            throw(self.setup_raises)
+
+    async def teardown(self) -> None:
+        if self.teardown_raises:
+            throw(self.teardown_raises)
+
+    async def predict(self, xs: Any) -> Any:
+        return await (predict_async(xs) if self.batched else predict_one_async(xs))
+
+
+def with_examples(model: type, examples: str) -> type:
+    """The class with examples; it is always the same one, so that it can be found by name in a worker process."""
+    if not examples:
+        return model
+    name = f"{model.__name__}_{examples}"
+    if name not in globals():
+        bad = {} if examples == "good" else {"do": "raise", "kind": examples}
+        globals()[name] = type(name, (model,), {"examples": (Sent(0), Sent(0, **bad)), "__module__": __name__})
+    return globals()[name]
+
+
+for _model in (Hooked, HookedAsync):
+    for _examples in ("good", *_MAKERS):
+        with_examples(_model, _examples)
+
+
+# -- functions over merged rows: each row is a `Sent`
+
+
+def merged(rows: list[Any]) -> list[Any]:
+    """A plain function over rows, of which each caller brings some."""
+    return predict(rows)
+
+
+async def merged_async(rows: list[Any]) -> list[Any]:
+    """The same as a coroutine function."""
+    return await predict_async(rows)

@@ -1,0 +1,42 @@
+"""Programs that the machine has found and made small, which no other test stands for. Each is run a few times."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz.program import Actor, Batch, Close, Item, Predict, Program, Service, Sleep, Stage
+from tests.fuzz.runner import Runner
+
+_TIMES = 3
+
+FOUND = {
+    "a loop that ends cancels its workers, and no new ones are started on it": Program(
+        Service((Stage("loop"),), way="run_async", abandon=True), (Actor((Sleep(0.0),)),)
+    ),
+    "what a later stage cannot unpickle is no fault of the request": Program(
+        Service((Stage(), Stage("loop", max_batch_size=None))), (Actor((Predict(Item("load", "RecursionError")),)),)
+    ),
+    "a teardown that raises SystemExit ends its worker, not the loop": Program(
+        Service((Stage("loop", "class", teardown="SystemExit"), Stage("loop")), way="run_async"), (Actor((Close(),)),)
+    ),
+    "a start that meets a close says that the service was closed": Program(
+        Service((Stage("process", "class", examples="good"),), early=True), (Actor((Sleep(0.005), Close())),)
+    ),
+    **{
+        f"an async teardown that raises {kind} neither cancels nor closes those who close": Program(
+            Batch("class", tasks=True, teardown=kind), (Actor((Predict(),)),)
+        )
+        for kind in ("GeneratorExit", "CancelledError")
+    },
+}
+
+
+@pytest.mark.parametrize("rule", FOUND)
+def test_what_was_found_stays_mended(rule: str) -> None:
+    """The rule is the program's name."""
+    runner = Runner(grace_s=3.0)
+    try:
+        findings = [finding for _ in range(_TIMES) for finding in runner.run(FOUND[rule])]
+    finally:
+        runner.close()
+    assert not findings, "\n\n".join(f"{finding.kind}: {finding.what}\n{finding.text}" for finding in findings)

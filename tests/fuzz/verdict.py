@@ -1,0 +1,181 @@
+"""Which answers and errors a call may end with, given what its program does. What has no excuse here is a finding."""
+
+from __future__ import annotations
+
+import linecache
+from pathlib import Path
+from typing import Any
+
+import carpool
+from carpool import CarpoolError
+from tests.fuzz import models
+from tests.fuzz.program import (
+    Actor,
+    Batch,
+    Cancel,
+    Close,
+    Fork,
+    Kill,
+    Leave,
+    Many,
+    Predict,
+    Program,
+    Result,
+    StartAgain,
+    Step,
+    Stream,
+    Submit,
+)
+
+SHORT_S = 3.0
+"""A time-out that is longer can only pass where something hangs."""
+
+_OURS = str(Path(carpool.__file__).parent)
+_RAISING = ("raise", "pre", "post", "size", "dump", "load", "return")
+_WRONG_MODELS = (*_RAISING, "short", "die", "hang", "close", "again", "round", "stats")
+
+
+class Facts:
+    """What a program does that can disturb others than the one who does it."""
+
+    def __init__(self, program: Program) -> None:
+        steps, items, subject = program.steps, program.items, program.subject
+        self.is_batch = isinstance(subject, Batch)
+        self.does = {item.do for item in items if item.do}
+        self.kinds = {item.kind for item in items if item.do in _RAISING}
+        self.closes = "close" in self.does or any(isinstance(step, Close) for step in steps)
+        self.policy_raises = any((stage.policy or "").startswith("raises") for stage in program.stages)
+        examples = {getattr(stage, "examples", "") for stage in program.stages} - {"", "good"}
+        self.setup_raises = bool(examples) or any(stage.setup for stage in program.stages)
+        self.teardown_raises = any(stage.teardown for stage in program.stages)
+        self.sink_raises = bool(getattr(subject, "sink", ""))
+        self.early = bool(getattr(subject, "early", False))
+        self.kills = "die" in self.does or any(isinstance(step, Kill) for step in steps)
+        self.hangs = bool(self.does & {"hang", "again", "round", "close"})
+        self.hurried = not self.is_batch and subject.timeout_s < SHORT_S
+        self.refuses = bool(subject.slo_s) or any(stage.policy == "few" for stage in program.stages)
+        self.cancels = any(isinstance(step, Cancel | Leave) for step in steps)
+        self.strangers = any(actor.loop < 0 for actor in program.actors)
+        self.times_out = any((getattr(step, "timeout_s", None) or SHORT_S) < SHORT_S for step in steps)
+        if self.policy_raises:
+            self.kinds |= {(stage.policy or "").removeprefix("raises ") for stage in program.stages if stage.policy}
+        self.kinds |= {stage.setup for stage in program.stages if stage.setup}
+        self.kinds |= {stage.teardown for stage in program.stages if stage.teardown}
+        self.breaks_loop = self.is_batch and program.in_tasks and bool(self.kinds & {"KeyboardInterrupt", "SystemExit"})
+        self.quiet = not (
+            self.does - {"slow"}
+            or self.policy_raises
+            or self.setup_raises
+            or self.teardown_raises
+            or self.sink_raises
+            or self.kills
+            or (subject.timeout_s or SHORT_S) < SHORT_S
+        )
+
+
+def is_own(token: int, answer: Any, stages: int) -> bool:
+    """Whether an answer is that to the item with this token, from the last stage."""
+    if isinstance(answer, models.Sent | models.Stubborn):
+        return bool(answer.token == token and answer.passed == stages)
+    return False
+
+
+def may_raise(program: Program, facts: Facts, actor: Actor | None, step: Step, error: BaseException) -> bool:
+    """Whether a step may end with this error."""
+    if isinstance(step, Leave):
+        step = step.step
+    if isinstance(step, StartAgain):
+        return _is_deliberate(error)
+    if isinstance(error, CarpoolError):
+        return _may_raise_ours(program, facts, actor, step, error)
+    if _is_own_kind(facts, step, error):
+        return True
+    if isinstance(error, TimeoutError) and isinstance(step, Result):
+        return step.timeout_s is not None
+    return _is_deliberate(error) and _is_misused(program, facts, actor, step)
+
+
+def limit_s(program: Program, step: Step) -> float | None:
+    """The time-out of a step's call; None for none."""
+    given = [program.subject.timeout_s]
+    if isinstance(step, Result) or not isinstance(program.subject, Batch):
+        given.append(getattr(step, "timeout_s", None))
+    return min([limit for limit in given if limit is not None], default=None)
+
+
+def _may_raise_ours(program: Program, facts: Facts, actor: Actor | None, step: Step, error: CarpoolError) -> bool:
+    limit = limit_s(program, step)
+    short = limit is not None and limit < SHORT_S
+    stranger = actor is not None and actor.loop < 0
+    if isinstance(error, carpool.DeadlineExceeded):
+        return short or facts.hangs or (isinstance(step, Result) and step.timeout_s is not None)
+    if isinstance(error, carpool.Overloaded):
+        return short or facts.refuses or facts.hangs
+    if isinstance(error, carpool.StartupError):
+        return facts.setup_raises or facts.policy_raises or facts.closes or facts.sink_raises
+    if isinstance(error, carpool.Unavailable):
+        if facts.closes or facts.policy_raises or facts.kills or facts.setup_raises or facts.early or stranger:
+            return True
+        if facts.hangs or (facts.is_batch and facts.cancels):
+            return True
+        return bool(facts.kinds & {"KeyboardInterrupt", "SystemExit", "GeneratorExit", "CancelledError"})
+    if isinstance(error, carpool.ModelError):
+        if facts.hurried or facts.teardown_raises:
+            return True  # its calls are given up after a share of that time
+        return bool(facts.does & set(_WRONG_MODELS)) or facts.kills or facts.policy_raises or facts.setup_raises
+    return False
+
+
+def _is_own_kind(facts: Facts, step: Step, error: BaseException) -> bool:
+    """Whether an exception is one that the program raises, where it is told as it is."""
+    kinds = set(facts.kinds) if facts.is_batch else set()
+    if isinstance(step, Predict | Submit):
+        kinds |= {step.item.kind} if step.item.do == "dump" else set()
+    if isinstance(step, Many | Stream):
+        kinds |= {item.kind for item in step.items if item.do == "dump"}
+    if isinstance(step, Stream) and "raises" in step.source:
+        kinds.add(step.kind)
+    if isinstance(step, Close):
+        kinds |= facts.kinds
+    if isinstance(error, RuntimeError) and type(error) is RuntimeError:
+        return bool(kinds & {"StopIteration", "StopAsyncIteration"})  # what Python makes of them in a generator
+    return any(type(error) is type(models.make(kind)) for kind in kinds) and _is_fuzz(error)
+
+
+def _is_fuzz(error: BaseException) -> bool:
+    if isinstance(error, GeneratorExit):
+        return True  # a new one, where a coroutine is closed by it
+    return isinstance(error, models.Mute) or "fuzz" in error.args
+
+
+def _is_misused(program: Program, facts: Facts, actor: Actor | None, step: Step) -> bool:
+    """Whether a program breaks a rule for which there is an error with a text."""
+    stranger = actor is not None and actor.loop < 0
+    if facts.is_batch and "short" in facts.does:
+        return True  # the merged output has too few rows
+    return bool(
+        stranger
+        or facts.closes
+        or facts.early
+        or facts.setup_raises
+        or facts.does & {"again", "round"}
+        or isinstance(step, Fork)
+    )
+
+
+def _is_deliberate(error: BaseException) -> bool:
+    """Whether our own code has raised it, by a `raise`: a RuntimeError, TypeError or ValueError with a text of ours."""
+    if type(error) not in (RuntimeError, TypeError, ValueError):
+        return False
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    if frame is None:
+        return False
+    name = frame.tb_frame.f_code.co_filename
+    return name.startswith(_OURS) and _raises(name, frame.tb_lineno)
+
+
+def _raises(name: str, line: int) -> bool:
+    """Whether the statement at a line is a `raise`, which may begin some lines above."""
+    return any(linecache.getline(name, line - up).lstrip().startswith("raise ") for up in range(4))
