@@ -91,7 +91,7 @@ class _Starts:
 
     @functools.cached_property
     def ended(self) -> dict[tuple[str, str], Told]:
-        cases = [(at, kind) for at in ("constructor", "setup") for kind in KINDS]
+        cases = [("setup", kind) for kind in KINDS] + [("constructor", "SystemExit")]
         loop = LoopThread()
         try:
             told = loop.ask([lambda case=case: self._start(*case) for case in cases], START_LIMIT_S)  # type: ignore[misc]
@@ -114,7 +114,7 @@ def refused_to_start(error: BaseException | None, kind: str) -> None:
     assert KINDS[kind].__name__ in str(error)
 
 
-@place("`__init__` and `setup`", ["process by AsyncHandle"], "__init__")
+@place("`__init__` and `setup`", ["process by AsyncHandle"], "__init__", ["SystemExit"])
 def constructor_in_processes(way: Way, kind: str) -> None:
     refused_to_start(STARTS.ended["constructor", kind].error, kind)
 
