@@ -35,7 +35,7 @@ class Batched:
         self.loop = LoopThread() if self.tasks else None
         options: dict[str, Any] = {"max_batch_size": 3, "timeout_s": TIMEOUT_S, **settings}
         if "policy" not in options:
-            options["policy"] = Static(max_queue_delay_s=0.01)
+            options["policy"] = Static(max_queue_delay_s=0.003)
         try:
             decorate: Any = carpool.batch(**options)
             if isinstance(function, type):

@@ -117,7 +117,7 @@ def asked(switch: Switch, ask: Callable[[], list[Told]]) -> list[Told]:
 CASES = {
     "decide": Case(),
     "arrived": Case(),
-    "left": Case(1, 30.0, 0.05, ["deadline_exceeded"]),
+    "left": Case(1, 30.0, 0.02, ["deadline_exceeded"]),
     "completed": Case(answered=[""]),
     "limit": Case(answered=[""]),
     "predicted_wait_s": Case(answered=["", "overloaded"], max_batch_size=1, max_queue_size=1),
