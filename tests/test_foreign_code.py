@@ -57,7 +57,10 @@ def of(cell: Cell) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("way", "cell"), [of(cell) for way in WAYS for cell in CELLS if cell.way == way], indirect=["way"]
+    ("way", "cell"),
+    [of(cell) for way in WAYS for cell in CELLS if cell.way == way],
+    indirect=["way"],
+    scope="module",  # or pytest would open each way anew for each cell
 )
 def test_whatever_foreign_code_raises_every_call_ends_and_the_next_is_served(way: Way, cell: Cell) -> None:
     """One place, one way, one kind."""

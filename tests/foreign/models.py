@@ -150,6 +150,9 @@ class AsyncHooks(_Hooks):
     """The same for a loop."""
 
     async def predict(self, xs: list[Any]) -> Any:
+        if any(trips(x, "sleep") for x in xs):
+            await asyncio.sleep(0.02)
+            return xs
         return passed_on(xs)
 
 

@@ -12,7 +12,7 @@ from tests.foreign.batches import Batched
 from tests.foreign.kinds import KINDS, fail, is_of
 from tests.foreign.models import good
 from tests.foreign.services import refused_to_start
-from tests.foreign.table import BATCHES, INSIDE, PROCESSES, Way, left_out, place
+from tests.foreign.table import BATCHES, SERVICES, THREADS, Way, left_out, place
 from tests.foreign.ways import Refused, Told, closing, logged, raised_by
 
 
@@ -117,16 +117,18 @@ def asked(switch: Switch, ask: Callable[[], list[Told]]) -> list[Told]:
 CASES = {
     "decide": Case(),
     "arrived": Case(),
-    "left": Case(1, 30.0, 0.05, ["deadline_exceeded"]),
+    "left": Case(1, 30.0, 0.02, ["deadline_exceeded"]),
     "completed": Case(answered=[""]),
     "limit": Case(answered=[""]),
     "predicted_wait_s": Case(answered=["", "overloaded"], max_batch_size=1, max_queue_size=1),
 }
 POLICY = "policies: `{}`"
+ASKED = [*THREADS, "loop by AsyncHandle"]
+SAME = "policies run in the coordinator, whatever the workers are: threads stand for all"
 
 for at, case in CASES.items():
 
-    @place(POLICY.format(at), INSIDE)
+    @place(POLICY.format(at), ASKED)
     def policy(way: Way, kind: str, at: str = at, case: Case = case) -> None:
         """Its stage fails, for those inside and all later; the log and `/readyz` say so, and closing ends."""
         switch = Switch(kind)
@@ -142,11 +144,7 @@ for at, case in CASES.items():
                 ready = door.get("/readyz").error
                 assert isinstance(ready, Refused) and ready.status == 503
 
-    left_out(
-        POLICY.format(at),
-        PROCESSES,
-        "policies run in the coordinator, whatever the workers are, and a start takes a while",
-    )
+    left_out(POLICY.format(at), [name for name in SERVICES if name not in ASKED], SAME)
 
     @place(POLICY.format(at), BATCHES)
     def policy_of_batch(way: Way, kind: str, at: str = at, case: Case = case) -> None:
@@ -169,7 +167,7 @@ for at, case in CASES.items():
             assert any(KINDS[kind].__name__ in text for text in log.texts(level=50)), log.texts()
 
 
-@place(POLICY.format("trained"), INSIDE)
+@place(POLICY.format("trained"), ASKED)
 def trained(way: Way, kind: str) -> None:
     """It is told of the warm-up: the service does not start."""
     switch = Switch(kind)
@@ -179,7 +177,7 @@ def trained(way: Way, kind: str) -> None:
     assert switch.hits
 
 
-@place(POLICY.format("explain"), INSIDE)
+@place(POLICY.format("explain"), ASKED)
 def explain(way: Way, kind: str) -> None:
     """Only statistics ask: they show the error, and all else goes on."""
     switch = Switch(kind)
@@ -193,10 +191,6 @@ def explain(way: Way, kind: str) -> None:
 
 
 for at in ("trained", "explain"):
-    left_out(
-        POLICY.format(at),
-        PROCESSES,
-        "policies run in the coordinator, whatever the workers are, and a start takes a while",
-    )
+    left_out(POLICY.format(at), [name for name in SERVICES if name not in ASKED], SAME)
 left_out(POLICY.format("trained"), BATCHES, "batch functions have no warm-up")
 left_out(POLICY.format("explain"), BATCHES, "nobody can ask a batch function for its statistics")

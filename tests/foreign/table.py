@@ -52,8 +52,7 @@ def place(
     """A check of one place of the table, by each of these ways and for each of these kinds."""
 
     def register(check: Check) -> Check:
-        # pytest keeps what a way has opened for as long as its name is the same object
-        CELLS.extend(Cell(name, what, WAYS[WAYS.index(way)], kind, check) for way in ways for kind in kinds)
+        CELLS.extend(Cell(name, what, way, kind, check) for way in ways for kind in kinds)
         return check
 
     return register
@@ -117,7 +116,7 @@ class Way:
             models.AsyncHooks if asynchronous else models.Hooks,
             name="first",
             size=models.weigh,
-            policy=Static(max_queue_delay_s=0.01),
+            policy=Static(max_queue_delay_s=0.003),
             **common,
         )
         later = Stage(
@@ -140,7 +139,7 @@ class Way:
     def service(self, model: Any, name: str = "one", policy: Policy | None = None, **settings: Any) -> Service:
         """A service of one stage."""
         options: dict[str, Any] = {"max_batch_size": 3, "max_batch_time_s": 20.0, "run_in": self.run_in, **settings}
-        policy = Static(max_queue_delay_s=0.01) if policy is None else policy
+        policy = Static(max_queue_delay_s=0.003) if policy is None else policy
         return Service(Stage(model, name=name, policy=policy, **options), timeout_s=TIMEOUT_S)
 
     def open(self, service: Service, **options: Any) -> Any:

@@ -21,7 +21,7 @@ from carpool.http.server import Server
 
 T = TypeVar("T")
 
-TIMEOUT_S = 1.0
+TIMEOUT_S = 5.0
 """Of every service and batch function here."""
 
 LIMIT_S = TIMEOUT_S + 1.0
@@ -77,6 +77,14 @@ def within(call: Callable[[], T], limit_s: float = LIMIT_S) -> T:
     if told.error is not None:
         raise told.error
     return told.value  # type: ignore[no-any-return]
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Wait for what comes a little later, such as the lines of a worker."""
+    until = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < until, "it never came true"
+        time.sleep(0.001)
 
 
 def raised_by(call: Callable[[], object]) -> BaseException:
