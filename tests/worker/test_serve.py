@@ -309,7 +309,7 @@ def test_what_ran_out_of_memory_is_told_before_the_reply() -> None:
     assert [frame.batch for frame in told] == [7, 7, 8]
     (trouble,) = troubles(link.sent)
     assert trouble == [Trouble(out_of_memory=True, ran_out=[[1, 2, 3, 4, 5]], fitted=[[1, 2], [3, 4, 5]])]
-    assert list(told[1].formats) == [Outcome.INVALID] + [Outcome.OK] * 5
+    assert list(told[1].formats) == [Outcome.MODEL_ERROR] + [Outcome.OK] * 5
 
 
 def test_a_warm_up_that_runs_out_of_memory_says_so_and_times_what_fits() -> None:

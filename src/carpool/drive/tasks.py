@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from carpool.clock import monotonic
 from carpool.core.batcher import Batch
@@ -96,7 +96,7 @@ class TaskStage:
 
     def _lines_around(self, requests: Sequence[Request]) -> frozenset[Driver]:
         here = frozenset((self._driver,))
-        if InnerRequest not in set(map(type, requests)):
+        if not InnerRequest.were_made:
             return here
         return here.union(*[request.inside for request in requests if isinstance(request, InnerRequest)])
 
@@ -140,10 +140,14 @@ class InnerRequest(AwaitedRequest):
 
     Attributes:
         inside: the lines that wait for it.
+        were_made: whether there ever was one in this process; where none was, nobody has to look for them.
     """
 
     __slots__ = ("inside",)
 
+    were_made: ClassVar[bool] = False
+
     def __init__(self, item: object, deadline: float, inside: frozenset[Driver]) -> None:
         super().__init__(item, deadline)
+        InnerRequest.were_made = True
         self.inside = inside
