@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from itertools import chain
 from threading import get_ident
 from typing import Any, Generic, TypeVar, cast, overload
@@ -23,15 +22,18 @@ from carpool.drive.tasks import AwaitedRequest, TaskStage, inside
 from carpool.errors import Unavailable
 from carpool.foreign import as_model_error
 from carpool.invoke import Invoker
+from carpool.logger import logger
 from carpool.observe.stats import NoStats
 from carpool.parts import Trouble
-
-logger = logging.getLogger("carpool")
 
 A = TypeVar("A")
 B = TypeVar("B")
 
 _ELSEWHERE_S = 0.01  # between two looks at what another loop does
+
+
+Work = asyncio.Task[BaseException | None]
+"""What several callers wait for; it results in what it has raised."""
 
 
 class _Drivers:
@@ -51,7 +53,7 @@ class _Drivers:
     def __init__(self) -> None:
         self.closed: Unavailable | None = None
         self.by_loop: dict[asyncio.AbstractEventLoop, Driver] = {}
-        self.ends: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
+        self.ends: dict[asyncio.AbstractEventLoop, Work] = {}
         self.latest: Driver | None = None
 
     def all(self) -> list[Driver]:
@@ -91,7 +93,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
         self._drivers = drivers or _Drivers()
         self._unset = unset  # the model's `setup` is still to be awaited, which takes a loop
         self._torn_down = False
-        self._setting_up: asyncio.Task[None] | None = None
+        self._setting_up: Work | None = None
         self._set_up_lock = threading.Lock()  # two loops may come at once
         self._run_batch: Callable[..., Any] = self._run
         self._merging = bool(settings.merge)
@@ -186,8 +188,8 @@ class AsyncBatch(Bindable, Generic[A, B]):
                     driver.loop.call_soon_threadsafe(driver.poll)  # nothing waits for company any more
         end = drivers.ends.get(loop)
         if end is None or end.done():
-            end = drivers.ends[loop] = loop.create_task(self._end(loop, here))
-        await asyncio.shield(end)  # one who closes may be cancelled while others wait
+            end = drivers.ends[loop] = loop.create_task(_failure_of(self._end(loop, here)))
+        await _done(end)
 
     @overload
     def __get__(self, instance: None, owner: type) -> AsyncBatch[A, B]: ...
@@ -263,9 +265,9 @@ class AsyncBatch(Bindable, Generic[A, B]):
             with self._set_up_lock:
                 task = self._setting_up
                 if task is None or not task.get_loop().is_running():  # it went away in the midst of it
-                    task = self._setting_up = loop.create_task(self._set_up_here())
+                    task = self._setting_up = loop.create_task(_failure_of(self._set_up_here()))
             if task.get_loop() is loop:
-                await asyncio.shield(task)
+                await _done(task)
             else:
                 await asyncio.sleep(_ELSEWHERE_S)
 
@@ -298,3 +300,19 @@ class AsyncBatch(Bindable, Generic[A, B]):
             if me.cancelling() or asyncio.current_task(loop) is not me:
                 raise
             raise as_model_error(error, f"teardown of {self.__name__}") from error
+
+
+async def _failure_of(work: Awaitable[None]) -> BaseException | None:
+    """What some work raises: KeyboardInterrupt and SystemExit, left to a task, would end the loop."""
+    try:
+        await work
+    except BaseException as error:
+        return error
+    return None
+
+
+async def _done(work: Work) -> None:
+    """Wait for work that others wait for too, and raise what it has raised. Who is cancelled goes alone."""
+    failure = await asyncio.shield(work)
+    if failure is not None:
+        raise failure

@@ -23,12 +23,12 @@ except ImportError:
 import carpool
 from carpool.drive.descriptors import fill_standard
 from carpool.errors import StartupError, Unavailable
+from carpool.logger import logger
 from carpool.observe import log
 
 if TYPE_CHECKING:
     from carpool.http.app import App
 
-logger = logging.getLogger("carpool")
 
 cli = Cli(
     name="carpool",

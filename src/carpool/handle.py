@@ -29,6 +29,7 @@ from carpool.drive.loop_thread import LoopThread
 from carpool.drive.output import LineSink
 from carpool.drive.streams import AsyncStream, ThreadStream, Window
 from carpool.drive.workers import WorkerStage, new_roster
+from carpool.logger import logger
 from carpool.observe.stats import ServiceSnapshot, Stats
 from carpool.policy import OneByOne
 from carpool.policy.one_by_one import MOST_IN_A_HOP
@@ -44,7 +45,6 @@ from carpool.worker.setup import Setup
 if TYPE_CHECKING:
     from carpool.service import Service
 
-logger = logging.getLogger("carpool")
 
 _HANG_SHARE = 3  # without `max_batch_time_s` calls are given up by this part of the service's time-out
 _BATCHES_AHEAD = 3  # per worker: one at work, one on its way, one forming

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import re
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,8 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from carpool.foreign import text_of
-
-logger = logging.getLogger("carpool")
+from carpool.logger import logger
 
 _HOOKS = ("setup", "preprocess", "predict", "postprocess", "teardown", "decode", "encode")
 _YIELDING = (inspect.isgeneratorfunction, inspect.isasyncgenfunction)

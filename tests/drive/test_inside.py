@@ -116,7 +116,7 @@ def test_whatever_user_code_raises_fails_its_item(run_in: Any, where: str) -> No
         assert service.predict(None) is None
         assert service.stats().stages[0].restarts == 0
         assert service._thread is not None
-        assert service._thread.is_alive()
+        assert service._thread.loop.is_running()
 
 
 class RaisesAtTheEnds(carpool.Model):

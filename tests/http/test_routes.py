@@ -101,7 +101,7 @@ def test_a_route_that_raises_behind_asgi(kind: type[BaseException]) -> None:
 
 @pytest.mark.parametrize("kind", [ValueError, *KINDS])
 def test_an_asgi_server_whose_receive_raises(kind: type[BaseException]) -> None:
-    """The client counts as gone: its request is taken out, nothing is left running, the next one is served."""
+    """It hears of that; the request is taken out, nothing is left running, the next one is served."""
 
     async def fail() -> dict[str, Any]:
         raise kind
@@ -112,7 +112,7 @@ def test_an_asgi_server_whose_receive_raises(kind: type[BaseException]) -> None:
         busy.send(post(b"1"))
         await turns()
         call = Call(fail, b"2")
-        with pytest.raises(ValueError, match="unpack"):  # nothing was sent
+        with pytest.raises(RuntimeError if kind is StopIteration else kind):  # Python's, of coroutines
             await call.of(door.app, "/predict", "POST")
         assert door.driver.pipeline.unanswered == 1
         door.worker.finish()

@@ -8,7 +8,6 @@ on one loop; other threads come in through `call_soon_threadsafe`.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -18,11 +17,10 @@ from carpool.core.pipeline import Pipeline, Todo
 from carpool.drive.trouble import FAILED_FOR_S, learn, stage_at_fault
 from carpool.errors import CarpoolError, StartupError, Unavailable
 from carpool.foreign import text_of
+from carpool.logger import logger
 from carpool.observe.stats import Stats
 from carpool.parts import Trouble
 from carpool.request import NEW, Request
-
-logger = logging.getLogger("carpool")
 
 _ASLEEP_S = 1.0  # a timer that fires so late says that this process was stopped, or its loop blocked
 
@@ -108,6 +106,11 @@ class Driver:
         """Fail all that are inside, and refuse all who come."""
         self.pipeline.abort(self.clock(), Unavailable("the service has stopped", code="stopped"))
         self.poll()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a stage has: its workers died in vain, or its policy raised."""
+        return self._failed.done()
 
     async def failed(self) -> None:
         """Wait until a stage has failed: from then on the service answers nothing but that."""

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 from carpool.drive.descriptors import fill_standard
+from carpool.logger import logger
 from carpool.worker import guard
-
-logger = logging.getLogger("carpool")
 
 _PROGRAM = str(Path(guard.__file__).resolve())
 _AGAIN_S = 1.0

@@ -7,7 +7,6 @@ they are. What they cannot be is killed: one that hangs is left to itself, and w
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 import threading
 import traceback
@@ -27,8 +26,6 @@ from carpool.wire.frame import Frame, FrameError
 from carpool.worker import affinity
 from carpool.worker.serve import serve
 from carpool.worker.setup import Setup
-
-logger = logging.getLogger("carpool")
 
 _LOOP_ENDS_S = 0.05  # a loop that cancels its tasks is about to end: what is started now would outlive it
 

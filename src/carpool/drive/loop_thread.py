@@ -7,7 +7,6 @@ still, in the thread that brings it. What it meets then, a stopped driver, answe
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, wait
@@ -16,8 +15,8 @@ from typing import Any, TypeVar
 from carpool.core.mailbox import Mailbox, Work
 from carpool.drive.descriptors import fill_standard
 from carpool.errors import Unavailable
+from carpool.logger import logger
 
-logger = logging.getLogger("carpool")
 T = TypeVar("T")
 
 _LOOK_UP_S = 0.5  # a thread that waits for the loop looks for signals that came just before it slept

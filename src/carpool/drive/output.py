@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sys
 from collections.abc import Callable
 from typing import IO
 
 from carpool.foreign import traceback_of
+from carpool.logger import logger
 from carpool.observe.outlet import Outlet
-
-logger = logging.getLogger("carpool")
 
 LineSink = Callable[[str, bool, str], None]
 """Called with the worker's name, whether the line came from stderr, and the line."""

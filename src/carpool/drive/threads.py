@@ -13,7 +13,6 @@ other. So a leader who goes to sleep in a line looks first whether all who could
 from __future__ import annotations
 
 import contextvars
-import logging
 import os
 import threading
 from collections import deque
@@ -28,10 +27,9 @@ from carpool.drive.failures import for_all
 from carpool.drive.trouble import FAILED_FOR_S, learn, stage_at_fault
 from carpool.errors import CarpoolError, DeadlineExceeded, Unavailable
 from carpool.foreign import text_of
+from carpool.logger import logger
 from carpool.parts import Trouble
 from carpool.request import Lane, Request
-
-logger = logging.getLogger("carpool")
 
 _LONGEST_LOCK_WAIT_S = 60.0  # for the execution lock, where no time-out bounds it
 

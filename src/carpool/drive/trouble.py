@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import traceback
 from collections.abc import Sequence
 
 from carpool.core.batcher import Batcher
+from carpool.logger import logger
 from carpool.parts import Trouble
-
-logger = logging.getLogger("carpool")
 
 FAILED_FOR_S = 30.0
 """A failed stage stays so until its service is started anew: what callers are told to wait."""

@@ -8,7 +8,6 @@ is the pipeline's.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,6 +24,7 @@ from carpool.drive.output import LineSink, guarded
 from carpool.drive.process import WorkerProcess
 from carpool.drive.trouble import FAILED_FOR_S
 from carpool.errors import ModelError, StartupError, Unavailable
+from carpool.logger import logger
 from carpool.parts import Trouble
 from carpool.wire import outcome
 from carpool.wire.frame import Frame, FrameError, Kind, in_pieces
@@ -34,7 +34,6 @@ from carpool.wire.payload import Payload
 if TYPE_CHECKING:
     from carpool.drive.aio import Driver
 
-logger = logging.getLogger("carpool")
 
 T = TypeVar("T")
 

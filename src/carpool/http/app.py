@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import re
 import secrets
 from collections.abc import Awaitable, Callable
@@ -24,6 +23,7 @@ from carpool.foreign import text_of, traceback_of
 from carpool.http import asgi, openapi
 from carpool.http.codec import Formats, Refusal, allow, as_json, content_length, error_response, too_large
 from carpool.http.exchange import Exchange, Head, Response
+from carpool.logger import logger
 from carpool.observe.log import printable
 from carpool.request import DEFAULT_LANE, Lane
 from carpool.settings import LARGEST_PRIORITY, at_least, flag, function, not_negative
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from carpool.handle import AsyncHandle
     from carpool.service import Service
 
-logger = logging.getLogger("carpool")
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
 _CHECK_TIMEOUT_S = 5.0
@@ -81,6 +80,8 @@ class Endpoint:
         """Why the model could not answer now; None if it could."""
         if self.driver is None:
             return f"{self.name} is starting"
+        if self.driver.has_failed:
+            return f"{self.name} has failed"
         for stage in self.driver.stats.stages:
             if stage.roster is not None and stage.roster.failed:
                 return f"stage {stage.name} of {self.name} has failed"
@@ -174,24 +175,6 @@ class App:
         await self._become_new()
         await self._begin()
 
-    def _begin(self) -> asyncio.Task[None]:
-        """The one start of this life, for all who ask for it."""
-        if self._starting is None:
-            self._loop = asyncio.get_running_loop()
-            self._starting = self._loop.create_task(self._start())
-        return self._starting
-
-    async def _start(self) -> None:
-        try:
-            if not self._draining:
-                await asyncio.gather(*[endpoint.start() for endpoint in self.endpoints])
-            if self._draining:
-                raise Unavailable("the service was closed while it was starting", code="draining")
-        except BaseException:
-            await self.stop(drain=False)
-            raise
-        self.refusing = None
-
     def drain(self) -> None:
         """Answer 503 from now on, not ready; requests inside go on."""
         self._draining = True
@@ -231,6 +214,24 @@ class App:
             self._begin()
         if self._starting is not None:
             await asyncio.shield(self._starting)
+
+    def _begin(self) -> asyncio.Task[None]:
+        """The start, of which there is one however many wait for it."""
+        if self._starting is None:
+            self._loop = asyncio.get_running_loop()
+            self._starting = self._loop.create_task(self._start())
+        return self._starting
+
+    async def _start(self) -> None:
+        try:
+            if not self._draining:
+                await asyncio.gather(*[endpoint.start() for endpoint in self.endpoints])
+            if self._draining:
+                raise Unavailable("the service was closed while it was starting", code="draining")
+        except BaseException:
+            await self.stop(drain=False)
+            raise
+        self.refusing = None
 
     @property
     def is_elsewhere(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import multiprocessing
 import os
 import sys
@@ -14,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, unquote_to_bytes
 
 from carpool.errors import StartupError
-from carpool.foreign import traceback_of
 from carpool.http.codec import too_large
 from carpool.http.exchange import WANTED_HEADERS, Exchange, Head, Response
+from carpool.logger import logger
 
 if TYPE_CHECKING:
     from carpool.http.app import App
 
-logger = logging.getLogger("carpool")
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -165,7 +163,7 @@ async def _body(receive: Receive, limit: int) -> bytes | bytearray | None:
 
 
 async def _answer(exchange: AsgiExchange, receive: Receive) -> Response | None:
-    """The app's answer; None if the client leaves before it is there."""
+    """The app's answer; None if the client leaves before it is there. Raises what the server's `receive` raises."""
     done, _ = await asyncio.wait([exchange.response], timeout=_WATCH_AFTER_S)
     if not done:
         left = asyncio.ensure_future(_disconnected(receive))
@@ -174,19 +172,23 @@ async def _answer(exchange: AsgiExchange, receive: Receive) -> Response | None:
         finally:
             left.cancel()
         if not exchange.response.done():
+            failure = left.result()  # CancelledError, if that is what `receive` has raised
+            if failure is not None:
+                raise failure
             return None
     return exchange.response.result()
 
 
-async def _disconnected(receive: Receive) -> None:
-    """Wait until the client leaves, or until the server's own code fails to tell, which is no better."""
+async def _disconnected(receive: Receive) -> BaseException | None:
+    """Wait until the client leaves. What the server's own code raises is returned: some kinds would end the loop."""
     try:
         while (await receive())["type"] != "http.disconnect":
             pass
     except asyncio.CancelledError:
         raise
     except BaseException as error:
-        logger.error("the ASGI server's receive raised; its client counts as gone:\n%s", traceback_of(error))
+        return error
+    return None
 
 
 async def _send(response: Response, send: Send, head_only: bool) -> None:

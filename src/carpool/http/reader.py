@@ -6,7 +6,6 @@ is refused before its body was read ends the reading: what follows it on the con
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import httptools
@@ -15,11 +14,11 @@ from carpool.errors import CarpoolError
 from carpool.http.codec import Refusal, too_large
 from carpool.http.exchange import WANTED_HEADERS, Response
 from carpool.http.listener import HttpHead
+from carpool.logger import logger
 
 if TYPE_CHECKING:
     from carpool.http.listener import Listener
 
-logger = logging.getLogger("carpool")
 
 LARGE_BODY: Final = 64 * 1024
 LARGEST_READ: Final = 256 * 1024

@@ -15,8 +15,7 @@ from carpool.errors import Unavailable
 from carpool.http.app import App
 from carpool.http.connection import Connection
 from carpool.http.listener import Limits, Listener
-
-logger = logging.getLogger("carpool")
+from carpool.logger import logger
 
 _BACKLOG = 2048
 _LAST_ANSWERS_S = 5.0

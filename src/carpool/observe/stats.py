@@ -23,11 +23,10 @@ from carpool.errors import (
     ValidationError,
 )
 from carpool.foreign import text_of
+from carpool.logger import logger
 from carpool.parts import Trouble, padded
 from carpool.policy import Policy
 from carpool.request import Request
-
-logger = logging.getLogger("carpool")
 
 _EXPLAIN_EVERY_S = 10.0  # in the log, per stage
 

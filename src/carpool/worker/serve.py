@@ -13,8 +13,9 @@ import msgspec
 
 from carpool.clock import monotonic
 from carpool.faults import WorkerPoints
-from carpool.foreign import as_model_error, text_of
+from carpool.foreign import as_model_error, text_of, traceback_of
 from carpool.invoke import Invoker
+from carpool.logger import logger
 from carpool.model import AnyModel, traits_of
 from carpool.parts import Caller, Trouble
 from carpool.wire.frame import Frame, FrameError, Kind, in_pieces
@@ -97,7 +98,15 @@ async def serve(
         if points.after_send is not None:
             points.after_send()
         idle_since = monotonic()
-    await call.tear_down()
+    await _tear_down(call, setup)
+
+
+async def _tear_down(call: Call, setup: Setup) -> None:
+    """Let the model let go. It is the last thing that this worker does, so whatever it raises is only told."""
+    try:
+        await call.tear_down()
+    except BaseException as error:
+        logger.error("teardown of worker %s/%d raised:\n%s", setup.stage, setup.worker, traceback_of(error).rstrip())
 
 
 async def _answer(call: Call, frame: Frame, caller: Caller) -> Frame:

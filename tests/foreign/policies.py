@@ -1,0 +1,202 @@
+"""Policies that raise: their stage fails, loudly, and so does the line of a batch function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from carpool.policy import Decision, Static
+from carpool.request import Request
+from tests.foreign import models
+from tests.foreign.batches import Batched
+from tests.foreign.kinds import KINDS, fail, is_of
+from tests.foreign.models import good
+from tests.foreign.services import refused_to_start
+from tests.foreign.table import BATCHES, INSIDE, PROCESSES, Way, left_out, place
+from tests.foreign.ways import Refused, Told, closing, logged, raised_by
+
+
+class Switch:
+    """Says where a policy raises; its copies share it.
+
+    Attributes:
+        at: which of its methods does, if any; hits: how often it has.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.at = ""
+        self.hits = 0
+
+    def __deepcopy__(self, memo: object) -> Switch:
+        return self
+
+    def trip(self, at: str) -> None:
+        """Raise, if this is the place."""
+        if self.at == at:
+            self.hits += 1
+            fail(self.kind)
+
+
+class Raises(Static):
+    """A policy that raises where its switch says."""
+
+    def __init__(self, switch: Switch, max_queue_delay_s: float = 0.01) -> None:
+        super().__init__(max_queue_delay_s=max_queue_delay_s)
+        self.switch = switch
+
+    def decide(self, now: float, queue: Any, free: int, busy: int) -> Decision:
+        self.switch.trip("decide")
+        return super().decide(now, queue, free, busy)
+
+    def arrived(self, now: float, request: Request) -> None:
+        self.switch.trip("arrived")
+
+    def left(self, now: float, request: Request) -> None:
+        self.switch.trip("left")
+
+    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
+        self.switch.trip("completed")
+
+    def trained(self, n: int, size: int, busy_s: float) -> None:
+        self.switch.trip("trained")
+
+    @property
+    def limit(self) -> int:
+        self.switch.trip("limit")
+        return super().limit
+
+    def predicted_wait_s(self, waiting: int, workers: int) -> float | None:
+        self.switch.trip("predicted_wait_s")
+        return 0.0
+
+    def explain(self, now: float) -> dict[str, Any]:
+        self.switch.trip("explain")
+        return super().explain(now)
+
+
+def stage_failed(told: Told) -> None:
+    """The answer to all who are inside, and all who come later."""
+    assert told.code == "stage_failed", told
+
+
+class Case:
+    """How to have a policy asked something.
+
+    Attributes:
+        n: how many callers it takes.
+        settings: of the stage or the function; max_queue_delay_s: of the policy.
+        timeout_s: of the calls, if they are to end early.
+        answered: what the calls may end with besides.
+    """
+
+    def __init__(
+        self,
+        n: int = 3,
+        max_queue_delay_s: float = 0.01,
+        timeout_s: float | None = None,
+        answered: Sequence[str] = (),
+        **settings: Any,
+    ) -> None:
+        self.n = n
+        self.max_queue_delay_s = max_queue_delay_s
+        self.timeout_s = timeout_s
+        self.answered = answered
+        self.settings = settings
+
+
+def asked(switch: Switch, ask: Callable[[], list[Told]]) -> list[Told]:
+    """How calls ended in which the policy was asked; that takes some luck where callers are threads."""
+    for _ in range(50):
+        told = ask()
+        if switch.hits:
+            return told
+    raise AssertionError("it was never asked")
+
+
+CASES = {
+    "decide": Case(),
+    "arrived": Case(),
+    "left": Case(1, 30.0, 0.05, ["deadline_exceeded"]),
+    "completed": Case(answered=[""]),
+    "limit": Case(answered=[""]),
+    "predicted_wait_s": Case(answered=["", "overloaded"], max_batch_size=1, max_queue_size=1),
+}
+POLICY = "policies: `{}`"
+
+for at, case in CASES.items():
+
+    @place(POLICY.format(at), INSIDE)
+    def policy(way: Way, kind: str, at: str = at, case: Case = case) -> None:
+        """Its stage fails, for those inside and all later; the log and `/readyz` say so, and closing ends."""
+        switch = Switch(kind)
+        model = models.slow_async if way.run_in == "loop" else models.slow
+        service = way.service(model, policy=Raises(switch, case.max_queue_delay_s), **case.settings)
+        with logged() as log, closing(way.open(service)) as door:
+            switch.at = at
+            for each in asked(switch, lambda: door.ask(*map(good, range(case.n)), timeout_s=case.timeout_s)):
+                assert each.code in ["stage_failed", *case.answered], each
+            stage_failed(door.ask(good(1))[0])
+            assert any(KINDS[kind].__name__ in text for text in log.texts(level=50)), log.texts()
+            if not way.door.endswith("Handle"):
+                ready = door.get("/readyz").error
+                assert isinstance(ready, Refused) and ready.status == 503
+
+    left_out(
+        POLICY.format(at),
+        PROCESSES,
+        "policies run in the coordinator, whatever the workers are, and a start takes a while",
+    )
+
+    @place(POLICY.format(at), BATCHES)
+    def policy_of_batch(way: Way, kind: str, at: str = at, case: Case = case) -> None:
+        """So does the line of a batch function."""
+        switch = Switch(kind)
+        settings = {} if case.timeout_s is None else {"timeout_s": case.timeout_s}
+        policy = Raises(switch, case.max_queue_delay_s)
+        batched = Batched(way, models.slow, policy=policy, **case.settings, **settings)
+        with logged() as log, closing(batched):
+            switch.at = at
+            told = asked(switch, lambda: batched.ask(*map(good, range(case.n))))
+            if "threads" in way.name and kind == "KeyboardInterrupt":
+                assert any(is_of(each.error, kind) for each in told), told  # as if it were Ctrl-C in this thread
+                switch.at = ""
+                assert batched.ask(good(4))[0].code in ("", "deadline_exceeded")
+                return
+            for each in told:
+                assert each.code in ["stage_failed", *case.answered], each
+            stage_failed(batched.ask(good(1))[0])
+            assert any(KINDS[kind].__name__ in text for text in log.texts(level=50)), log.texts()
+
+
+@place(POLICY.format("trained"), INSIDE)
+def trained(way: Way, kind: str) -> None:
+    """It is told of the warm-up: the service does not start."""
+    switch = Switch(kind)
+    switch.at = "trained"
+    model = models.AsyncWarm if way.run_in == "loop" else models.Warm
+    refused_to_start(raised_by(lambda: way.open(way.service(model, policy=Raises(switch))).close()), kind)
+    assert switch.hits
+
+
+@place(POLICY.format("explain"), INSIDE)
+def explain(way: Way, kind: str) -> None:
+    """Only statistics ask: they show the error, and all else goes on."""
+    switch = Switch(kind)
+    model = models.slow_async if way.run_in == "loop" else models.slow
+    with closing(way.open(way.service(model, policy=Raises(switch)))) as door:
+        switch.at = "explain"
+        assert KINDS[kind].__name__ in str(door.stats().stages[0].policy)
+        if not way.door.endswith("Handle"):
+            assert door.get("/metrics").error is None
+        assert [told.value for told in door.ask(good(1), good(2), good(3))] == [10, 20, 30]
+
+
+for at in ("trained", "explain"):
+    left_out(
+        POLICY.format(at),
+        PROCESSES,
+        "policies run in the coordinator, whatever the workers are, and a start takes a while",
+    )
+left_out(POLICY.format("trained"), BATCHES, "batch functions have no warm-up")
+left_out(POLICY.format("explain"), BATCHES, "nobody can ask a batch function for its statistics")

@@ -1,0 +1,172 @@
+"""The table of places where code that is not ours is called, what is asked of each, and the ways that lead there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from carpool import Policy, Service, Stage
+from carpool.policy import Static
+from tests.foreign import models, typed
+from tests.foreign.kinds import KINDS, fail
+from tests.foreign.ways import DOORS, LIMIT_S, TIMEOUT_S
+
+RUN_IN = ("process", "thread", "loop")
+PROCESSES, THREADS, LOOPS = ([f"{run_in} by {door}" for door in DOORS] for run_in in RUN_IN)
+SERVICES = PROCESSES + THREADS + LOOPS
+INSIDE = THREADS + LOOPS
+HANDLES = [name for name in SERVICES if "Handle" in name]
+WEB = [name for name in SERVICES if "Handle" not in name]
+BATCH_THREADS = ["batch in threads", "batched method in threads"]
+BATCH_TASKS = ["batch in tasks", "batched method in tasks"]
+BATCHES = BATCH_THREADS + BATCH_TASKS
+VIRTUAL = ["virtual time"]
+WAYS = SERVICES + BATCHES + VIRTUAL
+
+Check = Callable[["Way", str], None]
+
+
+class Cell(NamedTuple):
+    """One check of one kind at one place by one way; `what` tells checks of one place apart."""
+
+    place: str
+    what: str
+    way: str
+    kind: str
+    check: Check
+
+
+CELLS: list[Cell] = []
+LEFT_OUT: dict[tuple[str, str], str] = {}
+"""By place and way: why there is nothing to check."""
+
+
+def place(
+    name: str, ways: Sequence[str], what: str = "", kinds: Sequence[str] = tuple(KINDS)
+) -> Callable[[Check], Check]:
+    """A check of one place of the table, by each of these ways and for each of these kinds."""
+
+    def register(check: Check) -> Check:
+        # pytest keeps what a way has opened for as long as its name is the same object
+        CELLS.extend(Cell(name, what, WAYS[WAYS.index(way)], kind, check) for way in ways for kind in kinds)
+        return check
+
+    return register
+
+
+def left_out(name: str, ways: Sequence[str], why: str) -> None:
+    """There is nothing to check at this place by these ways."""
+    for way in ways:
+        LEFT_OUT[name, way] = why
+
+
+class Way:
+    """One driver behind one door, with a service that all cells share which fail no more than an item.
+
+    Attributes:
+        lines: what the workers of the shared service have printed.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.run_in, _, self.door = name.partition(" by ")
+        self.lines: list[str] = []
+        self._shared: Any = None
+        self._threads = set(threading.enumerate())
+        self._children = set(children())
+
+    @property
+    def shared(self) -> Any:
+        """A service of two stages whose items say where they raise; over HTTP also one of its own format, and types."""
+        if self._shared is None:
+            services = [self.hooks()]
+            if not self.door.endswith("Handle"):
+                services += [self.custom(), self.typed()]
+            self._shared = DOORS[self.door](*services, output=self._sink)
+        return self._shared
+
+    def discard(self) -> None:
+        """Something has failed: the next cell gets a service of its own, and nobody waits for this one."""
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            threading.Thread(target=_close_quietly, args=(shared,), daemon=True).start()
+        self._threads |= set(threading.enumerate())
+
+    def close(self) -> None:
+        """End the shared service; workers have lived, and nothing is left."""
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            restarts = [stage.restarts for stage in shared.stats().stages]
+            shared.close()
+            assert not any(restarts), restarts
+        until = time.monotonic() + LIMIT_S
+        while left := self._left():
+            assert time.monotonic() < until, f"left behind: {left}"
+            time.sleep(0.01)
+
+    def hooks(self) -> Service:
+        """Two stages."""
+        asynchronous = self.run_in == "loop"
+        common: dict[str, Any] = {"run_in": self.run_in, "max_batch_size": 3, "max_batch_time_s": 20.0}
+        first = Stage(
+            models.AsyncHooks if asynchronous else models.Hooks,
+            name="first",
+            size=models.weigh,
+            policy=Static(max_queue_delay_s=0.01),
+            **common,
+        )
+        later = Stage(
+            models.last_async if asynchronous else models.last,
+            name="later",
+            size=models.weigh_later,
+            policy="greedy",
+            **common,
+        )
+        return Service(first, later, name="hooks", timeout_s=TIMEOUT_S)
+
+    def custom(self) -> Service:
+        """A format of its own."""
+        return self.service(models.AsyncCustom if self.run_in == "loop" else models.Custom, name="custom")
+
+    def typed(self) -> Service:
+        """Types of its own."""
+        return self.service(typed.AsyncTyped if self.run_in == "loop" else typed.Typed, name="typed")
+
+    def service(self, model: Any, name: str = "one", policy: Policy | None = None, **settings: Any) -> Service:
+        """A service of one stage."""
+        options: dict[str, Any] = {"max_batch_size": 3, "max_batch_time_s": 20.0, "run_in": self.run_in, **settings}
+        policy = Static(max_queue_delay_s=0.01) if policy is None else policy
+        return Service(Stage(model, name=name, policy=policy, **options), timeout_s=TIMEOUT_S)
+
+    def open(self, service: Service, **options: Any) -> Any:
+        """A service of its own, which runs."""
+        return DOORS[self.door](service, **options)
+
+    def _sink(self, worker: str, is_error: bool, line: str) -> None:
+        self.lines.append(line)
+        if line.startswith("raise "):
+            fail(line.removeprefix("raise "))
+
+    def _left(self) -> list[str]:
+        threads = {each for each in threading.enumerate() if each.name != "carpool-output"} - self._threads
+        return [repr(each) for each in threads] + [f"child {pid}" for pid in set(children()) - self._children]
+
+
+def children() -> list[int]:
+    """Processes that this one has started."""
+    tasks = Path(f"/proc/{os.getpid()}/task")
+    found: list[int] = []
+    for task in tasks.iterdir():
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            found += [int(pid) for pid in (task / "children").read_text().split()]
+    return found
+
+
+def _close_quietly(thing: Any) -> None:
+    with contextlib.suppress(BaseException):
+        thing.close()

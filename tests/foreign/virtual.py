@@ -1,0 +1,56 @@
+"""Virtual time: whoever asks for a simulation is told what raised in it, and nothing is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from carpool import simulate
+from tests.foreign import surroundings  # noqa: F401
+from tests.foreign.kinds import fail, is_of
+from tests.foreign.policies import POLICY, Raises, Switch
+from tests.foreign.table import BATCHES, CELLS, SERVICES, VIRTUAL, Way, left_out, place
+from tests.foreign.ways import raised_by
+
+SIMULATION = "costs and arrivals of a simulation"
+
+
+def raised(run: Callable[[], Any], kind: str) -> None:
+    """A simulation ends with what was raised in it."""
+    error = raised_by(run)
+    assert is_of(error, kind) or is_of(error.__cause__, kind), error
+
+
+@place(SIMULATION, VIRTUAL, "a cost")
+def cost(way: Way, kind: str) -> None:
+    raised(lambda: simulate.run(cost=lambda n: fail(kind), duration_s=0.1), kind)
+
+
+@place(SIMULATION, VIRTUAL, "arrivals")
+def arrivals(way: Way, kind: str) -> None:
+    def times() -> Iterator[float]:
+        yield 0.0
+        yield 0.001
+        fail(kind)
+
+    raised(lambda: simulate.run(arrivals=times(), duration_s=0.1), kind)
+
+
+for at in ("decide", "arrived", "completed", "limit"):
+
+    @place(POLICY.format(at), VIRTUAL)
+    def policy(way: Way, kind: str, at: str = at) -> None:
+        switch = Switch(kind)
+        switch.at = at
+        raised(lambda: simulate.run(policy=Raises(switch), duration_s=0.1), kind)
+        assert switch.hits
+
+
+left_out(SIMULATION, SERVICES + BATCHES, "they are for virtual time")
+for at in ("left", "predicted_wait_s"):
+    left_out(POLICY.format(at), VIRTUAL, "it is called where `decide` is, from the same loop")
+for at in ("trained", "explain"):
+    left_out(POLICY.format(at), VIRTUAL, "there is no warm-up and nobody asks for statistics")
+for name in {cell.place for cell in CELLS}:
+    if name != SIMULATION and not name.startswith("policies"):
+        left_out(name, VIRTUAL, "workers, inputs and callers are made up there")

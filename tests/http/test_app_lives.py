@@ -1,0 +1,126 @@
+"""An app may live more than once: test clients give it a lifespan, or a loop, for each test or each request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import carpool
+from carpool import Service, Stage
+from carpool.http.app import App
+
+
+def double(xs: list[float]) -> list[float]:
+    return [2 * x for x in xs]
+
+
+def an_app() -> App:
+    return App(Service(Stage(double, max_batch_size=8, run_in="thread"), name="double"))
+
+
+async def ask(app: Callable[..., Awaitable[None]], body: bytes) -> tuple[int, bytes]:
+    """The status and body of one request, by hand."""
+    sent: list[dict[str, Any]] = []
+    incoming = [{"type": "http.request", "body": body}]
+
+    async def receive() -> dict[str, Any]:
+        if incoming:
+            return incoming.pop()
+        await asyncio.sleep(30)
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/predict", "raw_path": b"/predict", "headers": []}
+    await app(scope, receive, send)
+    return sent[0]["status"], sent[1]["body"]
+
+
+async def live(app: App, body: bytes) -> tuple[int, bytes]:
+    """One request between the start and the end of a lifespan."""
+    said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    heard: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    serving = asyncio.ensure_future(app({"type": "lifespan"}, said.get, heard.put))
+    await said.put({"type": "lifespan.startup"})
+    assert (await heard.get())["type"] == "lifespan.startup.complete"
+    answer = await ask(app, body)
+    await said.put({"type": "lifespan.shutdown"})
+    assert (await heard.get())["type"] == "lifespan.shutdown.complete"
+    await serving
+    return answer
+
+
+def test_each_lifespan_starts_the_app_anew() -> None:
+    """On one loop and on several, by itself and mounted in another app."""
+    app = an_app()
+
+    async def twice() -> None:
+        for x in (1, 2):
+            assert await live(app, b"%d" % x) == (200, b"%d.0" % (2 * x))
+
+    asyncio.run(twice())
+    asyncio.run(twice())
+
+    async def mounted() -> None:
+        for x in (3, 4):
+            async with carpool.lifespan(app)(None):
+                assert await ask(app, b"%d" % x) == (200, b"%d.0" % (2 * x))
+
+    asyncio.run(mounted())
+
+
+def test_without_a_lifespan_a_request_on_a_new_loop_starts_the_app_anew() -> None:
+    """As test clients do it that run each request on a loop of its own."""
+    app = an_app()
+    for x in (1, 2, 3):
+        assert asyncio.run(ask(app, b"%d" % x)) == (200, b"%d.0" % (2 * x))
+
+
+def test_an_app_that_was_stopped_stays_so_until_it_is_started() -> None:
+    """A request that comes too late starts nothing."""
+
+    async def main() -> None:
+        app = an_app()
+        await app.start()
+        await app.stop()
+        status, body = await ask(app, b"1")
+        assert (status, b"draining" in body) == (503, True)
+        await app.start()
+        assert await ask(app, b"1") == (200, b"2.0")
+        with pytest.raises(RuntimeError, match="running already"):
+            await app.start()
+        await app.stop()
+
+    asyncio.run(main())
+
+
+def test_requests_that_come_while_an_app_is_being_started_wait_for_that_start() -> None:
+    """There is one start, however many wait for it."""
+
+    async def main() -> None:
+        app = an_app()
+        start = asyncio.ensure_future(app.start())
+        await asyncio.sleep(0)
+        assert await asyncio.gather(*[ask(app, b"1") for _ in range(5)]) == [(200, b"2.0")] * 5
+        await start
+        assert [endpoint.handle.state.name for endpoint in app.endpoints if endpoint.handle] == ["OPEN"]
+        await app.stop()
+
+    asyncio.run(main())
+
+
+def test_an_app_that_runs_on_another_loop_is_a_mistake() -> None:
+    """It is told at once, instead of waiting for ever."""
+
+    async def main() -> None:
+        app = an_app()
+        await app.start()
+        with pytest.raises(RuntimeError, match="another event loop"):
+            await asyncio.to_thread(lambda: asyncio.run(ask(app, b"1")))
+        await app.stop()
+
+    asyncio.run(main())

@@ -1,0 +1,70 @@
+"""Every place where code that is not ours is called, every kind of exception there, by every way that leads to it.
+
+ARCHITECTURE.md has the table. Here each of its rows is walked: every call ends in time, the next one is served, worker
+processes are the same, closing ends, and nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.foreign import batches, policies, services, surroundings, virtual
+from tests.foreign.table import CELLS, LEFT_OUT, WAYS, Cell, Way
+
+TABLE = Path(__file__).parent.parent / "ARCHITECTURE.md"
+CHECKS = (services, batches, policies, surroundings, virtual)  # they fill the table
+
+
+def rows() -> list[str]:
+    """The first column of the table in ARCHITECTURE.md."""
+    text = TABLE.read_text(encoding="utf-8").partition("## Code that is not ours")[2].partition("\n## ")[0]
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [re.split(r"(?<!\\)\|", line)[1].strip() for line in lines[2:]]
+
+
+def test_the_table_is_walked() -> None:
+    """What ARCHITECTURE.md lists is tested, and the other way round."""
+    assert sorted(set(rows())) == sorted({cell.place for cell in CELLS})
+    assert len(rows()) == len(set(rows()))
+
+
+@pytest.mark.parametrize("place", rows())
+def test_every_way_to_a_place_is_walked_or_left_out_for_a_reason(place: str) -> None:
+    """Each driver, behind each of its doors; and none is both."""
+    walked = {cell.way for cell in CELLS if cell.place == place}
+    left_out = {way for name, way in LEFT_OUT if name == place}
+    assert walked | left_out == set(WAYS)
+    assert not walked & left_out
+
+
+@pytest.fixture(scope="module")
+def way(request: pytest.FixtureRequest) -> Iterator[Way]:
+    """All cells of one way in a row; in the end nothing of it is left."""
+    way = Way(request.param)
+    yield way
+    way.close()
+
+
+def of(cell: Cell) -> Any:
+    """A test's parameters and name."""
+    name = re.sub(r"[^\w .=,-]", "", f"{cell.place} {cell.what}".strip())
+    return pytest.param(cell.way, cell, id=f"{cell.way}-{name}-{cell.kind}".replace(" ", "_"))
+
+
+@pytest.mark.parametrize(
+    ("way", "cell"), [of(cell) for way in WAYS for cell in CELLS if cell.way == way], indirect=["way"]
+)
+def test_whatever_foreign_code_raises_every_call_ends_and_the_next_is_served(way: Way, cell: Cell) -> None:
+    """One place, one way, one kind."""
+    try:
+        cell.check(way, cell.kind)
+    except BaseException as error:
+        way.discard()
+        if isinstance(error, Exception) or not error.args:
+            raise
+        raise AssertionError(f"a planned {type(error).__name__} has come here") from error
