@@ -330,7 +330,10 @@ class Run:
         if not self.is_batch:
             try:
                 with _Watched(self, "main", "start", _START_S + self._longest_s()):
-                    await self.subject.start()
+                    async with asyncio.timeout(self.program.subject.patience_s):  # type: ignore[union-attr]
+                        await self.subject.start()
+            except TimeoutError:
+                started = False
             except BaseException as error:
                 started = False
                 self._judge("main", None, Close(), error)
@@ -405,10 +408,12 @@ class Run:
             "slo_s": subject.slo_s,
             "isolate_errors": subject.isolate_errors,
         }
-        if subject.size and subject.over != "merge":
+        if subject.size and subject.over not in ("merge", "arrays"):
             settings["size"] = models.size
         if subject.lock:
             settings["execution_lock"] = asyncio.Lock() if subject.tasks else carpool.Lock()
+        if subject.over == "arrays":
+            return carpool.batch(merge=True, **settings)(models.doubled_async if subject.tasks else models.doubled)
         if subject.over == "merge":
             return carpool.batch(merge=True, **settings)(models.merged_async if subject.tasks else models.merged)
         batch = carpool.batch(**settings)

@@ -49,7 +49,7 @@ class Facts:
         self.setup_raises = bool(examples) or any(stage.setup for stage in program.stages)
         self.teardown_raises = any(stage.teardown for stage in program.stages)
         self.sink_raises = bool(getattr(subject, "sink", ""))
-        self.early = bool(getattr(subject, "early", False))
+        self.early = bool(getattr(subject, "early", False)) or getattr(subject, "patience_s", None) is not None
         self.kills = "die" in self.does or any(isinstance(step, Kill) for step in steps)
         self.hangs = bool(self.does & {"hang", "again", "round", "close"})
         self.hurried = not self.is_batch and subject.timeout_s < SHORT_S
