@@ -112,7 +112,7 @@ def _may_raise_ours(program: Program, facts: Facts, actor: Actor | None, step: S
     if isinstance(error, carpool.Overloaded):
         return short or facts.refuses or facts.hangs
     if isinstance(error, carpool.StartupError):
-        return facts.setup_raises or facts.policy_raises or facts.closes or facts.sink_raises
+        return facts.setup_raises or facts.policy_raises or facts.closes or facts.sink_raises or facts.kills
     if isinstance(error, carpool.Unavailable):
         if facts.closes or facts.policy_raises or facts.kills or facts.setup_raises or facts.early or stranger:
             return True
