@@ -45,7 +45,7 @@ bench-policies: setup  ## simulate all policies on all workloads, into docs/poli
 	$(BIN)/python -m bench.policies $(if $(QUICK),--quick,--docs)
 
 chaos: setup     ## kill workers under load for MINUTES=2 and check every answer; SEED=, TARGET=mosec|litserve, DOCS=1
-	$(if $(TARGET),,$(BIN)/python -m pytest -m long)
+	$(if $(TARGET),,$(if $(MINUTES),FUZZ_MINUTES=$(MINUTES)) $(BIN)/python -m pytest -m long)
 	$(if $(TARGET),,$(BIN)/python -m tests.core.cancel_storm $(if $(SEED),--seed $(SEED)))
 	$(BIN)/python -m bench.chaos --target $(or $(TARGET),carpool) --minutes $(or $(MINUTES),2) \
 	    $(if $(SEED),--seed $(SEED)) $(if $(DOCS),--docs)

@@ -3,6 +3,6 @@ and nothing is left behind.
 
     python -m tests.fuzz --steps 200000 --jobs 2
 
-Read `program` (what a program is), `draw` (how one is made up), `run` (how it is run and watched), `verdict` (what it
-may answer) and `leftovers` (what must be gone afterwards), in this order.
+Read `program` (what a program is), `draw` (how one is made up), `run` (how it is run and watched), `actors` (how steps
+are taken), `verdict` (what they may answer) and `leftovers` (what must be gone afterwards), in this order.
 """

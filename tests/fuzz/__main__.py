@@ -25,8 +25,8 @@ What is not so is a finding. It is printed with the smallest program found that 
 (from the root of the checkout), and with the stacks of all threads and tasks where something hangs."""
 
 _EPILOG = """examples:
-  python -m tests.fuzz --steps 2000                   a minute, a new seed, which is printed
-  python -m tests.fuzz --steps 200000 --jobs 2        half an hour on two cores
+  python -m tests.fuzz --steps 2000                   seconds, a new seed, which is printed
+  python -m tests.fuzz --steps 200000 --jobs 2        ten minutes on two cores
   python -m tests.fuzz --minutes 120 --jobs 2         as many steps as come in two hours
   python -m tests.fuzz --seed 7 --first 42 --steps 1  one program again, the 42nd of seed 7
   python -m tests.fuzz --seed 7 --first 42 --show     only print it

@@ -16,6 +16,8 @@ import traceback
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+
 from tests.fuzz import models, verdict
 from tests.fuzz.program import (
     Batch,
@@ -66,9 +68,16 @@ class Asked:
         self._rows = 1 + token % 3 if self._merges else 1
         x: Any = models.Stubborn(sent, "dump") if do == "dump" and not self._merges else sent
         self.x = [sent] * self._rows if self._merges else x
+        self._arrays = isinstance(subject, Batch) and subject.over == "arrays"
+        if self._arrays:
+            self.x = np.full(1 + token % 3, token, (np.int64, np.float32)[token % 2])
 
     def check(self, answer: Any) -> None:
         """Raises Wrong."""
+        if self._arrays:
+            if answer.dtype != self.x.dtype or not np.array_equal(answer, 2 * self.x):
+                raise Wrong(f"asked with {self.x!r}, answered {answer!r:.300}")
+            return
         answers = answer if self._merges and isinstance(answer, list) else [answer]
         stages = self._run.n_stages
         if len(answers) != self._rows or not all(verdict.is_own(self._token, each, stages) for each in answers):

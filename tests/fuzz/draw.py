@@ -71,6 +71,7 @@ class _Draw:
             early=self._chance(0.05),
             sink=self._kind() if self._in_process and self._wild(0.1) else "",
             abandon=way == "run_async" and self._chance(0.1),
+            patience_s=self._pick((0.0, 0.001, 0.005)) if way == "run_async" and self._chance(0.06) else None,
         )
 
     def _stage(self, run_in: str) -> Stage:
@@ -96,7 +97,7 @@ class _Draw:
         )
 
     def _batch(self) -> Batch:
-        over = self._pick(("function", "function", "method", "class", "merge"))
+        over = self._pick(("function", "function", "method", "class", "merge", "arrays"))
         tasks = self._chance(0.5)
         lock = self._chance(0.1)
         return Batch(

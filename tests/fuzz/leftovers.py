@@ -8,13 +8,13 @@ import os
 import sys
 import threading
 import time
-import traceback
 import warnings
 from collections.abc import Callable
 from typing import Any
 
-from carpool.drive.output import print_line
+from tests.fuzz import telling
 
+_FOR_GOOD = "carpool-output"  # one thread of the process writes what all workers print
 _LOOK_AGAIN_S = 0.01
 
 
@@ -37,6 +37,7 @@ class Before:
 
     def _found(self) -> list[str]:
         threads = [thread for thread in threading.enumerate() if thread not in self._threads]
+        threads = [thread for thread in threads if thread.name != _FOR_GOOD]
         found = [f"thread {thread.name}" for thread in threads]
         now = descriptors()
         found += [f"descriptor of {what}" for fd, what in now.items() if self._descriptors.get(fd) != what]
@@ -45,13 +46,11 @@ class Before:
 
 
 def warm_up() -> None:
-    """Use what stays once it has been used: descriptors of libuv, threads that write what workers print."""
+    """Use what stays once it has been used: descriptors of libuv."""
     with contextlib.suppress(ImportError):
         import uvloop
 
         uvloop.new_event_loop().close()
-    print_line("fuzz", False, "")
-    print_line("fuzz", True, "")
 
 
 def descriptors() -> dict[int, str]:
@@ -115,25 +114,23 @@ class Complaints(logging.Handler):
         try:
             text = record.getMessage()
             if record.exc_info and record.exc_info[1] is not None:
-                text += "\n" + _told(record.exc_info[1])
+                text += "\n" + telling.told(record.exc_info[1])
         except BaseException as error:
             text = f"a record of the log that cannot be told: {record.msg!r}: {type(error).__name__}"
         self._tell(f"log {record.name} {record.levelname}", text)
 
     def _unraisable(self, what: Any) -> None:
         self._tell(
-            "unraisable", f"{what.err_msg or 'Exception ignored in'} {what.object!r:.200}\n{_told(what.exc_value)}"
+            "unraisable",
+            f"{what.err_msg or 'Exception ignored in'} {what.object!r:.200}\n{_told_or_none(what.exc_value)}",
         )
 
     def _thread_died(self, what: Any) -> None:
-        self._tell("thread died", f"{what.thread.name if what.thread else '?'}\n{_told(what.exc_value)}")
+        self._tell("thread died", f"{what.thread.name if what.thread else '?'}\n{_told_or_none(what.exc_value)}")
 
     def _warned(self, message: Any, category: Any, filename: str, lineno: int, *rest: object) -> None:
         self._tell("warning", f"{category.__name__}: {message} ({os.path.basename(filename)}:{lineno})")
 
 
-def _told(error: BaseException | None) -> str:
-    try:
-        return "".join(traceback.format_exception(error)) if error is not None else "(no exception)"
-    except BaseException as other:
-        return f"{type(error).__name__} (cannot be told: {type(other).__name__})"
+def _told_or_none(error: BaseException | None) -> str:
+    return "(no exception)" if error is None else telling.told(error)

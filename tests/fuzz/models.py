@@ -281,6 +281,17 @@ def merged(rows: list[Any]) -> list[Any]:
     return predict(rows)
 
 
+def doubled(rows: Any) -> Any:
+    """A plain function over arrays."""
+    return 2 * rows
+
+
+async def doubled_async(rows: Any) -> Any:
+    """The same as a coroutine function."""
+    await asyncio.sleep(0)
+    return 2 * rows
+
+
 async def merged_async(rows: list[Any]) -> list[Any]:
     """The same as a coroutine function."""
     return await predict_async(rows)

@@ -212,6 +212,7 @@ class Service(_Value):
         early: whether the actors do not wait until it has started.
         sink: the exception that `output=` raises, if any.
         abandon: whether the loop ends before it is closed, on another one.
+        patience_s: after this time the start is cancelled, in a task.
     """
 
     stages: tuple[Stage, ...] = (Stage(),)
@@ -222,6 +223,7 @@ class Service(_Value):
     early: bool = False
     sink: str = ""
     abandon: bool = False
+    patience_s: float | None = None
 
 
 @_value
@@ -229,7 +231,7 @@ class Batch(_Value):
     """A function whose callers share its calls.
 
     Attributes:
-        over: "function", "method", "class" or "merge".
+        over: "function", "method", "class", "merge" (of lists) or "arrays" (of two dtypes, merged).
         tasks: whether it is an `async def`.
         loops: how many event loops call it, each in a thread of its own.
         lock: whether it has an execution lock.

@@ -20,17 +20,13 @@ import re
 import sys
 import threading
 import time
-import traceback
-import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import carpool
-from carpool.http import App
-from tests.fuzz import models, verdict
+from tests.fuzz import models, telling, verdict
 from tests.fuzz.actors import CHILD_S, SLOW_INPUT_S, Asked, InTask, InThread, Wrong
-from tests.fuzz.door import Door
 from tests.fuzz.leftovers import Before, Complaints, warm_up
 from tests.fuzz.program import (
     KINDS,
@@ -42,11 +38,12 @@ from tests.fuzz.program import (
     Leave,
     Predict,
     Program,
-    Stage,
+    Stats,
     Step,
     Stream,
 )
 from tests.fuzz.program import Sleep as SleepStep
+from tests.fuzz.subject import new_function, new_handle
 
 GRACE_S = 10.0
 """What a call may take beyond its time-out: "a second" of the promise, and a busy machine."""
@@ -90,7 +87,7 @@ class _Doing:
     def __init__(self, who: str, step: Step | str, most_s: float) -> None:
         self.who, self.step, self.most_s = who, step, most_s
         self.thread = threading.get_ident()
-        self.task = _current_task()
+        self.task = telling.current_task()
         self.began = time.monotonic()
 
     @property
@@ -155,7 +152,7 @@ class Run:
             _collect()
             settle_s = _SETTLE_S + (models.HANG_S + 1 if self.facts.hangs else 0)
             if left := before.left(settle_s):
-                self._find("left behind", ", ".join(sorted(set(left))), _stacks(), poisoned=True)
+                self._find("left behind", ", ".join(sorted(set(left))), telling.stacks(), poisoned=True)
         models.here = None
         return self.findings
 
@@ -224,7 +221,7 @@ class Run:
             else:
                 self._live_in_threads()
         except BaseException as error:
-            self._find("harness", f"{type(error).__name__}", _told(error), poisoned=True)
+            self._find("harness", f"{type(error).__name__}", telling.told(error), poisoned=True)
         finally:
             self._over.set()
 
@@ -330,7 +327,10 @@ class Run:
         if not self.is_batch:
             try:
                 with _Watched(self, "main", "start", _START_S + self._longest_s()):
-                    await self.subject.start()
+                    async with asyncio.timeout(self.program.subject.patience_s):  # type: ignore[union-attr]
+                        await self.subject.start()
+            except TimeoutError:
+                started = False
             except BaseException as error:
                 started = False
                 self._judge("main", None, Close(), error)
@@ -377,47 +377,12 @@ class Run:
                 return
             await asyncio.sleep(0.005)
 
-    # -- the subject
-
     def _make(self) -> Any:
         subject = self.program.subject
         if isinstance(subject, Batch):
-            return self._make_batch(subject)
-        service = carpool.Service(
-            *[_stage(i, stage) for i, stage in enumerate(subject.stages)],
-            timeout_s=subject.timeout_s,
-            slo_s=subject.slo_s,
-        )
-        if subject.way == "app":
-            return Door(App(service))
-        if subject.way == "run_async":
-            return service.run_async(output=self._sink)
-        return service.run(output=self._sink) if subject.way == "run" else service.start(output=self._sink)
-
-    def _make_batch(self, subject: Batch) -> Any:
-        settings: dict[str, Any] = {
-            "max_batch_size": subject.max_batch_size,
-            "max_queue_size": max(subject.max_queue_size, subject.max_batch_size),
-            "max_in_flight_batches": subject.max_in_flight_batches,
-            "policy": models.policy(subject.policy),
-            "max_queue_delay_s": subject.max_queue_delay_s,
-            "timeout_s": subject.timeout_s,
-            "slo_s": subject.slo_s,
-            "isolate_errors": subject.isolate_errors,
-        }
-        if subject.size and subject.over != "merge":
-            settings["size"] = models.size
-        if subject.lock:
-            settings["execution_lock"] = asyncio.Lock() if subject.tasks else carpool.Lock()
-        if subject.over == "merge":
-            return carpool.batch(merge=True, **settings)(models.merged_async if subject.tasks else models.merged)
-        batch = carpool.batch(**settings)
-        if subject.over == "class":
-            return batch(_with_faults(models.HookedAsync if subject.tasks else models.Hooked, subject))
-        if subject.over == "method":
-            self._keep = _with_method(batch, subject.tasks)
-            return self._keep.predict
-        return batch(models.predict_async if subject.tasks else models.predict)
+            function, self._keep = new_function(subject)
+            return function
+        return new_handle(subject, self._sink)
 
     def _sink(self, worker: str, is_error: bool, line: str) -> None:
         self.output.append(f"{worker}: {line}")
@@ -425,8 +390,6 @@ class Run:
             models.throw(self.program.subject.sink)  # type: ignore[union-attr]
         if self.facts.quiet and "Traceback" in line:
             self._find("complaint", "a worker's traceback", "\n".join(self.output))
-
-    # -- watching
 
     def most_s(self, step: Step | None) -> float:
         """How long a step may take."""
@@ -462,10 +425,11 @@ class Run:
 
     def _hung(self, overdue: list[_Doing]) -> None:
         lines = [f"{each.who}: {each.step!r} has not ended for {each.most_s:.1f} s" for each in overdue]
-        stacks = _stacks() + "".join(map(_tasks, self._loops))
+        stacks = telling.stacks() + "".join(map(telling.tasks, self._loops))
         steps = sorted({each.step if isinstance(each.step, str) else _name(each.step) for each in overdue})
         stranger = "stranger's " if all(each.who.startswith("stranger") for each in overdue) else ""
-        what = f"{self._where()} {stranger}{'+'.join(steps)} at {' '.join(sorted({_place(each) for each in overdue}))}"
+        places = " ".join(sorted({telling.place(each.thread, each.task) for each in overdue}))
+        what = f"{self._where()} {stranger}{'+'.join(steps)} at {places}"
         self._find("hang", what, "\n".join(lines) + "\n" + stacks, poisoned=True)
 
     def _where(self) -> str:
@@ -477,15 +441,16 @@ class Run:
     def _judge(self, who: str, actor: Actor | None, step: Step, error: BaseException) -> None:
         if isinstance(error, Wrong):
             what = str(error).splitlines()[0].split(", answered")[0]
-            self._find("wrong answer", f"{_name(step)}: {what}", f"{who}: {step!r}\n{_told(error)}")
+            self._find("wrong answer", f"{_name(step)}: {what}", f"{who}: {step!r}\n{telling.told(error)}")
         elif self.worn and isinstance(error, asyncio.CancelledError):
             return  # the loop has ended, and has cancelled all that ran
         elif not self.may_raise(step, error, actor):
             self._find_error(who, step, error)
 
     def _find_error(self, who: str, step: Step, error: BaseException) -> None:
-        what = f"{self._where()} {_name(step)} raised {type(error).__name__}: {_text(error)} at {_raised_at(error)}"
-        self._find("wrong error", what, f"{who}: {step!r}\n{_told(error)}")
+        what = f"{type(error).__name__}: {telling.line_of(error)} at {telling.raised_at(error)}"
+        what = f"{self._where()} {_name(step)} raised {what}"
+        self._find("wrong error", what, f"{who}: {step!r}\n{telling.told(error)}")
 
     def _complain(self, origin: str, text: str) -> None:
         if origin.startswith("log carpool") and not (origin.endswith(("ERROR", "CRITICAL")) and self.facts.quiet):
@@ -515,62 +480,7 @@ class _Watched:
         self._run.end(self._who)
 
 
-_FROM_INSIDE: dict[str, Step] = {"again": Predict(Item(), timeout_s=0.5), "close": Close(), "stats": Step()}
-
-
-def _stage(number: int, stage: Stage) -> carpool.Stage:
-    asynchronous = stage.run_in == "loop"
-    batched = stage.max_batch_size is not None
-    model: Any
-    kwargs: dict[str, Any] = {}
-    if stage.model == "class":
-        model = models.with_examples(models.HookedAsync if asynchronous else models.Hooked, stage.examples)
-        kwargs = {"batched": batched, "setup_raises": stage.setup, "teardown_raises": stage.teardown}
-    elif batched:
-        model = models.predict_async if asynchronous else models.predict
-    else:
-        model = models.predict_one_async if asynchronous else models.predict_one
-    return carpool.Stage(
-        model,
-        name=f"stage{number}",
-        kwargs=kwargs,
-        run_in=stage.run_in,  # type: ignore[arg-type]
-        workers=stage.workers,
-        max_batch_size=stage.max_batch_size,
-        max_queue_size=stage.max_queue_size,
-        policy=models.policy(stage.policy) if batched else None,
-        max_queue_delay_s=stage.max_queue_delay_s,
-        max_batch_time_s=stage.max_batch_time_s,
-        size=models.size if stage.size and batched else None,
-        allowed_batch_sizes=(1, stage.max_batch_size) if stage.allowed and stage.max_batch_size else None,
-        isolate_errors=stage.isolate_errors,
-    )
-
-
-def _with_faults(model: Any, subject: Batch) -> Any:
-    """The class, constructed without arguments as `batch` does."""
-
-    class Faulty(model):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__(True, subject.setup, subject.teardown)
-
-    return Faulty
-
-
-def _with_method(batch: Any, tasks: bool) -> Any:
-    class Owner:
-        if tasks:
-
-            @batch
-            async def predict(self, xs: list[Any]) -> list[Any]:
-                return await models.predict_async(xs)
-        else:
-
-            @batch
-            def predict(self, xs: list[Any]) -> list[Any]:
-                return models.predict(xs)
-
-    return Owner()
+_FROM_INSIDE: dict[str, Step] = {"again": Predict(Item(), timeout_s=0.5), "close": Close(), "stats": Stats()}
 
 
 def _collect() -> None:
@@ -580,82 +490,12 @@ def _collect() -> None:
             return
 
 
-# -- telling
-
-
-def _stacks() -> str:
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    found = []
-    for ident, frame in sys._current_frames().items():
-        found.append(f"-- thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}")
-    return "".join(found)
-
-
-def _tasks(loop: asyncio.AbstractEventLoop) -> str:
-    found = []
-    for task in asyncio.all_tasks(loop):
-        frames = "".join(f"    {frame.f_code.co_filename}:{frame.f_lineno}\n" for frame in task.get_stack())
-        found.append(f"-- task {task!r:.300}\n{frames}")
-    return "".join(found)
-
-
-def _place(doing: _Doing) -> str:
-    """Where a call is in our own code, innermost."""
-    places = _awaited(doing.task) if doing.task is not None else []
-    frame = sys._current_frames().get(doing.thread)
-    while frame is not None:
-        places.append(frame.f_code)
-        frame = frame.f_back
-    for code in places:
-        if os.sep + "carpool" + os.sep in code.co_filename:
-            return f"{os.path.basename(code.co_filename)}:{code.co_name}"
-    return "?"
-
-
-def _awaited(task: asyncio.Task[Any]) -> list[types.CodeType]:
-    """The code that a task is in, innermost first."""
-    found = []
-    awaiting: Any = task.get_coro()
-    while awaiting is not None:
-        code = getattr(awaiting, "cr_code", None) or getattr(awaiting, "ag_code", None)
-        if code is not None:
-            found.append(code)
-        awaiting = getattr(awaiting, "cr_await", None) or getattr(awaiting, "ag_await", None)
-    return found[::-1]
-
-
-def _current_task() -> asyncio.Task[Any] | None:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None
-
-
-def _raised_at(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{os.path.basename(frames[-1].filename)}:{frames[-1].name}" if frames else "?"
-
-
 def _called(number: int, actor: Actor) -> str:
     return f"{'stranger' if actor.loop < 0 else 'actor'} {number}"
 
 
 def _name(step: Step) -> str:
     return _name(step.step) if isinstance(step, Leave) else type(step).__name__
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)[:200].replace("\n", " ")
-    except BaseException:
-        return "(no text)"
-
-
-def _told(error: BaseException) -> str:
-    try:
-        return "".join(traceback.format_exception(error))
-    except BaseException:
-        return f"{type(error).__name__} (cannot be told)\n" + "".join(traceback.format_tb(error.__traceback__))
 
 
 def check(program: Program, grace_s: float = GRACE_S) -> None:

@@ -11,7 +11,7 @@ _SHOWS = {
     "swap": ("wrong answer", "asked with token"),
     "forget": ("hang", ""),
     "skip": ("", "Stream"),
-    "hang": ("hang", "Close"),
+    "hang": ("hang", ""),
     "leak-thread": ("left behind", "thread Thread-"),
     "leak-descriptor": ("left behind", "descriptor of /dev/null"),
     "leak-child": ("left behind", "child sleep"),

@@ -1,4 +1,4 @@
-"""A few hundred steps of random programs in each run of the tests; `make test-all` and `make fuzz` take more."""
+"""Two thousand steps of random programs in each run of the tests; `make test-all` and `make fuzz` take more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.fuzz.hunt import hunt
 from tests.fuzz.program import Actor, Batch, Item, Leave, Predict, Program, Service, Stage, Stream, listing
 from tests.fuzz.shrink import shrink
 
-_STEPS = 600
+_STEPS = 2000
 _MINUTES = float(os.environ.get("FUZZ_MINUTES", "3"))
 
 
@@ -21,7 +21,7 @@ def _told(tally: object) -> str:
 
 
 def test_every_call_of_random_programs_returns_with_its_own_answer_or_a_documented_error() -> None:
-    """A few hundred steps, always the same programs."""
+    """Two thousand steps, always the same programs."""
     tally = hunt(steps=_STEPS, seed=1, shrink_s=20)
     assert not tally.found, _told(tally)
 

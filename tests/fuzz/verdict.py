@@ -49,7 +49,7 @@ class Facts:
         self.setup_raises = bool(examples) or any(stage.setup for stage in program.stages)
         self.teardown_raises = any(stage.teardown for stage in program.stages)
         self.sink_raises = bool(getattr(subject, "sink", ""))
-        self.early = bool(getattr(subject, "early", False))
+        self.early = bool(getattr(subject, "early", False)) or getattr(subject, "patience_s", None) is not None
         self.kills = "die" in self.does or any(isinstance(step, Kill) for step in steps)
         self.hangs = bool(self.does & {"hang", "again", "round", "close"})
         self.hurried = not self.is_batch and subject.timeout_s < SHORT_S
@@ -112,7 +112,7 @@ def _may_raise_ours(program: Program, facts: Facts, actor: Actor | None, step: S
     if isinstance(error, carpool.Overloaded):
         return short or facts.refuses or facts.hangs
     if isinstance(error, carpool.StartupError):
-        return facts.setup_raises or facts.policy_raises or facts.closes or facts.sink_raises
+        return facts.setup_raises or facts.policy_raises or facts.closes or facts.sink_raises or facts.kills
     if isinstance(error, carpool.Unavailable):
         if facts.closes or facts.policy_raises or facts.kills or facts.setup_raises or facts.early or stranger:
             return True

@@ -313,6 +313,26 @@ def test_whoever_asks_for_a_start_while_it_is_under_way_gets_the_same_one() -> N
     until(lambda: not threads_of_models())
 
 
+def test_an_app_that_is_stopped_before_its_start_has_begun_is_stopped() -> None:
+    """What had only been asked for does not begin afterwards; and the app can be started anew at once."""
+    app = App(Service(Stage(InThread, max_batch_size=8, run_in="thread")))
+
+    async def start_and_stop() -> list[int]:
+        starting = asyncio.ensure_future(app.start())
+        await asyncio.sleep(0)
+        await app.stop()
+        with pytest.raises(carpool.Unavailable, match="closed while it was starting"):
+            await starting
+        found = [len(threads_of_models())]
+        await asyncio.gather(app.ensure_started(anew=True), app.ensure_started(anew=True))
+        found.append(len(threads_of_models()))
+        await app.stop()
+        return found
+
+    assert asyncio.run(start_and_stop()) == [0, 1]
+    until(lambda: not threads_of_models())
+
+
 # -- one of several
 
 WARNING = "this process was started by a server that may run several"

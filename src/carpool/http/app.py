@@ -217,18 +217,21 @@ class App:
 
     def _begin(self) -> asyncio.Task[None]:
         """The start, of which there is one however many wait for it."""
-        self._loop = asyncio.get_running_loop()
-        self._starting = self._loop.create_task(self._start())
+        if self._starting is None:
+            self._loop = asyncio.get_running_loop()
+            self._starting = self._loop.create_task(self._start())
         return self._starting
 
     async def _start(self) -> None:
         try:
-            await asyncio.gather(*[endpoint.start() for endpoint in self.endpoints])
+            if not self._draining:
+                await asyncio.gather(*[endpoint.start() for endpoint in self.endpoints])
+            if self._draining:
+                raise Unavailable("the service was closed while it was starting", code="draining")
         except BaseException:
             await self.stop(drain=False)
             raise
-        if not self._draining:
-            self.refusing = None
+        self.refusing = None
 
     @property
     def is_elsewhere(self) -> bool:
@@ -243,8 +246,13 @@ class App:
             raise RuntimeError("this app was started on another event loop, which is still running: use it there")
         if not (self._draining or self.is_elsewhere):
             raise RuntimeError("this app is running already")
+        life = self._starting
+        if life is not None and not self.is_elsewhere:
+            await asyncio.wait([life])  # if it was stopped on the way, it ends what it had begun
+        await asyncio.gather(*[endpoint.stop(drain=False) for endpoint in self.endpoints])
+        if self._starting is not life:
+            return  # somebody else was faster
         for endpoint in self.endpoints:
-            await endpoint.stop(drain=False)
             endpoint.forget()
         self.refusing = Unavailable("the service is starting", code="starting")
         self._loop = self._starting = None
