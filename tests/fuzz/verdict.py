@@ -30,6 +30,7 @@ from tests.fuzz.program import (
 SHORT_S = 3.0
 """A time-out that is longer can only pass where something hangs."""
 
+_MANY = 1000  # more than a program ever asks at once
 _OURS = str(Path(carpool.__file__).parent)
 _RAISING = ("raise", "pre", "post", "size", "dump", "load", "return")
 _WRONG_MODELS = (*_RAISING, "short", "die", "hang", "close", "again", "round", "stats")
@@ -54,6 +55,8 @@ class Facts:
         self.hangs = bool(self.does & {"hang", "again", "round", "close"})
         self.hurried = not self.is_batch and subject.timeout_s < SHORT_S
         self.refuses = bool(subject.slo_s) or any(stage.policy == "few" for stage in program.stages)
+        if getattr(subject, "way", "") == "app":  # whose door refuses where callers of a handle wait
+            self.refuses = self.refuses or any(stage.max_queue_size < _MANY for stage in program.stages)
         self.cancels = any(isinstance(step, Cancel | Leave) for step in steps)
         self.strangers = any(actor.loop < 0 for actor in program.actors)
         self.times_out = any((getattr(step, "timeout_s", None) or SHORT_S) < SHORT_S for step in steps)
