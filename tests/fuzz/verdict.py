@@ -58,10 +58,8 @@ class Facts:
         if getattr(subject, "way", "") == "app":  # whose door refuses where callers of a handle wait
             self.refuses = self.refuses or any(stage.max_queue_size < _MANY for stage in program.stages)
         self.cancels = any(isinstance(step, Cancel | Leave) for step in steps)
-        self.strangers = any(actor.loop < 0 for actor in program.actors)
-        self.times_out = any((getattr(step, "timeout_s", None) or SHORT_S) < SHORT_S for step in steps)
-        if self.policy_raises:
-            self.kinds |= {(stage.policy or "").removeprefix("raises ") for stage in program.stages if stage.policy}
+        policies = [stage.policy or "" for stage in program.stages]
+        self.kinds |= {policy.removeprefix("raises ") for policy in policies if policy.startswith("raises ")}
         self.kinds |= {stage.setup for stage in program.stages if stage.setup}
         self.kinds |= {stage.teardown for stage in program.stages if stage.teardown}
         self.breaks_loop = self.is_batch and program.in_tasks and bool(self.kinds & {"KeyboardInterrupt", "SystemExit"})
