@@ -189,7 +189,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
                     driver.loop.call_soon_threadsafe(driver.poll)  # nothing waits for company any more
         end = drivers.ends.get(loop)
         if end is None or end.done():
-            end = drivers.ends[loop] = loop.create_task(_failure_of(self._end(loop, here)))
+            end = drivers.ends[loop] = loop.create_task(_failure_of(functools.partial(self._end, loop, here)))
         await _done(end)
 
     @overload
@@ -266,7 +266,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
             with self._set_up_lock:
                 task = self._setting_up
                 if task is None or not task.get_loop().is_running():  # it went away in the midst of it
-                    task = self._setting_up = loop.create_task(_failure_of(self._set_up_here()))
+                    task = self._setting_up = loop.create_task(_failure_of(self._set_up_here))
             if task.get_loop() is loop:
                 await _done(task)
             else:
@@ -303,10 +303,13 @@ class AsyncBatch(Bindable, Generic[A, B]):
             raise as_model_error(error, f"teardown of {self.__name__}") from error
 
 
-async def _failure_of(work: Awaitable[None]) -> BaseException | None:
-    """What some work raises: KeyboardInterrupt and SystemExit, left to a task, would end the loop."""
+async def _failure_of(work: Callable[[], Awaitable[None]]) -> BaseException | None:
+    """What some work raises: KeyboardInterrupt and SystemExit, left to a task, would end the loop.
+
+    The work is begun here: a loop that ends may cancel this before its first step.
+    """
     try:
-        await work
+        await work()
     except BaseException as error:
         return error
     return None
