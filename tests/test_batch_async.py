@@ -495,3 +495,20 @@ def test_a_models_attributes_do_not_replace_ours() -> None:
     f.close()
     with pytest.raises(carpool.Unavailable):
         f(2)
+
+
+def test_a_loop_that_ends_before_a_close_has_begun_says_nothing() -> None:
+    """A coroutine that nobody awaits would be complained of, which is an error here."""
+
+    @carpool.batch
+    async def call(xs: list[int]) -> list[int]:
+        return xs
+
+    async def begin_to_close() -> asyncio.Task[None]:
+        await call(1)
+        closing = asyncio.ensure_future(call.close())
+        await asyncio.sleep(0)
+        return closing
+
+    assert asyncio.run(begin_to_close()).done()
+    gc.collect()
