@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from carpool.clock import monotonic
-from carpool.faults import WorkerPoints
+from carpool.faults import InjectedFault, WorkerPoints
 from carpool.foreign import as_model_error, text_of, traceback_of
 from carpool.invoke import Invoker
 from carpool.logger import logger
@@ -114,7 +114,7 @@ async def _answer(call: Call, frame: Frame, caller: Caller) -> Frame:
     try:
         return await call.run(frame)
     except BaseException as error:
-        if caller.goes_through(error):
+        if caller.goes_through(error) or isinstance(error, InjectedFault):  # which stands for an error of ours
             raise
         failure = as_model_error(error, "what the model gave or returned")
         report = Report(text_of(failure), failure.type_name, failure.traceback)
