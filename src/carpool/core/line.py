@@ -121,7 +121,7 @@ class Line:
         """
         for request in waiter.requests:
             self.pipeline.cancel(now, request)
-        for slot in [slot for slot, (_, leader) in self._leaders.items() if leader == thread]:
+        for slot in [slot for slot, led in self._leaders.items() if led == (waiter, thread)]:
             self._release(now, slot)
         if waiter in self._closers:
             self._closers.remove(waiter)

@@ -285,10 +285,13 @@ class LeaderFollower:
     def _check_owner(self) -> None:
         """Raise RuntimeError where waiting for the lock would be waiting for oneself."""
         if self._lock._is_owned():  # type: ignore[attr-defined]
-            raise RuntimeError(
-                f"{self._name} was called by a signal handler or a __del__ in a thread that it has interrupted inside"
-                " the line of the same function: let another thread make the call"
-            )
+            raise self._interrupted()
+
+    def _interrupted(self) -> RuntimeError:
+        return RuntimeError(
+            f"{self._name} was called by a signal handler or a __del__ in a thread that it has interrupted inside"
+            " the line of the same function: let another thread make the call"
+        )
 
     def _has_failed(self, error: BaseException) -> bool:
         """Whether it is the policy that raised `error`; then the line has failed, and all who are in it know."""
@@ -364,6 +367,8 @@ class LeaderFollower:
     def _make_bed(self, now: float, seat: Seat, until: float) -> Bed:
         """For the seat's thread, which sleeps from now on."""
         me = threading.get_ident()
+        if me in (self._line.leaders or ()):
+            raise self._interrupted()
         if me in _leading and until == INFINITY:
             _sleeping[me] = self, seat  # before it looks at others, who do the same
             if self._waits_for(me):
