@@ -22,7 +22,7 @@ from typing import Any, Protocol, cast
 
 from carpool.clock import Clock, monotonic
 from carpool.core.batcher import INFINITY, Batch, Batcher
-from carpool.core.line import DONE, SLEEP, Line
+from carpool.core.line import DONE, LEADS, SLEEP, Line
 from carpool.drive.failures import for_all
 from carpool.drive.trouble import FAILED_FOR_S, learn, stage_at_fault
 from carpool.errors import CarpoolError, DeadlineExceeded, Unavailable
@@ -314,6 +314,8 @@ class LeaderFollower:
             slot = self._line.step(now, seat, threading.get_ident())
             if slot == SLEEP:
                 bed = self._make_bed(now, seat, until)
+            elif slot == LEADS:
+                raise self._interrupted()
             woken = self._line_up()
         self._ring(woken)
         if bed is not None:
@@ -367,8 +369,6 @@ class LeaderFollower:
     def _make_bed(self, now: float, seat: Seat, until: float) -> Bed:
         """For the seat's thread, which sleeps from now on."""
         me = threading.get_ident()
-        if me in (self._line.leaders or ()):
-            raise self._interrupted()
         if me in _leading and until == INFINITY:
             _sleeping[me] = self, seat  # before it looks at others, who do the same
             if self._waits_for(me):
