@@ -420,6 +420,37 @@ def test_a_call_from_a_signal_handler_inside_the_line_is_an_error() -> None:
     assert ticket.result() == 0
 
 
+def test_a_call_from_a_signal_handler_between_two_steps_of_a_leader_is_an_error() -> None:
+    """D40. Its own thread has claimed the only slot, for which it would wait; the call that it interrupts goes on."""
+    errors: list[Any] = []
+
+    @carpool.batch(timeout_s=2.0)
+    def f(xs: list[int]) -> list[int]:
+        return xs
+
+    def handler(*_: Any) -> None:
+        errors.extend([told(lambda: f(2)), told(lambda: f.many([3, 4]))])
+
+    line = f._line
+    lead = line._lead
+
+    def interrupted(*args: Any) -> None:  # with a slot, but not yet inside the function
+        signal.raise_signal(signal.SIGUSR1)
+        lead(*args)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    line._lead = interrupted
+    try:
+        assert f(1) == 1
+    finally:
+        line._lead = lead
+        signal.signal(signal.SIGUSR1, before)
+
+    assert [type(error) for error in errors] == [RuntimeError, RuntimeError]
+    assert "signal handler or a __del__" in str(errors[0])
+    assert f.many([5, 6]) == [5, 6]
+
+
 # -- loops in threads
 
 

@@ -353,6 +353,38 @@ def test_a_service_must_not_be_asked_in_the_thread_of_its_own_loop() -> None:
     assert all("its own loop" in str(error) for error in heard)
 
 
+def test_nor_by_a_sink_or_a_size_of_its_own() -> None:
+    """The sink's line is told, the item that cannot be weighed fails alone, and the next ones are answered."""
+    heard: list[str] = []
+
+    def ask(*_: object) -> int:
+        try:
+            return s.predict(1)  # type: ignore[no-any-return]
+        except RuntimeError as error:
+            heard.append(str(error))
+            raise
+
+    def sink(worker: str, is_error: bool, line: str) -> None:
+        ask()
+
+    weighed = Stage(echo, name="weighed", max_batch_size=8, run_in="thread", size=lambda x: ask() if x == "ask" else 1)
+    with Service(Stage(models.Talks), weighed, timeout_s=5).run(output=sink) as s:
+        said = s.predict("x")
+        deadline = time.monotonic() + BOUND_S
+        while not heard and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert s.predict("x") == said
+    of_the_sink = len(heard)
+
+    first_stage = Stage(echo, max_batch_size=8, run_in="thread")
+    with Service(first_stage, weighed, timeout_s=5).run() as s:
+        good, bad = s.stream([1, "ask"], return_exceptions=True)
+        assert (good, type(bad)) == (1, carpool.ModelError)
+        assert s.predict(2) == 2
+    assert len(heard) == of_the_sink + 1 > 1
+    assert all("its own loop" in text for text in heard)
+
+
 def test_an_async_handle_belongs_to_its_loop() -> None:
     """On another one its calls raise at once, whether the first one still runs or not."""
     held: list[carpool.AsyncHandle] = []

@@ -71,6 +71,33 @@ def test_a_full_queue_makes_a_caller_wait() -> None:
     asyncio.run(main())
 
 
+def test_a_full_queue_of_a_static_policy_has_room_for_a_higher_priority() -> None:
+    """The newest of the lowest priority gives up its place, and hears that the queue is full."""
+
+    async def main() -> None:
+        gate = asyncio.Event()
+
+        async def gated(xs: list[int]) -> list[int]:
+            await gate.wait()
+            return xs
+
+        stage = Stage(gated, max_batch_size=1, policy=carpool.Static(max_queued_batches=4), run_in="loop")
+        async with Service(stage).run_async() as service:
+            low = []
+            for x in range(5):  # one runs, four wait
+                low.append(asyncio.ensure_future(service.predict(x)))
+                await asyncio.sleep(0.01)
+            high = asyncio.ensure_future(service.predict(9, priority=5))
+            await asyncio.wait(low, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+            gate.set()
+            assert await high == 9
+            *served, refused = await asyncio.gather(*low, return_exceptions=True)
+            assert served == [0, 1, 2, 3]
+            assert (type(refused), str(refused)) == (carpool.Overloaded, "the queue is full")
+
+    asyncio.run(main())
+
+
 def test_who_waits_for_room_has_a_deadline_too() -> None:
     """It passes at the door as it does in the queue."""
 

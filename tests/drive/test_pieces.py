@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import Any
 
@@ -101,14 +102,18 @@ def test_a_worker_that_dies_between_the_pieces() -> None:
         assert [a for i, a in enumerate(answers) if i != 2] == [60_000, 60_000, 60_000, 50]
 
 
-def test_kwargs_that_cannot_be_sent_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The start says what is too large and what to do instead; no process is left."""
+def test_kwargs_that_cannot_be_sent_are_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The start says what is too large and what to do instead; no process is left, and nothing else is told."""
     monkeypatch.setattr(process, "MAX_FRAME_BYTES", LIMIT)
     stage = Stage(models.scale, name="s", max_batch_size=4, kwargs={"factor": bytes(LIMIT)})
     with pytest.raises(
         carpool.StartupError, match=r"the kwargs of stage s are too large .* load what is there in setup"
     ):
         Service(stage).start()
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 def test_no_memory_for_a_result_is_nobody_s_crime(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from carpool.request import Request
 
 DONE: Final = -1
 SLEEP: Final = -2
+LEADS: Final = -3
 
 
 class Waiter(Protocol):
@@ -87,7 +88,10 @@ class Line:
             self._look(now)
 
     def step(self, now: float, waiter: Waiter, thread: object) -> int:
-        """What a waiter's thread, awake, should do: `SLEEP`, go because it is `DONE`, or `lead` with this slot."""
+        """What a waiter's thread, awake, should do: `SLEEP`, go because it is `DONE`, or `lead` with this slot.
+
+        It must not sleep where it `LEADS` already, interrupted between two steps, since others wait for it.
+        """
         if waiter.pending and now >= waiter.deadline:
             self._look(now)
         if self.elect is waiter:
@@ -96,7 +100,12 @@ class Line:
                 self._hand_on()
         if not waiter.pending:
             return DONE
-        if not self._free or not self.pipeline.waiting:
+        if not self._free:
+            for _, leader in self._leaders.values():
+                if leader == thread:
+                    return LEADS
+            return SLEEP
+        if not self.pipeline.waiting:
             return SLEEP
         slot = self._free.pop()
         self._leaders[slot] = waiter, thread
@@ -121,7 +130,7 @@ class Line:
         """
         for request in waiter.requests:
             self.pipeline.cancel(now, request)
-        for slot in [slot for slot, (_, leader) in self._leaders.items() if leader == thread]:
+        for slot in [slot for slot, led in self._leaders.items() if led == (waiter, thread)]:
             self._release(now, slot)
         if waiter in self._closers:
             self._closers.remove(waiter)

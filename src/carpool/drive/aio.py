@@ -196,6 +196,7 @@ class Driver:
         """A worker could not load while the service was starting."""
         if not self._started.done():
             self._started.set_exception(error)
+            self._started.exception()  # it counts as heard: where `start` itself has raised, nobody waits for it
 
     def stage_failed(self, error: CarpoolError) -> None:
         """A stage has no worker and will get none: the service cannot answer any more."""

@@ -22,7 +22,7 @@ from typing import Any, Protocol, cast
 
 from carpool.clock import Clock, monotonic
 from carpool.core.batcher import INFINITY, Batch, Batcher
-from carpool.core.line import DONE, SLEEP, Line
+from carpool.core.line import DONE, LEADS, SLEEP, Line
 from carpool.drive.failures import for_all
 from carpool.drive.trouble import FAILED_FOR_S, learn, stage_at_fault
 from carpool.errors import CarpoolError, DeadlineExceeded, Unavailable
@@ -285,10 +285,13 @@ class LeaderFollower:
     def _check_owner(self) -> None:
         """Raise RuntimeError where waiting for the lock would be waiting for oneself."""
         if self._lock._is_owned():  # type: ignore[attr-defined]
-            raise RuntimeError(
-                f"{self._name} was called by a signal handler or a __del__ in a thread that it has interrupted inside"
-                " the line of the same function: let another thread make the call"
-            )
+            raise self._interrupted()
+
+    def _interrupted(self) -> RuntimeError:
+        return RuntimeError(
+            f"{self._name} was called by a signal handler or a __del__ in a thread that it has interrupted inside"
+            " the line of the same function: let another thread make the call"
+        )
 
     def _has_failed(self, error: BaseException) -> bool:
         """Whether it is the policy that raised `error`; then the line has failed, and all who are in it know."""
@@ -311,6 +314,8 @@ class LeaderFollower:
             slot = self._line.step(now, seat, threading.get_ident())
             if slot == SLEEP:
                 bed = self._make_bed(now, seat, until)
+            elif slot == LEADS:
+                raise self._interrupted()
             woken = self._line_up()
         self._ring(woken)
         if bed is not None:
