@@ -21,6 +21,7 @@ from carpool.request import DONE, Request
 from carpool.wire.memory import Memory
 from carpool.wire.payload import LARGE, detach
 
+_UNCHANGING = frozenset({int, float, str, bool, type(None)})
 _BYTES_IN_FLIGHT = 16 * 2**20  # of large items; more only pushes them out of the processor's cache
 
 
@@ -150,9 +151,9 @@ class AsyncStream:
 class ThreadStream:
     """A stream for a thread that is not the driver's. A thread of its own reads the input.
 
-    Requests are made where items are read, so that an input may use one buffer again and again, and live and die on
-    the loop. Across threads go bunches of them, and of results. Three threads share one interpreter, so what would
-    cost is waking one another.
+    Requests live and die on the loop; across threads go only items and results, in bunches. Three threads share one
+    interpreter, so what would cost is waking one another. But an item that could change is made a request where it is
+    read, so that an input may use one buffer again and again.
     """
 
     def __init__(
@@ -172,7 +173,7 @@ class ThreadStream:
         self._memory = Memory()  # of the feeder
         self._given = 0  # items read; counted by the feeder
         self._taken = 0  # results handed out; counted by the consumer
-        self._read: deque[Request] = deque()  # on their way to the loop
+        self._read: deque[Any] = deque()  # requests, and items that cannot change, on their way to the loop
         self._places: deque[Request] = deque()  # inside, in order; the loop's own
         self._results: deque[Any] = deque()  # on their way to the consumer
         self._fed = False
@@ -224,17 +225,19 @@ class ThreadStream:
     # -- the feeder's thread
 
     def _feed(self, xs: Iterable[Any]) -> None:
+        as_they_are = _UNCHANGING if self._weigh is None else frozenset()
         try:
             for x in xs:
                 if self._given - self._taken >= self._window.limit:
                     self._await_room()
                 if self._closed:
                     return
-                request = _place_for(x, self._driver.clock() + self._limit_s, self._weigh, self._memory)
-                if request.nbytes >= LARGE:
-                    self._window.narrow(request.nbytes)
-                self._read.append(request)
+                if type(x) not in as_they_are:
+                    x = _place_for(x, self._driver.clock() + self._limit_s, self._weigh, self._memory)
+                    if x.nbytes >= LARGE:
+                        self._window.narrow(x.nbytes)
                 self._given += 1
+                self._read.append(x)
                 if not self._posted:
                     self._posted = True
                     self._thread.post(self._submit)
@@ -259,15 +262,17 @@ class ThreadStream:
         read = self._read
         requests: list[Request] = []
         largest = 0
+        deadline = self._driver.clock() + self._limit_s
         while read and not self._closed:
-            request = read.popleft()
+            x = read.popleft()
+            request = x if type(x) is Request else _place_for(x, deadline, None, self._memory)
             if request.nbytes > largest:
                 largest = request.nbytes
             requests.append(request)
         if largest < LARGE:
             self._window.widen()
         self._places += requests
-        self._driver.submit_all([request for request in requests if request.state != DONE])
+        self._driver.submit_all(requests)
         self._harvest()
 
     def answered(self, request: Request) -> None:
@@ -306,7 +311,8 @@ def _place_for(x: Any, deadline: float, weigh: Weigh | None, memory: Memory) -> 
     """An item, copied, as a request; one that cannot be pickled or weighed has its error already."""
     try:
         request = request_for(x, deadline, weigh)
-        request.item = detach(request.item, memory)  # type: ignore[arg-type]
+        if type(request.item) is list:
+            request.item = detach(request.item, memory)
         request.bulk = True
         return request
     except Exception as error:

@@ -68,10 +68,8 @@ def load(payload: Payload) -> object:
     return pickle.loads(head, buffers=buffers)
 
 
-def detach(payload: Payload, memory: Memory) -> Payload:
-    """The payload with copies of what it shares with the object that was dumped, which may change from now on."""
-    if type(payload) is not list:
-        return payload
+def detach(payload: list[Buffer], memory: Memory) -> list[Buffer]:
+    """A payload of several parts with copies of what it shares with the object, which may change from now on."""
     head, *buffers = payload
     return [head, *[_copied(buffer, memory) for buffer in buffers]]
 
@@ -79,9 +77,8 @@ def detach(payload: Payload, memory: Memory) -> Payload:
 def _copied(buffer: Buffer, memory: Memory) -> Buffer:
     if type(buffer) is bytes:
         return buffer
-    raw = memoryview(buffer)
-    copy = memory.buffer(raw.nbytes)
-    copy[:] = raw
+    copy = memory.buffer(len(buffer))
+    memoryview(copy)[:] = buffer  # to assign to the bytearray itself would copy twice
     return copy
 
 
