@@ -377,7 +377,7 @@ def test_a_thread_may_post_while_it_posts() -> None:
     thread._mailbox = Interrupted()
     (heard,) = in_threads(1, lambda: thread.post(lambda: done.append("around")))
     assert heard is None
-    thread.ask(lambda: None)
+    thread.ask(lambda: None, BOUND_S)
     assert done == ["within", "around"]
     thread.post(thread.stop)
     thread.wait_until_ended()
@@ -542,6 +542,25 @@ def test_a_thread_does_not_wait_for_a_loop_that_stands_still() -> None:
         with pytest.raises(carpool.DeadlineExceeded, match="is its loop blocked"):
             s.predict(1)
         assert time.monotonic() - began < 3.5
+
+
+def test_statistics_do_not_wait_for_a_loop_that_stands_still() -> None:
+    """They are asked for on the loop, and end with the service's time-out and its second, too."""
+    go_on = threading.Event()
+
+    async def block(xs: list[Any]) -> list[Any]:
+        go_on.wait(BOUND_S)
+        return xs
+
+    with Service(Stage(block, max_batch_size=8, run_in="loop"), timeout_s=0.3).run() as s:
+        try:
+            with pytest.raises(carpool.DeadlineExceeded, match="is its loop blocked"):
+                s.predict(1)
+            (heard,) = in_threads(1, s.stats)
+            assert isinstance(heard, carpool.DeadlineExceeded)
+        finally:
+            go_on.set()
+        assert s.stats().stages
 
 
 # -- policies that raise

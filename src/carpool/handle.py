@@ -22,13 +22,14 @@ from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.core.roster import Starts
 from carpool.drive.aio import Driver
-from carpool.drive.callers import FutureCaller, LockCaller, request_for, result_of
+from carpool.drive.callers import GRACE_S, NO_ANSWER, FutureCaller, LockCaller, request_for, result_of
 from carpool.drive.guard import Guard
 from carpool.drive.launch import Launch
 from carpool.drive.loop_thread import LoopThread
 from carpool.drive.output import LineSink
 from carpool.drive.streams import AsyncStream, ThreadStream, Window
 from carpool.drive.workers import WorkerStage, new_roster
+from carpool.errors import DeadlineExceeded
 from carpool.logger import logger
 from carpool.observe.stats import ServiceSnapshot, Stats
 from carpool.policy import OneByOne
@@ -388,10 +389,18 @@ class Handle:
         return stream.run(xs, return_exceptions)
 
     def stats(self) -> ServiceSnapshot:
-        """What the service has done so far; also after it was closed."""
+        """What the service has done so far; also after it was closed.
+
+        Raises:
+            DeadlineExceeded: the service's loop has not come to it within the service's time-out.
+        """
         if self._thread is None or self._inner.state is State.FORKED:
             raise self._inner._life.refusal()
-        return self._thread.ask(self._inner.stats)  # policies are asked, and they are no one else's
+        most_s = self.service.timeout_s + GRACE_S
+        try:
+            return self._thread.ask(self._inner.stats, most_s)  # policies are asked, and they are no one else's
+        except TimeoutError as error:
+            raise DeadlineExceeded(NO_ANSWER) from error
 
     def story(self, request_id: int) -> list[Entry]:
         """What happened to a request, in order; needs `journal_size`."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
+from carpool.clock import monotonic
 from carpool.core.mailbox import Mailbox, Work
 from carpool.drive.descriptors import fill_standard
 from carpool.errors import Unavailable
@@ -75,8 +76,12 @@ class LoopThread:
             future.cancel()
             raise
 
-    def ask(self, question: Callable[[], T]) -> T:
-        """What a function returns in the loop's thread, or here once the loop has ended."""
+    def ask(self, question: Callable[[], T], most_s: float) -> T:
+        """What a function returns in the loop's thread, or here once the loop has ended.
+
+        Raises:
+            TimeoutError: the loop has not come to it in `most_s` seconds.
+        """
         if threading.get_ident() == self.ident:
             return question()
         future: Future[T] = Future()
@@ -87,9 +92,11 @@ class LoopThread:
             except BaseException as error:
                 future.set_exception(error)
 
+        until = monotonic() + most_s
         self.post(answer)
         while not wait([future], timeout=_LOOK_UP_S).done:
-            pass
+            if monotonic() >= until:
+                raise TimeoutError
         return future.result()
 
     def stop(self) -> None:
