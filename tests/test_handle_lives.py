@@ -22,6 +22,7 @@ import pytest
 
 import carpool
 from carpool import Service, Stage
+from carpool.core.life import State
 from carpool.drive import loop_thread
 from carpool.policy.base import Decision
 from tests import models
@@ -287,6 +288,102 @@ def test_a_start_that_is_refused_can_be_made_again() -> None:
 # -- the wrong process, thread or loop
 
 
+def test_a_start_that_is_interrupted_ends_whoever_begins_to_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the start itself is already closing what it began, the thread that was interrupted still stops the loop."""
+    handle = Service(Stage(SlowToLoad, max_batch_size=8), timeout_s=5).run()
+    post = loop_thread.LoopThread.post
+
+    def post_late(thread: loop_thread.LoopThread, work: Callable[[], object]) -> None:
+        deadline = time.monotonic() + BOUND_S
+        while handle._inner.state is not State.DRAINING and time.monotonic() < deadline:
+            time.sleep(0)
+        post(thread, work)
+
+    def interrupted(futures: list[Any], timeout: float) -> Any:
+        while handle._inner.state is not State.STARTING:
+            time.sleep(0.001)
+        monkeypatch.setattr(loop_thread.LoopThread, "post", post_late)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop_thread, "wait", interrupted)
+    (heard,) = in_threads(1, handle.start)
+    assert isinstance(heard, KeyboardInterrupt)
+    assert handle._inner.state is State.CLOSED
+
+
+def test_a_start_without_a_thread_to_be_had_can_be_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the system has not given this time, it may give the next time."""
+    handle = THREADED.run()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", _refuse_thread)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            handle.start()
+    with handle:
+        assert handle.predict(1) == 1
+
+
+def _refuse_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+class LeavesTasks(carpool.Model):
+    """Starts a task of its own, which does something else than to end when it is cancelled."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    async def setup(self) -> None:
+        self.task = asyncio.ensure_future(self.go_on())
+
+    async def go_on(self) -> None:
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                if self.kind == "exits":
+                    raise SystemExit(3) from None
+
+    async def predict(self, xs: list[Any]) -> list[Any]:
+        if self.kind == "hangs":
+            await self.go_on()
+        return xs
+
+
+@pytest.mark.parametrize("kind", ["goes on", "exits", "hangs"])
+def test_tasks_that_do_not_end_do_not_keep_a_service_from_being_closed(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing ends in bounded time whatever becomes of the tasks of `async def` models when they are cancelled."""
+    monkeypatch.setattr(loop_thread, "_TASKS_END_S", 0.2)
+    handle = Service(Stage(LeavesTasks, kwargs={"kind": kind}, max_batch_size=8, run_in="loop"), timeout_s=0.5).start()
+    if kind == "hangs":
+        with pytest.raises(carpool.DeadlineExceeded):
+            handle.predict(1)
+    assert in_threads(1, handle.close) == [None]
+
+
+def test_a_thread_may_post_while_it_posts() -> None:
+    """A signal handler or a collected generator may come in the midst of a call, and has something to say, too."""
+    thread = loop_thread.LoopThread("test")
+    mailbox, done = thread._mailbox, []
+
+    class Interrupted(type(mailbox)):  # type: ignore[misc]
+        __slots__ = ()
+
+        def post(self, work: Callable[[], object]) -> bool:
+            thread._mailbox = mailbox
+            thread.post(lambda: done.append("within"))
+            return mailbox.post(work)
+
+    thread._mailbox = Interrupted()
+    (heard,) = in_threads(1, lambda: thread.post(lambda: done.append("around")))
+    assert heard is None
+    thread.ask(lambda: None, BOUND_S)
+    assert done == ["within", "around"]
+    thread.post(thread.stop)
+    thread.wait_until_ended()
+
+
 def test_a_forked_child_can_neither_use_nor_hang_in_its_parent_s_service() -> None:
     """Calls raise, closing and leaving the block do nothing, and the parent's service goes on."""
     with THREADED.run() as s:
@@ -303,7 +400,7 @@ def test_a_child_that_is_forked_while_the_loop_ends_does_not_wait_for_it(monkeyp
     """Between the end of the workers and that of the loop a handle is closed already, but its loop still has work."""
     ending, go_on = threading.Event(), threading.Event()
 
-    async def linger() -> None:
+    async def linger(until: float) -> None:
         ending.set()
         go_on.wait(BOUND_S)
 
@@ -478,6 +575,25 @@ def test_a_thread_does_not_wait_for_a_loop_that_stands_still() -> None:
         with pytest.raises(carpool.DeadlineExceeded, match="is its loop blocked"):
             s.predict(1)
         assert time.monotonic() - began < 3.5
+
+
+def test_statistics_do_not_wait_for_a_loop_that_stands_still() -> None:
+    """They are asked for on the loop, and end with the service's time-out and its second, too."""
+    go_on = threading.Event()
+
+    async def block(xs: list[Any]) -> list[Any]:
+        go_on.wait(BOUND_S)
+        return xs
+
+    with Service(Stage(block, max_batch_size=8, run_in="loop"), timeout_s=0.3).run() as s:
+        try:
+            with pytest.raises(carpool.DeadlineExceeded, match="is its loop blocked"):
+                s.predict(1)
+            (heard,) = in_threads(1, s.stats)
+            assert isinstance(heard, carpool.DeadlineExceeded)
+        finally:
+            go_on.set()
+        assert s.stats().stages
 
 
 # -- policies that raise

@@ -22,13 +22,14 @@ from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.core.roster import Starts
 from carpool.drive.aio import Driver
-from carpool.drive.callers import FutureCaller, LockCaller, request_for, result_of
+from carpool.drive.callers import GRACE_S, NO_ANSWER, FutureCaller, LockCaller, request_for, result_of
 from carpool.drive.guard import Guard
 from carpool.drive.launch import Launch
 from carpool.drive.loop_thread import LoopThread
 from carpool.drive.output import LineSink
 from carpool.drive.streams import AsyncStream, ThreadStream, Window
 from carpool.drive.workers import WorkerStage, new_roster
+from carpool.errors import DeadlineExceeded
 from carpool.logger import logger
 from carpool.observe.stats import ServiceSnapshot, Stats
 from carpool.policy import OneByOne
@@ -101,6 +102,8 @@ class AsyncHandle:
                 "a service cannot be started inside a worker process: put the call that starts it under"
                 ' `if __name__ == "__main__":`'
             )
+        if self._life.state is not State.NEW:
+            raise RuntimeError(STARTED_BEFORE)
         starts_at_a_time = self.service.max_parallel_starts or max(_LEAST_STARTS, affinity.available())
         guard = Guard() if any(stage.run_in == "process" for stage in self.service.stages) else None
         launches = [_launch(self.service, index, guard) for index in range(len(self.service.stages))]
@@ -112,8 +115,8 @@ class AsyncHandle:
             for index, (launch, roster) in enumerate(zip(launches, rosters, strict=True))
             if roster is not None
         ]
-        self._life.happened(Event.START)
         self.driver, self._stages, self._guard = driver, stages, guard
+        self._life.happened(Event.START)  # from here on other threads' calls are let through, and need the driver
         try:
             self._pin()
             if guard is not None:
@@ -136,23 +139,22 @@ class AsyncHandle:
         if self._life.takes_calls and self._is_elsewhere():
             self._abandon()
             return
-        self.begin_to_close(drain)
-        if self._closing is not None and self._life.state is State.DRAINING:
-            await asyncio.shield(self._closing)
+        closing = self.begin_to_close(drain)
+        if closing is not None and self._life.state is State.DRAINING:
+            await asyncio.shield(closing)
 
     def begin_to_close(self, drain: bool) -> asyncio.Task[None] | None:
         """On the service's loop: see that it is being closed, by a task that ends when everything has ended.
 
         Returns:
-            The task, to the one who has caused it to be started.
+            The task, whoever has caused it to be started; None if the service was never started.
         """
         act = self._life.happened(Event.CLOSE if drain else Event.HURRY)
         if act is Act.END:
             self._closing = asyncio.ensure_future(self._end(drain))
-            return self._closing
-        if act is Act.HURRY and self.driver is not None:
+        elif act is Act.HURRY and self.driver is not None:
             self.driver.abort()
-        return None
+        return self._closing
 
     async def failed(self) -> None:
         """Wait until a stage has failed, so that the service can answer nothing any more."""
@@ -327,7 +329,11 @@ class Handle:
         """Start the workers and wait until all are ready. Raises what `AsyncHandle.start` raises."""
         if self._inner.state is not State.NEW or not self._starting.acquire(blocking=False):
             raise RuntimeError(STARTED_BEFORE)
-        self._thread = thread = LoopThread("carpool")
+        try:
+            self._thread = thread = LoopThread("carpool")
+        except BaseException:  # the system has no thread or descriptor to give
+            self._starting.release()
+            raise
         try:
             thread.run(self._inner.start())
         except BaseException:
@@ -383,10 +389,18 @@ class Handle:
         return stream.run(xs, return_exceptions)
 
     def stats(self) -> ServiceSnapshot:
-        """What the service has done so far; also after it was closed."""
+        """What the service has done so far; also after it was closed.
+
+        Raises:
+            DeadlineExceeded: the service's loop has not come to it within the service's time-out.
+        """
         if self._thread is None or self._inner.state is State.FORKED:
             raise self._inner._life.refusal()
-        return self._thread.ask(self._inner.stats)  # policies are asked, and they are no one else's
+        most_s = self.service.timeout_s + GRACE_S
+        try:
+            return self._thread.ask(self._inner.stats, most_s)  # policies are asked, and they are no one else's
+        except TimeoutError as error:
+            raise DeadlineExceeded(NO_ANSWER) from error
 
     def story(self, request_id: int) -> list[Entry]:
         """What happened to a request, in order; needs `journal_size`."""
@@ -399,10 +413,10 @@ class Handle:
 
         def begin() -> None:
             closing = inner.begin_to_close(drain)
-            if closing is not None:
+            if closing is None or closing.done():
+                thread.stop()
+            else:  # also if it is the start that closes, since it has failed: nobody else may come to stop the loop
                 closing.add_done_callback(lambda _: thread.stop())
-            elif inner.state not in (State.STARTING, State.OPEN, State.DRAINING):
-                thread.stop()  # it has never come so far
 
         thread.post(begin)
         thread.wait_until_ended()

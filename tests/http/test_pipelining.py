@@ -227,6 +227,23 @@ def test_many_offers_to_upgrade_in_one_piece() -> None:
     run(main())
 
 
+@pytest.mark.parametrize("before", [1, 2, 3])
+def test_an_offer_to_upgrade_where_the_row_is_cut(before: int) -> None:
+    """Regression: where there was room for just the head of such a request, its body was read as the next head."""
+
+    async def main() -> None:
+        door = Door(Limits(pipelined=2), cost_s=None)
+        wire = door.connect()
+        wire.send(post(b"1") * before + post(b"23", "/predict", "Connection: Upgrade", "Upgrade: h2c") + post(b"4"))
+        while len(door.worker.seen) < before + 2:
+            await turns()
+            door.worker.finish()
+        await turns()
+        assert [a.body for a in wire.answers()] == [b"<1>"] * before + [b"<23>", b"<4>"]
+
+    run(main())
+
+
 async def _second() -> None:
     import asyncio
 

@@ -17,8 +17,8 @@ GRACE_S = 1.0
 """After a deadline, for the loop to tell of it."""
 
 NO_ANSWER = (
-    "the service did not answer in time, and did not say so either: is its loop blocked, by a size= function, a sink or"
-    " a policy?"
+    "the service did not answer in time, and did not say so either: is its loop blocked, by an async model, a size="
+    " function, a sink or a policy?"
 )
 """What a thread hears that has waited even longer."""
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
+from carpool.clock import monotonic
 from carpool.core.mailbox import Mailbox, Work
 from carpool.drive.descriptors import fill_standard
 from carpool.errors import Unavailable
@@ -19,6 +20,7 @@ from carpool.logger import logger
 
 T = TypeVar("T")
 
+_TASKS_END_S = 5.0  # for tasks that a model has started and left, once they have been cancelled
 _LOOK_UP_S = 0.5  # a thread that waits for the loop looks for signals that came just before it slept
 
 
@@ -36,12 +38,18 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self.loop = _new_loop()
         self._stopping = False
-        self._lock = threading.Lock()
+        # taken twice by a thread that is interrupted while it posts, by a signal handler or a collected generator, and
+        # posts there too
+        self._lock = threading.RLock()
         self._mailbox = Mailbox()
         self._afterwards = threading.RLock()  # what is done once the loop has ended is done by one thread at a time
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._live, name=name, daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            self.loop.close()
+            raise
         self.ident = self._thread.ident
 
     def post(self, work: Work) -> None:
@@ -68,8 +76,12 @@ class LoopThread:
             future.cancel()
             raise
 
-    def ask(self, question: Callable[[], T]) -> T:
-        """What a function returns in the loop's thread, or here once the loop has ended."""
+    def ask(self, question: Callable[[], T], most_s: float) -> T:
+        """What a function returns in the loop's thread, or here once the loop has ended.
+
+        Raises:
+            TimeoutError: the loop has not come to it in `most_s` seconds.
+        """
         if threading.get_ident() == self.ident:
             return question()
         future: Future[T] = Future()
@@ -80,9 +92,11 @@ class LoopThread:
             except BaseException as error:
                 future.set_exception(error)
 
+        until = monotonic() + most_s
         self.post(answer)
         while not wait([future], timeout=_LOOK_UP_S).done:
-            pass
+            if monotonic() >= until:
+                raise TimeoutError
         return future.result()
 
     def stop(self) -> None:
@@ -110,28 +124,43 @@ class LoopThread:
             posted = self._mailbox.take()
         _do(posted)
 
+    def _end_tasks(self) -> None:
+        """In bounded time, whatever the user's own tasks do when they are cancelled."""
+        until = self.loop.time() + _TASKS_END_S
+        while self.loop.time() < until:
+            try:
+                return self.loop.run_until_complete(_end_tasks(until))
+            except (SystemExit, KeyboardInterrupt):  # that task is done; others may be left
+                logger.exception("a task that was cancelled wanted to end the service's loop")
+
     def _live(self) -> None:
         while not self._stopping:
             try:
                 self.loop.run_forever()
             except BaseException:  # SystemExit or KeyboardInterrupt, which asyncio lets through from any callback
                 logger.exception("something in the service's loop wanted to end it; it goes on")
-        self.loop.run_until_complete(_end_tasks())
-        with self._afterwards:
-            with self._lock:
-                left = self._mailbox.end()
-            _do(left)
-            self.loop.close()
-        self._ended.set()
+        try:
+            self._end_tasks()
+        finally:
+            with self._afterwards:
+                with self._lock:
+                    left = self._mailbox.end()
+                _do(left)
+                self.loop.close()
+            self._ended.set()
 
 
-async def _end_tasks() -> None:
+async def _end_tasks(until: float) -> None:
     """Cancel what is left on the loop, as `asyncio.run` does, so that whoever waits for a task hears of it."""
+    loop = asyncio.get_running_loop()
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
-    await asyncio.get_running_loop().shutdown_asyncgens()
+    for work in (asyncio.gather(*left, return_exceptions=True), loop.create_task(loop.shutdown_asyncgens())):
+        await asyncio.wait([work], timeout=max(0.0, until - loop.time()))
+    stubborn = [task for task in left if not task.done()]
+    if stubborn:
+        logger.error("tasks of a model's own do not end although they were cancelled, and are left: %s", stubborn)
 
 
 def _do(posted: Sequence[Work]) -> None:

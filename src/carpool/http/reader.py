@@ -117,8 +117,12 @@ class RequestReader:
             room = min(taker.room, most - self.requests)
             if self.fresh and room <= 0:
                 break
-            upto = self._cut(data, at, max(1, room))
-            self._parse(data[at:upto])
+            if self._own is not None:
+                upto = at + len(self._own) - self.held
+                self._fill(data[at:upto])
+            else:
+                upto = _end_of_heads(data, at, max(1, room))
+                self._parse(data[at:upto])
             at = upto
         self._raw_head = b""
         if self._own is not None:
@@ -134,8 +138,7 @@ class RequestReader:
             self._taker.refuse(self._app.refuse(self.head, error))
             return
         if self.held == len(self._own):
-            self._parser = httptools.HttpRequestParser(self)  # the old one still waits for the body
-            self.on_message_complete()
+            self._complete_large()
 
     def end(self) -> None:
         """The present body comes so slowly that its place is needed for others."""
@@ -226,15 +229,20 @@ class RequestReader:
 
     # -- inside
 
-    def _cut(self, data: bytes, at: int, room: int) -> int:
-        """How far to parse, from `at` on, so that no more heads are read than there is room for requests."""
-        if self._own is not None:
-            return at + len(self._own) - self.held
-        for _ in range(room):
-            at = data.find(_BLANK_LINE, at) + len(_BLANK_LINE)
-            if at < len(_BLANK_LINE):
-                return len(data)
-        return at
+    def _fill(self, data: bytes) -> None:
+        """More of a body that is received into memory of its own."""
+        assert self._own is not None
+        try:
+            self.on_body(data)
+        except CarpoolError as error:
+            self._taker.refuse(self._app.refuse(self.head, error))
+            return
+        if self.held == len(self._own):
+            self._complete_large()
+
+    def _complete_large(self) -> None:
+        self._parser = httptools.HttpRequestParser(self)  # the old one still waits for the body
+        self.on_message_complete()
 
     def _parse(self, data: bytes) -> None:
         """Have the parser read some bytes; whatever it says to them, nothing is raised."""
@@ -261,14 +269,8 @@ class RequestReader:
         self._parser = httptools.HttpRequestParser(self)
         if self._own is None:
             return data
-        n = min(len(self._own) - self.held, len(data))
-        try:
-            self.on_body(data[:n])
-        except CarpoolError as error:
-            self._taker.refuse(self._app.refuse(self.head, error))
-            return b""
-        if self.held == len(self._own):
-            self.on_message_complete()
+        n = len(self._own) - self.held
+        self._fill(data[:n])
         return data[n:]
 
     def _remember(self, raw: bytes, head: HttpHead) -> None:
@@ -339,6 +341,15 @@ class RequestReader:
             return body
         parts, self._parts = self._parts, []
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _end_of_heads(data: bytes, at: int, most: int) -> int:
+    """How far to parse, from `at` on, so that no more heads are read than there is room for requests."""
+    for _ in range(most):
+        at = data.find(_BLANK_LINE, at) + len(_BLANK_LINE)
+        if at < len(_BLANK_LINE):
+            return len(data)
+    return at
 
 
 def _is_host(host: bytes) -> bool:
