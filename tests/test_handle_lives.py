@@ -21,9 +21,10 @@ import numpy as np
 import pytest
 
 import carpool
-from carpool import Service, Stage
+from carpool import Service, Stage, handle
 from carpool.core.life import State
 from carpool.drive import loop_thread
+from carpool.drive.workers import WorkerStage
 from carpool.policy.base import Decision
 from tests import models
 
@@ -381,7 +382,7 @@ def test_a_thread_may_post_while_it_posts() -> None:
     thread.ask(lambda: None, BOUND_S)
     assert done == ["within", "around"]
     thread.post(thread.stop)
-    thread.wait_until_ended()
+    thread.wait_until_ended(BOUND_S)
 
 
 def test_a_forked_child_can_neither_use_nor_hang_in_its_parent_s_service() -> None:
@@ -594,6 +595,45 @@ def test_statistics_do_not_wait_for_a_loop_that_stands_still() -> None:
         finally:
             go_on.set()
         assert s.stats().stages
+
+
+def test_closing_does_not_wait_for_ever_for_a_loop_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so, and can be called again; worker processes are ended meanwhile."""
+    monkeypatch.setattr(handle, "_SILENT_S", 0.5)
+    stages = (
+        Stage(echo, max_batch_size=8),
+        Stage(echo_async, name="loop", run_in="loop", max_batch_size=8, policy=Blocking()),
+    )
+    s = Service(*stages, timeout_s=0.5).start()
+    (pid,) = s.pids
+    caller = threading.Thread(target=lambda: in_threads(1, lambda: s.predict(1)))
+    caller.start()
+    time.sleep(0.3)
+    with pytest.raises(carpool.DeadlineExceeded, match="is its loop blocked"):
+        s.close()
+    time.sleep(4.0)  # the loop goes on meanwhile
+    s.close()
+    caller.join(BOUND_S)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_batch_that_cannot_be_handed_over_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No memory for its message, say: its callers hear so, and the next ones are served."""
+    run = WorkerStage.run
+    raised: list[int] = []
+
+    def run_but_once(stage: WorkerStage, batch: Any) -> None:
+        if not raised:
+            raised.append(batch.id)
+            raise MemoryError
+        run(stage, batch)
+
+    monkeypatch.setattr(WorkerStage, "run", run_but_once)
+    with THREADED.run() as s:
+        with pytest.raises(carpool.Unavailable, match="could not be handed to a worker: MemoryError"):
+            s.predict(1)
+        assert s.predict(2) == 2
 
 
 # -- policies that raise

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
@@ -51,6 +53,7 @@ _HANG_SHARE = 3  # without `max_batch_time_s` calls are given up by this part of
 _BATCHES_AHEAD = 3  # per worker: one at work, one on its way, one forming
 _SMALL_AHEAD = 2 * _BATCHES_AHEAD  # of small items, so that threads wake one another less often
 _LEAST_IN_FLIGHT = 64
+_SILENT_S = 10.0  # a loop that ends may be busy with its last tasks for so long
 _LEAST_STARTS = 2  # at a time: a model that never ends loading must not hold up all others
 
 
@@ -164,6 +167,12 @@ class AsyncHandle:
         """End the workers at once, whatever they are doing."""
         for stage in self._stages:
             stage.kill_all()
+
+    def kill_processes(self) -> None:
+        """From another thread, while something blocks the loop: end the worker processes at once."""
+        for pid in self.pids:  # the loop reaps them, so their numbers are still theirs
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
 
     async def predict(self, x: Any, *, timeout_s: float | None = None, priority: int = 0) -> Any:
         """The model's answer to one item. Waits while the queue is full.
@@ -352,6 +361,8 @@ class Handle:
 
         Raises:
             RuntimeError: this is the thread of the service's own loop, which would wait for itself.
+            DeadlineExceeded: something of the user's blocks that loop, for longer than the service's time-out. Worker
+                processes have been killed; call it again once the loop goes on.
         """
         if self._inner.state not in (State.STARTING, State.OPEN, State.DRAINING):
             return
@@ -419,7 +430,11 @@ class Handle:
                 closing.add_done_callback(lambda _: thread.stop())
 
         thread.post(begin)
-        thread.wait_until_ended()
+        try:
+            thread.wait_until_ended(max(self.service.timeout_s, _SILENT_S) + GRACE_S)
+        except TimeoutError:
+            self._inner.kill_processes()
+            raise DeadlineExceeded(NO_ANSWER) from None
 
     def _refuse_own_thread(self, what: str) -> None:
         if self._thread is not None and get_ident() == self._thread.ident:

@@ -333,6 +333,21 @@ def test_a_request_of_a_lost_worker_is_run_once_more() -> None:
     assert (error.status, error.code) == (500, "request_crashed_worker")
 
 
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_what_a_lost_worker_had_not_been_sent_waits_again(idempotent: bool) -> None:
+    """It is not to blame, and may be run for the first time."""
+    line = pipeline(stage(max_batch_time_s=10, idempotent=idempotent), workers=2)
+    requests = asks("abc")
+    line.submit(0, requests)
+    (batch,) = line.poll(0).run
+    line.worker_lost(1, 0, batch.worker, {requests[1].id, requests[2].id})
+    todo = line.poll(1)
+
+    assert [request.losses for request in requests] == [1, 0, 0]
+    assert todo.answer == ([] if idempotent else [requests[0]])
+    assert [one.requests for one in todo.run] == [[requests[0]] if idempotent else requests[1:]]
+
+
 def test_what_must_not_run_twice_fails_at_once() -> None:
     """`idempotent=False`: the worker may have done it before it died."""
     line = pipeline(stage(idempotent=False), workers=2)

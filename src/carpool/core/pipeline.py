@@ -14,7 +14,7 @@ invariants:
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 
 from carpool.core import trail
@@ -207,11 +207,15 @@ class Pipeline:
         """A worker can take batches from now on."""
         self.stages[stage].worker_ready(worker)
 
-    def worker_lost(self, now: float, stage: int, worker: int) -> bool:
+    def worker_lost(self, now: float, stage: int, worker: int, unsent: Collection[int] = ()) -> bool:
         """A worker has died, or was killed because it hung or broke the protocol.
 
         What it owed is run once more, each request alone, so that one which kills workers is found and harms no other;
         it fails if it must not be run again, or was the only one that a worker had when this happened once more.
+
+        Args:
+            now, stage, worker: when, and whose.
+            unsent: requests of its batch that it had not been sent yet, so that they wait again as if nothing had been.
 
         Returns:
             Whether that is so: this death, and the one before it, are that request's fault and not the stage's.
@@ -221,7 +225,12 @@ class Pipeline:
         if batch is None:
             return False
         again: list[Request] = []
+        untouched: list[Request] = []
         for request in batch.requests:
+            if request.id in unsent:
+                if request.state == RUNNING:
+                    untouched.append(request)
+                continue
             request.losses += 1
             if request.state != RUNNING:
                 continue
@@ -233,6 +242,8 @@ class Pipeline:
                 self._fail(now, request, _lost_with(request, batcher, batch.given_up))
         if again:
             batcher.quarantine(again)
+        if untouched:
+            batcher.put_back(now, untouched)
         return batch.requests[0].losses >= _MOST_LOSSES
 
     def worker_left(self, now: float, stage: int, worker: int) -> None:

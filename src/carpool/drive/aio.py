@@ -8,7 +8,7 @@ on one loop; other threads come in through `call_soon_threadsafe`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 from carpool.clock import Clock, monotonic
@@ -157,10 +157,10 @@ class Driver:
             self._started.set_result(None)
         self.poll()
 
-    def worker_lost(self, stage: int, worker: int) -> bool:
+    def worker_lost(self, stage: int, worker: int, unsent: Collection[int] = ()) -> bool:
         """A worker that was ready is gone; whether that is the fault of a request (see `Pipeline.worker_lost`)."""
         try:
-            blamed = self.pipeline.worker_lost(self.clock(), stage, worker)
+            blamed = self.pipeline.worker_lost(self.clock(), stage, worker, unsent)
         except BaseException as error:
             self._fail(error)
             return False
@@ -285,7 +285,10 @@ class Driver:
         late_s = self.clock() - self._timer_at if todo.kill else 0.0
         for batch in todo.run:
             self.stats.stages[batch.stage].started(batch)
-            self.executors[batch.stage].run(batch)
+            try:
+                self.executors[batch.stage].run(batch)
+            except BaseException as error:  # no memory for its message, say: that is nobody's fault, and others go on
+                self._could_not_run(batch, error)
         for stage, worker in todo.kill:
             if late_s > _ASLEEP_S:
                 self._wait_once_more(stage, worker, late_s)
@@ -298,6 +301,13 @@ class Driver:
                     request.tell()
                 except BaseException:  # one caller that cannot be told is no reason to keep others waiting
                     logger.exception("the caller of %r could not be told its answer", request)
+
+    def _could_not_run(self, batch: Batch, error: BaseException) -> None:
+        logger.exception("%r could not be handed to its worker", batch)
+        told = Unavailable(f"the batch could not be handed to a worker: {type(error).__name__}")
+        n = len(batch.ids)
+        errors: dict[int, Exception] = dict.fromkeys(range(n), told)
+        self.completed(batch.stage, batch.worker, batch.id, batch.ids, [None] * n, errors, 0.0, 0.0)
 
     def _fail(self, error: BaseException) -> None:
         """Something raised in deciding: a policy, which may be the user's. Its stage has failed."""

@@ -7,7 +7,9 @@ still, in the thread that brings it. What it meets then, a stopped driver, answe
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
@@ -44,6 +46,9 @@ class LoopThread:
         self._mailbox = Mailbox()
         self._afterwards = threading.RLock()  # what is done once the loop has ended is done by one thread at a time
         self._ended = threading.Event()
+        self._last_beat = monotonic()
+        self._is_parents = False  # this process is a child of the one whose loop it is
+        _all.add(self)
         self._thread = threading.Thread(target=self._live, name=name, daemon=True)
         try:
             self._thread.start()
@@ -53,7 +58,12 @@ class LoopThread:
         self.ident = self._thread.ident
 
     def post(self, work: Work) -> None:
-        """Have something done in the loop's thread, soon; or here and now, if the loop has ended."""
+        """Have something done in the loop's thread, soon; or here and now, if the loop has ended.
+
+        In a forked child nothing is done: the loop is the parent's, and its locks may be held for ever.
+        """
+        if self._is_parents:
+            return
         try:
             with self._lock:
                 ring = self._mailbox.post(work)
@@ -105,10 +115,20 @@ class LoopThread:
         if not self.loop.is_closed():
             self.loop.stop()
 
-    def wait_until_ended(self) -> None:
-        """In another thread: until the loop and all that was handed to it are done."""
+    def wait_until_ended(self, silent_s: float) -> None:
+        """In another thread: until the loop and all that was handed to it are done.
+
+        Raises:
+            TimeoutError: something blocks the loop, which has not done anything for `silent_s` seconds.
+        """
+        self._last_beat = monotonic()
         while not self._ended.wait(_LOOK_UP_S):
-            pass
+            self.post(self._beat)
+            if monotonic() - self._last_beat > silent_s:
+                raise TimeoutError
+
+    def _beat(self) -> None:
+        self._last_beat = monotonic()
 
     # -- inside
 
@@ -148,6 +168,18 @@ class LoopThread:
                 _do(left)
                 self.loop.close()
             self._ended.set()
+
+
+_all: weakref.WeakSet[LoopThread] = weakref.WeakSet()
+"""Those that a fork leaves to the parent."""
+
+
+def _forked() -> None:
+    for thread in list(_all):
+        thread._is_parents = True
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 async def _end_tasks(until: float) -> None:

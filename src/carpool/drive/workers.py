@@ -366,10 +366,10 @@ class WorkerStage:
 
     def _hand_back(self, worker: int, untouched: bool) -> bool:
         """What a lost worker owed is run by others, or fails; whether that was the fault of a request."""
-        self._rest.pop(worker, None)
+        unsent = {id for piece in self._rest.pop(worker, ()) for id in piece.ids}
         if untouched:
             self._driver.worker_left(self.index, worker)
-        elif self._driver.worker_lost(self.index, worker):
+        elif self._driver.worker_lost(self.index, worker, unsent):
             logger.error("stage %s: a request has cost two workers; it is refused and not tried again", self.name)
             self.roster.forgive(self._driver.clock())
             return True
