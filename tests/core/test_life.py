@@ -6,8 +6,6 @@ nobody can move although somebody still waits is a hang.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -15,6 +13,7 @@ import pytest
 from carpool.core.life import Act, Event, Life, State
 from carpool.core.mailbox import Mailbox
 from carpool.errors import Unavailable
+from tests.core.explore import explore
 
 
 @dataclass(eq=False)
@@ -150,24 +149,6 @@ class World:
         actors = [(actor.kind, actor.at, actor.heard) for actor in self.actors]
         box = (list(self.mailbox._work), self.mailbox._rung, self.mailbox.is_over)
         return repr((actors, self.life.state, box, self.rung, self.inside, self.ending, self.stopped, self.loop))
-
-
-def explore(world: World) -> Iterator[World]:
-    """Every world in which nobody can move any more, whatever the order of the moves."""
-    seen: set[str] = set()
-    open_ones = [world]
-    while open_ones:
-        here = open_ones.pop()
-        moves = here.moves()
-        if not moves:
-            yield here
-        for move in moves:
-            there = copy.deepcopy(here)
-            there.move(*move)
-            state = there.state()
-            if state not in seen:
-                seen.add(state)
-                open_ones.append(there)
 
 
 @pytest.mark.parametrize(

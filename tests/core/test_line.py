@@ -7,8 +7,6 @@ somebody is not served is a deadlock; a run that ends otherwise must have served
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -19,6 +17,7 @@ from carpool.core.queue import Queue
 from carpool.errors import DeadlineExceeded, Unavailable
 from carpool.policy import Greedy, Policy, Static
 from carpool.request import Request
+from tests.core.explore import explore
 
 
 @dataclass(eq=False)
@@ -159,24 +158,6 @@ class World:
         return repr(
             (threads, queue, door, flight, elect, sorted(self.line._free), self.now, self.interrupts, self.looks_away)
         )
-
-
-def explore(world: World) -> Iterator[World]:
-    """Every world in which nobody can move any more, whatever the order of the moves."""
-    seen: set[str] = set()
-    open_ones = [world]
-    while open_ones:
-        here = open_ones.pop()
-        moves = here.moves()
-        if not moves:
-            yield here
-        for move in moves:
-            there = copy.deepcopy(here)
-            there.move(*move)
-            state = there.state()
-            if state not in seen:
-                seen.add(state)
-                open_ones.append(there)
 
 
 def world(
