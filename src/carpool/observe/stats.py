@@ -42,7 +42,7 @@ _OUTCOME_OF: dict[type[Exception], str] = {
     ModelError: "model_error",
 }
 
-REASONS = ("full", "free", "delay", "size", "tight", "shed", "probe", "cold", "other")
+REASONS = ("full", "free", "delay", "size", "tight", "shed", "probe", "cold", "closing", "quarantine", "other")
 """Why a batch went when it did; what else a policy says is counted as `other`."""
 
 _SMALLEST_S = 0.00025
