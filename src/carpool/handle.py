@@ -189,9 +189,8 @@ class AsyncHandle:
         """
         driver = self.running_driver
         loop = driver.loop
-        if asyncio.get_running_loop() is not loop and self._is_elsewhere():
-            self._abandon()
-            raise self._life.refusal()
+        if asyncio.get_running_loop() is not loop:
+            self._refuse_other_loops()
         request = self.new_request(x, timeout_s, priority)
         caller = FutureCaller(loop)
         request.caller = caller
@@ -218,9 +217,7 @@ class AsyncHandle:
             return_exceptions: whether an item's error is yielded in its place instead of raised.
         """
         driver = self.running_driver
-        if self._is_elsewhere():
-            self._abandon()
-            raise self._life.refusal()
+        self._refuse_other_loops()
         stream = AsyncStream(driver, self.service.timeout_s, self.window(max_in_flight), self.weigh)
         return stream.run(xs, return_exceptions)
 
@@ -285,6 +282,12 @@ class AsyncHandle:
                 self._guard = None
             affinity.pin(self._found_cores)
             self._life.happened(Event.ENDED)
+
+    def _refuse_other_loops(self) -> None:
+        """Raise RuntimeError in a call from another loop than the service's."""
+        if self._is_elsewhere():
+            self._abandon()
+            raise self._life.refusal()
 
     def _is_elsewhere(self) -> bool:
         """Whether the service's loop has ended, so that this is another one. Raises RuntimeError if it has not."""

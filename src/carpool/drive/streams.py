@@ -19,9 +19,8 @@ from carpool.errors import DeadlineExceeded
 from carpool.foreign import as_model_error
 from carpool.request import DONE, Request
 from carpool.wire.memory import Memory
-from carpool.wire.payload import LARGE, detach
+from carpool.wire.payload import LARGE, SCALARS, detach
 
-_UNCHANGING = frozenset({int, float, str, bool, type(None)})
 _BYTES_IN_FLIGHT = 16 * 2**20  # of large items; more only pushes them out of the processor's cache
 
 
@@ -225,7 +224,7 @@ class ThreadStream:
     # -- the feeder's thread
 
     def _feed(self, xs: Iterable[Any]) -> None:
-        as_they_are = _UNCHANGING if self._weigh is None else frozenset()
+        as_they_are = SCALARS if self._weigh is None else frozenset()
         try:
             for x in xs:
                 if self._given - self._taken >= self._window.limit:

@@ -29,7 +29,9 @@ CUSTOM: Final = 4  # a format of the model's own: its `decode` or `encode`
 LARGE: Final = 64 * 1024
 """Buffers from this size on travel by themselves and are received into memory of their own."""
 
-_SCALARS = frozenset({int, float, str, bool, type(None)})
+SCALARS = frozenset({int, float, str, bool, type(None)})
+"""What goes as msgpack; nothing of it can change."""
+
 _PICKLE: Final = 0x80  # the first byte of every pickle; no scalar in msgpack starts so
 _encode_scalar = msgspec.msgpack.Encoder().encode
 _decode_scalar = msgspec.msgpack.Decoder().decode
@@ -38,7 +40,7 @@ _decode_scalar = msgspec.msgpack.Decoder().decode
 def dump(value: object) -> Payload:
     """Encode `value` for another of our processes. Raises what pickling raises."""
     kind = type(value)
-    if kind in _SCALARS:
+    if kind in SCALARS:
         try:
             return _encode_scalar(value)
         except (OverflowError, UnicodeError, msgspec.MsgspecError):
