@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
@@ -383,6 +384,27 @@ def test_a_thread_may_post_while_it_posts() -> None:
     assert done == ["within", "around"]
     thread.post(thread.stop)
     thread.wait_until_ended(BOUND_S)
+
+
+@pytest.mark.parametrize("who", ["the service, once more", "the task itself"])
+def test_a_loop_that_is_stopped_while_it_ends_its_tasks_still_ends_them_all(who: str) -> None:
+    """Of two who close at a time one may come when the tasks are being cancelled; and those may call `stop()`, too."""
+    thread, ended = loop_thread.LoopThread("test"), []
+
+    async def linger() -> None:
+        try:
+            await asyncio.sleep(BOUND_S)
+        finally:
+            (thread if who == "the service, once more" else thread.loop).stop()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.05)
+            ended.append(who)
+
+    tasks = thread.ask(lambda: [thread.loop.create_task(linger())], BOUND_S)
+    thread.ask(lambda: None, BOUND_S)
+    thread.post(thread.stop)
+    thread.wait_until_ended(BOUND_S)
+    assert ended == [who] and tasks[0].done()
 
 
 def test_a_forked_child_can_neither_use_nor_hang_in_its_parent_s_service() -> None:

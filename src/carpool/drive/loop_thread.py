@@ -110,9 +110,9 @@ class LoopThread:
         return future.result()
 
     def stop(self) -> None:
-        """In the loop's thread: end it after this turn. If it has ended, that was it."""
-        self._stopping = True
-        if not self.loop.is_closed():
+        """In the loop's thread: end it after this turn. Further calls do nothing."""
+        if not self._stopping:
+            self._stopping = True
             self.loop.stop()
 
     def wait_until_ended(self, silent_s: float) -> None:
@@ -150,7 +150,8 @@ class LoopThread:
         while self.loop.time() < until:
             try:
                 return self.loop.run_until_complete(_end_tasks(until))
-            except (SystemExit, KeyboardInterrupt):  # that task is done; others may be left
+            except (SystemExit, KeyboardInterrupt, RuntimeError):  # the last: it has called `stop()` of the loop
+                # that task is done; others may be left
                 logger.exception("a task that was cancelled wanted to end the service's loop")
 
     def _live(self) -> None:
