@@ -149,3 +149,14 @@ def test_the_usual_limit_is_a_guard(kind: str, body: bytes) -> None:
         getattr(schema, f"{kind}_reader")(Any)(body)
 
     assert str(schema.as_our_error(caught.value, kind)) == f"the {kind} is nested too deep"
+
+
+def test_a_batch_is_looked_over_only_where_the_recursion_limit_has_been_raised() -> None:
+    """The readers of a batch ask once; with the usual limit the interpreter itself refuses what is too deep."""
+    reader = schema.json_reader(Any)
+    with raised_limit():
+        assert nesting.for_now(reader) is reader
+    plain = nesting.for_now(reader)
+    assert plain is not reader and plain(b"[1]") == [1] and nesting.for_now(bytes) is bytes
+    with pytest.raises(RecursionError):
+        plain(b"[" * (MOST_LEVELS + 1))

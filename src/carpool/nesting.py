@@ -41,7 +41,16 @@ def bounded(read: Callable[[Any], Any], is_deep: Callable[[Buffer], bool]) -> Ca
             raise RecursionError(f"more than {MOST_LEVELS} levels")
         return read(body)
 
+    read_bounded.__wrapped__ = read  # type: ignore[attr-defined]
     return read_bounded
+
+
+def for_now(reader: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same reader for a few bodies at once, without a look at each where the interpreter looks by itself."""
+    if sys.getrecursionlimit() > MOST_LEVELS:
+        return reader
+    plain: Callable[[Any], Any] = getattr(reader, "__wrapped__", reader)
+    return plain
 
 
 def is_deep_json(body: Buffer) -> bool:

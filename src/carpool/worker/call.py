@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from carpool import schema
+from carpool import nesting, schema
 from carpool.clock import Clock, monotonic
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, ValidationError
 from carpool.foreign import text_of
@@ -156,7 +156,7 @@ class Call:
         formats, payloads = frame.formats, frame.payloads
         if formats.count(formats[0]) == len(formats) and formats[0] != CUSTOM and min(frame.deadlines) > now:
             with contextlib.suppress(BaseException):  # looked at one by one below
-                decode = self._decoders[formats[0]]
+                decode = nesting.for_now(self._decoders[formats[0]])
                 return [decode(body) for body in payloads]
         values: list[Any] = []
         for format, deadline, body in zip(formats, frame.deadlines, payloads, strict=True):
