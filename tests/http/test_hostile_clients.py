@@ -153,7 +153,7 @@ HOSTILE: dict[str, Hostile] = {
     "chunked bodies without their ends": held(chunked(*[b"x" * 60_000] * 30)[:-5], 16),
     "large answers, read slowly": read_slowly(to("large", b"1", RAW), 8),
     "large answers, not read": held(to("large", b"1", RAW) * 10, 4, again=False),
-    "small answers, not read": held(get("/livez") * 5000, 4, again=False),
+    "small answers, not read": held(get("/metrics") * 5000, 4, again=False),
     "endless digits of a length": asked_again(
         lambda n: to("echo", b"").replace(b"Length: 0", b"Length: " + b"0" * 9999)
     ),

@@ -136,6 +136,35 @@ def test_a_long_row_takes_turns_with_others(known: bool, piece: int) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("behind", [False, True], ids=["first", "behind a slow one"])
+def test_long_pages_come_one_per_turn(known: bool, behind: bool) -> None:
+    """Writing `/metrics` takes milliseconds: however many clients ask for it and how often, others have their turns."""
+
+    async def main() -> None:
+        door = Door(cost_s=None)
+        if known:
+            door.connect().send(get("/metrics"))
+            await turns()
+        wires = [door.connect() for _ in range(3)]
+        for wire in wires:
+            wire.send(post(b"1") * behind + get("/metrics") * 40)
+        if behind:
+            await turns()
+            door.worker.finish()
+        in_order = []
+        for _ in range(30):
+            before = [len(wire.answers()) for wire in wires]
+            await turns(1)
+            in_order += [i for i, wire in enumerate(wires) for _ in range(len(wire.answers()) - before[i])]
+        assert len(in_order) <= 30 + 3 * behind
+        assert min(map(in_order.count, range(3))) >= 9
+        await turns(150)
+        assert [len(wire.answers()) for wire in wires] == [40 + behind] * 3
+
+    run(main())
+
+
 @pytest.mark.parametrize("ending", ["reset", "drain"])
 def test_requests_that_were_not_read_yet(ending: str) -> None:
     """They go with their client, and are still answered by a server that ends."""

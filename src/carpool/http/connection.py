@@ -22,6 +22,7 @@ from carpool.http.listener import HttpHead, Listener
 from carpool.http.reader import LARGE_BODY, MOST_AT_ONCE, RequestReader
 
 _LONGEST_LOOKED_UP = 16 * 1024  # more in one go is a large body, or many requests at once
+_LONG_PAGE = 4 * 1024  # the figures of /metrics are; a line that says "ok" is not
 _LINGER_S = 2.0  # so long a refused request's body is read and thrown away, so that the answer arrives
 _PROBE_AFTER_S = 0.02
 _PROBE_TRIES = 8
@@ -165,7 +166,7 @@ class Connection(asyncio.Protocol):
             self._known += 1
             exchange = HttpExchange(self, head, body)
             self._owed.append(exchange)
-            if self._handled or self._paused_writing:
+            if self._handled or self._paused_writing or (head.endpoint is None and self._listener.turn_over):
                 self._hand_on()
                 if data and self.room <= 0:
                     self._keep(data)
@@ -176,6 +177,8 @@ class Connection(asyncio.Protocol):
                     head.route(exchange)
                 except BaseException as error:
                     self.app.route_raised(exchange, error)
+                if head.endpoint is None:
+                    self._end_turn(exchange)
 
     def take(self, head: HttpHead, body: bytes | bytearray, refusal: Response | None) -> None:
         """The reader has a whole request."""
@@ -270,15 +273,29 @@ class Connection(asyncio.Protocol):
         try:
             while self._handled < len(owed) and self._handled < self._limits.pipelined and not self._paused_writing:
                 exchange = owed[self._handled]
+                if exchange.head.endpoint is None and exchange.out is None and not self._listener.has_turn(self):
+                    break
                 self._handled += 1
                 if exchange.out is None:
                     self.app.handle(exchange)  # may answer at once, and shorten the queue
+                    if exchange.head.endpoint is None:
+                        self._end_turn(exchange)
                 else:
                     self.flush()
         finally:
             self._handing_on = False
         if self._paused_reading or len(owed) > self._limits.pipelined:
             self._regulate()
+
+    def hand_on(self) -> None:
+        """It has its turn."""
+        if not self._transport.is_closing():
+            self._hand_on()
+
+    def _end_turn(self, exchange: HttpExchange) -> None:
+        """It was a page of the app's own; a long one has taken milliseconds."""
+        if exchange.out is not None and len(exchange.out.body) >= _LONG_PAGE:
+            self._listener.end_turn()
 
     def answer_now(self, exchange: HttpExchange) -> bool:
         """Write a good answer at once if that is all there is to do; False if it is not."""

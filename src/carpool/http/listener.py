@@ -73,6 +73,9 @@ class HttpHead(Head):
 class Client(Protocol):
     """A connection as the listener sees it."""
 
+    def hand_on(self) -> None:
+        """Its turn has come, for which it has waited."""
+
     def drain(self) -> None:
         """Close as soon as nothing is owed."""
 
@@ -90,6 +93,8 @@ class Listener:
         good: by content type, a good answer as far as its length, for the present second.
         memory: for large bodies; bodies: the account of those that are being received.
         draining: whether connections are to be closed after the answers that are owed.
+        turn_over: whether a long page was written in this turn of the loop. That takes milliseconds, so there is one in
+            a turn, however many clients ask for one, and who asks for any of the app's pages waits in line.
     """
 
     def __init__(self, app: App, limits: Limits) -> None:
@@ -101,7 +106,8 @@ class Listener:
         self.memory = Memory()
         largest = max(limits.body_bytes_in_flight, 2 * app.max_body_bytes)
         self.bodies = Bodies(largest, largest // limits.connections, self._loop.time)
-        self.draining = False
+        self.draining = self.turn_over = False
+        self._in_line: dict[Client, None] = {}
         self._emptied: asyncio.Future[None] | None = None
         self.good: dict[bytes, bytes] = {}
         self._common = b""
@@ -111,6 +117,24 @@ class Listener:
         if len(self.heads) >= _MOST_KNOWN_HEADS:
             self.heads.clear()
         self.heads[raw.removesuffix(b"\r\n\r\n")] = head
+
+    def has_turn(self, connection: Client) -> bool:
+        """Whether it may ask for a page in this turn; if not, it is told when it may."""
+        if self.turn_over:
+            self._in_line[connection] = None
+        return not self.turn_over
+
+    def end_turn(self) -> None:
+        """A long page has been written."""
+        self.turn_over = True
+        self._loop.call_soon(self._begin_turn)
+
+    def _begin_turn(self) -> None:
+        self.turn_over = False
+        while self._in_line and not self.turn_over:
+            connection = next(iter(self._in_line))
+            del self._in_line[connection]
+            connection.hand_on()
 
     def drain(self) -> None:
         """Close idle connections now, the others after the answers that are owed."""
