@@ -481,6 +481,7 @@ def _batcher(service: Service, stage: Stage) -> Batcher:
         max_batch_time_s=stage.max_batch_time_s or INFINITY,
         patience_s=service.timeout_s / _HANG_SHARE,
         idempotent=stage.idempotent,
+        runs_ahead=stage.run_in != "loop",  # which has no time to itself anyway
         weigh=None if weigher is None else weigher.of_encoded,
     )
 

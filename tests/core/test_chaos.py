@@ -31,11 +31,12 @@ def test_the_core_under_random_schedules_of_everything() -> None:
 def play(seed: int) -> World:
     """One schedule, to its end. Raises with the seed and the story if a rule is broken."""
     dice = Random(seed)
-    world = a_world(dice)
+    crowded = seed % 3 == 0
+    world = a_crowded_world(dice) if crowded else a_world(dice)
     story: list[str] = []
     try:
         for step in range(STEPS):
-            happens, arguments = something(dice, world, step)
+            happens, arguments = something(dice, world, step, a_plain_ask if crowded else an_ask)
             story.append(f"{world.now:g} {happens.__name__}{arguments}")
             happens(*arguments)
             world.check_always()
@@ -64,6 +65,7 @@ def a_world(dice: Random) -> World:
             idempotent=dice.random() < 0.75,
             workers=dice.randint(1, 3),
             sized=dice.random() < 0.3,
+            ahead=dice.random() < 0.6,
         )
         for _ in range(dice.choice([1, 1, 2, 3]))
     ]
@@ -71,6 +73,31 @@ def a_world(dice: Random) -> World:
     for pick in range(dice.randint(0, len(world.workers))):
         world.worker_ready(pick)
     return world
+
+
+def a_crowded_world(dice: Random) -> World:
+    """So much waits, and all of it alike, that batches go ahead of time."""
+    stages = [
+        StageSpec(
+            policy=dice.choice(["greedy", "static", "one by one", "adaptive"]),
+            limit=dice.randint(1, 3),
+            max_size=or_endless(dice, 4, 9),
+            max_batch_time_s=or_endless(dice, 4, 9),
+            patience_s=or_endless(dice, 1, 6),
+            workers=dice.randint(1, 2),
+            ahead=True,
+        )
+        for _ in range(dice.choice([1, 1, 2]))
+    ]
+    world = World(stages, dice.random() < 0.1, dice.choice([None, None, 64.0]))
+    for _ in world.workers:
+        world.worker_ready(0)
+    world.submit([a_plain_ask(dice) for _ in range(16)])
+    return world
+
+
+def a_plain_ask(dice: Random) -> AskSpec:
+    return AskSpec(timeout=or_endless(dice, 1, 12), patient=dice.random() < 0.8, cancelled=dice.random() < 0.05)
 
 
 def an_ask(dice: Random) -> AskSpec:
@@ -90,16 +117,16 @@ def or_endless(dice: Random, least: int, most: int) -> float:
     return INFINITY if dice.random() < 0.5 else float(dice.randint(least, most))
 
 
-def something(dice: Random, world: World, step: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def something(
+    dice: Random, world: World, step: int, new: Callable[[Random], AskSpec]
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The next thing to happen, and how."""
     pick = dice.randrange(10_000)
     busy_s = dice.choice([2**-14, 2**-20, 1.0])
     fail = () if dice.random() < 0.8 else (dice.randrange(4),)
     kind = dice.choices(WHAT, OFTEN)[0]
     if kind == "submit":
-        return world.submit, (
-            [an_ask(dice) for _ in range(dice.choice([1, 1, 2, 5, 9]) if len(world.asks) < 30 else 1)],
-        )
+        return world.submit, ([new(dice) for _ in range(dice.choice([1, 1, 2, 5, 9]) if len(world.asks) < 30 else 1)],)
     if kind == "reply":
         return world.reply, (pick, busy_s, fail)
     if kind == "reply_oddly":
@@ -128,15 +155,18 @@ OFTEN = [7, 6, 3, 1, 2, 4, 4, 1, 1, 0.3, 3, 1, 0.4, 0.3, 0.4]
 def test_chaos_reaches_what_it_is_meant_to_reach() -> None:
     """The schedules are not idle: all outcomes and all policies occur, also what is rare."""
     seen: set[str] = set()
-    for seed in range(400):
+    for seed in range(1500):
         world = play(seed)
         for ask in world.asks:
             error = ask.request.error
             seen.add("cancelled" if ask.cancelled else "ok" if error is None else getattr(error, "code", "?"))
             if ask.request.error is None and any(ask.lost.values()):
                 seen.add("survived a crash")
+        seen |= world.happened
     expected = {"ok", "cancelled", "deadline_exceeded", "overloaded", "model_error", "worker_lost", "unavailable"}
     assert seen >= expected | {"too_large", "request_crashed_worker", "survived a crash"}
+    assert seen >= {"went ahead", "lay ahead when its worker was lost", "lay ahead when it was cancelled"}
+    assert seen >= {"lay ahead when it expired"}
 
 
 def test_a_failing_schedule_tells_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:

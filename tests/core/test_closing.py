@@ -163,3 +163,20 @@ class Waiting:
 
     def answered(self, request: object) -> None:
         self.pending -= 1
+
+
+def test_what_waits_for_somebody_who_expires_goes_in_the_same_moment() -> None:
+    """The last request that could have joined a later stage's batch is gone: the batch goes now."""
+    line = pipeline(stage(1), stage(policy=Static(4, 100)), workers=[1, 1])
+    line.submit(0, asks("a"))
+    line.poll(0)
+    reply(line, 1, line.stages[0].in_flight[0])
+    line.worker_lost(1, 0, 0)
+    line.submit(1, [ask("b", deadline=5)])
+    assert line.poll(1).run == []
+    line.close(CLOSED)
+    assert line.poll(2).run == []
+
+    todo = line.poll(5)
+    assert [items(batch.requests) for batch in todo.run] == [["a'"]]
+    assert [request.item for request in todo.answer] == ["b"]

@@ -31,6 +31,7 @@ stage_specs = st.builds(
     idempotent=st.booleans(),
     workers=st.integers(1, 3),
     sized=st.booleans(),
+    ahead=st.booleans(),
 )
 lanes = st.tuples(st.sampled_from([0, 0, 1, -1]), st.sampled_from([None, None, "key"]), st.sampled_from([0, 0, 0, 1]))
 ask_specs = st.builds(

@@ -44,6 +44,10 @@ class Raising(Policy):
         drop = [request for request in queue if request.item == "drop"]
         return Decision(drop, min(2, queue.size - len(drop)) if free else 0, "free")
 
+    def decide_ahead(self, now: float, queue: QueueView, free_in_s: float) -> Decision:
+        self._may("decide_ahead")
+        return self._full_ahead(queue)
+
     def arrived(self, now: float, request: Request) -> None:
         self._may("arrived")
 
@@ -140,7 +144,7 @@ class Story:
         self.line.abort(20, Unavailable("the policy is broken"))
         self.poll(20)
         self.submit(21, asks("late", patient=True))
-        for batch in [batch for one in self.line.stages for batch in one.in_flight.values()]:
+        for batch in [batch for one in self.line.stages for batch in one.handed_over]:
             reply(self.line, 22, batch)
         self.poll(23)
 
@@ -170,6 +174,27 @@ def test_each_request_is_answered_once(call: str, kind: type[BaseException], whe
         assert (story.line.unanswered, story.line.waiting) == (0, 0)
         n += 1
     assert n or where or call == "predicted_wait_s"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_lies_ahead_is_answered_too(kind: type[BaseException]) -> None:
+    """A policy that raises when it is asked for a batch ahead, with one under way and one that lies there already."""
+    policy = Raising("decide_ahead", 2, kind)
+    line = pipeline(stage(policy=policy, runs_ahead=True), workers=2)
+    line.stages[0].batch_s = 4.0  # as if it had run before
+    requests = asks(map(str, range(8)))
+    line.submit(0, requests)
+    assert len(line.poll(0).run) == 2
+    with pytest.raises(kind):
+        line.poll(3.5)
+    assert len(line.stages[0].ahead) == 1
+
+    line.abort(4, Unavailable("the policy is broken"))
+    assert len(line.poll(4).answer) == 8
+    for _ in range(2):
+        for batch in list(line.stages[0].in_flight.values()):
+            reply(line, 5, batch)
+    assert (line.poll(6).answer, line.stages[0].running, line.stages[0].late_results) == ([], 0, 6)
 
 
 def test_the_story_is_one_of_everything() -> None:

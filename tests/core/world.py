@@ -98,6 +98,7 @@ class StageSpec:
     idempotent: bool = True
     workers: int = 1
     sized: bool = False
+    ahead: bool = False
 
     def make(self) -> Batcher:
         kind = POLICIES[self.policy]
@@ -109,6 +110,7 @@ class StageSpec:
             max_batch_time_s=self.max_batch_time_s,
             patience_s=self.patience_s,
             idempotent=self.idempotent,
+            runs_ahead=self.ahead,
             weigh=(lambda item: 1 + len(str(item)) % 3) if self.sized else None,
         )
 
@@ -138,8 +140,10 @@ class World:
     by_id: dict[int, Ask] = field(default_factory=dict)
     ready: set[tuple[int, int]] = field(default_factory=set)
     sent: dict[tuple[int, int], Sent] = field(default_factory=dict)
+    ahead: dict[tuple[int, int], Batch] = field(default_factory=dict)
     past: list[tuple[int, int, int, list[int]]] = field(default_factory=list)
     finished: dict[int, list[tuple[int, float]]] = field(default_factory=dict)  # size and seconds of batches, per stage
+    happened: set[str] = field(default_factory=set)  # that is rare
     closed: bool = False
     wake_at: float = INFINITY
 
@@ -177,7 +181,12 @@ class World:
             if ask.inside:
                 ask.cancelled = True
                 ask.gone_at = self.now
+                self._note_if_ahead(ask.request, "was cancelled")
             self.pipeline.cancel(self.now, ask.request)
+
+    def _note_if_ahead(self, request: Request, what: str) -> None:
+        if any(request in batch.requests for batch in self.ahead.values()):
+            self.happened.add(f"lay ahead when it {what}")
 
     # -- workers
 
@@ -194,6 +203,7 @@ class World:
         if worker is None:
             return
         stage, blamed = worker[0], False
+        self._lose_ahead(worker)
         sent = self._forget(worker)
         for id in sent.items if sent else ():
             ask = self.by_id[id]
@@ -207,11 +217,21 @@ class World:
         worker = self._gone(pick)
         if worker is None:
             return
+        self._lose_ahead(worker)
         sent = self._forget(worker)
         for id in sent.items if sent else ():
             left = self.by_id[id].left
             left[worker[0]] = left.get(worker[0], 0) + 1
         self.pipeline.worker_left(self.now, *worker)
+
+    def _lose_ahead(self, worker: tuple[int, int]) -> None:
+        """It has not looked at its next batch."""
+        batch = self.ahead.pop(worker, None)
+        if batch is not None:
+            self.happened.add("lay ahead when its worker was lost")
+        for request in batch.requests if batch else ():
+            left = self.by_id[request.id].left
+            left[worker[0]] = left.get(worker[0], 0) + 1
 
     def _gone(self, pick: int) -> tuple[int, int] | None:
         there = sorted(self.ready)
@@ -258,6 +278,10 @@ class World:
         if not items:
             self._forget(worker)
             self.finished.setdefault(worker[0], []).append((sent.batch.size, self.now - sent.batch.started))
+            following = self.ahead.pop(worker, None)
+            if following is not None:
+                assert following.started == self.now
+                self._takes_up(worker, following)
 
     def _forget(self, worker: tuple[int, int]) -> Sent | None:
         sent = self.sent.pop(worker, None)
@@ -397,7 +421,10 @@ class World:
         worker, stage = (batch.worker, batch.stage)[::-1], batch.stage
         limit = self.stages[stage].policy.limit
         assert worker in self.ready
-        assert worker not in self.sent
+        assert worker not in self.ahead
+        assert batch.ahead is (worker in self.sent)
+        assert not batch.ahead or (self.specs[stage].ahead and self.specs[stage].idempotent)
+        assert not batch.ahead or not self.sent[worker].killed
         assert len(batch) == 1 or 1 < sum(request.size for request in batch.requests) <= limit
         assert len({self._origin(request) for request in batch.requests}) == 1
         for request in batch.requests:
@@ -411,6 +438,14 @@ class World:
             assert ask.tries[stage] == 1 + lost + left
             assert lost <= self.specs[stage].idempotent
             assert not lost or len(batch) == 1  # it is under suspicion
+        if batch.ahead:
+            assert not any(isinstance(request.lane[1], Alone) for request in batch.requests)
+            self.ahead[worker] = batch
+            self.happened.add("went ahead")
+        else:
+            self._takes_up(worker, batch)
+
+    def _takes_up(self, worker: tuple[int, int], batch: Batch) -> None:
         items = {request.id: request.item for request in batch.requests}
         self.sent[worker] = Sent(batch, batch.id, list(batch.ids), items, self.now, self.now)  # type: ignore[arg-type]
 
@@ -434,6 +469,7 @@ class World:
             assert stage in ask.hung
         elif isinstance(error, DeadlineExceeded):
             assert request.deadline <= self.now
+            self._note_if_ahead(request, "expired")
         elif isinstance(error, ModelError) and error.code == "request_crashed_worker":
             assert ask.lost[stage] == 2
             assert stage not in ask.hung
@@ -485,9 +521,14 @@ class World:
         for (index, worker), sent in self.sent.items():
             owed[index] += sent.items
             flights[index][worker] = sent.id
+        for (index, _), batch in self.ahead.items():
+            owed[index] += batch.ids
         for index, stage in enumerate(self.stages):
             _check_queue(stage.queue, waiting[index])
             assert {worker: batch.id for worker, batch in stage.in_flight.items()} == flights[index]
+            assert {(index, worker): batch for worker, batch in stage.ahead.items()} == {
+                worker: batch for worker, batch in self.ahead.items() if worker[0] == index
+            }
             assert stage.running == len(owed[index])
             assert running[index] <= set(owed[index])
             assert stage.idle == sum(1 for at, _ in self.ready if at == index) - len(flights[index])

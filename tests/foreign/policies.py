@@ -49,6 +49,10 @@ class Raises(Static):
         self.switch.trip("decide")
         return super().decide(now, queue, free, busy)
 
+    def decide_ahead(self, now: float, queue: Any, free_in_s: float) -> Decision:
+        self.switch.trip("decide_ahead")
+        return super().decide_ahead(now, queue, free_in_s)
+
     def arrived(self, now: float, request: Request) -> None:
         self.switch.trip("arrived")
 
@@ -116,6 +120,7 @@ def asked(switch: Switch, ask: Callable[[], list[Told]]) -> list[Told]:
 
 CASES = {
     "decide": Case(),
+    "decide_ahead": Case(6, answered=[""], max_batch_size=1),
     "arrived": Case(),
     "left": Case(1, 30.0, 0.02, ["deadline_exceeded"]),
     "completed": Case(answered=[""]),
@@ -127,8 +132,9 @@ ASKED = [*THREADS, "loop by AsyncHandle"]
 SAME = "policies run in the coordinator, whatever the workers are: threads stand for all"
 
 for at, case in CASES.items():
+    asked_by = THREADS if at == "decide_ahead" else ASKED
 
-    @place(POLICY.format(at), ASKED)
+    @place(POLICY.format(at), asked_by)
     def policy(way: Way, kind: str, at: str = at, case: Case = case) -> None:
         """Its stage fails, for those inside and all later; the log and `/readyz` say so, and closing ends."""
         switch = Switch(kind)
@@ -144,7 +150,10 @@ for at, case in CASES.items():
                 ready = door.get("/readyz").error
                 assert isinstance(ready, Refused) and ready.status == 503
 
-    left_out(POLICY.format(at), [name for name in SERVICES if name not in ASKED], SAME)
+    left_out(POLICY.format(at), [name for name in SERVICES if name not in asked_by], SAME)
+    if at == "decide_ahead":
+        left_out(POLICY.format(at), BATCHES, "there callers run batches themselves, when they are free")
+        continue
 
     @place(POLICY.format(at), BATCHES)
     def policy_of_batch(way: Way, kind: str, at: str = at, case: Case = case) -> None:

@@ -47,7 +47,7 @@ for at in ("decide", "arrived", "completed", "limit"):
 
 
 left_out(SIMULATION, SERVICES + BATCHES, "they are for virtual time")
-for at in ("left", "predicted_wait_s"):
+for at in ("left", "predicted_wait_s", "decide_ahead"):
     left_out(POLICY.format(at), VIRTUAL, "it is called where `decide` is, from the same loop")
 for at in ("trained", "explain"):
     left_out(POLICY.format(at), VIRTUAL, "there is no warm-up and nobody asks for statistics")

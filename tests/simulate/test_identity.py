@@ -51,6 +51,7 @@ class Setting:
         noise: of the costs, as the standard deviation of their logarithm.
         hop_s: of each batch to its worker and back.
         turn_s: of the loop.
+        runs_ahead: whether a batch may lie with its worker before that is free.
     """
 
     policy: str
@@ -60,11 +61,14 @@ class Setting:
     noise: float = 0.0
     hop_s: float = 0.0
     turn_s: float = 0.0
+    runs_ahead: bool = False
 
     def pipeline(self) -> Pipeline:
         limit = self.max_batch_size
         policy = policy_of(self.policy, max_batch_size=limit, slo_s=SLO_S, cost_s=lambda n: affine(round(n)))
-        return Pipeline([Batcher("stage", policy, Queue(self.max_queue_size))], slo_s=SLO_S)
+        slo_s = None if self.runs_ahead else SLO_S
+        batcher = Batcher("stage", policy, Queue(self.max_queue_size), runs_ahead=self.runs_ahead)
+        return Pipeline([batcher], slo_s=slo_s)
 
     def costs(self) -> Callable[[Batch, float], float]:
         """The same series of costs each time."""
@@ -146,14 +150,28 @@ class Stub:
     def __init__(self, driver: Driver, loop: JumpingLoop, setting: Setting, decisions: Decisions) -> None:
         self._driver, self._loop, self._setting, self._decisions = driver, loop, setting, decisions
         self._costs = setting.costs()
+        self._ahead: dict[int, Batch] = {}
 
     def run(self, batch: Batch) -> None:
+        if batch.ahead:
+            self._ahead[batch.worker] = batch
+        else:
+            self._begin(batch, self._setting.hop_s)
+
+    def _begin(self, batch: Batch, hop_s: float) -> None:
         now = self._loop.now
         busy_s = self._costs(batch, now)
         self._decisions.started(now, batch, busy_s)
         results = [request.item for request in batch.requests]
         reply = (batch.stage, batch.worker, batch.id, batch.ids, results, None, busy_s, 0.0)
-        self._loop.happen(now + self._setting.hop_s + busy_s, lambda: self._driver.completed(*reply))
+
+        def end() -> None:
+            following = self._ahead.pop(batch.worker, None)
+            if following is not None:
+                self._begin(following, 0.0)
+            self._driver.completed(*reply)
+
+        self._loop.happen(now + hop_s + busy_s, end)
 
     def start(self) -> None:
         raise AssertionError("workers are there already")
@@ -313,6 +331,18 @@ def test_a_turn_that_takes_time_is_the_same_in_both_drivers(policy: str) -> None
 
     assert max(len(of) for _, _, _, of in real.batches) < setting.max_batch_size
     assert (real.batches, real.answers) == (simulated.batches, simulated.answers)
+
+
+@pytest.mark.parametrize("policy", ["greedy", "static:10ms", "adaptive"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_both_drivers_send_the_same_batches_ahead(policy: str, workers: int) -> None:
+    """They save the hop, so more is done than without."""
+    setting = Setting(policy, workers, max_batch_size=16, noise=0.05, hop_s=0.001, runs_ahead=True)
+    simulated, real = in_virtual_time(setting, OVERLOAD), on_a_loop(setting, OVERLOAD)
+    without = in_virtual_time(replace(setting, runs_ahead=False), OVERLOAD)
+
+    assert (real.batches, real.answers) == (simulated.batches, simulated.answers)
+    assert real.batches != without.batches
 
 
 def test_the_recordings_ask_for_everything() -> None:

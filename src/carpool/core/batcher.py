@@ -21,6 +21,10 @@ from carpool.request import DONE, QUEUED, RUNNING, Request
 
 INFINITY = float("inf")
 
+_LEAD_S = 0.002  # a batch ahead is handed over this long before its worker should be free: timers tick in milliseconds
+_LEAD = 0.25  # or this share of a batch, if that is more
+_STEADY = 0.25  # of a batch: with several workers, the mean deviation up to which the end of one can be foretold
+
 
 class Batch:
     """Requests that one worker runs together.
@@ -30,14 +34,17 @@ class Batch:
         worker: who runs it.
         size: sum of the requests' sizes.
         reason: why it went when it did (the policy's word).
-        started: when it was handed over; call_started: when user code was last entered, and heard: when a part of it
-            was last answered, to tell whether the worker hangs.
+        ahead: whether it was handed over while its worker still had another.
+        started: when its worker got to it, which is when it was handed over unless it went ahead;
+        call_started: when user code was last entered, and heard: when a part of it was last answered, to tell whether
+            the worker hangs.
         given_up: why the worker is taken to hang; empty if it is not.
         n: how many requests it had at first; `requests` and `ids` are those that the worker still owes an answer.
         busy_s, ok: of the partial replies so far.
     """
 
     __slots__ = (
+        "ahead",
         "busy_s",
         "call_started",
         "given_up",
@@ -55,7 +62,15 @@ class Batch:
     )
 
     def __init__(
-        self, id: int, stage: int, worker: int, requests: list[Request], size: int, reason: str, now: float
+        self,
+        id: int,
+        stage: int,
+        worker: int,
+        requests: list[Request],
+        size: int,
+        reason: str,
+        now: float,
+        ahead: bool = False,
     ) -> None:
         self.id = id
         self.stage = stage
@@ -64,6 +79,7 @@ class Batch:
         self.size = size
         self.ids = [request.id for request in requests]
         self.reason = reason
+        self.ahead = ahead
         self.started = self.call_started = self.heard = now
         self.given_up = ""
         self.n = len(requests)
@@ -106,6 +122,8 @@ class Batcher:
         max_batch_time_s: a worker that spends longer in one call is taken to hang. Infinity if the user has not said.
         patience_s: in that case, how long a call may go on for which nobody waits (see `core/patience.py`).
         idempotent: whether a request may be run once more when its worker is lost.
+        runs_ahead: whether a worker may be handed its next batch before it is free. Only where requests may be run once
+            more, since what lies with a worker that is given up may still be run by it.
         weigh: how much of a batch the result of the stage before takes up, if not 1; may raise a `CarpoolError`.
 
     Attributes:
@@ -126,6 +144,7 @@ class Batcher:
         max_batch_time_s: float = INFINITY,
         patience_s: float = INFINITY,
         idempotent: bool = True,
+        runs_ahead: bool = False,
         weigh: Callable[[object], int] | None = None,
     ) -> None:
         self.name = name
@@ -134,14 +153,17 @@ class Batcher:
         self.index = index
         self.patience = Patience(max_batch_time_s, patience_s)
         self.idempotent = idempotent
+        self.runs_ahead = runs_ahead and idempotent
         self.weigh = weigh or _counts_for_one
         self.outlet = INFINITY
         self.closing = self.retired = False
         self.safe_size = SafeSize(policy.allowed_batch_sizes)
         self.in_flight: dict[int, Batch] = {}  # by worker
+        self.ahead: dict[int, Batch] = {}  # by worker: the one after it, which lies with the worker already
         self.wake_at: float | None = None
         self.attention_at = INFINITY  # nothing expires and nobody hangs before this
         self.batch_s = 0.0  # smoothed seconds from a batch's start to its end
+        self.deviation_s = 0.0  # smoothed, how far batches are from that
         self.fastest_s = 0.0  # the least of these lately
         self.stray_replies = 0  # late, duplicate or unknown: dropped and counted
         self.late_results = 0  # came after the caller had been answered or had gone
@@ -158,13 +180,18 @@ class Batcher:
 
     @property
     def running(self) -> int:
-        """Requests that workers are busy with."""
+        """Requests that workers have been handed and have not answered."""
         return self._running
 
     @property
+    def handed_over(self) -> list[Batch]:
+        """The batches that workers have, those ahead included."""
+        return [*self.in_flight.values(), *self.ahead.values()]
+
+    @property
     def is_wanted(self) -> bool:
-        """Whether somebody waits for what workers are busy with."""
-        return any(batch.unwanted_since == INFINITY for batch in self.in_flight.values())
+        """Whether somebody waits for what workers have."""
+        return any(batch.unwanted_since == INFINITY for batch in self.handed_over)
 
     @property
     def idle(self) -> int:
@@ -238,13 +265,21 @@ class Batcher:
         self._idle.append(worker)
 
     def worker_lost(self, worker: int) -> Batch | None:
-        """A worker is gone; returns the batch that it had not finished, if any."""
+        """A worker is gone; returns the batch that it had not finished, if any. One ahead is for `take_back`."""
         if worker in self._idle:
             self._idle.remove(worker)
         batch = self.in_flight.pop(worker, None)
         if batch is not None:
             self._running -= len(batch)
         return batch
+
+    def take_back(self, worker: int) -> list[Request]:
+        """A worker is gone, and has not looked at the batch ahead: those of it that still wait for their answers."""
+        batch = self.ahead.pop(worker, None)
+        if batch is None:
+            return []
+        self._running -= len(batch)
+        return [request for request in batch.requests if request.state == RUNNING]
 
     def call_started(self, now: float, worker: int, batch_id: int) -> None:
         """The worker reports that it has entered user code once more for the same batch; too late if it hung before."""
@@ -296,8 +331,7 @@ class Batcher:
         """
         batch = self.in_flight.get(worker)
         if batch is None or batch.id != batch_id:
-            self.stray_replies += len(ids)
-            return [None] * len(ids)
+            return self._completed_ahead(worker, batch_id, ids)
         if ids == batch.ids:  # the common case: one reply for the whole batch, in its order
             self._finish(now, batch, busy_s, ok)
             return batch.requests
@@ -335,11 +369,13 @@ class Batcher:
             self.wake_at = decision.wake_at
             if not decision.drop or (not short and (lanes == 1 or decision.wake_at is not None)):
                 break  # else there are others left, whom the policy has not judged yet, or for whom there is room now
+        if self.runs_ahead and queue.count and len(self.in_flight) > len(self.ahead) and not self._idle:
+            return self._next_ahead(now, room)
         return None
 
     def longest_wait_s(self, more: int) -> float:
         """A bound for `predicted_wait_s` and a batch after it, if `more` units came now; quicker to tell."""
-        return self.batch_s * (2 + (self.queue.size + more) / self._limit)
+        return self.batch_s * (2 + len(self.ahead) + (self.queue.size + more) / self._limit)
 
     def predicted_wait_s(self, now: float, ahead: float) -> float:
         """How long a request waits that has `ahead` units queued ahead of it, by what recent batches took.
@@ -353,6 +389,8 @@ class Batcher:
         wait_s = self.policy.predicted_wait_s(int(ahead), workers)
         if wait_s is None:
             wait_s = ahead // limit * self.batch_s / workers
+        if self.ahead:
+            wait_s += len(self.ahead) * self.batch_s / workers
         if self._idle or not self.in_flight:
             return wait_s
         return wait_s + max(0.0, min(batch.started for batch in self.in_flight.values()) + self.batch_s - now)
@@ -391,6 +429,9 @@ class Batcher:
                 batch.given_up = self.patience.why(*times)
             elif until < self.attention_at:
                 self.attention_at = until
+        for batch in self.ahead.values():
+            expired += [(request, None) for request in batch.expire(now)]
+            self.attention_at = min(self.attention_at, batch.earliest_deadline)
         return expired, hung
 
     # -- inside
@@ -419,26 +460,85 @@ class Batcher:
         if type(n) is not int:
             n = operator.index(n)
         if n and not (free and 0 < n <= self.policy.limit):
-            raise RuntimeError(
-                f"policy {type(self.policy).__name__} of stage {self.name} asked for a batch of"
-                f" {n} with {free} free workers and a limit of {self.policy.limit}"
-            )
+            raise self._impossible(n, f"with {free} free workers")
         if not n and free and self.closing:
             return decision, int(self.policy.limit), "closing"
         return decision, n, decision.reason
 
     def _start(self, now: float, n: int, reason: str) -> Batch:
-        size = self.queue.size
-        requests = self.queue.take(n, now)
-        self._batch_ids += 1
         worker = self._idle.pop()
+        batch = self._make(now, n, reason, worker)
         look_at = now + self.patience.least_s
         if look_at < self.attention_at:
             self.attention_at = look_at
-        batch = Batch(self._batch_ids, self.index, worker, requests, size - self.queue.size, reason, now)
         self.in_flight[worker] = batch
-        self._running += len(requests)
         return batch
+
+    def _make(self, now: float, n: int, reason: str, worker: int, ahead: bool = False) -> Batch:
+        size = self.queue.size
+        requests = self.queue.take(n, now)
+        self._batch_ids += 1
+        self._running += len(requests)
+        return Batch(self._batch_ids, self.index, worker, requests, size - self.queue.size, reason, now, ahead)
+
+    def _next_ahead(self, now: float, room: float) -> Batch | None:
+        """A batch for a busy worker, shortly before it should be free, if waiting could not make it a better one.
+
+        It lies in the worker's socket when the worker comes for it. Until then it cannot be taken back, so it goes no
+        sooner than it must; who comes with a higher priority in these moments waits for one batch more. Requests of
+        different lanes and those in quarantine are kept until a worker is free, and so is all that waits when ends
+        cannot be foretold and another worker may be free first.
+        """
+        queue = self.queue
+        if queue.lanes > 1 or queue.lone_lanes or not self.batch_s:
+            return None
+        several = len(self.in_flight) > 1
+        if several and self.deviation_s > _STEADY * self.batch_s:
+            return None
+        lead_s = max(_LEAD_S, _LEAD * self.batch_s, 2.0 * self.deviation_s)
+        for batch in self.in_flight.values():  # in the order of their starts
+            free_in_s = batch.started + self.batch_s - now
+            if batch.worker in self.ahead or batch.given_up or (several and free_in_s < -lead_s):
+                continue  # the last: it takes longer than it should, nobody knows how much
+            decision = self.policy.decide_ahead(now, queue, max(0.0, free_in_s))
+            n = operator.index(decision.take)
+            if not 0 <= n <= self.policy.limit:
+                raise self._impossible(n, "for a busy worker")
+            n = int(min(n, self.safe_size.limit))
+            if not n or n > room:
+                return None
+            opens_at = batch.started + self.batch_s - lead_s
+            if now < opens_at:
+                self.wake_at = opens_at if self.wake_at is None else min(self.wake_at, opens_at)
+                return None
+            if queue.size != queue.count:
+                n = self._fitting(n)
+            self.ahead[batch.worker] = made = self._make(now, n, decision.reason, batch.worker, ahead=True)
+            return made
+        return None
+
+    def _impossible(self, n: int, with_what: str) -> RuntimeError:
+        policy = type(self.policy).__name__
+        return RuntimeError(
+            f"policy {policy} of stage {self.name} asked for a batch of {n} {with_what} and a limit of"
+            f" {self.policy.limit}"
+        )
+
+    def _begin(self, now: float, batch: Batch) -> None:
+        """The worker of a batch ahead is done with the one before it."""
+        batch.started = batch.call_started = batch.heard = now
+        self.attention_at = min(self.attention_at, now + self.patience.least_s)
+        self.in_flight[batch.worker] = batch
+
+    def _completed_ahead(self, worker: int, batch_id: int, ids: Sequence[int]) -> Sequence[Request | None]:
+        """Answers for a batch that the worker does not work on: strays, unless one ahead has failed to reach it."""
+        batch = self.ahead.get(worker)
+        if batch is None or batch.id != batch_id or ids != batch.ids:
+            self.stray_replies += len(ids)
+            return [None] * len(ids)
+        del self.ahead[worker]
+        self._running -= len(batch)
+        return batch.requests
 
     def _most_requests(self) -> float:
         """How many of those that wait a full batch would hold, about."""
@@ -475,10 +575,16 @@ class Batcher:
             policy.hop_s += 0.1 * (max(0.0, took_s - busy_s) - policy.hop_s)
             policy.completed(now, batch.n, batch.size, busy_s, ok)
         del self.in_flight[batch.worker]
-        self._idle.append(batch.worker)
         self._running -= len(batch.requests)
+        following = self.ahead.pop(batch.worker, None) if self.ahead else None
+        if following is None:
+            self._idle.append(batch.worker)
+        else:
+            self._begin(now, following)
         if self.patience.learns:
             self.patience.learn(batch.size, took_s)
+        if self.batch_s:
+            self.deviation_s += (abs(took_s - self.batch_s) - self.deviation_s) * 0.2
         self.batch_s += (took_s - self.batch_s) * (0.2 if self.batch_s else 1.0)
         if took_s < self.fastest_s or not self.fastest_s:
             self.fastest_s = took_s

@@ -35,7 +35,7 @@ class Todo:
     """What a driver must do now.
 
     Attributes:
-        run: batches to send to their workers; do this first, the workers are idle.
+        run: batches to send to their workers; do this first, the workers are idle, or nearly so.
         answer: requests whose callers are to be told.
         kill: (stage, worker) pairs that hang.
         wake_at: when to poll again although nothing happens; infinity for never.
@@ -242,6 +242,7 @@ class Pipeline:
                 self._fail(now, request, _lost_with(request, batcher, batch.given_up))
         if again:
             batcher.quarantine(again)
+        self._take_back(now, batcher, worker)
         if untouched:
             batcher.put_back(now, untouched)
         return batch.requests[0].losses >= _MOST_LOSSES
@@ -252,6 +253,7 @@ class Pipeline:
         batch = batcher.worker_lost(worker)
         if batch is None:
             return
+        self._take_back(now, batcher, worker)
         again = [request for request in batch.requests if request.state == RUNNING]
         if again:
             batcher.put_back(now, again)
@@ -272,7 +274,7 @@ class Pipeline:
             for request in list(stage.queue):
                 stage.queue.remove(request)
                 self._fail(now, request, copy.copy(error))
-            for batch in stage.in_flight.values():
+            for batch in stage.handed_over:
                 for request in batch.requests:
                     if request.state == RUNNING:
                         stage.abandon(now, request)
@@ -289,6 +291,10 @@ class Pipeline:
             self._poll_stage(now, stage)
             if stage.index and not stage.retired:
                 ahead_s += stage.expected_s(now)
+        if self.closed is not None:
+            for stage in self.stages:  # the last who could have joined one has just expired, or was refused
+                if stage.queue.count and not stage.closing and self._is_last_call(stage):
+                    self._poll_stage(now, stage)
         if self.door.count:
             self._open_door(now)
             todo.wake_at = self.door.earliest_deadline
@@ -445,7 +451,8 @@ class Pipeline:
                 todo.run.append(batch)
                 if self.journal is not None:
                     for request in batch.requests:
-                        detail = f"batch {batch.id} of {len(batch)} on worker {batch.worker} ({batch.reason})"
+                        how = f"{batch.reason}, ahead" if batch.ahead else batch.reason
+                        detail = f"batch {batch.id} of {len(batch)} on worker {batch.worker} ({how})"
                         self.journal.record(now, "runs", request.id, stage.name, detail)
         finally:
             if refuse:
@@ -505,6 +512,15 @@ class Pipeline:
         answered = len(answer) - before
         self.answered += answered
         return len(takers) - takers.count(None) - answered
+
+    def _take_back(self, now: float, batcher: Batcher, worker: int) -> None:
+        """A worker is gone: what was to be its next batch waits again, as if nothing had been."""
+        waiting = batcher.take_back(worker)
+        if waiting:
+            batcher.put_back(now, waiting)
+            if self.journal is not None:
+                for request in waiting:
+                    self.journal.record(now, "worker gone, queued again", request.id, batcher.name)
 
     def _weigh(self, now: float, request: Request, stage: int, result: object) -> bool:
         """Set how much of a batch the request takes up in its next stage; if that cannot be told, it fails."""

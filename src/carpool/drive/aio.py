@@ -32,7 +32,7 @@ class Executor(Protocol):
         """Start the workers that are due; each is reported by `worker_ready`, or the stage by `stage_failed`."""
 
     def run(self, batch: Batch) -> None:
-        """Hand a batch to its worker, which is idle."""
+        """Hand a batch to its worker, which is idle or, with a batch ahead, about to be."""
 
     def kill(self, worker: int) -> None:
         """Give up a worker that hangs: it is reported as lost at once, and ended."""
@@ -227,8 +227,11 @@ class Driver:
         except BaseException as error:
             self._fail(error)
             return
-        self.stats.stages[stage].completed(worker, busy_s, waited_s)
-        batcher = self.pipeline.stages[stage]
+        batcher, stats = self.pipeline.stages[stage], self.stats.stages[stage]
+        stats.completed(worker, busy_s, waited_s)
+        following = batcher.in_flight.get(worker)
+        if following is not None and following.id != batch_id:  # it lay there, ahead of time
+            stats.started(following)
         if batcher.queue.size >= batcher.policy.limit:
             self.poll()
         elif not self._dirty:
@@ -284,7 +287,8 @@ class Driver:
     def _perform(self, todo: Todo) -> None:
         late_s = self.clock() - self._timer_at if todo.kill else 0.0
         for batch in todo.run:
-            self.stats.stages[batch.stage].started(batch)
+            if not batch.ahead:
+                self.stats.stages[batch.stage].started(batch)
             try:
                 self.executors[batch.stage].run(batch)
             except BaseException as error:  # no memory for its message, say: that is nobody's fault, and others go on

@@ -13,7 +13,8 @@ import traceback
 import types
 from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import msgspec
@@ -127,9 +128,16 @@ class ThreadWorker(_Inside):
     def kill(self, why: str = "") -> None:
         """Have nothing more to do with it; once its present call returns, it ends."""
         super().kill(why)
-        self._inbox.put(None)
+        self._forget()
 
     def abandon(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        """Whatever lies there ahead of time is not run."""
+        with suppress(Empty):
+            while True:
+                self._inbox.get_nowait()
         self._inbox.put(None)
 
     def _live(self) -> None:

@@ -48,7 +48,7 @@ class VirtualDriver:
         costs: per stage the seconds of a batch of n; or one function of the batch and the time, for all stages.
         workers: per stage how many there are; all are ready at once. One each if not given.
         computes: per stage what they answer; the items themselves if not given.
-        hop_s: seconds that a batch spends on its way to the worker and back, on top of its cost.
+        hop_s: seconds that a batch spends on its way to the worker and back, on top of its cost, unless it went ahead.
         turn_s: seconds from something happening to what is done about it, which what happens meanwhile shares; a reply
             that finds a full batch waiting, or nobody, cuts it short.
         watcher: told of batches and answers; without one they are kept in `batches` and `answers`.
@@ -91,6 +91,7 @@ class VirtualDriver:
         self._happened = True  # anything since the last poll
         self._wake_at = 0.0
         self._busy: dict[tuple[int, int], Batch] = {}
+        self._ahead: dict[tuple[int, int], Batch] = {}
         for stage, n in zip(stages, workers or [1] * len(stages), strict=True):
             for worker in range(n):
                 pipeline.worker_ready(stage, worker)
@@ -133,6 +134,7 @@ class VirtualDriver:
     def lose(self, stage: int, worker: int, back_after_s: float = 0.0) -> None:
         """A worker dies now, with whatever it is doing, and its successor is ready `back_after_s` later."""
         self._busy.pop((stage, worker), None)
+        self._ahead.pop((stage, worker), None)
         self.pipeline.worker_lost(self.clock.now, stage, worker)
         self._notice()
         self.at(self.clock.now + back_after_s, lambda: self.pipeline.worker_ready(stage, worker))
@@ -187,7 +189,10 @@ class VirtualDriver:
         todo = pipeline.poll(now)
         self._wake_at = todo.wake_at if todo.wake_at > now else now + TICK_S
         for batch in todo.run:
-            self._run(now, batch)
+            if batch.ahead:
+                self._ahead[batch.stage, batch.worker] = batch
+            else:
+                self._run(now, batch, self._hop_s)
         for stage, worker in todo.kill:
             self.lose(stage, worker)
         if todo.answer:
@@ -196,11 +201,11 @@ class VirtualDriver:
                 if request.caller is not None:
                     request.caller.answered(request)
 
-    def _run(self, now: float, batch: Batch) -> None:
+    def _run(self, now: float, batch: Batch, hop_s: float) -> None:
         busy_s = self._cost(batch, now)
         self._busy[batch.stage, batch.worker] = batch
         self._watcher.started(now, batch, busy_s)
-        self._at(now + self._hop_s + busy_s, lambda: self._complete(batch, busy_s))
+        self._at(now + hop_s + busy_s, lambda: self._complete(batch, busy_s))
 
     def _complete(self, batch: Batch, busy_s: float) -> None:
         if self._busy.get((batch.stage, batch.worker)) is not batch:
@@ -212,6 +217,9 @@ class VirtualDriver:
             results = self._computes[batch.stage](list(results))
             errors = {i: y for i, y in enumerate(results) if isinstance(y, Exception)} or None
         self.pipeline.completed(self.clock.now, batch.stage, batch.worker, batch.id, batch.ids, results, errors, busy_s)
+        following = self._ahead.pop((batch.stage, batch.worker), None)
+        if following is not None:
+            self._run(self.clock.now, following, hop_s=0.0)  # its way there and the reply's way here were one time
         self._replied(self.pipeline.stages[batch.stage])
 
     def _replied(self, stage: Batcher) -> None:

@@ -111,7 +111,8 @@ class WorkerStage:
         self._timer: asyncio.TimerHandle | None = None
         self._started_once: set[int] = set()
         self._failure: dict[int, outcome.Report] = {}
-        self._rest: dict[int, list[Frame]] = {}  # by worker: pieces of its batch that it has not been sent yet
+        # by worker: pieces of its batch, and then the one ahead as a whole or in pieces, that it has not been sent yet
+        self._rest: dict[int, list[Frame]] = {}
         self._after_dispatch = faults.at("parent.after_dispatch")
         self._before_reply = faults.at("parent.before_reply")
 
@@ -144,11 +145,15 @@ class WorkerStage:
             [r.deadline for r in requests],
             [r.item for r in requests],  # type: ignore[misc]
         )
+        if batch.worker in self._rest:
+            self._rest[batch.worker] += in_pieces(frame)
+            return
         try:
             self._workers[batch.worker].send(frame)
         except FrameError:  # it is too large for one message, and nothing has been sent
             self._rest[batch.worker] = in_pieces(frame)
-            self._send_next(batch.worker)
+            if not batch.ahead:
+                self._send_next(batch.worker)
         if self._after_dispatch is not None:
             self._after_dispatch()
 
@@ -291,12 +296,18 @@ class WorkerStage:
         if self._before_reply is not None:
             self._before_reply()
         self.roster.finished_batch()
-        rest = self._rest.get(worker) if self._rest else None
         self._driver.completed(
             self.index, worker, frame.batch, frame.ids, frame.payloads, errors, frame.busy_s, frame.waited_s
         )
-        if rest and self._rest.get(worker) is rest and sum([len(piece.ids) for piece in rest]) == len(batch.ids):
-            self._send_next(worker)  # what went before it is answered
+        if worker in self._rest and self._is_waiting_for_more(worker):
+            self._send_next(worker)
+
+    def _is_waiting_for_more(self, worker: int) -> bool:
+        """Whether all that the worker was sent is answered, and there are more pieces of its present batch."""
+        batch = self._driver.pipeline.stages[self.index].in_flight.get(worker)
+        if batch is None:
+            return False
+        return sum([len(piece.ids) for piece in self._rest[worker] if piece.batch == batch.id]) == len(batch.ids)
 
     def _troubled(self, worker: int, frame: Frame) -> None:
         """What happened to a batch besides its results, or to the warm-up."""
@@ -367,7 +378,7 @@ class WorkerStage:
     def _hand_back(self, worker: int, untouched: bool) -> bool:
         """What a lost worker owed is run by others, or fails; whether that was the fault of a request."""
         unsent = {id for piece in self._rest.pop(worker, ()) for id in piece.ids}
-        if untouched:
+        if untouched and worker not in self._driver.pipeline.stages[self.index].ahead:  # else that is what is unread
             self._driver.worker_left(self.index, worker)
         elif self._driver.worker_lost(self.index, worker, unsent):
             logger.error("stage %s: a request has cost two workers; it is refused and not tried again", self.name)

@@ -143,11 +143,11 @@ class StageStats:
         self.queue_time.add_since(batch.started, [request.arrived for request in batch.requests])
 
     def completed(self, worker: int, busy_s: float, waited_s: float) -> None:
-        """A batch is done; asked before the next one is handed out."""
+        """A batch is done; asked before the next one is handed out, if that was not done ahead of time."""
         self.compute_time.add(busy_s)
         if worker in self._hungry:
             self.idle_gap.add(waited_s)
-        if self.batcher.queue:
+        if self.batcher.queue or worker in self.batcher.in_flight:
             self._hungry.add(worker)
         else:
             self._hungry.discard(worker)

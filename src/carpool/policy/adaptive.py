@@ -166,6 +166,34 @@ class Adaptive(Policy):
             self._waiting -= decision.take if queue.size == len(queue) else round(decision.take / self._unit)
         return decision
 
+    def decide_ahead(self, now: float, queue: QueueView, free_in_s: float) -> Decision:
+        """A batch of the size that is best for all that wait, where nobody is in a hurry and nobody has to be refused.
+
+        What comes until the worker is free could not join it, so nothing is lost; else `decide` is to judge by what
+        waits then.
+        """
+        cost, size, waiting = self.cost, self._size, queue.size
+        if cost.samples < _COLD or self._backlog.overloaded_since is not None:
+            return NOTHING
+        size.refresh()
+        most = self.limit if self._trifling else size.most(waiting)
+        due = queue.earliest_due
+        slack_s = due - now - free_in_s - self.ahead_s
+        if (
+            waiting < most
+            or slack_s < cost.longest_s * cost.margin
+            or (waiting > most and due < _NO_SLO_S)
+            or not (self._trifling or size.best_at_once(waiting, most, size.capacity * cost.bias))
+        ):
+            return NOTHING
+        decision = (
+            Decision(take=most, reason="full") if self._trifling else self._go([], waiting, most, slack_s, "full")
+        )
+        self._gone_on = True
+        self._rule = decision.reason
+        self._waiting = len(queue) - (decision.take if waiting == len(queue) else round(decision.take / self._unit))
+        return decision
+
     def _has_time(self, now: float, queue: QueueView) -> bool:
         """Whether nobody is in a hurry: then a lone request on an idle server, or a trifle, goes without more ado."""
         cost = self.cost

@@ -1,7 +1,8 @@
 """What a batching policy is: told what happens, asked what to do. Four calls, no clock, no IO.
 
 A policy decides *when* to go and *with how many*; the order is the queue's, the deadlines are the batcher's. It may
-be asked at any time and any number of times: `decide` must not change what the next `decide` would say.
+be asked at any time and any number of times: `decide` must not change what the next `decide` would say. One more call,
+`decide_ahead`, is for policies that know when a batch cannot get any better by waiting for its worker.
 """
 
 from __future__ import annotations
@@ -125,6 +126,23 @@ class Policy(ABC):
     @abstractmethod
     def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
         """What to do with `queue`, with `free` idle workers that may take a batch and `busy` ones at work."""
+
+    def decide_ahead(self, now: float, queue: QueueView, free_in_s: float) -> Decision:
+        """What to hand to a worker that is still busy, since waiting for it could not make the batch any better.
+
+        Only `take` and `reason` count. A policy that does not say anything here has all wait until a worker is free.
+
+        Args:
+            now: the time.
+            queue: what waits; all of it has one priority, key and bucket.
+            free_in_s: when the worker should be free, by what its stage's batches took.
+        """
+        return NOTHING
+
+    def _full_ahead(self, queue: QueueView) -> Decision:
+        """What to say there if a batch is as good as it can be when it is full."""
+        limit = self.limit
+        return Decision(take=limit, reason="full") if queue.size >= limit else NOTHING
 
     @property
     def limit(self) -> int:

@@ -21,3 +21,6 @@ class Greedy(Policy):
         if waiting >= limit:
             return Decision(take=limit, reason="full")
         return Decision(take=waiting, reason="free")
+
+    def decide_ahead(self, now: float, queue: QueueView, free_in_s: float) -> Decision:
+        return self._full_ahead(queue)

@@ -44,3 +44,6 @@ class OneByOne(Policy):
             return NOTHING
         share = -(-waiting // free)
         return Decision(take=min(share, self.per_hop), reason="free")
+
+    def decide_ahead(self, now: float, queue: QueueView, free_in_s: float) -> Decision:
+        return self._full_ahead(queue)

@@ -74,6 +74,9 @@ class Static(Policy):
         take = min(waiting, self._round_down(waiting)) if self.padding == "down" else waiting
         return Decision(take=take, reason="delay")
 
+    def decide_ahead(self, now: float, queue: QueueView, free_in_s: float) -> Decision:
+        return self._full_ahead(queue)
+
     def _beyond_limit(self, queue: QueueView, free: int) -> Sequence[Request]:
         """The newest requests of the lowest priority, as far as they are wholly beyond what may wait."""
         if self.max_queued_batches is None:

@@ -45,6 +45,7 @@ def simulate(
     max_queue_size: int | None = None,
     hop: str = "0s",
     turn: str = "0s",
+    ahead: Annotated[bool, Parameter(negative=())] = False,
     jobs: int = 0,
     plot: Path | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
@@ -101,6 +102,8 @@ def simulate(
         What the way to a worker and back takes.
     turn:
         How long the driver gathers what happens before it decides.
+    ahead:
+        A full batch goes to its worker shortly before that is free, and spends no time on its way there and back.
     jobs:
         How many runs at the same time; 0 is one per core.
     plot:
@@ -124,6 +127,7 @@ def simulate(
                 "max_queue_size": math.inf if max_queue_size is None else max_queue_size,
                 "hop_s": specs.duration(hop),
                 "turn_s": specs.duration(turn),
+                "runs_ahead": ahead,
             },
         )
         capacity, load = _check(plan)

@@ -15,7 +15,7 @@ from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.drive.virtual import BatchCost, VirtualDriver
 from carpool.policy import Policy
-from carpool.settings import not_negative, positive
+from carpool.settings import flag, not_negative, positive
 from carpool.simulate.arrivals import arrivals_of
 from carpool.simulate.policies import PolicyLike, label_of, policy_of
 from carpool.simulate.report import Report, report_of
@@ -38,6 +38,7 @@ def run(
     weights_known: bool = False,
     hop_s: float = 0.0,
     turn_s: float = 0.0,
+    runs_ahead: bool = False,
     max_queue_size: float = INFINITY,
 ) -> Report:
     """Simulate one service and report how it did.
@@ -60,6 +61,8 @@ def run(
             what its sizes sum up to.
         hop_s: what a batch spends on its way to the worker and back.
         turn_s: how long the driver gathers what happens before it decides and tells: a turn of its loop.
+        runs_ahead: whether a full batch may go to its worker shortly before that is free, as in services whose workers
+            are processes or threads: it spends no `hop_s`.
         max_queue_size: most requests that wait; more are refused.
 
     A list of costs stands for stages in a row; `policy`, `max_batch_size` and `workers` may then be lists too.
@@ -88,7 +91,13 @@ def run(
         for template, limit, cost in zip(templates, servers.limits, servers.costs, strict=True)
     ]
     stages = [
-        Batcher(f"stage {i}", one, Queue(INFINITY if i else max_queue_size), weigh=traffic.size_of)
+        Batcher(
+            f"stage {i}",
+            one,
+            Queue(INFINITY if i else max_queue_size),
+            runs_ahead=flag("runs_ahead", runs_ahead),
+            weigh=traffic.size_of,
+        )
         for i, one in enumerate(policies)
     ]
     batch_cost = _batch_cost(servers, policies, traffic, seed)

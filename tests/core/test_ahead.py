@@ -1,0 +1,258 @@
+"""Batches ahead of time: a worker has its next one before it asks, if waiting could not have made that any better."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from carpool.core.batcher import Batch
+from carpool.core.pipeline import Pipeline
+from carpool.core.safe_size import SafeSize
+from carpool.errors import DeadlineExceeded
+from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, OneByOne, Policy, Static
+from carpool.policy.base import Decision, QueueView
+from carpool.request import DONE
+from tests.core.stub import ask, asks, items, outcome, pipeline, reply, stage
+
+TOOK_S = 8  # what batches take here; the window in which one may go ahead opens after 6 of these
+
+
+def saturated(line: Pipeline, now: float = 0, took_s: float = TOOK_S) -> float:
+    """A few full batches one after the other, so that it is known what they take. Returns the time then."""
+    for _ in range(3):
+        n = sum(one.policy.limit for one in line.stages[:1]) * line.stages[0].idle
+        line.submit(now, asks(["warm"] * n))
+        batches = line.poll(now).run
+        now += took_s
+        for batch in batches:
+            reply(line, now, batch, busy_s=took_s)
+        line.poll(now)
+    return now
+
+
+def runs(line: Pipeline, now: float) -> list[Batch]:
+    return line.poll(now).run
+
+
+def what(batches: list[Batch]) -> list[tuple[list[Any], int, bool]]:
+    return [(items(batch.requests), batch.worker, batch.ahead) for batch in batches]
+
+
+def test_a_full_batch_goes_shortly_before_its_worker_is_free() -> None:
+    """Not sooner, since until then it can still be cancelled, or be overtaken by a higher priority."""
+    line = pipeline(stage(2, runs_ahead=True))
+    now = saturated(line)
+    line.submit(now, asks("abcd"))
+    assert what(runs(line, now)) == [(["a", "b"], 0, False)]
+    todo = line.poll(now + 1)
+    assert (todo.run, todo.wake_at) == ([], now + 6)
+    ahead = runs(line, now + 6)
+    assert what(ahead) == [(["c", "d"], 0, True)]
+    assert runs(line, now + 7) == []
+    batcher = line.stages[0]
+    assert (batcher.running, len(batcher.in_flight), line.waiting) == (4, 1, 0)
+
+    reply(line, now + 8, batcher.in_flight[0], busy_s=8)
+    assert ahead[0].started == now + 8
+    reply(line, now + 16, ahead[0], busy_s=8)
+    answers = [outcome(request) for request in line.poll(now + 16).answer]
+    assert answers == ["a'", "b'", "c'", "d'"]
+    assert (batcher.running, batcher.idle, batcher.batch_s) == (0, 1, TOOK_S)
+
+
+def test_short_batches_go_at_once() -> None:
+    """No timer is fine enough to hit the end of a call of a millisecond."""
+    line = pipeline(stage(1, runs_ahead=True))
+    now = saturated(line, took_s=2**-10)
+    line.submit(now, asks("abc"))
+    assert what(runs(line, now)) == [(["a"], 0, False), (["b"], 0, True)]
+    reply(line, now + 2**-10, line.stages[0].in_flight[0])
+    assert what(runs(line, now + 2**-10)) == [(["c"], 0, True)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "goes"),
+    [
+        (Greedy(2), True),
+        (Static(2, 100), True),
+        (OneByOne(), True),
+        (AIMD(2), False),
+        (Cork(2), False),
+        (Deadline(2), False),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Policy) else "",
+)
+def test_policies_say_whether_a_full_batch_may_go(policy: Policy, goes: bool) -> None:
+    """Those that refuse or shrink batches by what they see when a worker is free keep all until then."""
+    line = pipeline(stage(policy=policy, runs_ahead=True))
+    now = saturated(line)
+    line.submit(now, asks("abcdefgh"))
+    runs(line, now)
+    assert any(batch.ahead for batch in runs(line, now + 7)) is goes
+
+
+def test_what_is_not_full_waits() -> None:
+    """Those who come back with the reply could make it better."""
+    line = pipeline(stage(3, runs_ahead=True))
+    now = saturated(line)
+    line.submit(now, asks("abcde"))
+    assert what(runs(line, now)) == [(["a", "b", "c"], 0, False)]
+    assert runs(line, now + 7) == []
+    line.submit(now + 7, asks("f"))
+    assert what(runs(line, now + 7)) == [(["d", "e", "f"], 0, True)]
+
+
+def test_who_is_urgent_is_not_overtaken() -> None:
+    """Where several priorities, keys or buckets wait, nothing goes ahead: the queue decides when a worker is free."""
+    line = pipeline(stage(2, runs_ahead=True))
+    now = saturated(line)
+    line.submit(now, asks("abcd"))
+    runs(line, now)
+    line.submit(now + 5, [ask("urgent", priority=20)])
+    assert runs(line, now + 7) == []
+    reply(line, now + 8, line.stages[0].in_flight[0])
+    assert what(runs(line, now + 8)) == [(["urgent", "c"], 0, False)]
+
+
+def test_the_worker_that_is_free_first_gets_it_and_one_that_is_late_does_not() -> None:
+    """Of several workers; and if ends cannot be foretold, nobody gets anything before it is free."""
+    line = pipeline(stage(1, runs_ahead=True), workers=2)
+    now = saturated(line)
+    line.submit(now, asks("a"))
+    (first,) = runs(line, now)
+    line.submit(now + 3, asks("bcd"))
+    (second,) = runs(line, now + 3)
+    assert what(runs(line, now + 6)) == [(["c"], first.worker, True)]
+    assert runs(line, now + 8) == []
+    assert what(runs(line, now + 9)) == [(["d"], second.worker, True)]
+
+    late = pipeline(stage(1, runs_ahead=True), workers=2)
+    now = saturated(late)
+    late.submit(now, asks("ab"))
+    runs(late, now)
+    late.submit(now + 11, asks("c"))
+    assert runs(late, now + 11) == []
+
+    unsteady = pipeline(stage(1, runs_ahead=True), workers=2)
+    now = saturated(unsteady, saturated(unsteady), took_s=1)
+    unsteady.submit(now, asks("abc"))
+    runs(unsteady, now)
+    assert not [batch for at in range(40) for batch in runs(unsteady, now + at / 4)]
+
+
+def test_a_lost_worker_has_not_looked_at_what_lay_ahead() -> None:
+    """It is back in its place, nobody is blamed for it, and one whose caller has gone meanwhile is not run."""
+    line = pipeline(stage(2, runs_ahead=True), workers=1)
+    now = saturated(line)
+    requests = asks("abcdef")
+    line.submit(now, requests)
+    runs(line, now)
+    runs(line, now + 7)
+    line.cancel(now + 7, requests[2])
+    line.worker_lost(now + 7, 0, 0)
+    line.worker_ready(0, 0)
+    assert what(runs(line, now + 8)) == [(["a"], 0, False)]  # alone, since it may have killed the worker
+    assert [request.losses for request in requests] == [1, 1, 0, 0, 0, 0]
+    assert requests[2].state == DONE
+    for _ in range(4):
+        now += TOOK_S
+        for batch in list(line.stages[0].in_flight.values()):
+            reply(line, now, batch)
+        runs(line, now)
+    assert [outcome(request) for request in requests] == ["a'", "b'", None, "d'", "e'", "f'"]
+    assert (line.unanswered, line.stages[0].running) == (0, 0)
+
+
+def test_a_deadline_that_passes_ahead_is_told_at_once() -> None:
+    """Its caller does not wait for the worker to come to it."""
+    line = pipeline(stage(1, runs_ahead=True))
+    now = saturated(line)
+    line.submit(now, asks("a"))
+    runs(line, now)
+    line.submit(now + 1, [ask("b", deadline=now + 7.5, patient=True)])
+    todo = line.poll(now + 6)
+    assert (what(todo.run), todo.wake_at) == ([(["b"], 0, True)], now + 7.5)
+    assert [type(request.error) for request in line.poll(now + 7.5).answer] == [DeadlineExceeded]
+    reply(line, now + 8, line.stages[0].in_flight[0])
+    reply(line, now + 9, line.stages[0].in_flight[0])  # the worker has passed over it
+    assert (line.stages[0].late_results, line.unanswered) == (1, 0)
+
+
+def test_credits_count_what_lies_ahead() -> None:
+    """The next stage has room for all that its predecessor has been handed."""
+    line = pipeline(stage(1, runs_ahead=True), stage(1, max_size=1), workers=[1, 0])
+    first = line.stages[0]
+    line.submit(0, asks("a"))
+    runs(line, 0)
+    first.batch_s = TOOK_S  # as if it had run before
+    line.submit(1, asks("bc"))
+    assert runs(line, 7) == []
+    assert (first.running, len(first.ahead)) == (1, 0)
+
+
+@pytest.mark.parametrize("settings", [{}, {"runs_ahead": True, "idempotent": False}])
+def test_only_where_a_request_may_be_run_twice(settings: dict[str, bool]) -> None:
+    """What lies with a worker that is given up may still be run by it."""
+    line = pipeline(stage(1, **settings))
+    now = saturated(line)
+    line.submit(now, asks("ab"))
+    runs(line, now)
+    assert runs(line, now + 7) == []
+
+
+def test_no_batch_ahead_is_larger_than_memory_allows() -> None:
+    """What is known to fit is a full batch then."""
+    line = pipeline(stage(4, runs_ahead=True))
+    now = saturated(line)
+    learned = SafeSize(None)
+    learned.ran_out(4, 2)
+    line.stages[0].safe_size = learned
+    line.submit(now, asks("abcdefgh"))
+    (batch,) = runs(line, now)
+    assert len(batch) <= 4
+    assert [len(batch.requests) for batch in runs(line, now + 7)] == [int(learned.limit)]
+
+
+def test_a_batch_ahead_that_never_reached_its_worker_is_answered() -> None:
+    """The driver had no memory for its message, say: its callers hear of it, and the batch under way is as it was."""
+    line = pipeline(stage(1, runs_ahead=True))
+    now = saturated(line)
+    line.submit(now, asks("abc"))
+    (under_way,) = runs(line, now)
+    (ahead,) = runs(line, now + 7)
+    error = RuntimeError("no memory")
+    line.completed(now + 7, 0, 0, ahead.id, ahead.ids, [None], {0: error})
+    assert [request.error for request in line.poll(now + 5).answer] == [error]
+    reply(line, now + 8, under_way)
+    assert [outcome(request) for request in line.take_answers()] == ["a'"]
+
+
+class Greedier(Greedy):
+    """Asks for more than it may."""
+
+    def decide_ahead(self, now: float, queue: QueueView, free_in_s: float) -> Decision:
+        return Decision(take=self.limit + 1)
+
+
+def test_a_policy_that_asks_for_what_is_not_possible_is_told() -> None:
+    """As `decide` is: its stage fails, loudly."""
+    line = pipeline(stage(policy=Greedier(1), runs_ahead=True))
+    line.stages[0].batch_s = TOOK_S  # as if it had run before
+    line.submit(0, asks("abc"))
+    with pytest.raises(RuntimeError, match="asked for a batch of 2 for a busy worker and a limit of 1"):
+        line.poll(0)
+
+
+def test_adaptive_goes_ahead_with_the_size_that_is_best() -> None:
+    """Once it knows what batches cost; with an SLO it keeps what may have to be refused."""
+    for slo_s, ahead in ((None, True), (100.0, False)):
+        line = pipeline(stage(policy=Adaptive(4), runs_ahead=True), slo_s=slo_s)
+        now: float = 0
+        for _ in range(12):
+            now = saturated(line, now, took_s=0.5)
+        line.submit(now, asks("abcdefghijkl"))
+        (batch,) = runs(line, now)
+        following = runs(line, now + 0.45)
+        assert len(following) == ahead
+        assert all(len(batch) in (3, 4) for batch in [batch, *following])  # now and then it tries a smaller one
