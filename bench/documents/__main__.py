@@ -17,7 +17,7 @@ from pathlib import Path
 from bench import wrk
 from bench.documents import tables
 from bench.documents.rows import ROWS
-from bench.figures import Spread, machine, median_ratio, short, table
+from bench.figures import Spread, machine, short, table
 from bench.process_tree import adopt_orphans, end_on_sigterm
 from bench.side import Facts, SideFailed, figures_of
 
@@ -27,13 +27,7 @@ TITLES = {
     "3": "Document 3, CooperativeQueue: threads, no process",
     "5": "Document 5: a read_csv for each request (document) and one for all of a batch (carpool)",
 }
-THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-)
+THREAD_VARIABLES = tuple(f"{library}_NUM_THREADS" for library in ("OMP", "OPENBLAS", "MKL", "BLIS", "NUMEXPR"))
 SIDES = ("document", "carpool")
 
 
@@ -123,11 +117,8 @@ def header(document: str) -> tuple[str, ...]:
 
 def as_json(results: list[Result], failures: list[str], facts: Facts) -> str:
     def entry(result: Result) -> Facts:
-        ratio = median_ratio(
-            *([turn["seconds_per_item"] for turn in side] for side in (result.document, result.carpool))
-        )
         sides = {"document": result.document, "carpool": result.carpool}
-        return {"document_number": result.document_number, "row": result.row, "turns": sides, "ratio": ratio}
+        return {"document_number": result.document_number, "row": result.row, "turns": sides, "ratios": result.ratios}
 
     return json.dumps({"machine": facts, "rows": [entry(result) for result in results], "failures": failures}, indent=1)
 

@@ -1,11 +1,11 @@
-"""The model of document 5's experiment, with two ways of reading its requests: `carpool serve` takes one or the other."""
+"""The model of document 5's experiment, with two ways of reading its requests; `carpool serve` takes one of them."""
 
 from __future__ import annotations
 
 import io
 
 import numpy as np
-import pandas
+import pandas  # type: ignore[import-untyped]
 
 import carpool
 

@@ -58,7 +58,8 @@ class ModelService:
 
     def add(self, make: Make, *, workers: int = 1, batch_size: int = 0) -> None:
         """One more component; `make` gives its function, in the worker."""
-        inbox, outbox = self._queues[-1], multiprocessing.Queue(self._max_queue_size)
+        inbox = self._queues[-1]
+        outbox: Any = multiprocessing.Queue(self._max_queue_size)
         self._queues.append(outbox)
         arguments = (make, inbox, outbox, self._errors)
         for _ in range(workers):

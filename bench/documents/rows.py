@@ -6,6 +6,7 @@ python -m bench.documents.rows DOCUMENT ROW SIDE SECONDS  measures one and print
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import operator
 import os
@@ -125,11 +126,15 @@ class Component:
     batch_size: int = 0
 
 
+def itself(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return function
+
+
 def two(title: str, components: Sequence[Component], ask: Callable[[], tuple[list[Ask], Same]]) -> Row:
     async def document(seconds: float) -> Facts:
         service = ModelService()
         for part in components:
-            service.add(lambda function=part.function: function, workers=part.workers, batch_size=part.batch_size)
+            service.add(functools.partial(itself, part.function), workers=part.workers, batch_size=part.batch_size)
         service.start()
         try:
             return await in_tasks(service.predict, *ask(), WARM_UP_S, seconds)
@@ -176,11 +181,9 @@ ROWS: dict[str, dict[str, Row]] = {
     "1": {
         "net": one("four layers, arrays; one BLAS thread exported", models.Net, net_arrays),
         "net_free": one("four layers, arrays; nothing exported", models.Net, net_arrays, exported=False),
-        "net_two": one(
-            "four layers, arrays; two workers of ours, one thread exported", models.Net, net_arrays, workers=2
-        ),
+        "net_two": one("four layers, arrays; two of our workers, one exported", models.Net, net_arrays, workers=2),
         "net_two_free": one(
-            "four layers, arrays; two workers of ours, nothing exported",
+            "four layers, arrays; two of our workers, nothing exported",
             models.Net,
             net_arrays,
             workers=2,
