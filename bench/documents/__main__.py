@@ -98,7 +98,7 @@ def more_cells(result: Result) -> list[str]:
     """What is known of the worker, or of the clients."""
     if result.document_number == "1":
         times = (both(result, name, lambda s: f"{s * 1e3:.3f}") for name in ("call_s", "between_s", "idle_s"))
-        return [both(result, "items_per_batch", short), *times]
+        return [both(result, "items_per_batch", lambda n: f"{n:.0f}"), *times]
     if result.document_number == "5":
         return [both(result, name, lambda s: f"{s * 1e3:.2f}") for name in ("p50_s", "p99_s")]
     return []
