@@ -40,6 +40,9 @@ POLICIES: dict[str, Callable[..., Policy]] = {
 DROPPING = {"aimd", "cork", "deadline", "adaptive"}
 """Policies that refuse even who is patient."""
 
+HOLDING_BACK = {"static", "static from idle", "cork", "adaptive"}
+"""Policies that let requests wait beside an idle worker."""
+
 LATE = "the request would not make its deadline"
 
 
@@ -518,7 +521,7 @@ class World:
                 assert stage.running or len(self.stages[index + 1].queue)  # so that there will be room
                 continue
             assert not queue.alone
-            assert self.specs[index].policy in ("static", "static from idle", "cork", "adaptive")  # the others hold nothing back
+            assert self.specs[index].policy in HOLDING_BACK
             assert not self._is_last_call(index)
             assert stage.wake_at is not None
             needed.append(stage.wake_at)

@@ -10,8 +10,8 @@ load it does nothing, and no delay suits both. It knows no SLO: in overload it s
 limit that is longer than the SLO leaves it with a goodput near nothing.
 
 With `from_idle` the delay also counts from the moment when a worker fell idle: a worker that has stood idle for as long
-as that has waited enough, and the first request after a silence goes at once. Only requests that come soon after a batch
-are then held for company.
+as that has waited enough, and the first request after a silence goes at once. Only requests that come soon after a
+batch are then held for company.
 """
 
 from __future__ import annotations
