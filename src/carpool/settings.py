@@ -142,7 +142,7 @@ def check_policy(policy: Policy | str | None) -> None:
 
 
 def held_s(policy: Policy) -> float:
-    """How long a lone request is certain to be held back to fill a batch."""
+    """How long a lone request that comes right after a batch is certain to be held back to fill the next one."""
     if type(policy).decide is not Static.decide or policy.limit <= 1:
         return 0.0
     return policy.max_queue_delay_s or 0.0

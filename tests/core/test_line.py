@@ -202,8 +202,8 @@ def check(end: World) -> None:
     assert end.line._leaders == {}
 
 
-POLICIES = [Greedy(1), Greedy(2), Greedy(4), Static(2, 5.0), Static(4, 5.0)]
-NAMES = [f"{type(policy).__name__}-{policy.max_batch_size}" for policy in POLICIES]
+POLICIES = [Greedy(1), Greedy(2), Greedy(4), Static(2, 5.0), Static(4, 5.0), Static(2, 5.0, from_idle=True)]
+NAMES = [f"{type(p).__name__}-{p.max_batch_size}{'-idle' * getattr(p, 'from_idle', 0)}" for p in POLICIES]
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=NAMES)

@@ -8,7 +8,8 @@ they were *sent*, so an answer given to the wrong caller shows. The rules that m
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import functools
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -26,9 +27,10 @@ from tests.core.stub import state_of
 Item = tuple[int, ...]
 """A request's number, then the index of each stage that has worked on it."""
 
-POLICIES: dict[str, type[Policy]] = {
+POLICIES: dict[str, Callable[..., Policy]] = {
     "greedy": Greedy,
     "static": Static,
+    "static from idle": functools.partial(Static, from_idle=True),
     "one by one": OneByOne,
     "aimd": AIMD,
     "cork": Cork,
@@ -37,6 +39,9 @@ POLICIES: dict[str, type[Policy]] = {
 }
 DROPPING = {"aimd", "cork", "deadline", "adaptive"}
 """Policies that refuse even who is patient."""
+
+HOLDING_BACK = {"static", "static from idle", "cork", "adaptive"}
+"""Policies that let requests wait beside an idle worker."""
 
 LATE = "the request would not make its deadline"
 
@@ -557,11 +562,11 @@ class World:
                 assert stage.running or len(self.stages[index + 1].queue)  # so that there will be room
                 continue
             assert not queue.alone
-            assert self.specs[index].policy in ("static", "cork", "adaptive")  # the others hold nothing back
+            assert self.specs[index].policy in HOLDING_BACK
             assert not self._is_last_call(index)
             assert stage.wake_at is not None
             needed.append(stage.wake_at)
-            if self.specs[index].policy == "static":
+            if self.specs[index].policy.startswith("static"):
                 assert queue.size < stage.policy.limit
                 needed.append(queue.oldest_arrival + self.specs[index].delay_s)
         assert min(needed, default=INFINITY) > self.now

@@ -29,7 +29,7 @@ from tests.fuzz.program import (
     Submit,
 )
 
-_POLICIES = (None, None, "adaptive", "greedy", "static", "static", "aimd", "cork", "deadline", "few")
+_POLICIES = (None, None, "adaptive", "greedy", "static", "static", "aimd", "cork", "deadline", "few", "idle")
 _PROCESSES = 0.04
 _MOST_IN_PROCESSES = 30
 

@@ -136,6 +136,8 @@ def policy(text: str | None) -> Policy | str | None:
         return Wicked(text.removeprefix("raises "))
     if text == "few":
         return carpool.Static(max_queued_batches=1)
+    if text == "idle":
+        return carpool.Static(from_idle=True)
     return text
 
 

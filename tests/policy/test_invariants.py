@@ -24,6 +24,8 @@ VARIANTS = [
     functools.partial(Static, max_queued_batches=1),
     functools.partial(Static, allowed_batch_sizes=(2, 4), padding="down"),
     functools.partial(Static, allowed_batch_sizes=(3, 8), max_queued_batches=2),
+    functools.partial(Static, from_idle=True),
+    functools.partial(Static, from_idle=True, max_queued_batches=1),
     functools.partial(Cork, slo_s=0.06),
     functools.partial(Cork, slo_s=0.5),
     functools.partial(Deadline, cost_s=lambda n: 0.008 + 0.001 * n),

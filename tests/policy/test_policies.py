@@ -19,6 +19,7 @@ delays = st.one_of(st.none(), st.integers(0, 20).map(float))
 def policies(limit: int, delay_s: float | None) -> list[Policy]:
     """One of each kind, with something learned."""
     made = [kind(limit, delay_s) for kind in (*BY_NAME.values(), OneByOne)]
+    made.append(Static(limit, delay_s, from_idle=True))
     for policy in made:
         policy.completed(0, 2, 2, 2**-14, True)
     return made

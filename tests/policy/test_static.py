@@ -55,6 +55,82 @@ def test_waiting_for_a_busy_worker_counts() -> None:
     assert policy.decide(25, queue, free=1, busy=0) == Decision(take=1, reason="delay")
 
 
+def ended(policy: Static, *times: float) -> Static:
+    """The same policy, after batches that ended then."""
+    for now in times:
+        policy.completed(now, 1, 1, 0.5, True)
+    return policy
+
+
+def test_from_idle_a_worker_that_waited_long_enough_waits_no_more() -> None:
+    """The first request after a silence of the delay goes at once, where it would be held by default."""
+    queue = waiting(22.3)
+
+    assert ended(Static(4, 1.0, from_idle=True), 20).decide(22.3, queue, 1, 0) == Decision(take=1, reason="delay")
+    assert ended(Static(4, 1.0), 20).decide(22.3, queue, 1, 0) == Decision(wake_at=23.3)
+
+
+def test_from_idle_the_delay_ends_so_long_after_the_last_batch() -> None:
+    """Whoever comes earlier than that is held for what is left of it; the clock starts anew with each batch."""
+    policy = ended(Static(4, 10, from_idle=True), 20)
+
+    assert policy.decide(24, waiting(24), free=1, busy=0) == Decision(wake_at=30)
+    assert policy.decide(29, waiting(24, 29), free=1, busy=0) == Decision(wake_at=30)
+    assert policy.decide(30, waiting(24, 29), free=1, busy=0) == Decision(take=2, reason="delay")
+    assert ended(policy, 33).decide(34, waiting(34), free=1, busy=0) == Decision(wake_at=43)
+
+
+def test_from_idle_who_waited_behind_a_busy_worker_is_not_held_longer() -> None:
+    """The oldest arrival still counts where it is earlier than the end of the last batch."""
+    policy = ended(Static(4, 10, from_idle=True), 20)
+
+    assert policy.decide(20, waiting(13, 19), free=1, busy=0) == Decision(wake_at=23)
+    assert policy.decide(20, waiting(7, 19), free=1, busy=0) == Decision(take=2, reason="delay")
+
+
+def test_from_idle_a_full_batch_never_waits() -> None:
+    """As without it."""
+    policy = ended(Static(2, 10, from_idle=True), 20)
+
+    assert policy.decide(20, waiting(20, 20), free=1, busy=0) == Decision(take=2, reason="full")
+
+
+def test_from_idle_a_worker_that_ran_nothing_yet_is_idle_for_ever() -> None:
+    """The very first request is not held, nor is one while a new worker is free beside those that have just ended."""
+    policy = Static(4, 10, from_idle=True)
+
+    assert policy.decide(0, waiting(0), free=1, busy=0).take == 1
+    assert ended(policy, 5).decide(6, waiting(6), free=2, busy=0).take == 1
+    assert policy.decide(6, waiting(6), free=1, busy=1) == Decision(wake_at=15)
+
+
+def test_from_idle_the_worker_that_has_been_idle_longest_counts() -> None:
+    """Of two idle ones at least one fell idle at the last end but one, or before."""
+    policy = ended(Static(4, 10, from_idle=True), 20, 28)
+
+    assert policy.decide(29, waiting(29), free=2, busy=0) == Decision(wake_at=30)
+    assert policy.decide(29, waiting(29), free=1, busy=1) == Decision(wake_at=38)
+
+
+@pytest.mark.parametrize("free", [1, 2, 5000])
+def test_from_idle_is_never_later_than_static(free: int) -> None:
+    """However many workers there are, nobody is held beyond the delay since the oldest arrival."""
+    policy = ended(Static(4, 10, from_idle=True), *range(3000))
+
+    wake_at = policy.decide(2999, waiting(2998), free, 0).wake_at
+    assert wake_at is None or wake_at <= 3008
+    assert (wake_at is None) == (free == 5000)
+
+
+@pytest.mark.parametrize(("from_idle", "text"), [(False, "the oldest arrival"), (True, "a worker fell idle")])
+def test_it_explains_from_when_the_delay_counts(from_idle: bool, text: str) -> None:
+    """Beside how long it is."""
+    why = Static(4, 10, from_idle=from_idle).explain(0)
+
+    assert why["max_queue_delay_s"] == 10
+    assert why["delay_counts_from"].startswith(text)
+
+
 def test_without_a_free_worker_or_work_there_is_nothing_to_do() -> None:
     """And no time to be woken at: only an event can change that."""
     assert Static(4, 10).decide(0, waiting(*[0.0] * 9), free=0, busy=2) is NOTHING
@@ -131,6 +207,7 @@ def test_sizes_above_the_stages_limit_do_not_count() -> None:
         ({"allowed_batch_sizes": (0, 2)}, "allowed_batch_sizes must be rising"),
         ({"allowed_batch_sizes": (2, 2)}, "allowed_batch_sizes must be rising"),
         ({"allowed_batch_sizes": (4, 2)}, "allowed_batch_sizes must be rising"),
+        ({"from_idle": 0.01}, "from_idle must be True or False, not 0.01: the delay itself is max_queue_delay_s"),
         ({"padding": "left"}, "padding must be 'up' or 'down', not 'left'"),
     ],
 )

@@ -31,7 +31,7 @@ from carpool.request import Request
 from carpool.simulate.arrivals import Bursts, Flash, Open, Poisson, Scene
 from carpool.simulate.policies import policy_of
 
-POLICIES = ("greedy", "static:10ms", "aimd", "cork", "deadline", "adaptive")
+POLICIES = ("greedy", "static:10ms", "static:10ms,from_idle=yes", "aimd", "cork", "deadline", "adaptive")
 SLO_S = 0.06
 CAPACITY = 64 / 0.024  # requests per second of one worker
 

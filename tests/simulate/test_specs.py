@@ -122,5 +122,10 @@ def test_policies_get_what_they_take() -> None:
     assert (static.max_batch_size, static.max_queue_delay_s) == (16, 0.01)
     assert vars(static)["allowed_batch_sizes"] == (4, 16)
     assert vars(cork)["slo_s"] == 0.1
+    for answer, from_idle in {"yes": True, "no": False}.items():
+        idle = policy_of(f"static:10ms,from_idle={answer}", max_batch_size=16, slo_s=None, cost_s=curve)
+        assert vars(idle)["from_idle"] is from_idle
+    with pytest.raises(ValueError, match="'1' is neither yes nor no; for example static:10ms"):
+        policy_of("static:10ms,from_idle=1", max_batch_size=16, slo_s=None, cost_s=curve)
     with pytest.raises(ValueError, match="there is no policy 'gredy'; choose one of adaptive"):
         policy_of("gredy", max_batch_size=1, slo_s=None, cost_s=curve)

@@ -8,15 +8,24 @@ want one of a few batch sizes. Unlike theirs, a batch is not sealed before a wor
 It loses where the delay does not fit the load: at low load every request pays it although the worker is idle, at high
 load it does nothing, and no delay suits both. It knows no SLO: in overload it serves late requests first, and a queue
 limit that is longer than the SLO leaves it with a goodput near nothing.
+
+With `from_idle` the delay also counts from the moment when a worker fell idle: a worker that has stood idle for as long
+as that has waited enough, and the first request after a silence goes at once. Only requests that come soon after a
+batch are then held for company.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from carpool.policy.base import FULL, NOTHING, TOO_LATE, Decision, Policy, QueueView
 from carpool.request import Request
+
+_MOST_WORKERS = 1024  # a stage with more of them counts the delay of some from too early, and holds back less
+_INFINITY = float("inf")
 
 
 class Static(Policy):
@@ -34,6 +43,8 @@ class Static(Policy):
             them to the next size, "down" takes the largest size that can be filled and leaves the rest, whose delay
             goes on counting from their arrivals (TensorFlow Serving interpolates it). What is short of the smallest
             size is padded in any case.
+        from_idle: whether the delay counts from the moment when a worker fell idle, where that was before the oldest
+            arrival. A worker that has not run a batch yet counts as idle for ever.
 
     Raises:
         ValueError: one of these cannot be.
@@ -46,12 +57,19 @@ class Static(Policy):
         max_queued_batches: int | None = None,
         allowed_batch_sizes: Sequence[int] | None = None,
         padding: str = "up",
+        from_idle: bool = False,
     ) -> None:
         super().__init__(max_batch_size, max_queue_delay_s)
-        _check(max_queued_batches, allowed_batch_sizes, padding)
+        _check(max_queued_batches, allowed_batch_sizes, padding, from_idle)
         self.max_queued_batches = max_queued_batches
         self.allowed_batch_sizes = allowed_batch_sizes
         self.padding = padding
+        self.from_idle = from_idle
+        self._ended: deque[float] = deque(maxlen=_MOST_WORKERS)  # when the last batches ended; only with `from_idle`
+
+    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
+        if self.from_idle:
+            self._ended.append(now)
 
     @property
     def limit(self) -> int:
@@ -68,7 +86,10 @@ class Static(Policy):
         limit = self.limit
         if waiting >= limit:
             return Decision(drop, limit, "full", drop_reason=FULL if drop else TOO_LATE)
-        due = queue.oldest_arrival + (self.max_queue_delay_s or 0.0)
+        since = queue.oldest_arrival
+        if self.from_idle:
+            since = min(since, self._idle_since(free))
+        due = since + (self.max_queue_delay_s or 0.0)
         if now < due:
             return Decision(wake_at=due)
         take = min(waiting, self._round_down(waiting)) if self.padding == "down" else waiting
@@ -76,6 +97,20 @@ class Static(Policy):
 
     def decide_ahead(self, now: float, queue: QueueView, free_in_s: float) -> Decision:
         return self._full_ahead(queue)
+
+    def explain(self, now: float) -> dict[str, Any]:
+        counts_from = "a worker fell idle, or the oldest arrival" if self.from_idle else "the oldest arrival"
+        told = {"max_queue_delay_s": self.max_queue_delay_s or 0.0, "delay_counts_from": counts_from}
+        return super().explain(now) | told
+
+    def _idle_since(self, free: int) -> float:
+        """Since when one of the `free` workers has been idle at the least.
+
+        Each of them fell idle when a batch ended, all at different ends: so the first of them did not do so after the
+        end that was `free` ends ago. That is exact for one worker, and errs toward holding back for more of them.
+        """
+        ended = self._ended
+        return ended[-free] if free <= len(ended) else -_INFINITY
 
     def _beyond_limit(self, queue: QueueView, free: int) -> Sequence[Request]:
         """The newest requests of the lowest priority, as far as they are wholly beyond what may wait."""
@@ -98,11 +133,15 @@ class Static(Policy):
         return allowed[max(0, bisect_right(allowed, n) - 1)]
 
 
-def _check(max_queued_batches: int | None, allowed_batch_sizes: Sequence[int] | None, padding: str) -> None:
+def _check(
+    max_queued_batches: int | None, allowed_batch_sizes: Sequence[int] | None, padding: str, from_idle: bool
+) -> None:
     if max_queued_batches is not None and max_queued_batches < 1:
         raise ValueError(f"max_queued_batches must be at least 1, or None for no limit, not {max_queued_batches!r}")
     if padding not in ("up", "down"):
         raise ValueError(f"padding must be 'up' or 'down', not {padding!r}")
+    if type(from_idle) is not bool:
+        raise ValueError(f"from_idle must be True or False, not {from_idle!r}: the delay itself is max_queue_delay_s")
     if allowed_batch_sizes is not None:
         sizes = list(allowed_batch_sizes)
         if not sizes or sizes[0] < 1 or sorted(set(sizes)) != sizes:

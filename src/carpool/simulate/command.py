@@ -66,8 +66,8 @@ def simulate(
     Parameters
     ----------
     policy:
-        One or several, with commas between: adaptive, greedy, static:10ms, static:10ms,max_queued_batches=10, aimd,
-        cork, deadline (which is told the true cost).
+        One or several, with commas between: adaptive, greedy, static:10ms, static:10ms,max_queued_batches=10,
+        static:10ms,from_idle=yes, aimd, cork, deadline (which is told the true cost).
     arrivals:
         When requests come; + joins several. poisson:rate=800, gamma:rate=800,cv=2,
         mmpp:rates=200/2000,mean_dwell=1s/500ms, sine:rho=0.6,swing=0.5, flash:rho=0.2,peak_rho=2,between=0.4/0.55,

@@ -128,6 +128,8 @@ def _first_that_suits(value: str, settable: Mapping[str, str]) -> str:
 def _value(text: str, name: str, type: str) -> Any:
     if "str" in type:
         return text
+    if "bool" in type:
+        return _yes_or_no(text)
     read: Callable[[str], float] = duration if name.endswith("_s") else number
     values = tuple(_whole(read(part)) if "int" in type else read(part) for part in text.split("/"))
     if "tuple" in type or "Sequence" in type:
@@ -135,6 +137,12 @@ def _value(text: str, name: str, type: str) -> Any:
     if len(values) > 1:
         raise ValueError(f"{name} takes one value, not {text!r}")
     return values[0]
+
+
+def _yes_or_no(text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise ValueError(f"{text!r} is neither yes nor no")
+    return text == "yes"
 
 
 def _whole(value: float) -> float:
