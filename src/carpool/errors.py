@@ -131,7 +131,7 @@ class ModelError(CarpoolError):
         _CAUSE.__set__(self, cause)
 
     # a copy is made when somebody asks: that runs code of its class, which the loop and HTTP have no use for
-    __cause__ = property(_get_cause, _set_cause)  # type: ignore[assignment]
+    __cause__ = property(_get_cause, _set_cause)
 
 
 class StartupError(CarpoolError):

@@ -1,8 +1,8 @@
 """How a worker tells what became of an item: a number, and for failures a text.
 
-The exception itself travels along as a pickle, where it can be pickled, and stays one until a Python caller asks for the
-`__cause__` of its `ModelError`. It is opened in the thread that asks, and only if its class is known there: nothing is
-imported for it. HTTP does not ask.
+The exception itself travels along as a pickle, where it can be pickled, and stays one until a Python caller asks for
+the `__cause__` of its `ModelError`. It is opened in the thread that asks, and only if the module of its class has been
+imported there: nothing is imported for it. HTTP does not ask.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import msgspec
 
 from carpool.clock import monotonic
 from carpool.faults import InjectedFault, WorkerPoints
-from carpool.foreign import as_model_error, text_of, traceback_of
+from carpool.foreign import as_model_error, traceback_of
 from carpool.invoke import Invoker
 from carpool.logger import logger
 from carpool.model import AnyModel, traits_of
