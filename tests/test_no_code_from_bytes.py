@@ -34,8 +34,9 @@ LOADS = {
     "carpool.worker.program": {"unpack_model"},
 }
 """The functions that unpickle."""
-READ_PAYLOADS = {"carpool.worker.call", "carpool.weigh", "carpool.drive.callers"}
-"""Who reads what `payload.dump` made: workers, `size=`, and Python callers. Nobody under `http`."""
+READ_PAYLOADS = {"carpool.worker.call", "carpool.weigh", "carpool.drive.callers", "carpool.wire.outcome"}
+"""Who reads what `payload.dump` made: workers, `size=`, and Python callers, of results and of the `__cause__` of an error
+when they ask for it. Nobody under `http`."""
 
 DANGEROUS_MODULES = frozenset(
     {"marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "jsonpickle", "msgpack_numpy", "torch", "codeop"}
@@ -84,6 +85,24 @@ def test_the_front_never_reads_payloads() -> None:
                 case ast.ImportFrom(module="carpool.wire.payload", names=names) if any(a.name == "load" for a in names):
                     users.add(name)
     assert users == READ_PAYLOADS
+
+
+def test_the_front_never_asks_for_a_cause() -> None:
+    """That of a `ModelError` is a pickle until somebody asks: a Python caller, in one place for those with a thread."""
+    askers = set()
+    for name, tree in MODULES.items():
+        for node in ast.walk(tree):
+            match node:
+                case ast.Attribute(attr="__cause__", ctx=ast.Load()):
+                    askers.add(name)
+    assert not {name for name in askers if ".http" in name}
+    assert askers == {
+        "carpool.drive.callers",
+        "carpool.errors",
+        "carpool.misfits",  # of msgspec's errors
+        "carpool.oom",  # of what models raise, in the worker
+        "carpool.worker.call",  # of a model's own ModelError
+    }
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -140,7 +159,23 @@ PROGRAM = """
     def size(x: bytes) -> int:
         return len(x)
 
+    class Canary(Exception):
+        def __reduce__(self):
+            import os
+            return os.mkdir, self.args
+
+    class Fails(carpool.Model):
+        examples = ("canary",)
+        tried = 0
+
+        def predict(self, path):
+            self.tried += 1
+            if self.tried > 1 or path != "canary":
+                raise Canary(path)
+            return path
+
     echo_service, double_service, size_service = (carpool.Service(model) for model in (echo, double, size))
+    fails_service = carpool.Service(Fails)
 """
 
 

@@ -149,6 +149,9 @@ class _Walk:
     ) -> None:
         """In a list, which may be long, msgspec finds the next one that does not fit."""
         begin = 0
+        if failure is not None and not _told(failure)[1]:  # of the list as a whole, its length say
+            self.found += first_of(failure, at)
+            failure = self._failure(values, list[kind])
         while failure is not None:
             _, steps = _told(failure)
             if not steps or type(steps[0]) is not int:
