@@ -147,7 +147,12 @@ CASES: list[tuple[Any, Any, list[tuple[str, str]]]] = [
     (
         Query,
         {
-            "page": {"title": "long", "point": ["x", 1], "inner": {"someCount": "x", "numbers": 3}, "scores": {"1": "x"}},
+            "page": {
+                "title": "long",
+                "point": ["x", 1],
+                "inner": {"someCount": "x", "numbers": 3},
+                "scores": {"1": "x"},
+            },
             "top": "x",
         },
         [
@@ -164,8 +169,12 @@ CASES: list[tuple[Any, Any, list[tuple[str, str]]]] = [
     (
         Couple,
         {"both": [{"text": "long", "n": -1}, {"text": "", "n": 0}, {"n": 1}], "since": "x"},
-        [("both.0.text", "string_too_long"), ("both.0.n", "greater_than_equal"), ("both.2.text", "missing")]
-        + [("since", "wrong_type")],
+        [
+            ("both.0.text", "string_too_long"),
+            ("both.0.n", "greater_than_equal"),
+            ("both.2.text", "missing"),
+            ("since", "wrong_type"),
+        ],
     ),
     (dict[str, NDArray[np.float32]], {"a": [[1], [2, 3]], "b": ["x"], "c": [1]}, []),
 ]
@@ -263,16 +272,29 @@ def test_a_type_that_raises_later_on_costs_only_details(error: type[BaseExceptio
 SCALARS = st.none() | st.booleans() | st.integers(-5, 5) | st.text("ab.[]`$ -", max_size=4)
 VALUES = st.recursive(
     SCALARS,
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(
-        st.sampled_from(["page", "title", "point", "inner", "scores", "someCount", "numbers", "v", "kids", "type"])
-        | st.text("ab.[]`$ -", max_size=4),
-        inner,
-        max_size=4,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["page", "title", "point", "inner", "scores", "someCount", "numbers", "v", "kids", "type"])
+            | st.text("ab.[]`$ -", max_size=4),
+            inner,
+            max_size=4,
+        )
     ),
     max_leaves=12,
 )
-KINDS = [Query, Page, Inner, Tree, Cat | Dog, Box[list[int]], dict[str, Row], list[Page | None], tuple[int, Tree], Couple]
+KINDS = [
+    Query,
+    Page,
+    Inner,
+    Tree,
+    Cat | Dog,
+    Box[list[int]],
+    dict[str, Row],
+    list[Page | None],
+    tuple[int, Tree],
+    Couple,
+]
 
 
 @PROPERTY

@@ -18,6 +18,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import carpool
+from carpool.http.app import App
+from tests.http.door import get
+from tests.http.net import Client, predict, serving
 from tests.serving import Served, serve
 from tests.test_layers import MODULES, imports
 
@@ -35,8 +39,8 @@ LOADS = {
 }
 """The functions that unpickle."""
 READ_PAYLOADS = {"carpool.worker.call", "carpool.weigh", "carpool.drive.callers", "carpool.wire.outcome"}
-"""Who reads what `payload.dump` made: workers, `size=`, and Python callers, of results and of the `__cause__` of an error
-when they ask for it. Nobody under `http`."""
+"""Who reads what `payload.dump` made: workers, `size=`, and Python callers, of results and, when they ask for it, of an
+error's `__cause__`. Nobody under `http`."""
 
 DANGEROUS_MODULES = frozenset(
     {"marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "jsonpickle", "msgpack_numpy", "torch", "codeop"}
@@ -159,23 +163,7 @@ PROGRAM = """
     def size(x: bytes) -> int:
         return len(x)
 
-    class Canary(Exception):
-        def __reduce__(self):
-            import os
-            return os.mkdir, self.args
-
-    class Fails(carpool.Model):
-        examples = ("canary",)
-        tried = 0
-
-        def predict(self, path):
-            self.tried += 1
-            if self.tried > 1 or path != "canary":
-                raise Canary(path)
-            return path
-
     echo_service, double_service, size_service = (carpool.Service(model) for model in (echo, double, size))
-    fails_service = carpool.Service(Fails)
 """
 
 
@@ -208,6 +196,45 @@ def test_a_pickle_is_never_read_whatever_it_is_called(served: Served, tmp_path: 
     assert not canary.exists()
     assert served.ask("POST", "/models/double/predict", 21)[1] == b"42.0"
     assert [line for line in served.log if "CODE FROM BYTES" in line] == []
+
+
+class Sings(Exception):
+    """Read again, it makes a folder."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, self.args
+
+
+class Fails(carpool.Model):
+    """Raises once it has been asked for what is no example, and from then on."""
+
+    examples = ("an example",)
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.broken = False
+
+    def predict(self, x: str) -> str:
+        self.broken = self.broken or x not in self.examples
+        if self.broken:
+            raise Sings(self.path)
+        return x
+
+
+def test_http_never_reads_an_exception_of_the_model(tmp_path: Path) -> None:
+    """It comes from the worker as a pickle, which a Python caller opens: no answer, health check or log does."""
+    canary = tmp_path / "canary"
+    stage = carpool.Stage(Fails, kwargs={"path": str(canary)})
+    with serving(App(carpool.Service(stage, name="fails"), idle_check_s=0.0, debug=True)) as running:
+        assert predict(running.port, "x").status == 500
+        with Client(running.port) as client:
+            assert client.ask(get("/readyz")).status == 503
+    assert not canary.exists()
+    with carpool.Service(stage).run() as service:
+        with pytest.raises(carpool.ModelError) as caught:
+            service.predict("x")
+        assert caught.value.__cause__ is None  # a folder is no exception
+    assert canary.exists()
 
 
 def test_the_canary_sings() -> None:

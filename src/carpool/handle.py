@@ -210,7 +210,7 @@ class AsyncHandle:
             driver.cancel(request)
             raise
         finally:
-            del caller  # its future holds an error, which holds this frame
+            del caller, request  # they lead to the error, which holds this frame
 
     def stream(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -347,6 +347,23 @@ def _begin_in_user_code(error: BaseException) -> None:
     """Cut our own frames off an exception's traceback: they say nothing to the user, and they hold the batch."""
     with contextlib.suppress(BaseException):
         BaseException.with_traceback(error, _users_part(error))
+
+
+def let_go(causes: Iterable[BaseException]) -> None:
+    """Empty the frames of ours through which exceptions have come, now that the call has ended.
+
+    They are reached from the user's frames, which called them; they hold the batch, and the exceptions themselves.
+    """
+    for cause in {id(each): each for each in causes}.values():
+        with contextlib.suppress(
+            BaseException
+        ):  # of a frame that still runs, which the call was made from: RuntimeError
+            tb = _users_part(cause)
+            frame = None if tb is None else tb.tb_frame.f_back
+            while frame is not None:
+                if any(part in frame.f_code.co_filename for part in _OWN_FILES):
+                    frame.clear()
+                frame = frame.f_back
 
 
 def describe(error: BaseException) -> str:

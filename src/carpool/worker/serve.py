@@ -21,7 +21,7 @@ from carpool.parts import Caller, Failed, Trouble
 from carpool.wire.frame import Frame, FrameError, Kind, in_pieces
 from carpool.wire.outcome import Outcome, Report, pack
 from carpool.worker import program
-from carpool.worker.call import Call, ExampleError, Failures, describe
+from carpool.worker.call import Call, ExampleError, Failures, describe, let_go
 from carpool.worker.setup import Setup
 
 _REPORT_EVERY_S = 0.01  # calls that follow each other faster need no report each
@@ -94,6 +94,8 @@ async def serve(
         reports.batch = frame.batch
         reply = await _answer(call, frame, caller, inside)
         reply.waited_s = waited_s
+        if reply.causes:
+            let_go(reply.causes.values())
         if call.trouble:
             _tell(link, frame.batch, call.trouble)
         _send(link, reply)
