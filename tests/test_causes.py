@@ -281,7 +281,7 @@ def holds(error: ModelError) -> None:
 @pytest.mark.parametrize("run_in", ["thread", "loop"])
 @pytest.mark.parametrize("way", ["predict", "stream", "streamed errors"])
 def test_items_go_with_the_error(run_in: Any, way: str) -> None:
-    """The traceback of a cause holds the model's frames and with them its items, as long as the error does, no longer."""
+    """The traceback of a cause holds the model's frames and so its items: as long as the error does, and no longer."""
     model = refuse_later if run_in == "loop" else refuse
 
     def ask(service: Any) -> None:
