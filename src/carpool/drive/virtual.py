@@ -27,8 +27,8 @@ BatchCost = Callable[[Batch, float], float]
 """Seconds that a batch takes which is handed over now; `batch.stage` says to whom."""
 
 Compute = Callable[[list[Any]], Sequence[Any]]
-"""What a stub worker answers to the items of a batch; an exception in the place of a result fails its item: one of ours as
-it is, any other as the cause of a `ModelError`."""
+"""What a stub worker answers to the items of a batch; an exception in the place of a result fails its item: one of
+ours as it is, any other as the cause of a `ModelError`."""
 
 TICK_S = 1e-6  # no timer of a real loop is finer; a policy that asks to be woken at once cannot stop the clock
 
@@ -210,7 +210,7 @@ class VirtualDriver:
             return  # the worker was lost meanwhile
         del self._busy[batch.stage, batch.worker]
         results: Sequence[Any] = [request.item for request in batch.requests]
-        errors = None
+        errors: dict[int, Exception] | None = None
         if self._computes is not None:
             results = self._computes[batch.stage](list(results))
             errors = {i: _told(y) for i, y in enumerate(results) if isinstance(y, BaseException)} or None

@@ -8,9 +8,9 @@ imported there: nothing is imported for it. HTTP does not ask.
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 from enum import IntEnum
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -106,14 +106,18 @@ def _cause_of(report: Report) -> BaseException | None:
     if report.module not in sys.modules:
         return None
     try:
-        cause = load(report.cause)
+        cause: Any = load(report.cause)
     except BaseException:  # that runs code of its class, which may want other arguments, say
         return None
-    if not issubclass(type(cause), BaseException):
-        return None
-    with suppress(BaseException):
-        BaseException.add_note(cause, f"In the worker:\n{report.traceback.rstrip()}")  # type: ignore[arg-type]
-    return cause  # type: ignore[return-value]
+    return _with_note(cause, report) if issubclass(type(cause), BaseException) else None
+
+
+def _with_note(cause: BaseException, report: Report) -> BaseException:
+    try:
+        BaseException.add_note(cause, f"In the worker:\n{report.traceback.rstrip()}")
+    except BaseException:  # what its class has in the place of notes is the user's, too
+        return cause
+    return cause
 
 
 def _clean(text: str, longest: int) -> str:
