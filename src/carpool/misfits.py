@@ -193,12 +193,9 @@ class _Walk:
                     self._tell({"loc": [*at, name], "msg": text, "type": "unknown_field"})
 
     def _look_at_key(self, key: Any, kind: Any, at: list[int | str]) -> None:
-        if kind in (str, Any):
-            return
-        try:
-            self._convert({key: None}, dict[kind, Any])
-        except msgspec.ValidationError as error:
-            for each in first_of(error, []):
+        failure = None if kind in (str, Any) else self._failure({key: None}, dict[kind, Any])
+        if failure is not None:
+            for each in first_of(failure, []):
                 self._tell({**each, "loc": [*at, key]})
 
     def _tell(self, detail: Detail) -> None:
