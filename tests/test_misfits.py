@@ -267,6 +267,22 @@ def test_a_type_that_raises_later_on_costs_only_details(error: type[BaseExceptio
     assert [each["loc"] for each in found][-1:] == [[1]] or error is ValueError
 
 
+def test_what_a_type_s_own_exception_holds_is_not_looked_at() -> None:
+    """It may have details of its own, or a trap in their place; the item does not fit all the same."""
+
+    class Odd(ValueError):
+        details = property(lambda self: 1 / 0)
+
+    class Picky(msgspec.Struct):
+        n: int
+
+        def __post_init__(self) -> None:
+            raise Odd("never")
+
+    (found,) = error_of(list[Picky], [{"n": 1}]).details
+    assert found == {"loc": [0], "msg": "never", "type": "value_error"}
+
+
 # -- items of any kind
 
 SCALARS = st.none() | st.booleans() | st.integers(-5, 5) | st.text("ab.[]`$ -", max_size=4)

@@ -40,6 +40,18 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _WRONG_TYPE = re.compile(r"Expected `[^`]*`, got `")
 
 
+class Unfit(ValueError):
+    """Part of an item does not fit the type of another library, which says so in detail.
+
+    Attributes:
+        details: every fault in that part.
+    """
+
+    def __init__(self, message: str, details: list[Detail]) -> None:
+        super().__init__(message)
+        self.details = details
+
+
 def all_of(value: Any, kind: Any, convert: Convert) -> list[Detail]:
     """What is wrong with a value of builtins that does not fit `kind`, in the order of the type's fields.
 
@@ -57,8 +69,9 @@ def first_of(error: msgspec.ValidationError, at: list[int | str]) -> list[Detail
     loc = [*at, *steps]
     cause = error.__cause__
     if cause is not None:  # a type's own code has said it, or another library
-        inner: list[Detail] = getattr(cause, "details", None) or [{"loc": [], "msg": text, "type": "value_error"}]
-        return [{**each, "loc": [*loc, *each["loc"]]} for each in inner]
+        if type(cause) is Unfit and cause.details:
+            return [{**each, "loc": [*loc, *each["loc"]]} for each in cause.details]
+        return [{"loc": loc, "msg": text, "type": "value_error"}]
     for pattern, kind in ((_MISSING, "missing"), (_UNKNOWN, "unknown_field")):
         if field := pattern.fullmatch(text):
             return [{"loc": [*loc, field[1]], "msg": text, "type": kind}]

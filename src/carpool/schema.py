@@ -6,6 +6,7 @@ the wire) or a pydantic model; both are recognised without importing their libra
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import re
@@ -128,16 +129,15 @@ def as_our_error(error: BaseException, what: str, kind: Any = Any, body: Any = b
 
 def _details(error: msgspec.ValidationError, what: str, kind: Any, body: Any) -> list[Detail]:
     """All that is wrong with an item; what msgspec has found first where the rest cannot be told."""
-    try:
+    found: list[Detail] = []
+    with contextlib.suppress(BaseException):  # types have code of their own
         if len(body) <= _LARGEST_TO_TAKE_APART:
             convert = _convert_msgpack if what == "msgpack" else _convert_json
             read = msgspec.msgpack.decode if what == "msgpack" else msgspec.json.decode
-            found = plain(misfits.all_of(read(body), kind, convert))
-            if found:
-                return found
-    except BaseException:  # types have code of their own
-        return plain(misfits.first_of(error, []))
-    return plain(misfits.first_of(error, []))
+            found = misfits.all_of(read(body), kind, convert)
+    with contextlib.suppress(BaseException):
+        found = found or misfits.first_of(error, [])
+    return plain(found)
 
 
 def _convert_json(value: Any, kind: Any) -> Any:
@@ -350,21 +350,10 @@ def _pydantic_reader(kind: Any) -> Callable[[bytes], Any]:
         value = decode(body)
         try:
             return _validated(validate, body, kind, value)
-        except _Unfit as error:
+        except misfits.Unfit as error:
             raise ValidationError(str(error), details=error.details) from error
 
     return read
-
-
-class _Unfit(ValueError):
-    """An item, or part of one, does not fit a pydantic model; the text says what is wrong first."""
-
-    def __init__(self, error: ValueError) -> None:
-        problems = _problems(error)
-        super().__init__(_in_one_line(problems[0]) if problems[0] else str(error))
-        self.details = plain(
-            {"loc": each["loc"], "msg": each["msg"], "type": each["type"]} for each in problems if each
-        )
 
 
 def _validated(validate: Callable[[Any], Any], form: Any, kind: Any, value: Any) -> Any:
@@ -374,7 +363,9 @@ def _validated(validate: Callable[[Any], Any], form: Any, kind: Any, value: Any)
     except ValueError as error:
         if form is not value and _problems(error)[0].get("type") == "json_invalid":
             return _validated(kind.model_validate, value, kind, value)  # it is JSON, but too deep for pydantic's parser
-        raise _Unfit(error) from error
+        problems = _problems(error)
+        text = _in_one_line(problems[0]) if problems[0] else str(error)
+        raise misfits.Unfit(text, plain(each for each in problems if each)) from error
 
 
 def _is_pydantic(kind: Any) -> bool:
