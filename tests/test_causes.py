@@ -348,6 +348,26 @@ def test_items_of_a_batch_go_with_its_errors() -> None:
             gc.enable()
 
 
+class Trap(Exception):
+    """Must not be asked."""
+
+    __cause__ = property(lambda self: 1 / 0)
+
+
+class Unsendable:
+    def __reduce__(self) -> Any:
+        raise Trap("planned")
+
+
+def test_only_errors_of_ours_are_asked_for_a_cause() -> None:
+    """What an item raises when it is pickled is its caller's as it is."""
+    with Service(Stage(echo, run_in="thread")).run() as service:
+        with pytest.raises(Trap, match="planned"):
+            service.predict(Unsendable())
+        (error,) = service.stream([Unsendable()], return_exceptions=True)
+        assert type(error) is Trap
+
+
 def test_nothing_is_imported_for_a_cause(tmp_path: Path) -> None:
     """A class that only the worker knows is told as text, and its module is not loaded here; stages have names."""
     (tmp_path / "heavy.py").write_text("class HeavyError(Exception): pass\n")

@@ -66,7 +66,8 @@ def error_of(request: Request) -> Exception:
 
 def with_cause(error: Exception) -> Exception:
     """The error, with its cause: in a thread of the caller's own, for an interpreter that prints it does not ask."""
-    error.__cause__  # noqa: B018
+    if type(error) is ModelError:  # any other may be of the user's making
+        error.__cause__  # noqa: B018
     return error
 
 
