@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import carpool
 from carpool import Adaptive, Greedy, Policy, Service, Stage, Static
@@ -527,3 +528,69 @@ def test_an_endless_time_out_of_a_process_and_of_a_batch_function() -> None:
     for endless in (math.inf, 1e300):
         call = carpool.batch(timeout_s=endless)(identity)
         assert call(1) == call.submit(1).result(timeout_s=endless) == 1
+
+
+def hooked(item: Any, takes: Any, gives: Any = None, hook: str = "preprocess") -> type[carpool.Model]:
+    """A model whose `predict` takes or returns lists of such items, with a hook of these hints."""
+
+    class Hooked(carpool.Model):
+        def predict(self, xs: Any) -> Any:
+            return xs
+
+    def method(self: Any, x: Any) -> Any:
+        return x
+
+    method.__annotations__ = {"x": takes} if gives is None else {"x": takes, "return": gives}
+    Hooked.predict.__annotations__ = {"xs" if hook == "preprocess" else "return": item}
+    setattr(Hooked, hook, method)
+    return Hooked
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (hooked(list[float], list[float]), r"preprocess of Hooked takes list\[float\] .* predict takes float for each"),
+        (hooked(list[float], list[float], list[float]), "do in predict what is to be done to the whole batch"),
+        (hooked(list[str], Sequence[str], list[str]), r"write `-> str` behind the hook"),
+        (hooked(list[float], list[str], list[float]), "preprocess of Hooked"),
+        (hooked(list[float], list, list[float]), "preprocess of Hooked takes list by"),
+        (hooked(list[NDArray[np.float32]], list[NDArray[np.float32]]), "preprocess of Hooked"),
+        (hooked(list[float], list[float], hook="postprocess"), "postprocess of Hooked .* predict returns float for"),
+        (hooked(list[float], list[float], list[str], "postprocess"), "postprocess of Hooked"),
+    ],
+)
+def test_a_hook_that_is_hinted_to_take_the_batch_is_refused(model: type[carpool.Model], told: str) -> None:
+    """It gets one item, and the text says where code for whole batches belongs."""
+    with pytest.raises(TypeError, match=told):
+        Stage(model, max_batch_size=8)
+    with pytest.raises(TypeError, match=told):
+        carpool.batch(max_batch_size=8)(model)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        hooked(list[list[float]], list[float]),  # items are lists
+        hooked(list[list[float]], list[list[float]]),  # a matrix becomes a row
+        hooked(list[float], list[float], float),  # a list becomes a number
+        hooked(list[NDArray[np.float32]], list[float]),  # or an array
+        hooked(list[str], list),
+        hooked(list, list),
+        hooked(list[float], float),
+        hooked(list[float], str, list[float]),  # which is wrong, but no batch
+        hooked(list[Any], list[float]),
+        hooked(list[list[float]], list[float], hook="postprocess"),
+        hooked(list[float], list, hook="postprocess"),
+        hooked(list, list[float], hook="postprocess"),
+        hooked(list[float], float, list[float], "postprocess"),
+    ],
+)
+def test_a_hook_may_take_a_list_that_is_an_item(model: type[carpool.Model]) -> None:
+    """Where a list can be what one item is, nothing is refused; and not where there are no batches."""
+    Stage(model, max_batch_size=8)
+
+
+def test_without_batches_hooks_may_take_lists() -> None:
+    """There a list is an item."""
+    Stage(hooked(list[float], list[float]))
+    Stage(hooked(list[float], list[float], hook="postprocess"))

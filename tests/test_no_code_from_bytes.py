@@ -18,6 +18,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import carpool
+from carpool.http.app import App
+from tests.http.door import get
+from tests.http.net import Client, predict, serving
 from tests.serving import Served, serve
 from tests.test_layers import MODULES, imports
 
@@ -34,8 +38,9 @@ LOADS = {
     "carpool.worker.program": {"unpack_model"},
 }
 """The functions that unpickle."""
-READ_PAYLOADS = {"carpool.worker.call", "carpool.weigh", "carpool.drive.callers"}
-"""Who reads what `payload.dump` made: workers, `size=`, and Python callers. Nobody under `http`."""
+READ_PAYLOADS = {"carpool.worker.call", "carpool.weigh", "carpool.drive.callers", "carpool.wire.outcome"}
+"""Who reads what `payload.dump` made: workers, `size=`, and Python callers, of results and, when they ask for it, of an
+error's `__cause__`. Nobody under `http`."""
 
 DANGEROUS_MODULES = frozenset(
     {"marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "jsonpickle", "msgpack_numpy", "torch", "codeop"}
@@ -84,6 +89,24 @@ def test_the_front_never_reads_payloads() -> None:
                 case ast.ImportFrom(module="carpool.wire.payload", names=names) if any(a.name == "load" for a in names):
                     users.add(name)
     assert users == READ_PAYLOADS
+
+
+def test_the_front_never_asks_for_a_cause() -> None:
+    """That of a `ModelError` is a pickle until somebody asks: a Python caller, in one place for those with a thread."""
+    askers = set()
+    for name, tree in MODULES.items():
+        for node in ast.walk(tree):
+            match node:
+                case ast.Attribute(attr="__cause__", ctx=ast.Load()):
+                    askers.add(name)
+    assert not {name for name in askers if ".http" in name}
+    assert askers == {
+        "carpool.drive.callers",
+        "carpool.errors",
+        "carpool.misfits",  # of msgspec's errors
+        "carpool.oom",  # of what models raise, in the worker
+        "carpool.worker.call",  # of a model's own ModelError
+    }
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -173,6 +196,45 @@ def test_a_pickle_is_never_read_whatever_it_is_called(served: Served, tmp_path: 
     assert not canary.exists()
     assert served.ask("POST", "/models/double/predict", 21)[1] == b"42.0"
     assert [line for line in served.log if "CODE FROM BYTES" in line] == []
+
+
+class Sings(Exception):
+    """Read again, it makes a folder."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, self.args
+
+
+class Fails(carpool.Model):
+    """Raises once it has been asked for what is no example, and from then on."""
+
+    examples = ("an example",)
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.broken = False
+
+    def predict(self, x: str) -> str:
+        self.broken = self.broken or x not in self.examples
+        if self.broken:
+            raise Sings(self.path)
+        return x
+
+
+def test_http_never_reads_an_exception_of_the_model(tmp_path: Path) -> None:
+    """It comes from the worker as a pickle, which a Python caller opens: no answer, health check or log does."""
+    canary = tmp_path / "canary"
+    stage = carpool.Stage(Fails, kwargs={"path": str(canary)})
+    with serving(App(carpool.Service(stage, name="fails"), idle_check_s=0.0, debug=True)) as running:
+        assert predict(running.port, "x").status == 500
+        with Client(running.port) as client:
+            assert client.ask(get("/readyz")).status == 503
+    assert not canary.exists()
+    with carpool.Service(stage).run() as service:
+        with pytest.raises(carpool.ModelError) as caught:
+            service.predict("x")
+        assert caught.value.__cause__ is None  # a folder is no exception
+    assert canary.exists()
 
 
 def test_the_canary_sings() -> None:

@@ -24,7 +24,16 @@ from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.core.roster import Starts
 from carpool.drive.aio import Driver
-from carpool.drive.callers import GRACE_S, NO_ANSWER, FutureCaller, LockCaller, request_for, result_of
+from carpool.drive.callers import (
+    GRACE_S,
+    NO_ANSWER,
+    FutureCaller,
+    LockCaller,
+    error_of,
+    request_for,
+    result_of,
+    with_cause,
+)
 from carpool.drive.guard import Guard
 from carpool.drive.launch import Launch
 from carpool.drive.loop_thread import LoopThread
@@ -200,6 +209,8 @@ class AsyncHandle:
         except asyncio.CancelledError:
             driver.cancel(request)
             raise
+        finally:
+            del caller, request  # they lead to the error, which holds this frame
 
     def stream(
         self,
@@ -388,6 +399,8 @@ class Handle:
         except BaseException:  # KeyboardInterrupt, say: nobody waits for the answer any more
             thread.post(partial(driver.cancel, request))
             raise
+        if request.error is not None:
+            raise with_cause(error_of(request))
         return result_of(request)
 
     def stream(

@@ -106,9 +106,16 @@ def traits_of(model: AnyModel, batched: bool) -> Traits:
     if batched:
         takes, gives = _item_type(takes), _item_type(gives)
     if preprocess is not None:
-        takes, _ = _types(preprocess)
+        raw, given = _types(preprocess)
+        if batched and (_is_batch_of(raw, takes) if given is Any else _is_batch_of(given, takes) and _is_list(raw)):
+            way_out = f" If an item comes as a list, say what it becomes: write `-> {_shown(takes)}` behind the hook"
+            raise _takes_a_batch(f"preprocess of {name}", raw, f"predict takes {_shown(takes)}", way_out)
+        takes = raw
     if postprocess is not None:
-        _, gives = _types(postprocess)
+        result, given = _types(postprocess)
+        if batched and _is_batch_of(result, gives):
+            raise _takes_a_batch(f"postprocess of {name}", result, f"predict returns {_shown(gives)}")
+        gives = given
     accepts, produces = _content_types(owner, name)
     return Traits(
         name=name,
@@ -255,3 +262,28 @@ def _item_type(batch_type: Any) -> Any:
     if isinstance(origin, type) and issubclass(origin, Sequence) and args:
         return args[0]
     return Any
+
+
+def _is_list(kind: Any) -> bool:
+    """Whether a hint is a list or another sequence of things."""
+    base = typing.get_origin(kind) or kind
+    return isinstance(base, type) and issubclass(base, Sequence) and not issubclass(base, str | bytes | bytearray)
+
+
+def _is_batch_of(kind: Any, item: Any) -> bool:
+    """Whether a hint means a list of such items, which are known, and no lists themselves."""
+    return not (item is Any or _is_list(item)) and _is_list(kind) and _item_type(kind) == item
+
+
+def _takes_a_batch(hook: str, kind: Any, item: str, way_out: str = "") -> TypeError:
+    """The refusal of a hook that is hinted as if it were given the whole batch."""
+    return TypeError(
+        f"{hook} takes {_shown(kind)} by its hint, but it is called for one item at a time, and {item} for each: do in"
+        f" predict what is to be done to the whole batch, or in a stage of its own.{way_out}"
+    )
+
+
+def _shown(kind: Any) -> str:
+    """A hint as it is written."""
+    name = getattr(kind, "__name__", None)
+    return str(name) if isinstance(kind, type) and not typing.get_args(kind) else str(kind).replace("typing.", "")

@@ -6,6 +6,8 @@ the wire) or a pydantic model; both are recognised without importing their libra
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import json
 import re
 import typing
@@ -15,13 +17,17 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.inspect import AnyType, CustomType, NoneType, RawType
 
-from carpool import nesting
+from carpool import misfits, nesting
+from carpool.details import Detail, plain
 from carpool.errors import InvalidRequest, ModelError, ValidationError
 from carpool.foreign import text_of
 
 T = TypeVar("T")
 
 _DOES_NOT_FIT = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError, NotImplementedError)
+
+_LARGEST_TO_TAKE_APART = 64 * 1024
+"""Bytes of an item that does not fit of which every fault is told; of a larger one that takes too long."""
 
 _NULL = b"null"
 _TAKE_NULL = (AnyType, CustomType, NoneType, RawType)
@@ -98,10 +104,17 @@ def why_unwritable(kind: Any) -> str | None:
     return None
 
 
-def as_our_error(error: BaseException, what: str) -> BaseException:
-    """What a reader's exception means for the caller: an item that does not fit, or a body that is malformed."""
+def as_our_error(error: BaseException, what: str, kind: Any = Any, body: Any = b"") -> BaseException:
+    """What a reader's exception means for the caller: an item that does not fit, or a body that is malformed.
+
+    Args:
+        error: what was raised.
+        what: "JSON" or "msgpack".
+        kind: what the reader reads.
+        body: what it was given.
+    """
     if isinstance(error, msgspec.ValidationError):  # a subclass of DecodeError: first
-        return ValidationError(text_of(error))
+        return ValidationError(text_of(error), details=_details(error, what, kind, body))
     if isinstance(error, msgspec.DecodeError):
         text = str(error).partition("malformed: ")[2] or str(error)
         return InvalidRequest(f"the body is no valid {what}: {text}")
@@ -112,6 +125,27 @@ def as_our_error(error: BaseException, what: str) -> BaseException:
     if isinstance(error, NotImplementedError | TypeError):
         return ValidationError(text_of(error))
     return error
+
+
+def _details(error: msgspec.ValidationError, what: str, kind: Any, body: Any) -> list[Detail]:
+    """All that is wrong with an item; what msgspec has found first where the rest cannot be told."""
+    found: list[Detail] = []
+    with contextlib.suppress(BaseException):  # types have code of their own
+        if len(body) <= _LARGEST_TO_TAKE_APART:
+            convert = _convert_msgpack if what == "msgpack" else _convert_json
+            read = msgspec.msgpack.decode if what == "msgpack" else msgspec.json.decode
+            found = misfits.all_of(read(body), kind, convert)
+    with contextlib.suppress(BaseException):
+        found = found or misfits.first_of(error, [])
+    return plain(found)
+
+
+def _convert_json(value: Any, kind: Any) -> Any:
+    return msgspec.convert(value, kind, str_keys=True, dec_hook=_from_json)
+
+
+def _convert_msgpack(value: Any, kind: Any) -> Any:
+    return msgspec.convert(value, kind, builtin_types=(bytes, datetime.datetime), dec_hook=_from_builtins)
 
 
 def json_writer(kind: Any) -> Callable[[Any], bytes]:
@@ -316,8 +350,8 @@ def _pydantic_reader(kind: Any) -> Callable[[bytes], Any]:
         value = decode(body)
         try:
             return _validated(validate, body, kind, value)
-        except ValueError as error:
-            raise ValidationError(str(error)) from error
+        except misfits.Unfit as error:
+            raise ValidationError(str(error), details=error.details) from error
 
     return read
 
@@ -329,7 +363,9 @@ def _validated(validate: Callable[[Any], Any], form: Any, kind: Any, value: Any)
     except ValueError as error:
         if form is not value and _problems(error)[0].get("type") == "json_invalid":
             return _validated(kind.model_validate, value, kind, value)  # it is JSON, but too deep for pydantic's parser
-        raise ValueError(_first_problem(error)) from error
+        problems = _problems(error)
+        text = _in_one_line(problems[0]) if problems[0] else str(error)
+        raise misfits.Unfit(text, plain(each for each in problems if each)) from error
 
 
 def _is_pydantic(kind: Any) -> bool:
@@ -356,13 +392,10 @@ def _problems(error: ValueError) -> list[dict[str, Any]]:
     return [{}] if problems is None else problems(include_url=False, include_input=False)
 
 
-def _first_problem(error: ValueError) -> str:
-    """pydantic's first complaint in one line, with the field's path."""
-    first = _problems(error)[0]
-    if not first:
-        return str(error)
-    path = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in first["loc"])
-    return f"{first['msg']} - at `${path}`"
+def _in_one_line(problem: dict[str, Any]) -> str:
+    """A complaint of pydantic's with the field's path."""
+    path = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in problem["loc"])
+    return f"{problem['msg']} - at `${path}`"
 
 
 def _is_array(kind: Any) -> bool:

@@ -33,6 +33,7 @@ class Weigher:
     def __init__(self, size: Callable[[Any], int], name: str, input_type: Any) -> None:
         self._size = size
         self._name = name
+        self._input_type = input_type
         self._readers = schema.MadeWhenNeeded(
             {OBJECT: payload.load, RAW: bytes},
             {JSON: lambda: schema.json_reader(input_type), MSGPACK: lambda: schema.msgpack_reader(input_type)},
@@ -63,7 +64,8 @@ class Weigher:
         try:
             x = self._readers[format](item)
         except BaseException as error:  # types from outside have code of their own
-            ours: BaseException = schema.as_our_error(error, "msgpack" if format == MSGPACK else "JSON")
+            what = "msgpack" if format == MSGPACK else "JSON"
+            ours = schema.as_our_error(error, what, self._input_type, item)
             if format == OBJECT or not isinstance(ours, CarpoolError):
                 text = f"an item of {self._name} cannot be read for its size=: {text_of(error)}"
                 ours = ModelError(text, type_name=type(error).__name__, traceback=traceback_of(error))

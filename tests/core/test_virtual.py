@@ -209,6 +209,20 @@ def test_results_are_those_of_the_stub_model() -> None:
     assert run.clock.now == 3
 
 
+@pytest.mark.parametrize("kind", [KeyError, StopIteration, KeyboardInterrupt, GeneratorExit])
+def test_what_a_stub_model_raises_is_the_cause_of_its_error(kind: type[BaseException]) -> None:
+    """As from a worker: the caller gets a ModelError, which comes from the very exception."""
+    planned = kind("planned")
+    run = driver(compute=lambda xs: [planned for _ in xs])
+    request = run.arrive(0, "x")
+
+    run.run()
+
+    assert type(request.error) is ModelError
+    assert request.error.__cause__ is planned
+    assert (str(request.error), request.error.type_name) == (str(planned), kind.__name__)
+
+
 def test_a_deadline_is_kept_to_the_moment() -> None:
     """Queued or at work, the caller hears at its deadline."""
     run = driver(lambda n: 10.0, max_batch_size=1)

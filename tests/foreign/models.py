@@ -48,6 +48,22 @@ class Thing:
         fail(self.kind)
 
 
+class Prickly(Exception):
+    """An exception with a method of the user's that raises when it is pickled, or read again."""
+
+    def __init__(self, at: str, kind: str) -> None:
+        super().__init__("planned")
+        self.at, self.kind = at, kind
+
+    def __reduce__(self) -> Any:
+        if self.at == "__reduce__":
+            fail(self.kind)
+        return Prickly, ("", self.kind), {"at": self.at}
+
+    def __setstate__(self, state: Any) -> None:
+        fail(self.kind)
+
+
 class Spiny:
     """An object all of whose methods raise, but for those that pickle it."""
 
@@ -186,6 +202,9 @@ def answer_to(x: Any) -> Any:
         return Thing("__reduce__", x["kind"])
     if trips(x, "a result, read"):
         return Thing("__setstate__", x["kind"])
+    for method in ("__reduce__", "__setstate__"):
+        if trips(x, f"{method} of an exception"):
+            raise Prickly(method, x["kind"])
     if type(x) is not dict:
         return "unharmed"
     return 10 * x["n"]

@@ -267,6 +267,17 @@ for method in ("__reduce__", "__setstate__"):
     def result_between(way: Way, kind: str, how: str = how) -> None:
         one_of_three(way, bad(f"a result between stages, {how}", kind), failed_alone, kind)
 
+    @place(f"`{method}` of an exception that fails an item", SERVICES)
+    def exception(way: Way, kind: str, method: str = method) -> None:
+        def expected(told: Told, kind: str) -> None:
+            assert told.code == "model_error", told
+            if way.door.endswith("Handle"):
+                cause = None if told.error is None else told.error.__cause__
+                assert (type(cause) is models.Prickly) == (way.run_in != "process"), cause
+
+        one_of_three(way, bad(f"{method} of an exception", kind), expected, kind)
+
+    left_out(f"`{method}` of an exception that fails an item", BATCHES, NO_BYTES)
     left_out(f"`{method}` of an item", WEB, "a body is no pickle")
     left_out(f"`{method}` of an item", BATCHES, NO_BYTES)
     left_out(f"`{method}` of a result", BATCHES, NO_BYTES)

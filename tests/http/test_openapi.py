@@ -89,6 +89,10 @@ def test_errors_are_as_their_schema_says(server: RunningServer) -> None:
     jsonschema.validate(error, resolve(doc, {"$ref": "#/components/schemas/CarpoolError"}))
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"error": {"code": "x"}}, resolve(doc, {"$ref": "#/components/schemas/CarpoolError"}))
+    assert error["error"]["details"]
+    error["error"]["details"][0]["loc"] = "no list"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(error, resolve(doc, {"$ref": "#/components/schemas/CarpoolError"}))
 
 
 @pytest.mark.parametrize("name", [service.name for service in TYPED])

@@ -7,6 +7,7 @@ import logging
 import re
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
 
 from carpool import Service, Stage
@@ -108,6 +109,29 @@ def test_422_names_the_field() -> None:
             assert len(answer.body) < 1024
 
 
+def test_422_tells_every_fault() -> None:
+    """For msgspec's types and pydantic's, each with its place and kind, in JSON and msgpack; other errors have none."""
+    with serving(App(typed.shift, typed.greet, typed.double)) as running:
+        for item, path, places in (
+            ({"x": 101, "color": "green", "tags": [1]}, "shift", [["x"], ["color"], ["tags", 0]]),
+            ({"y": 1}, "shift", [["x"], ["y"]]),
+            ({"age": -1, "address": {"city": ""}}, "greet", [["name"], ["age"], ["address", "city"]]),
+            (["a"], "double", [[]]),
+        ):
+            packed = post(msgspec.msgpack.encode(item), f"/models/{path}/predict", "Content-Type: application/msgpack")
+            with Client(running.port) as client:
+                answers = [predict(running.port, item, f"/models/{path}/predict"), client.ask(packed)]
+            for answer in answers:
+                error = json.loads(answer.body)["error"]
+                assert (answer.status, [each["loc"] for each in error["details"]]) == (422, places)
+                assert all(each["msg"] and each["type"] for each in error["details"])
+                assert "\n" not in error["message"]
+        with Client(running.port) as client:
+            malformed = client.ask(post(b"{", "/models/shift/predict"))
+        assert outcome(malformed) == (400, "invalid_request")
+        assert "details" not in json.loads(malformed.body)["error"]
+
+
 def test_422_leaves_batch_mates_alone(server: RunningServer, gate: Gate) -> None:
     """In one batch with sound items, only the items that do not fit are refused."""
     items = [b'{"value": 1}', b'{"value": "no"}', b'{"value": 3}', b"{", b'{"value": 5}', b'{"valu": 6}']
@@ -134,7 +158,9 @@ def test_422_that_the_model_raises(server: RunningServer) -> None:
     """`carpool.ValidationError` in an item's place is the client's fault, with the model's words, cut to a length."""
     answer = predict(server.port, "invalid", MOODY)
     assert outcome(answer) == (422, "invalid_item")
-    assert json.loads(answer.body)["error"]["message"] == "the mood is not one of ours"
+    told = json.loads(answer.body)["error"]
+    assert told["message"] == "the mood is not one of ours"
+    assert told["details"] == [{"loc": [], "msg": "the mood is not one of ours", "type": "value_error"}]
     long = predict(server.port, "long", MOODY)
     assert long.status == 422
     assert len(long.body) < 1024

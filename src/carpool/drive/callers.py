@@ -49,12 +49,26 @@ def request_for(x: Any, deadline: float, weigh: Weigh | None = None) -> Request:
 def result_of(request: Request) -> Any:
     """The answer of a request that is done: its result as an object, or its error raised."""
     if request.error is not None:
-        raise request.error
+        raise error_of(request)
     try:
         return load(request.result)  # type: ignore[arg-type]
     except BaseException as error:  # its class may have a `__setstate__`, which is the user's
         text = f"the model's result cannot be read here: {text_of(error)}"
         raise ModelError(text, code="bad_result", type_name=type(error).__name__) from error
+
+
+def error_of(request: Request) -> Exception:
+    """Why a request has failed. Its caller is told once: if a call's frame led to its error, neither would be freed."""
+    error, request.error = request.error, None
+    assert error is not None
+    return error
+
+
+def with_cause(error: Exception) -> Exception:
+    """The error, with its cause: in a thread of the caller's own, for an interpreter that prints it does not ask."""
+    if type(error) is ModelError:  # any other may be of the user's making
+        error.__cause__  # noqa: B018
+    return error
 
 
 class FutureCaller:
@@ -68,6 +82,9 @@ class FutureCaller:
     def answered(self, request: Request) -> None:
         """Complete the future, unless its task has been cancelled."""
         if self.future.done():
+            return
+        if request.error is not None:
+            self.future.set_exception(error_of(request))
             return
         try:
             self.future.set_result(result_of(request))

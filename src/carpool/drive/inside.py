@@ -144,7 +144,8 @@ class ThreadWorker(_Inside):
         """In the thread."""
         try:
             affinity.pin(self._setup.cores)
-            run_now(serve(_ThreadLink(self._loop, self._inbox, self._hear), self._setup, lambda: self._model))
+            link = _ThreadLink(self._loop, self._inbox, self._hear)
+            run_now(serve(link, self._setup, lambda: self._model, inside=True))
             why = "it ended"
         except BaseException as error:
             why = f"it ended with {type(error).__name__}: {text_of(error)}"
@@ -218,7 +219,7 @@ class LoopWorker(_Inside):
         link = _LoopLink(self._inbox, self._news, self._hear)
         through = (GeneratorExit, asyncio.CancelledError)
         try:
-            await serve(link, self._setup, lambda: self._model, through, meant=meant, may_wait=True)
+            await serve(link, self._setup, lambda: self._model, through, meant=meant, may_wait=True, inside=True)
             why = "it ended"
         except asyncio.CancelledError:  # by `kill`, which has told it already; or by the end of the loop
             self._loop.call_later(_LOOP_ENDS_S, self._end, "its task was cancelled")

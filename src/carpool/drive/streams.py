@@ -13,7 +13,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from typing import Any
 
 from carpool.drive.aio import Driver
-from carpool.drive.callers import GRACE_S, NO_ANSWER, Weigh, request_for, result_of
+from carpool.drive.callers import GRACE_S, NO_ANSWER, Weigh, error_of, request_for, result_of, with_cause
 from carpool.drive.loop_thread import LoopThread
 from carpool.errors import DeadlineExceeded
 from carpool.foreign import as_model_error
@@ -198,9 +198,12 @@ class ThreadStream:
                     if self._feeder_waits and self._given - self._taken <= self._window.limit // 2:
                         self._room.set()
                     if type(result) is _Raised:
+                        result = with_cause(result.error)
                         if not return_exceptions:
-                            raise result.error
-                        result = result.error
+                            try:
+                                raise result
+                            finally:
+                                del result  # or it and this frame would hold each other
                     yield result
                 self._news.clear()
                 if not results:  # looked at after the clearing, so that no news is missed
@@ -283,8 +286,12 @@ class ThreadStream:
         places, results = self._places, self._results
         before = len(results)
         while places and places[0].state == DONE:
+            request = places.popleft()
+            if request.error is not None:
+                results.append(_Raised(error_of(request)))
+                continue
             try:
-                results.append(result_of(places.popleft()))
+                results.append(result_of(request))
             except Exception as error:
                 results.append(_Raised(error))
         if places:
@@ -326,6 +333,8 @@ def _place_for(x: Any, deadline: float, weigh: Weigh | None, memory: Memory) -> 
 
 def _outcome(request: Request) -> Any:
     """The result of a request that is done, or its error as a value."""
+    if request.error is not None:
+        return error_of(request)
     try:
         return result_of(request)
     except Exception as error:

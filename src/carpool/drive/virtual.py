@@ -16,6 +16,8 @@ from typing import Any, Protocol
 from carpool.clock import VirtualClock
 from carpool.core.batcher import INFINITY, Batch, Batcher
 from carpool.core.pipeline import Pipeline
+from carpool.errors import CarpoolError, ModelError
+from carpool.foreign import text_of, traceback_of
 from carpool.request import Request
 
 Cost = Callable[[int], float]
@@ -25,7 +27,8 @@ BatchCost = Callable[[Batch, float], float]
 """Seconds that a batch takes which is handed over now; `batch.stage` says to whom."""
 
 Compute = Callable[[list[Any]], Sequence[Any]]
-"""What a stub worker answers to the items of a batch; an exception in the place of a result fails its item."""
+"""What a stub worker answers to the items of a batch; an exception in the place of a result fails its item: one of
+ours as it is, any other as the cause of a `ModelError`."""
 
 TICK_S = 1e-6  # no timer of a real loop is finer; a policy that asks to be woken at once cannot stop the clock
 
@@ -212,10 +215,10 @@ class VirtualDriver:
             return  # the worker was lost meanwhile
         del self._busy[batch.stage, batch.worker]
         results: Sequence[Any] = [request.item for request in batch.requests]
-        errors = None
+        errors: dict[int, Exception] | None = None
         if self._computes is not None:
             results = self._computes[batch.stage](list(results))
-            errors = {i: y for i, y in enumerate(results) if isinstance(y, Exception)} or None
+            errors = {i: _told(y) for i, y in enumerate(results) if isinstance(y, BaseException)} or None
         self.pipeline.completed(self.clock.now, batch.stage, batch.worker, batch.id, batch.ids, results, errors, busy_s)
         following = self._ahead.pop((batch.stage, batch.worker), None)
         if following is not None:
@@ -228,6 +231,15 @@ class VirtualDriver:
         self._notice()
         if self._turn_s and (idle or stage.queue.size >= stage.policy.limit):
             self._poll(self.clock.now)
+
+
+def _told(error: BaseException) -> CarpoolError:
+    """What a caller hears of an exception in the place of a result, as from a worker."""
+    if isinstance(error, CarpoolError):
+        return error
+    told = ModelError(text_of(error), type_name=type(error).__name__, traceback=traceback_of(error))
+    told.__cause__ = error
+    return told
 
 
 class _Keeper:

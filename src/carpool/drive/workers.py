@@ -293,6 +293,10 @@ class WorkerStage:
                 for i in range(len(frame.ids))
                 if frame.formats[i] != Outcome.OK
             }
+            if frame.causes is not None:
+                for i, cause in frame.causes.items():
+                    errors[i].__cause__ = cause
+                frame.causes = None  # the worker keeps its reply until it has the next one
         if self._before_reply is not None:
             self._before_reply()
         self.roster.finished_batch()

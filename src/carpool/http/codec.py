@@ -11,6 +11,7 @@ from http import HTTPStatus
 
 import msgspec
 
+from carpool.details import Detail, plain
 from carpool.errors import (
     CarpoolError,
     DeadlineExceeded,
@@ -76,6 +77,7 @@ class _Error(msgspec.Struct):
     code: str
     message: str
     request_id: str
+    details: list[Detail] | msgspec.UnsetType = msgspec.UNSET  # of an item that does not fit
 
 
 class _ErrorBody(msgspec.Struct):
@@ -107,7 +109,10 @@ def error_response(error: Exception, request_id: str, *, timeout_status: int = 5
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, round(retry_after_s + 0.5))).encode()))
-    body = _encoder.encode(_ErrorBody(_Error(code, message, request_id)))
+    details: list[Detail] | msgspec.UnsetType = msgspec.UNSET
+    if isinstance(error, ValidationError):
+        details = plain(error.details) or [{"loc": [], "msg": message, "type": "value_error"}]
+    body = _encoder.encode(_ErrorBody(_Error(code, message, request_id, details)))
     return Response(status, body, headers=tuple(headers))
 
 

@@ -191,7 +191,14 @@ def _error(code: str, retry: bool = False) -> dict[str, Any]:
 
 def _error_schema() -> dict[str, Any]:
     strings = {name: {"type": "string"} for name in ("code", "message", "request_id")}
-    error = {"type": "object", "properties": strings, "required": list(strings)}
+    step = {"anyOf": [{"type": "string"}, {"type": "integer"}]}
+    parts = {"loc": {"type": "array", "items": step}, "msg": {"type": "string"}, "type": {"type": "string"}}
+    details = {
+        "type": "array",
+        "items": {"type": "object", "properties": parts, "required": list(parts)},
+        "description": "With 422: every fault of the item.",
+    }
+    error = {"type": "object", "properties": {**strings, "details": details}, "required": list(strings)}
     return {"type": "object", "properties": {"error": error}, "required": ["error"]}
 
 

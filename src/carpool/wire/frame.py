@@ -68,6 +68,7 @@ class Frame:
         busy_s: in a reply, seconds spent on the batch.
         waited_s: in a reply, seconds the worker had waited for the batch.
         dropped: there was no memory to receive the payloads, which have been read and thrown away.
+        causes: in a reply that crosses no process, the exceptions for which items failed, by place; it is not encoded.
     """
 
     kind: Kind
@@ -80,6 +81,7 @@ class Frame:
     busy_s: float = 0.0
     waited_s: float = 0.0
     dropped: bool = False
+    causes: dict[int, BaseException] | None = None
 
 
 @lru_cache(maxsize=4096)

@@ -60,6 +60,30 @@ def dump(value: object) -> Payload:
     return [head, *buffers] if buffers else head
 
 
+def dump_within(value: object, longest: int) -> bytes:
+    """Encode `value` for another of our processes in so many bytes. Raises what pickling raises, or OverflowError."""
+    room = _Room(longest)
+    pickle.Pickler(room, 5).dump(value)
+    return b"".join(room.parts)
+
+
+class _Room:
+    """A file that takes so many bytes, so that a large object is not pickled to its end for nothing."""
+
+    def __init__(self, longest: int) -> None:
+        self.parts: list[bytes] = []
+        self._left = longest
+
+    def write(self, data: Buffer) -> int:
+        """Take what is pickled."""
+        n = _length(data)
+        self._left -= n
+        if self._left < 0:
+            raise OverflowError("there is no room for all of it")
+        self.parts.append(bytes(data))
+        return n
+
+
 def load(payload: Payload) -> object:
     """Decode what `dump` made. Arrays point into the payload's buffers, so a buffer must not be used twice."""
     if type(payload) is not list:

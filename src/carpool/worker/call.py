@@ -1,30 +1,35 @@
 """A batch of encoded items through a model: decode, invoke, check and encode. One item's fault stays its own.
 
 The model is called by `invoke.py`; here its values are read from what callers sent and its results become what they
-accept. What fails leaves as an outcome and a text, never as an exception object.
+accept. What fails leaves as an outcome and a text, with the exception itself beside it: as it is where the worker lives
+in its stage's process, else pickled.
 """
 
 from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
 from typing import Any
 
-from carpool import nesting, schema
+from carpool import details, nesting, schema
 from carpool.clock import Clock, monotonic
+from carpool.details import Detail
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, ValidationError
 from carpool.foreign import text_of
 from carpool.invoke import Invoker
 from carpool.parts import Failed, Trouble
 from carpool.wire import payload
 from carpool.wire.frame import Frame, Kind
-from carpool.wire.outcome import Outcome, Report, pack
+from carpool.wire.outcome import Outcome, Report, pack, with_cause
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, OBJECT, RAW
 from carpool.worker.program import MainProgram
 
 _TIMING_S = 2.0  # a warm-up that took so long takes no further timings
 _LONGEST_LINE = 2 * 1024
+_HAVE_CAUSES = frozenset({Outcome.MODEL_ERROR, Outcome.BAD_RESULT})
+_ROOM_FOR_CAUSES = 2**20  # bytes in one reply, however many items have failed
 _OWN_FILES = ("/carpool/worker/", "/carpool/invoke.py", "/carpool/parts.py")
 _BETWEEN_STAGES = dict.fromkeys((OBJECT, JSON, MSGPACK, RAW, CUSTOM), payload.dump)
 
@@ -55,6 +60,7 @@ class Call:
         first, last: whether the stage decodes requests, and whether it encodes responses.
         before_predict, after_predict: called around the model's part of each batch.
         main: where classes of the parent's main program are found.
+        inside: whether the replies stay in this process, so that exceptions may go with them as they are.
 
     Attributes:
         trouble: what there is to tell of the last batch, besides its results.
@@ -69,6 +75,7 @@ class Call:
         before_predict: Callable[[], None] | None = None,
         after_predict: Callable[[], None] | None = None,
         main: MainProgram = _OUR_OWN,
+        inside: bool = False,
     ) -> None:
         self.traits = traits = invoker.traits
         self.trouble: list[Trouble] = []
@@ -77,6 +84,7 @@ class Call:
         self._before_predict = before_predict
         self._after_predict = after_predict
         self._main = main
+        self._inside = inside
         takes, gives = traits.input_type, traits.output_type
         self._decoders = schema.MadeWhenNeeded(
             {OBJECT: payload.load, RAW: bytes, CUSTOM: bytes},
@@ -142,9 +150,10 @@ class Call:
         results = await self._invoker.run(values, self.trouble, until=until)
         if self._after_predict is not None:
             self._after_predict()
-        outcomes, payloads = await self._encode(results, frame.accepts, until)
-        busy_s = monotonic() - started
-        return Frame(Kind.REPLY, frame.batch, frame.ids, outcomes, payloads=payloads, busy_s=busy_s)
+        reply = Frame(Kind.REPLY, frame.batch, frame.ids)
+        await self._encode(results, frame.accepts, until, reply)
+        reply.busy_s = monotonic() - started
+        return reply
 
     async def tear_down(self) -> None:
         """Let the model let go."""
@@ -166,7 +175,7 @@ class Call:
                 else:
                     values.append(Failed(_Expired("the deadline passed before its turn came")))
             except BaseException as error:  # types may have validators, which are user code
-                values.append(Failed(_as_ours(error, format)))
+                values.append(Failed(self._as_ours(error, format, body)))
         if CUSTOM in formats:
             await self._decode_custom(formats, values, until)
         return values
@@ -195,17 +204,20 @@ class Call:
         except ValueError as error:  # the usual complaint of parsers: the client's fault, not the model's
             raise InvalidRequest("the body could not be decoded") from error
 
-    async def _encode(self, results: list[Any], accepts: bytes, until: float) -> tuple[bytes, list[payload.Payload]]:
+    async def _encode(self, results: list[Any], accepts: bytes, until: float, reply: Frame) -> None:
+        """Put outcomes and payloads into the reply."""
         if CUSTOM in accepts:
             await self._encode_custom(results, accepts, until)
         encoders = self._encoders if self._last else _BETWEEN_STAGES
         if accepts.count(accepts[0]) == len(accepts) and Failed not in set(map(type, results)):
             with contextlib.suppress(BaseException):  # looked at one by one below
                 encode = encoders[accepts[0]]
-                return bytes(len(results)), [encode(value) for value in results]
+                reply.payloads = [encode(value) for value in results]
+                reply.formats = bytes(len(results))
+                return
         outcomes = bytearray()
         payloads: list[payload.Payload] = []
-        packed: dict[Failed, tuple[Outcome, bytes]] = {}  # items may share one error
+        failures = Failures(self._inside)
         for value, accept in zip(results, accepts, strict=True):
             if type(value) is not Failed:
                 try:
@@ -214,13 +226,10 @@ class Call:
                     continue
                 except BaseException as error:
                     value = Failed(error)
-            if value not in packed:
-                outcome, report = _outcome_of(value.error)
-                packed[value] = outcome, pack(report)
-            outcome, body = packed[value]
+            outcome, body = failures.told(len(payloads), value)
             outcomes.append(outcome)
             payloads.append(body)
-        return bytes(outcomes), payloads
+        reply.formats, reply.payloads, reply.causes = bytes(outcomes), payloads, failures.causes
 
     async def _encode_custom(self, results: list[Any], accepts: bytes, until: float) -> None:
         """The model's own format: one call of its `encode` for all results of the batch."""
@@ -233,6 +242,15 @@ class Call:
     def _encode_values(self, values: list[Any]) -> Any:
         return self._invoker.instance.encode(values)
 
+    def _as_ours(self, error: BaseException, format: int, body: Any) -> BaseException:
+        """What went wrong with reading an item, in our words where they fit: where a client has written it."""
+        if format == OBJECT:
+            return error
+        try:
+            return schema.as_our_error(error, "msgpack" if format == MSGPACK else "JSON", self.traits.input_type, body)
+        except BaseException:  # it has no text
+            return error
+
 
 def _as_bytes(value: Any) -> bytes:
     if type(value) is bytes:
@@ -242,14 +260,50 @@ def _as_bytes(value: Any) -> bytes:
     raise ModelError(f"a raw response needs bytes, but the result is {type(value).__name__}", code="bad_result")
 
 
-def _as_ours(error: BaseException, format: int) -> BaseException:
-    """What went wrong with reading an item, in our words where they fit: where a client has written it."""
-    if format == OBJECT:
-        return error
-    try:
-        return schema.as_our_error(error, "msgpack" if format == MSGPACK else "JSON")
-    except BaseException:  # it has no text
-        return error
+class Failures:
+    """What is told of the failed items of one batch.
+
+    Args:
+        inside: whether that stays in this process.
+
+    Attributes:
+        causes: the exceptions by place, where they may go as they are.
+    """
+
+    def __init__(self, inside: bool) -> None:
+        self.causes: dict[int, BaseException] | None = {} if inside else None
+        self._reports: dict[Failed, tuple[Outcome, bytes, bytes]] = {}  # without and with a cause; items may share one
+        self._room = _ROOM_FOR_CAUSES
+
+    def told(self, place: int, failed: Failed) -> tuple[Outcome, bytes]:
+        """What became of an item, and the report of it."""
+        if failed not in self._reports:
+            self._reports[failed] = self._packed(failed.error)
+        outcome, body, with_cause = self._reports[failed]
+        if self.causes is not None:
+            cause = _cause_of(failed.error) if outcome in _HAVE_CAUSES else None
+            if cause is not None:
+                self.causes[place] = cause
+        elif len(with_cause) <= self._room:
+            self._room -= len(with_cause)
+            body = with_cause
+        return outcome, body
+
+    def _packed(self, error: BaseException) -> tuple[Outcome, bytes, bytes]:
+        outcome, report = _outcome_of(error)
+        body = pack(report)
+        cause = _cause_of(error) if outcome in _HAVE_CAUSES else None
+        if cause is None:
+            return outcome, body, body
+        if self.causes is not None:
+            _begin_in_user_code(cause)
+            return outcome, body, body
+        return outcome, body, pack(with_cause(report, cause))
+
+
+def _cause_of(error: BaseException) -> BaseException | None:
+    """What the caller's `ModelError` comes from: the exception; what that comes from, if it is just such an error."""
+    return error.__cause__ if type(error) is ModelError else error
 
 
 def _outcome_of(error: BaseException) -> tuple[Outcome, Report]:
@@ -267,18 +321,55 @@ def _told(error: BaseException) -> tuple[Outcome, Report]:
         outcome = Outcome.BAD_RESULT if error.code == "bad_result" else Outcome.MODEL_ERROR
         return outcome, Report(text_of(error), str(error.type_name), str(error.traceback))
     if isinstance(error, ValidationError):
-        return Outcome.INVALID_ITEM, Report(str(error) or text_of(error))
+        return Outcome.INVALID_ITEM, Report(str(error) or text_of(error), details=_details_of(error))
     if isinstance(error, InvalidRequest):
         return Outcome.INVALID, Report(str(error) or text_of(error))
     return Outcome.MODEL_ERROR, Report(text_of(error), type(error).__name__, describe(error))
 
 
+def _details_of(error: ValidationError) -> list[Detail]:
+    """What is wrong in detail; nothing where the error's class is the user's and does not say."""
+    try:
+        return details.plain(error.details)
+    except BaseException:
+        return []
+
+
+def _users_part(error: BaseException) -> TracebackType | None:
+    """The traceback from the user's first frame on."""
+    tb = error.__traceback__
+    while tb is not None and any(part in tb.tb_frame.f_code.co_filename for part in _OWN_FILES):
+        tb = tb.tb_next
+    return tb
+
+
+def _begin_in_user_code(error: BaseException) -> None:
+    """Cut our own frames off an exception's traceback: they say nothing to the user, and they hold the batch."""
+    with contextlib.suppress(BaseException):
+        BaseException.with_traceback(error, _users_part(error))
+
+
+def let_go(causes: Iterable[BaseException]) -> None:
+    """Empty the frames of ours through which exceptions have come, now that the call has ended.
+
+    They are reached from the user's frames, which called them; they hold the batch, and the exceptions themselves.
+    """
+    for cause in {id(each): each for each in causes}.values():
+        with contextlib.suppress(
+            BaseException
+        ):  # of a frame that still runs, which the call was made from: RuntimeError
+            tb = _users_part(cause)
+            frame = None if tb is None else tb.tb_frame.f_back
+            while frame is not None:
+                if any(part in frame.f_code.co_filename for part in _OWN_FILES):
+                    frame.clear()
+                frame = frame.f_back
+
+
 def describe(error: BaseException) -> str:
     """The traceback as text, from the user's first frame on; an endless message is cut."""
     try:
-        tb = error.__traceback__
-        while tb is not None and any(part in tb.tb_frame.f_code.co_filename for part in _OWN_FILES):
-            tb = tb.tb_next
+        tb = _users_part(error)
         lines = traceback.TracebackException(type(error), error, tb, compact=True).format()
         return "".join([line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}...\n" for line in lines])
     except BaseException:

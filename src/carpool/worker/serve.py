@@ -13,15 +13,15 @@ import msgspec
 
 from carpool.clock import monotonic
 from carpool.faults import InjectedFault, WorkerPoints
-from carpool.foreign import as_model_error, text_of, traceback_of
+from carpool.foreign import as_model_error, traceback_of
 from carpool.invoke import Invoker
 from carpool.logger import logger
 from carpool.model import AnyModel, traits_of
-from carpool.parts import Caller, Trouble
+from carpool.parts import Caller, Failed, Trouble
 from carpool.wire.frame import Frame, FrameError, Kind, in_pieces
 from carpool.wire.outcome import Outcome, Report, pack
 from carpool.worker import program
-from carpool.worker.call import Call, ExampleError, describe
+from carpool.worker.call import Call, ExampleError, Failures, describe, let_go
 from carpool.worker.setup import Setup
 
 _REPORT_EVERY_S = 0.01  # calls that follow each other faster need no report each
@@ -60,6 +60,7 @@ async def serve(
     *,
     meant: Callable[[], bool] = lambda: True,
     may_wait: bool = False,
+    inside: bool = False,
 ) -> None:
     """Load the model and answer batches; if loading fails, say why and return.
 
@@ -70,6 +71,7 @@ async def serve(
         through: exceptions that end the worker instead of failing an item.
         meant: whether one of these does end it; see `parts.Caller`.
         may_wait: whether there is an event loop on which async user code can wait.
+        inside: whether what is sent over the link stays in this process.
     """
     reports = _CallReports(link)
     points = WorkerPoints(setup.worker)
@@ -81,7 +83,7 @@ async def serve(
         meant=meant,
         may_wait=may_wait,
     )
-    call = await _load(link, setup, find_model, caller, reports, points)
+    call = await _load(link, setup, find_model, caller, reports, points, inside)
     if call is None:
         return
     idle_since = monotonic()
@@ -90,8 +92,10 @@ async def serve(
         if points.after_recv is not None:
             points.after_recv()
         reports.batch = frame.batch
-        reply = await _answer(call, frame, caller)
+        reply = await _answer(call, frame, caller, inside)
         reply.waited_s = waited_s
+        if reply.causes:
+            let_go(reply.causes.values())
         if call.trouble:
             _tell(link, frame.batch, call.trouble)
         _send(link, reply)
@@ -109,7 +113,7 @@ async def _tear_down(call: Call, setup: Setup) -> None:
         logger.error("teardown of worker %s/%d raised:\n%s", setup.stage, setup.worker, traceback_of(error).rstrip())
 
 
-async def _answer(call: Call, frame: Frame, caller: Caller) -> Frame:
+async def _answer(call: Call, frame: Frame, caller: Caller, inside: bool) -> Frame:
     """The reply to a batch, whatever happens: `Call` fails items for what user code does, and this is the net below."""
     try:
         return await call.run(frame)
@@ -117,8 +121,14 @@ async def _answer(call: Call, frame: Frame, caller: Caller) -> Frame:
         if caller.goes_through(error) or isinstance(error, InjectedFault):  # which stands for an error of ours
             raise
         failure = as_model_error(error, "what the model gave or returned")
-        report = Report(text_of(failure), failure.type_name, failure.traceback)
-        return _refusal(frame, Outcome.MODEL_ERROR, report)
+        failures = Failures(inside)
+        n, failed = len(frame.ids), Failed(failure)
+        told = [failures.told(place, failed) for place in range(n)]
+        return Frame(
+            *(Kind.REPLY, frame.batch, frame.ids, bytes([outcome for outcome, _ in told])),
+            payloads=[body for _, body in told],
+            causes=failures.causes,
+        )
 
 
 def _send(link: Link, reply: Frame) -> None:
@@ -141,6 +151,7 @@ async def _load(
     caller: Caller,
     reports: _CallReports,
     points: WorkerPoints,
+    inside: bool,
 ) -> Call | None:
     _say(link, "loading")
     step = "its model could not be imported"
@@ -167,6 +178,7 @@ async def _load(
             before_predict=points.before_predict,
             after_predict=points.after_predict,
             main=program.MainProgram(setup.program if program.in_worker else None),
+            inside=inside,
         )
         timings: list[tuple[int, float]] = []
         if call.traits.examples:

@@ -1,0 +1,494 @@
+"""`ModelError.__cause__`: what the model raised, itself or as a copy, where one can be had; and what it keeps alive."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import pickle
+import subprocess
+import sys
+import textwrap
+import traceback
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+import carpool
+from carpool import ModelError, Service, Stage
+from carpool.errors import CarpoolError
+from carpool.wire.outcome import LONGEST_CAUSE, Outcome, Report, pack, read, unpack, with_cause
+from tests.drive.test_workers import Output
+
+
+class Plain(Exception):
+    """What pickle reads again, with an attribute."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.also = [1, 2]
+
+
+class TwoArguments(Exception):
+    """Cannot be read again: pickle gives it its text only."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"{a} and {b}")
+
+
+class NotItself(Exception):
+    """Is read as something else."""
+
+    def __reduce__(self) -> Any:
+        return str, ("no exception",)
+
+
+class Quits(Exception):
+    """Ends whoever reads it."""
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(text)
+
+    def __setstate__(self, state: Any) -> None:
+        raise SystemExit(3)
+
+    def __reduce__(self) -> Any:
+        return Quits, ("",), {"some": "state"}
+
+
+class NoNotes(Exception):
+    """Takes no note."""
+
+    __notes__ = property(lambda self: 1 / 0)
+
+
+SHARED = KeyError("shared")
+
+
+def local_class() -> type[Exception]:
+    class Local(Exception):
+        pass
+
+    return Local
+
+
+RAISED: dict[str, Callable[[], BaseException]] = {
+    "KeyError": lambda: KeyError("x"),
+    "a class of one's own": lambda: Plain("text"),
+    "with an array": lambda: ValueError(np.arange(3)),
+    "a group": lambda: ExceptionGroup("several", [KeyError(1), Plain("two")]),
+    "StopIteration": lambda: StopIteration(3),
+    "GeneratorExit": GeneratorExit,
+    "CancelledError": asyncio.CancelledError,
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "SystemExit": lambda: SystemExit(2),
+    "just below the limit": lambda: ValueError("x" * (LONGEST_CAUSE - 200)),
+    "no notes": lambda: NoNotes("x"),
+    "two arguments": lambda: TwoArguments(1, 2),
+    "not itself": lambda: NotItself("x"),
+    "quits when it is read": lambda: Quits("x"),
+    "local": lambda: local_class()("x"),
+    "unpicklable": lambda: ValueError(lambda: 1),
+    "too large": lambda: ValueError("x" * LONGEST_CAUSE),
+    "far too large": lambda: ValueError(["x" * 1000] * 100, np.zeros(10**6)),
+}
+TEXT_ONLY = {
+    *("two arguments", "not itself", "quits when it is read", "local", "unpicklable", "too large", "far too large"),
+}
+
+
+def fails(name: str) -> str:
+    if name in RAISED:
+        raise RAISED[name]()
+    return name
+
+
+async def fails_later(name: str) -> str:
+    return fails(name)
+
+
+def fails_together(names: list[str]) -> list[str]:
+    if "shared" in names:
+        raise SHARED
+    return names
+
+
+def stage(run_in: Any, **settings: Any) -> Stage:
+    return Stage(fails_later if run_in == "loop" else fails, run_in=run_in, **settings)
+
+
+def failed(ask: Callable[[], Any]) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        ask()
+    return caught.value
+
+
+@pytest.mark.parametrize("run_in", ["process", "thread", "loop"])
+def test_the_cause_is_what_the_model_raised(run_in: Any) -> None:
+    """An exception of the same class and arguments, by each way to ask; from a process only if it can be had here."""
+    with Service(stage(run_in)).run() as service:
+        for name, make in RAISED.items():
+            if run_in == "loop" and name == "StopIteration":
+                continue  # Python makes a RuntimeError of it, in coroutines
+            by_stream = next(iter(service.stream([name], return_exceptions=True)))
+            raised = failed(lambda name=name: list(service.stream([name])))  # type: ignore[misc]
+            for error in (failed(lambda name=name: service.predict(name)), by_stream, raised):  # type: ignore[misc]
+                if run_in == "process" and name in TEXT_ONLY:
+                    assert error.__cause__ is None, name
+                    assert error.type_name, name
+                else:
+                    assert type(error.__cause__).__name__ == type(make()).__name__, name
+                    assert list(map(type, error.__cause__.args)) == list(map(type, make().args)), name
+                    assert error.__cause__ is error.__cause__
+        assert service.predict("good") == "good"
+
+
+@pytest.mark.parametrize("run_in", ["process", "thread", "loop"])
+def test_tasks_get_the_cause_too(run_in: Any) -> None:
+    """From `predict` and `stream` of a handle on one's own loop, also for kinds that mean something to asyncio."""
+
+    async def ask() -> None:
+        async with Service(stage(run_in)).run_async() as service:
+            for name in ("KeyError", "GeneratorExit", "CancelledError", "KeyboardInterrupt", "SystemExit"):
+                kind = type(RAISED[name]())
+                with pytest.raises(ModelError) as caught:
+                    await service.predict(name)
+                assert type(caught.value.__cause__) is kind
+                (error,) = [x async for x in service.stream([name], return_exceptions=True)]
+                assert type(error.__cause__) is kind
+
+    asyncio.run(ask())
+
+
+def test_the_cause_can_be_raised_in_the_place_of_the_error() -> None:
+    """As the docs have it."""
+
+    def ask(name: str) -> Any:
+        try:
+            return service.predict(name)
+        except ModelError as error:
+            raise error.__cause__ or error from None
+
+    with Service(stage("process")).run() as service:
+        with pytest.raises(KeyError, match="x"):
+            ask("KeyError")
+        with pytest.raises(ModelError, match="1 and 2"):
+            ask("two arguments")
+
+
+def test_from_a_process_it_has_attributes_and_the_worker_s_traceback() -> None:
+    """As a note, so that whoever sees the exception sees where it was raised."""
+    with Service(stage("process")).run() as service:
+        cause = failed(lambda: service.predict("a class of one's own")).__cause__
+
+    assert isinstance(cause, Plain)
+    assert cause.also == [1, 2]
+    (note,) = cause.__notes__
+    assert note.startswith("In the worker:\nTraceback (most recent call last)")
+    assert "in fails" in note
+    assert note.endswith("Plain: text")
+
+
+@pytest.mark.parametrize("run_in", ["thread", "loop"])
+def test_inside_the_process_it_is_the_object_itself(run_in: Any) -> None:
+    """Callers of one batch have errors of their own and share it; its traceback begins in the user's code."""
+
+    async def together(names: list[str]) -> list[str]:
+        return fails_together(names)
+
+    model = together if run_in == "loop" else fails_together
+    policy = carpool.Static(max_queue_delay_s=0.05)
+    shared = Stage(model, run_in=run_in, max_batch_size=2, isolate_errors=False, policy=policy)
+    with Service(shared).run() as service:
+        one, two = service.stream(["shared", "mate"], return_exceptions=True)
+    assert one is not two
+    assert one.__cause__ is two.__cause__ is SHARED
+    frames = [frame.name for frame in traceback.extract_tb(SHARED.__traceback__)]
+    assert frames == [*(["together"] if run_in == "loop" else []), "fails_together"]
+    SHARED.__traceback__ = None
+
+
+def test_a_model_error_of_the_model_s_own_stands_for_itself() -> None:
+    """It is not its own cause; what it comes from is, as over a process."""
+
+    def refuses(x: str) -> str:
+        try:
+            return {}[x]
+        except KeyError as error:
+            raise ModelError("not this one") from error
+
+    with Service(Stage(refuses, run_in="thread")).run() as service:
+        error = failed(lambda: service.predict("x"))
+    assert str(error) == "not this one"
+    assert type(error.__cause__) is KeyError
+
+
+def test_results_that_cannot_leave_the_worker_have_a_cause() -> None:
+    """Not only what the model's own code raises."""
+    with Service(Stage(lambda_of, run_in="thread")).run() as service:
+        error = failed(lambda: service.predict(1))
+    assert isinstance(error.__cause__, (AttributeError, pickle.PicklingError, TypeError))
+
+
+def lambda_of(x: Any) -> Any:
+    return lambda: x
+
+
+def test_a_cause_from_a_later_stage_and_of_hooks_comes_through() -> None:
+    """Whichever stage it was."""
+    stages = Stage(echo, run_in="thread"), Stage(fails)
+    with Service(*stages).run() as service:
+        assert type(failed(lambda: service.predict("KeyError")).__cause__) is KeyError
+
+
+def echo(x: Any) -> Any:
+    return x
+
+
+# -- what it must not do
+
+
+class Item:
+    """Something that can be seen to go."""
+
+    seen: weakref.ref[Item] | None = None
+
+    def __setstate__(self, state: Any) -> None:
+        Item.seen = weakref.ref(self)  # the copy that the model gets
+
+    def __reduce__(self) -> Any:
+        return Item, (), {"some": "state"}
+
+
+def refuse(item: Any) -> Any:
+    raise ValueError("never")
+
+
+async def refuse_later(item: Any) -> Any:
+    raise ValueError("never")
+
+
+def holds(error: ModelError) -> None:
+    assert error.__cause__ is not None
+    assert Item.seen is not None
+    assert Item.seen() is not None
+
+
+@pytest.mark.parametrize("run_in", ["thread", "loop"])
+@pytest.mark.parametrize("way", ["predict", "stream", "streamed errors"])
+def test_items_go_with_the_error(run_in: Any, way: str) -> None:
+    """The traceback of a cause holds the model's frames and so its items: as long as the error does, and no longer."""
+    model = refuse_later if run_in == "loop" else refuse
+
+    def ask(service: Any) -> None:
+        try:
+            if way == "predict":
+                service.predict(Item())
+            (error,) = service.stream([Item()], return_exceptions=way == "streamed errors")
+            raise error
+        except ModelError as error:
+            holds(error)
+
+    with Service(Stage(model, run_in=run_in)).run() as service:
+        gc.collect()
+        gc.disable()
+        try:
+            ask(service)
+            assert Item.seen is not None
+            assert Item.seen() is None
+        finally:
+            gc.enable()
+
+
+def test_items_go_with_the_error_of_a_task() -> None:
+    """Likewise for callers on a loop of their own."""
+
+    async def ask() -> None:
+        async with Service(Stage(refuse_later, run_in="loop")).run_async() as service:
+            gc.collect()
+            gc.disable()
+            try:
+                try:
+                    await service.predict(Item())
+                except ModelError as error:
+                    holds(error)
+                for _ in range(3):
+                    await asyncio.sleep(0)
+                assert Item.seen is not None
+                assert Item.seen() is None
+            finally:
+                gc.enable()
+
+    asyncio.run(ask())
+
+
+def test_items_of_a_batch_go_with_its_errors() -> None:
+    """Also where the batch was run again in parts, whose errors our own frames have held together."""
+    seen: list[weakref.ref[Any]] = []
+
+    def refuse_all(items: list[Any]) -> Any:
+        if len(seen) < len(items):
+            seen.extend(map(weakref.ref, items))
+        raise ValueError(len(items))
+
+    batched = Stage(refuse_all, run_in="thread", max_batch_size=8, policy=carpool.Static(max_queue_delay_s=0.05))
+    with Service(batched).run() as service:
+        gc.collect()
+        gc.disable()
+        try:
+            errors = list(service.stream([Item() for _ in range(8)], max_in_flight=8, return_exceptions=True))
+            assert all(type(error.__cause__) is ValueError for error in errors)
+            del errors
+            assert [ref for ref in seen if ref() is not None] == []
+        finally:
+            gc.enable()
+
+
+class Trap(Exception):
+    """Must not be asked."""
+
+    __cause__ = property(lambda self: 1 / 0)
+
+
+class Unsendable:
+    def __reduce__(self) -> Any:
+        raise Trap("planned")
+
+
+def test_only_errors_of_ours_are_asked_for_a_cause() -> None:
+    """What an item raises when it is pickled is its caller's as it is."""
+    with Service(Stage(echo, run_in="thread")).run() as service:
+        with pytest.raises(Trap, match="planned"):
+            service.predict(Unsendable())
+        (error,) = service.stream([Unsendable()], return_exceptions=True)
+        assert type(error) is Trap
+
+
+def test_nothing_is_imported_for_a_cause(tmp_path: Path) -> None:
+    """A class that only the worker knows is told as text, and its module is not loaded here; stages have names."""
+    (tmp_path / "heavy.py").write_text("class HeavyError(Exception): pass\n")
+    (tmp_path / "program.py").write_text(
+        textwrap.dedent(
+            """
+            import sys
+            import carpool
+
+            def fails(x):
+                import heavy
+                raise heavy.HeavyError(x)
+
+            class InMain(Exception):
+                pass
+
+            def fails_in_main(x):
+                raise InMain(x)
+
+            if __name__ == "__main__":
+                with carpool.Service(carpool.Stage(fails)).run() as service:
+                    try:
+                        service.predict(1)
+                    except carpool.ModelError as error:
+                        assert error.__cause__ is None and error.type_name == "HeavyError"
+                    assert "heavy" not in sys.modules
+                with carpool.Service(carpool.Stage(fails_in_main)).run() as service:
+                    try:
+                        service.predict(1)
+                    except carpool.ModelError as error:
+                        assert type(error.__cause__) is InMain and error.__cause__.args == (1,)
+                    service.predict(2)
+            """
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "AssertionError" not in done.stderr
+    shown = done.stderr.partition("\nThe above exception was the direct cause of the following exception:\n")
+    assert "In the worker:" in shown[0]  # the interpreter prints an uncaught one with its cause
+    assert "carpool.errors.ModelError: 2" in shown[2]
+
+
+def test_a_cause_is_opened_when_it_is_asked_for() -> None:
+    """Not by whoever makes the error, which is the loop; and once."""
+    report = with_cause(Report("text", "Opens", "Traceback"), Opens("x"))
+    Opens.opened = 0
+    error = unpack(Outcome.MODEL_ERROR, pack(report))
+
+    assert Opens.opened == 0
+    assert error.__cause__ is error.__cause__
+    assert Opens.opened == 1
+
+
+class Opens(Exception):
+    opened = 0
+
+    def __setstate__(self, state: Any) -> None:
+        Opens.opened += 1
+
+    def __reduce__(self) -> Any:
+        return Opens, self.args, {"some": "state"}
+
+
+def test_a_cause_that_is_set_is_the_cause() -> None:
+    """By `raise ... from`, or by hand; what a worker has sent is forgotten then."""
+    error = unpack(Outcome.MODEL_ERROR, pack(with_cause(Report("text"), KeyError("x"))))
+    other = ValueError("other")
+    with pytest.raises(ModelError) as caught:
+        raise error from other
+    assert caught.value.__cause__ is other
+    error.__cause__ = None
+    assert error.__cause__ is None
+
+
+@pytest.mark.parametrize("cause", [b"", b"no pickle", b"\x80\x05", b"\x80\x05N.", pickle.dumps("text"), b"x" * 10**6])
+def test_bytes_that_are_no_exception_are_no_cause(cause: bytes) -> None:
+    """Whatever a worker sends in its place."""
+    report = Report("text", cause=cause, module="builtins")
+    error = unpack(Outcome.MODEL_ERROR, msgspec.msgpack.encode(report))
+    assert (str(error), error.__cause__) == ("text", None)
+
+
+def test_pickling_ends_at_the_limit() -> None:
+    """What has no end costs no more than its beginning."""
+    steps = 0
+
+    class Endless(Exception):
+        def __reduce__(self) -> Any:
+            def items() -> Any:
+                nonlocal steps
+                while True:
+                    steps += 1
+                    yield "x" * 100, steps
+
+            return Plain, ("x",), None, None, items()
+
+    assert with_cause(Report("text"), Endless()).cause == b""
+    assert 0 < steps < 2 * LONGEST_CAUSE
+
+
+def test_the_causes_of_a_reply_have_a_bound() -> None:
+    """A batch that fails as a whole does not multiply a large exception by its items; texts are told all the same."""
+    output = Output()
+    large = Stage(fails_at_large, max_batch_size=64, isolate_errors=False, policy=carpool.Static(max_queue_delay_s=0.1))
+    with Service(large).run(output=output) as service:
+        errors = list(service.stream(range(64), max_in_flight=64, return_exceptions=True))
+    assert {type(error) for error in errors} == {ModelError}
+    found = [error for error in errors if error.__cause__ is not None]
+    assert 0 < len(found) < 64
+    assert len({id(error.__cause__) for error in found}) == len(found)
+
+
+def fails_at_large(xs: list[int]) -> list[int]:
+    raise ValueError("x" * (LONGEST_CAUSE - 1000))
+
+
+def test_reports_without_a_cause_are_as_they_were() -> None:
+    """For errors that are no ModelErrors nothing is pickled."""
+    for outcome in (Outcome.INVALID, Outcome.INVALID_ITEM, Outcome.EXPIRED):
+        error: CarpoolError = unpack(outcome, pack(with_cause(Report("x"), KeyError("x"))))
+        assert error.__cause__ is None
+    assert read(pack(Report("x"))) == Report("x")
