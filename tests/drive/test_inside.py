@@ -236,7 +236,7 @@ def test_no_thread_to_be_had_is_an_error_of_the_start(monkeypatch: pytest.Monkey
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
-        if thread.name.startswith("carpool-"):
+        if thread.name.startswith("carpool r/"):
             raise RuntimeError("can't start new thread")
         start(thread)
 
