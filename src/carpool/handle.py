@@ -55,10 +55,8 @@ _SMALL_AHEAD = 2 * _BATCHES_AHEAD  # of small items, so that threads wake one an
 _LEAST_IN_FLIGHT = 64
 _SILENT_S = 10.0  # a loop that ends may be busy with its last tasks for so long
 _LEAST_STARTS = 2  # at a time: a model that never ends loading must not hold up all others
-
-
-CLOSE = "call close(), or use it in a with block, `with service.run() as s:`"
-CLOSE_ASYNC = "await its close(), or use it in a block, `async with service.run_async() as s:`"
+_CLOSE = "call close(), or use a block, `with service.run() as s:`"
+_CLOSE_ASYNC = "await close(), or use a block, `async with service.run_async() as s:`"
 
 
 class AsyncHandle:
@@ -121,8 +119,8 @@ class AsyncHandle:
             if roster is not None
         ]
         self.driver = driver
-        self._running.begins(driver, stages, guard)
-        self._end_if_dropped(CLOSE_ASYNC if self._running.thread is None else CLOSE)
+        await self._running.begin(driver, stages, guard, _CLOSE_ASYNC if self._running.thread is None else _CLOSE)
+        weakref.finalize(self, self._running.dropped).atexit = False  # what a program leaves open ends with it
         try:
             self._pin()
             if guard is not None:
@@ -268,10 +266,6 @@ class AsyncHandle:
                 "this service was started on another event loop: call it there, or start one on this loop"
             )
         return True
-
-    def _end_if_dropped(self, what_to_do: str) -> None:
-        """See that what has been started ends with this handle. What a program leaves open ends with the program."""
-        weakref.finalize(self, self._running.dropped, what_to_do).atexit = False
 
     def _pin(self) -> None:
         if self.service.cpus is not None or any(stage.cpus for stage in self.service.stages):

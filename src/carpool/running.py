@@ -1,9 +1,12 @@
 """What a handle has started, and how it ends: closed by the handle, or because the handle or the loop has gone.
 
 It does not know its handle. So a handle that nobody holds any more is collected, and what it has started is ended then
-(`dropped`). That is done by the service's loop: the collector may run in any thread and at any moment, so nothing may be
-waited for there. An errand that the loop does not come to, since it ends or has ended, is thrown away by the loop, and
-ends the workers by that.
+(`dropped`). The loop does that: the collector may run in any thread and at any moment, so nothing may be waited for
+there. An errand that the loop does not come to, since it ends or has ended, is thrown away by the loop, and ends the
+workers as that happens.
+
+A loop that ends closes the asynchronous generators that have begun on it, and waits for them (`asyncio.run` does, and
+`Runner`). That is how its end is noticed: each service has one that does nothing else.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import os
 import signal
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 
 from carpool.core.life import Act, Event, Life, State
@@ -23,7 +26,6 @@ from carpool.drive.loop_thread import LoopThread
 from carpool.drive.workers import WorkerStage
 from carpool.logger import logger
 from carpool.worker import affinity
-
 
 _WHERE_IT_WAS_DROPPED = 3  # frames from here: `weakref.finalize` is in between
 
@@ -52,12 +54,20 @@ class Running:
         self._timeout_s = timeout_s
         self._closing: asyncio.Task[None] | None = None
         self._process = os.getpid()
+        self._what_to_do = ""
+        self._watch = self._watch_loop()
         _lives.add(self.life)
 
-    def begins(self, driver: Driver, stages: Sequence[WorkerStage], guard: Guard | None) -> None:
-        """On the service's loop: it is being started."""
+    async def begin(self, driver: Driver, stages: Sequence[WorkerStage], guard: Guard | None, what_to_do: str) -> None:
+        """On the service's loop: it is being started.
+
+        Args:
+            driver, stages, guard: what will run.
+            what_to_do: for whoever lets it run and goes, how it is closed.
+        """
         self.driver, self.stages, self.guard = driver, stages, guard
-        self._process = os.getpid()
+        self._process, self._what_to_do = os.getpid(), what_to_do
+        await anext(self._watch)
         self.life.happened(Event.START)  # from here on other threads' calls are let through, and need the driver
 
     def begin_to_close(self, drain: bool) -> asyncio.Task[None] | None:
@@ -97,11 +107,11 @@ class Running:
                     os.killpg(pid, signal.SIGKILL)
 
     def abandon(self) -> None:
-        """The service's loop has ended before it was closed: nobody is left inside, and the workers are ended."""
+        """The service's loop ends or has ended before it was closed: nobody is left inside, and the workers are ended."""
         if self.life.happened(Event.LOOP_GONE) is Act.KILL:
             self._let_go()
 
-    def dropped(self, what_to_do: str) -> None:
+    def dropped(self) -> None:
         """The handle has been collected, in whatever thread: have everything ended, if nobody has. Waits for nothing.
 
         In a forked child nothing is done, even where it is collected before the child knows what it is.
@@ -115,8 +125,25 @@ class Running:
                 stage.dismiss()
         with suppress(RuntimeError):  # the loop is closed, and throws the errand away
             loop.call_soon_threadsafe(_Errand(self))
-        text = f"the handle of service {self.name} was dropped without being closed, so its workers are ended: {what_to_do}"
-        warnings.warn(text, ResourceWarning, stacklevel=_WHERE_IT_WAS_DROPPED)
+        self._warn("handle", "was dropped", _WHERE_IT_WAS_DROPPED)
+
+    async def _watch_loop(self) -> AsyncGenerator[None, None]:
+        """It is resumed when the service has been closed, and closed where the loop ends before that."""
+        try:
+            yield
+        except GeneratorExit:
+            if self._closing is not None and not self._closing.done():
+                self._closing.cancel()
+                await asyncio.wait([self._closing])
+            left_open = self.life.state in (State.STARTING, State.OPEN)
+            self.abandon()
+            if left_open:
+                self._warn("event loop", "has ended")
+            raise
+
+    def _warn(self, what: str, has_gone: str, stacklevel: int = 1) -> None:
+        text = f"the {what} of service {self.name} {has_gone} without its being closed, so its workers are ended"
+        warnings.warn(f"{text}: {self._what_to_do}", ResourceWarning, stacklevel + 1)
 
     async def _end(self, drain: bool) -> None:
         assert self.driver is not None
@@ -125,6 +152,7 @@ class Running:
             if self.guard is not None:
                 await self.guard.close()
                 self.guard = None
+            await anext(self._watch, None)
         finally:
             affinity.pin(self.found_cores)
 

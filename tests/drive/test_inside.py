@@ -204,7 +204,8 @@ def test_a_loop_that_ends_ends_its_workers() -> None:
 
     thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
     thread.start()
-    thread.join(timeout=10)
+    with pytest.warns(ResourceWarning, match="the handle of service Waits was dropped"):
+        thread.join(timeout=10)
     assert not thread.is_alive()
 
 

@@ -1,8 +1,8 @@
-"""How many threads BLAS and OpenMP get in worker processes: what the user has said, else each worker its share of cores.
+"""How many threads BLAS and OpenMP get in worker processes: what the user has set, or each worker its share of cores.
 
-These libraries take a thread for every core unless a variable of the environment tells them otherwise. Several workers,
-or a container that may use fewer cores than it sees, then have more threads than cores, and those wait for each other
-in loops: a service can become fifty times slower by it. Only decides; sans-IO.
+These libraries start a thread for every core unless a variable of the environment tells them otherwise. Several workers
+then have more threads than there are cores (and so has a container that may use fewer cores than it sees), and threads
+that spin while they wait for each other can make a service fifty times slower. Only decides; reads nothing itself.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A worker process: what `worker/serve.py` does, over a socketpair, until the socket ends.
 
 Started by `drive/process.py` as a fresh interpreter, `python -m carpool.worker.main FD PARENT NAME`, with one end of a
-socketpair as file descriptor FD; NAME is there for `ps`. Nothing else is shared with the parent. The process ends when the socket ends; should
-user code hang then, a thread that watches the socket ends it, and should even that thread get no turn, the kernel does
-when the parent dies.
+socketpair as file descriptor FD; NAME is for `ps`. Nothing else is shared with the parent. The process ends when the
+socket ends; should user code hang then, a thread that watches the socket ends it, and should even that thread get no
+turn, the kernel does when the parent dies.
 """
 
 from __future__ import annotations
