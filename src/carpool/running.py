@@ -107,7 +107,7 @@ class Running:
                     os.killpg(pid, signal.SIGKILL)
 
     def abandon(self) -> None:
-        """The service's loop ends or has ended before it was closed: nobody is left inside, and the workers are ended."""
+        """The service's loop ends, or has ended, before it was closed: nobody is left inside; the workers are ended."""
         if self.life.happened(Event.LOOP_GONE) is Act.KILL:
             self._let_go()
 

@@ -76,12 +76,15 @@ class Guard:
             return
         self._tell(b"quit\n")
         self._let_go()
-        for _ in range(int(_END_S / _LOOK_EVERY_S)):
-            if process.poll() is not None:
-                return
-            await asyncio.sleep(_LOOK_EVERY_S)
-        process.kill()
-        process.wait()
+        try:
+            for _ in range(int(_END_S / _LOOK_EVERY_S)):
+                if process.poll() is not None:
+                    return
+                await asyncio.sleep(_LOOK_EVERY_S)
+        finally:
+            if process.poll() is None:  # it takes too long, or we are cancelled
+                process.kill()
+                process.wait()
 
     def abandon(self) -> None:
         """The loop has gone or is about to go: have it end, and let go of it without the loop's help."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 _ROOT = Path("/")
+_COLONS = 2  # in a line: of a hierarchy, its controllers, and the group
 
 
 def cpu_limit(root: Path = _ROOT) -> float | None:
@@ -19,8 +20,7 @@ def cpu_limit(root: Path = _ROOT) -> float | None:
     except (OSError, ValueError):
         return None
     limits = []
-    for line in groups.splitlines():
-        _, controllers, group = line.split(":", 2)
+    for _, controllers, group in [line.split(":", 2) for line in groups.splitlines() if line.count(":") >= _COLONS]:
         if not controllers:
             limits += [_limit_2(folder) for folder in _folders(root / "sys/fs/cgroup", group)]
         elif "cpu" in controllers.split(","):
