@@ -160,7 +160,10 @@ class Running:
         """The closing is over; or all tasks were cancelled, and there is no time for a good order."""
         if self.life.state is not State.DRAINING:
             return
-        if closing.cancelled() or closing.exception() is not None:
+        error = None if closing.cancelled() else closing.exception()
+        if error is not None:  # whoever has dropped a handle does not wait to hear of it
+            logger.error("service %s could not be closed in good order", self.name, exc_info=error)
+        if closing.cancelled() or error is not None:
             assert self.driver is not None
             self.driver.abort()
             self._let_go()

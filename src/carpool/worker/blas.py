@@ -61,7 +61,7 @@ def decide(
     """
     said = [name for name in VARIABLES if name in exported or name in env]
     ours = () if FOR_ALL in said else tuple(name for name in VARIABLES if name not in said)
-    counts = tuple(pinned) if pinned is not None else (max(1, cores // of_all),) * workers
+    counts = tuple(pinned) if pinned is not None else (_share(cores, of_all),) * workers
     told = ", ".join(f"{name}={env[name]} (env=)" if name in env else f"{name}={exported[name]}" for name in said)
     if not ours:
         return Threads(({},) * workers, f"workers of stage {stage} get BLAS threads as you have set them: {told}")
@@ -69,6 +69,11 @@ def decide(
     more = f"{told} stands as you have set it" if told else f"set {FOR_ALL} or env= to choose"
     why = f"workers of stage {stage} get {_threads(counts)} each: {reason}; {more}"
     return Threads(tuple(dict.fromkeys(ours, str(n)) for n in counts), why)
+
+
+def _share(cores: int, workers: int) -> int:
+    """How many threads each worker gets where nobody has said anything."""
+    return max(1, cores // workers)
 
 
 def _threads(counts: Sequence[int]) -> str:
