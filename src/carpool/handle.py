@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import weakref
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
 from functools import partial
 from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
 
+from carpool.clock import monotonic
 from carpool.core.batcher import INFINITY, Batcher
 from carpool.core.journal import Entry, Journal
-from carpool.core.life import STARTED_BEFORE, Act, Event, Life, State
+from carpool.core.life import STARTED_BEFORE, Event, State
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.core.roster import Starts
@@ -46,12 +45,13 @@ from carpool.observe.stats import ServiceSnapshot, Stats
 from carpool.policy import OneByOne
 from carpool.policy.one_by_one import MOST_IN_A_HOP
 from carpool.request import Request
+from carpool.running import Running
 from carpool.settings import at_least, check_priority, positive
 from carpool.stage import Stage
 from carpool.warmup import warm_up_sizes
 from carpool.weigh import weigher_of
 from carpool.wire.payload import size_of
-from carpool.worker import affinity, program
+from carpool.worker import affinity, blas, program
 from carpool.worker.setup import Setup
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ _SMALL_AHEAD = 2 * _BATCHES_AHEAD  # of small items, so that threads wake one an
 _LEAST_IN_FLIGHT = 64
 _SILENT_S = 10.0  # a loop that ends may be busy with its last tasks for so long
 _LEAST_STARTS = 2  # at a time: a model that never ends loading must not hold up all others
+_CLOSE = "call close(), or use a block, `with service.run() as s:`"
+_CLOSE_ASYNC = "await close(), or use a block, `async with service.run_async() as s:`"
 
 
 class AsyncHandle:
@@ -79,14 +81,10 @@ class AsyncHandle:
         self.driver: Driver | None = None
         weigher = weigher_of(service.stages[0])
         self.weigh = None if weigher is None else weigher.of
-        self._life = Life()
+        self._running = Running(service.name, service.timeout_s)
+        self._life = self._running.life
         self._journal = Journal(journal_size) if journal_size else None
         self._output = output
-        self._stages: list[WorkerStage] = []
-        self._guard: Guard | None = None
-        self._found_cores: affinity.Cores | None = None
-        self._closing: asyncio.Task[None] | None = None
-        _lives.add(self._life)
 
     async def __aenter__(self) -> AsyncHandle:
         await self.start()
@@ -98,7 +96,7 @@ class AsyncHandle:
     @property
     def pids(self) -> list[int]:
         """Process ids of the live workers."""
-        return [pid for stage in self._stages for pid in stage.pids]
+        return [pid for stage in self._running.stages for pid in stage.pids]
 
     async def start(self) -> None:
         """Start the workers and wait until all are ready.
@@ -116,9 +114,11 @@ class AsyncHandle:
             )
         if self._life.state is not State.NEW:
             raise RuntimeError(STARTED_BEFORE)
+        began = monotonic()
         starts_at_a_time = self.service.max_parallel_starts or max(_LEAST_STARTS, affinity.available())
         guard = Guard() if any(stage.run_in == "process" for stage in self.service.stages) else None
-        launches = [_launch(self.service, index, guard) for index in range(len(self.service.stages))]
+        cores = affinity.usable()
+        launches = [_launch(self.service, index, guard, cores) for index in range(len(self.service.stages))]
         driver = Driver(*_pipeline_and_stats(self.service, self._journal))
         rosters = [stage.roster for stage in driver.stats.stages]
         starts = Starts([roster for roster in rosters if roster is not None], starts_at_a_time)
@@ -127,8 +127,9 @@ class AsyncHandle:
             for index, (launch, roster) in enumerate(zip(launches, rosters, strict=True))
             if roster is not None
         ]
-        self.driver, self._stages, self._guard = driver, stages, guard
-        self._life.happened(Event.START)  # from here on other threads' calls are let through, and need the driver
+        self.driver = driver
+        await self._running.begin(driver, stages, guard, _CLOSE_ASYNC if self._running.thread is None else _CLOSE)
+        weakref.finalize(self, self._running.dropped).atexit = False  # what a program leaves open ends with it
         try:
             self._pin()
             if guard is not None:
@@ -138,6 +139,7 @@ class AsyncHandle:
             await self.close(drain=False)
             raise
         self._life.happened(Event.OPENED)
+        logger.info("service %s is ready after %.2f s", self.service.name, monotonic() - began)
 
     async def close(self, drain: bool = True) -> None:
         """Stop the service: finish what is inside (or fail it, without `drain`), then end the workers.
@@ -149,24 +151,11 @@ class AsyncHandle:
             RuntimeError: the service was started on another event loop, which is still running.
         """
         if self._life.takes_calls and self._is_elsewhere():
-            self._abandon()
+            self._running.abandon()
             return
-        closing = self.begin_to_close(drain)
+        closing = self._running.begin_to_close(drain)
         if closing is not None and self._life.state is State.DRAINING:
             await asyncio.shield(closing)
-
-    def begin_to_close(self, drain: bool) -> asyncio.Task[None] | None:
-        """On the service's loop: see that it is being closed, by a task that ends when everything has ended.
-
-        Returns:
-            The task, whoever has caused it to be started; None if the service was never started.
-        """
-        act = self._life.happened(Event.CLOSE if drain else Event.HURRY)
-        if act is Act.END:
-            self._closing = asyncio.ensure_future(self._end(drain))
-        elif act is Act.HURRY and self.driver is not None:
-            self.driver.abort()
-        return self._closing
 
     async def failed(self) -> None:
         """Wait until a stage has failed, so that the service can answer nothing any more."""
@@ -174,14 +163,7 @@ class AsyncHandle:
 
     def kill(self) -> None:
         """End the workers at once, whatever they are doing."""
-        for stage in self._stages:
-            stage.kill_all()
-
-    def kill_processes(self) -> None:
-        """From another thread, while something blocks the loop: end the worker processes at once."""
-        for pid in self.pids:  # the loop reaps them, so their numbers are still theirs
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
+        self._running.kill()
 
     async def predict(self, x: Any, *, timeout_s: float | None = None, priority: int = 0) -> Any:
         """The model's answer to one item. Waits while the queue is full.
@@ -230,7 +212,7 @@ class AsyncHandle:
         driver = self.running_driver
         self._refuse_other_loops()
         stream = AsyncStream(driver, self.service.timeout_s, self.window(max_in_flight), self.weigh)
-        return stream.run(xs, return_exceptions)
+        return stream.run(xs, return_exceptions, self)
 
     def stats(self) -> ServiceSnapshot:
         """What the service has done so far; also after it was closed."""
@@ -279,25 +261,10 @@ class AsyncHandle:
             raise self._life.refusal()
         return self.driver  # type: ignore[return-value]
 
-    async def _end(self, drain: bool) -> None:
-        assert self.driver is not None
-        try:
-            await self.driver.stop(drain=drain, timeout_s=self.service.timeout_s)
-        except asyncio.CancelledError:  # the loop is being ended: there is no time for a good order
-            self.driver.abort()
-            self.kill()
-            raise
-        finally:
-            if self._guard is not None:
-                await self._guard.close()
-                self._guard = None
-            affinity.pin(self._found_cores)
-            self._life.happened(Event.ENDED)
-
     def _refuse_other_loops(self) -> None:
         """Raise RuntimeError in a call from another loop than the service's."""
         if self._is_elsewhere():
-            self._abandon()
+            self._running.abandon()
             raise self._life.refusal()
 
     def _is_elsewhere(self) -> bool:
@@ -311,20 +278,11 @@ class AsyncHandle:
             )
         return True
 
-    def _abandon(self) -> None:
-        """The service's loop has ended before it was closed: nobody is left inside, and the workers are ended."""
-        if self._life.happened(Event.LOOP_GONE) is Act.KILL:
-            for stage in self._stages:
-                stage.abandon()
-            if self._guard is not None:
-                self._guard.abandon()
-                self._guard = None
-
     def _pin(self) -> None:
         if self.service.cpus is not None or any(stage.cpus for stage in self.service.stages):
             if not affinity.can_pin():
                 logger.warning("this system cannot tie processes to cores: cpus= is ignored")
-            self._found_cores = affinity.current() if self.service.cpus is not None else None
+            self._running.found_cores = affinity.current() if self.service.cpus is not None else None
             affinity.pin(self.service.cpus)
 
 
@@ -353,7 +311,7 @@ class Handle:
         if self._inner.state is not State.NEW or not self._starting.acquire(blocking=False):
             raise RuntimeError(STARTED_BEFORE)
         try:
-            self._thread = thread = LoopThread("carpool")
+            self._inner._running.thread = self._thread = thread = LoopThread("carpool")
         except BaseException:  # the system has no thread or descriptor to give
             self._starting.release()
             raise
@@ -362,7 +320,7 @@ class Handle:
         except BaseException:
             self._end(drain=False)
             if self._inner.state is State.NEW:  # it was refused before anything was started
-                self._thread = None
+                self._inner._running.thread = self._thread = None
                 self._starting.release()
             raise
         return self
@@ -413,7 +371,7 @@ class Handle:
         self._refuse_own_thread("asked")
         assert self._thread is not None
         stream = ThreadStream(self._thread, driver, self.service.timeout_s, window, inner.weigh)
-        return stream.run(xs, return_exceptions)
+        return stream.run(xs, return_exceptions, self)
 
     def stats(self) -> ServiceSnapshot:
         """What the service has done so far; also after it was closed.
@@ -435,21 +393,13 @@ class Handle:
 
     def _end(self, drain: bool) -> None:
         """Have the service closed, and wait for it and its loop to end."""
-        thread, inner = self._thread, self._inner
+        thread, running = self._thread, self._inner._running
         assert thread is not None
-
-        def begin() -> None:
-            closing = inner.begin_to_close(drain)
-            if closing is None or closing.done():
-                thread.stop()
-            else:  # also if it is the start that closes, since it has failed: nobody else may come to stop the loop
-                closing.add_done_callback(lambda _: thread.stop())
-
-        thread.post(begin)
+        thread.post(partial(running.begin_to_end, drain))
         try:
             thread.wait_until_ended(max(self.service.timeout_s, _SILENT_S) + GRACE_S)
         except TimeoutError:
-            self._inner.kill_processes()
+            running.kill_processes()
             raise DeadlineExceeded(NO_ANSWER) from None
 
     def _refuse_own_thread(self, what: str) -> None:
@@ -458,18 +408,6 @@ class Handle:
                 f"the service cannot be {what} in the thread of its own loop, which would wait for itself:"
                 " async models, sinks and size= functions must not call their own service's handle"
             )
-
-
-_lives: weakref.WeakSet[Life] = weakref.WeakSet()
-"""Those that a fork ends, for the child."""
-
-
-def _forked() -> None:
-    for life in list(_lives):
-        life.happened(Event.FORKED)
-
-
-os.register_at_fork(after_in_child=_forked)
 
 
 def _most_items(stage: Stage, single: int) -> int:
@@ -499,7 +437,7 @@ def _batcher(service: Service, stage: Stage) -> Batcher:
     )
 
 
-def _launch(service: Service, index: int, guard: Guard | None) -> Launch:
+def _launch(service: Service, index: int, guard: Guard | None, usable: int) -> Launch:
     stage: Stage = service.stages[index]
     everywhere = affinity.current()
     warm_up = warm_up_sizes(stage)
@@ -522,4 +460,20 @@ def _launch(service: Service, index: int, guard: Guard | None) -> Launch:
     )
     # a worker always sets its affinity, also to "everywhere": it would inherit a pinned coordinator's
     cores = stage.cpus or (everywhere if stage.run_in == "process" else None,) * stage.workers
-    return Launch(stage.run_in, setup, stage.model, stage.kwargs, cores, stage.env, warm_up, guard)
+    env = _environments(service, stage, usable) if stage.run_in == "process" else ()
+    return Launch(stage.run_in, setup, stage.model, stage.kwargs, cores, env, warm_up, guard)
+
+
+def _environments(service: Service, stage: Stage, usable: int) -> tuple[Mapping[str, str], ...]:
+    """For each worker of a stage, the variables that it gets besides this process's own."""
+    threads = blas.decide(
+        stage.name,
+        os.environ,
+        stage.env,
+        workers=stage.workers,
+        pinned=None if stage.cpus is None else [len(cores) for cores in stage.cpus],
+        cores=usable,
+        of_all=sum(other.workers for other in service.stages if other.run_in == "process"),
+    )
+    logger.info("%s", threads.why)
+    return tuple({**variables, **stage.env} for variables in threads.variables)

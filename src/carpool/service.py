@@ -118,5 +118,5 @@ class Service:
         return Handle(self, journal_size=at_least("journal_size", journal_size, 0), output=output)
 
     def start(self, *, journal_size: int = 0, output: LineSink = print_line) -> Handle:
-        """Like `run`, started at once; the caller must `close` it."""
+        """Like `run`, started at once; the caller must `close` it. One that is dropped is ended, with a warning."""
         return self.run(journal_size=journal_size, output=output).start()

@@ -43,9 +43,11 @@ class Stage:
             a model of its own.
         run_in: "process" for workers in processes of their own; "thread" for threads of this process, where the model
             releases the GIL while it works; "loop" for `async def` models, on the coordinator's loop.
-        cpus: per worker the core, or set of cores, that it is tied to; BLAS thread counts are set to match.
+        cpus: per worker the core, or set of cores, that it is tied to; without `OMP_NUM_THREADS` of your own it also
+            gets as many BLAS threads.
         kwargs: for the model's constructor, or for each call of a function.
-        env: environment variables for worker processes.
+        env: environment variables for worker processes. With `OMP_NUM_THREADS` in it, or exported, you choose the
+            number of BLAS threads; otherwise the workers of the service share the cores.
         max_batch_size: most items in one call of `predict`; with `size`, most of their sizes. An item that is larger by
             itself goes alone.
         allowed_batch_sizes: the only numbers of items that `predict` is called with, rising, the last one being

@@ -204,7 +204,8 @@ def test_a_loop_that_ends_ends_its_workers() -> None:
 
     thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
     thread.start()
-    thread.join(timeout=10)
+    with pytest.warns(ResourceWarning, match="the handle of service Waits was dropped"):
+        thread.join(timeout=10)
     assert not thread.is_alive()
 
 
@@ -236,7 +237,7 @@ def test_no_thread_to_be_had_is_an_error_of_the_start(monkeypatch: pytest.Monkey
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
-        if thread.name.startswith("carpool-"):
+        if thread.name.startswith("carpool r/"):
             raise RuntimeError("can't start new thread")
         start(thread)
 

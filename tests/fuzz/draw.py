@@ -70,7 +70,7 @@ class _Draw:
             loop=self._pick(("asyncio", "uvloop")),
             early=self._chance(0.05),
             sink=self._kind() if self._in_process and self._wild(0.1) else "",
-            abandon=way == "run_async" and self._chance(0.1),
+            abandon=way != "app" and self._chance(0.1),
             patience_s=self._pick((0.0, 0.001, 0.005)) if way == "run_async" and self._chance(0.06) else None,
         )
 

@@ -211,7 +211,8 @@ class Service(_Value):
         loop: for tasks, "asyncio" or "uvloop".
         early: whether the actors do not wait until it has started.
         sink: the exception that `output=` raises, if any.
-        abandon: whether the loop ends before it is closed, on another one.
+        abandon: whether it is dropped without being closed; for tasks, whether the loop ends before it is closed, on
+            another one.
         patience_s: after this time the start is cancelled, in a task.
     """
 

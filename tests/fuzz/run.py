@@ -53,6 +53,7 @@ _KIND = re.compile("|".join([*KINDS, "Boom"]))
 _LOOK_S = 0.1
 _IDLE_S = 20.0  # for a program in which no call is under way, and which does not end
 _SETTLE_S = 5.0
+_SAYS_SO = "its workers are ended"
 _START_S = 30.0
 _STOP_S = 6.0  # workers have 5 s to end
 _MOST_COLLECTIONS = 4
@@ -249,7 +250,9 @@ class Run:
         for thread in threads:
             if thread.ident is not None:
                 thread.join()
-        if started or early:
+        if started and getattr(self.program.subject, "abandon", False):
+            self.subject = None
+        elif started or early:
             self._act_one("main", None, Close(), InThread(self).take)
 
     def _start(self) -> None:
@@ -456,6 +459,8 @@ class Run:
         if origin.startswith("log carpool") and not (origin.endswith(("ERROR", "CRITICAL")) and self.facts.quiet):
             return
         if origin.startswith("log carpool") and "Traceback" not in text:
+            return
+        if origin == "warning" and getattr(self.program.subject, "abandon", False) and _SAYS_SO in text:
             return
         if origin.startswith("log asyncio") and self.facts.breaks_loop:
             return  # of what the loop has left when it ended

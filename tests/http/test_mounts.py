@@ -278,16 +278,16 @@ def test_thread_and_loop_stages_need_no_process(
         assert set(children(os.getpid())) - before == set()
         assert [json.loads(answer.body)["value"] for answer in answers] == [2.0 * x for x in range(12)]
         seen = {tuple(json.loads(answer.body)["seen"]) for answer in answers}
-        assert seen == {("carpool-InThread-0", "carpool-in_task-0")}
+        assert seen == {("carpool InThread/0", "carpool in_task/0")}
         assert outcome(predict(server.port, 13.0, prefix + "/predict")) == (500, "model_error")
         assert outcome(predict(server.port, "x", prefix + "/predict")) == (422, "invalid_item")
         assert asked(server.port, get(prefix + "/readyz")).status == 200
         assert workers_of(app) == []
-    until(lambda: "carpool-InThread-0" not in {thread.name for thread in threading.enumerate()})
+    until(lambda: "carpool InThread/0" not in {thread.name for thread in threading.enumerate()})
 
 
 def threads_of_models() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("carpool-InThread")]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("carpool InThread/")]
 
 
 def test_an_app_whose_loop_has_ended_is_stopped_on_another_one() -> None:

@@ -76,15 +76,18 @@ class Guard:
             return
         self._tell(b"quit\n")
         self._let_go()
-        for _ in range(int(_END_S / _LOOK_EVERY_S)):
-            if process.poll() is not None:
-                return
-            await asyncio.sleep(_LOOK_EVERY_S)
-        process.kill()
-        process.wait()
+        try:
+            for _ in range(int(_END_S / _LOOK_EVERY_S)):
+                if process.poll() is not None:
+                    return
+                await asyncio.sleep(_LOOK_EVERY_S)
+        finally:
+            if process.poll() is None:  # it takes too long, or we are cancelled
+                process.kill()
+                process.wait()
 
     def abandon(self) -> None:
-        """The loop has gone: have it end, and let go of it without the loop."""
+        """The loop has gone or is about to go: have it end, and let go of it without the loop's help."""
         process, self._process = self._process, None
         self._closed = True
         if process is None:
@@ -93,8 +96,12 @@ class Guard:
             os.write(self._pipe, b"quit\n")
         os.close(self._pipe)
         if self._pidfd >= 0:
+            if not self._loop.is_closed():
+                self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = -1
+        if self._timer is not None:
+            self._timer.cancel()
         try:
             process.wait(_END_S)
         except subprocess.TimeoutExpired:

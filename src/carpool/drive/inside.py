@@ -26,7 +26,7 @@ from carpool.parts import run_now
 from carpool.wire.frame import Frame, FrameError
 from carpool.worker import affinity
 from carpool.worker.serve import serve
-from carpool.worker.setup import Setup
+from carpool.worker.setup import Setup, process_name
 
 _LOOP_ENDS_S = 0.05  # a loop that cancels its tasks is about to end: what is started now would outlive it
 
@@ -53,7 +53,7 @@ class _Inside:
         self._loop = asyncio.get_running_loop()
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._setup: Setup = msgspec.structs.replace(launch.setup, worker=worker, cores=launch.cores[worker])
-        self._name = f"carpool-{self._setup.stage}-{worker}"
+        self._name = process_name(self._setup.stage, worker)
         self._start()
 
     def _start(self) -> None:
@@ -81,7 +81,9 @@ class _Inside:
         self.kill(why)
 
     def abandon(self) -> None:
-        """The loop has gone, and a task with it; a thread ends once its present call returns."""
+        """The loop has gone or is about to go, and a task with it; a thread ends once its present call returns."""
+        if not self._loop.is_closed() and not self._gone.done():
+            self._gone.set_result(None)
 
     def kill(self, why: str = "") -> None:
         """Have nothing more to do with it."""
@@ -131,6 +133,7 @@ class ThreadWorker(_Inside):
         self._forget()
 
     def abandon(self) -> None:
+        super().abandon()
         self._forget()
 
     def _forget(self) -> None:

@@ -21,7 +21,7 @@ class Launch:
         setup: what each is told; `worker` and `cores` are filled in per worker.
         model, kwargs: for workers inside this process; a worker process finds its own by `setup`.
         cores: per worker where it runs; None for "as the parent did before it was pinned".
-        env: environment variables to add.
+        env: per worker, environment variables to add.
         warm_up: numbers of examples that are run at a time, and the sum of their sizes.
         guard: told of each worker process, if there are any.
     """
@@ -31,6 +31,6 @@ class Launch:
     model: AnyModel
     kwargs: Mapping[str, Any]
     cores: tuple[affinity.Cores | None, ...]
-    env: Mapping[str, str]
+    env: tuple[Mapping[str, str], ...]
     warm_up: Mapping[int, int]
     guard: Guard | None

@@ -27,13 +27,14 @@ from carpool.drive.output import Lines, LineSink
 from carpool.errors import StartupError
 from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameError, FrameReader, Kind, encode
 from carpool.wire.payload import LARGE
-from carpool.worker import affinity
-from carpool.worker.setup import DUMP_SIGNAL
+from carpool.worker.setup import DUMP_SIGNAL, process_name
 
 _IOV_MAX = 1024
 _READS_IN_A_ROW = 16  # then others get their turn
 _REAP_EVERY_S = 0.002
 _SOCKET_BUFFER = 512 * 1024  # large enough for few wake-ups, small enough to stay in the processor's cache
+_LONGEST_NAME = 200
+_LONGEST_END_S = 1.0  # of one that is killed
 _LAST_WORDS_S = 1.0  # for one that hangs, to write down where
 
 
@@ -85,7 +86,7 @@ class WorkerProcess:
         self._sock, theirs = _socketpair()
         with theirs:
             try:
-                self._process = self._spawn(theirs, launch.cores[worker], launch.env)
+                self._process = self._spawn(theirs, process_name(launch.setup.stage, worker), launch.env[worker])
             except BaseException:
                 self._sock.close()
                 raise
@@ -177,12 +178,18 @@ class WorkerProcess:
                 end(self._process.pid, signal.SIGKILL)
 
     def abandon(self) -> None:
-        """The loop has gone: end the process, and let go of everything without the loop."""
+        """The loop has gone or is about to go: end the process, and let go of everything without the loop's help."""
         self.kill()
         if self._reaped:
             return
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # in the kernel's hands: nobody can end it now
+            self._process.wait(_LONGEST_END_S)
         self._gone = self._reaped = True
+        if not self._loop.is_closed():
+            self._unwatch()
+            self._close_outputs()
+            if not self._ended.done():
+                self._ended.set_result(None)
         self._sock.close()
         if self._pidfd is not None:
             os.close(self._pidfd)
@@ -197,17 +204,14 @@ class WorkerProcess:
 
     # -- inside
 
-    def _spawn(
-        self, theirs: socket.socket, cores: affinity.Cores | None, env: Mapping[str, str]
-    ) -> subprocess.Popen[bytes]:
-        threads = affinity.thread_variables(cores) if cores else {}
+    def _spawn(self, theirs: socket.socket, name: str, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", WORKER_MODULE, str(theirs.fileno()), str(os.getpid())],
+            [sys.executable, "-m", WORKER_MODULE, str(theirs.fileno()), str(os.getpid()), _shown(name)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             pass_fds=(theirs.fileno(),),
-            env={**os.environ, **threads, **env},
+            env={**os.environ, **env},
             process_group=0,
         )
 
@@ -275,18 +279,26 @@ class WorkerProcess:
         if self._gone:
             return
         self._gone = True
-        self._loop.remove_reader(self._sock.fileno())
-        self._loop.remove_writer(self._sock.fileno())
+        self._unwatch()
         self._sock.close()
         self._unsent.clear()
         if self._pidfd is not None:
-            self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = None
         self._reap(why, 0)
 
+    def _unwatch(self) -> None:
+        """Nothing of it is waited for any more."""
+        if self._sock.fileno() >= 0:
+            self._loop.remove_reader(self._sock.fileno())
+            self._loop.remove_writer(self._sock.fileno())
+        if self._pidfd is not None:
+            self._loop.remove_reader(self._pidfd)
+
     def _reap(self, why: str, tries: int) -> None:
         """Wait a moment for its end, so that the log can tell how it died; then use force."""
+        if self._reaped:
+            return  # it was abandoned
         over = self._is_over()
         if not over and tries < 500:
             if tries == 25:
@@ -343,6 +355,11 @@ def _socketpair() -> tuple[socket.socket, socket.socket]:
             end.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER)
     ours.setblocking(False)
     return ours, theirs
+
+
+def _shown(name: str) -> bytes:
+    """A name as an argument that `ps` can show, whatever is in it and whatever the locale is."""
+    return "".join(c if c.isprintable() else "?" for c in name[:_LONGEST_NAME]).encode()
 
 
 def _bytes_not_read(sock: socket.socket) -> int:

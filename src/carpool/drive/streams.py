@@ -78,8 +78,10 @@ class AsyncStream:
         if self._consumer is not None:
             _wake(self._consumer)
 
-    async def run(self, xs: Iterable[Any] | AsyncIterable[Any], return_exceptions: bool) -> AsyncIterator[Any]:
-        """The results, in order."""
+    async def run(
+        self, xs: Iterable[Any] | AsyncIterable[Any], return_exceptions: bool, handle: object
+    ) -> AsyncIterator[Any]:
+        """The results, in order. The handle is not dropped before that."""
         if asyncio.get_running_loop() is not self._driver.loop:
             raise RuntimeError("this stream belongs to the event loop that its service was started on")
         feeding = asyncio.ensure_future(self._feed(xs))
@@ -185,8 +187,8 @@ class ThreadStream:
 
     # -- the consumer's thread
 
-    def run(self, xs: Iterable[Any], return_exceptions: bool) -> Iterator[Any]:
-        """The results, in order."""
+    def run(self, xs: Iterable[Any], return_exceptions: bool, handle: object) -> Iterator[Any]:
+        """The results, in order. The handle is not dropped before that."""
         feeder = threading.Thread(target=self._feed, args=(xs,), name="carpool-stream", daemon=True)
         feeder.start()
         results = self._results

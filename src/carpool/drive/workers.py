@@ -71,7 +71,7 @@ class Worker(Protocol):
         """End it at once, or have nothing more to do with it where it cannot be ended."""
 
     def abandon(self) -> None:
-        """The loop has gone: end it and let go of everything without the loop."""
+        """The loop has gone or is about to go: end it and let go of everything without the loop's help."""
 
     async def ended(self) -> None:
         """Wait until it is gone."""
@@ -111,6 +111,7 @@ class WorkerStage:
         self._timer: asyncio.TimerHandle | None = None
         self._started_once: set[int] = set()
         self._failure: dict[int, outcome.Report] = {}
+        self._began: dict[int, float] = {}
         # by worker: pieces of its batch, and then the one ahead as a whole or in pieces, that it has not been sent yet
         self._rest: dict[int, list[Frame]] = {}
         self._after_dispatch = faults.at("parent.after_dispatch")
@@ -207,8 +208,14 @@ class WorkerStage:
         for process in self._workers.values():
             process.kill()
 
+    def dismiss(self) -> None:
+        """The loop stands still, perhaps for good: every worker finishes and ends by itself."""
+        self.roster.stopping = True
+        for worker in self._workers.values():
+            worker.close_input()
+
     def abandon(self) -> None:
-        """The loop has gone: end every worker without it."""
+        """The loop has gone or is about to go: end every worker without its help."""
         self.roster.stopping = True
         for worker in self._workers.values():
             worker.abandon()
@@ -235,6 +242,7 @@ class WorkerStage:
             await asyncio.wait(late)
 
     def _start(self, worker: int) -> None:
+        self._began[worker] = self._driver.clock()
         heard, lost = partial(self._heard, worker), partial(self._lost, worker)
         try:
             self._workers[worker] = _KINDS[self._launch.run_in](self._launch, worker, heard, lost, self._sink)
@@ -244,6 +252,8 @@ class WorkerStage:
             if worker not in self._started_once:
                 text = f"worker {worker} of stage {self.name} cannot be started: {error}"
                 self._driver.start_failed(StartupError(text))
+        else:
+            logger.info("worker %s starts", self._who(worker))
 
     # -- what the workers say
 
@@ -335,6 +345,9 @@ class WorkerStage:
             raise FrameError(f"it says that it is {frame.payloads[0]!r:.80}: {error}") from error
         if state == State.READY:
             self._learn(frame)
+            logger.info(
+                "worker %s is ready after %.2f s", self._who(worker), self._driver.clock() - self._began[worker]
+            )
             self._started_once.add(worker)
             self._driver.worker_ready(self.index, worker)
             self._driver.start_workers()
@@ -366,6 +379,7 @@ class WorkerStage:
         else:
             self.roster.lost(self._driver.clock(), worker)
         if self.roster.stopping:
+            logger.info("worker %s has stopped", who)
             return
         if worker not in self._started_once:
             text = cause if failure else f"worker {worker} of stage {self.name} died while loading: {why}"

@@ -1,4 +1,4 @@
-"""CPU cores for processes: which exist, who gets which, and the thread counts that fit."""
+"""CPU cores for processes: which exist, who gets which, and how many can really be used."""
 
 from __future__ import annotations
 
@@ -7,16 +7,9 @@ import os
 from collections.abc import Collection, Sequence
 from typing import Any
 
-Cores = frozenset[int]
+from carpool.worker import cgroup
 
-_THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-    "BLIS_NUM_THREADS",
-)
+Cores = frozenset[int]
 
 
 def can_pin() -> bool:
@@ -32,6 +25,12 @@ def current() -> Cores | None:
 def available() -> int:
     """How many cores this thread may run on."""
     return len(current() or ()) or os.cpu_count() or 1
+
+
+def usable() -> int:
+    """How many cores' worth of time this process has: what it may run on, or less where its container is limited."""
+    limit = cgroup.cpu_limit()
+    return available() if limit is None else max(1, min(available(), int(limit)))
 
 
 def parse(cpus: int | Collection[int]) -> Cores:
@@ -83,11 +82,6 @@ def pin(cores: Cores | None) -> None:
     """Tie this thread, and what it starts from now on, to `cores`. Does nothing where the system cannot."""
     if cores and can_pin():
         os.sched_setaffinity(0, cores)
-
-
-def thread_variables(cores: Cores) -> dict[str, str]:
-    """Environment variables that keep BLAS and OpenMP from starting more threads than there are cores."""
-    return dict.fromkeys(_THREAD_VARIABLES, str(len(cores)))
 
 
 def _span(cores: Cores) -> str:

@@ -1,9 +1,9 @@
 """A worker process: what `worker/serve.py` does, over a socketpair, until the socket ends.
 
-Started by `drive/workers.py` as a fresh interpreter, `python -m carpool.worker.main FD PARENT`, with one end of a
-socketpair as file descriptor FD. Nothing else is shared with the parent. The process ends when the socket ends; should
-user code hang then, a thread that watches the socket ends it, and should even that thread get no turn, the kernel does
-when the parent dies.
+Started by `drive/process.py` as a fresh interpreter, `python -m carpool.worker.main FD PARENT NAME`, with one end of a
+socketpair as file descriptor FD; NAME is for `ps`. Nothing else is shared with the parent. The process ends when the
+socket ends; should user code hang then, a thread that watches the socket ends it, and should even that thread get no
+turn, the kernel does when the parent dies.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import logging
+import multiprocessing.process
 import os
 import pickle
 import select
@@ -27,7 +28,7 @@ from carpool.parts import run_now
 from carpool.wire.frame import Frame, FrameReader, Kind, encode
 from carpool.worker import affinity, program
 from carpool.worker.serve import serve
-from carpool.worker.setup import DUMP_SIGNAL, Setup
+from carpool.worker.setup import DUMP_SIGNAL, Setup, process_name
 
 _TEARDOWN_GRACE_S = 5.0
 _THREADS_GRACE_S = 1.0
@@ -151,6 +152,7 @@ async def _live(connection: Connection) -> None:
     if frame is None:
         return
     setup: Setup = pickle.loads(frame.payloads[0])  # type: ignore[arg-type]
+    multiprocessing.process.current_process().name = process_name(setup.stage, setup.worker)
     faults.connection, connection.faulty = connection.sock, faults.sending(setup.worker)
     connection.half_received = faults.at("worker.mid_recv", setup.worker)
     affinity.pin(setup.cores)

@@ -36,6 +36,8 @@ _NOT_AT_THE_TOP = (
 in_worker = False
 """True in a worker process; a service must not be started there."""
 
+_main_is_here = False  # `sys.modules` does not tell: multiprocessing puts the worker's own program there
+
 
 class Program(msgspec.Struct, frozen=True):
     """Where the parent finds its modules."""
@@ -123,7 +125,7 @@ class MainProgram:
             raise error
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)
-        if _MAIN not in sys.modules:
+        if not _main_is_here:
             try:
                 _import_main(self._program)
             except BaseException as reason:
@@ -142,6 +144,7 @@ def _names_main(packed: Buffer) -> bool:
 
 
 def _import_main(program: Program) -> None:
+    global _main_is_here
     main = types.ModuleType(_MAIN)
     if program.main_name is not None:
         content = runpy.run_module(program.main_name, run_name=_MAIN, alter_sys=True)
@@ -151,6 +154,7 @@ def _import_main(program: Program) -> None:
         raise ImportError("the parent's main program has no file")
     main.__dict__.update(content)
     sys.modules["__main__"] = sys.modules[_MAIN] = main
+    _main_is_here = True
 
 
 def _module_of(model: Any) -> str | None:

@@ -13,6 +13,11 @@ DUMP_SIGNAL = signal.SIGQUIT
 """Has a worker write the stacks of all its threads to stderr, whatever it is doing; as with a JVM."""
 
 
+def process_name(stage: str, worker: int) -> str:
+    """What a worker's process, thread or task is called."""
+    return f"carpool {stage}/{worker}"
+
+
 class Setup(msgspec.Struct, frozen=True):
     """A worker's stage, its place in it, and how to call the model.
 

@@ -1,0 +1,385 @@
+"""Handles that nobody holds any more: what they have started is ended, wherever and whenever they are collected."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+import carpool
+from carpool import Service, Stage
+from tests import models
+from tests.test_handle_lives import BOUND_S, in_a_child
+
+DOUBLE = Service(models.double, name="doubling")
+LOOPS = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+
+
+class Diary(carpool.Model):
+    """Writes down its end."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+
+    def predict(self, x: Any) -> Any:
+        return x
+
+    def teardown(self) -> None:
+        self.path.write_text("torn down")
+
+
+class Slow(carpool.Model):
+    def predict(self, x: float) -> float:
+        time.sleep(x)
+        return x
+
+
+async def echo(x: Any) -> Any:
+    return x
+
+
+def alive(pids: Sequence[int]) -> list[int]:
+    """Those that exist, and be it as zombies."""
+    found = []
+    for pid in pids:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            continue
+        found.append(pid)
+    return found
+
+
+def until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + BOUND_S
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@contextmanager
+def told(name: str = "doubling", n: int = 1, what: str = "handle of service {} was dropped") -> Iterator[None]:
+    """It is told of so many handles of a service that were dropped, and of nothing else, such as open sockets."""
+    gc.collect()
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        yield
+        gc.collect()
+    texts = [str(each.message) for each in heard]
+    assert [each.category for each in heard] == [ResourceWarning] * n, texts
+    assert all(f"the {what.format(name)}" in text and "close()" in text for text in texts), texts
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Only counting references: where that ends a handle, there is no cycle around it and nobody else who holds it."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+# -- in threads
+
+
+def test_its_workers_and_its_thread_end(tmp_path: Path) -> None:
+    """In good order: the models are torn down."""
+    before = set(threading.enumerate())
+    diary = tmp_path / "diary"
+    s = Service(Stage(Diary, kwargs={"path": str(diary)}), name="doubling").start()
+    assert s.predict(1) == 1
+    pids = s.pids
+    with told():
+        del s
+        until(lambda: not alive(pids))
+    assert diary.read_text() == "torn down"
+    until(lambda: {thread for thread in threading.enumerate() if thread.name == "carpool"} <= before)
+
+
+def test_nobody_but_its_user_holds_it() -> None:
+    """Whatever was called before: it goes with the last reference, and needs no collector."""
+    s = Service(models.double, Stage(echo, run_in="loop"), name="doubling").start()
+    assert s.predict(1) == 2
+    assert list(s.stream(range(3))) == [0, 2, 4]
+    assert s.stats().outcomes["ok"] == 4
+    gone, pids = weakref.ref(s), s.pids
+    with told(), without_collector():
+        del s
+        assert gone() is None
+        until(lambda: not alive(pids))
+
+
+def test_the_warning_is_of_the_line_that_drops_it() -> None:
+    """As far as a line has done so, and not the collector."""
+    s = DOUBLE.start()
+    with pytest.warns(ResourceWarning, match="was dropped") as heard:
+        del s
+    assert [each.filename for each in heard] == [__file__]
+
+
+def test_a_stream_holds_it() -> None:
+    """Until it has ended or is dropped itself."""
+    with told():
+        assert list(DOUBLE.start().stream(range(100))) == [2 * i for i in range(100)]
+    s = DOUBLE.start()
+    answers, pids = s.stream(iter(range(10_000))), s.pids
+    del s
+    assert next(answers) == 0
+    gc.collect()
+    assert alive(pids) == pids
+    with told():
+        del answers
+        until(lambda: not alive(pids))
+
+
+def test_a_call_holds_it() -> None:
+    """It is answered, and then the service ends."""
+    heard: list[Any] = []
+    with told("Slow"):
+        thread = threading.Thread(target=lambda: heard.append(Service(Slow).start().predict(0.3)))
+        thread.start()
+        thread.join(BOUND_S)
+    assert heard == [0.3]
+
+
+def test_in_the_thread_of_its_own_loop() -> None:
+    """A callback or a model may be the last one to hold it."""
+    held = [DOUBLE.start()]
+    thread, pids = held[0]._thread, held[0].pids
+    assert thread is not None
+    with told():
+        thread.post(held.clear)
+        until(lambda: not alive(pids))
+
+
+def test_while_somebody_holds_our_locks() -> None:
+    """The collector may come in the midst of `post`, in the thread that holds the lock and in any other."""
+    for in_another in (False, True):
+        held = [DOUBLE.start()]
+        thread, pids = held[0]._thread, held[0].pids
+        assert thread is not None
+        with told():
+            with thread._lock, thread._afterwards:
+                dropping = threading.Thread(target=held.clear)
+                (dropping.run if not in_another else dropping.start)()
+                until(lambda held=held: not held)
+                if in_another:
+                    dropping.join(BOUND_S)
+                    assert not dropping.is_alive()
+            until(lambda pids=pids: not alive(pids))
+
+
+def test_while_its_loop_stands_still() -> None:
+    """The one who drops it does not wait; the workers end when the loop goes on."""
+    go_on = threading.Event()
+    s = DOUBLE.start()
+    thread, pids = s._thread, s.pids
+    assert thread is not None
+    thread.post(lambda: go_on.wait(BOUND_S))
+    with told():
+        began = time.monotonic()
+        del s
+        assert time.monotonic() - began < BOUND_S / 2
+        assert alive(pids) == pids
+        go_on.set()
+        until(lambda: not alive(pids))
+
+
+def test_in_a_forked_child_nothing_is_done() -> None:
+    """It is the parent's, and goes on there."""
+    held = [DOUBLE.start()]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.filterwarnings("error", "the handle")
+            assert in_a_child(held.clear) == 7
+            assert held[0].predict(2) == 4
+    finally:
+        held[0].close()
+
+
+def test_one_that_does_not_run_is_dropped_in_silence() -> None:
+    """It was closed, never started, or has failed to start."""
+    handles = [DOUBLE.start(), DOUBLE.run(), Service(models.RaisesInSetup).run()]
+    handles[0].close()
+    with pytest.raises(carpool.StartupError):
+        handles[2].start()
+    with told(n=0):
+        handles.clear()
+
+
+def test_a_program_that_ends_says_nothing() -> None:
+    """What it leaves open ends with it, whether it is in a global, in a cycle or in a thread."""
+    program = """
+        import os, carpool
+        from tests import models
+
+        class Holder: pass
+
+        if __name__ == "__main__":
+            s = carpool.Service(models.double).start()
+            holder = Holder()
+            holder.me, holder.handle = holder, carpool.Service(models.double).start()
+            print(s.predict(1), holder.handle.predict(2), *s.pids, *holder.handle.pids)
+            del holder
+    """
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=BOUND_S
+    )
+    first, second, *pids = map(int, done.stdout.split())
+    assert (first, second, done.returncode) == (2, 4, 0)
+    assert "was dropped" not in done.stderr
+    until(lambda: not alive(pids))
+
+
+# -- in asyncio
+
+
+@LOOPS
+def test_on_a_loop_that_goes_on(new_loop: Any) -> None:
+    """It leaves no task and no worker behind; a call or a stream under way holds it."""
+
+    async def main() -> None:
+        before = asyncio.all_tasks()
+        s = DOUBLE.run_async()
+        await s.start()
+        pids = s.pids
+        call, answers = asyncio.ensure_future(s.predict(1)), s.stream(range(100))
+        del s
+        assert await call == 2
+        assert [y async for y in answers] == [2 * i for i in range(100)]
+        del call, answers
+        while alive(pids):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        while asyncio.all_tasks() != before:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner, told():
+        runner.run(asyncio.wait_for(main(), BOUND_S))
+
+
+@LOOPS
+def test_in_another_thread_than_its_loop_s(new_loop: Any) -> None:
+    """The loop hears of it."""
+
+    async def main() -> None:
+        held = [DOUBLE.run_async()]
+        await held[0].start()
+        pids = held[0].pids
+        await asyncio.to_thread(held.clear)
+        while alive(pids):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner, told():
+        runner.run(asyncio.wait_for(main(), BOUND_S))
+
+
+@LOOPS
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_program_that_returns_without_closing(new_loop: Any, inside: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """The loop's end meets the closing before it begins, or in its midst; nothing is left all the same, unclosed."""
+    pids: list[int] = []
+
+    async def main() -> None:
+        s = Service(Slow, Stage(echo, run_in="loop"), name="doubling").run_async()
+        await s.start()
+        pids.extend(s.pids)
+        if inside:
+            asyncio.ensure_future(s.predict(30.0))  # noqa: RUF006
+            await asyncio.sleep(0.05)
+
+    with told():
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(main())
+        assert alive(pids) == []
+    assert [record.getMessage() for record in caplog.records] == []  # of tasks that were destroyed, say
+
+
+@LOOPS
+def test_when_its_loop_ends(new_loop: Any) -> None:
+    """Whoever still holds it: its workers end with the loop, and dropping it later is no news."""
+    held: list[carpool.AsyncHandle] = []
+
+    async def main() -> None:
+        held.append(await DOUBLE.run_async().__aenter__())
+
+    async def ask() -> None:
+        await held[0].predict(1)
+
+    with told(what="event loop of service {} has ended"):
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(main())
+            pids = held[0].pids
+            assert alive(pids) == pids
+        assert alive(pids) == []
+        with pytest.raises(RuntimeError, match="has ended: start it anew"):
+            asyncio.run(ask())
+        held.clear()
+
+
+@LOOPS
+def test_after_its_loop_has_been_closed(new_loop: Any) -> None:
+    """With nothing more said to it than `close`, which tells nobody: the workers end when the handle is dropped."""
+    held = [DOUBLE.run_async()]
+    loop = new_loop()
+    loop.run_until_complete(held[0].start())
+    pids = held[0].pids
+    loop.close()
+    assert alive(pids) == pids
+    with told():
+        held.clear()
+        assert alive(pids) == []
+
+
+@LOOPS
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_while_its_loop_does_not_run(new_loop: Any, goes_on: bool, tmp_path: Path) -> None:
+    """The workers end by themselves, torn down; whether the loop runs once more or is closed, it lets go of them."""
+    diary = tmp_path / "diary"
+    held = [Service(Stage(Diary, kwargs={"path": str(diary)}), name="doubling").run_async()]
+    loop = new_loop()
+    loop.run_until_complete(held[0].start())
+    pids = held[0].pids
+    with told():
+        held.clear()
+        until(diary.exists)
+        if goes_on:
+            loop.run_until_complete(asyncio.sleep(0.5))
+            assert alive(pids) == []
+        loop.close()
+        assert alive(pids) == []
+
+
+def test_a_closing_that_is_cancelled_before_it_begins_ends_the_workers() -> None:
+    """Whoever cancels all tasks: the service is closed then."""
+
+    async def main() -> None:
+        s = DOUBLE.run_async()
+        await s.start()
+        pids = s.pids
+        closing = s._running.begin_to_close(drain=True)
+        assert closing is not None
+        closing.cancel()
+        await asyncio.wait([closing], timeout=BOUND_S)
+        assert alive(pids) == []
+        with pytest.raises(carpool.Unavailable, match="has stopped"):
+            await s.predict(1)
+        await s.close()
+
+    asyncio.run(main())

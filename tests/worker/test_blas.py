@@ -1,0 +1,143 @@
+"""How many BLAS threads a worker gets: what the user has set, else its cores, else its share of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carpool.worker import affinity, blas, cgroup
+
+
+def decided(
+    exported: dict[str, str] | None = None,
+    env: dict[str, str] | None = None,
+    *,
+    workers: int = 2,
+    pinned: list[int] | None = None,
+    cores: int = 2,
+    of_all: int = 2,
+) -> blas.Threads:
+    return blas.decide("Net", exported or {}, env or {}, workers=workers, pinned=pinned, cores=cores, of_all=of_all)
+
+
+@pytest.mark.parametrize(
+    ("cores", "of_all", "each"),
+    [(2, 1, 2), (2, 2, 1), (2, 4, 1), (1, 1, 1), (1, 3, 1), (8, 3, 2), (64, 4, 16), (7, 8, 1)],
+)
+def test_cores_are_shared_by_all_workers_of_the_service(cores: int, of_all: int, each: int) -> None:
+    """Rounded down, and at least one."""
+    threads = decided(cores=cores, of_all=of_all)
+    assert threads.variables == (dict.fromkeys(blas.VARIABLES, str(each)),) * 2
+
+
+@pytest.mark.parametrize("pinned", [[1, 1], [1, 3], [4, 4]])
+def test_a_pinned_worker_gets_as_many_as_its_cores(pinned: list[int]) -> None:
+    """Whatever the others get."""
+    threads = decided(pinned=pinned, cores=64, of_all=9)
+    assert [set(variables.values()) for variables in threads.variables] == [{str(n)} for n in pinned]
+
+
+@pytest.mark.parametrize("pinned", [None, [1, 2]])
+@pytest.mark.parametrize(
+    ("exported", "env", "added"),
+    [
+        ({"OMP_NUM_THREADS": "7"}, {}, ()),
+        ({}, {"OMP_NUM_THREADS": "7"}, ()),
+        ({"OMP_NUM_THREADS": ""}, {}, ()),
+        ({"OMP_NUM_THREADS": "4,2", "MKL_NUM_THREADS": "1"}, {}, ()),
+        ({"MKL_NUM_THREADS": "3"}, {"OMP_NUM_THREADS": "7"}, ()),
+        ({"MKL_NUM_THREADS": "3"}, {}, set(blas.VARIABLES) - {"MKL_NUM_THREADS"}),
+        (
+            {"MKL_NUM_THREADS": "3"},
+            {"OPENBLAS_NUM_THREADS": "7"},
+            set(blas.VARIABLES) - {"MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"},
+        ),
+        ({"HOME": "/", "NUM_THREADS": "3"}, {"FLAVOUR": "vanilla"}, set(blas.VARIABLES)),
+    ],
+)
+def test_what_the_user_has_set_stands(
+    exported: dict[str, str], env: dict[str, str], added: Any, pinned: list[int] | None
+) -> None:
+    """Variable by variable; and `OMP_NUM_THREADS` for all, since they all read it."""
+    for variables in decided(exported, env, pinned=pinned).variables:
+        assert set(variables) == set(added)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({}, "get 1 BLAS thread each: 2 cores, 2 workers; set OMP_NUM_THREADS or env= to choose"),
+        (
+            {"cores": 1, "of_all": 1},
+            "get 1 BLAS thread each: 1 core, 1 worker; set OMP_NUM_THREADS or env= to choose",
+        ),
+        (
+            {"cores": 16, "of_all": 3},
+            "get 5 BLAS threads each: 16 cores, 3 workers; set OMP_NUM_THREADS or env= to choose",
+        ),
+        (
+            {"pinned": [1, 2]},
+            "get 1 or 2 BLAS threads each: as many as the cores that each is tied to;"
+            " set OMP_NUM_THREADS or env= to choose",
+        ),
+        (
+            {"exported": {"OMP_NUM_THREADS": "1"}, "env": {"MKL_NUM_THREADS": "2"}},
+            "get BLAS threads as you have set them: OMP_NUM_THREADS=1, MKL_NUM_THREADS=2 (env=)",
+        ),
+        (
+            {"exported": {"MKL_NUM_THREADS": "4"}},
+            "get 1 BLAS thread each: 2 cores, 2 workers; MKL_NUM_THREADS=4 stands as you have set it",
+        ),
+    ],
+)
+def test_the_log_says_what_and_why(settings: dict[str, Any], why: str) -> None:
+    """And what to do for another number."""
+    assert decided(**settings).why == f"workers of stage Net {why}"
+
+
+# -- the cores there are
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "limit"),
+    [
+        ("", {}, None),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, None),
+        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "400000 100000\n"}, 4.0),
+        ("0::/a/b\n", {"a/b/cpu.max": "300000 100000\n", "a/cpu.max": "200000 100000\n"}, 2.0),
+        ("0::/docker/7f\n", {"cpu.max": "50000 100000\n"}, 0.5),
+        ("0::/../x\n", {"cpu.max": "nonsense\n"}, None),
+        ("4:cpu:/\n0::/\n", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ("4:cpu:/\n0::/\n", {"cpu/cpu.cfs_quota_us": "250000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2.5),
+        (
+            "5:memory:/m\n4:cpu,cpuacct:/docker/7f\n",
+            {"cpu,cpuacct/cpu.cfs_quota_us": "100000\n", "cpu,cpuacct/cpu.cfs_period_us": "100000\n"},
+            1.0,
+        ),
+        ("4:cpu:/\n", {"cpu/cpu.cfs_quota_us": "100000\n", "cpu/cpu.cfs_period_us": "0\n"}, None),
+        ("no group at all\n", {}, None),
+    ],
+)
+def test_the_limit_of_a_container(groups: str, files: dict[str, str], limit: float | None, tmp_path: Path) -> None:
+    """The least of its control group and those around it, of both versions; what cannot be read limits nothing."""
+    for name, content in files.items():
+        file = tmp_path / "sys/fs/cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+    if groups:
+        (tmp_path / "proc/self").mkdir(parents=True)
+        (tmp_path / "proc/self/cgroup").write_text(groups)
+    assert cgroup.cpu_limit(tmp_path) == limit
+
+
+@pytest.mark.parametrize(("limit", "usable"), [(None, 8), (16.0, 8), (8.0, 8), (2.9, 2), (0.5, 1)])
+def test_the_usable_cores_are_no_more_than_the_limit(
+    limit: float | None, usable: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A share of a core counts for nothing where there is a whole one."""
+    monkeypatch.setattr(affinity, "available", lambda: 8)
+    monkeypatch.setattr(cgroup, "cpu_limit", lambda: limit)
+    assert affinity.usable() == usable
