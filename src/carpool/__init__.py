@@ -17,6 +17,7 @@ from carpool.errors import (
     Unavailable,
     ValidationError,
 )
+from carpool.http_request import HTTPRequest
 from carpool.lock import Lock
 from carpool.model import Model
 from carpool.padding import pad
@@ -38,6 +39,7 @@ __all__ = [
     "Deadline",
     "DeadlineExceeded",
     "Greedy",
+    "HTTPRequest",
     "InvalidRequest",
     "Lock",
     "Model",

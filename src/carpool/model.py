@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from carpool.foreign import text_of
+from carpool.http_request import HTTPRequest
 from carpool.logger import logger
 
 _HOOKS = ("setup", "preprocess", "predict", "postprocess", "teardown", "decode", "encode")
@@ -34,7 +35,8 @@ class Model:
       `predict`; `x` is the item as `preprocess` left it.
     * `teardown(self)`: when the worker stops in good order.
     * `accepts = ("text/csv",)` with `decode(self, bodies: list[bytes]) -> list`, and `produces = "text/csv"` with
-      `encode(self, results: list) -> list[bytes]`: formats of its own, a whole batch at a time.
+      `encode(self, results: list) -> list[bytes]`: formats of its own, a whole batch at a time. A
+      `decode(self, requests: list[carpool.HTTPRequest])` gets headers, query and path as well.
 
     Type hints of `preprocess` (else `predict`) say what a request must look like, those of `postprocess` (else
     `predict`) what a response looks like. Without hints anything JSON can say is accepted.
@@ -67,6 +69,7 @@ class Traits:
     Attributes:
         input_type: type of one item as it comes in; `Any` without a hint.
         output_type: type of one result as it goes out; `Any` without a hint.
+        decodes_requests: whether `decode` asks for requests instead of their bodies.
     """
 
     name: str
@@ -78,6 +81,7 @@ class Traits:
     accepts: tuple[str, ...]
     produces: str | None
     examples: tuple[Any, ...]
+    decodes_requests: bool
 
 
 def name_of(model: AnyModel) -> str:
@@ -120,6 +124,7 @@ def traits_of(model: AnyModel, batched: bool) -> Traits:
         accepts=accepts,
         produces=produces,
         examples=_examples(getattr(owner, "examples", ()), name),
+        decodes_requests=bool(accepts) and _asks_for_requests(owner.decode, name),
     )
 
 
@@ -199,6 +204,17 @@ def _content_types(owner: Any, name: str) -> tuple[tuple[str, ...], str | None]:
         if setting and not hasattr(owner, hook):
             raise TypeError(f"{name} names content types of its own but has no {hook} method")
     return tuple(accepts), produces
+
+
+def _asks_for_requests(decode: Callable[..., Any], name: str) -> bool:
+    """Whether the hint of `decode` names requests; also one that cannot be resolved as a whole. Raises TypeError."""
+    parameters = _parameters(decode)
+    if not parameters or HTTPRequest.__name__ not in str(parameters[0].annotation):
+        return False
+    takes, _ = _types(decode)
+    if takes is HTTPRequest:
+        raise TypeError(f"decode of {name} gets all requests of a batch: hint it as list[carpool.HTTPRequest]")
+    return takes is Any or _item_type(takes) is HTTPRequest
 
 
 def _is_content_type(value: Any) -> bool:

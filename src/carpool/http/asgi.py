@@ -104,6 +104,9 @@ async def _lifespan(app: App, receive: Receive, send: Send) -> None:
 async def _request(app: App, scope: Scope, receive: Receive, send: Send) -> None:
     headers = {name: value for name, value in scope["headers"] if name in WANTED_HEADERS}
     head = Head(scope["method"].encode(), _path(scope), headers)
+    if app.wants_heads:
+        head.query = scope.get("query_string") or b""
+        head.fields = [(bytes(name).lower(), bytes(value)) for name, value in scope["headers"]]
     try:
         if app.refusing is not None or app.is_elsewhere:
             await app.ensure_started()

@@ -116,12 +116,14 @@ class Formats:
 
     Attributes:
         types: content type of an answer, by format.
+        wants_heads: whether the model's `decode` asks for all of a request and not only for its body.
     """
 
     def __init__(self, first: Traits, last: Traits) -> None:
         self._accepts = frozenset(kind.lower().encode() for kind in first.accepts)
         self._produces = last.produces.encode() if last.produces else None
         self._produced_kind = (last.produces or "").partition(";")[0].strip().lower().encode()
+        self.wants_heads = first.decodes_requests
         self._raw_in = first.input_type is bytes
         self._raw_out = last.output_type is bytes
         self._cached: dict[tuple[bytes | None, bytes | None], tuple[int, int]] = {}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from carpool.http_request import Field
 from carpool.request import DEFAULT_LANE, Lane, Request
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ WANTED_HEADERS = frozenset(
         b"x-request-timeout-ms",
     }
 )
-"""The headers that the app looks at; a door need not bring others."""
+"""The headers that the app looks at; a door need not bring others, unless the app `wants_heads`."""
 
 
 class Response(NamedTuple):
@@ -41,6 +42,8 @@ class Head:
 
     Attributes:
         method, path, headers: as received; header names in lower case, the path without its query.
+        query, fields: what follows the path, and all headers; kept only by an app that `wants_heads`.
+        packed: all of these, for a worker; empty where the model does not ask for them.
         app, route: who answers, set by `App.admit`, and with them for a model's address
         endpoint: the model asked; format, accept, timeout_s, lane: what the headers say about the item;
         content_type: of a good answer.
@@ -51,11 +54,14 @@ class Head:
         "app",
         "content_type",
         "endpoint",
+        "fields",
         "format",
         "headers",
         "lane",
         "method",
+        "packed",
         "path",
+        "query",
         "route",
         "timeout_s",
     )
@@ -63,10 +69,20 @@ class Head:
     app: App
     route: Callable[[Exchange], None]
 
-    def __init__(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes]) -> None:
+    def __init__(
+        self,
+        method: bytes,
+        path: bytes,
+        headers: Mapping[bytes, bytes],
+        query: bytes = b"",
+        fields: Sequence[Field] = (),
+    ) -> None:
         self.method = method
         self.path = path
         self.headers = headers
+        self.query = query
+        self.fields = fields
+        self.packed = b""
         self.endpoint: Endpoint | None = None
         self.format = self.accept = 0
         self.timeout_s = 0.0

@@ -15,6 +15,7 @@ from carpool import nesting, schema
 from carpool.clock import Clock, monotonic
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, ValidationError
 from carpool.foreign import text_of
+from carpool.http_request import RequestMaker
 from carpool.invoke import Invoker
 from carpool.parts import Failed, Trouble
 from carpool.wire import payload
@@ -79,7 +80,7 @@ class Call:
         self._main = main
         takes, gives = traits.input_type, traits.output_type
         self._decoders = schema.MadeWhenNeeded(
-            {OBJECT: payload.load, RAW: bytes, CUSTOM: bytes},
+            {OBJECT: payload.load, RAW: bytes, CUSTOM: list if traits.decodes_requests else bytes},
             {JSON: lambda: schema.json_reader(takes), MSGPACK: lambda: schema.msgpack_reader(takes)} if first else {},
         )
         self._encoders = schema.MadeWhenNeeded[payload.Payload](
@@ -183,11 +184,14 @@ class Call:
         """The model's own format: one call of its `decode` for all bodies of the batch."""
         mine = [i for i, f in enumerate(formats) if f == CUSTOM and type(values[i]) is not Failed]
         bodies = [values[i] for i in mine]
+        if self.traits.decodes_requests:
+            make = RequestMaker().make
+            bodies = [make(bytes(head), bytes(body)) for head, body in bodies]
         decoded = await self._invoker.together(self._decode_bodies, bodies, self.trouble, mine, until)
         for i, value in zip(mine, decoded, strict=True):
             values[i] = value
 
-    def _decode_bodies(self, bodies: list[bytes]) -> Any:
+    def _decode_bodies(self, bodies: list[Any]) -> Any:
         try:
             return self._invoker.instance.decode(bodies)
         except (ValidationError, InvalidRequest):
