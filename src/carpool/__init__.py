@@ -18,6 +18,7 @@ from carpool.errors import (
     ValidationError,
 )
 from carpool.http_request import HTTPRequest
+from carpool.http_response import Response
 from carpool.lock import Lock
 from carpool.model import Model
 from carpool.padding import pad
@@ -46,6 +47,7 @@ __all__ = [
     "ModelError",
     "Overloaded",
     "Policy",
+    "Response",
     "Service",
     "Stage",
     "StartupError",

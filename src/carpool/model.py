@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from carpool.foreign import text_of
 from carpool.http_request import HTTPRequest
+from carpool.http_response import Response
 from carpool.logger import logger
 
 _HOOKS = ("setup", "preprocess", "predict", "postprocess", "teardown", "decode", "encode")
@@ -117,7 +118,7 @@ def traits_of(model: AnyModel, batched: bool) -> Traits:
     return Traits(
         name=name,
         input_type=takes,
-        output_type=gives,
+        output_type=_without_response(gives),
         has_preprocess=preprocess is not None,
         has_postprocess=postprocess is not None,
         postprocess_takes_x=postprocess is not None and len(_parameters(postprocess)) > 1,
@@ -263,6 +264,15 @@ def _types(function: Callable[..., Any]) -> tuple[Any, Any]:
     parameters = _parameters(function)
     takes = hints.get(parameters[0].name, Any) if parameters else Any
     return takes, hints.get("return", Any)
+
+
+def _without_response(gives: Any) -> Any:
+    """The type of a result, of which some may be a `Response`: what that holds is checked, not what it is."""
+    if gives is Response:
+        return Any
+    if Response not in typing.get_args(gives):
+        return gives
+    return typing.Union[tuple(kind for kind in typing.get_args(gives) if kind is not Response)]  # noqa: UP007
 
 
 def _item_type(batch_type: Any) -> Any:

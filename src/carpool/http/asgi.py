@@ -195,9 +195,12 @@ async def _disconnected(receive: Receive) -> BaseException | None:
 
 
 async def _send(response: Response, send: Send, head_only: bool) -> None:
-    headers = [
+    about_body = [
         (b"content-type", response.content_type),
         (b"content-length", str(len(response.body)).encode()),
+    ]
+    headers = [
+        *(about_body if response.says_its_body else ()),
         (b"x-content-type-options", b"nosniff"),
         *response.headers,
     ]

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.http_request import Field
 from carpool.request import DEFAULT_LANE, Lane, Request
+from carpool.wire.answer import Answer
 
 if TYPE_CHECKING:
     from carpool.http.app import App, Endpoint
 
 JSON_TYPE = b"application/json"
+_SILENT = frozenset({204, 304})
 _UNKNOWN = float("inf")  # the deadline, before the app has set it
 
 WANTED_HEADERS = frozenset(
@@ -35,6 +37,11 @@ class Response(NamedTuple):
     body: bytes | bytearray | memoryview
     content_type: bytes = JSON_TYPE
     headers: tuple[tuple[bytes, bytes], ...] = ()
+
+    @property
+    def says_its_body(self) -> bool:
+        """Whether it has headers about its body: none is allowed in some answers that have no body (RFC 9110, 8.6)."""
+        return self.status not in _SILENT
 
 
 class Head:
@@ -117,7 +124,12 @@ class Exchange(Request):
 
     def tell(self) -> None:
         """The driver has the answer."""
-        if self.error is None:
-            self.respond(Response(200, self.result, self.head.content_type))  # type: ignore[arg-type]
+        result = self.result
+        if self.error is None and type(result) is Answer:
+            self.respond(
+                Response(result.status, result.body, result.content_type or self.head.content_type, result.headers)
+            )
+        elif self.error is None:
+            self.respond(Response(200, result, self.head.content_type))  # type: ignore[arg-type]
         else:
             self.respond(self.head.app.error(self.head, self.error))

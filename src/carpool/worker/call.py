@@ -16,9 +16,10 @@ from carpool.clock import Clock, monotonic
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, ValidationError
 from carpool.foreign import text_of
 from carpool.http_request import RequestMaker
+from carpool.http_response import Response
 from carpool.invoke import Invoker
 from carpool.parts import Failed, Trouble
-from carpool.wire import payload
+from carpool.wire import answer, payload
 from carpool.wire.frame import Frame, Kind
 from carpool.wire.outcome import Outcome, Report, pack
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, OBJECT, RAW
@@ -28,6 +29,8 @@ _TIMING_S = 2.0  # a warm-up that took so long takes no further timings
 _LONGEST_LINE = 2 * 1024
 _OWN_FILES = ("/carpool/worker/", "/carpool/invoke.py", "/carpool/parts.py")
 _BETWEEN_STAGES = dict.fromkeys((OBJECT, JSON, MSGPACK, RAW, CUSTOM), payload.dump)
+
+_NOT_LAST = "a Response is an answer, and only the last stage gives one: return a value here, or an exception"
 
 _OUR_OWN = MainProgram(None)
 
@@ -200,10 +203,44 @@ class Call:
             raise InvalidRequest("the body could not be decoded") from error
 
     async def _encode(self, results: list[Any], accepts: bytes, until: float) -> tuple[bytes, list[payload.Payload]]:
+        kinds = set(map(type, results))
+        if Response not in kinds and CUSTOM not in accepts:
+            return self._written(results, accepts, kinds)
+        results = results[:]  # it may be a list of the model's own
+        responses: dict[int, Response] = {}
+        accepts = self._opened(results, accepts, responses)
         if CUSTOM in accepts:
             await self._encode_custom(results, accepts, until)
+            accepts = self._opened(results, accepts, responses)  # `encode` may return them as well
+        outcomes, payloads = self._written(results, accepts, set(map(type, results)))
+        told = bytearray(outcomes)
+        for i, response in responses.items():
+            if told[i] == Outcome.OK:
+                told[i] = Outcome.RESPONSE
+                payloads[i] = answer.pack(response, payloads[i])  # type: ignore[arg-type]
+        return bytes(told), payloads
+
+    def _opened(self, results: list[Any], accepts: bytes, responses: dict[int, Response]) -> bytes:
+        """Put what is in each response in its place; returns how all of it is to be written."""
+        if Response not in set(map(type, results)):
+            return accepts
+        chosen = bytearray(accepts)
+        for i, result in enumerate(results):
+            if type(result) is not Response:
+                continue
+            if not self._last:
+                results[i] = Failed(ModelError(_NOT_LAST, code="bad_result"))
+            elif accepts[i] != OBJECT:  # a caller from Python gets it as it is
+                responses[i] = result
+                results[i] = result.value
+                if result.is_body:
+                    results[i] = b"" if result.value is None else result.value
+                    chosen[i] = RAW
+        return bytes(chosen)
+
+    def _written(self, results: list[Any], accepts: bytes, kinds: set[type]) -> tuple[bytes, list[payload.Payload]]:
         encoders = self._encoders if self._last else _BETWEEN_STAGES
-        if accepts.count(accepts[0]) == len(accepts) and Failed not in set(map(type, results)):
+        if accepts.count(accepts[0]) == len(accepts) and Failed not in kinds:
             with contextlib.suppress(BaseException):  # looked at one by one below
                 encode = encoders[accepts[0]]
                 return bytes(len(results)), [encode(value) for value in results]
