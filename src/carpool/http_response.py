@@ -13,7 +13,7 @@ BODILESS: Final = frozenset({204, 205, 304})
 _LONGEST_FIELDS = 16 * 1024
 _CONTENT_TYPE = re.compile(r"[!-.0-~]+/[!-.0-~][ -~]*")
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_VALUE = re.compile(r"[\t -~\x80-\xff]*")
+_VALUE = re.compile(r"[\t -~]*")
 _OURS = frozenset(
     {
         "connection",
@@ -110,7 +110,7 @@ def check_headers(pairs: tuple[Any, ...]) -> None:
             raise ValueError(f"the header {name!r} is written by the server itself: leave it out{instead}")
         if not _VALUE.fullmatch(value) or value != value.strip():
             raise ValueError(
-                f"the header {name!r} cannot be {value!r:.80}: it must be one line of Latin-1 without blanks around it"
+                f"the header {name!r} cannot be {value!r:.80}: it must be one line of ASCII without blanks around it"
             )
     if length > _LONGEST_FIELDS:
         raise ValueError(f"headers of {length} characters are over the limit of {_LONGEST_FIELDS}")

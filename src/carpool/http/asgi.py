@@ -106,7 +106,7 @@ async def _request(app: App, scope: Scope, receive: Receive, send: Send) -> None
     head = Head(scope["method"].encode(), _path(scope), headers)
     if app.wants_heads:
         head.query = scope.get("query_string") or b""
-        head.fields = [(bytes(name).lower(), bytes(value)) for name, value in scope["headers"]]
+        head.fields = [(bytes(name).lower(), bytes(value).strip(b" \t")) for name, value in scope["headers"]]
     try:
         if app.refusing is not None or app.is_elsewhere:
             await app.ensure_started()

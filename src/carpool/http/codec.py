@@ -159,8 +159,7 @@ class Formats:
         return [*custom, "application/json", "application/msgpack", *raw]
 
     def _reads(self, content_type: bytes | None) -> int:
-        if not content_type:
-            return JSON
+        content_type = content_type or b"application/json"
         kind, _, parameters = content_type.partition(b";")
         kind = kind.strip().lower()
         if kind in self._accepts:

@@ -52,8 +52,8 @@ def unpack(payload: Payload) -> Answer:
         raise ValueError(f"the head of a response cannot be read: {error}") from error
     if head.status in BODILESS and len(payload[1]):
         raise ValueError(f"a response with status {head.status} and a body")
-    headers = tuple([(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in head.headers])
-    return Answer(head.status, payload[1], (head.content_type or "").encode("latin-1"), headers)
+    headers = tuple([(name.lower().encode(), value.encode("latin-1")) for name, value in head.headers])
+    return Answer(head.status, payload[1], (head.content_type or "").encode(), headers)
 
 
 _encoder = msgspec.msgpack.Encoder()

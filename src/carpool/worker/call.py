@@ -13,7 +13,7 @@ from typing import Any
 
 from carpool import nesting, schema
 from carpool.clock import Clock, monotonic
-from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, ValidationError
+from carpool.errors import CarpoolError, DeadlineExceeded, InvalidRequest, ModelError, ValidationError
 from carpool.foreign import text_of
 from carpool.http_request import RequestMaker
 from carpool.http_response import Response
@@ -192,15 +192,14 @@ class Call:
             bodies = [make(bytes(head), bytes(body)) for head, body in bodies]
         decoded = await self._invoker.together(self._decode_bodies, bodies, self.trouble, mine, until)
         for i, value in zip(mine, decoded, strict=True):
-            values[i] = value
+            # an item's own error may stand in its place
+            values[i] = Failed(_of_a_parser(value)) if issubclass(type(value), BaseException) else value
 
     def _decode_bodies(self, bodies: list[Any]) -> Any:
         try:
             return self._invoker.instance.decode(bodies)
-        except (ValidationError, InvalidRequest):
-            raise
-        except ValueError as error:  # the usual complaint of parsers: the client's fault, not the model's
-            raise InvalidRequest("the body could not be decoded") from error
+        except ValueError as error:
+            raise _of_a_parser(error) from error
 
     async def _encode(self, results: list[Any], accepts: bytes, until: float) -> tuple[bytes, list[payload.Payload]]:
         kinds = set(map(type, results))
@@ -273,6 +272,13 @@ class Call:
 
     def _encode_values(self, values: list[Any]) -> Any:
         return self._invoker.instance.encode(values)
+
+
+def _of_a_parser(error: BaseException) -> BaseException:
+    """What `decode` raises or returns in an item's place: a ValueError is the client's fault, not the model's."""
+    if isinstance(error, ValueError) and not isinstance(error, CarpoolError):
+        return InvalidRequest("the body could not be decoded")
+    return error
 
 
 def _as_bytes(value: Any) -> bytes:
