@@ -459,7 +459,7 @@ def _check_types(service: Service) -> None:
     first, last = service.stages[0].traits, service.stages[-1].traits
     if not first.accepts:
         _refuse_hint(f"{first.name} takes", first.input_type, schema.why_unreadable(first.input_type), "accepts")
-    if last.produces is None:
+    if not last.produces:
         _refuse_hint(f"{last.name} returns", last.output_type, schema.why_unwritable(last.output_type), "produces")
 
 

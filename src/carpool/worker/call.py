@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from carpool import nesting, schema
@@ -28,8 +29,9 @@ from carpool.worker.program import MainProgram
 _TIMING_S = 2.0  # a warm-up that took so long takes no further timings
 _LONGEST_LINE = 2 * 1024
 _OWN_FILES = ("/carpool/worker/", "/carpool/invoke.py", "/carpool/parts.py")
-_BETWEEN_STAGES = dict.fromkeys((OBJECT, JSON, MSGPACK, RAW, CUSTOM), payload.dump)
+_BETWEEN_STAGES = dict.fromkeys(range(256), payload.dump)
 
+_ANY_CUSTOM = bytes([min(format, CUSTOM) for format in range(256)])
 _NOT_LAST = "a Response is an answer, and only the last stage gives one: return a value here, or an exception"
 
 _OUR_OWN = MainProgram(None)
@@ -203,13 +205,17 @@ class Call:
 
     async def _encode(self, results: list[Any], accepts: bytes, until: float) -> tuple[bytes, list[payload.Payload]]:
         kinds = set(map(type, results))
-        if Response not in kinds and CUSTOM not in accepts:
+        own = self._last and bool(self.traits.produces) and max(accepts) >= CUSTOM
+        if not own and Response not in kinds:
             return self._written(results, accepts, kinds)
         results = results[:]  # it may be a list of the model's own
         responses: dict[int, Response] = {}
         accepts = self._opened(results, accepts, responses)
-        if CUSTOM in accepts:
-            await self._encode_custom(results, accepts, until)
+        if own:
+            for format in sorted(set(accepts)):
+                if format >= CUSTOM:
+                    await self._encode_custom(results, accepts, until, format)
+            accepts = accepts.translate(_ANY_CUSTOM)
             accepts = self._opened(results, accepts, responses)  # `encode` may return them as well
         outcomes, payloads = self._written(results, accepts, set(map(type, results)))
         told = bytearray(outcomes)
@@ -262,16 +268,18 @@ class Call:
             payloads.append(body)
         return bytes(outcomes), payloads
 
-    async def _encode_custom(self, results: list[Any], accepts: bytes, until: float) -> None:
-        """The model's own format: one call of its `encode` for all results of the batch."""
-        mine = [i for i, a in enumerate(accepts) if a == CUSTOM and type(results[i]) is not Failed]
+    async def _encode_custom(self, results: list[Any], accepts: bytes, until: float, format: int) -> None:
+        """A format of the model's own: one call of its `encode` for all results of the batch."""
+        mine = [i for i, a in enumerate(accepts) if a == format and type(results[i]) is not Failed]
         values = [results[i] for i in mine]
-        bodies = await self._invoker.together(self._encode_values, values, self.trouble, mine, until)
+        kind = self.traits.produces[format - CUSTOM]
+        bodies = await self._invoker.together(partial(self._encode_values, kind), values, self.trouble, mine, until)
         for i, body in zip(mine, bodies, strict=True):
-            results[i] = body
+            results[i] = Failed(body) if issubclass(type(body), BaseException) else body
 
-    def _encode_values(self, values: list[Any]) -> Any:
-        return self._invoker.instance.encode(values)
+    def _encode_values(self, kind: str, values: list[Any]) -> Any:
+        encode = self._invoker.instance.encode
+        return encode(values, kind) if self.traits.encode_takes_type else encode(values)
 
 
 def _of_a_parser(error: BaseException) -> BaseException:
