@@ -104,6 +104,22 @@ class Lines(Model):
         return [late if result == "late" else f"<{result}>".encode() for result in results]
 
 
+class Two(Model):
+    """Writes either of two formats, and fails items in the place of their bodies."""
+
+    accepts = ("text/a", "text/b")
+    produces = ("text/a; v=1", "text/b")
+
+    def decode(self, bodies: list[bytes]) -> list[str]:
+        return [body.decode() for body in bodies]
+
+    def predict(self, xs: list[str]) -> list[str]:
+        return xs
+
+    def encode(self, results: list[str], content_type: str) -> list[Any]:
+        return [KeyError(x) if x == "bad" else f"{content_type}:{x}".encode() for x in results]
+
+
 def first(x: str) -> Any:
     """A stage that is not the last one, which must not answer."""
     return Response(x) if x == "answer" else x
@@ -119,6 +135,8 @@ picky = Service(Stage(Picky, max_batch_size=16), name="picky")
 answering = Service(Stage(Answering, max_batch_size=16), name="answering")
 single = Service(Stage(alone, run_in="thread"), name="single")
 lines = Service(Stage(Lines, max_batch_size=16), name="lines")
+two = Service(Stage(Two, max_batch_size=16), name="two")
+far = Service(Stage(first, run_in="thread"), Stage(Two, max_batch_size=4, run_in="thread"), name="far")
 chain = Service(Stage(first), Stage(second), name="chain")
 
-ALL = (described, picky, answering, single, lines, chain)
+ALL = (described, picky, answering, single, lines, chain, two, far)

@@ -94,6 +94,19 @@ def test_with_a_format_of_one_s_own(doors: Any) -> None:
     check(ask(doors[0], "lines", "nothing"), *EXPECTED["nothing"])
 
 
+def test_several_formats_of_one_s_own(doors: Any) -> None:
+    """The one that is wished, else that of the request, else the first; an error in a body's place is that item's."""
+    for name, body in (("two", b"x"), ("far", b'"x"')):
+        kinds = [("Content-Type: text/b", "text/b"), ("Content-Type: text/a", "text/a; v=1")] if name == "two" else []
+        for sent, kind in [*kinds, ("X: y", "text/a; v=1"), ("Accept: text/b;q=1, text/a", "text/b")]:
+            with Client(doors[0].port) as client:
+                plain = sent.startswith("Content")
+                got = client.ask(post(body if plain else b'"x"', f"/models/{name}/predict", sent))
+                assert (got.status, got.headers["content-type"], got.body) == (200, kind, f"{kind}:x".encode())
+    assert code_of(ask(doors[0], "two", "bad")) == "model_error"
+    assert json.loads(ask(doors[0], "far", "x", "Accept: application/json").body) == "x"
+
+
 def test_only_the_last_stage_answers(doors: Any) -> None:
     """Before it a response fails its item, and says what to do."""
     assert ask(doors[0], "chain", "word").body == b'"word?"'

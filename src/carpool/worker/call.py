@@ -284,7 +284,8 @@ class Call:
 
 def _of_a_parser(error: BaseException) -> BaseException:
     """What `decode` raises or returns in an item's place: a ValueError is the client's fault, not the model's."""
-    if isinstance(error, ValueError) and not isinstance(error, CarpoolError):
+    kind = type(error)  # its `__class__` may be a trap
+    if issubclass(kind, ValueError) and not issubclass(kind, CarpoolError):
         return InvalidRequest("the body could not be decoded")
     return error
 
