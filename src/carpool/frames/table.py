@@ -156,6 +156,8 @@ class _Reading:
             else:
                 values, n, is_single = self._records.decode(kind, body)
                 self._lists.append((place, values, n, is_single))
+        except MemoryError:  # of the whole batch, which is then read in smaller parts
+            raise
         except Exception as error:
             self._done[place] = _complaint(error)
 
