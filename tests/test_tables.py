@@ -223,6 +223,48 @@ def test_nobody_s_numbers_change_in_company(cls: Any) -> None:
         assert [answers[0], answers[1], answers[3]] == [[large]] * 3
 
 
+CELLS = ("1", "2.0", "-3", "1e3", "9007199254740993", "18446744073709551615", "", "NA", "true", "x", " 4", "300", "inf")
+TYPES = [
+    *[(Pandas, of) for of in ("int64", "int8", "uint64", "float64", "float32", "bool", "str", "Int64", "boolean")],
+    *[(Polars, of) for of in (pl.Int64, pl.Int8, pl.Float64, pl.Boolean, pl.String, pl.Enum(["x", "1"]))],
+]
+
+
+@pytest.mark.parametrize(("base", "kind"), TYPES)
+def test_every_cell_reads_in_company_as_alone(base: Any, kind: Any) -> None:
+    """Whatever stands above and below it, by every type that can be declared."""
+
+    class Shown(base):  # type: ignore[misc]
+        columns: ClassVar[dict[str, Any]] = {"v": kind}
+
+        def predict(self, frame: Any) -> list[str]:
+            return [repr(value) for value in frame["v"].to_list()]
+
+    model = Shown()
+
+    def read(cells: list[str]) -> list[Any]:
+        answers = through(model, *[of(f"v,w\n{cell},1\n") for cell in cells])
+        return [type(answer) if isinstance(answer, Exception) else answer for answer in answers]
+
+    alone = {cell: read([cell])[0] for cell in CELLS}
+    for seed in range(15):
+        cells = random.Random(seed).choices(CELLS, k=5)
+        assert read(cells) == [alone[cell] for cell in cells]
+
+
+def test_a_number_that_has_no_room_is_refused() -> None:
+    """pandas would make another of it."""
+
+    class Small(Pandas):
+        columns: ClassVar[dict[str, Any]] = {"v": "int8"}
+
+        def predict(self, frame: Any) -> Any:
+            return frame["v"]
+
+    answers = through(Small(), *[of(f"v\n{cell}\n") for cell in ("127", "128", "1e30", "1.5", "2.0")])
+    assert [isinstance(answer, ValidationError) or answer for answer in answers] == [[127], True, True, True, [2]]
+
+
 def test_without_columns_nothing_is_inferred_from_others() -> None:
     """A column of numbers stays one beside a column of words of the same name."""
     answers = through(

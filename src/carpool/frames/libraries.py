@@ -73,21 +73,13 @@ class PandasLibrary(Library):
         import pandas as pd
 
         types = dict(columns or {})
-        # one "2.0" makes pandas read a whole column by way of floats, which are not exact beyond 2**53
-        whole = {} if alone else {name: each for name, each in types.items() if pd.api.types.is_integer_dtype(each)}
+        whole = {name: each for name, each in types.items() if pd.api.types.is_integer_dtype(each)}
         rest = {name: each for name, each in types.items() if name not in whole}
         frame = pd.read_csv(io.BytesIO(body), dtype=rest, index_col=False, low_memory=False)
         if columns is None:
             return frame
-        found = frame[_present(columns, frame.columns)]
-        if not whole:
-            return found
-        if any(found[name].dtype.kind not in "iu" for name in whole):
-            raise ValueError("a column of whole numbers holds something else")
-        frame = found.astype(whole)
-        if not (frame[list(whole)] == found[list(whole)]).all(axis=None):
-            raise ValueError("a whole number is too large for its column")
-        return frame
+        frame = frame[_present(columns, frame.columns)]
+        return _with_whole_numbers(frame, whole, alone) if whole else frame
 
     def from_records(self, columns: Mapping[str, list[Any]], types: Columns | None) -> Any:
         import pandas as pd
@@ -128,6 +120,25 @@ class PandasLibrary(Library):
         if len(frames) == 1:  # a call that fails is made again: what it has changed must not be there
             return frames[0].reset_index(drop=True).copy()
         return pd.concat(frames, ignore_index=True)
+
+
+def _with_whole_numbers(frame: Any, whole: Columns, alone: bool) -> Any:
+    """A pandas frame whose columns of whole numbers were read as what they look like, and are now of their types.
+
+    One "2.0" makes pandas read the column by way of floats, which are not exact beyond 2**53, and none of its readers
+    notices a number that is too large for a column of few bits. Raises ValueError.
+    """
+    import numpy as np
+
+    kinds = {frame[name].dtype.kind for name in whole}
+    if not kinds <= set("iuf" if alone else "iu"):
+        raise ValueError("a column of whole numbers holds something else")
+    names = list(whole)
+    with np.errstate(invalid="ignore"):
+        done = frame.astype(dict(whole))
+    if not (done[names] == frame[names]).all(axis=None):
+        raise ValueError("a column of whole numbers holds one that it has no room for, or a fraction")
+    return done
 
 
 class PolarsLibrary(Library):
