@@ -78,6 +78,23 @@ def test_csv_rows() -> None:
     assert (short[0], words[0]) == (400, 400)
 
 
+def test_tables() -> None:
+    """CSV of many rows, and one record; measured, both ways answer all that they are asked."""
+    rows = b"age,bmi,pressure\n0.03,0.06,0.02\n0.01,-0.04,0.0\n"
+    with serve("examples.tables:service") as served:
+        status, body, headers = served.ask("POST", "/predict", rows, content_type="text/csv")
+        one = served.ask("POST", "/predict", {"age": 0.03, "bmi": 0.06, "pressure": 0.02})
+        short = served.ask("POST", "/predict", b"age,bmi\n1,2\n", content_type="text/csv")
+
+    name, *values = body.decode().split()
+    assert (status, headers["content-type"], name, len(values)) == (200, "text/csv", "progression", 2)
+    assert (one[0], one[1].decode()) == (200, values[0])
+    assert short[0] == 422
+    assert "lacks the columns pressure" in short[1].decode()
+    found = re.findall(r"(one read for all|each by itself): (\d+) requests/s, p50 \d", run_module("examples.tables"))
+    assert len(found) == 2
+
+
 def test_threads() -> None:
     """Threads share calls, and each gets the digit that one call for all images gives."""
     out = run_module("examples.threads")

@@ -17,6 +17,8 @@ from carpool.errors import (
     Unavailable,
     ValidationError,
 )
+from carpool.http_request import HTTPRequest
+from carpool.http_response import Response
 from carpool.lock import Lock
 from carpool.model import Model
 from carpool.padding import pad
@@ -38,12 +40,14 @@ __all__ = [
     "Deadline",
     "DeadlineExceeded",
     "Greedy",
+    "HTTPRequest",
     "InvalidRequest",
     "Lock",
     "Model",
     "ModelError",
     "Overloaded",
     "Policy",
+    "Response",
     "Service",
     "Stage",
     "StartupError",

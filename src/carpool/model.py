@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from carpool.foreign import text_of
+from carpool.http_request import HTTPRequest
+from carpool.http_response import Response
 from carpool.logger import logger
 
 _HOOKS = ("setup", "preprocess", "predict", "postprocess", "teardown", "decode", "encode")
+_MOST_PRODUCED = 32
 _YIELDING = (inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 _CONTENT_TYPE = re.compile(r"[!-.0-~]+/[!-.0-~][ -~]*")
 
@@ -34,7 +37,8 @@ class Model:
       `predict`; `x` is the item as `preprocess` left it.
     * `teardown(self)`: when the worker stops in good order.
     * `accepts = ("text/csv",)` with `decode(self, bodies: list[bytes]) -> list`, and `produces = "text/csv"` with
-      `encode(self, results: list) -> list[bytes]`: formats of its own, a whole batch at a time.
+      `encode(self, results: list) -> list[bytes]`: formats of its own, a whole batch at a time. A
+      `decode(self, requests: list[carpool.HTTPRequest])` gets headers, query and path as well.
 
     Type hints of `preprocess` (else `predict`) say what a request must look like, those of `postprocess` (else
     `predict`) what a response looks like. Without hints anything JSON can say is accepted.
@@ -46,8 +50,8 @@ class Model:
     accepts: ClassVar[Sequence[str]] = ()
     """Content types that `decode` reads."""
 
-    produces: ClassVar[str | None] = None
-    """The content type that `encode` writes."""
+    produces: ClassVar[str | Sequence[str] | None] = None
+    """The content type that `encode` writes; or several, of which it is told one as its second argument."""
 
     def setup(self) -> None:
         """Prepare for `predict`; runs once in each worker."""
@@ -67,6 +71,9 @@ class Traits:
     Attributes:
         input_type: type of one item as it comes in; `Any` without a hint.
         output_type: type of one result as it goes out; `Any` without a hint.
+        produces: content types of its own, the first one for those who do not mind.
+        decodes_requests: whether `decode` asks for requests instead of their bodies.
+        encode_takes_type: whether `encode` is told which content type to write.
     """
 
     name: str
@@ -76,8 +83,10 @@ class Traits:
     has_postprocess: bool
     postprocess_takes_x: bool
     accepts: tuple[str, ...]
-    produces: str | None
+    produces: tuple[str, ...]
     examples: tuple[Any, ...]
+    decodes_requests: bool
+    encode_takes_type: bool
 
 
 def name_of(model: AnyModel) -> str:
@@ -120,13 +129,15 @@ def traits_of(model: AnyModel, batched: bool) -> Traits:
     return Traits(
         name=name,
         input_type=takes,
-        output_type=gives,
+        output_type=_without_response(gives),
         has_preprocess=preprocess is not None,
         has_postprocess=postprocess is not None,
         postprocess_takes_x=postprocess is not None and len(_parameters(postprocess)) > 1,
         accepts=accepts,
         produces=produces,
         examples=_examples(getattr(owner, "examples", ()), name),
+        decodes_requests=bool(accepts) and _asks_for_requests(owner.decode, name),
+        encode_takes_type=bool(produces) and _takes_two(owner.encode),
     )
 
 
@@ -193,19 +204,44 @@ def _check_method(method: Any, name: str) -> None:
         )
 
 
-def _content_types(owner: Any, name: str) -> tuple[tuple[str, ...], str | None]:
+def _content_types(owner: Any, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """A model's own formats, in and out. Raises TypeError."""
     accepts, produces = getattr(owner, "accepts", ()), getattr(owner, "produces", None)
     if isinstance(accepts, str):
         accepts = (accepts,)
     if not isinstance(accepts, Collection) or not all(_is_content_type(each) for each in accepts):
         raise TypeError(f"accepts of {name} must be content types, such as ('text/csv',), not {accepts!r}")
-    if produces is not None and not _is_content_type(produces):
+    if produces is None or isinstance(produces, str):
+        produces = () if produces is None else (produces,)
+    if not isinstance(produces, Sequence) or not all(_is_content_type(each) for each in produces):
         raise TypeError(f"produces of {name} must be a content type, such as 'text/csv', not {produces!r}")
+    if len(produces) > _MOST_PRODUCED:
+        raise TypeError(f"produces of {name} names {len(produces)} content types: {_MOST_PRODUCED} are the most")
     for setting, hook in ((accepts, "decode"), (produces, "encode")):
         if setting and not hasattr(owner, hook):
             raise TypeError(f"{name} names content types of its own but has no {hook} method")
-    return tuple(accepts), produces
+    if len(produces) > 1 and not _takes_two(owner.encode):
+        raise TypeError(
+            f"{name} produces several content types, so its encode must take which one to write:"
+            " encode(self, results, content_type)"
+        )
+    return tuple(accepts), tuple(produces)
+
+
+def _asks_for_requests(decode: Callable[..., Any], name: str) -> bool:
+    """Whether the hint of `decode` names requests; also one that cannot be resolved as a whole. Raises TypeError."""
+    parameters = _parameters(decode)
+    if not parameters or HTTPRequest.__name__ not in str(parameters[0].annotation):
+        return False
+    takes, _ = _types(decode)
+    if takes is HTTPRequest:
+        raise TypeError(f"decode of {name} gets all requests of a batch: hint it as list[carpool.HTTPRequest]")
+    return takes is Any or _item_type(takes) is HTTPRequest
+
+
+def _takes_two(encode: Callable[..., Any]) -> bool:
+    """Whether it must be given a second argument."""
+    return len([each for each in _parameters(encode) if each.default is inspect.Parameter.empty]) > 1
 
 
 def _is_content_type(value: Any) -> bool:
@@ -254,6 +290,15 @@ def _types(function: Callable[..., Any]) -> tuple[Any, Any]:
     parameters = _parameters(function)
     takes = hints.get(parameters[0].name, Any) if parameters else Any
     return takes, hints.get("return", Any)
+
+
+def _without_response(gives: Any) -> Any:
+    """The type of a result, of which some may be a `Response`: what that holds is checked, not what it is."""
+    if gives is Response:
+        return Any
+    if Response not in typing.get_args(gives):
+        return gives
+    return typing.Union[tuple(kind for kind in typing.get_args(gives) if kind is not Response)]  # noqa: UP007
 
 
 def _item_type(batch_type: Any) -> Any:

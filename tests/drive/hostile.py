@@ -12,8 +12,11 @@ from typing import Any
 import msgspec
 
 import carpool
+from carpool import Response
 from carpool.parts import Trouble
+from carpool.wire import answer
 from carpool.wire.frame import MAGIC, Frame, Kind, encode
+from carpool.wire.outcome import Outcome
 
 INFINITY = float("inf")
 
@@ -43,6 +46,9 @@ INSTEAD: dict[str, Callable[[Frame], list[Frame | bytes]]] = {
     "another batch": lambda reply: [replace(reply, batch=reply.batch + 1)],
     "no batch": lambda reply: [replace(reply, batch=0)],
     "an unknown outcome": lambda reply: [replace(reply, formats=b"\x77")],
+    "a response to one who speaks no HTTP": lambda reply: [
+        replace(reply, formats=bytes([Outcome.RESPONSE]), payloads=[answer.pack(Response(b"x"), b"x")])
+    ],
     "a time that is none": lambda reply: [replace(reply, busy_s=float("nan"))],
     "an endless time": lambda reply: [replace(reply, waited_s=INFINITY)],
     "a negative time": lambda reply: [replace(reply, busy_s=-1.0)],

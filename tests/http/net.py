@@ -149,7 +149,7 @@ class Client:
             if not head.startswith(b"HTTP/1.1 100"):
                 break
         (blank,) = read_answers(head, ["HEAD"])
-        length = 0 if method == "HEAD" else int(blank.headers["content-length"])
+        length = 0 if method == "HEAD" or blank.is_silent else int(blank.headers["content-length"])
         while len(self._data) < length:
             self._receive()
         body, self._data = self._data[:length], self._data[length:]

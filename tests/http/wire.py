@@ -21,6 +21,11 @@ class Answer:
     body: bytes
 
     @property
+    def is_silent(self) -> bool:
+        """Whether its status says that nothing follows, not even a length."""
+        return self.status in (204, 304)
+
+    @property
     def closes(self) -> bool:
         return self.headers.get("connection") == "close"
 
@@ -45,10 +50,12 @@ def read_answers(data: bytes, methods: list[str] | None = None) -> list[Answer]:
         headers: dict[str, str] = {}
         for field in fields:
             name, colon, value = field.decode("ascii").partition(": ")
-            assert colon and name == name.lower() and name not in headers, field
-            headers[name] = value
+            assert colon and name == name.lower() and (name not in headers or name == "set-cookie"), field
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
+        answer = Answer(int(found[1]), headers, b"")
+        assert not (answer.is_silent and "content-length" in headers), data
         is_head = methods is not None and methods[len(answers)] == "HEAD"
-        length = 0 if is_head else int(headers["content-length"])
+        length = 0 if is_head or answer.is_silent else int(headers["content-length"])
         assert len(rest) >= length, data
         answers.append(Answer(int(found[1]), headers, rest[:length]))
         data = rest[length:]

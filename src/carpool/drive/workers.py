@@ -11,7 +11,7 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -26,10 +26,10 @@ from carpool.drive.trouble import FAILED_FOR_S
 from carpool.errors import ModelError, StartupError, Unavailable
 from carpool.logger import logger
 from carpool.parts import Trouble
-from carpool.wire import outcome
+from carpool.wire import answer, outcome
 from carpool.wire.frame import Frame, FrameError, Kind, in_pieces
 from carpool.wire.outcome import Outcome
-from carpool.wire.payload import Payload
+from carpool.wire.payload import OBJECT, Payload
 
 if TYPE_CHECKING:
     from carpool.drive.aio import Driver
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _OUTCOMES = frozenset(Outcome)
+_GOOD = frozenset({Outcome.OK, Outcome.RESPONSE})
 _INFINITY = float("inf")
 
 
@@ -298,12 +299,11 @@ class WorkerStage:
         elif frame.formats.count(Outcome.OK) != len(frame.formats):
             if max(frame.formats) not in _OUTCOMES:
                 raise FrameError(f"a reply with outcome {max(frame.formats)}")
-            errors = {
-                i: outcome.unpack(frame.formats[i], frame.payloads[i])
-                for i in range(len(frame.ids))
-                if frame.formats[i] != Outcome.OK
-            }
-            if frame.causes is not None:
+            if Outcome.RESPONSE in frame.formats:
+                self._unpack_responses(frame, batch)
+            failed = [i for i, what in enumerate(frame.formats) if what not in _GOOD]
+            errors = {i: outcome.unpack(frame.formats[i], frame.payloads[i]) for i in failed} or None
+            if frame.causes is not None and errors is not None:
                 for i, cause in frame.causes.items():
                     errors[i].__cause__ = cause
                 frame.causes = None  # the worker keeps its reply until it has the next one
@@ -322,6 +322,22 @@ class WorkerStage:
         if batch is None:
             return False
         return sum([len(piece.ids) for piece in self._rest[worker] if piece.batch == batch.id]) == len(batch.ids)
+
+    def _unpack_responses(self, frame: Frame, batch: Batch) -> None:
+        """In place of their payloads. Raises FrameError."""
+        if self.index != len(self._driver.pipeline.stages) - 1:
+            raise FrameError("a response from a stage that is not the last")
+        requests = dict(zip(batch.ids, batch.requests, strict=True))
+        answers: list[Any] = list(frame.payloads)
+        for i, what in enumerate(frame.formats):
+            if what == Outcome.RESPONSE:
+                if requests[frame.ids[i]].accept == OBJECT:
+                    raise FrameError("a response to a caller that speaks no HTTP")
+                try:
+                    answers[i] = answer.unpack(answers[i])
+                except ValueError as error:
+                    raise FrameError(str(error)) from error
+        frame.payloads = answers
 
     def _troubled(self, worker: int, frame: Frame) -> None:
         """What happened to a batch besides its results, or to the warm-up."""

@@ -23,11 +23,13 @@ from carpool.foreign import text_of, traceback_of
 from carpool.http import asgi, openapi
 from carpool.http.codec import Formats, Refusal, allow, as_json, content_length, error_response, too_large
 from carpool.http.exchange import Exchange, Head, Response
+from carpool.http_request import pack_head
 from carpool.logger import logger
 from carpool.observe.log import printable
 from carpool.request import DEFAULT_LANE, Lane
 from carpool.settings import LARGEST_PRIORITY, at_least, flag, function, not_negative
 from carpool.weigh import weigher_of
+from carpool.wire.payload import CUSTOM
 
 if TYPE_CHECKING:
     from carpool.drive.aio import Driver
@@ -145,6 +147,7 @@ class App:
         function("output", output, "a worker's name, whether it is an error, and a line")
         self.max_body_bytes = at_least("max_body_bytes", max_body_bytes, 1)
         self.endpoints = [Endpoint(service, output) for service in services]
+        self.wants_heads = any(endpoint.formats.wants_heads for endpoint in self.endpoints)
         self.refusing: CarpoolError | None = Unavailable("the service is starting", code="starting")
         self._draining = False
         self._wait = when_full == "wait"
@@ -343,6 +346,9 @@ class App:
         priority = headers.get(b"x-request-priority")
         head.lane = DEFAULT_LANE if priority is None else _lane(priority)
         head.content_type = endpoint.formats.types[head.accept]
+        if endpoint.formats.wants_heads and head.format == CUSTOM:
+            head.packed = pack_head(head.path, head.query, head.fields)
+            head.route = self._predict_request
 
     # -- the routes
 
@@ -375,6 +381,13 @@ class App:
         exchange.deadline = driver.clock() + head.timeout_s  # type: ignore[union-attr]
         exchange.patient = self._wait
         driver.submit(exchange)  # type: ignore[union-attr]
+
+    def _predict_request(self, exchange: Exchange) -> None:
+        """Likewise for a model whose `decode` asks for all of a request."""
+        head = exchange.head
+        exchange.item = [head.packed, exchange.body]
+        exchange.nbytes += len(head.packed)
+        self._predict(exchange)
 
     def _livez(self, exchange: Exchange) -> None:
         exchange.respond(Response(200, b"ok\n", _PLAIN))
@@ -446,7 +459,7 @@ def _check_types(service: Service) -> None:
     first, last = service.stages[0].traits, service.stages[-1].traits
     if not first.accepts:
         _refuse_hint(f"{first.name} takes", first.input_type, schema.why_unreadable(first.input_type), "accepts")
-    if last.produces is None:
+    if not last.produces:
         _refuse_hint(f"{last.name} returns", last.output_type, schema.why_unwritable(last.output_type), "produces")
 
 

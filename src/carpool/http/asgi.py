@@ -104,6 +104,9 @@ async def _lifespan(app: App, receive: Receive, send: Send) -> None:
 async def _request(app: App, scope: Scope, receive: Receive, send: Send) -> None:
     headers = {name: value for name, value in scope["headers"] if name in WANTED_HEADERS}
     head = Head(scope["method"].encode(), _path(scope), headers)
+    if app.wants_heads:
+        head.query = scope.get("query_string") or b""
+        head.fields = [(bytes(name).lower(), bytes(value).strip(b" \t")) for name, value in scope["headers"]]
     try:
         if app.refusing is not None or app.is_elsewhere:
             await app.ensure_started()
@@ -192,9 +195,12 @@ async def _disconnected(receive: Receive) -> BaseException | None:
 
 
 async def _send(response: Response, send: Send, head_only: bool) -> None:
-    headers = [
+    about_body = [
         (b"content-type", response.content_type),
         (b"content-length", str(len(response.body)).encode()),
+    ]
+    headers = [
+        *(about_body if response.says_its_body else ()),
         (b"x-content-type-options", b"nosniff"),
         *response.headers,
     ]

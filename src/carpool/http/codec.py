@@ -23,6 +23,7 @@ from carpool.http.exchange import Response
 from carpool.model import Traits
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, RAW
 
+_JSON = b"application/json"
 _JSON_TYPES = frozenset({b"application/json", b"text/json"})
 _MSGPACK_TYPES = frozenset({b"application/msgpack", b"application/x-msgpack", b"application/vnd.msgpack"})
 _RAW_TYPES = re.compile(rb"application/octet-stream|(image|audio|text)/.+")
@@ -121,18 +122,19 @@ class Formats:
 
     Attributes:
         types: content type of an answer, by format.
+        wants_heads: whether the model's `decode` asks for all of a request and not only for its body.
     """
 
     def __init__(self, first: Traits, last: Traits) -> None:
         self._accepts = frozenset(kind.lower().encode() for kind in first.accepts)
-        self._produces = last.produces.encode() if last.produces else None
-        self._produced_kind = (last.produces or "").partition(";")[0].strip().lower().encode()
+        self._produces = [kind.encode() for kind in last.produces]
+        self._produced = {_kind(name): CUSTOM + i for i, name in reversed([*enumerate(self._produces)])}
+        self.wants_heads = first.decodes_requests
         self._raw_in = first.input_type is bytes
         self._raw_out = last.output_type is bytes
         self._cached: dict[tuple[bytes | None, bytes | None], tuple[int, int]] = {}
         self.types = {JSON: b"application/json", MSGPACK: b"application/msgpack", RAW: b"application/octet-stream"}
-        if self._produces is not None:
-            self.types[CUSTOM] = self._produces
+        self.types.update({CUSTOM + i: name for i, name in enumerate(self._produces)})
 
     def choose(self, content_type: bytes | None, accept: bytes | None) -> tuple[int, int]:
         """How to read a body of `content_type`, and how to write the answer for `accept`.
@@ -143,7 +145,7 @@ class Formats:
         found = self._cached.get((content_type, accept))
         if found is None:
             read = self._reads(content_type)
-            found = read, self._writes(accept, read)
+            found = read, self._writes(accept, read, _kind(content_type or _JSON))
             if len(self._cached) < _MOST_CACHED:
                 self._cached[content_type, accept] = found
         return found
@@ -152,18 +154,18 @@ class Formats:
     def readable(self) -> list[str]:
         """Content types that the model reads, for people and for OpenAPI."""
         raw = ["application/octet-stream"] if self._raw_in else []
-        return [kind.decode() for kind in sorted(self._accepts)] + ["application/json", "application/msgpack", *raw]
+        own = [kind.decode() for kind in sorted(self._accepts)]
+        return list(dict.fromkeys([*own, "application/json", "application/msgpack", *raw]))
 
     @property
     def writable(self) -> list[str]:
         """Content types that the model writes."""
-        custom = [self._produces.decode()] if self._produces else []
         raw = ["application/octet-stream"] if self._raw_out else []
-        return [*custom, "application/json", "application/msgpack", *raw]
+        own = [name.decode() for name in self._produces]
+        return list(dict.fromkeys([*own, "application/json", "application/msgpack", *raw]))
 
     def _reads(self, content_type: bytes | None) -> int:
-        if not content_type:
-            return JSON
+        content_type = content_type or _JSON
         kind, _, parameters = content_type.partition(b";")
         kind = kind.strip().lower()
         if kind in self._accepts:
@@ -180,12 +182,12 @@ class Formats:
         text = f"the model does not read this content type; it reads {known}"
         raise InvalidRequest(text, status=415, code="unsupported_media_type")
 
-    def _writes(self, accept: bytes | None, read: int) -> int:
-        """The first of the client's wishes that can be met; what suits the model best if none can."""
-        for part in (accept or b"").lower().split(b","):
-            wish = part.partition(b";")[0].strip()
-            if wish and wish == self._produced_kind:
-                return CUSTOM
+    def _writes(self, accept: bytes | None, read: int, sent: bytes) -> int:
+        """The first of the client's wishes that can be met; else what it has sent, or what suits the model best."""
+        for part in (accept or b"").split(b","):
+            wish = _kind(part)
+            if wish in self._produced:
+                return self._produced[wish]
             if wish in _JSON_TYPES:
                 return JSON
             if wish in _MSGPACK_TYPES:
@@ -194,11 +196,17 @@ class Formats:
                 return RAW
             if wish == b"*/*":
                 break
-        if self._produces is not None:
-            return CUSTOM
+        if self._produces:
+            usual = _JSON if read == JSON else b"application/msgpack" if read == MSGPACK else sent
+            return self._produced.get(sent, self._produced.get(usual, CUSTOM))
         if self._raw_out and read == RAW:
             return RAW
         return MSGPACK if read == MSGPACK else JSON
+
+
+def _kind(content_type: bytes) -> bytes:
+    """A content type without its parameters."""
+    return content_type.partition(b";")[0].strip().lower()
 
 
 def content_length(headers: Mapping[bytes, bytes]) -> int:

@@ -14,12 +14,13 @@ import socket
 from collections import deque
 from contextlib import suppress
 from http import HTTPStatus
-from typing import cast
+from typing import Any, cast
 
 from carpool.http.codec import Refusal
 from carpool.http.exchange import Exchange, Response
 from carpool.http.listener import HttpHead, Listener
 from carpool.http.reader import LARGE_BODY, MOST_AT_ONCE, RequestReader
+from carpool.wire.answer import Answer
 
 _LONGEST_LOOKED_UP = 16 * 1024  # more in one go is a large body, or many requests at once
 _LONG_PAGE = 4 * 1024  # the figures of /metrics are; a line that says "ok" is not
@@ -300,9 +301,10 @@ class Connection(asyncio.Protocol):
     def answer_now(self, exchange: HttpExchange) -> bool:
         """Write a good answer at once if that is all there is to do; False if it is not."""
         owed, head, transport = self._owed, exchange.head, self._transport
-        body = cast(bytes, exchange.result)
+        body: Any = exchange.result
         if (
             len(owed) != 1
+            or type(body) is Answer
             or not head.is_plain
             or self._half_closed
             or self._listener.draining
@@ -340,9 +342,11 @@ class Connection(asyncio.Protocol):
         head, listener, was_paused = exchange.head, self._listener, self._paused_writing
         last = not head.keep_alive or (listener.draining and not self._owed and self._is_idle)
         lines = [
-            b"HTTP/1.1 %d %b\r\n" % (status, _REASONS[status]),
+            b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b"")),
             listener.common_headers(),
-            b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type, len(body)),
+            b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type, len(body))
+            if response.says_its_body
+            else b"",
             *[b"%b: %b\r\n" % header for header in headers],
         ]
         if last:

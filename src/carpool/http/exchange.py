@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from carpool.http_request import Field
 from carpool.request import DEFAULT_LANE, Lane, Request
+from carpool.wire.answer import Answer
 
 if TYPE_CHECKING:
     from carpool.http.app import App, Endpoint
 
 JSON_TYPE = b"application/json"
+_SILENT = frozenset({204, 304})
 _UNKNOWN = float("inf")  # the deadline, before the app has set it
 
 WANTED_HEADERS = frozenset(
@@ -24,7 +27,7 @@ WANTED_HEADERS = frozenset(
         b"x-request-timeout-ms",
     }
 )
-"""The headers that the app looks at; a door need not bring others."""
+"""The headers that the app looks at; a door need not bring others, unless the app `wants_heads`."""
 
 
 class Response(NamedTuple):
@@ -35,12 +38,19 @@ class Response(NamedTuple):
     content_type: bytes = JSON_TYPE
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
+    @property
+    def says_its_body(self) -> bool:
+        """Whether it has headers about its body: none is allowed in some answers that have no body (RFC 9110, 8.6)."""
+        return self.status not in _SILENT
+
 
 class Head:
     """A request's head and what the app makes of it. Equal heads mean the same, so a door may keep and reuse them.
 
     Attributes:
         method, path, headers: as received; header names in lower case, the path without its query.
+        query, fields: what follows the path, and all headers; kept only by an app that `wants_heads`.
+        packed: all of these, for a worker; empty where the model does not ask for them.
         app, route: who answers, set by `App.admit`, and with them for a model's address
         endpoint: the model asked; format, accept, timeout_s, lane: what the headers say about the item;
         content_type: of a good answer.
@@ -51,11 +61,14 @@ class Head:
         "app",
         "content_type",
         "endpoint",
+        "fields",
         "format",
         "headers",
         "lane",
         "method",
+        "packed",
         "path",
+        "query",
         "route",
         "timeout_s",
     )
@@ -63,10 +76,20 @@ class Head:
     app: App
     route: Callable[[Exchange], None]
 
-    def __init__(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes]) -> None:
+    def __init__(
+        self,
+        method: bytes,
+        path: bytes,
+        headers: Mapping[bytes, bytes],
+        query: bytes = b"",
+        fields: Sequence[Field] = (),
+    ) -> None:
         self.method = method
         self.path = path
         self.headers = headers
+        self.query = query
+        self.fields = fields
+        self.packed = b""
         self.endpoint: Endpoint | None = None
         self.format = self.accept = 0
         self.timeout_s = 0.0
@@ -101,7 +124,12 @@ class Exchange(Request):
 
     def tell(self) -> None:
         """The driver has the answer."""
-        if self.error is None:
-            self.respond(Response(200, self.result, self.head.content_type))  # type: ignore[arg-type]
+        result = self.result
+        if self.error is None and type(result) is Answer:
+            self.respond(
+                Response(result.status, result.body, result.content_type or self.head.content_type, result.headers)
+            )
+        elif self.error is None:
+            self.respond(Response(200, result, self.head.content_type))  # type: ignore[arg-type]
         else:
             self.respond(self.head.app.error(self.head, self.error))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Protocol
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from carpool.http.bodies import Bodies
 from carpool.http.codec import content_length
 from carpool.http.exchange import Head
+from carpool.http_request import Field
 from carpool.wire.memory import Memory
 
 if TYPE_CHECKING:
@@ -61,8 +62,16 @@ class HttpHead(Head):
 
     __slots__ = ("is_plain", "keep_alive", "length", "old_version", "unread")
 
-    def __init__(self, method: bytes, path: bytes, headers: Mapping[bytes, bytes], old_version: bool = False) -> None:
-        super().__init__(method, path, headers)
+    def __init__(
+        self,
+        method: bytes,
+        path: bytes,
+        headers: Mapping[bytes, bytes],
+        old_version: bool = False,
+        query: bytes = b"",
+        fields: Sequence[Field] = (),
+    ) -> None:
+        super().__init__(method, path, headers, query, fields)
         self.length = content_length(headers)
         self.keep_alive = True
         self.old_version = old_version

@@ -14,6 +14,7 @@ from carpool.errors import CarpoolError
 from carpool.http.codec import Refusal, too_large
 from carpool.http.exchange import WANTED_HEADERS, Response
 from carpool.http.listener import HttpHead
+from carpool.http_request import Field
 from carpool.logger import logger
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class RequestReader:
         self._parser: Any = httptools.HttpRequestParser(self)
         self._target = b""
         self._headers: dict[bytes, bytes] = {}
+        self._all: list[Field] = []  # headers, if a model of the app asks for all of them
         self._fields = 0
         self._header_bytes = 0
         self._unparsed_bytes = 0  # received since the parser last completed something
@@ -157,6 +159,7 @@ class RequestReader:
         self.fresh = False
         self._target = b""
         self._headers = {}
+        self._all = []
         self._fields = self._header_bytes = self._chunks = 0
         self._parts = []
         self.in_headers = True
@@ -176,10 +179,13 @@ class RequestReader:
         if not self.in_headers:  # a trailer
             if name in _FORBIDDEN_TRAILERS:
                 raise Refusal(400, "bad_http")
-        elif name in _KEPT_HEADERS:
+            return
+        if name in _KEPT_HEADERS:
             if name in _FRAMING_HEADERS and name in self._headers:
                 raise Refusal(400, "bad_http")
             self._headers[name] = value.strip(b" \t")
+        if self._app.wants_heads:
+            self._all.append((name, value.strip(b" \t")))
 
     def on_headers_complete(self) -> None:
         self.in_headers = False
@@ -187,7 +193,8 @@ class RequestReader:
         parser, headers = self._parser, self._headers
         version = parser.get_http_version()
         self._check_framing(version)
-        self.head = head = HttpHead(parser.get_method(), self._path(), headers, version == "1.0")
+        query = self._target.partition(b"?")[2]
+        self.head = head = HttpHead(parser.get_method(), self._path(), headers, version == "1.0", query, self._all)
         head.keep_alive = parser.should_keep_alive()
         head.is_plain = head.is_plain and head.keep_alive
         self._refusal = self._app.admit(head)

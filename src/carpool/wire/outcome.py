@@ -27,7 +27,7 @@ _LONGEST_TRACEBACK = 16 * 1024
 
 
 class Outcome(IntEnum):
-    """What became of an item in a worker. Anything but OK carries a `Report` instead of a result."""
+    """What became of an item in a worker. Anything but OK and RESPONSE carries a `Report` instead of a result."""
 
     OK = 0
     INVALID = 1  # the body could not be read
@@ -35,6 +35,7 @@ class Outcome(IntEnum):
     MODEL_ERROR = 3  # user code raised
     BAD_RESULT = 4  # user code returned what does not fit
     EXPIRED = 5  # its deadline passed before its turn came
+    RESPONSE = 6  # it is well, and its result says how to answer; see `wire/answer.py`
 
 
 class Report(msgspec.Struct, array_like=True, frozen=True):

@@ -24,7 +24,7 @@ OBJECT: Final = 0  # a Python object of one of our processes, as `dump` makes it
 JSON: Final = 1
 MSGPACK: Final = 2
 RAW: Final = 3  # the bytes are the item
-CUSTOM: Final = 4  # a format of the model's own: its `decode` or `encode`
+CUSTOM: Final = 4  # a format of the model's own: its `decode` or `encode`; the next numbers, if it writes several
 
 LARGE: Final = 64 * 1024
 """Buffers from this size on travel by themselves and are received into memory of their own."""

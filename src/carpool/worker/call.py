@@ -10,17 +10,20 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 from carpool import details, nesting, schema
 from carpool.clock import Clock, monotonic
 from carpool.details import Detail
-from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, ValidationError
+from carpool.errors import CarpoolError, DeadlineExceeded, InvalidRequest, ModelError, ValidationError
 from carpool.foreign import text_of
+from carpool.http_request import RequestMaker
+from carpool.http_response import Response
 from carpool.invoke import Invoker
 from carpool.parts import Failed, Trouble
-from carpool.wire import payload
+from carpool.wire import answer, payload
 from carpool.wire.frame import Frame, Kind
 from carpool.wire.outcome import Outcome, Report, pack, with_cause
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, OBJECT, RAW
@@ -31,7 +34,10 @@ _LONGEST_LINE = 2 * 1024
 _HAVE_CAUSES = frozenset({Outcome.MODEL_ERROR, Outcome.BAD_RESULT})
 _ROOM_FOR_CAUSES = 2**20  # bytes in one reply, however many items have failed
 _OWN_FILES = ("/carpool/worker/", "/carpool/invoke.py", "/carpool/parts.py")
-_BETWEEN_STAGES = dict.fromkeys((OBJECT, JSON, MSGPACK, RAW, CUSTOM), payload.dump)
+_BETWEEN_STAGES = dict.fromkeys(range(256), payload.dump)
+
+_ANY_CUSTOM = bytes([min(format, CUSTOM) for format in range(256)])
+_NOT_LAST = "a Response is an answer, and only the last stage gives one: return a value here, or an exception"
 
 _OUR_OWN = MainProgram(None)
 
@@ -87,7 +93,7 @@ class Call:
         self._inside = inside
         takes, gives = traits.input_type, traits.output_type
         self._decoders = schema.MadeWhenNeeded(
-            {OBJECT: payload.load, RAW: bytes, CUSTOM: bytes},
+            {OBJECT: payload.load, RAW: bytes, CUSTOM: list if traits.decodes_requests else bytes},
             {JSON: lambda: schema.json_reader(takes), MSGPACK: lambda: schema.msgpack_reader(takes)} if first else {},
         )
         self._encoders = schema.MadeWhenNeeded[payload.Payload](
@@ -192,24 +198,65 @@ class Call:
         """The model's own format: one call of its `decode` for all bodies of the batch."""
         mine = [i for i, f in enumerate(formats) if f == CUSTOM and type(values[i]) is not Failed]
         bodies = [values[i] for i in mine]
+        if self.traits.decodes_requests:
+            make = RequestMaker().make
+            bodies = [make(bytes(head), bytes(body)) for head, body in bodies]
         decoded = await self._invoker.together(self._decode_bodies, bodies, self.trouble, mine, until)
         for i, value in zip(mine, decoded, strict=True):
-            values[i] = value
+            # an item's own error may stand in its place
+            values[i] = Failed(_of_a_parser(value)) if issubclass(type(value), BaseException) else value
 
-    def _decode_bodies(self, bodies: list[bytes]) -> Any:
+    def _decode_bodies(self, bodies: list[Any]) -> Any:
         try:
             return self._invoker.instance.decode(bodies)
-        except (ValidationError, InvalidRequest):
-            raise
-        except ValueError as error:  # the usual complaint of parsers: the client's fault, not the model's
-            raise InvalidRequest("the body could not be decoded") from error
+        except ValueError as error:
+            raise _of_a_parser(error) from error
 
     async def _encode(self, results: list[Any], accepts: bytes, until: float, reply: Frame) -> None:
         """Put outcomes and payloads into the reply."""
-        if CUSTOM in accepts:
-            await self._encode_custom(results, accepts, until)
+        kinds = set(map(type, results))
+        own = self._last and bool(self.traits.produces) and max(accepts) >= CUSTOM
+        if not own and Response not in kinds:
+            self._write(results, accepts, kinds, reply)
+            return
+        results = results[:]  # it may be a list of the model's own
+        responses: dict[int, Response] = {}
+        accepts = self._opened(results, accepts, responses)
+        if own:
+            for format in sorted(set(accepts)):
+                if format >= CUSTOM:
+                    await self._encode_custom(results, accepts, until, format)
+            accepts = accepts.translate(_ANY_CUSTOM)
+            accepts = self._opened(results, accepts, responses)  # `encode` may return them as well
+        self._write(results, accepts, set(map(type, results)), reply)
+        told, payloads = bytearray(reply.formats), list(reply.payloads)
+        for i, response in responses.items():
+            if told[i] == Outcome.OK:
+                told[i] = Outcome.RESPONSE
+                payloads[i] = answer.pack(response, payloads[i])  # type: ignore[arg-type]
+        reply.formats, reply.payloads = bytes(told), payloads
+
+    def _opened(self, results: list[Any], accepts: bytes, responses: dict[int, Response]) -> bytes:
+        """Put what is in each response in its place; returns how all of it is to be written."""
+        if Response not in set(map(type, results)):
+            return accepts
+        chosen = bytearray(accepts)
+        for i, result in enumerate(results):
+            if type(result) is not Response:
+                continue
+            if not self._last:
+                results[i] = Failed(ModelError(_NOT_LAST, code="bad_result"))
+            elif accepts[i] != OBJECT:  # a caller from Python gets it as it is
+                responses[i] = result
+                results[i] = result.value
+                if result.is_body:
+                    results[i] = b"" if result.value is None else result.value
+                    chosen[i] = RAW
+        return bytes(chosen)
+
+    def _write(self, results: list[Any], accepts: bytes, kinds: set[type], reply: Frame) -> None:
         encoders = self._encoders if self._last else _BETWEEN_STAGES
-        if accepts.count(accepts[0]) == len(accepts) and Failed not in set(map(type, results)):
+        if accepts.count(accepts[0]) == len(accepts) and Failed not in kinds:
             with contextlib.suppress(BaseException):  # looked at one by one below
                 encode = encoders[accepts[0]]
                 reply.payloads = [encode(value) for value in results]
@@ -231,16 +278,18 @@ class Call:
             payloads.append(body)
         reply.formats, reply.payloads, reply.causes = bytes(outcomes), payloads, failures.causes
 
-    async def _encode_custom(self, results: list[Any], accepts: bytes, until: float) -> None:
-        """The model's own format: one call of its `encode` for all results of the batch."""
-        mine = [i for i, a in enumerate(accepts) if a == CUSTOM and type(results[i]) is not Failed]
+    async def _encode_custom(self, results: list[Any], accepts: bytes, until: float, format: int) -> None:
+        """A format of the model's own: one call of its `encode` for all results of the batch."""
+        mine = [i for i, a in enumerate(accepts) if a == format and type(results[i]) is not Failed]
         values = [results[i] for i in mine]
-        bodies = await self._invoker.together(self._encode_values, values, self.trouble, mine, until)
+        kind = self.traits.produces[format - CUSTOM]
+        bodies = await self._invoker.together(partial(self._encode_values, kind), values, self.trouble, mine, until)
         for i, body in zip(mine, bodies, strict=True):
-            results[i] = body
+            results[i] = Failed(body) if issubclass(type(body), BaseException) else body
 
-    def _encode_values(self, values: list[Any]) -> Any:
-        return self._invoker.instance.encode(values)
+    def _encode_values(self, kind: str, values: list[Any]) -> Any:
+        encode = self._invoker.instance.encode
+        return encode(values, kind) if self.traits.encode_takes_type else encode(values)
 
     def _as_ours(self, error: BaseException, format: int, body: Any) -> BaseException:
         """What went wrong with reading an item, in our words where they fit: where a client has written it."""
@@ -250,6 +299,14 @@ class Call:
             return schema.as_our_error(error, "msgpack" if format == MSGPACK else "JSON", self.traits.input_type, body)
         except BaseException:  # it has no text
             return error
+
+
+def _of_a_parser(error: BaseException) -> BaseException:
+    """What `decode` raises or returns in an item's place: a ValueError is the client's fault, not the model's."""
+    kind = type(error)  # its `__class__` may be a trap
+    if issubclass(kind, ValueError) and not issubclass(kind, CarpoolError):
+        return InvalidRequest("the body could not be decoded")
+    return error
 
 
 def _as_bytes(value: Any) -> bytes:

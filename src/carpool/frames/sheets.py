@@ -1,0 +1,88 @@
+"""CSV bodies that can be read as one: which ones, and how many rows each has, without parsing a value.
+
+Only what is plain enough that the count of rows is beyond doubt is joined: every record has as many fields as the
+header, quotes stand around whole fields, and lines end in one way. The rest is left to be read by itself.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from carpool.errors import InvalidRequest, ValidationError
+
+NO_ROWS = "the table has no rows"
+_BOM = b"\xef\xbb\xbf"
+
+
+class Sheet(NamedTuple):
+    """A body in two parts.
+
+    Attributes:
+        header: its first line.
+        records: the others, each with its end.
+        rows: how many records there are.
+    """
+
+    header: bytes
+    records: bytes
+    rows: int
+
+
+def without_mark(body: bytes) -> bytes:
+    """A body without the byte order mark that some programs put before it. Raises InvalidRequest: it is empty."""
+    body = body.removeprefix(_BOM)
+    if not body.strip():
+        raise InvalidRequest("the body is empty: a table needs a line of column names and at least one row")
+    return body
+
+
+def as_sheet(body: bytes) -> Sheet | None:
+    """A body that may be read together with others of the same header; None if it must be read alone.
+
+    Raises:
+        ValidationError: there is no record, or one has more or fewer fields than the header.
+    """
+    body = body.replace(b"\r\n", b"\n")
+    if b"\r" in body or b"\0" in body:
+        return None
+    quoted = b'"' in body
+    outside = _outside_quotes(body) if quoted else body
+    if outside is None:
+        return None
+    lines = outside.removesuffix(b"\n").split(b"\n")
+    if not all(map(bytes.strip, lines)):
+        if quoted:
+            return None
+        lines = list(filter(bytes.strip, lines))
+        body = b"\n".join(lines)
+    if len(lines) == 1:
+        raise ValidationError(NO_ROWS)
+    _check_widths(lines)
+    header, _, records = body.partition(b"\n")
+    if header.count(b'"') % 2:
+        return None  # a name of two lines
+    return Sheet(header, records if records.endswith(b"\n") else records + b"\n", len(lines) - 1)
+
+
+def _outside_quotes(body: bytes) -> bytes | None:
+    """What stands outside of quoted fields; None if quotes do not stand around whole fields."""
+    parts = body.split(b'"')
+    if len(parts) % 2 == 0:
+        return None
+    outside = parts[::2]
+    last = len(outside) - 1
+    for i, part in enumerate(outside):
+        if not part:
+            continue  # a doubled quote, or an end of the body
+        if (i > 0 and part[:1] not in (b",", b"\n")) or (i < last and part[-1:] not in (b",", b"\n")):
+            return None
+    return b"".join(outside)
+
+
+def _check_widths(lines: list[bytes]) -> None:
+    width = lines[0].count(b",")
+    for row, line in enumerate(lines[1:], 1):
+        if line.count(b",") != width:
+            raise ValidationError(
+                f"row {row} of the table has {line.count(b',') + 1} fields, but its header has {width + 1}"
+            )

@@ -1,0 +1,120 @@
+"""A request as a model's own `decode` may ask for it: the body, and what the client has said beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, final
+from urllib.parse import parse_qs
+
+import msgspec
+
+Field = tuple[bytes, bytes]
+"""A header as it was received: its name in lower case, and its value."""
+
+
+class Headers(Mapping[str, str]):
+    """Headers by name, in whatever case it is written. Repeated ones are joined with commas, as RFC 9110 has it.
+
+    Args:
+        fields: names and values.
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self, fields: Mapping[str, str] | Iterable[tuple[str, str]] = ()) -> None:
+        self._values: dict[str, str] = {}
+        for name, value in fields.items() if isinstance(fields, Mapping) else fields:
+            name = name.lower()
+            before = self._values.get(name)
+            between = "; " if name == "cookie" else ", "
+            self._values[name] = value if before is None else before + between + value
+
+    def __getitem__(self, name: str) -> str:
+        return self._values[name.lower()]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"Headers({self._values!r})"
+
+
+_NONE: Final = Headers()
+
+
+@final
+class HTTPRequest:
+    """One request, of which a model's `decode(self, requests: list[carpool.HTTPRequest])` gets a batch.
+
+    Args:
+        body: as it was sent.
+        headers: all that the client sent.
+        path: of the address, as the client wrote it, below the place where the app is mounted.
+        query: what follows the `?` of the address, undecoded.
+    """
+
+    __slots__ = ("_query", "body", "headers", "path", "query_string")
+
+    def __init__(
+        self,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | Iterable[tuple[str, str]] = _NONE,
+        path: str = "/predict",
+        query: str = "",
+    ) -> None:
+        self.body = body
+        self.headers = headers if type(headers) is Headers else Headers(headers)
+        self.path = path
+        self.query_string = query
+        self._query: dict[str, list[str]] | None = None
+
+    @property
+    def content_type(self) -> str:
+        """The header as it is, parameters and all; empty if there is none."""
+        return self.headers.get("content-type", "")
+
+    @property
+    def query(self) -> dict[str, list[str]]:
+        """The parameters of the address, decoded; each may occur several times."""
+        if self._query is None:
+            self._query = parse_qs(self.query_string, keep_blank_values=True)
+        return self._query
+
+    def __repr__(self) -> str:
+        return f"<HTTPRequest {self.path} {self.content_type or 'without content type'}, {len(self.body)} bytes>"
+
+
+class _Head(msgspec.Struct, array_like=True):
+    path: bytes
+    query: bytes
+    fields: list[Field]
+
+
+def pack_head(path: bytes, query: bytes, fields: Sequence[Field]) -> bytes:
+    """All of a request but its body, for a worker."""
+    return _encoder.encode(_Head(path, query, list(fields)))
+
+
+class RequestMaker:
+    """Makes the requests of one batch; equal heads, of which clients send many, are read once."""
+
+    def __init__(self) -> None:
+        self._heads: dict[bytes, tuple[Headers, str, str]] = {}
+
+    def make(self, packed: bytes, body: bytes) -> HTTPRequest:
+        """A request from what `pack_head` has made, and its body."""
+        known = self._heads.get(packed)
+        if known is None:
+            head = _decoder.decode(packed)
+            headers = Headers([(name.decode("latin-1"), value.decode("latin-1")) for name, value in head.fields])
+            known = self._heads[packed] = headers, head.path.decode("latin-1"), head.query.decode("latin-1")
+        headers, path, query = known
+        return HTTPRequest(body, headers=headers, path=path, query=query)
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Head)

@@ -1,0 +1,455 @@
+"""Models of tables: rows of all requests in one frame, and each request gets exactly the answers of its own rows."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+import subprocess
+import sys
+from typing import Any, ClassVar
+
+import msgspec
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import carpool
+from carpool import HTTPRequest, ModelError, Service, Stage, ValidationError
+from carpool.frames import Pandas, Polars
+from carpool.frames.sheets import as_sheet
+from carpool.http.app import App
+from carpool.model import traits_of
+from tests.http.door import post
+from tests.http.net import Client, serving
+
+CSV, JSON, MSGPACK, ARROW = (
+    "text/csv",
+    "application/json",
+    "application/msgpack",
+    "application/vnd.apache.arrow.stream",
+)
+
+
+class Sum(Pandas):
+    """a + b, and whether the plan has a second word; declared columns."""
+
+    columns: ClassVar[dict[str, Any]] = {"a": "float64", "b": "int64", "plan": "str"}
+    examples = ([{"a": 1.0, "b": 2, "plan": "basic"}],)
+
+    def setup(self) -> None:
+        self.calls: list[int] = []
+
+    def predict(self, frame: pd.DataFrame) -> pd.DataFrame:
+        self.calls.append(len(frame))
+        assert list(frame.index) == list(range(len(frame)))
+        if (frame["a"] == 666).any():
+            frame["a"] *= 1000  # must not be seen when it is called again
+            raise RuntimeError("not this one")
+        return pd.DataFrame({"sum": frame["a"] + frame["b"], "plan": frame["plan"]})
+
+
+class PolarsSum(Polars):
+    """Likewise."""
+
+    columns: ClassVar[dict[str, Any]] = {"a": pl.Float64, "b": pl.Int64, "plan": pl.String}
+
+    def setup(self) -> None:
+        self.calls: list[int] = []
+
+    def predict(self, frame: pl.DataFrame) -> pl.DataFrame:
+        self.calls.append(len(frame))
+        if (frame["a"] == 666).any():
+            raise RuntimeError("not this one")
+        return frame.select(sum=pl.col("a") + pl.col("b"), plan="plan")
+
+
+class Inferred(Pandas):
+    """No columns: what comes is read by itself."""
+
+    def predict(self, frame: pd.DataFrame) -> list[str]:
+        return [str(frame.dtypes.iloc[0])] * len(frame)
+
+
+def made(cls: type[Any]) -> Any:
+    model = cls()
+    model.setup()
+    return model
+
+
+def of(body: Any, kind: str = CSV) -> HTTPRequest:
+    return HTTPRequest(body if type(body) is bytes else body.encode(), headers={"Content-Type": kind})
+
+
+def through(model: Any, *requests: HTTPRequest, accept: str = JSON) -> list[Any]:
+    """What each request is answered: an error, or a body."""
+    items = model.decode(list(requests))
+    sound = [item for item in items if not isinstance(item, Exception)]
+    results = iter(model.predict(sound) if sound else [])
+    answers = [item if isinstance(item, Exception) else next(results) for item in items]
+    bodies = [a if isinstance(a, Exception) else model.encode([a], accept)[0] for a in answers]
+    return [json.loads(b) if isinstance(b, bytes) and accept == JSON else b for b in bodies]
+
+
+def arrow(**columns: list[Any]) -> bytes:
+    table = pa.table(columns)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("cls", [Sum, PolarsSum])
+def test_all_formats_share_one_call(cls: Any) -> None:
+    """CSV, records, one record, msgpack and Arrow; every one gets its own rows' answers, in order."""
+    model = made(cls)
+    answers = through(
+        model,
+        of("a,b,plan\n1,2,x\n3,4,y\n"),
+        of('[{"a": 5, "b": 6, "plan": "z"}, {"plan": null, "b": 8, "a": 7.5}]', JSON),
+        of('{"a": 9, "b": 10, "plan": "w"}', JSON),
+        of("plan,b,a,more\r\nq,12,11,0\r\n"),
+        of(msgspec.msgpack.encode([{"a": 13.0, "b": 14, "plan": "m"}]), MSGPACK),
+        of(arrow(b=[16, 18], a=[15.0, 17.0], plan=["r", "s"], other=[1, 2]), ARROW),
+        of("a,b,plan\n19,20,last"),
+    )
+    assert answers == [
+        [{"sum": 3.0, "plan": "x"}, {"sum": 7.0, "plan": "y"}],
+        [{"sum": 11.0, "plan": "z"}, {"sum": 15.5, "plan": None}],
+        {"sum": 19.0, "plan": "w"},
+        [{"sum": 23.0, "plan": "q"}],
+        [{"sum": 27.0, "plan": "m"}],
+        [{"sum": 31.0, "plan": "r"}, {"sum": 35.0, "plan": "s"}],
+        [{"sum": 39.0, "plan": "last"}],
+    ]
+    assert model.calls == [10]
+
+
+BODIES = {
+    "mark": (b"\xef\xbb\xbfa,b,plan\n1,2,x\n", ["x"]),
+    "quoted": (b'"a","b","plan"\n"1","2","x,y"\n', ["x,y"]),
+    "lines": (b'a,b,plan\n1,2,"x\ny"\n3,4,z', ["x\ny", "z"]),
+    "quotes": (b'a,b,plan\n1,2,"x ""y"" z"\n', ['x "y" z']),
+    "inches": (b'a,b,plan\n1,2,5" pipe\n3,4,3" pipe\n', ['5" pipe', '3" pipe']),
+    "blank lines": (b"\na,b,plan\n\n1,2,x\n\n  \n3,4,y\n\n", ["x", "y"]),
+    "no end": (b"a,b,plan\n1,2,x", ["x"]),
+    "windows": (b"a,b,plan\r\n1,2,x\r\n3,4,y\r\n", ["x", "y"]),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_body_reads_in_company_as_alone(name: str) -> None:
+    """Whatever quotes, ends of lines and marks it has."""
+    body, plans = BODIES[name]
+    plain, model = of("a,b,plan\n0,0,plain\n0,0,plain\n"), made(Sum)
+    (alone,) = through(model, of(body))
+    company = through(model, plain, of(body), plain, of(body))
+    assert [row["plan"] for row in alone] == plans
+    assert company[1] == company[3] == alone
+    assert company[0] == company[2] == [{"sum": 0.0, "plan": "plain"}] * 2
+
+
+BAD = {
+    "no number": (of("a,b,plan\nx,2,y\n"), "the table cannot be read"),
+    "half a number": (of("a,b,plan\n1,2.5,y\n"), "the table cannot be read"),
+    "missing number": (of("a,b,plan\n1,,y\n"), "the table cannot be read"),
+    "empty": (of(""), "the body is empty"),
+    "blank": (of("\xef\xbb\xbf".encode("latin-1") + b" \n"), "the body is empty"),
+    "header alone": (of("a,b,plan\n"), "the table has no rows"),
+    "a field too many": (of("a,b,plan\n1,2,x\n1,2,x,4\n"), "row 2 of the table has 4 fields, but its header has 3"),
+    "a field too few": (of("a,b,plan\n1,2\n"), "row 1 of the table has 2 fields, but its header has 3"),
+    "columns": (of("a,plan\n1,x\n"), "the table lacks the columns b"),
+    "an open quote": (of('a,b,plan\n1,2,"x\n'), "the table"),
+    "no text": (of(b"a,b,plan\n1,2,\xff\n"), "the table cannot be read"),
+    "no JSON": (of("[", JSON), "no valid json"),
+    "a wrong type": (of('[{"a": "x", "b": 1, "plan": ""}]', JSON), r"Expected `float(.*)`, got `str`.*\$\[0\].a"),
+    "a record without": (of('[{"a": 1}]', JSON), "missing required field `b`"),
+    "no record": (of("3", JSON), "Expected"),
+    "no records": (of("[]", JSON), "the table has no rows"),
+    "too large": (of('{"a": 1, "b": 99999999999999999999, "plan": ""}', JSON), "the table"),
+    "no Arrow": (of("abc", ARROW), "no stream of Arrow"),
+    "Arrow without": (of(arrow(a=[1.0]), ARROW), "lacks the columns b, plan"),
+}
+
+
+@pytest.mark.parametrize("cls", [Sum, PolarsSum])
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_body_fails_alone_and_is_told_why(cls: Any, name: str) -> None:
+    """Its mates are answered from one call, as ever."""
+    bad, text = BAD[name]
+    if cls is PolarsSum and name == "missing number":
+        pytest.skip("polars has a null for it")
+    if cls is PolarsSum and name == "an open quote":
+        pytest.skip("polars closes it")
+    model = made(cls)
+    goods = [of(f"a,b,plan\n{n},1,x\n") for n in range(5)] + [of('{"a": 5, "b": 1, "plan": "x"}', JSON)]
+    answers = through(model, *goods[:2], bad, *goods[2:])
+    error = answers.pop(2)
+    assert isinstance(error, carpool.CarpoolError)
+    assert error.status in (400, 422)
+    with pytest.raises(type(error), match=text):
+        raise error
+    assert [a["sum"] if type(a) is dict else a[0]["sum"] for a in answers] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert model.calls == [6]
+
+
+@pytest.mark.parametrize("cls", [Sum, PolarsSum])
+def test_nobody_s_numbers_change_in_company(cls: Any) -> None:
+    """Whole numbers beyond what a float can hold, beside what would make floats of them."""
+    large = 2**53 + 1
+
+    class Keep(cls):  # type: ignore[misc]
+        def predict(self, frame: Any) -> Any:
+            return frame["b"]
+
+    model = made(Keep)
+    mates = [
+        of("a,b,plan\n1,2.0,x\n"),
+        of('{"a": 1, "b": 2.0, "plan": "x"}', JSON),
+        of(arrow(a=[1.0], b=[None], plan=["x"]), ARROW),
+        of("a,b,plan\n1,1e3,x\n"),
+        of("a,b,plan\n1,,x\n"),
+    ]
+    for mate in mates:
+        answers = through(
+            model,
+            of(f"a,b,plan\n1,{large},x\n"),
+            of(f'[{{"a": 1, "b": {large}, "plan": "x"}}]', JSON),
+            mate,
+            of(arrow(a=[1.0], b=[large], plan=["x"]), ARROW),
+        )
+        assert [answers[0], answers[1], answers[3]] == [[large]] * 3
+
+
+CELLS = ("1", "2.0", "-3", "1e3", "9007199254740993", "18446744073709551615", "", "NA", "true", "x", " 4", "300", "inf")
+TYPES = [
+    *[(Pandas, of) for of in ("int64", "int8", "uint64", "float64", "float32", "bool", "str", "Int64", "boolean")],
+    *[(Polars, of) for of in (pl.Int64, pl.Int8, pl.Float64, pl.Boolean, pl.String, pl.Enum(["x", "1"]))],
+]
+
+
+@pytest.mark.parametrize(("base", "kind"), TYPES)
+def test_every_cell_reads_in_company_as_alone(base: Any, kind: Any) -> None:
+    """Whatever stands above and below it, by every type that can be declared."""
+
+    class Shown(base):  # type: ignore[misc]
+        columns: ClassVar[dict[str, Any]] = {"v": kind}
+
+        def predict(self, frame: Any) -> list[str]:
+            return [repr(value) for value in frame["v"].to_list()]
+
+    model = Shown()
+
+    def read(cells: list[str]) -> list[Any]:
+        answers = through(model, *[of(f"v,w\n{cell},1\n") for cell in cells])
+        return [type(answer) if isinstance(answer, Exception) else answer for answer in answers]
+
+    alone = {cell: read([cell])[0] for cell in CELLS}
+    for seed in range(15):
+        cells = random.Random(seed).choices(CELLS, k=5)
+        assert read(cells) == [alone[cell] for cell in cells]
+
+
+def test_a_number_that_has_no_room_is_refused() -> None:
+    """pandas would make another of it."""
+
+    class Small(Pandas):
+        columns: ClassVar[dict[str, Any]] = {"v": "int8"}
+
+        def predict(self, frame: Any) -> Any:
+            return frame["v"]
+
+    answers = through(Small(), *[of(f"v\n{cell}\n") for cell in ("127", "128", "1e30", "1.5", "2.0")])
+    assert [isinstance(answer, ValidationError) or answer for answer in answers] == [[127], True, True, True, [2]]
+
+
+def test_without_columns_nothing_is_inferred_from_others() -> None:
+    """A column of numbers stays one beside a column of words of the same name."""
+    answers = through(
+        made(Inferred), of("x\n1\n"), of("x\nword\n"), of("x\n1.5\n2\n"), of('[{"x": 7}]', JSON), of("y\n1\n")
+    )
+    assert answers == [["int64"], ["str"], ["float64", "float64"], ["int64"], ["int64"]]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_tables_in_random_company(seed: int) -> None:
+    """Texts with all that CSV has a meaning for: the count of rows that is told beforehand is what a reader finds."""
+    dice = random.Random(seed)
+    model = made(Sum)
+    requests, expected = [], []
+    for _ in range(dice.randint(1, 12)):
+        rows = [
+            [dice.randint(0, 9), dice.randint(0, 9), "".join(dice.choices('ab,"\n \t;', k=dice.randint(1, 5))) + "."]
+            for _ in range(dice.randint(1, 4))
+        ]
+        text = io.StringIO()
+        quoting = dice.choice([csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+        writer = csv.writer(text, lineterminator=dice.choice(["\n", "\r\n"]), quoting=quoting)  # type: ignore[arg-type]
+        writer.writerows([["a", "b", "plan"], *rows])
+        body = text.getvalue()
+        requests.append(of(body if dice.random() < 0.5 else body.rstrip("\r\n")))
+        expected.append([{"sum": float(a + b), "plan": plan} for a, b, plan in rows])
+    assert through(model, *requests) == expected
+
+
+def test_which_bodies_are_joined() -> None:
+    """Those whose rows can be counted beyond doubt."""
+    assert as_sheet(b'a,b\n1,"x\ny"\n') == (b"a,b", b'1,"x\ny"\n', 1)
+    assert as_sheet(b"a,b\r\n1,2") == (b"a,b", b"1,2\n", 1)
+    for body in (b'a,b\n1,"x', b'a,b\n1,x"y"\n', b"a,b\r1,2\r", b'a,"b\nc"\n1,2\n', b'a\n"1"\n', b"a,b\n1,\0\n"):
+        assert as_sheet(body) is None, body
+
+
+def test_python_callers_bring_frames_and_records() -> None:
+    """And get a part of what `predict` returns, or plain values; rows are counted from 0."""
+    frame = pd.DataFrame({"a": [1.0, 2.0], "b": [1, 2], "plan": ["x", "y"], "more": [0, 0]}, index=[7, 8])
+    with Service(Stage(Sum, max_batch_size=8, run_in="thread")).run() as service:
+        answers = list(
+            service.stream([frame, [{"a": 1.0, "b": 2, "plan": "p"}], {"a": 1.0, "b": 3, "plan": "q"}, frame])
+        )
+        pd.testing.assert_frame_equal(answers[0], pd.DataFrame({"sum": [2.0, 4.0], "plan": ["x", "y"]}))
+        pd.testing.assert_frame_equal(answers[3], answers[0])
+        assert answers[1:3] == [[{"sum": 3.0, "plan": "p"}], {"sum": 4.0, "plan": "q"}]
+        for wrong in (3, frame[["a"]], frame[:0], [{"a": 1}]):
+            with pytest.raises(ValidationError):
+                service.predict(wrong)
+    assert list(made(Sum).predict(frame)["sum"]) == [2.0, 4.0]
+
+
+def test_a_call_that_fails_is_made_again_for_the_others() -> None:
+    """What it had done to its frame is not seen; only the guilty one fails."""
+    with serving(App(Service(Stage(Sum, max_batch_size=16), name="sum"))) as server:
+
+        def ask(n: int) -> tuple[int, bytes]:
+            with Client(server.port) as client:
+                answer = client.ask(post(b"a,b,plan\n%d,0,x\n" % n, "/predict", f"Content-Type: {CSV}"))
+                return answer.status, answer.body
+
+        from concurrent.futures import ThreadPoolExecutor
+
+        numbers = [*range(20), 666, *range(20)] * 3
+        with ThreadPoolExecutor(32) as pool:
+            answers = list(pool.map(ask, numbers))
+    for n, answer in zip(numbers, answers, strict=True):
+        assert answer[0] == 500 if n == 666 else answer == (200, b"sum,plan\n%d.0,x\n" % n)
+
+
+def test_answers_in_the_format_of_the_request_or_of_the_wish() -> None:
+    """CSV to CSV, and each can be asked for."""
+    with (
+        serving(App(Service(Stage(Sum, max_batch_size=16, run_in="thread"), name="sum"))) as server,
+        Client(server.port) as client,
+    ):
+
+        def ask(body: bytes, *headers: str) -> tuple[str, bytes]:
+            answer = client.ask(post(body, "/predict", *headers))
+            assert answer.status == 200, answer
+            return answer.headers["content-type"], answer.body
+
+        rows, record = b"a,b,plan\n1,2,x\n,4,\n", b'{"a": 1, "b": 2, "plan": "x"}'
+        assert ask(rows, f"Content-Type: {CSV}; charset=utf-8") == (CSV, b"sum,plan\n3.0,x\n,\n")
+        assert ask(record) == (JSON, b'{"sum":3.0,"plan":"x"}')
+        assert ask(record, "Content-Type: text/json") == (JSON, b'{"sum":3.0,"plan":"x"}')
+        assert ask(rows[:15], f"Content-Type: {CSV}", f"Accept: {JSON}") == (JSON, b'[{"sum":3.0,"plan":"x"}]')
+        kind, body = ask(record, f"Accept: {ARROW}")
+        assert (kind, pa.ipc.open_stream(body).read_all().to_pylist()) == (ARROW, [{"sum": 3.0, "plan": "x"}])
+        kind, body = ask(msgspec.msgpack.encode(json.loads(record)), f"Content-Type: {MSGPACK}")
+        assert (kind, msgspec.msgpack.decode(body)) == (MSGPACK, {"sum": 3.0, "plan": "x"})
+        (nan,) = [client.ask(post(rows, "/predict", f"Content-Type: {CSV}", f"Accept: {JSON}"))]
+        assert (nan.status, json.loads(nan.body)["error"]["code"]) == (500, "bad_result")
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (lambda f: f["a"], [1.0, 2.0]),
+        (lambda f: f["a"].to_numpy(), [1.0, 2.0]),
+        (lambda f: [[x, x] for x in f["a"]], [[1.0, 1.0], [2.0, 2.0]]),
+        (lambda f: f[["a"]].to_numpy(), [[1.0], [2.0]]),
+        (lambda f: pd.Series([1, None], dtype="Int64"), [1, None]),
+        (lambda f: pl.Series([1, None]), [1, None]),
+        (lambda f: pa.array(["x", None]), ["x", None]),
+    ],
+)
+def test_what_predict_may_return(answer: Any, expected: Any) -> None:
+    """One answer a row, in any of these; all can be written in every format."""
+
+    class Some(Pandas):
+        def predict(self, frame: Any) -> Any:
+            return answer(frame)
+
+    body = of("a\n1.0\n2.0\n")
+    assert through(made(Some), body) == [expected]
+    for accept in (CSV, MSGPACK, ARROW):
+        assert type(through(made(Some), body, accept=accept)[0]) is bytes
+
+
+@pytest.mark.parametrize("returned", [[1], 3, "ab", None])
+def test_what_it_may_not_return(returned: Any) -> None:
+    """Anything but one answer a row."""
+
+    class Wrong(Pandas):
+        def predict(self, frame: Any) -> Any:
+            return returned
+
+    with pytest.raises(ModelError, match="must return"):
+        through(made(Wrong), of("a\n1.0\n2.0\n"))
+
+
+def test_what_cannot_be_declared_is_refused_there() -> None:
+    """With what would do."""
+
+    def declare(base: type[Any] = Pandas, **body: Any) -> None:
+        type("Odd", (base,), {"predict": lambda self, frame: frame, **body})
+
+    for columns in ({"a": "datetime64[ns]"}, {"a": "category"}, {"a": pd.CategoricalDtype([1, 2])}):
+        with pytest.raises(TypeError, match="Declare text, and convert it in predict"):
+            declare(columns=columns)
+    with pytest.raises(TypeError, match=r"polars.Enum"):
+        declare(Polars, columns={"a": pl.Datetime})
+    with pytest.raises(TypeError, match="columns of Odd must be names of columns"):
+        declare(columns={})
+    with pytest.raises(TypeError, match="which has no preprocess: do it in predict"):
+        declare(preprocess=lambda self, x: x)
+
+    async def later(self: Any, frame: Any) -> Any:
+        return frame
+
+    with pytest.raises(TypeError, match="must be a plain function"):
+        declare(predict=later)
+    declare(columns={"a": pd.CategoricalDtype(["x"]), "b": "Int64", "c": "boolean", "d": "float32"})
+    declare(Polars, columns={"a": pl.Enum(["x"]), "b": pl.Int8, "c": pl.Boolean, "d": pl.Float32})
+
+
+def test_in_a_pipeline() -> None:
+    """What a table gives goes on to the next stage as plain values."""
+
+    def largest(rows: list[dict[str, Any]]) -> float:
+        return max(row["sum"] for row in rows)
+
+    with (
+        serving(
+            App(Service(Stage(Sum, max_batch_size=8, run_in="thread"), Stage(largest, run_in="thread"), name="two"))
+        ) as server,
+        Client(server.port) as client,
+    ):
+        answer = client.ask(post(b"a,b,plan\n1,2,x\n3,4,x\n", "/predict", f"Content-Type: {CSV}"))
+        assert (answer.status, answer.body) == (200, b"7.0")
+
+
+def test_carpool_does_not_import_them() -> None:
+    """Neither with `carpool` nor with `carpool.frames`."""
+    code = "import sys, carpool, carpool.frames; print({'pandas', 'polars', 'pyarrow'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_openapi_names_the_formats() -> None:
+    """In and out."""
+    from carpool.http.codec import Formats
+
+    traits = traits_of(Sum, True)
+    formats = Formats(traits, traits)
+    assert set(formats.readable) == set(formats.writable) == {CSV, JSON, MSGPACK, ARROW}
