@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from carpool.foreign import text_of
 from carpool.logger import logger
+from carpool.rows import is_array_type
 
 _HOOKS = ("setup", "preprocess", "predict", "postprocess", "teardown", "decode", "encode")
 _YIELDING = (inspect.isgeneratorfunction, inspect.isasyncgenfunction)
@@ -53,7 +54,11 @@ class Model:
         """Prepare for `predict`; runs once in each worker."""
 
     def predict(self, x: Any) -> Any:
-        """Answer one item, or a list of items with a sequence of as many results where the stage is batched."""
+        """Answer one item, or a list of items with a sequence of as many results where the stage is batched.
+
+        With a numpy array as the hint of a batch (`xs: NDArray[np.float32]`) it gets one array, of which each item is
+        a row.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no predict method")
 
     def teardown(self) -> None:
@@ -67,6 +72,7 @@ class Traits:
     Attributes:
         input_type: type of one item as it comes in; `Any` without a hint.
         output_type: type of one result as it goes out; `Any` without a hint.
+        takes_array: whether `predict` of a batched stage is to get one array instead of a list.
     """
 
     name: str
@@ -78,6 +84,7 @@ class Traits:
     accepts: tuple[str, ...]
     produces: str | None
     examples: tuple[Any, ...]
+    takes_array: bool = False
 
 
 def name_of(model: AnyModel) -> str:
@@ -103,8 +110,9 @@ def traits_of(model: AnyModel, batched: bool) -> Traits:
     preprocess = getattr(owner, "preprocess", None)
     postprocess = getattr(owner, "postprocess", None)
     takes, gives = _types(predict)
+    takes_array = batched and is_array_type(takes)
     if batched:
-        takes, gives = _item_type(takes), _item_type(gives)
+        takes, gives = _item_type(takes), Any if is_array_type(gives) else _item_type(gives)
     if preprocess is not None:
         takes, _ = _types(preprocess)
     if postprocess is not None:
@@ -120,6 +128,7 @@ def traits_of(model: AnyModel, batched: bool) -> Traits:
         accepts=accepts,
         produces=produces,
         examples=_examples(getattr(owner, "examples", ()), name),
+        takes_array=takes_array,
     )
 
 
@@ -250,7 +259,12 @@ def _types(function: Callable[..., Any]) -> tuple[Any, Any]:
 
 
 def _item_type(batch_type: Any) -> Any:
-    """The type of one item of `list[A]` and the like; `Any` where a batch type does not tell."""
+    """The type of one item of `list[A]` and the like; `Any` where a batch type does not tell.
+
+    The rows of an array are arrays of the same dtype; a number counts as one without axes.
+    """
+    if is_array_type(batch_type):
+        return batch_type
     origin, args = typing.get_origin(batch_type), typing.get_args(batch_type)
     if isinstance(origin, type) and issubclass(origin, Sequence) and args:
         return args[0]

@@ -17,8 +17,9 @@ from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, Validat
 from carpool.foreign import text_of
 from carpool.invoke import Invoker
 from carpool.parts import Failed, Trouble
-from carpool.wire import payload
-from carpool.wire.frame import Frame, Kind
+from carpool.rows import Rows
+from carpool.wire import arrays, payload
+from carpool.wire.frame import MAX_FRAME_BYTES, Frame, Kind
 from carpool.wire.outcome import Outcome, Report, pack
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, OBJECT, RAW
 from carpool.worker.program import MainProgram
@@ -156,6 +157,9 @@ class Call:
         formats, payloads = frame.formats, frame.payloads
         if formats.count(formats[0]) == len(formats) and formats[0] != CUSTOM and min(frame.deadlines) > now:
             with contextlib.suppress(BaseException):  # looked at one by one below
+                block = arrays.block_of(payloads, MAX_FRAME_BYTES) if formats[0] == OBJECT else None
+                if block is not None:
+                    return Rows(block.array())
                 decode = nesting.for_now(self._decoders[formats[0]])
                 return [decode(body) for body in payloads]
         values: list[Any] = []
@@ -195,13 +199,19 @@ class Call:
         except ValueError as error:  # the usual complaint of parsers: the client's fault, not the model's
             raise InvalidRequest("the body could not be decoded") from error
 
-    async def _encode(self, results: list[Any], accepts: bytes, until: float) -> tuple[bytes, list[payload.Payload]]:
+    async def _encode(
+        self, results: list[Any], accepts: bytes, until: float
+    ) -> tuple[bytes, Sequence[payload.Payload]]:
         if CUSTOM in accepts:
             await self._encode_custom(results, accepts, until)
         encoders = self._encoders if self._last else _BETWEEN_STAGES
         if accepts.count(accepts[0]) == len(accepts) and Failed not in set(map(type, results)):
             with contextlib.suppress(BaseException):  # looked at one by one below
                 encode = encoders[accepts[0]]
+                if encode is payload.dump and type(results) is Rows:
+                    block = arrays.block_of_rows(results.whole)
+                    if block is not None:
+                        return bytes(len(results)), block
                 return bytes(len(results)), [encode(value) for value in results]
         outcomes = bytearray()
         payloads: list[payload.Payload] = []
