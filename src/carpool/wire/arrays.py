@@ -6,7 +6,7 @@ An array is `[head, elements]`. The head says what it is like, so that arrays ar
     the length of each axis                                                        (u32, little endian)
 
 The elements are a copy in C order, in the machine's byte order. Whatever would not come back the same (other dtypes and
-byte orders, subclasses, columns first, no axes or no elements) is left to pickle. numpy is never imported here before
+byte orders, subclasses, another order of the axes, no axes or no elements) is left to pickle. numpy is never imported here before
 there is an array to be made.
 """
 
@@ -40,6 +40,8 @@ _heads: dict[tuple[int, tuple[int, ...], bool], bytes] = {}
 def array_type() -> type | None:
     """numpy's arrays, if the program has loaded numpy."""
     global _ndarray
+    if _ndarray is not None:
+        return _ndarray
     numpy = sys.modules.get("numpy")
     kind = getattr(numpy, "ndarray", None)
     if type(kind) is type and hasattr(numpy, "dtype"):
@@ -57,8 +59,8 @@ def head_of(array: Array, shape: tuple[int, ...]) -> bytes | None:
     """
     flags, dtype = array.flags, array.dtype
     contiguous = flags.c_contiguous
-    if not contiguous and flags.f_contiguous:
-        return None
+    if not contiguous and (flags.f_contiguous or len(shape) > 2):
+        return None  # pickle keeps the order of its axes
     writable = flags.writeable or not contiguous  # what is gathered is a copy, as with pickle
     try:
         return _heads[id(dtype), shape, writable]  # only for dtypes that live for ever
