@@ -6,8 +6,8 @@ An array is `[head, elements]`. The head says what it is like, so that arrays ar
     the length of each axis                                                        (u32, little endian)
 
 The elements are a copy in C order, in the machine's byte order. Whatever would not come back the same (other dtypes and
-byte orders, subclasses, another order of the axes, no axes or no elements) is left to pickle. numpy is never imported here before
-there is an array to be made.
+byte orders, subclasses, another order of the axes, no axes or no elements) is left to pickle. numpy is never imported
+here before there is an array to be made.
 """
 
 from __future__ import annotations
