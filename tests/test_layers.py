@@ -35,7 +35,7 @@ PURE = frozenset(
         "typing",
     }
 )
-SANS_IO = {"policy": PURE, "core": PURE, "wire": PURE | {"ctypes", "msgspec", "pickle", "re", "struct", "sys"}}
+SANS_IO = {"policy": PURE, "core": PURE, "wire": PURE | {"ctypes", "msgspec", "numpy", "pickle", "re", "struct", "sys"}}
 """What may be imported where there is no clock, lock, log or socket, and by whatever of ours is imported there."""
 OUTSIDE_WORLD = frozenset({"open", "print", "input", "breakpoint", "__import__"})
 

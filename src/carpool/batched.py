@@ -9,7 +9,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self, cast
 
 from carpool import kinds
@@ -264,6 +264,8 @@ def invoker_of(function: AnyModel | Model, settings: Settings, is_async: bool, l
         may_wait=is_async,
     )
     traits = traits_of(type(model) if isinstance(model, Model) else model, batched=True)
+    if settings.merge:
+        traits = replace(traits, takes_array=False)  # it takes chunks, which are merged
     return Invoker(function, {}, traits, caller, batched=True)
 
 

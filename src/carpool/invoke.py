@@ -20,6 +20,7 @@ from typing import Any
 from carpool import faults
 from carpool.model import AnyModel, Model, Traits
 from carpool.parts import Caller, Failed, Trouble
+from carpool.rows import Rows, by_kind, stacking
 
 
 class Invoker:
@@ -127,6 +128,8 @@ class Invoker:
 
     async def _batch(self, values: list[Any], trouble: list[Trouble], sound: bool, until: float) -> list[Any]:
         predict, sizes = self._counted(self._predict), self._sizes
+        if self.traits.takes_array:
+            return await self._batch_of_arrays(predict, values, trouble, until)
         if sound or Failed not in set(map(type, values)):
             return await self.caller.call(predict, values, trouble, sizes=sizes, until=until)
         places = [i for i, value in enumerate(values) if type(value) is not Failed]
@@ -135,6 +138,24 @@ class Invoker:
         left = [values[i] for i in places]
         answers = iter(await self.caller.call(predict, left, trouble, sizes=sizes, places=places, until=until))
         return [v if type(v) is Failed else next(answers) for v in values]
+
+    async def _batch_of_arrays(
+        self, predict: Callable[[Any], Any], values: list[Any], trouble: list[Trouble], until: float
+    ) -> list[Any]:
+        """One array for `predict`, or one of each kind that the items are of."""
+        if type(values) is Rows:
+            function = stacking(predict, values)
+            return await self.caller.call(function, values, trouble, sizes=self._sizes, until=until)
+        results = values[:]
+        sound = [i for i, value in enumerate(values) if type(value) is not Failed]
+        for kind in by_kind([values[i] for i in sound]):
+            places = [sound[i] for i in kind]
+            items = [values[i] for i in places]
+            function = stacking(predict, items)
+            answers = await self.caller.call(function, items, trouble, sizes=self._sizes, places=places, until=until)
+            for place, answer in zip(places, answers, strict=True):
+                results[place] = answer
+        return results
 
     async def _each(self, step: Callable[[Any], Any], values: list[Any], trouble: list[Trouble]) -> list[Any]:
         """`step` for each sound item by itself."""

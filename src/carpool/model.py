@@ -17,6 +17,7 @@ from carpool.foreign import text_of
 from carpool.http_request import HTTPRequest
 from carpool.http_response import Response
 from carpool.logger import logger
+from carpool.rows import is_array_type
 
 _HOOKS = ("setup", "preprocess", "predict", "postprocess", "teardown", "decode", "encode")
 _MOST_PRODUCED = 32
@@ -57,7 +58,11 @@ class Model:
         """Prepare for `predict`; runs once in each worker."""
 
     def predict(self, x: Any) -> Any:
-        """Answer one item, or a list of items with a sequence of as many results where the stage is batched."""
+        """Answer one item, or a list of items with a sequence of as many results where the stage is batched.
+
+        With a numpy array as the hint of a batch (`xs: NDArray[np.float32]`) it gets one array, of which each item is
+        a row.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no predict method")
 
     def teardown(self) -> None:
@@ -74,6 +79,7 @@ class Traits:
         produces: content types of its own, the first one for those who do not mind.
         decodes_requests: whether `decode` asks for requests instead of their bodies.
         encode_takes_type: whether `encode` is told which content type to write.
+        takes_array: whether `predict` of a batched stage is to get one array instead of a list.
     """
 
     name: str
@@ -87,6 +93,7 @@ class Traits:
     examples: tuple[Any, ...]
     decodes_requests: bool
     encode_takes_type: bool
+    takes_array: bool = False
 
 
 def name_of(model: AnyModel) -> str:
@@ -112,8 +119,9 @@ def traits_of(model: AnyModel, batched: bool) -> Traits:
     preprocess = getattr(owner, "preprocess", None)
     postprocess = getattr(owner, "postprocess", None)
     takes, gives = _types(predict)
+    takes_array = batched and is_array_type(takes)
     if batched:
-        takes, gives = _item_type(takes), _item_type(gives)
+        takes, gives = _item_type(takes), Any if is_array_type(gives) else _item_type(gives)
     if preprocess is not None:
         raw, given = _types(preprocess)
         if batched and (_is_batch_of(raw, takes) if given is Any else _is_batch_of(given, takes) and _is_list(raw)):
@@ -138,6 +146,7 @@ def traits_of(model: AnyModel, batched: bool) -> Traits:
         examples=_examples(getattr(owner, "examples", ()), name),
         decodes_requests=bool(accepts) and _asks_for_requests(owner.decode, name),
         encode_takes_type=bool(produces) and _takes_two(owner.encode),
+        takes_array=takes_array,
     )
 
 
@@ -302,7 +311,12 @@ def _without_response(gives: Any) -> Any:
 
 
 def _item_type(batch_type: Any) -> Any:
-    """The type of one item of `list[A]` and the like; `Any` where a batch type does not tell."""
+    """The type of one item of `list[A]` and the like; `Any` where a batch type does not tell.
+
+    The rows of an array are arrays of the same dtype; a number counts as one without axes.
+    """
+    if is_array_type(batch_type):
+        return batch_type
     origin, args = typing.get_origin(batch_type), typing.get_args(batch_type)
     if isinstance(origin, type) and issubclass(origin, Sequence) and args:
         return args[0]

@@ -27,6 +27,7 @@ import msgspec
 from carpool.clock import Clock, monotonic
 from carpool.errors import ModelError
 from carpool.oom import give_back, is_out_of_memory
+from carpool.rows import Rows, first
 
 T = TypeVar("T")
 
@@ -139,7 +140,7 @@ class Caller:
             returned = function(part)
             if hasattr(returned, "__await__"):
                 returned = await self.outcome_of(returned)
-            return as_results(returned, len(part))[:n]
+            return first(as_results(returned, len(part)), n)
         except BaseException as error:
             if self.goes_through(error):
                 raise
@@ -393,11 +394,13 @@ def as_results(returned: Any, n: int) -> list[Any]:
         # a row of its own memory each: pickling a view would take the whole batch along
         results = tensor.tolist() if tensor.ndim == 1 else [row.clone() for row in tensor]
     elif hasattr(returned, "tolist") and hasattr(returned, "ndim"):  # a numpy array
-        results = returned.tolist() if returned.ndim <= 1 else list(returned)
+        results = returned.tolist() if returned.ndim <= 1 else Rows(returned)
     elif not isinstance(returned, Sequence) or isinstance(returned, str | bytes | bytearray):
         kind = type(returned).__name__
         text = f"a batch of {n} needs a sequence of {n} results, but the model returned {kind}"
         raise ModelError(text, code="bad_result")
+    if type(results) is Rows and len(results) == n:
+        return results
     if type(results) is not list and isinstance(results, Sequence) and len(results) == n:
         results = list(islice(results, n + 1))  # one of the user's own may have no end, whatever its length says
     if type(results) is not list or len(results) != n:

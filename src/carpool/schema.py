@@ -21,6 +21,7 @@ from carpool import misfits, nesting
 from carpool.details import Detail, plain
 from carpool.errors import InvalidRequest, ModelError, ValidationError
 from carpool.foreign import text_of
+from carpool.rows import is_array_type
 
 T = TypeVar("T")
 
@@ -86,7 +87,7 @@ def why_unreadable(kind: Any) -> str | None:
         json_reader(kind)
     except Exception as error:
         return text_of(error)
-    if not isinstance(kind, type) or _is_array(kind) or _is_pydantic(kind):
+    if not isinstance(kind, type) or is_array_type(kind) or _is_pydantic(kind):
         return None
     if not isinstance(msgspec.inspect.type_info(kind), CustomType):
         return None
@@ -189,7 +190,7 @@ def as_example(value: Any) -> Any:
 
 def type_name(kind: Any) -> str:
     """A type as a person would write it."""
-    name = None if typing.get_args(kind) and not _is_array(kind) else getattr(kind, "__name__", None)
+    name = None if typing.get_args(kind) and not is_array_type(kind) else getattr(kind, "__name__", None)
     return name or str(kind).replace("typing.", "")
 
 
@@ -206,7 +207,7 @@ def _writer(
         encode: writes a result; read: reads it; kind: as which.
         has_null: whether NaN is written as null, and is to be refused.
     """
-    dtype = _dtype(kind) if _is_array(kind) else None
+    dtype = _dtype(kind) if is_array_type(kind) else None
     inside = _kinds_in(kind)
     fits = _object_check(kind) if CustomType in inside else None
     may_hide = has_null and not inside.isdisjoint(_TAKE_NULL)  # else reading back stumbles over NaN anyway
@@ -294,7 +295,7 @@ def _object_check(kind: Any) -> Callable[[Any], bool]:
     objects: list[Any] = []
 
     def number(value: Any) -> Any:
-        if getattr(value, "ndim", None) == 0 and not _is_array(type(value)):
+        if getattr(value, "ndim", None) == 0 and not is_array_type(type(value)):
             return value.tolist()  # a numpy scalar counts as a number
         objects.append(value)
         return msgspec.msgpack.Ext(0, str(len(objects) - 1).encode())
@@ -316,8 +317,8 @@ def _object_check(kind: Any) -> Callable[[Any], bool]:
 
 def _as_it_is(kind: Any, value: Any) -> Any:
     """An object in a result, if it is what the hint says."""
-    if _is_array(kind):
-        if not _is_array(type(value)) or _dtype(kind) not in (None, value.dtype):
+    if is_array_type(kind):
+        if not is_array_type(type(value)) or _dtype(kind) not in (None, value.dtype):
             raise ValueError("not of this dtype")
     elif not isinstance(value, kind):
         raise ValueError("not of this type")
@@ -326,7 +327,7 @@ def _as_it_is(kind: Any, value: Any) -> Any:
 
 def _from_builtins(kind: Any, value: Any) -> Any:
     """msgspec's hook for types it does not know."""
-    if _is_array(kind):
+    if is_array_type(kind):
         return _to_array(kind, value)
     if _is_pydantic(kind):
         return _validated(kind.model_validate, value, kind, value)
@@ -398,11 +399,6 @@ def _in_one_line(problem: dict[str, Any]) -> str:
     return f"{problem['msg']} - at `${path}`"
 
 
-def _is_array(kind: Any) -> bool:
-    base = typing.get_origin(kind) or kind
-    return getattr(base, "__module__", "") == "numpy" and getattr(base, "__name__", "") == "ndarray"
-
-
 def _to_array(kind: Any, value: Any) -> Any:
     """A numpy array from nested lists of numbers, of the dtype the hint names."""
     import numpy as np
@@ -440,7 +436,7 @@ def _dtype(kind: Any) -> Any:
 
 
 def _schema_hook(kind: Any) -> dict[str, Any]:
-    if _is_array(kind):
+    if is_array_type(kind):
         dtype = _dtype(kind)
         numbers = "numbers" if dtype is None else str(dtype)
         return {"type": "array", "items": {}, "description": f"array of {numbers}, as nested lists"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ import msgspec
 import carpool
 from carpool import Response
 from carpool.parts import Trouble
+from carpool.testing.wire import header
 from carpool.wire import answer
 from carpool.wire.frame import MAGIC, Frame, Kind, encode
 from carpool.wire.outcome import Outcome
@@ -33,6 +35,13 @@ def times(n: int, reply: Frame) -> Frame:
     return replace(reply, ids=[*reply.ids] * n, formats=reply.formats * n, payloads=[*reply.payloads] * n)
 
 
+def block(reply: Frame, n: int, head: bytes, elements: bytes) -> bytes:
+    """A reply whose results are said to be arrays in one block."""
+    lengths = (len(head), len(elements))
+    start = header(items=n, buffers=2, batch=reply.batch, length=sum(lengths), block=1)
+    return start + bytes(9 * n) + struct.pack("<2I", *lengths) + head + elements
+
+
 INSTEAD: dict[str, Callable[[Frame], list[Frame | bytes]]] = {
     "something else altogether": lambda reply: [b"GET / HTTP/1.1\r\nHost: localhost:8000\r\nAccept: */*\r\n\r\n"],
     "zeros": lambda reply: [bytes(1000)],
@@ -49,6 +58,10 @@ INSTEAD: dict[str, Callable[[Frame], list[Frame | bytes]]] = {
     "a response to one who speaks no HTTP": lambda reply: [
         replace(reply, formats=bytes([Outcome.RESPONSE]), payloads=[answer.pack(Response(b"x"), b"x")])
     ],
+    "a block of one item": lambda reply: [block(reply, 1, b"\1\1f\1\2\0\0\0", b"x" * 8)],
+    "a block for others": lambda reply: [block(reply, 2, b"\1\1f\1\2\0\0\0", b"x" * 16)],
+    "a block of objects": lambda reply: [block(reply, 2, b"\1\1O\1\2\0\0\0", b"x" * 32)],
+    "a block that is too short": lambda reply: [block(reply, 2, b"\1\1f\1\2\0\0\0", b"x" * 14)],
     "a time that is none": lambda reply: [replace(reply, busy_s=float("nan"))],
     "an endless time": lambda reply: [replace(reply, waited_s=INFINITY)],
     "a negative time": lambda reply: [replace(reply, busy_s=-1.0)],

@@ -21,7 +21,7 @@ from tests.http.net import Client, RunningServer, predict, serving
 def typed_server() -> Iterator[RunningServer]:
     """One worker for each model of `typed`."""
     services = (typed.shift, typed.measure, typed.greet, typed.double, typed.total, typed.checked, typed.book)
-    with serving(App(*services, typed.reciprocal, typed.reciprocals)) as running:
+    with serving(App(*services, typed.twice, typed.reciprocal, typed.reciprocals)) as running:
         yield running
 
 
@@ -38,6 +38,9 @@ ITEMS: list[tuple[str, Any, Any]] = [
     ("double", [1, 2.5], [2.0, 5.0]),
     ("double", [[1, 2], [3, 4]], [[2.0, 4.0], [6.0, 8.0]]),
     ("double", [], []),
+    ("twice", [1, 2.5], [2.0, 5.0]),
+    ("twice", [[1], [3]], [[2.0], [6.0]]),
+    ("twice", 4, 8.0),
     ("total", [1, 2, 3], 6),
     ("total", [[1], [2]], 3),
     ("checked", {"x": 5}, 5),
@@ -53,6 +56,12 @@ def test_an_item(typed_server: RunningServer, model: str, item: Any, result: Any
     with Client(typed_server.port) as client:
         packed = client.ask(post(msgspec.msgpack.encode(item), path, "Content-Type: application/msgpack"))
     assert (packed.status, msgspec.msgpack.decode(packed.body)) == (200, result)
+
+
+@pytest.mark.parametrize("item", ["abc", ["a"], {}, None, [[1], [2, 3]], [1e300]])
+def test_what_is_no_row_of_an_array_is_refused(typed_server: RunningServer, item: Any) -> None:
+    """The hint is that of the batch; an item that cannot be a row of it is a 422."""
+    assert predict(typed_server.port, item, "/models/twice/predict").status == 422
 
 
 @pytest.mark.parametrize("x", [13, 99, 100])

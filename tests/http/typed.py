@@ -125,6 +125,16 @@ class Prune(Model):
         return [orchard.trees["oak"].branches[0] for orchard in orchards]
 
 
+class Twice(Model):
+    """One array for the batch."""
+
+    examples = (np.array([1.0, 2.0], dtype=np.float32),)
+
+    def predict(self, xs: NDArray[np.float32]) -> NDArray[np.float32]:
+        assert (type(xs), xs.dtype) == (np.ndarray, np.float32)
+        return 2 * xs
+
+
 class Double(Model):
     """Arrays to arrays; the batch is one array."""
 
@@ -190,4 +200,5 @@ total = Service(Stage(Total, max_batch_size=8), name="total")
 checked = Service(Stage(check, max_batch_size=8), name="checked")
 book = Service(Stage(Book, max_batch_size=8), name="book")
 reciprocal = Service(Stage(ratio, max_batch_size=8), name="reciprocal")
+twice = Service(Stage(Twice, max_batch_size=8), name="twice")
 reciprocals = Service(Stage(ratios, max_batch_size=8), name="reciprocals")

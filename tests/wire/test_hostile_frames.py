@@ -147,4 +147,4 @@ def assert_honest(data: bytes) -> None:
 
 def without_padding(data: bytes) -> bytes:
     """A frame's bytes with zeros for those that say nothing."""
-    return data[:5] + bytes(3) + data[8:]
+    return data[:6] + bytes(2) + data[8:]

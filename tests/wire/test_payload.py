@@ -246,9 +246,9 @@ def test_a_large_array_is_not_copied_into_the_pickle(name: str) -> None:
     assert size_of(payload) == len(head) + array.nbytes
 
 
-@pytest.mark.parametrize("name", ["small", "just not large", "no dimension", "no element", "every other column"])
+@pytest.mark.parametrize("name", ["no dimension", "no element", "every other column"])
 def test_other_arrays_travel_in_the_pickle(name: str) -> None:
-    """One that is small, or whose elements lie scattered, is a single buffer."""
+    """One without elements or axes, or a large one whose elements lie scattered, is a single buffer."""
     assert isinstance(dump(ARRAYS[name]), bytes)
 
 

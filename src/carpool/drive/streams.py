@@ -319,7 +319,7 @@ def _place_for(x: Any, deadline: float, weigh: Weigh | None, memory: Memory) -> 
     """An item, copied, as a request; one that cannot be pickled or weighed has its error already."""
     try:
         request = request_for(x, deadline, weigh)
-        if type(request.item) is list:
+        if type(request.item) is list and request.nbytes >= LARGE:
             request.item = detach(request.item, memory)
         request.bulk = True
         return request

@@ -27,6 +27,7 @@ from carpool.errors import ModelError, StartupError, Unavailable
 from carpool.logger import logger
 from carpool.parts import Trouble
 from carpool.wire import answer, outcome
+from carpool.wire.arrays import Block
 from carpool.wire.frame import Frame, FrameError, Kind, in_pieces
 from carpool.wire.outcome import Outcome
 from carpool.wire.payload import OBJECT, Payload
@@ -290,6 +291,8 @@ class WorkerStage:
             _check_ids(frame.ids, batch.ids)
         if not (0.0 <= frame.busy_s < _INFINITY and 0.0 <= frame.waited_s < _INFINITY):
             raise FrameError(f"a reply after {frame.busy_s} s of work and {frame.waited_s} s of waiting")
+        if type(frame.payloads) is Block:
+            frame.payloads = frame.payloads.separate()
         errors: dict[int, Exception] | None = None
         if frame.dropped:
             logger.error("stage %s: no memory to receive the results of %d requests", self.name, len(frame.ids))

@@ -16,7 +16,10 @@ from carpool.wire.payload import LARGE, Buffer, Payload
 INFINITY = float("inf")
 
 # the header as frame.py's docstring describes it
-_HEADER = struct.Struct("<3s B B 3x I I Q Q d d")
+_HEADER = struct.Struct("<3s B B B 2x I I Q Q d d")
+
+PAIR = b"\1\1f\1\2\0\0\0"
+"""The head of an array of two float32, which may be written to (`wire/arrays.py`)."""
 
 FRAMES = {
     "setup": Frame(Kind.SETUP, ids=[0], formats=b"\0", payloads=[b"what to run"]),
@@ -36,6 +39,13 @@ FRAMES = {
     "reply with an empty head": Frame(Kind.REPLY, 7, [4], b"\0", payloads=[[b"", b"b" * 40]]),
     "reply with several buffers": Frame(
         Kind.REPLY, 8, [1, 2, 3, 4], bytes(4), payloads=[b"", [b"", b""], b"c" * 30, [b"d", b"e" * 90, b"f", b"g" * 8]]
+    ),
+    "batch of arrays": Frame(
+        *(Kind.BATCH, 8, [5, 6, 4], bytes(3), b"\1\1\1", [2.0, 3.0, 4.0]), [[PAIR, b"%08d" % i] for i in range(3)]
+    ),
+    "reply of two arrays": Frame(Kind.REPLY, 8, [5, 6], bytes(2), payloads=[[PAIR, b"a" * 8], [PAIR, b"b" * 8]]),
+    "reply of arrays and others": Frame(
+        *(Kind.REPLY, 8, [5, 6, 4], bytes(3)), payloads=[[PAIR, b"a" * 8], b"other", [PAIR[:-4], b"b" * 8]]
     ),
     "reply of many": Frame(Kind.REPLY, 8, range(40), bytes(40), payloads=[bytes([i]) * (i % 7) for i in range(40)]),
 }
@@ -108,9 +118,10 @@ def header(
     length: int = 0,
     busy_s: float = 0.0,
     waited_s: float = 0.0,
+    block: int = 0,
 ) -> bytes:
     """A header, written by hand."""
-    return _HEADER.pack(magic, version, kind, items, buffers, batch, length, busy_s, waited_s)
+    return _HEADER.pack(magic, version, kind, block, items, buffers, batch, length, busy_s, waited_s)
 
 
 def receive(reader: Reader, data: bytes, cuts: Iterable[int] = ()) -> list[Frame]:
@@ -200,7 +211,38 @@ BAD_TABLES = {
     "an item with buffers that do not come": reply([1, 1, 1], [2, 2]),
     "buffers beyond measure in an item": reply([1, 1, 1], [2**32 - 1, 4]),
 }
-HOSTILE = BAD_HEADERS | BAD_TABLES
+
+
+def block(head: bytes, elements: bytes, items: int = 2) -> bytes:
+    """A reply of arrays in one block, with whatever head and elements."""
+    lengths = (len(head), len(elements))
+    start = header(items=items, buffers=2, length=sum(lengths), block=1)
+    return start + bytes(9 * items) + struct.pack("<2I", *lengths) + head + elements
+
+
+BAD_BLOCKS = {
+    "a block that is half one": header(items=2, buffers=2, block=2),
+    "a block of no items": header(items=0, buffers=2, block=1),
+    "a block of one buffer": header(items=2, buffers=1, block=1),
+    "a block of three buffers": header(items=2, buffers=3, block=1),
+    "a block that does not share out": block(PAIR, b"x" * 15)[:-23],
+    "a block with an endless head": block(b"\1\1f\xff" + bytes(4 * 255), b"x" * 16)[: -16 - 4 * 256],
+    "a block with too few elements": block(PAIR, b"x" * 14),
+    "a block with too many elements": block(PAIR, b"x" * 18),
+    "a block without elements": block(b"\1\1f\1\0\0\0\0", b""),
+    "a block of nothing": block(PAIR, b""),
+    "a block without a head": block(b"", b"x" * 16),
+    "a block with half a head": block(PAIR[:-1], b"x" * 16),
+    "a block without axes": block(b"\1\1f\0", b"x" * 8),
+    "a block with an axis too many": block(b"\1\1f\2\2\0\0\0", b"x" * 16),
+    "a block of pickles": block(b"\x80\5N.", b"x" * 16),
+    "a block of objects": block(b"\1\1O\1\2\0\0\0", b"x" * 32),
+    "a block of text": block(b"\1\1U\1\2\0\0\0", b"x" * 16),
+    "a block of records": block(b"\1\1V\1\2\0\0\0", b"x" * 16),
+    "a block that may be written to twice": block(b"\1\2f\1\2\0\0\0", b"x" * 16),
+    "a block of shapes beyond measure": block(b"\1\1f\x20" + b"\xff" * 128, b"x" * 16),
+}
+HOSTILE = BAD_HEADERS | BAD_TABLES | BAD_BLOCKS
 """Bytes of which the last one shows that they are no frame."""
 
 
@@ -259,18 +301,18 @@ def _check_damaged(name: str, dice: random.Random, encode: Encode, new_reader: C
 
 def _without_padding(data: bytes) -> bytes:
     """A frame's bytes with zeros for those that say nothing."""
-    return data[:5] + bytes(3) + data[8:]
+    return data[:6] + bytes(2) + data[8:]
 
 
 def _random_frame(dice: random.Random) -> Frame:
     """Any frame: of every kind, with items of one or several buffers."""
-    kind, n = dice.choice(list(Kind)), dice.randint(0, 6)
+    kind, n, alike = dice.choice(list(Kind)), dice.randint(0, 6), dice.random() < 0.2
     frame = Frame(
         kind,
         dice.getrandbits(64),
         [dice.getrandbits(64) for _ in range(n)],
         dice.randbytes(n),
-        payloads=[_random_payload(dice) for _ in range(n)],
+        payloads=[_random_array(dice) if alike else _random_payload(dice) for _ in range(n)],
         busy_s=dice.random(),
         waited_s=dice.expovariate(1),
     )
@@ -283,6 +325,10 @@ def _random_frame(dice: random.Random) -> Frame:
 def _random_payload(dice: random.Random) -> Payload:
     parts: list[Buffer] = [dice.randbytes(dice.choice([0, 1, 30, 200])) for _ in range(dice.choice([1, 1, 2, 4]))]
     return parts if len(parts) > 1 else parts[0]
+
+
+def _random_array(dice: random.Random) -> Payload:
+    return [PAIR, dice.randbytes(8)]
 
 
 def _read(reader: Reader, data: bytes, name: str, cuts: Iterable[int] = ()) -> list[Frame]:

@@ -1,9 +1,13 @@
 """Frames on the socket between the coordinator and a worker: a batch of items as bytes, and back. Sans-IO.
 
-    header   magic "cpl", version, kind, counts, batch id, body length, two times     (48 bytes, little endian)
+    header   magic "cpl", version, kind, whether the items are one block, counts, batch id, body length, two times
+             (48 bytes, little endian)
     table    ids u64; in a batch deadlines f64 and accepts u8; formats u8; lengths of the buffers u32; and, where
              not every item has just one, how many buffers each has u32
     body     the buffers, one after the other
+
+Items that are arrays of one shape and dtype are one block: two buffers, which are their common head and the elements of
+all (`arrays.py`), and no counts in the table.
 
 A whole batch is one frame, so one write and one read each way. The reader hands out the memory to receive into
 (`get_buffer`) and is told how much came (`received`), as in `asyncio.BufferedProtocol`; a blocking socket uses it just
@@ -21,6 +25,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Final
 
+from carpool.wire.arrays import LONGEST_HEAD, Block, block_of
 from carpool.wire.memory import Memory
 from carpool.wire.payload import LARGE, Buffer, Payload, parts_of, size_of
 
@@ -31,7 +36,7 @@ MAX_ITEMS: Final = 2**16
 MAX_BUFFERS: Final = 2**18
 SCRATCH_BYTES: Final = 256 * 1024
 
-_HEADER = struct.Struct("<3sBBxxxIIQQdd")
+_HEADER = struct.Struct("<3sBBBxxIIQQdd")
 
 
 class Kind(IntEnum):
@@ -85,9 +90,9 @@ class Frame:
 
 
 @lru_cache(maxsize=4096)
-def _table(kind: Kind, items: int, buffers: int) -> struct.Struct:
+def _table(kind: Kind, items: int, buffers: int, has_counts: bool) -> struct.Struct:
     routed = f"{items}d{items}s" if kind == Kind.BATCH else ""
-    counts = f"{items}I" if items != buffers else ""
+    counts = f"{items}I" if has_counts else ""
     return struct.Struct(f"<{items}Q{items}s{buffers}I{routed}{counts}")
 
 
@@ -98,12 +103,19 @@ def encode(frame: Frame) -> list[Buffer]:
         FrameError: it is larger than `MAX_FRAME_BYTES`, its items' parts are not equally many, or an item is no buffer.
     """
     kind, n = frame.kind, len(frame.ids)
-    counts, parts = parts_of(frame.payloads)
+    counts: Sequence[int]
+    parts: Sequence[Buffer]
+    block = block_of(frame.payloads, MAX_FRAME_BYTES) if n > 1 else None
+    if block is None:
+        counts, parts = parts_of(frame.payloads)
+        has_counts = n != len(parts)
+    else:
+        counts, parts, has_counts = range(len(block)), [block.head, block.elements], False
     m = len(parts)
     if (
         not n == len(counts) == len(frame.formats)
         or (kind == Kind.BATCH and not n == len(frame.accepts) == len(frame.deadlines))
-        or (parts is not frame.payloads and 0 in counts)
+        or (block is None and parts is not frame.payloads and 0 in counts)
     ):
         raise FrameError(
             f"{n} ids, {len(counts)} payloads of {m} buffers, {len(frame.formats)} formats,"
@@ -116,9 +128,13 @@ def encode(frame: Frame) -> list[Buffer]:
             f"a message of {n} items, {m} buffers and {length} bytes is over the limit of"
             f" {MAX_ITEMS} items, {MAX_BUFFERS} buffers and {MAX_FRAME_BYTES} bytes"
         )
-    header = _HEADER.pack(MAGIC, VERSION, kind, n, m, frame.batch, length, frame.busy_s, frame.waited_s)
+    header = _HEADER.pack(
+        MAGIC, VERSION, kind, block is not None, n, m, frame.batch, length, frame.busy_s, frame.waited_s
+    )
     routed = (*frame.deadlines, frame.accepts) if kind == Kind.BATCH else ()
-    table = _table(kind, n, m).pack(*frame.ids, frame.formats, *lengths, *routed, *(counts if n != m else ()))
+    table = _table(kind, n, m, has_counts).pack(
+        *frame.ids, frame.formats, *lengths, *routed, *(counts if has_counts else ())
+    )
     return [header + table, *parts]
 
 
@@ -228,12 +244,15 @@ class FrameReader:
         at, have = self._start, self._end - self._start
         if have < _HEADER.size:
             return None
-        magic, version, kind, n, m, batch, length, busy_s, waited_s = _HEADER.unpack_from(self._scratch, at)
-        if magic != MAGIC or version != VERSION or kind not in _KINDS:
+        magic, version, kind, block, n, m, batch, length, busy_s, waited_s = _HEADER.unpack_from(self._scratch, at)
+        if magic != MAGIC or version != VERSION or kind not in _KINDS or block > 1:
             raise FrameError(f"no carpool frame of version {VERSION}: {magic!r}, version {version}, kind {kind}")
+        if block and not (m == 2 <= n):
+            raise FrameError(f"a block of {n} items in {m} buffers")
         if n > MAX_ITEMS or m > MAX_BUFFERS or length > self._max_bytes:
             raise FrameError(f"a frame of {n} items, {m} buffers and {length} bytes is over the limit")
-        table = _table(_KINDS[kind], n, m)
+        has_counts = n != m and not block
+        table = _table(_KINDS[kind], n, m, has_counts)
         need = _HEADER.size + table.size
         if have < need:
             if need > len(self._scratch) - at:
@@ -241,20 +260,23 @@ class FrameReader:
             return None
         fields = table.unpack_from(self._scratch, at + _HEADER.size)
         lengths = fields[n + 1 : n + 1 + m]
-        counts = fields[len(fields) - n :] if n != m else ()
-        if sum(lengths) != length or (n != m and (sum(counts) != m or 0 in counts)):
+        counts = fields[len(fields) - n :] if has_counts else ()
+        if sum(lengths) != length or (has_counts and (sum(counts) != m or 0 in counts)):
             raise FrameError("the frame's table does not add up to its length")
+        if block and not (lengths[0] <= LONGEST_HEAD and lengths[1] % n == 0):
+            raise FrameError(f"a block of {n} items in buffers of {lengths[0]} and {lengths[1]} bytes")
         frame = Frame(_KINDS[kind], batch, list(fields[:n]), fields[n], busy_s=busy_s, waited_s=waited_s)
         if kind == Kind.BATCH:
             frame.deadlines, frame.accepts = fields[n + 1 + m : 2 * n + 1 + m], fields[2 * n + 1 + m]
         self._start = at = at + need
         if have - need < length or length >= LARGE:
             try:
-                self._body = _Body(frame, counts, lengths, self._memory)
+                self._body = _Body(frame, counts, lengths, self._memory, bool(block))
             except MemoryError:
                 self._body = _Dropped(frame, length)
             return self._fill(self._body)
-        frame.payloads = _group(_split(self._view[at : at + length], lengths), counts)
+        parts = _split(self._view[at : at + length], lengths)
+        frame.payloads = _block(parts, n) if block else _group(parts, counts)
         self._start = at + length
         return frame
 
@@ -271,10 +293,16 @@ class FrameReader:
 class _Body:
     """A frame's buffers while they are being received: runs of small ones together, large ones each by itself."""
 
-    __slots__ = ("_at", "_counts", "_lengths", "_memory", "_parts", "_run", "_shared", "header", "missing", "rest")
+    __slots__ = (
+        *("_at", "_counts", "_is_block", "_lengths", "_memory", "_parts", "_run", "_shared"),
+        *("header", "missing", "rest"),
+    )
 
-    def __init__(self, frame: Frame, counts: Sequence[int], lengths: Sequence[int], memory: Memory) -> None:
+    def __init__(
+        self, frame: Frame, counts: Sequence[int], lengths: Sequence[int], memory: Memory, is_block: bool
+    ) -> None:
         self.header = frame
+        self._is_block = is_block
         self.missing = sum(lengths)  # bytes
         self._memory = memory
         self._counts = counts
@@ -292,9 +320,10 @@ class _Body:
 
     @property
     def frame(self) -> Frame:
-        """The frame, once it is complete."""
-        self.header.payloads = _group(self._parts, self._counts)
-        return self.header
+        """The frame, once it is complete. Raises FrameError if its block is none."""
+        header, parts = self.header, self._parts
+        header.payloads = _block(parts, len(header.ids)) if self._is_block else _group(parts, self._counts)
+        return header
 
     @property
     def wants_own_memory(self) -> bool:
@@ -371,6 +400,15 @@ def _split(shared: bytes | memoryview, lengths: Sequence[int]) -> list[Buffer]:
     whole = bytes(shared)
     ends = list(accumulate(lengths))
     return [whole[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def _block(parts: list[Buffer], n: int) -> Block:
+    """The items' payloads where they are one block. Raises FrameError if they are not."""
+    head, elements = parts
+    try:
+        return Block(head, elements, n)
+    except ValueError as error:
+        raise FrameError(f"a block that is none: {error}") from None
 
 
 def _group(parts: list[Buffer], counts: Sequence[int]) -> Sequence[Payload]:

@@ -2,18 +2,21 @@
 
 A payload is one bytes-like object, or a list `[head, *buffers]` where large contiguous buffers (numpy arrays, say)
 travel beside the pickle instead of inside it (pickle protocol 5, PEP 574). Plain scalars go as msgpack, in a third of
-pickle's time. Only payloads made by `dump` in one of our own processes ever reach `load`: bytes from the network are
-JSON, msgpack or raw, and never come here.
+pickle's time, and small arrays as a head and their elements (`arrays.py`), in a tenth of it. Only payloads made by
+`dump` in one of our own processes ever reach `load`: bytes from the network are JSON, msgpack or raw, and never come
+here.
 """
 
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
+from carpool.wire import arrays
 from carpool.wire.memory import Memory
 
 Buffer = bytes | bytearray | memoryview
@@ -47,6 +50,10 @@ def dump(value: object) -> Payload:
             return pickle.dumps(value, 5)  # an integer of over 64 bits, or half a surrogate pair
     if kind is bytes and len(value) >= LARGE:  # type: ignore[arg-type]
         return [b"", value]  # type: ignore[list-item]
+    if kind is arrays._ndarray or (arrays._ndarray is None and "numpy" in sys.modules and kind is arrays.array_type()):
+        packed = _packed_array(value)
+        if packed is not None:
+            return packed
     buffers: list[Buffer] = []
 
     def beside(buffer: pickle.PickleBuffer) -> bool:
@@ -84,6 +91,14 @@ class _Room:
         return n
 
 
+def _packed_array(array: arrays.Array) -> Payload | None:
+    """A small array as its elements; None where it is to be pickled."""
+    if array.nbytes >= LARGE:
+        return None  # its memory travels as it is, uncopied
+    head = arrays.head_of(array, array.shape)
+    return None if head is None else [head, array.tobytes()]
+
+
 def load(payload: Payload) -> object:
     """Decode what `dump` made. Arrays point into the payload's buffers, so a buffer must not be used twice."""
     if type(payload) is not list:
@@ -91,6 +106,8 @@ def load(payload: Payload) -> object:
     head, *buffers = payload
     if not head:
         return bytes(buffers[0])
+    if head[0] == arrays.MARK:
+        return arrays.opened(bytes(head), *buffers)
     return pickle.loads(head, buffers=buffers)
 
 

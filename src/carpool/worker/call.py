@@ -23,8 +23,9 @@ from carpool.http_request import RequestMaker
 from carpool.http_response import Response
 from carpool.invoke import Invoker
 from carpool.parts import Failed, Trouble
-from carpool.wire import answer, payload
-from carpool.wire.frame import Frame, Kind
+from carpool.rows import Rows
+from carpool.wire import answer, arrays, payload
+from carpool.wire.frame import MAX_FRAME_BYTES, Frame, Kind
 from carpool.wire.outcome import Outcome, Report, pack, with_cause
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, OBJECT, RAW
 from carpool.worker.program import MainProgram
@@ -171,6 +172,9 @@ class Call:
         formats, payloads = frame.formats, frame.payloads
         if formats.count(formats[0]) == len(formats) and formats[0] != CUSTOM and min(frame.deadlines) > now:
             with contextlib.suppress(BaseException):  # looked at one by one below
+                block = arrays.block_of(payloads, MAX_FRAME_BYTES) if formats[0] == OBJECT else None
+                if block is not None:
+                    return Rows(block.array())
                 decode = nesting.for_now(self._decoders[formats[0]])
                 return [decode(body) for body in payloads]
         values: list[Any] = []
@@ -259,7 +263,10 @@ class Call:
         if accepts.count(accepts[0]) == len(accepts) and Failed not in kinds:
             with contextlib.suppress(BaseException):  # looked at one by one below
                 encode = encoders[accepts[0]]
-                reply.payloads = [encode(value) for value in results]
+                block = None
+                if encode is payload.dump and type(results) is Rows:
+                    block = arrays.block_of_rows(results.whole)
+                reply.payloads = [encode(value) for value in results] if block is None else block
                 reply.formats = bytes(len(results))
                 return
         outcomes = bytearray()
