@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, Generic, TypeVar, cast, overload
@@ -78,6 +77,8 @@ class ThreadBatch(Bindable, Generic[A, B]):
         self._invoker = invoker
         self._made_here = isinstance(function, type)  # and set up
         self._closing = threading.RLock()
+        self._weightless = settings.size is None and not settings.merge
+        self._timeout_s = settings.timeout_s
         self._line = line or self._new_line()
         if line is None:
             alive.add(self)
@@ -91,6 +92,12 @@ class ThreadBatch(Bindable, Generic[A, B]):
             RuntimeError: this is a call from inside the function itself.
             Exception: what the function raised; each caller of a batch that raised gets it.
         """
+        if self._weightless:
+            lone = self._line.alone(x, self._timeout_s, self._run)
+            if lone is not None:
+                if lone.error is not None:
+                    raise lone.error
+                return cast(B, lone.result)
         return self._answer(self._run_through(self._settings.pieces(x)))
 
     def many(self, xs: Iterable[A]) -> list[B]:
@@ -166,10 +173,9 @@ class ThreadBatch(Bindable, Generic[A, B]):
         return cast(B, results[0] if len(results) == 1 else merging.joined(results))
 
     def _run(self, items: list[Any]) -> Outcome:
-        started = time.monotonic()
         trouble: list[Trouble] = []
-        results, errors = shared_out(run_now(self._invoker.run(items, trouble, sound=True)))
-        return results, errors, time.monotonic() - started, trouble
+        results, errors = shared_out(self._invoker.run_now(items, trouble))
+        return results, errors, trouble
 
 
 def _result_of(request: Request) -> Any:

@@ -156,7 +156,7 @@ class World:
         flight = [(w, [r.item for r in b.requests]) for w, b in sorted(batcher.in_flight.items())]
         elect = getattr(self.line.elect, "name", None)
         return repr(
-            (threads, queue, door, flight, elect, sorted(self.line._free), self.now, self.interrupts, self.looks_away)
+            (threads, queue, door, flight, elect, sorted(self.line._leaders), self.now, self.interrupts, self.looks_away)
         )
 
 
@@ -198,8 +198,7 @@ def check(end: World) -> None:
             assert isinstance(error, DeadlineExceeded)
             assert thread.deadline <= end.now
         assert end.runs.get(thread.name, 0) <= 1 + sum(t.interrupted for t in end.threads)
-    assert len(end.line._free) == end.slots
-    assert end.line._leaders == {}
+    assert len(end.line._leaders) == 0
 
 
 POLICIES = [Greedy(1), Greedy(2), Greedy(4), Static(2, 5.0), Static(4, 5.0)]
