@@ -11,12 +11,13 @@ from typing import Any, Generic, TypeVar, cast, overload
 from carpool import merge as merging
 from carpool.batched import Bindable, Settings, alive, invoker_of
 from carpool.drive.failures import shared_out
-from carpool.drive.threads import ExecutionLock, LeaderFollower, Outcome, Seat
+from carpool.drive.threads import LeaderFollower, Outcome, Seat
 from carpool.errors import DeadlineExceeded, Unavailable
 from carpool.invoke import Invoker
+from carpool.lock import execution_lock
 from carpool.parts import Trouble, run_now
 from carpool.request import Request
-from carpool.settings import positive
+from carpool.settings import flag, positive
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -25,7 +26,8 @@ B = TypeVar("B")
 class Ticket(Generic[B]):
     """What `submit` gives: a place in the line, to be traded for the result later.
 
-    Nobody runs it until somebody waits, for this ticket or another call of the same function, or closes it.
+    Nobody runs it until somebody waits, for this ticket or another call of the same function, or closes it; unless it
+    was submitted with `lead=True`.
     """
 
     def __init__(self, owner: ThreadBatch[Any, B], seats: Seat) -> None:
@@ -109,11 +111,27 @@ class ThreadBatch(Bindable, Generic[A, B]):
         seat = self._run_through(list(chain.from_iterable(pieces)))
         return merging.joined_by_caller([_result_of(request) for request in seat.requests], pieces)
 
-    def submit(self, x: A) -> Ticket[B]:
-        """Take a place in the line without waiting."""
+    def submit(self, x: A, *, lead: bool = False) -> Ticket[B]:
+        """Take a place in the line without waiting for the others in it.
+
+        Args:
+            x: the item.
+            lead: whether this thread runs the batch there and then, for itself and for those who wait, if nobody else
+                runs one: then the ticket is done, and what the function raised is raised by its `result`. If somebody
+                does, or the policy holds the batch back for more company, it is a ticket like any other.
+
+        Raises:
+            DeadlineExceeded: the execution lock, which one who leads waits for, could not be had in time.
+            RuntimeError: this is a call from inside the function itself.
+        """
+        flag("lead", lead)
+        line = self._line
         pieces = self._settings.pieces(x)
         sizes, lanes = self._settings.places(pieces)
-        return Ticket(self, self._line.join(pieces, sizes, self._settings.timeout_s, lanes))
+        seat = line.join(pieces, sizes, self._timeout_s, lanes)
+        if lead:
+            line.lead(seat, self._run)
+        return Ticket(self, seat)
 
     def close(self) -> None:
         """Run what is in the line, tickets too, and refuse new callers; a model that was set up here is torn down.
@@ -146,13 +164,13 @@ class ThreadBatch(Bindable, Generic[A, B]):
     # -- inside
 
     def _new_line(self) -> LeaderFollower:
-        settings = self._settings
+        settings, name = self._settings, self.__name__
         return LeaderFollower(
-            self.__name__,
-            settings.batcher(self.__name__),
+            name,
+            settings.batcher(name),
             slots=settings.max_in_flight_batches,
             slo_s=settings.slo_s,
-            execution_lock=cast("ExecutionLock | None", settings.execution_lock),
+            execution_lock=None if settings.execution_lock is None else execution_lock(settings.execution_lock, name),
         )
 
     def start_anew(self) -> None:

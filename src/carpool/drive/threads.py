@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import Context
 from threading import get_ident
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Final, cast
 
 from carpool.clock import Clock, monotonic
 from carpool.core import line as lines
@@ -29,11 +29,15 @@ from carpool.drive.failures import for_all
 from carpool.drive.trouble import FAILED_FOR_S, learn, stage_at_fault
 from carpool.errors import CarpoolError, DeadlineExceeded, Unavailable
 from carpool.foreign import text_of
+from carpool.lock import Entered, ExecutionLock, is_owned
 from carpool.logger import logger
 from carpool.parts import Trouble
 from carpool.request import Lane, Request
 
 _LONGEST_LOCK_WAIT_S = 60.0  # for the execution lock, where no time-out bounds it
+
+AT_ONCE: Final = -INFINITY
+"""Until when somebody waits who does not wait."""
 
 Outcome = tuple[Sequence[object], dict[int, Exception] | None, Sequence[Trouble]]
 """The results of a batch, the errors that stand in for some, and what else there is to tell."""
@@ -51,14 +55,6 @@ _leading: dict[int, tuple[LeaderFollower, ...]] = {}
 
 _sleeping: dict[int, tuple[LeaderFollower, Seat]] = {}
 """Threads that lead one line and sleep in another for as long as it takes, and their seats there."""
-
-
-class ExecutionLock(Protocol):
-    """`threading.Lock`, `threading.RLock`, `carpool.Lock` and their like."""
-
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
-
-    def release(self) -> None: ...
 
 
 class Seat:
@@ -152,17 +148,24 @@ class LeaderFollower:
         Raises:
             BaseException: this thread was interrupted.
         """
-        me = get_ident()
+        me, lock = get_ident(), self._execution_lock
         leads = _leading.get(me)
-        if (leads is not None and self in leads) or self._execution_lock is not None or self._lock._is_owned():  # type: ignore[attr-defined]
+        if (leads is not None and self in leads) or self._lock._is_owned():  # type: ignore[attr-defined]
+            return None
+        if lock is not None and (is_owned(lock) or type(lock) is Entered or not lock.acquire(timeout=0)):
             return None
         line, now = self._line, self._clock()
         lone = Lone(item, INFINITY if timeout_s is None else now + timeout_s, me, now)
         try:
-            with self._lock:
-                if not line.alone(lone):
-                    return None
-            self._finish_alone(line, lone, *self._call([item], run))
+            try:
+                with self._lock:
+                    if not line.alone(lone):
+                        return None
+                outcome, busy_s = self._call([item], run)
+            finally:
+                if lock is not None:
+                    lock.release()
+            self._finish_alone(line, lone, outcome, busy_s)
         except BaseException as error:
             if line is self._line:
                 if self._has_failed(error):
@@ -229,25 +232,19 @@ class LeaderFollower:
             DeadlineExceeded: the execution lock could not be had in time; the caller has left the line.
             RuntimeError: the function forked, and this is the child; or it waits for a function that waits for it.
         """
-        line = self._line
-        until = INFINITY if timeout_s is None else self._clock() + timeout_s
-        while seat.pending or line.elect is seat:
-            try:
-                self._turn(seat, run, until)
-                if line is not self._line and seat.pending:
-                    raise self.forked()
-                if until != INFINITY and self._clock() >= until:
-                    self._look_away(seat)
-                    break
-            except BaseException as error:
-                _sleeping.pop(get_ident(), None)
-                if line is self._line:
-                    if self._has_failed(error):
-                        continue
-                    told = error if isinstance(error, CarpoolError) else self._gone()
-                    self.leave(seat, told, get_ident())
-                raise
-        return not seat.pending
+        return self._wait(seat, run, INFINITY if timeout_s is None else self._clock() + timeout_s)
+
+    def lead(self, seat: Seat, run: Run) -> None:
+        """In the thread of a caller who has just joined: run what is in the line as far as its own, unless somebody
+        else is at it or the policy holds it back; then this does not wait for it.
+
+        Args:
+            seat: the caller's.
+            run: the user's function.
+
+        Raises: what `wait` does.
+        """
+        self._wait(seat, run, AT_ONCE)
 
     def leave(self, seat: Seat | Lone, error: Exception, thread: int | None = None) -> bool:
         """The caller goes without its answers.
@@ -267,6 +264,26 @@ class LeaderFollower:
             if not self._has_failed(fault):
                 raise
             return True
+
+    def _wait(self, seat: Seat, run: Run, until: float) -> bool:
+        line = self._line
+        while seat.pending or line.elect is seat:
+            try:
+                led = self._turn(seat, run, until)
+                if line is not self._line and seat.pending:
+                    raise self.forked()
+                if until != INFINITY and not (led and until == AT_ONCE) and self._clock() >= until:
+                    self._look_away(seat)
+                    break
+            except BaseException as error:
+                _sleeping.pop(get_ident(), None)
+                if line is self._line:
+                    if self._has_failed(error):
+                        continue
+                    told = error if isinstance(error, CarpoolError) else self._gone()
+                    self.leave(seat, told, get_ident())
+                raise
+        return not seat.pending
 
     def _leave(self, seat: Seat | Lone, error: Exception, thread: int | None) -> bool:
         with self._lock:
@@ -305,8 +322,7 @@ class LeaderFollower:
                 " Call the plain function instead"
             )
         self._check_owner()
-        owned = getattr(self._execution_lock, "_is_owned", None)
-        if owned is not None and owned():
+        if is_owned(self._execution_lock):
             raise RuntimeError(
                 f"this thread already holds the execution lock of {self._name}: release it before the call"
             )
@@ -362,8 +378,8 @@ class LeaderFollower:
         self._ring(len(self._chain))
         return True
 
-    def _turn(self, seat: Seat, run: Run, until: float) -> None:
-        """Look at the line once, and do what is to be done: run a batch, or sleep."""
+    def _turn(self, seat: Seat, run: Run, until: float) -> bool:
+        """Look at the line once, and do what is to be done: run a batch, which it tells if so, or sleep."""
         bed = None
         with self._lock:
             now = self._clock()
@@ -377,17 +393,18 @@ class LeaderFollower:
         if bed is not None:
             self._sleep(seat, bed)
         elif slot != DONE:
-            self._lead(seat, slot, run, until)
+            return self._lead(seat, slot, run, until)
+        return False
 
-    def _lead(self, seat: Seat, slot: int, run: Run, until: float) -> None:
-        """Run a batch with a slot that was claimed."""
+    def _lead(self, seat: Seat, slot: int, run: Run, until: float) -> bool:
+        """Run a batch with a slot that was claimed. Whether there was one."""
         lock, line = self._execution_lock, self._line
         if lock is not None and not self._acquire(lock, seat, until):
             with self._lock:
                 self._line.give_up(slot)
                 woken = self._line_up()
             self._ring(woken)
-            return
+            return False
         outcome = bed = batch = None
         busy_s = 0.0
         try:
@@ -409,6 +426,7 @@ class LeaderFollower:
                     self._finish(line, batch, outcome, busy_s)
         if bed is not None:
             self._sleep(seat, bed)
+        return batch is not None
 
     def _finish_alone(self, line: Line, lone: Lone, outcome: Outcome, busy_s: float) -> None:
         """An item that was run alone is done; unless somebody else has come, nobody is to know."""
@@ -517,6 +535,8 @@ class LeaderFollower:
     def _acquire(self, lock: ExecutionLock, seat: Seat, until: float) -> bool:
         """Take the execution lock; False if it was not free until the caller looks up."""
         now = self._clock()
+        if until == AT_ONCE:  # who leads at once waits for the lock like any other leader
+            until = INFINITY
         most_s = min(seat.deadline - now, _LONGEST_LOCK_WAIT_S)
         if lock.acquire(timeout=max(min(most_s, until - now), 0.0)):
             return True
