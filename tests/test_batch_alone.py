@@ -268,6 +268,33 @@ def test_a_policy_that_lets_go_and_then_does_not_fails_loudly(caplog: pytest.Log
     assert "its policy raised ValueError: a bug" in caplog.text
 
 
+def test_a_policy_that_raises_when_a_lone_caller_is_done_and_others_have_come() -> None:
+    """All who are inside hear, the one who ran alone too."""
+
+    class Bad(Greedy):
+        def lets_go(self, slack_s: float) -> bool:
+            return True
+
+        def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
+            pass
+
+        def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
+            raise ValueError("a bug")
+
+    def run(xs: list[int]) -> list[int]:
+        other = threading.Thread(target=lambda: tickets.append(f.submit(2)))
+        other.start()
+        other.join(PATIENCE_S)
+        return xs
+
+    tickets: list[Any] = []
+    f = carpool.batch(policy=Bad())(run)
+    with pytest.raises(carpool.Unavailable, match="its policy raised ValueError"):
+        f(1)
+    with pytest.raises(carpool.Unavailable, match="its policy raised ValueError"):
+        tickets[0].result()
+
+
 # -- nothing is given up
 
 

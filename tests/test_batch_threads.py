@@ -558,7 +558,24 @@ class Shy(Untimed):
         return False
 
 
-LOCKS = [Entering, Untimed, multiprocessing.Lock, threading.Semaphore, threading.BoundedSemaphore, threading.Condition]
+class Filelike(Untimed):
+    """As locks of files: `acquire` takes a time-out, returns a guard, and raises when it is over."""
+
+    def acquire(self, timeout: float | None = None) -> Any:  # type: ignore[override]
+        if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
+            raise TimeoutError("the file is locked")
+        return self
+
+
+LOCKS = [
+    Entering,
+    Filelike,
+    Untimed,
+    multiprocessing.Lock,
+    threading.Semaphore,
+    threading.BoundedSemaphore,
+    threading.Condition,
+]
 
 
 @pytest.mark.parametrize("kind", LOCKS)

@@ -130,6 +130,11 @@ def is_owned(lock: object) -> bool:
     return isinstance(lock, _KNOWING) and lock._is_owned()
 
 
+def can_be_tried(lock: object) -> bool:
+    """Whether one can ask for it with no time to wait, and be told no; others may raise, or wait all the same."""
+    return type(lock) in (Lock, *_BUILT_IN)
+
+
 def _takes_timeout(acquire: Any) -> bool:
     """Whether one can say how long to wait."""
     if isinstance(getattr(acquire, "__self__", None), _BUILT_IN):

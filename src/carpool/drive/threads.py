@@ -29,7 +29,7 @@ from carpool.drive.failures import for_all
 from carpool.drive.trouble import FAILED_FOR_S, learn, stage_at_fault
 from carpool.errors import CarpoolError, DeadlineExceeded, Unavailable
 from carpool.foreign import text_of
-from carpool.lock import Entered, ExecutionLock, is_owned
+from carpool.lock import ExecutionLock, can_be_tried, is_owned
 from carpool.logger import logger
 from carpool.parts import Trouble
 from carpool.request import Lane, Request
@@ -129,6 +129,7 @@ class LeaderFollower:
         self._line = Line(batcher, slots, slo_s)
         self._lock = threading.RLock()  # which knows its owner; it is never taken twice
         self._execution_lock = execution_lock
+        self._may_try = can_be_tried(execution_lock)
         self._clock = clock
         self._only = (self,)
         self._chain: deque[Bells] = deque()  # still to be rung; while there are any, somebody wakes up
@@ -152,7 +153,7 @@ class LeaderFollower:
         leads = _leading.get(me)
         if (leads is not None and self in leads) or self._lock._is_owned():  # type: ignore[attr-defined]
             return None
-        if lock is not None and (is_owned(lock) or type(lock) is Entered or not lock.acquire(timeout=0)):
+        if lock is not None and (not self._may_try or is_owned(lock) or not lock.acquire(timeout=0)):
             return None
         line, now = self._line, self._clock()
         lone = Lone(item, INFINITY if timeout_s is None else now + timeout_s, me, now)
@@ -169,7 +170,7 @@ class LeaderFollower:
         except BaseException as error:
             if line is self._line:
                 if self._has_failed(error):
-                    return lone if lone.requests else None
+                    return _told(lone) if lone.requests else None
                 if line.lone is lone or lone.batch is not None:
                     self.leave(lone, self._gone(), me)
             raise
@@ -440,8 +441,7 @@ class LeaderFollower:
                 return
         if lone.batch is not None:
             self._finish(line, lone.batch, outcome, busy_s)
-            (request,) = lone.requests
-            lone.result, lone.error = request.result, request.error
+            _told(lone)
         else:  # who came was interrupted before it had caught up
             self.leave(lone, self._gone())
 
@@ -578,6 +578,13 @@ class LeaderFollower:
             except (IndexError, ValueError):  # another thread was faster
                 continue
             n -= rung
+
+
+def _told(lone: Lone) -> Lone:
+    """Who has come to be a leader like any other, with the answer that the line has for it."""
+    (request,) = lone.requests
+    lone.result, lone.error = request.result, request.error
+    return lone
 
 
 def _answer_here(batch: Batch, outcome: Outcome) -> None:
