@@ -17,13 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 from typing import Any, Literal, NoReturn
 
-Case = Literal["tasks", "task_alone", "threads", "threads_greedy", "thread_alone"]
+Case = Literal["tasks", "task_alone", "threads", "threads_greedy", "threads_free", "thread_alone"]
 Ask = Callable[[int], int]
 AskAsync = Callable[[int], Awaitable[int]]
 Function = Callable[[list[int]], list[int]]
 
 TASKS = 512
 THREADS = 64
+FEWER_THREADS = 20  # in `threads_free`
 MAX_BATCH_SIZE = 64
 WARM_UP_S = 0.5
 CALL_S = 1e-3  # what the function of `threads` takes,
@@ -64,9 +65,11 @@ def main_of_threads(batched: Callable[[Function], Ask], case: str, seconds: floa
         thread_alone(ask, double, WARM_UP_S)
         report(thread_alone(ask, double, seconds))
     else:
-        ask = batched(double_slowly)
-        threads(ask, WARM_UP_S)
-        report(threads(ask, seconds))
+        free = case == "threads_free"
+        ask = batched(double if free else double_slowly)
+        n = FEWER_THREADS if free else THREADS
+        threads(ask, WARM_UP_S, n)
+        report(threads(ask, seconds, n))
 
 
 def report(seconds_per_item: float, **facts: str) -> None:
@@ -116,15 +119,15 @@ async def task_alone(ask: AskAsync, seconds: float) -> float:
     return median(taken)
 
 
-def threads(ask: Ask, seconds: float) -> float:
-    """Many callers: the whole time over the number of items."""
+def threads(ask: Ask, seconds: float, n: int) -> float:
+    """So many callers: the whole time over the number of items."""
     stopped = threading.Event()
-    together = threading.Barrier(THREADS + 1)
+    together = threading.Barrier(n + 1)
 
     def caller(first: int) -> int:
         together.wait()
         asked = 0
-        for number in itertools.count(first, THREADS):
+        for number in itertools.count(first, n):
             answer = ask(number)
             if answer != 2 * number:
                 wrong(number, answer)
@@ -133,8 +136,8 @@ def threads(ask: Ask, seconds: float) -> float:
                 break
         return asked
 
-    with ThreadPoolExecutor(THREADS) as pool:
-        callers = [pool.submit(caller, first) for first in range(THREADS)]
+    with ThreadPoolExecutor(n) as pool:
+        callers = [pool.submit(caller, first) for first in range(n)]
         together.wait()
         begin = time.perf_counter()
         time.sleep(seconds)

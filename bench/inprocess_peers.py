@@ -1,10 +1,11 @@
 """@carpool.batch beside other batchers, in one process.  python -m bench.inprocess_peers [--pairs 7] ...
 
-Five cases, batches of up to 64. `tasks`: 512 tasks and a trivial async function; `task_alone`: a single task.
+Six cases, batches of up to 64. `tasks`: 512 tasks and a trivial async function; `task_alone`: a single task.
 `threads`: 64 threads and a function that sleeps for 1 ms and 0.02 ms per item; `threads_greedy`: the same with
-our Greedy, whose rule is that of `queue`, instead of the default policy; `thread_alone`: a single thread and
-a trivial function, whose own time is taken off. A B A B ..., N times over; each turn is a process of its
-own under the side's own Python, on plain asyncio. `batched:0` is batched told to wait 0 ms, and so on.
+our Greedy, whose rule is that of `queue`, instead of the default policy; `threads_free`: 20 threads and a
+trivial function; `thread_alone`: a single thread and a trivial function, whose own time is taken off. A B A B
+..., N times over; each turn is a process of its own under the side's own Python, on plain asyncio. `batched:0`
+is batched told to wait 0 ms, and so on.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from bench.side import Facts, SideFailed, figures_of
 
 PACKAGED = ("batched", "async_batcher", "ray")  # in an environment of their own
 FOR_TASKS = ("bare_loop", "batched", "batched:0", "async_batcher", "async_batcher:0", "ray", "ray:0")
-FOR_THREADS = ("queue", "lock")
+FOR_THREADS = ("cooperative", "queue", "lock")
 PEERS: dict[Case, tuple[str, ...]] = {
     "tasks": FOR_TASKS,
     "task_alone": FOR_TASKS,
     "threads": FOR_THREADS,
     "threads_greedy": ("queue",),
+    "threads_free": ("cooperative", "queue"),
     "thread_alone": FOR_THREADS,
 }
 
@@ -58,7 +60,7 @@ class Row:
 
 
 def is_rate(case: Case) -> bool:
-    return case in ("tasks", "threads", "threads_greedy")
+    return case not in ("task_alone", "thread_alone")
 
 
 def measure(case: Case, peer: str, pairs: int, seconds: float) -> Row:

@@ -19,7 +19,7 @@ from bench.closed_loop import (
     main_of_threads,
 )
 from bench.core_overhead import BareLoop
-from bench.thread_batchers import OneAtATime, QueueAndWorker
+from bench.thread_batchers import Cooperative, OneAtATime, QueueAndWorker
 
 FOR_TASKS: dict[str, Callable[[], AskAsync]] = {
     "carpool": lambda: carpool.batch(max_batch_size=MAX_BATCH_SIZE)(double_async),
@@ -28,6 +28,7 @@ FOR_TASKS: dict[str, Callable[[], AskAsync]] = {
 FOR_THREADS: dict[str, Callable[[Function], Ask]] = {
     "carpool": lambda function: carpool.batch(max_batch_size=MAX_BATCH_SIZE)(function),
     "carpool:greedy": lambda function: carpool.batch(max_batch_size=MAX_BATCH_SIZE, policy="greedy")(function),
+    "cooperative": Cooperative,
     "queue": QueueAndWorker,
     "lock": OneAtATime,
 }

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
+import multiprocessing
 import os
 import threading
 import time
@@ -15,6 +18,7 @@ import numpy as np
 import pytest
 
 import carpool
+from carpool.policy import BY_NAME, Static
 from carpool.policy.base import Decision
 from tests import models
 
@@ -515,6 +519,277 @@ def test_while_the_lock_is_taken_the_line_grows(pool: ThreadPoolExecutor) -> Non
     assert sorted(call.result() for call in calls) == [(x, 5) for x in range(5)]
 
 
+class Entering:
+    """A lock for the `with` statement only, which may raise, and may take its time."""
+
+    def __init__(self, *, bad: str = "", takes_s: float = 0.0) -> None:
+        self.lock, self.bad, self.takes_s = threading.Lock(), bad, takes_s
+
+    def __enter__(self) -> bool:
+        if self.bad == "enter":
+            raise LookupError("enter")
+        self.lock.acquire()
+        time.sleep(self.takes_s)
+        return False  # what it returns means nothing
+
+    def __exit__(self, *exc: object) -> None:
+        self.lock.release()
+        if self.bad == "exit":
+            raise LookupError("exit")
+
+
+class Untimed:
+    """`acquire` and `release`, and no more."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def acquire(self) -> None:
+        self._lock.acquire()
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+class Shy(Untimed):
+    """One whose `acquire` may refuse at once."""
+
+    def acquire(self) -> bool:  # type: ignore[override]
+        return False
+
+
+class Filelike(Untimed):
+    """As locks of files: `acquire` takes a time-out, returns a guard, and raises when it is over."""
+
+    def acquire(self, timeout: float | None = None) -> Any:  # type: ignore[override]
+        if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
+            raise TimeoutError("the file is locked")
+        return self
+
+
+LOCKS = [
+    Entering,
+    Filelike,
+    Untimed,
+    multiprocessing.Lock,
+    threading.Semaphore,
+    threading.BoundedSemaphore,
+    threading.Condition,
+]
+
+
+@pytest.mark.parametrize("kind", LOCKS)
+def test_anything_that_can_be_held_is_an_execution_lock(pool: ThreadPoolExecutor, kind: Callable[[], Any]) -> None:
+    """Two functions share it, and never are both inside; a caller who holds it by another thread's hand waits."""
+    lock = kind()
+    inside: list[int] = []
+    most: list[int] = []
+
+    def run(xs: list[int]) -> list[int]:
+        inside.append(1)
+        time.sleep(0.0005)
+        most.append(len(inside))
+        inside.pop()
+        return xs
+
+    f, g = (carpool.batch(execution_lock=lock)(run) for _ in "fg")
+    calls = [pool.submit((f, g)[x % 2], x) for x in range(60)]
+    assert [call.result(10) for call in calls] == list(range(60))
+    assert max(most) == 1
+    assert [f(x) for x in range(20)] == list(range(20))
+
+
+def test_a_lock_that_comes_late_is_given_back() -> None:
+    """Nobody can say how long to wait for it: the time-out is judged when it is there, as with any other."""
+    lock = Entering(takes_s=0.05)
+    f = carpool.batch(execution_lock=lock, timeout_s=0.02)(lambda xs: xs)
+    with pytest.raises(carpool.DeadlineExceeded, match="execution lock was not free within"):
+        f(1)
+    assert not lock.lock.locked()
+    lock.takes_s = 0.0
+    assert f(2) == 2
+    ticket = carpool.batch(execution_lock=lock)(lambda xs: xs).submit(3)
+    lock.takes_s = 0.05
+    with pytest.raises(TimeoutError):
+        ticket.result(timeout_s=0.01)
+    assert ticket.result() == 3
+
+
+@pytest.mark.parametrize("bad", ["enter", "exit"])
+def test_a_lock_that_raises_when_entered_or_left(bad: str) -> None:
+    """Whoever takes it or gives it back ends with it, the next one tries, and what has been run is not run again."""
+    lock = Entering(bad=bad)
+    runs: list[int] = []
+    f = carpool.batch(execution_lock=lock, policy="greedy")(lambda xs: runs.extend(xs) or xs)
+    for x in (1, 2):
+        with pytest.raises(LookupError, match=bad):
+            f(x)
+    lock.bad = ""
+    assert f(3) == 3
+    assert runs == ([3] if bad == "enter" else [1, 2, 3])
+    with pytest.raises(carpool.DeadlineExceeded, match="execution lock was not free"):
+        carpool.batch(execution_lock=Shy())(lambda xs: xs)(1)
+
+
+@contextlib.contextmanager
+def once() -> Iterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("lock", [3, "lock", object(), threading.Lock, carpool.Lock, asyncio.Lock(), once(), open])
+def test_what_cannot_be_held_is_refused_where_it_is_declared(lock: Any) -> None:
+    """By the name of the function, before any call; a class is no lock yet, and a generator is held but once."""
+
+    def halve(xs: list[int]) -> list[float]:
+        return [x / 2 for x in xs]
+
+    async def halve_soon(xs: list[int]) -> list[float]:
+        return [x / 2 for x in xs]
+
+    if lock is threading.Lock:
+        lock = type(threading.Lock())
+    with pytest.raises(TypeError, match="the execution_lock of halve must be"):
+        carpool.batch(execution_lock=lock)(halve)
+    if not isinstance(lock, asyncio.Lock):
+        with pytest.raises(TypeError, match=r"lock of halve_soon must be an asyncio.Lock, .* is async"):
+            carpool.batch(execution_lock=lock)(halve_soon)
+
+
+# -- batches without a limit
+
+
+@pytest.mark.parametrize("policy", BY_NAME)
+def test_a_batch_without_a_limit_holds_all_who_wait(policy: str) -> None:
+    """Whatever the policy: three hundred tickets are one call, as soon as the policy has seen what calls take."""
+    batches: list[int] = []
+
+    def count(xs: list[int]) -> list[int]:
+        batches.append(len(xs))
+        return xs
+
+    f = carpool.batch(max_batch_size=None, policy=policy)(count)
+    for _ in range(80):
+        tickets = [f.submit(x) for x in range(300)]
+        assert [ticket.result() for ticket in tickets] == list(range(300))
+    assert batches[-1] == 300 or policy == "aimd"  # whose cap grows with each batch
+    assert max(batches) == 300 or policy == "aimd"
+    assert f.many(range(1024)) == list(range(1024))
+    assert f.many(range(3000)) == list(range(3000))  # more than can wait at a time
+
+
+@pytest.mark.parametrize("policy", BY_NAME)
+@pytest.mark.parametrize("timeout_s", [None, 30.0])
+def test_rows_without_a_limit(policy: str, timeout_s: float | None) -> None:
+    """No chunk is cut up, and chunks of any size share a call."""
+    batches: list[int] = []
+
+    def count(rows: list[int]) -> list[int]:
+        batches.append(len(rows))
+        return rows
+
+    f = carpool.batch(max_batch_size=None, merge=True, policy=policy, timeout_s=timeout_s)(count)
+    for _ in range(80):
+        tickets = [f.submit([n] * n) for n in (1, 5000, 70)]
+        assert [ticket.result() for ticket in tickets] == [[n] * n for n in (1, 5000, 70)]
+    assert max(batches) == 5071 or policy == "aimd"
+
+
+def test_a_policys_own_limit_stands() -> None:
+    """That of the function is none; it has one."""
+    batches: list[int] = []
+    f = carpool.batch(max_batch_size=None, policy=Static(max_batch_size=8))(lambda xs: batches.append(len(xs)) or xs)
+    assert f.many(range(20)) == list(range(20))
+    assert batches == [8, 8, 4]
+
+
+# -- tickets that are run there and then
+
+
+def test_a_ticket_may_be_run_there_and_then() -> None:
+    """For itself and all who wait; what the function raises is raised by its result."""
+    batches: list[list[Any]] = []
+
+    def run(xs: list[Any]) -> list[Any]:
+        batches.append(xs)
+        if "raise" in xs:
+            raise LookupError("no such thing")
+        return xs
+
+    f = carpool.batch(max_batch_size=4)(run)
+    early = [f.submit(x) for x in range(5)]
+    assert batches == []
+    ticket = f.submit(5, lead=True)
+    assert ticket.done()
+    assert (ticket.result(), [each.done() for each in early]) == (5, [True] * 5)
+    assert batches == [[0, 1, 2, 3], [4, 5]]
+    failed = f.submit("raise", lead=True)
+    assert failed.done()
+    with pytest.raises(LookupError):
+        failed.result()
+    with pytest.raises(TypeError, match="lead must be True or False, not 'yes'"):
+        f.submit(1, lead="yes")  # type: ignore[arg-type]
+    inner = carpool.batch(lambda xs: [inner.submit(x, lead=True) for x in xs])
+    with pytest.raises(RuntimeError, match="called from inside itself"):
+        inner(1)
+    f.close()
+    with pytest.raises(carpool.Unavailable):
+        f.submit(1, lead=True).result()
+
+
+def test_who_submits_waits_for_no_other_leader(pool: ThreadPoolExecutor) -> None:
+    """While somebody else leads it is a ticket like any other, which the next leader runs."""
+    function = Gated()
+    f = carpool.batch(function)
+    first = pool.submit(f, 1)
+    assert function.entered.acquire(timeout=10)
+    ticket = f.submit(2, lead=True)
+    assert not ticket.done()
+    function.let(2)
+    assert first.result(10) == (1, 1)
+    assert ticket.result(10) == (2, 1)
+
+
+def test_a_ticket_that_the_policy_holds_back_is_not_waited_for() -> None:
+    """Company may come; the ticket keeps its place."""
+    f = carpool.batch(max_batch_size=2, max_queue_delay_s=5.0, policy="static")(lambda xs: [len(xs)] * len(xs))
+    ticket = f.submit(1, lead=True)
+    assert not ticket.done()
+    assert f.submit(2, lead=True).result() == 2
+    assert ticket.done()
+
+
+def test_who_leads_at_once_waits_for_the_execution_lock(pool: ThreadPoolExecutor) -> None:
+    """As any leader does, since the batch is run there and then; and no longer than the function's time-out."""
+    held = threading.Lock()
+    f = carpool.batch(execution_lock=held, timeout_s=0.05)(lambda xs: xs)
+    with held, pytest.raises(carpool.DeadlineExceeded, match="execution lock was not free"):
+        f.submit(1, lead=True)
+    g = carpool.batch(execution_lock=held)(lambda xs: xs)
+    with held:
+        call = pool.submit(g.submit, 2, lead=True)
+        time.sleep(0.02)
+        assert not call.done()
+    assert call.result(10).done()
+
+
+def test_an_interrupted_leader_has_no_ticket() -> None:
+    """Its place is given up, and the others are run by the next leader."""
+    runs: list[list[Any]] = []
+
+    def run(xs: list[Any]) -> list[Any]:
+        runs.append(xs)
+        if "interrupt" in xs:
+            raise KeyboardInterrupt
+        return xs
+
+    f = carpool.batch(run)
+    early = f.submit(1)
+    with pytest.raises(KeyboardInterrupt):
+        f.submit("interrupt", lead=True)
+    assert early.result() == 1
+    assert runs == [[1, "interrupt"], [1]]
+
+
 def test_our_lock_says_when_it_is_taken_twice() -> None:
     """As a RuntimeError instead of a deadlock; another thread simply waits."""
     lock = carpool.Lock()
@@ -758,7 +1033,7 @@ def test_the_wrong_kind_of_lock_is_explained() -> None:
 
     with pytest.raises(TypeError, match=r"must be a carpool.Lock, a threading.Lock or an RLock"):
         carpool.batch(execution_lock=asyncio.Lock())(lambda xs: xs)
-    with pytest.raises(TypeError, match=r"must be an asyncio.Lock"):
+    with pytest.raises(TypeError, match=r"must be an asyncio.Lock, or anything else"):
         carpool.batch(execution_lock=threading.Lock())(slow)
 
 

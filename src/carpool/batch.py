@@ -14,6 +14,7 @@ from carpool.batch_async import AsyncBatch
 from carpool.batch_threads import ThreadBatch
 from carpool.batched import Settings, invoker_of
 from carpool.invoke import is_async
+from carpool.lock import execution_lock
 from carpool.merge import Merge, Split
 from carpool.model import Model, name_of
 from carpool.oom import OomErrors
@@ -117,7 +118,7 @@ def batch(
     *,
     merge: Literal[True] | Merge,
     split: Split | None = None,
-    max_batch_size: int = 64,
+    max_batch_size: int | None = 64,
     size: Callable[[Any], int] | None = None,
     policy: Policy | str | None = None,
     max_queue_delay_s: float | None = None,
@@ -135,7 +136,7 @@ def batch(
     /,
     *,
     merge: Pad,
-    max_batch_size: int = 64,
+    max_batch_size: int | None = 64,
     size: Callable[[Any], int] | None = None,
     policy: Policy | str | None = None,
     max_queue_delay_s: float | None = None,
@@ -152,7 +153,7 @@ def batch(
     function: None = None,
     /,
     *,
-    max_batch_size: int = 64,
+    max_batch_size: int | None = 64,
     size: Callable[[Any], int] | None = None,
     policy: Policy | str | None = None,
     max_queue_delay_s: float | None = None,
@@ -171,7 +172,8 @@ def batch(function: Any = None, /, **settings: Any) -> Any:
         function: takes a list of items and returns a sequence of as many results, `def` or `async def`; or a `Model`
             class or instance. A class is constructed and set up here (an async one before its first batch); an
             instance is taken as it is.
-        max_batch_size: most items in one call; with `size` or `merge`, most of their sizes or rows.
+        max_batch_size: most items in one call; with `size` or `merge`, most of their sizes or rows. None for no limit:
+            a batch takes all who wait, of whom there can be `max_queue_size`.
         size: how much of a batch an item takes up (rows, tokens): a whole number of at least 1 (0 counts for 1).
         merge: True if the function takes one merged chunk and returns one with as many rows; callers then bring chunks
             of any number of rows: lists, numpy arrays, torch tensors, data frames and series of pandas and polars,
@@ -187,8 +189,11 @@ def batch(function: Any = None, /, **settings: Any) -> Any:
         timeout_s: longest time of a call; None for no limit.
         slo_s: the latency that calls should be answered within. A policy that plans (adaptive, deadline, cork) serves
             what can make it and refuses what cannot, with `Overloaded`; what was not refused and is late is answered.
-        execution_lock: held while the function runs: a `carpool.Lock`, `threading.Lock` or `RLock` for a `def`, an
-            `asyncio.Lock` for an `async def`. Share one between several functions, or with code of your own.
+        execution_lock: held while the function runs, and taken before its batch is made. For a `def` a `carpool.Lock`,
+            `threading.Lock` or `RLock`, or anything else that has `acquire` and `release` or can stand in a `with`; for
+            an `async def` an `asyncio.Lock`, or anything else for an `async with`. Share one between several functions,
+            or with code of your own. One whose `acquire` takes no `timeout` is waited for as long as it takes, and
+            given back if time-outs have passed meanwhile.
         isolate_errors: whether a batch that raises is run again in parts, so that only the guilty items fail.
         oom_errors: exception classes, or their full names, that mean "out of memory", besides MemoryError and torch's.
             A batch that raises one is run again in smaller calls, and later batches are smaller. None: it fails as with
@@ -229,10 +234,10 @@ def _batched(function: Any, settings: Settings) -> Any:
 def _check_lock(lock: Any, name: str, asynchronous: bool) -> None:
     if lock is None:
         return
-    if asynchronous:
-        fits, right = hasattr(lock, "__aenter__"), "an asyncio.Lock"
-    else:
-        fits = not hasattr(lock, "__aenter__") and callable(getattr(lock, "acquire", None)) and hasattr(lock, "release")
-        right = "a carpool.Lock, a threading.Lock or an RLock"
-    if not fits:
-        raise TypeError(f"the execution_lock of {name} must be {right}, not {lock!r}")
+    if not asynchronous:
+        execution_lock(lock, name)
+    elif isinstance(lock, type) or not (hasattr(type(lock), "__aenter__") and hasattr(type(lock), "__aexit__")):
+        raise TypeError(
+            f"the execution_lock of {name} must be an asyncio.Lock, or anything else that can stand in an async with"
+            f" statement, as {name} is async; not {lock!r}"
+        )

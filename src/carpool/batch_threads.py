@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, Generic, TypeVar, cast, overload
@@ -12,12 +11,13 @@ from typing import Any, Generic, TypeVar, cast, overload
 from carpool import merge as merging
 from carpool.batched import Bindable, Settings, alive, invoker_of
 from carpool.drive.failures import shared_out
-from carpool.drive.threads import ExecutionLock, LeaderFollower, Outcome, Seat
+from carpool.drive.threads import LeaderFollower, Outcome, Seat
 from carpool.errors import DeadlineExceeded, Unavailable
 from carpool.invoke import Invoker
+from carpool.lock import execution_lock
 from carpool.parts import Trouble, run_now
 from carpool.request import Request
-from carpool.settings import positive
+from carpool.settings import flag, positive
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -26,7 +26,8 @@ B = TypeVar("B")
 class Ticket(Generic[B]):
     """What `submit` gives: a place in the line, to be traded for the result later.
 
-    Nobody runs it until somebody waits, for this ticket or another call of the same function, or closes it.
+    Nobody runs it until somebody waits, for this ticket or another call of the same function, or closes it; unless it
+    was submitted with `lead=True`.
     """
 
     def __init__(self, owner: ThreadBatch[Any, B], seats: Seat) -> None:
@@ -78,6 +79,8 @@ class ThreadBatch(Bindable, Generic[A, B]):
         self._invoker = invoker
         self._made_here = isinstance(function, type)  # and set up
         self._closing = threading.RLock()
+        self._weightless = settings.size is None and not settings.merge
+        self._timeout_s = settings.timeout_s
         self._line = line or self._new_line()
         if line is None:
             alive.add(self)
@@ -91,6 +94,12 @@ class ThreadBatch(Bindable, Generic[A, B]):
             RuntimeError: this is a call from inside the function itself.
             Exception: what the function raised; each caller of a batch that raised gets it.
         """
+        if self._weightless:
+            lone = self._line.alone(x, self._timeout_s, self._run)
+            if lone is not None:
+                if lone.error is not None:
+                    raise lone.error
+                return cast(B, lone.result)
         return self._answer(self._run_through(self._settings.pieces(x)))
 
     def many(self, xs: Iterable[A]) -> list[B]:
@@ -102,11 +111,27 @@ class ThreadBatch(Bindable, Generic[A, B]):
         seat = self._run_through(list(chain.from_iterable(pieces)))
         return merging.joined_by_caller([_result_of(request) for request in seat.requests], pieces)
 
-    def submit(self, x: A) -> Ticket[B]:
-        """Take a place in the line without waiting."""
+    def submit(self, x: A, *, lead: bool = False) -> Ticket[B]:
+        """Take a place in the line without waiting for the others in it.
+
+        Args:
+            x: the item.
+            lead: whether this thread runs the batch there and then, for itself and for those who wait, if nobody else
+                runs one: then the ticket is done, and what the function raised is raised by its `result`. If somebody
+                does, or the policy holds the batch back for more company, it is a ticket like any other.
+
+        Raises:
+            DeadlineExceeded: the execution lock, which one who leads waits for, could not be had in time.
+            RuntimeError: this is a call from inside the function itself.
+        """
+        flag("lead", lead)
+        line = self._line
         pieces = self._settings.pieces(x)
         sizes, lanes = self._settings.places(pieces)
-        return Ticket(self, self._line.join(pieces, sizes, self._settings.timeout_s, lanes))
+        seat = line.join(pieces, sizes, self._timeout_s, lanes)
+        if lead:
+            line.lead(seat, self._run)
+        return Ticket(self, seat)
 
     def close(self) -> None:
         """Run what is in the line, tickets too, and refuse new callers; a model that was set up here is torn down.
@@ -139,13 +164,13 @@ class ThreadBatch(Bindable, Generic[A, B]):
     # -- inside
 
     def _new_line(self) -> LeaderFollower:
-        settings = self._settings
+        settings, name = self._settings, self.__name__
         return LeaderFollower(
-            self.__name__,
-            settings.batcher(self.__name__),
+            name,
+            settings.batcher(name),
             slots=settings.max_in_flight_batches,
             slo_s=settings.slo_s,
-            execution_lock=cast("ExecutionLock | None", settings.execution_lock),
+            execution_lock=None if settings.execution_lock is None else execution_lock(settings.execution_lock, name),
         )
 
     def start_anew(self) -> None:
@@ -166,10 +191,9 @@ class ThreadBatch(Bindable, Generic[A, B]):
         return cast(B, results[0] if len(results) == 1 else merging.joined(results))
 
     def _run(self, items: list[Any]) -> Outcome:
-        started = time.monotonic()
         trouble: list[Trouble] = []
-        results, errors = shared_out(run_now(self._invoker.run(items, trouble, sound=True)))
-        return results, errors, time.monotonic() - started, trouble
+        results, errors = shared_out(self._invoker.run_now(items, trouble))
+        return results, errors, trouble
 
 
 def _result_of(request: Request) -> Any:

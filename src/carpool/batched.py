@@ -41,13 +41,14 @@ from carpool.settings import (
 from carpool.weigh import units
 
 _JOINT = Joint()
+_NO_LIMIT = 2**31  # rows, or whatever sizes count: more than any call holds, and policies can reckon with it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What `batch` was told; see there."""
 
-    max_batch_size: int = 64
+    max_batch_size: int | None = 64
     size: Callable[[Any], int] | None = None
     merge: bool | Merge | Pad | None = None
     split: Split | None = None
@@ -63,13 +64,14 @@ class Settings:
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {
-            "max_batch_size": at_least("max_batch_size", self.max_batch_size, 1),
             "max_queue_size": at_least("max_queue_size", self.max_queue_size, 1),
             "max_in_flight_batches": at_least("max_in_flight_batches", self.max_in_flight_batches, 1),
             "timeout_s": positive("timeout_s", self.timeout_s),
             "slo_s": finite("slo_s", self.slo_s),
             "max_queue_delay_s": delay("max_queue_delay_s", self.max_queue_delay_s),
         }
+        if self.max_batch_size is not None:
+            checked["max_batch_size"] = at_least("max_batch_size", self.max_batch_size, 1)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
         check_policy(self.policy)
@@ -77,7 +79,7 @@ class Settings:
         if self.oom_errors is not None:
             names_of(self.oom_errors)
         self._check_functions()
-        if self.size is None and not self.merge:
+        if self.max_batch_size is not None and self.size is None and not self.merge:
             check_room(self.max_batch_size, self.max_queue_size)
         if self.timeout_s is not None:
             check_held(held_s(self.new_policy()), self.timeout_s)
@@ -94,9 +96,16 @@ class Settings:
         if callable(self.merge) != (self.split is not None):
             raise ValueError("a merge function needs a split function, and the other way round")
 
+    @property
+    def limit(self) -> int:
+        """Most that a batch may hold. If there is no limit, as many as can wait where each item counts for one."""
+        if self.max_batch_size is not None:
+            return self.max_batch_size
+        return self.max_queue_size if self.size is None and not self.merge else _NO_LIMIT
+
     def new_policy(self) -> Policy:
         """A policy of its own for one line."""
-        return policy_for(self.policy, self.max_batch_size, self.max_queue_delay_s, slo_s=self.slo_s)
+        return policy_for(self.policy, self.limit, self.max_queue_delay_s, slo_s=self.slo_s)
 
     def batcher(self, name: str) -> Batcher:
         """A queue and a policy for one line."""
@@ -120,7 +129,7 @@ class Settings:
         """
         if not self.merge or callable(self.merge):
             return [x]
-        n, step = kinds.rows(x), self.max_batch_size
+        n, step = kinds.rows(x), self.limit
         if n <= (1 if self.size else step):
             return [x]
         self._joint.likeness(x)  # what cannot be joined is not cut up either
@@ -157,7 +166,7 @@ class Settings:
 
     def _halves(self, x: Any, n: int) -> list[Any]:
         """A chunk of `n` rows in pieces whose sizes are within the limit, or which have one row each."""
-        if n <= 1 or self.weigh(x) <= self.max_batch_size:
+        if n <= 1 or self.weigh(x) <= self.limit:
             return [x]
         half = n // 2
         return [*self._halves(kinds.cut(x, 0, half), half), *self._halves(kinds.cut(x, half, n), n - half)]

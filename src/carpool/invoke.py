@@ -19,7 +19,7 @@ from typing import Any
 
 from carpool import faults
 from carpool.model import AnyModel, Model, Traits
-from carpool.parts import Caller, Failed, Trouble
+from carpool.parts import Caller, Failed, Trouble, run_now
 from carpool.rows import Rows, by_kind, stacking
 
 
@@ -32,7 +32,7 @@ class Invoker:
         traits: what `traits_of` read off it.
         caller: makes batch calls, and knows what to do when they fail.
         batched: whether `predict` takes a list.
-        calling: told before each call of `predict`, but for the first of a batch.
+        calling: told before each call of `predict`, but for the first of a batch; None if nobody is.
         allowed_batch_sizes: numbers of items that `predict` is called with, rising; smaller batches are padded. None
             for any number.
         in_predict: called as each call of `predict` begins, as part of it.
@@ -46,7 +46,7 @@ class Invoker:
         caller: Caller,
         *,
         batched: bool,
-        calling: Callable[[], None] = lambda: None,
+        calling: Callable[[], None] | None = None,
         allowed_batch_sizes: Sequence[int] | None = None,
         in_predict: Callable[[], None] | None = None,
     ) -> None:
@@ -65,6 +65,8 @@ class Invoker:
         self._predict = faults.before(in_predict, self._predict)
         self._preprocess = getattr(self.instance, "preprocess", None)
         self._postprocess = getattr(self.instance, "postprocess", None)
+        hooks = self._preprocess is not None or self._postprocess is not None or traits.takes_array
+        self._is_plain = batched and not hooks and calling is None and allowed_batch_sizes is None
 
     async def set_up(self) -> None:
         """The model's `setup`. Raises what it raises."""
@@ -93,9 +95,7 @@ class Invoker:
             results = await self._batch(values, trouble, sound, until)
         else:
             results = await self._each(self._counted(self._predict), values, trouble)
-        if any(issubclass(kind, BaseException) for kind in set(map(type, results))):
-            # an item's own error, returned in its place
-            results = [Failed(y) if issubclass(type(y), BaseException) else y for y in results]
+        results = _with_errors(results)
         if self._postprocess is None:
             return results
         postprocess: Callable[..., Any] = self._postprocess
@@ -103,6 +103,12 @@ class Invoker:
             return await self._each(postprocess, results, trouble)
         pairs = [y if type(y) is Failed else (y, x) for y, x in zip(results, values, strict=True)]
         return await self._each(lambda pair: postprocess(*pair), pairs, trouble)
+
+    def run_now(self, values: list[Any], trouble: list[Trouble]) -> list[Any]:
+        """What `run` does for items that are all sound, where nothing waits; quicker where there are no hooks."""
+        if not self._is_plain:
+            return run_now(self.run(values, trouble, sound=True))
+        return _with_errors(self.caller.call_now(self._predict, values, trouble))
 
     async def together(
         self,
@@ -177,14 +183,25 @@ class Invoker:
 
     def _counted(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Report every call of a batch but the first, so that the hang limit is one of a single call."""
+        calling = self._calling
+        if calling is None:
+            return function
 
         def call(x: Any) -> Any:
             if self._calls:
-                self._calling()
+                calling()
             self._calls += 1
             return function(x)
 
         return call
+
+
+def _with_errors(results: list[Any]) -> list[Any]:
+    """Results, where an exception that was returned in the place of one is that item's failure."""
+    for kind in set(map(type, results)):
+        if issubclass(kind, BaseException):
+            return [Failed(y) if issubclass(type(y), BaseException) else y for y in results]
+    return results
 
 
 def is_async(model: AnyModel | Model) -> bool:

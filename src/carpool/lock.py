@@ -1,10 +1,19 @@
-"""A lock that knows who holds it, so that taking it twice is an error at once and not a deadlock."""
+"""Locks that are held while a batch function runs: one of ours, which knows who holds it, and any other.
+
+To take ours twice is an error at once and not a deadlock.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import os
 import threading
 import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from carpool.clock import monotonic
 
 
 class Lock:
@@ -51,6 +60,94 @@ class Lock:
             self._lock = threading.Lock()
             self._owner = None
 
+
+class ExecutionLock(Protocol):
+    """What a leader holds while the function runs."""
+
+    def acquire(self, *, timeout: float) -> bool:
+        """Take it; False if it could not be had within so many seconds."""
+
+    def release(self) -> None:
+        """Give it back."""
+
+
+class Entered:
+    """A lock that cannot be waited for within a time, as an `ExecutionLock`: if it came too late, it is given back."""
+
+    def __init__(self, enter: Callable[[], Any], leave: Callable[[], Any]) -> None:
+        self._enter = enter
+        self._leave = leave
+
+    def acquire(self, *, timeout: float) -> bool:
+        """Wait for it as long as it takes."""
+        until = monotonic() + timeout
+        if self._enter() is False:
+            return False
+        if monotonic() <= until:
+            return True
+        self._leave()
+        return False
+
+    def release(self) -> None:
+        """Give it back."""
+        self._leave()
+
+
+def execution_lock(lock: Any, name: str) -> ExecutionLock:
+    """A lock of the user's, of whatever kind, as what a leader takes.
+
+    Args:
+        lock: has `acquire` and `release`, or `__enter__` and `__exit__`.
+        name: of the function that it is for.
+
+    Raises:
+        TypeError: it is nothing of the kind, or can be held but once.
+    """
+    kind = type(lock)
+    entered = callable(getattr(kind, "__enter__", None)) and callable(getattr(kind, "__exit__", None))
+    acquire, release = getattr(lock, "acquire", None), getattr(lock, "release", None)
+    acquired = callable(acquire) and callable(release) and not inspect.iscoroutinefunction(acquire)
+    if isinstance(lock, type) or not (entered or acquired):
+        raise TypeError(
+            f"the execution_lock of {name} must be a carpool.Lock, a threading.Lock or an RLock, or anything else that"
+            f" has acquire and release or can stand in a with statement, not {lock!r}"
+        )
+    if isinstance(lock, contextlib._GeneratorContextManager):
+        raise TypeError(
+            f"the execution_lock of {name} must be one that can be held again and again, which {lock!r} cannot, as it"
+            " was made by a @contextmanager function: give an object with __enter__ and __exit__"
+        )
+    if acquired and _takes_timeout(acquire):
+        return lock  # type: ignore[no-any-return]
+    if entered:
+        return Entered(lambda: [kind.__enter__(lock)], lambda: kind.__exit__(lock, None, None, None))
+    assert callable(acquire) and callable(release)
+    return Entered(acquire, release)
+
+
+def is_owned(lock: object) -> bool:
+    """Whether this thread holds the lock, as far as its kind can tell."""
+    return isinstance(lock, _KNOWING) and lock._is_owned()
+
+
+def can_be_tried(lock: object) -> bool:
+    """Whether one can ask for it with no time to wait, and be told no; others may raise, or wait all the same."""
+    return type(lock) in (Lock, *_BUILT_IN)
+
+
+def _takes_timeout(acquire: Any) -> bool:
+    """Whether one can say how long to wait."""
+    if isinstance(getattr(acquire, "__self__", None), _BUILT_IN):
+        return True
+    try:
+        parameters = inspect.signature(acquire).parameters
+    except (TypeError, ValueError):
+        return False
+    return "timeout" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+
+
+_KNOWING: Any = (Lock, type(threading.RLock()))
+_BUILT_IN = (type(threading.Lock()), type(threading.RLock()))  # these have no signature to look at
 
 _locks: weakref.WeakSet[Lock] = weakref.WeakSet()
 

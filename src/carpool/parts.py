@@ -152,6 +152,26 @@ class Caller:
         finally:
             del why  # it holds this frame
 
+    def call_now(self, function: Callable[[list[Any]], Any], items: list[Any], trouble: list[Trouble]) -> list[Any]:
+        """What `call` does, where nothing waits: for all of a batch, and without a coroutine."""
+        returned: Any
+        part: Any = items[:]
+        try:
+            returned = function(part)
+            if type(returned) is not list and hasattr(returned, "__await__"):
+                returned = run_now(returned)
+            return as_results(returned, len(part))
+        except BaseException as error:
+            if self.goes_through(error):
+                raise
+            why = error
+        returned = part = None
+        again = _Again(self, function, items, trouble, None, range(len(items)), _INFINITY)
+        try:
+            return run_now(again.run(why))
+        finally:
+            del why
+
     async def outcome_of(self, awaitable: Awaitable[Any]) -> Any:
         """What user code returned to be awaited. Raises TypeError if it would wait where nothing can."""
         return await awaitable if self._may_wait else run_now(awaitable)

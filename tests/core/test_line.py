@@ -8,11 +8,12 @@ somebody is not served is a deadlock; a run that ends otherwise must have served
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from carpool.core.batcher import INFINITY, Batch, Batcher
-from carpool.core.line import DONE, SLEEP, Line
+from carpool.core.line import DONE, SLEEP, Line, Lone
 from carpool.core.queue import Queue
 from carpool.errors import DeadlineExceeded, Unavailable
 from carpool.policy import Greedy, Policy, Static
@@ -22,7 +23,7 @@ from tests.core.explore import explore
 
 @dataclass(eq=False)
 class Thread:
-    """A caller's thread as its next step: join, step, asleep, lead, run, gone."""
+    """A caller's thread as its next step: join, step, asleep, lead, run, alone, gone."""
 
     name: str
     request: Request
@@ -35,6 +36,7 @@ class Thread:
     until: float = INFINITY
     slot: int = -1
     batch: Batch | None = None
+    lone: Lone | None = None
     interrupted: bool = False
     deadline: float = INFINITY
 
@@ -63,6 +65,7 @@ class World:
     now: float = 0.0
     interrupts: int = 0  # how many may still happen
     looks_away: int = 0  # likewise: threads that wait no longer, and never come back
+    alone: bool = False  # whether who comes runs its request alone if it may
     runs: dict[str, int] = field(default_factory=dict)
 
     def moves(self) -> list[tuple[str, int]]:
@@ -73,7 +76,7 @@ class World:
                 continue  # callers are alike: who joins first is called a
             if thread.at != "asleep" or thread.woken or thread.until <= self.now:
                 found.append(("go", i))
-            if self.interrupts and thread.at in ("asleep", "run"):
+            if self.interrupts and thread.at in ("asleep", "run", "alone"):
                 found.append(("interrupt", i))
             if self.looks_away and thread.at == "asleep":
                 found.append(("look away", i))
@@ -97,13 +100,13 @@ class World:
             self._go(self.threads[which])
         looking = 0
         for waiter in self.line.wake:
-            assert isinstance(waiter, Thread)
             if waiter.asleep:
+                assert isinstance(waiter, Thread)
                 waiter.woken = True
                 looking += bool(waiter.pending)
         assert looking <= 1  # of those who are not served, all but one sleep on
         self.line.wake.clear()
-        running = [t for t in self.threads if t.at in ("lead", "run")]
+        running = [t for t in self.threads if t.at in ("lead", "run", "alone")]
         assert len(running) <= self.slots
 
     def _go(self, thread: Thread) -> None:
@@ -111,6 +114,9 @@ class World:
             self.line.close(Unavailable("closed"))
             self.line.drain(thread)
             thread.at = "step"
+        elif thread.at == "join" and self.alone and thread.waits and self._goes_alone(thread):
+            thread.at = "alone"
+            self.runs[thread.name] = self.runs.get(thread.name, 0) + 1
         elif thread.at == "join":
             self.line.join(self.now, [thread.request])
             thread.at = "step" if thread.waits else "gone"
@@ -141,10 +147,27 @@ class World:
             answers = [f"for {request.item}" for request in thread.batch.requests]
             self.line.finished(self.now, thread.batch, answers, None, 0.001)
             thread.batch, thread.at = None, "step"
+        elif thread.at == "alone":
+            self._done_alone(thread)
+
+    def _goes_alone(self, thread: Thread) -> bool:
+        thread.lone = Lone(thread.name, thread.deadline, thread.name, self.now)
+        return self.line.alone(thread.lone)
+
+    def _done_alone(self, thread: Thread) -> None:
+        lone, thread.at = thread.lone, "gone"
+        assert lone is not None
+        if self.line.lone is lone:
+            self.line.went_alone(self.now, 0.001, True)
+            thread.request.result = f"for {thread.name}"
+        else:
+            assert lone.batch is not None
+            self.line.finished(self.now, lone.batch, [f"for {thread.name}"], None, 0.001)
+            (thread.request,) = lone.requests
 
     def _interrupt(self, thread: Thread) -> None:
         thread.interrupted = True
-        self.line.leave(self.now, thread, thread.name)
+        self.line.leave(self.now, thread.lone if thread.at == "alone" and thread.lone else thread, thread.name)
         thread.at, thread.woken, thread.batch = "gone", False, None
 
     def state(self) -> str:
@@ -154,10 +177,9 @@ class World:
         queue = [r.item for r in batcher.queue]
         door = [r.item for r in self.line.pipeline.door]
         flight = [(w, [r.item for r in b.requests]) for w, b in sorted(batcher.in_flight.items())]
-        elect = getattr(self.line.elect, "name", None)
-        return repr(
-            (threads, queue, door, flight, elect, sorted(self.line._free), self.now, self.interrupts, self.looks_away)
-        )
+        elect, leaders = getattr(self.line.elect, "name", None), sorted(self.line._leaders)
+        lone = self.line.lone and self.line.lone.thread
+        return repr((threads, queue, door, flight, elect, leaders, lone, self.now, self.interrupts, self.looks_away))
 
 
 def world(
@@ -171,6 +193,7 @@ def world(
     tickets: int = 0,
     room: float = INFINITY,
     closers: tuple[int, ...] = (),
+    alone: bool = False,
 ) -> World:
     line = Line(Batcher("f", policy, Queue(room)), slots)
     threads = []
@@ -180,7 +203,7 @@ def world(
         threads.append(
             Thread(name, Request(name, deadline), waits=i >= tickets, closes=i in closers, deadline=deadline)
         )
-    return World(line, threads, slots, interrupts=interrupts, looks_away=looks_away)
+    return World(line, threads, slots, interrupts=interrupts, looks_away=looks_away, alone=alone)
 
 
 def check(end: World) -> None:
@@ -198,8 +221,7 @@ def check(end: World) -> None:
             assert isinstance(error, DeadlineExceeded)
             assert thread.deadline <= end.now
         assert end.runs.get(thread.name, 0) <= 1 + sum(t.interrupted for t in end.threads)
-    assert len(end.line._free) == end.slots
-    assert end.line._leaders == {}
+    assert len(end.line._leaders) == 0
 
 
 POLICIES = [Greedy(1), Greedy(2), Greedy(4), Static(2, 5.0), Static(4, 5.0), Static(2, 5.0, from_idle=True)]
@@ -270,6 +292,37 @@ def test_those_who_close_go_when_nobody_is_inside(
         closed = any(thread.closes and not thread.interrupted for thread in end.threads)
         assert not (closed and end.line.pipeline.waiting)
         assert end.line._closers == []
+
+
+@pytest.mark.parametrize("limit", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("n", "more"),
+    [
+        (2, {}),
+        (4, {}),
+        (3, {"slots": 2}),
+        (3, {"interrupts": 1}),
+        (3, {"interrupts": 2, "slots": 2}),
+        (3, {"deadlines": (3.0, INFINITY, 4.0)}),
+        (3, {"looks_away": 1}),
+        (4, {"tickets": 1}),
+        (4, {"room": 1}),
+        (3, {"closers": (1,)}),
+        (3, {"closers": (2,), "interrupts": 1}),
+        (4, {"closers": (1, 3), "slots": 2}),
+    ],
+    ids=str,
+)
+def test_who_runs_alone_leaves_the_others_unharmed(n: int, more: dict[str, Any], limit: int) -> None:
+    """Whoever finds nobody there runs its request alone, and others come, go, close and are interrupted meanwhile."""
+    ways = set()
+    for end in explore(world(n, Greedy(limit), alone=True, **more)):
+        check(end)
+        assert end.line.lone is None
+        pipeline = end.line.pipeline
+        assert pipeline.admitted == pipeline.answered + pipeline.cancelled + pipeline.stages[0].queue.count
+        ways |= {"caught up" if thread.lone.requests else "alone" for thread in end.threads if thread.lone}
+    assert ways == {"alone", "caught up"}
 
 
 @pytest.mark.parametrize(("n", "slots"), [(4, 1), (3, 2)])

@@ -114,7 +114,7 @@ class InThread:
                 self._stream(step)
             case Submit():
                 asked = Asked(run, step.item)
-                run.tickets.append((run.subject.submit(asked.x), asked))
+                run.tickets.append((run.subject.submit(asked.x, lead=step.lead), asked))
             case Result() if run.tickets:
                 ticket, asked = run.tickets[step.ticket % len(run.tickets)]
                 ticket.done()

@@ -105,7 +105,7 @@ class _Draw:
             tasks=tasks,
             loops=self._pick((1, 1, 1, 2, 3)) if tasks and not lock and over != "class" else 1,
             loop=self._pick(("asyncio", "uvloop")),
-            max_batch_size=self._pick((1, 2, 4, 4, 16)),
+            max_batch_size=self._pick((1, 2, 4, 4, 16, None)),
             max_queue_size=self._pick((1024, 1024, 16, 2)),
             max_in_flight_batches=self._pick((1, 1, 2, 3)),
             policy=self._policy(),
@@ -174,7 +174,7 @@ class _Draw:
                 return Predict(self._item())
             return self._pick(
                 (
-                    Submit(self._item()),
+                    Submit(self._item(), self._chance(0.3)),
                     Result(self._dice.randrange(8), self._timeout()),
                     Cancel(self._dice.randrange(8)),
                 )

@@ -106,9 +106,10 @@ class Stream(Step):
 
 @_value
 class Submit(Step):
-    """Take a ticket, for everybody to use."""
+    """Take a ticket, for everybody to use; and lead, if nobody does."""
 
     item: Item = Item()
+    lead: bool = False
 
 
 @_value
@@ -243,7 +244,7 @@ class Batch(_Value):
     tasks: bool = False
     loops: int = 1
     loop: str = "asyncio"
-    max_batch_size: int = 4
+    max_batch_size: int | None = 4
     max_queue_size: int = 1024
     max_in_flight_batches: int = 1
     policy: str | None = None

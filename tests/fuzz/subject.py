@@ -31,7 +31,7 @@ def new_function(subject: Batch) -> tuple[Any, Any]:
     """A batched function, and the object whose method it is, which has to be kept."""
     settings: dict[str, Any] = {
         "max_batch_size": subject.max_batch_size,
-        "max_queue_size": max(subject.max_queue_size, subject.max_batch_size),
+        "max_queue_size": max(subject.max_queue_size, subject.max_batch_size or 1),
         "max_in_flight_batches": subject.max_in_flight_batches,
         "policy": models.policy(subject.policy),
         "max_queue_delay_s": subject.max_queue_delay_s,

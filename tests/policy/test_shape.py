@@ -43,6 +43,16 @@ def test_knots(limit: int) -> None:
     assert knots[: min(32, limit)] == [*range(1, min(32, limit) + 1)]
 
 
+@pytest.mark.parametrize("limit", [2**20, 2**21, 2**21 + 1, 10**7, 2**31])
+def test_there_are_few_knots_however_large_the_limit(limit: int) -> None:
+    """A batch without a limit has one that nobody reaches; the table is as short as any."""
+    knots = knots_for(limit)
+
+    assert len(knots) <= MOST_KNOTS
+    assert knots[-1] == limit
+    assert all(a < b <= 2 * a + 1 for a, b in pairwise(knots))
+
+
 @pytest.mark.parametrize("limit", [128, 256, 512, 1024, 4096])
 def test_tile_ends_are_seen_from_both_sides(limit: int) -> None:
     """Powers of two, where tiles end, are knots, and so is the size after each, where the next tile begins."""

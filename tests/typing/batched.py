@@ -1,5 +1,6 @@
 """What type checkers must see: a batch function of lists is a function of items. Checked by `test_typing.py`."""
 
+import threading
 from typing import assert_type
 
 import numpy as np
@@ -15,6 +16,11 @@ def length(texts: list[str]) -> list[int]:
 @carpool.batch(max_batch_size=32, timeout_s=1.0)
 def halve(numbers: list[int]) -> tuple[float, ...]:
     return tuple(number / 2 for number in numbers)
+
+
+@carpool.batch(max_batch_size=None, execution_lock=threading.Semaphore())
+def unlimited(texts: list[bytes]) -> list[int]:
+    return [len(text) for text in texts]
 
 
 @carpool.batch
@@ -69,6 +75,8 @@ assert_type(length("a"), int)
 assert_type(length.many(["a"]), list[int])
 assert_type(length.submit("a"), carpool.Ticket[int])
 assert_type(length.submit("a").result(), int)
+assert_type(length.submit("a", lead=True), carpool.Ticket[int])
+assert_type(unlimited(b"a"), int)
 assert_type(halve(1), float)
 assert_type(normalise(np.ones(3)), np.ndarray)
 assert_type(padded(np.ones((1, 2))), list[float])

@@ -170,6 +170,7 @@ class Batcher:
         self._policy_listens = (
             type(policy).arrived is not Policy.arrived or type(policy).arrived_together is not Policy.arrived_together
         )
+        self._knows_lone = _knows_lone(type(policy))
         self._idle: list[int] = []  # the worker that was busy last is used first: its caches are warm
         self._running = 0
         self._batch_ids = 0
@@ -336,6 +337,30 @@ class Batcher:
             self._finish(now, batch, busy_s, ok)
             return batch.requests
         return self._completed_partly(now, batch, ids, busy_s, ok)
+
+    # -- a request that nobody else shares the stage with
+
+    def lets_go(self, now: float, deadline: float, slo_s: float) -> bool:
+        """Whether a request of size 1 that came now, to a worker that is idle beside an empty queue, would be admitted
+        and go at once. Changes nothing; False where that takes more thought.
+        """
+        if not self._knows_lone:
+            return False
+        due = deadline
+        if deadline != INFINITY and deadline - now < self.longest_wait_s(1):
+            return False
+        if now + slo_s < due:
+            due = now + slo_s
+        return self.policy.lets_go(due - now)
+
+    def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
+        """Such a request was let go and is done: what has become of it is told here in one, and not step by step."""
+        took_s = now - began
+        policy = self.policy
+        self._batch_ids += 1
+        policy.hop_s += 0.1 * (max(0.0, took_s - busy_s) - policy.hop_s)
+        policy.went_alone(began, now, busy_s, ok)
+        self._took(took_s)
 
     # -- what to do
 
@@ -583,8 +608,12 @@ class Batcher:
             self._begin(now, following)
         if self.patience.learns:
             self.patience.learn(batch.size, took_s)
-        if self.batch_s:
+        if self.runs_ahead and self.batch_s:
             self.deviation_s += (abs(took_s - self.batch_s) - self.deviation_s) * 0.2
+        self._took(took_s)
+
+    def _took(self, took_s: float) -> None:
+        """What the last batch took, from its start to its end."""
         self.batch_s += (took_s - self.batch_s) * (0.2 if self.batch_s else 1.0)
         if took_s < self.fastest_s or not self.fastest_s:
             self.fastest_s = took_s
@@ -617,3 +646,15 @@ class Batcher:
 
 def _counts_for_one(result: object) -> int:
     return 1
+
+
+def _knows_lone(kind: type[Policy]) -> bool:
+    """Whether what a policy says of lone requests is meant for the rule that it follows: a class that overrides the
+    rule, and not what its base says of lone requests, is asked step by step.
+    """
+    rules = ("decide", "arrived", "arrived_together", "completed", "limit")
+    depth = {name: next(i for i, base in enumerate(kind.__mro__) if name in vars(base)) for name in (*rules, *_LONE)}
+    return kind.lets_go is not Policy.lets_go and all(depth[lone] <= depth[rule] for lone in _LONE for rule in rules)
+
+
+_LONE = ("lets_go", "went_alone")

@@ -10,6 +10,10 @@ runs it for all who are in it. The others sleep. Three rules keep the line movin
 An elect who leaves, in whatever way, hands the duty on. So as long as work waits and a slot is free, somebody is awake
 or will be in time.
 
+Mostly nobody is there. Then who comes runs its one request *alone*: no request, batch or slot is made for it, and when
+it is done the accounts are what they would be otherwise. Should somebody else come meanwhile, all of that is made up
+for first, at the time at which it would have been done (`_catch_up`), and the lone caller is a leader like any other.
+
 A line is open until it is closed; then it is drained: nobody comes in, and those who close it lead like any other,
 since tickets may have nobody else. It has come to its end once nobody waits and nobody leads; then they may go.
 
@@ -53,6 +57,36 @@ class Waiter(Protocol):
         """One of its requests has its answer."""
 
 
+class Lone:
+    """Who runs its one request alone: a waiter that never sleeps, since its thread is inside the function.
+
+    Attributes:
+        item, deadline: of its request.
+        thread, began: whose it is, and since when.
+        batch: if it has come to be a leader like any other, what it runs.
+    """
+
+    __slots__ = ("batch", "began", "deadline", "item", "pending", "requests", "thread")
+
+    def __init__(self, item: object, deadline: float, thread: object, began: float) -> None:
+        self.item = item
+        self.deadline = deadline
+        self.thread = thread
+        self.began = began
+        self.requests: Sequence[Request] = ()
+        self.pending = 1
+        self.batch: Batch | None = None
+
+    @property
+    def asleep(self) -> bool:
+        """Never."""
+        return False
+
+    def answered(self, request: Request) -> None:
+        """Its request has its answer."""
+        self.pending = 0
+
+
 class Line:
     """The line in front of one function.
 
@@ -64,25 +98,52 @@ class Line:
     Attributes:
         wake: waiters who are to look now; whoever drives the line takes them out, and wakes those who are asleep.
         elect: who is to look next, if anybody is; another's batch may have answered it meanwhile.
+        lone: who runs its request alone, if anybody does.
     """
 
     def __init__(self, batcher: Batcher, slots: int, slo_s: float | None = None) -> None:
         self.pipeline = Pipeline([batcher], slo_s=slo_s)
         self.wake: list[Waiter] = []
         self._batcher = batcher
-        self._free = list(range(slots))
+        self._slots = slots
         self._leaders: dict[int, tuple[Waiter, object]] = {}  # by slot: for whom it was claimed, and by which thread
         self._closers: list[Waiter] = []
+        self.lone: Lone | None = None
         self.elect: Waiter | None = None
         self._elect_until = INFINITY
 
     def __repr__(self) -> str:
-        return f"<Line {self._batcher!r} free={len(self._free)}>"
+        return f"<Line {self._batcher!r} free={self._slots - len(self._leaders)}>"
+
+    # -- who finds nobody there
+
+    def alone(self, lone: Lone) -> bool:
+        """Whether somebody who comes now is to run its request by itself at once. If not, nothing has been done."""
+        pipeline, batcher = self.pipeline, self._batcher
+        if (
+            self.lone is not None
+            or self._leaders
+            or batcher.queue.count
+            or pipeline.door.count
+            or pipeline.closed is not None
+            or not batcher.lets_go(lone.began, lone.deadline, pipeline.slo_s)
+        ):
+            return False
+        self.lone = lone
+        return True
+
+    def went_alone(self, now: float, busy_s: float, ok: bool) -> None:
+        """Who ran its request alone is done, and nobody has come meanwhile."""
+        lone, self.lone = self.lone, None
+        assert lone is not None
+        self.pipeline.went_alone(lone.began, now, busy_s, ok)
 
     # -- callers
 
     def join(self, now: float, requests: Sequence[Request]) -> None:
         """New requests. One that is refused has its answer at once."""
+        if self.lone is not None:
+            self._catch_up()
         self.pipeline.submit(now, requests)
         if any(request.state == REQUEST_DONE for request in requests):
             self._look(now)
@@ -100,15 +161,20 @@ class Line:
                 self._hand_on()
         if not waiter.pending:
             return DONE
-        if not self._free:
-            for _, leader in self._leaders.values():
+        if self.lone is not None:
+            self._catch_up()
+        leaders = self._leaders
+        if len(leaders) == self._slots:
+            for _, leader in leaders.values():
                 if leader == thread:
                     return LEADS
             return SLEEP
         if not self.pipeline.waiting:
             return SLEEP
-        slot = self._free.pop()
-        self._leaders[slot] = waiter, thread
+        slot = 0
+        while slot in leaders:
+            slot += 1
+        leaders[slot] = waiter, thread  # one step: a thread that is interrupted has claimed it, or has not
         return slot
 
     def sleep(self, waiter: Waiter) -> float:
@@ -128,9 +194,11 @@ class Line:
 
         If its thread is given, that has been interrupted: what it was leading is run by the next leader.
         """
+        if self.lone is not None:
+            self._catch_up()
         for request in waiter.requests:
             self.pipeline.cancel(now, request)
-        for slot in [slot for slot, led in self._leaders.items() if led == (waiter, thread)]:
+        for slot in self._slots_of(thread, waiter):
             self._release(now, slot)
         if waiter in self._closers:
             self._closers.remove(waiter)
@@ -167,7 +235,6 @@ class Line:
     def give_up(self, slot: int) -> None:
         """A slot that was claimed is not used."""
         del self._leaders[slot]
-        self._free.append(slot)
         self._hand_on()
         self._see_off()
 
@@ -189,12 +256,16 @@ class Line:
 
     def close(self, error: CarpoolError) -> None:
         """Refuse new requests from now on; those inside are run."""
+        if self.lone is not None:
+            self._catch_up()
         self.pipeline.close(error)
 
     def fail(self, now: float, error: CarpoolError, thread: object) -> None:
         """The policy has raised in this thread: all who are inside, and whoever comes, hear so."""
+        if self.lone is not None:
+            self._catch_up()
         self.pipeline.abort(now, error)
-        for slot in [slot for slot, (_, leader) in self._leaders.items() if leader == thread]:
+        for slot in self._slots_of(thread):
             self._release(now, slot)
         self.elect = None
         self._tell(self.pipeline.take_answers())
@@ -207,10 +278,35 @@ class Line:
 
     @property
     def leaders(self) -> list[object] | None:
-        """The threads that lead; None if one more could."""
-        return None if self._free else [thread for _, thread in list(self._leaders.values())]
+        """The threads that lead; None if one more could. May be asked without the line's lock."""
+        leaders, lone = list(self._leaders.values()), self.lone
+        if len(leaders) == self._slots:
+            return [thread for _, thread in leaders]
+        return [lone.thread] if lone is not None and self._slots == 1 else None
 
     # -- inside
+
+    def _catch_up(self) -> None:
+        """Somebody else has come: what was left out for the one who runs its request alone is done now."""
+        lone, self.lone = self.lone, None
+        assert lone is not None
+        request = Request(lone.item, lone.deadline, lone)
+        request.patient = True
+        lone.requests = (request,)
+        self.pipeline.submit(lone.began, lone.requests)
+        self._leaders[0] = lone, lone.thread
+        lone.batch = self.lead(lone.began, 0)
+        if lone.batch is None:
+            kind = type(self._batcher.policy).__name__
+            raise RuntimeError(f"policy {kind} let a lone request go and then held it back")
+
+    def _slots_of(self, thread: object, waiter: Waiter | None = None) -> list[int]:
+        """What a thread has claimed, for this waiter or for any."""
+        return [
+            slot
+            for slot, (claimed_for, leader) in self._leaders.items()
+            if leader == thread and (waiter is None or claimed_for is waiter)
+        ]
 
     def _see_off(self) -> None:
         """Those who wait for the end may go when it has come."""
@@ -238,7 +334,7 @@ class Line:
 
     def _hand_on(self) -> None:
         """If work waits, a slot is free and nobody is going to look: choose a sleeper, those ahead first."""
-        if self.elect is not None or not self._free or not self.pipeline.waiting:
+        if self.elect is not None or len(self._leaders) == self._slots or not self.pipeline.waiting:
             return
         for request in chain(self._batcher.queue, self.pipeline.door):
             waiter: Waiter | None = request.caller  # type: ignore[assignment]
@@ -258,6 +354,5 @@ class Line:
         """A slot is free: its worker in the pipeline is there only while somebody leads."""
         self.pipeline.worker_left(now, 0, slot)
         del self._leaders[slot]
-        self._free.append(slot)
         if self._closers:
             self._see_off()

@@ -77,7 +77,7 @@ class Pipeline:
         self.cancelled = 0
         self.door = Queue()  # callers that wait for room; bounded by the callers there are
         self._admission = Admission(self.stages[0].queue.max_size, self.stages[0].queue.max_bytes)
-        self._slo_s = INFINITY if slo_s is None else slo_s
+        self.slo_s = INFINITY if slo_s is None else slo_s
         self._measure = measure
         self._todo = Todo()
         for index, stage in enumerate(self.stages):
@@ -203,6 +203,12 @@ class Pipeline:
         """A worker's warm-up has run `n` examples, with sizes summing to `size`, in `busy_s`."""
         self.stages[stage].trained(n, size, busy_s)
 
+    def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
+        """A request that the only stage's `Batcher.lets_go` let go was never submitted here, and has been answered."""
+        self.admitted += 1
+        self.answered += 1
+        self.stages[0].went_alone(began, now, busy_s, ok)
+
     def worker_ready(self, stage: int, worker: int) -> None:
         """A worker can take batches from now on."""
         self.stages[stage].worker_ready(worker)
@@ -325,7 +331,7 @@ class Pipeline:
         """
         first = self.stages[0]
         longest_wait_s = first.longest_wait_s(len(requests)) + first.policy.ahead_s
-        latest = now + self._slo_s
+        latest = now + self.slo_s
         soonest, nbytes = INFINITY, 0
         id = self.admitted
         for request in requests:
@@ -356,7 +362,7 @@ class Pipeline:
         """A request that may be refused, may have to wait at the door, or is written about."""
         first = self.stages[0]
         request.admitted = request.arrived = now
-        request.due = min(request.due, request.deadline, INFINITY if request.bulk else now + self._slo_s)
+        request.due = min(request.due, request.deadline, INFINITY if request.bulk else now + self.slo_s)
         if self.closed is not None:
             self._refuse(request, copy.copy(self.closed))
             return

@@ -12,29 +12,35 @@ other. So a leader who goes to sleep in a line looks first whether all who could
 
 from __future__ import annotations
 
-import contextvars
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, cast
+from contextvars import Context
+from threading import get_ident
+from typing import Any, ClassVar, Final, cast
 
 from carpool.clock import Clock, monotonic
+from carpool.core import line as lines
 from carpool.core.batcher import INFINITY, Batch, Batcher
 from carpool.core.line import DONE, LEADS, SLEEP, Line
 from carpool.drive.failures import for_all
 from carpool.drive.trouble import FAILED_FOR_S, learn, stage_at_fault
 from carpool.errors import CarpoolError, DeadlineExceeded, Unavailable
 from carpool.foreign import text_of
+from carpool.lock import ExecutionLock, can_be_tried, is_owned
 from carpool.logger import logger
 from carpool.parts import Trouble
 from carpool.request import Lane, Request
 
 _LONGEST_LOCK_WAIT_S = 60.0  # for the execution lock, where no time-out bounds it
 
-Outcome = tuple[Sequence[object], dict[int, Exception] | None, float, Sequence[Trouble]]
-"""The results of a batch, the errors that stand in for some, the seconds it took, and what else there is to tell."""
+AT_ONCE: Final = -INFINITY
+"""Until when somebody waits who does not wait."""
+
+Outcome = tuple[Sequence[object], dict[int, Exception] | None, Sequence[Trouble]]
+"""The results of a batch, the errors that stand in for some, and what else there is to tell."""
 
 Run = Callable[[list[Any]], Outcome]
 Bells = list[threading.Lock]
@@ -49,14 +55,6 @@ _leading: dict[int, tuple[LeaderFollower, ...]] = {}
 
 _sleeping: dict[int, tuple[LeaderFollower, Seat]] = {}
 """Threads that lead one line and sleep in another for as long as it takes, and their seats there."""
-
-
-class ExecutionLock(Protocol):
-    """`threading.Lock`, `threading.RLock`, `carpool.Lock` and their like."""
-
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
-
-    def release(self) -> None: ...
 
 
 class Seat:
@@ -85,6 +83,21 @@ class Seat:
     def answered(self, request: Request) -> None:
         """One of the requests has its answer."""
         self.pending -= 1
+
+
+class Lone(lines.Lone):
+    """The seat of a caller who found nobody in the line, and runs its one item itself; no thread sleeps for it.
+
+    Attributes:
+        result, error: the answer.
+    """
+
+    __slots__ = ("error", "result")
+
+    bells: ClassVar[Bells] = []
+
+    result: object
+    error: Exception | None
 
 
 class LeaderFollower:
@@ -116,8 +129,52 @@ class LeaderFollower:
         self._line = Line(batcher, slots, slo_s)
         self._lock = threading.RLock()  # which knows its owner; it is never taken twice
         self._execution_lock = execution_lock
+        self._may_try = can_be_tried(execution_lock)
         self._clock = clock
+        self._only = (self,)
         self._chain: deque[Bells] = deque()  # still to be rung; while there are any, somebody wakes up
+
+    def alone(self, item: object, timeout_s: float | None, run: Run) -> Lone | None:
+        """Run one item in this thread at once, if nobody is in the line and nothing speaks against it; which is so most
+        of the time, and takes a third of what it takes to `join` and `wait`.
+
+        Args:
+            item: it counts for one, and may share a batch with any other.
+            timeout_s: how long it may wait.
+            run: the user's function.
+
+        Returns:
+            The answer; None if nothing has been done, and the item is to join the line.
+
+        Raises:
+            BaseException: this thread was interrupted.
+        """
+        me, lock = get_ident(), self._execution_lock
+        leads = _leading.get(me)
+        if (leads is not None and self in leads) or self._lock._is_owned():  # type: ignore[attr-defined]
+            return None
+        if lock is not None and (not self._may_try or is_owned(lock) or not lock.acquire(timeout=0)):
+            return None
+        line, now = self._line, self._clock()
+        lone = Lone(item, INFINITY if timeout_s is None else now + timeout_s, me, now)
+        try:
+            try:
+                with self._lock:
+                    if not line.alone(lone):
+                        return None
+                outcome, busy_s = self._call([item], run)
+            finally:
+                if lock is not None:
+                    lock.release()
+            self._finish_alone(line, lone, outcome, busy_s)
+        except BaseException as error:
+            if line is self._line:
+                if self._has_failed(error):
+                    return _told(lone) if lone.requests else None
+                if line.lone is lone or lone.batch is not None:
+                    self.leave(lone, self._gone(), me)
+            raise
+        return lone
 
     def join(
         self,
@@ -176,27 +233,21 @@ class LeaderFollower:
             DeadlineExceeded: the execution lock could not be had in time; the caller has left the line.
             RuntimeError: the function forked, and this is the child; or it waits for a function that waits for it.
         """
-        line = self._line
-        until = INFINITY if timeout_s is None else self._clock() + timeout_s
-        while seat.pending or line.elect is seat:
-            try:
-                self._turn(seat, run, until)
-                if line is not self._line and seat.pending:
-                    raise self.forked()
-                if until != INFINITY and self._clock() >= until:
-                    self._look_away(seat)
-                    break
-            except BaseException as error:
-                _sleeping.pop(threading.get_ident(), None)
-                if line is self._line:
-                    if self._has_failed(error):
-                        continue
-                    told = Unavailable(f"a thread that waited for {self._name} was interrupted", code="cancelled")
-                    self.leave(seat, error if isinstance(error, CarpoolError) else told, threading.get_ident())
-                raise
-        return not seat.pending
+        return self._wait(seat, run, INFINITY if timeout_s is None else self._clock() + timeout_s)
 
-    def leave(self, seat: Seat, error: Exception, thread: int | None = None) -> bool:
+    def lead(self, seat: Seat, run: Run) -> None:
+        """In the thread of a caller who has just joined: run what is in the line as far as its own, unless somebody
+        else is at it or the policy holds it back; then this does not wait for it.
+
+        Args:
+            seat: the caller's.
+            run: the user's function.
+
+        Raises: what `wait` does.
+        """
+        self._wait(seat, run, AT_ONCE)
+
+    def leave(self, seat: Seat | Lone, error: Exception, thread: int | None = None) -> bool:
         """The caller goes without its answers.
 
         Args:
@@ -215,7 +266,27 @@ class LeaderFollower:
                 raise
             return True
 
-    def _leave(self, seat: Seat, error: Exception, thread: int | None) -> bool:
+    def _wait(self, seat: Seat, run: Run, until: float) -> bool:
+        line = self._line
+        while seat.pending or line.elect is seat:
+            try:
+                led = self._turn(seat, run, until)
+                if line is not self._line and seat.pending:
+                    raise self.forked()
+                if until != INFINITY and not (led and until == AT_ONCE) and self._clock() >= until:
+                    self._look_away(seat)
+                    break
+            except BaseException as error:
+                _sleeping.pop(get_ident(), None)
+                if line is self._line:
+                    if self._has_failed(error):
+                        continue
+                    told = error if isinstance(error, CarpoolError) else self._gone()
+                    self.leave(seat, told, get_ident())
+                raise
+        return not seat.pending
+
+    def _leave(self, seat: Seat | Lone, error: Exception, thread: int | None) -> bool:
         with self._lock:
             self._line.leave(self._clock(), seat, thread)
             due = [request for request in seat.requests if request.caller is None]
@@ -245,15 +316,14 @@ class LeaderFollower:
 
     def check_reentry(self) -> None:
         """Raise RuntimeError if this thread would wait for itself."""
-        leads = _leading.get(threading.get_ident())
+        leads = _leading.get(get_ident())
         if leads is not None and self in leads:
             raise RuntimeError(
                 f"{self._name} was called from inside itself: the call would wait for the batch that makes it."
                 " Call the plain function instead"
             )
         self._check_owner()
-        owned = getattr(self._execution_lock, "_is_owned", None)
-        if owned is not None and owned():
+        if is_owned(self._execution_lock):
             raise RuntimeError(
                 f"this thread already holds the execution lock of {self._name}: release it before the call"
             )
@@ -293,6 +363,9 @@ class LeaderFollower:
             " the line of the same function: let another thread make the call"
         )
 
+    def _gone(self) -> Unavailable:
+        return Unavailable(f"a thread that waited for {self._name} was interrupted", code="cancelled")
+
     def _has_failed(self, error: BaseException) -> bool:
         """Whether it is the policy that raised `error`; then the line has failed, and all who are in it know."""
         if isinstance(error, KeyboardInterrupt) or stage_at_fault(error) is None:
@@ -301,17 +374,17 @@ class LeaderFollower:
         logger.critical("%s: %s", what, text_of(error), exc_info=error)
         with self._lock:
             failure = Unavailable(what, code="stage_failed", retry_after_s=FAILED_FOR_S)
-            self._line.fail(self._clock(), failure, threading.get_ident())
+            self._line.fail(self._clock(), failure, get_ident())
             self._line_up()
         self._ring(len(self._chain))
         return True
 
-    def _turn(self, seat: Seat, run: Run, until: float) -> None:
-        """Look at the line once, and do what is to be done: run a batch, or sleep."""
+    def _turn(self, seat: Seat, run: Run, until: float) -> bool:
+        """Look at the line once, and do what is to be done: run a batch, which it tells if so, or sleep."""
         bed = None
         with self._lock:
             now = self._clock()
-            slot = self._line.step(now, seat, threading.get_ident())
+            slot = self._line.step(now, seat, get_ident())
             if slot == SLEEP:
                 bed = self._make_bed(now, seat, until)
             elif slot == LEADS:
@@ -321,18 +394,20 @@ class LeaderFollower:
         if bed is not None:
             self._sleep(seat, bed)
         elif slot != DONE:
-            self._lead(seat, slot, run, until)
+            return self._lead(seat, slot, run, until)
+        return False
 
-    def _lead(self, seat: Seat, slot: int, run: Run, until: float) -> None:
-        """Run a batch with a slot that was claimed."""
+    def _lead(self, seat: Seat, slot: int, run: Run, until: float) -> bool:
+        """Run a batch with a slot that was claimed. Whether there was one."""
         lock, line = self._execution_lock, self._line
         if lock is not None and not self._acquire(lock, seat, until):
             with self._lock:
                 self._line.give_up(slot)
                 woken = self._line_up()
             self._ring(woken)
-            return
+            return False
         outcome = bed = batch = None
+        busy_s = 0.0
         try:
             with self._lock:
                 now = self._clock()
@@ -342,23 +417,40 @@ class LeaderFollower:
                 woken = self._line_up()
             self._ring(woken)
             if batch is not None:
-                outcome = self._call(batch, run)
+                outcome, busy_s = self._call([request.item for request in batch.requests], run)
         finally:
             try:
                 if lock is not None:
                     lock.release()
             finally:  # also where it could not be released
                 if batch is not None and outcome is not None:
-                    self._finish(line, batch, outcome)
+                    self._finish(line, batch, outcome, busy_s)
         if bed is not None:
             self._sleep(seat, bed)
+        return batch is not None
 
-    def _finish(self, line: Line, batch: Batch, outcome: Outcome) -> None:
+    def _finish_alone(self, line: Line, lone: Lone, outcome: Outcome, busy_s: float) -> None:
+        """An item that was run alone is done; unless somebody else has come, nobody is to know."""
+        results, errors, _ = outcome
+        lone.result, lone.error = results[0], None if errors is None else errors[0]
+        if line is not self._line:  # the function forked, and this is the child
+            return
+        with self._lock:
+            if line.lone is lone:
+                line.went_alone(self._clock(), busy_s, errors is None)
+                return
+        if lone.batch is not None:
+            self._finish(line, lone.batch, outcome, busy_s)
+            _told(lone)
+        else:  # who came was interrupted before it had caught up
+            self.leave(lone, self._gone())
+
+    def _finish(self, line: Line, batch: Batch, outcome: Outcome, busy_s: float) -> None:
         """A batch has run: its callers, and the next leader, are to know."""
         if line is not self._line:  # the function forked, and this is the child
             _answer_here(batch, outcome)
             return
-        results, errors, busy_s, trouble = outcome
+        results, errors, trouble = outcome
         with self._lock:
             if trouble:
                 learn(self._name, self._batcher, batch.worker, batch.id, trouble)
@@ -368,7 +460,7 @@ class LeaderFollower:
 
     def _make_bed(self, now: float, seat: Seat, until: float) -> Bed:
         """For the seat's thread, which sleeps from now on."""
-        me = threading.get_ident()
+        me = get_ident()
         if me in _leading and until == INFINITY:
             _sleeping[me] = self, seat  # before it looks at others, who do the same
             if self._waits_for(me):
@@ -403,7 +495,7 @@ class LeaderFollower:
         timeout = -1 if seconds == INFINITY else min(max(seconds, 0.0), threading.TIMEOUT_MAX)
         rung = bell.acquire(timeout=timeout)
         if _sleeping:
-            _sleeping.pop(threading.get_ident(), None)
+            _sleeping.pop(get_ident(), None)
         if not rung:
             with suppress(ValueError):  # it was rung after all
                 bells.remove(bell)
@@ -417,17 +509,23 @@ class LeaderFollower:
             woken = self._line_up()
         self._ring(woken)
 
-    def _call(self, batch: Batch, run: Run) -> Outcome:
-        """Run a batch in a context that is no caller's, and answer its callers whatever the function raises."""
-        me = threading.get_ident()
-        outer = _leading.get(me, ())
-        _leading[me] = (*outer, self)
+    def _call(self, items: list[Any], run: Run) -> tuple[Outcome, float]:
+        """Run a batch in a context that is no caller's, and answer its callers whatever the function raises.
+
+        Returns:
+            The answers, and how many seconds it took.
+        """
+        me = get_ident()
+        outer = _leading.get(me)
+        _leading[me] = self._only if outer is None else (*outer, self)
+        began = self._clock()
         try:
-            return contextvars.Context().run(run, [request.item for request in batch.requests])
+            outcome = Context().run(run, items)
+            return outcome, self._clock() - began
         except KeyboardInterrupt:  # of this thread: the next leader runs the batch
             raise
         except BaseException as error:
-            return *for_all(error, len(batch)), 0.0, ()
+            return (*for_all(error, len(items)), ()), 0.0
         finally:
             if outer:
                 _leading[me] = outer
@@ -437,6 +535,8 @@ class LeaderFollower:
     def _acquire(self, lock: ExecutionLock, seat: Seat, until: float) -> bool:
         """Take the execution lock; False if it was not free until the caller looks up."""
         now = self._clock()
+        if until == AT_ONCE:  # who leads at once waits for the lock like any other leader
+            until = INFINITY
         most_s = min(seat.deadline - now, _LONGEST_LOCK_WAIT_S)
         if lock.acquire(timeout=max(min(most_s, until - now), 0.0)):
             return True
@@ -480,9 +580,16 @@ class LeaderFollower:
             n -= rung
 
 
+def _told(lone: Lone) -> Lone:
+    """Who has come to be a leader like any other, with the answer that the line has for it."""
+    (request,) = lone.requests
+    lone.result, lone.error = request.result, request.error
+    return lone
+
+
 def _answer_here(batch: Batch, outcome: Outcome) -> None:
     """What this thread has run in a forked child, for its own caller; nobody else is here."""
-    results, errors, _, _ = outcome
+    results, errors, _ = outcome
     for i, request in enumerate(batch.requests):
         if request.caller is not None:
             request.result, request.error = results[i], None if errors is None else errors.get(i)

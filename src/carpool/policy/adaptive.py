@@ -143,6 +143,27 @@ class Adaptive(Policy):
             self._learn_from_scratch()
         self.cost.add(size, busy_s, sure=True)
 
+    # -- a request that nobody else shares the stage with
+
+    def lets_go(self, slack_s: float) -> bool:
+        cost = self.cost
+        if cost.samples < _COLD or (not self._trifling and self._gather.window_s):
+            return False
+        if self._lesson is not None and self._gone_on:  # it is studied when something arrives, and may change all this
+            return False
+        margin = cost.margin
+        return slack_s >= cost.longest_s * margin or slack_s >= cost.seconds(1) * margin
+
+    def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
+        self._arrivals.add(began, 1)
+        if self._unit != 1.0:
+            self._unit += 0.02 * (1.0 - self._unit)
+        self._backlog.calm()
+        self._backlog.drained()
+        self._waiting, self._busy, self._gone_on = 0, 1, True
+        self._rule = "free" if self.limit > 1 else "full"
+        self.completed(now, 1, 1, busy_s, ok)
+
     # -- what to do
 
     def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:

@@ -144,6 +144,20 @@ class Policy(ABC):
         limit = self.limit
         return Decision(take=limit, reason="full") if queue.size >= limit else NOTHING
 
+    def lets_go(self, slack_s: float) -> bool:
+        """Whether a request of size 1 would go at once that came now, is due in `slack_s`, and found nobody waiting and
+        nobody at work: if so, `decide` need not be asked, and `went_alone` tells of it afterwards.
+
+        For policies for which that is quick to tell. It changes nothing, as `decide` does not; by default it is False,
+        and a class that overrides `decide`, `arrived`, `completed` or `limit` is not asked unless it overrides this and
+        `went_alone` too.
+        """
+        return False
+
+    def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
+        """A request came when `lets_go` said so, went at once, and is done: the same as `arrived` and `decide` at
+        `began`, and `completed` now."""
+
     @property
     def limit(self) -> int:
         """Most that one batch may hold, in units of the requests' sizes."""

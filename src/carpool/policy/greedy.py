@@ -13,6 +13,12 @@ from carpool.policy.base import NOTHING, Decision, Policy, QueueView
 class Greedy(Policy):
     """Take all that is queued, up to the batch limit, whenever a worker is free."""
 
+    def lets_go(self, slack_s: float) -> bool:
+        return True
+
+    def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
+        """Nothing is learned."""
+
     def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
         waiting = queue.size
         if not free or not waiting:

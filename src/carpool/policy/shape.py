@@ -30,7 +30,7 @@ def knots_for(limit: int) -> list[int]:
     """At most `MOST_KNOTS` sizes from 1 to `limit`: all of them, or the small ones and steps that tiles end at.
 
     Above `_DENSE` the knots are multiples of a step that doubles with each octave where it must, and the size after
-    each: a tile that ends at a multiple is seen from both sides.
+    each: a tile that ends at a multiple is seen from both sides. Beyond two millions they are powers of two alone.
     """
     if limit <= MOST_KNOTS:
         return list(range(1, limit + 1))
@@ -38,12 +38,15 @@ def knots_for(limit: int) -> list[int]:
     per_octave = 1
     while 4 * per_octave * octaves <= MOST_KNOTS - _DENSE:
         per_octave *= 2
+    both = (
+        2 * per_octave * octaves <= MOST_KNOTS - _DENSE
+    )  # else the limit is so far off that there is room for ends only
     knots = set(range(1, _DENSE + 1)) | {limit}
     start = _DENSE
     while start < limit:
         for k in range(per_octave):
             at = start + k * start // per_octave
-            knots |= {at, at + 1}
+            knots |= {at, at + 1} if both else {at}
         start *= 2
     return sorted(knot for knot in knots if knot <= limit)
 

@@ -1,0 +1,439 @@
+"""A caller who finds nobody in the line runs its item alone: the quick way and the long one come to the same."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import carpool
+from carpool.batch_threads import ThreadBatch
+from carpool.batched import Settings, invoker_of
+from carpool.clock import VirtualClock
+from carpool.core.batcher import Batcher
+from carpool.drive.threads import LeaderFollower
+from carpool.policy import BY_NAME, Adaptive, Decision, Greedy, Policy, Static
+
+PATIENCE_S = 10.0
+
+
+class Listening(Greedy):
+    """One that overrides a part of the rule, and not what its base says of lone requests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[tuple[Any, ...]] = []
+
+    def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
+        self.heard.append((now, n, size, busy_s, ok))
+
+
+class Virtual(LeaderFollower):
+    """Whose threads do not sleep: the clock moves to when they would look up."""
+
+    def _sleep(self, seat: Any, bed: Any) -> None:
+        bell, bells, seconds = bed
+        assert seconds < 100.0
+        self._clock.now += max(seconds, 0.0)  # type: ignore[attr-defined]
+        bells.remove(bell)
+
+
+class Side:
+    """A batch function on a clock of its own, whose items say how long they take and what becomes of them."""
+
+    def __init__(self, quick: bool, policy: Policy | str, **others: Any) -> None:
+        self.clock = VirtualClock(100.0)
+        self.batches: list[list[Any]] = []
+        self.tickets: list[Any] = []
+        chosen = Settings(policy=policy, max_batch_size=4, max_queue_size=8, **others)
+        self.line = Virtual("f", chosen.batcher("f"), slo_s=chosen.slo_s, clock=self.clock)
+        self.f: ThreadBatch[Any, Any] = ThreadBatch(self.run, chosen, invoker_of(self.run, chosen, False), self.line)
+        self.f._weightless = quick  # what is weighed goes the long way
+
+    def run(self, items: list[Any]) -> list[Any]:
+        self.batches.append(list(items))
+        for fate, took_s in items:
+            if fate == "company":  # somebody comes meanwhile
+                meanwhile = threading.Thread(target=self.ticket, args=(("good", took_s),))
+                meanwhile.start()
+                meanwhile.join(PATIENCE_S)
+            self.clock.now += took_s
+        fates = [fate for fate, _ in items]
+        if "raise" in fates:
+            raise LookupError("no such thing")
+        if "interrupt" in fates:
+            raise KeyboardInterrupt
+        if "leave" in fates:
+            raise SystemExit(3)
+        if "short" in fates:
+            return []
+        return [ValueError(len(self.batches)) if fate == "error" else (fate, took_s) for fate, took_s in items]
+
+    def ticket(self, item: Any) -> None:
+        self.tickets.append(self.f.submit(item))
+
+    def do(self, what: str, item: Any) -> Any:
+        """One step, and what its caller hears."""
+        try:
+            if what == "call":
+                return self.f(item)
+            if what == "many":
+                return self.f.many([item, ("good", 0.0)])
+            if what == "ticket" and len(self.tickets) < 6:
+                self.ticket(item)
+            elif what == "result" and self.tickets:
+                return self.tickets.pop(0).result(timeout_s=0.5)
+            elif what == "cancel" and self.tickets:
+                return self.tickets.pop().cancel()
+            elif what == "pause":
+                self.clock.now += item[1]
+        except BaseException as error:
+            return type(error), str(error)
+        return None
+
+    def state(self) -> Any:
+        """All that has been counted and learned."""
+        pipeline = self.line._line.pipeline
+        (batcher,) = pipeline.stages
+        counted = pipeline.admitted, pipeline.answered, pipeline.cancelled, pipeline.refused, pipeline.waiting
+        timed = batcher._batch_ids, batcher.batch_s, batcher.fastest_s, batcher.late_results, len(batcher.in_flight)
+        return counted, timed, flat(batcher.policy)
+
+
+def flat(thing: Any) -> Any:
+    """An object as what can be compared."""
+    if isinstance(thing, int | float | str | None):
+        return thing
+    if isinstance(thing, dict):
+        return {key: flat(value) for key, value in thing.items()}
+    if isinstance(thing, list | tuple | set) or hasattr(thing, "popleft"):
+        return [flat(each) for each in thing]
+    return {name: flat(value) for name, value in vars(thing).items() if not callable(value)}
+
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "adaptive": Adaptive,
+    "greedy": Greedy,
+    "static": Static,
+    "aimd": BY_NAME["aimd"],
+    "deadline": BY_NAME["deadline"],
+    "listening": Listening,
+}
+FATES = st.sampled_from(["good"] * 6 + ["company", "company", "error", "raise", "interrupt", "leave", "short"])
+TIMES = st.sampled_from([0.0, 1e-5, 1e-5, 1e-4, 0.003, 0.02, 1.0])
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["call"] * 8 + ["many", "ticket", "result", "cancel", "pause"]),
+        st.tuples(FATES, TIMES),
+        st.sampled_from([1, 1, 1, 10, 80]),  # so many times
+    ),
+    max_size=30,
+)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(deadline=None, max_examples=40)
+@given(
+    steps=STEPS,
+    timeout_s=st.sampled_from([None, None, 0.01, 5.0]),
+    slo_s=st.sampled_from([None, None, 0.005, 1.0]),
+    isolated=st.booleans(),
+)
+def test_both_ways_come_to_the_same(
+    policy: str, steps: list[Any], timeout_s: float | None, slo_s: float | None, isolated: bool
+) -> None:
+    """The same batches in the same order, answers, errors and counts, and the policy has learned the same."""
+    others = {"timeout_s": timeout_s, "slo_s": slo_s, "isolate_errors": isolated}
+    quick, slow = (Side(each, POLICIES[policy](), **others) for each in (True, False))
+    for what, item, times in steps:
+        for _ in range(times if what == "call" and item[0] == "good" else 1):
+            assert quick.do(what, item) == slow.do(what, item)
+            assert quick.clock.now == slow.clock.now
+        assert quick.state() == slow.state()
+    assert quick.batches == slow.batches
+
+
+# -- which way is taken
+
+
+@contextlib.contextmanager
+def joins(f: Any) -> Iterator[list[Any]]:
+    """Who joins the line meanwhile."""
+    line, seen = f._line, []
+    join = line.join
+
+    def joined(items: Any, *rest: Any) -> Any:
+        seen.extend(items)
+        return join(items, *rest)
+
+    line.join = joined
+    yield seen
+    line.join = join
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what will be true soon."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def same(xs: list[Any]) -> list[Any]:
+    return xs
+
+
+@pytest.mark.parametrize("lock", [None, carpool.Lock, threading.Lock, threading.RLock])
+def test_a_lone_caller_does_not_join_the_line(lock: Callable[[], Any] | None) -> None:
+    """With the default policy as soon as it has seen a few batches, and with a lock that is free."""
+    f = carpool.batch(execution_lock=lock and lock(), timeout_s=5.0)(same)
+    for x in range(10):
+        assert f(x) == x
+    with joins(f) as seen:
+        assert [f(x) for x in range(200)] == list(range(200))
+
+    assert len(seen) < 20  # now and then the policy thinks about what it has learned
+
+
+def test_who_is_behind_somebody_joins_the_line() -> None:
+    """Whether that one runs alone or is a ticket that nobody has run yet."""
+    entered, go = threading.Event(), threading.Event()
+
+    def slow(xs: list[int]) -> list[int]:
+        entered.set()
+        go.wait(PATIENCE_S)
+        return [len(xs)] * len(xs)
+
+    f = carpool.batch(policy="greedy")(slow)
+    with ThreadPoolExecutor(4) as pool, joins(f) as seen:
+        first = pool.submit(f, 0)
+        entered.wait(PATIENCE_S)
+        others = [pool.submit(f, x) for x in (1, 2)]
+        until(lambda: len(seen) == 2)
+        go.set()
+        assert first.result(PATIENCE_S) == 1
+        assert [other.result(PATIENCE_S) for other in others] in (
+            [2, 2],
+            [1, 1],
+        )
+        ticket = f.submit(3)
+        assert f(4) == 2
+        assert ticket.result() == 2
+
+    assert sorted(seen) == [1, 2, 3, 4]
+
+
+def test_a_policy_of_ones_own_is_asked_and_told_step_by_step() -> None:
+    """Also one that inherits what is said of lone requests, but not the rule that it is said of."""
+
+    class Late(Greedy):
+        def decide(self, now: float, queue: Any, free: int, busy: int) -> Decision:
+            asked.append(len(queue))
+            return super().decide(now, queue, free, busy)
+
+    asked: list[int] = []
+    f = carpool.batch(policy=Late())(same)
+    assert f(1) == 1
+    assert 1 in asked
+    heard = Batcher("f", Listening(), None)._knows_lone  # type: ignore[arg-type]
+    assert not heard
+    assert Batcher("f", Greedy(), None)._knows_lone  # type: ignore[arg-type]
+
+
+def test_a_policy_that_lets_go_and_then_does_not_fails_loudly(caplog: pytest.LogCaptureFixture) -> None:
+    """It contradicts itself, which is a bug of the policy's: the line fails, and everybody hears."""
+
+    class Fickle(Policy):
+        def lets_go(self, slack_s: float) -> bool:
+            return True
+
+        def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
+            raise ValueError("a bug")
+
+        def decide(self, now: float, queue: Any, free: int, busy: int) -> Decision:
+            return Decision()
+
+    f = carpool.batch(policy=Fickle(), timeout_s=5.0)(same)
+    with pytest.raises(carpool.Unavailable, match="its policy raised ValueError"):
+        f(1)
+    assert "its policy raised ValueError: a bug" in caplog.text
+
+
+def test_a_policy_that_raises_when_a_lone_caller_is_done_and_others_have_come() -> None:
+    """All who are inside hear, the one who ran alone too."""
+
+    class Bad(Greedy):
+        def lets_go(self, slack_s: float) -> bool:
+            return True
+
+        def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
+            pass
+
+        def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
+            raise ValueError("a bug")
+
+    def run(xs: list[int]) -> list[int]:
+        other = threading.Thread(target=lambda: tickets.append(f.submit(2)))
+        other.start()
+        other.join(PATIENCE_S)
+        return xs
+
+    tickets: list[Any] = []
+    f = carpool.batch(policy=Bad())(run)
+    with pytest.raises(carpool.Unavailable, match="its policy raised ValueError"):
+        f(1)
+    with pytest.raises(carpool.Unavailable, match="its policy raised ValueError"):
+        tickets[0].result()
+
+
+# -- nothing is given up
+
+
+def test_a_lone_caller_inside_its_function_is_an_error_at_once() -> None:
+    """As for any leader: the same function, and one that comes back through another."""
+
+    @carpool.batch(policy="greedy")
+    def f(xs: list[int]) -> list[int]:
+        return [g(x) for x in xs]
+
+    @carpool.batch(policy="greedy")
+    def g(xs: list[int]) -> list[int]:
+        return [f(x) if x < 0 else x for x in xs]
+
+    assert f(1) == 1
+    with pytest.raises(RuntimeError, match="f was called from inside itself"):
+        f(-1)
+    assert f(2) == 2
+
+
+def test_two_lone_callers_who_wait_for_each_other_are_told() -> None:
+    """Each runs its own item alone, and comes to the other's line from inside: one of them hears of the circle."""
+    together = threading.Barrier(2)
+
+    def calls(other: Callable[[], Any]) -> Callable[[list[int]], list[int]]:
+        def run(xs: list[int]) -> list[int]:
+            if 0 in xs:
+                with contextlib.suppress(threading.BrokenBarrierError):
+                    together.wait(PATIENCE_S)
+                return [other()(1)]
+            return xs
+
+        return run
+
+    f = carpool.batch(policy="greedy")(calls(lambda: g))
+    g = carpool.batch(policy="greedy")(calls(lambda: f))
+    with ThreadPoolExecutor(2) as pool:
+        calls_made = [pool.submit(each, 0) for each in (f, g)]
+        errors = [call.exception(PATIENCE_S) for call in calls_made]
+
+    assert RuntimeError in {type(error) for error in errors}
+    assert (f(3), g(3)) == (3, 3)
+
+
+def test_a_lone_caller_is_interrupted_and_others_have_come() -> None:
+    """Its own call ends, and they are run by another leader."""
+    entered, go = threading.Event(), threading.Event()
+
+    def slow(xs: list[Any]) -> list[Any]:
+        if "interrupt" in xs:
+            entered.set()
+            go.wait(PATIENCE_S)
+            raise KeyboardInterrupt
+        return xs
+
+    f = carpool.batch(policy="greedy")(slow)
+    with ThreadPoolExecutor(3) as pool, joins(f) as seen:
+        first = pool.submit(f, "interrupt")
+        entered.wait(PATIENCE_S)
+        others = [pool.submit(f, x) for x in (1, 2)]
+        until(lambda: len(seen) == 2)
+        go.set()
+        assert [other.result(PATIENCE_S) for other in others] == [1, 2]
+        assert isinstance(first.exception(PATIENCE_S), KeyboardInterrupt)
+
+
+def test_closing_waits_for_a_lone_caller() -> None:
+    """And refuses those who come after."""
+    entered, go = threading.Event(), threading.Event()
+
+    def slow(xs: list[int]) -> list[int]:
+        entered.set()
+        go.wait(PATIENCE_S)
+        return xs
+
+    f = carpool.batch(policy="greedy")(slow)
+    with ThreadPoolExecutor(2) as pool:
+        call = pool.submit(f, 1)
+        entered.wait(PATIENCE_S)
+        closing = pool.submit(f.close)
+        with contextlib.suppress(TimeoutError):
+            closing.result(0.05)
+        assert not closing.done()
+        with pytest.raises(carpool.Unavailable, match="is closed"):
+            f(2)
+        go.set()
+        assert call.result(PATIENCE_S) == 1
+        closing.result(PATIENCE_S)
+
+
+@pytest.mark.parametrize("company", [False, True])
+def test_a_fork_inside_a_lone_call(company: bool) -> None:
+    """The child's copy of the caller gets its answer, and its line is a new one; the parent's goes on."""
+    read, write = os.pipe()
+    pids: list[int] = []
+
+    def forks(xs: list[int]) -> list[int]:
+        if 0 in xs:
+            if company:
+                other = threading.Thread(target=f.submit, args=(5,))
+                other.start()
+                other.join(PATIENCE_S)
+            pids.append(os.fork())
+        return xs
+
+    f = carpool.batch(policy="greedy")(forks)
+    answer = f(0)
+    if not pids[0]:
+        try:
+            os.write(write, b"%d %d" % (answer, f(7)))
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        assert pipe.read() == b"0 7"
+    os.waitpid(pids[0], 0)
+    assert (answer, f(8)) == (0, 8)
+
+
+def test_a_signal_handler_that_calls_a_function_that_its_thread_runs_alone() -> None:
+    """That is a call from inside: an error at once, and the call that was interrupted goes on."""
+    heard: list[BaseException | int] = []
+
+    @carpool.batch(policy="greedy")
+    def f(xs: list[int]) -> list[int]:
+        if 1 in xs:
+            signal.raise_signal(signal.SIGUSR1)
+        return xs
+
+    def handler(*_: Any) -> None:
+        try:
+            heard.append(f(2))
+        except RuntimeError as error:
+            heard.append(error)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        assert f(1) == 1
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert isinstance(heard[0], RuntimeError)
+    assert f(3) == 3
