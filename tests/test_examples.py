@@ -81,6 +81,7 @@ def test_csv_rows() -> None:
     assert (short[0], words[0]) == (400, 400)
 
 
+@pytest.mark.slow
 def test_threads() -> None:
     """Threads share calls, and each gets the digit that one call for all images gives."""
     out = run_module("examples.threads")

@@ -778,6 +778,7 @@ def test_weighty_requests_in_overload_are_answered_or_refused(size: int) -> None
     assert gone > 1000
 
 
+@pytest.mark.slow
 def test_several_workers_with_short_batches_find_a_knee() -> None:
     """A probe that went to one of them is learned from, whatever the others do meanwhile."""
     report = run(
