@@ -9,7 +9,6 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 import carpool
 from carpool.testing import EVERY_PASS, FaultPlan, environment
@@ -60,7 +59,6 @@ def test_all_workers_are_lost_at_once() -> None:
         assert not set(pids) & set(service.pids)
 
 
-@pytest.mark.slow
 def test_one_of_two_workers_is_slow() -> None:
     """It gets a batch when it asks for one, so the other does most of the work and nobody waits behind it."""
     slow = FaultPlan("worker.in_predict", "delay", n=EVERY_PASS, worker=1, seconds=0.2)
