@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-# The tests start a thousand processes, each of which would otherwise compile all of our modules anew.
+# The tests start a thousand processes: where an environment keeps no bytecode, each would compile all modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup demo serve test test-all fuzz lint bench bench-policies chaos chaos-mutants clean
