@@ -4,5 +4,24 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+from hypothesis import settings
+
+from tests.effort import WHOLE, is_slow
+
 # A run that a shell has started in the background ignores SIGINT, and so would every server that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Whoever leaves out the slow tests tries a quarter of the examples, too; whoever asks for them gets all."""
+    settings.register_profile("quick", max_examples=WHOLE // 4)
+    settings.register_profile("thorough", max_examples=WHOLE)
+    settings.load_profile("quick" if "not slow" in config.getoption("markexpr") else "thorough")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Cases that `slow_where` names are slow."""
+    marks = list(item.iter_markers("slow_where"))
+    if marks and isinstance(item, pytest.Function) and any(is_slow(mark, item.callspec.params) for mark in marks):
+        item.add_marker(pytest.mark.slow)

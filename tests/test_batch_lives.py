@@ -12,6 +12,8 @@ import textwrap
 
 import pytest
 
+from tests.effort import slow_where
+
 PATIENCE_S = 60.0
 
 PRELUDE = """
@@ -242,6 +244,7 @@ class start(threading.Thread):
 """
 
 
+@slow_where(lambda kind: kind not in ("def", "async method"))
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_every_call_ends(situation: str, kind: str) -> None:

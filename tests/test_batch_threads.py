@@ -95,6 +95,7 @@ def test_those_behind_share_the_next_call(pool: ThreadPoolExecutor) -> None:
     assert len(function.batches) == 2
 
 
+@pytest.mark.slow
 def test_two_hundred_threads_of_five_hundred_calls() -> None:
     """All answers are right, none is lost, and while they run there is no thread but the callers'."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import carpool
+from tests.effort import slow_where
 from tests.serving import serve
 
 
@@ -51,6 +52,7 @@ def test_version() -> None:
     assert run("--version").stdout.strip() == carpool.__version__
 
 
+@slow_where(lambda target: target == "examples.digits:Digits")
 @pytest.mark.parametrize(
     ("target", "told"),
     [
@@ -73,6 +75,7 @@ def test_a_wrong_target_is_one_line(target: str, told: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@slow_where(lambda options: "--max-body-mb" in options)
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -103,6 +106,7 @@ def test_a_port_in_use_is_one_line() -> None:
     assert "--port" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_host_that_is_not_ours_is_one_line() -> None:
     """An address of another machine cannot be listened on."""
     done = run("serve", "examples.digits:service", "--host", "192.0.2.1", "--port", "0")
@@ -111,6 +115,7 @@ def test_a_host_that_is_not_ours_is_one_line() -> None:
     assert "192.0.2.1 is no address of this machine" in done.stderr
 
 
+@pytest.mark.slow
 def test_two_services_of_one_name_are_refused() -> None:
     """They would answer at one address."""
     done = run("serve", "examples.digits:service", "examples.pipeline:service")
@@ -146,6 +151,7 @@ def test_an_import_that_fails_shows_its_own_traceback(tmp_path: Path) -> None:
     assert "No module named 'not_there'" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_summary_says_what_is_served() -> None:
     """Address, models, stages, workers, policy: a person sees at a glance what runs."""
     command = [sys.executable, "-m", "carpool", "serve", "examples.digits:service", "--port", "0"]

@@ -39,6 +39,7 @@ def test_digits() -> None:
     assert "length >= 64" in json.loads(body)["error"]["message"]
 
 
+@pytest.mark.slow
 def test_pipeline_as_a_program() -> None:
     """Three stages, single items and batches, pinned."""
     out = run_module("examples.pipeline")
@@ -48,6 +49,7 @@ def test_pipeline_as_a_program() -> None:
     assert "Decode: 899 calls of 1.0 items on average" in out
 
 
+@pytest.mark.slow
 def test_pipeline_over_http() -> None:
     """A file in, a digit out; a file that is none is refused alone."""
     from examples.digits import halves
@@ -63,6 +65,7 @@ def test_pipeline_over_http() -> None:
     assert "not a PGM file" in json.loads(why)["error"]["message"]
 
 
+@pytest.mark.slow
 def test_csv_rows() -> None:
     """CSV in and out, JSON as well; a malformed row fails alone."""
     row = b"0.03,0.05,0.06,0.02,-0.04,-0.03,-0.04,-0.002,0.02,-0.01"
@@ -78,6 +81,7 @@ def test_csv_rows() -> None:
     assert (short[0], words[0]) == (400, 400)
 
 
+@pytest.mark.slow
 def test_tables() -> None:
     """CSV of many rows, and one record; measured, both ways answer all that they are asked."""
     rows = b"age,bmi,pressure\n0.03,0.06,0.02\n0.01,-0.04,0.0\n"
@@ -95,6 +99,7 @@ def test_tables() -> None:
     assert len(found) == 2
 
 
+@pytest.mark.slow
 def test_threads() -> None:
     """Threads share calls, and each gets the digit that one call for all images gives."""
     out = run_module("examples.threads")
@@ -107,6 +112,7 @@ def test_threads() -> None:
     assert calls < images
 
 
+@pytest.mark.slow
 def test_fastapi_app() -> None:
     """A batched function behind a route of FastAPI, and a service mounted beside it, under uvicorn."""
     from examples.digits import halves
@@ -134,6 +140,7 @@ def test_fastapi_app() -> None:
     assert not [line for line in served.log if "Traceback" in line]
 
 
+@pytest.mark.slow
 def test_arrays() -> None:
     """Chunks of any length get their own rows back, dense or sparse; few calls for all of them."""
     out = run_module("examples.arrays")
@@ -148,6 +155,7 @@ def test_arrays() -> None:
     assert out.count("0 digits differ, lengths are right") == 2
 
 
+@pytest.mark.slow
 def test_shared_lock() -> None:
     """Two models never overlap, all answers are right, and a call under the lock is refused."""
     out = run_module("examples.shared_lock")
@@ -170,6 +178,7 @@ def test_embeddings() -> None:
     assert float(re.findall(r"largest difference .*: (\S+)", out)[0]) < 1e-5
 
 
+@pytest.mark.slow
 def test_the_demo() -> None:
     """Accuracy, no different answer, batches that are shared."""
     env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100"}

@@ -28,6 +28,7 @@ from carpool.drive import loop_thread
 from carpool.drive.workers import WorkerStage
 from carpool.policy.base import Decision
 from tests import models
+from tests.effort import slow_where
 
 BOUND_S = 20.0  # against hangs: nothing here takes more than a second or two
 
@@ -188,6 +189,7 @@ def test_many_threads_close_at_once(busy: bool) -> None:
     assert [t.name for t in set(threading.enumerate()) - before if t.name.startswith("carpool")] == []
 
 
+@pytest.mark.slow
 def test_who_closes_without_draining_hurries_one_who_drains() -> None:
     """What is inside is failed at once, and both return."""
     s = Service(Stage(models.Slow, max_batch_size=1), timeout_s=30).start()
@@ -351,6 +353,7 @@ class LeavesTasks(carpool.Model):
         return xs
 
 
+@slow_where(lambda kind: kind == "hangs")
 @pytest.mark.parametrize("kind", ["goes on", "exits", "hangs"])
 def test_tasks_that_do_not_end_do_not_keep_a_service_from_being_closed(
     kind: str, monkeypatch: pytest.MonkeyPatch
@@ -590,6 +593,7 @@ class Blocking(carpool.Policy):
         return Decision()
 
 
+@pytest.mark.slow
 def test_a_thread_does_not_wait_for_a_loop_that_stands_still() -> None:
     """A second after its deadline it is told so."""
     service = Service(Stage(echo, max_batch_size=8, run_in="thread", policy=Blocking()), timeout_s=0.5)
@@ -619,6 +623,7 @@ def test_statistics_do_not_wait_for_a_loop_that_stands_still() -> None:
         assert s.stats().stages
 
 
+@pytest.mark.slow
 def test_closing_does_not_wait_for_ever_for_a_loop_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     """It says so, and can be called again; worker processes are ended meanwhile."""
     monkeypatch.setattr(handle, "_SILENT_S", 0.5)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import carpool
+from tests.effort import share
 
 Make = Callable[[Any], Any]
 
@@ -54,7 +55,7 @@ def test_shorter_rows_are_filled_up_to_the_longest(make: Make, side: str, padded
     assert [result.tolist() for result in results] == [[4], [15, 24]]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=share(60), deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 @pytest.mark.parametrize("side", ["right", "left"])

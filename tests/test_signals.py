@@ -19,6 +19,7 @@ import pytest
 
 from tests.drive.test_faults import alive, children, wait_until
 from tests.drive.test_guard import guards_of
+from tests.effort import slow_where
 from tests.http.door import post
 from tests.http.net import PATIENCE_S, Client, Gate, until
 from tests.http.test_statuses import job
@@ -86,6 +87,7 @@ def test_those_inside_are_answered(gate: Gate, number: signal.Signals) -> None:
     assert "Traceback" not in "".join(served.log)
 
 
+@slow_where(lambda number: number == signal.SIGTERM)
 @BOTH
 def test_a_second_signal_ends_it_at_once(gate: Gate, number: signal.Signals) -> None:
     """Although a call is running, whose client hears no more; the status is the one of a process that was killed."""
@@ -104,6 +106,7 @@ def test_a_second_signal_ends_it_at_once(gate: Gate, number: signal.Signals) -> 
     assert "Traceback" not in "".join(served.log)
 
 
+@slow_where(lambda number: number == signal.SIGINT)
 @BOTH
 def test_a_signal_while_the_model_is_loading(
     gate: Gate, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
@@ -145,6 +148,7 @@ def test_no_worker_outlives_a_killed_server(gate: Gate) -> None:
         queued.close()
 
 
+@slow_where(lambda number: number == signal.SIGTERM)
 @BOTH
 def test_a_signal_for_all_processes_is_one_shutdown(gate: Gate, number: signal.Signals) -> None:
     """As supervisors and terminals may send it: workers and guard leave it to the server, which finishes in peace."""
@@ -231,6 +235,7 @@ def test_a_server_that_was_stopped_goes_on_as_if_nothing_had_happened() -> None:
         assert workers_of(served.process) == workers
 
 
+@pytest.mark.slow
 def test_a_pause_of_all_is_nobodys_hang() -> None:
     """A container that was paused in the middle of a call: the worker has its time anew and answers."""
     with serve("tests.serving_models:sleeps") as served, Client(served.port) as client:

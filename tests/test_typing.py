@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import slow_where
+
 FILE = Path(__file__).parent / "typing" / "batched.py"
 CHECKERS = {
     "mypy": [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--no-error-summary"],
@@ -27,6 +29,7 @@ def check(checker: str, file: Path) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@slow_where(lambda checker: checker == "mypy")
 @pytest.mark.parametrize("checker", CHECKERS)
 def test_types_of_batched_functions(checker: str) -> None:
     """Every `assert_type` of the file holds."""
@@ -35,6 +38,7 @@ def test_types_of_batched_functions(checker: str) -> None:
     assert code == 0, text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checker", CHECKERS)
 def test_mistakes_are_found(checker: str, tmp_path: Path) -> None:
     """Each of the lines that are wrong is reported; so the test above is able to fail."""

@@ -13,13 +13,24 @@ from carpool.errors import DeadlineExceeded
 from carpool.testing import DriverError, check_driver
 from carpool.testing.driver import PROMISES, Driven
 from tests.contract.drivers import DRIVERS, virtual
+from tests.effort import slow_where
 
 CANNOT = {
     ("batched threads", "a_deadline_is_kept"): "a caller who leads is in the middle of the function",
     ("threads over processes", "a_caller_who_leaves_harms_nobody"): "a thread cannot be cancelled",
 }
 
+ALIKE = ("threads over processes", "thread stage", "loop stage")
+"""Their loop and pipeline are those of "processes", which tries what takes time in the quick run, too."""
 
+TAKES_TIME = (
+    "a_deadline_is_kept",
+    "who_expires_in_the_queue_never_reaches_the_model",
+    "a_caller_who_leaves_harms_nobody",
+)
+
+
+@slow_where(lambda driver, promise: driver in ALIKE and promise in TAKES_TIME)
 @pytest.mark.parametrize("promise", PROMISES)
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_a_driver_keeps_its_promises(driver: str, promise: str) -> None:

@@ -32,8 +32,9 @@ def explore(world: W) -> Iterator[W]:
         moves = here.moves()
         if not moves:
             yield here
-        for move in moves:
-            there = copy.deepcopy(here)
+        last = len(moves) - 1
+        for i, move in enumerate(moves):
+            there = copy.deepcopy(here) if i < last else here  # nobody needs it any more; copies are most of the work
             there.move(*move)
             state = there.state()
             if state not in seen:

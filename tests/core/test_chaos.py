@@ -1,7 +1,8 @@
 """Virtual chaos: the core under many random schedules of everything that can happen, all invariants after each step.
 
-`CARPOOL_CHAOS_SCHEDULES` says how many (10,000 if not set), `CARPOOL_CHAOS_SEED` which one alone: a failure prints the
-seed that plays it again, and what had happened. What can happen, and what must hold, is in `world.py`.
+`CARPOOL_CHAOS_SCHEDULES` says how many (10,000 if not set, a quarter of them in a quick run), `CARPOOL_CHAOS_SEED`
+which one alone: a failure prints the seed that plays it again, and what had happened. What can happen, and what must
+hold, is in `world.py`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import pytest
 
 from carpool.core.batcher import INFINITY
 from tests.core.world import POLICIES, AskSpec, StageSpec, World
+from tests.effort import share
 
-SCHEDULES = int(os.environ.get("CARPOOL_CHAOS_SCHEDULES", "10000"))
+SCHEDULES = int(os.environ.get("CARPOOL_CHAOS_SCHEDULES", share(10_000)))
 SEED = os.environ.get("CARPOOL_CHAOS_SEED")
 STEPS = 24
 

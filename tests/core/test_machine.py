@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from carpool.core.batcher import INFINITY
 from tests.core.world import POLICIES, AskSpec, StageSpec, World
+from tests.effort import share
 
 
 def or_endless(least: int, most: int) -> st.SearchStrategy[float]:
@@ -163,4 +164,4 @@ class Core(RuleBasedStateMachine):
 
 
 TestCore = Core.TestCase
-TestCore.settings = settings(max_examples=150, stateful_step_count=50, deadline=None, derandomize=True)
+TestCore.settings = settings(max_examples=share(150), stateful_step_count=50, deadline=None, derandomize=True)

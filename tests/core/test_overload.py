@@ -12,6 +12,7 @@ from carpool.drive.virtual import VirtualDriver
 from carpool.policy import Adaptive, Greedy, Policy
 from carpool.request import Request
 from tests.core.stub import asks, items, pipeline, stage
+from tests.effort import slow_where
 
 MOST = 64
 
@@ -61,6 +62,7 @@ def serve(policy: Policy, requests: Sequence[Request], slo_s: float | None = Non
     return watch
 
 
+@slow_where(lambda rate: rate > 8_000)
 @pytest.mark.parametrize("policy", [Adaptive, Greedy])
 @pytest.mark.parametrize("rate", [2_000, 8_000, 40_000])
 @pytest.mark.parametrize("patient", [False, True])

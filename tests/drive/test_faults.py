@@ -165,6 +165,7 @@ def test_a_stage_whose_workers_die_without_an_answer_fails() -> None:
     assert time.monotonic() - started < 6
 
 
+@pytest.mark.slow
 def test_a_stage_whose_workers_die_and_may_not_try_again_fails() -> None:
     """Without a second run nobody can tell whose fault a death was: five in a row are the stage's."""
     stage = Stage(models.DiesAtOnce, idempotent=False)
@@ -204,6 +205,7 @@ def test_a_stopped_worker_is_killed() -> None:
         assert service.stats().stages[0].restarts == 1
 
 
+@pytest.mark.slow
 def test_a_long_batch_of_short_single_calls_is_no_hang() -> None:
     """The hang limit is one of a single call, not of all that travelled together."""
     with Service(Stage(models.SleepsInCalls, max_batch_time_s=0.3)).run() as service:

@@ -20,6 +20,7 @@ from carpool import Service
 from carpool.drive.guard import Guard
 from tests import models
 from tests.drive.test_faults import alive, children, wait_until
+from tests.effort import slow_where
 
 GONE_S = 2.0
 
@@ -95,6 +96,7 @@ def test_a_fork_of_the_parent_does_not_hide_its_death(program: Program) -> None:
     wait_until(lambda: not any(alive(pid) for pid in family), timeout_s=GONE_S)
 
 
+@slow_where(lambda number: number != signal.SIGTERM)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_signals_for_all_do_not_end_the_guard(program: Program, number: signal.Signals) -> None:
     """Ctrl-C in a terminal, the end of a session, a supervisor that signals every process: the parent decides."""

@@ -17,10 +17,12 @@ from carpool import Service, Stage
 from tests import models
 from tests.drive.test_faults import alive, wait_until
 from tests.drive.test_workers import Output
+from tests.effort import slow_where
 
 LIMIT_S = 0.5
 
 
+@slow_where(lambda model: model is models.HoldsTheGil)
 @pytest.mark.parametrize("model", [models.Slow, models.HoldsTheGil], ids=["sleeping", "holding the GIL"])
 def test_its_stack_comes_through_like_all_it_prints(model: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Under the worker's name, with the user's line in it, although no Python code can run; the log names the limit."""
@@ -80,6 +82,7 @@ def test_its_callers_hear_at_their_deadline() -> None:
             assert service.predict(0.0) > 0  # by the successor
 
 
+@pytest.mark.slow
 def test_while_it_ends_the_stage_is_not_ready() -> None:
     """It counts as hung from the moment it is given up, and its successor starts when it is gone."""
     with Service(Stage(models.Slow, max_batch_size=4, max_batch_time_s=LIMIT_S, idempotent=False)).run() as service:
@@ -93,6 +96,7 @@ def test_while_it_ends_the_stage_is_not_ready() -> None:
         assert not alive(pid)
 
 
+@pytest.mark.slow
 def test_what_it_has_not_read_is_not_to_blame() -> None:
     """Stopped before the batch came: nothing has run, so it is run by others however often, also if it must not run
     twice.
@@ -129,6 +133,7 @@ def test_its_children_end_with_it(tmp_path: Path) -> None:
         wait_until(lambda: not any(alive(pid) for pid in family))
 
 
+@pytest.mark.slow
 def test_a_loop_that_was_late_itself_judges_nobody_by_it() -> None:
     """It did nothing for longer than the limit. Two workers have answered meanwhile, and what lies in sockets counts:
     when the first answer is heard, the other one is late by the clock.

@@ -15,6 +15,7 @@ import pytest
 import carpool
 from carpool import Service, Stage
 from tests.drive.test_workers import Output
+from tests.effort import slow_where
 
 
 class Mute(Exception):
@@ -259,6 +260,7 @@ def bad_sink(error: type[BaseException]) -> tuple[Callable[[str, bool, str], Non
     return sink, output
 
 
+@slow_where(lambda error: error not in (ValueError, SystemExit))
 @pytest.mark.parametrize("error", RAISED)
 def test_a_sink_that_raises_loses_its_lines_and_nothing_else(
     error: type[BaseException], caplog: pytest.LogCaptureFixture

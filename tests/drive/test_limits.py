@@ -14,6 +14,7 @@ import pytest
 
 from tests.drive.test_faults import children
 from tests.drive.test_guard import guards_of
+from tests.effort import slow_where
 from tests.serving import serve
 
 LIMITS = {
@@ -23,6 +24,7 @@ LIMITS = {
 }
 
 
+@slow_where(lambda limit: limit != resource.RLIMIT_FSIZE)
 @pytest.mark.parametrize(("limit", "value"), LIMITS.values(), ids=LIMITS.keys())
 def test_serving_goes_on_within_limits(limit: int, value: int) -> None:
     """For the server, and for a worker that is started under them."""
@@ -86,6 +88,7 @@ PROGRAM = """
 """
 
 
+@slow_where(lambda closed: closed.count("&") == 1)
 @pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
 def test_a_program_without_standard_descriptors(closed: str, tmp_path: Path) -> None:
     """/dev/null takes the places of those that are closed: nothing of ours gets such a number, and it ends well."""

@@ -70,6 +70,7 @@ class SmallMessages(carpool.Model):
         return [b"" if isinstance(x, list) else bytes(x) for x in xs]
 
 
+@pytest.mark.slow
 def test_results_that_do_not_fit_into_one_message_come_in_several() -> None:
     """Each that fits by itself comes; one that does not fails alone, and the worker goes on."""
     sizes = [40_000, 70_000, 30_000, 120_000, 60_000, 1, 90_000]
@@ -91,6 +92,7 @@ class DiesWithTheSecond(Sizes):
         return super().predict(xs)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_small")
 def test_a_worker_that_dies_between_the_pieces() -> None:
     """Who has been answered has been, and the others are run once more; the new worker is sent nothing that is old."""
@@ -140,6 +142,7 @@ class Huge(carpool.Model):
         return [bytes(size) for size in sizes]
 
 
+@pytest.mark.slow
 def test_a_sink_that_raises_does_not_hold_up_the_end_of_a_worker(caplog: pytest.LogCaptureFixture) -> None:
     """The half line of a worker that dies goes to it in the midst of burying that worker; its successor answers."""
     output = Output()

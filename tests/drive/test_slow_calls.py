@@ -39,6 +39,7 @@ def test_a_call_that_nobody_waits_for_any_more_is_given_up(caplog: pytest.LogCap
     assert "max_batch_time_s" in text
 
 
+@pytest.mark.slow
 def test_mates_of_one_who_has_gone_are_answered() -> None:
     """A caller's own time-out is no reason to take the call from the others."""
     stage = Stage(models.Slow, max_batch_size=2, policy="static", max_queue_delay_s=3.0)  # both in one batch
@@ -52,6 +53,7 @@ def test_mates_of_one_who_has_gone_are_answered() -> None:
             assert patient.result() == pid
 
 
+@pytest.mark.slow
 def test_slow_requests_do_not_end_the_stage() -> None:
     """However many follow each other: none is a crash, and the stage serves whatever comes then."""
     stage = Stage(models.Slow, run_in="thread", max_batch_size=1, name="slow")
@@ -65,6 +67,7 @@ def test_slow_requests_do_not_end_the_stage() -> None:
         assert service.stats().stages[0].restarts >= 6
 
 
+@pytest.mark.slow
 def test_what_hangs_is_given_up_sooner_once_it_is_known() -> None:
     """Before anybody's time is up; run once more, alone, it hangs again: 504 that names the setting."""
     with Service(Stage(models.Slow, workers=2, max_batch_size=4), timeout_s=6.0).run() as service:

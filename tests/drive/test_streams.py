@@ -17,6 +17,7 @@ import pytest
 import carpool
 from carpool import Service, Stage
 from tests import models
+from tests.effort import slow_where
 
 Collect = Callable[..., list[Any]]
 
@@ -53,6 +54,7 @@ def test_an_empty_stream_ends(collect: Collect) -> None:
     assert collect(DOUBLE, []) == []
 
 
+@slow_where(lambda window: window != 3)
 @pytest.mark.parametrize("window", [1, 2, 3, 1000])
 def test_any_window_works(collect: Collect, window: int) -> None:
     """`max_in_flight` bounds what is inside, down to one at a time."""

@@ -51,6 +51,7 @@ def kill_all_at_once(service: Handle, pids: list[int]) -> None:
     service._thread.loop.call_soon_threadsafe(kill_all)
 
 
+@pytest.mark.slow
 def test_after_all_were_killed_only_so_many_load_at_a_time(tmp_path: Path) -> None:
     """Of all stages together two, at first and afterwards; all come back, no request is lost, no stage has failed."""
     both = tmp_path / "both"
@@ -85,6 +86,7 @@ def test_by_default_no_more_load_than_there_are_cores(tmp_path: Path) -> None:
         assert 1 <= most_at_a_time(diary) <= cores
 
 
+@pytest.mark.slow
 def test_who_is_handed_to_one_dead_worker_after_another_is_not_to_blame() -> None:
     """All are killed while the loop looks elsewhere: it hands the batch on to the dead, and then to a new one."""
     stage = Stage(models.Slow, workers=4, max_batch_size=4, idempotent=False)
@@ -117,6 +119,7 @@ def test_a_load_that_fails_twice_is_tried_again(tmp_path: Path, caplog: pytest.L
     assert sum("the weights are missing" in record.message for record in caplog.records) == 2
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_as_soon_as_it_is_ready_fails_the_stage(caplog: pytest.LogCaptureFixture) -> None:
     """To have loaded is no success: five in a row, and one line says so, with the cause of the last one."""
     with Service(Stage(models.double, name="short-lived")).run() as service:
@@ -138,6 +141,7 @@ def test_a_worker_that_dies_as_soon_as_it_is_ready_fails_the_stage(caplog: pytes
     assert "stage short-lived has failed" in line and "killed by SIGKILL" in line
 
 
+@pytest.mark.slow
 def test_a_load_in_c_of_any_length_is_no_hang(tmp_path: Path) -> None:
     """It holds the GIL for longer than the limits of calls and requests, which do not apply before it is ready."""
     with Service(Stage(models.LoadsInC, max_batch_time_s=0.3), timeout_s=1.0).run() as service:

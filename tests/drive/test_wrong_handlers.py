@@ -17,6 +17,7 @@ from carpool import Service, Stage
 from tests import models
 from tests.drive.test_faults import alive, wait_until
 from tests.drive.test_workers import Output
+from tests.effort import slow_where
 
 
 def misbehaving(**options: Any) -> Service:
@@ -24,6 +25,7 @@ def misbehaving(**options: Any) -> Service:
     return Service(Stage(models.Misbehaves, name="m", max_batch_time_s=10.0, idempotent=False, **options))
 
 
+@slow_where(lambda how: how not in ("exit", "SIGSEGV"))
 @pytest.mark.parametrize("how", ["exit", *models.CRASHES])
 def test_a_process_that_ends_in_a_call(how: str, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever ends it, exit code 0 included: its caller hears at once, the log names the cause, a new one answers."""
@@ -115,6 +117,7 @@ def test_sigterm_is_the_parents_business(tmp_path: Path) -> None:
         wait_until(lambda: not alive(child))
 
 
+@pytest.mark.slow
 def test_a_worker_that_floods_is_replaced() -> None:
     """It sends without being asked, as fast as it can: others are served meanwhile, and memory stays where it was."""
     with Service(
@@ -135,6 +138,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@slow_where(lambda how: how not in ("raises", "crashes"))
 @pytest.mark.parametrize("how", ["raises", "exits", "interrupts", "leaves", "crashes"])
 def test_a_setup_that_does_not_end_well(how: str) -> None:
     """The start fails at once with the cause, and leaves no process."""

@@ -26,6 +26,7 @@ from carpool.core import roster
 from carpool.http.app import App
 from tests.drive.test_faults import alive, children
 from tests.drive.test_guard import guards_of
+from tests.effort import slow_where
 from tests.http import models
 from tests.http.door import chunked, get, post
 from tests.http.net import PATIENCE_S, Client, Gate, RunningServer, code_of, predict, serving, until
@@ -513,6 +514,7 @@ def router(app: App, prefix: str, *, strips: bool) -> Callable[..., Awaitable[No
     return route
 
 
+@slow_where(lambda root, strips: bool(root) is not strips)
 @pytest.mark.parametrize("strips", [False, True], ids=["root_path", "cut off"])
 @pytest.mark.parametrize("root", ["", "/behind a proxy"])
 def test_mounted(loop: asyncio.AbstractEventLoop, root: str, strips: bool) -> None:

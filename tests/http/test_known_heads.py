@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from carpool.http.app import App
 from carpool.http.exchange import Exchange
 from carpool.http.listener import Limits, Listener
+from tests.effort import share
 from tests.http.door import Door, chunked, get, post
 from tests.http.jump import run, turns
 from tests.http.wire import Wire
@@ -293,7 +294,7 @@ def conversations(draw: st.DrawFn) -> list[list[bytes]]:
     return connections
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=share(600), deadline=None)
 @given(conversations())
 def test_the_memory_never_changes_the_meaning(connections: list[list[bytes]]) -> None:
     """With it and without it, the app sees the same requests and the clients get the same bytes."""

@@ -32,6 +32,7 @@ from carpool import Model, Service, Stage, StartupError
 from carpool.http import asgi
 from carpool.http.app import App
 from tests.drive.test_faults import alive, children
+from tests.effort import slow_where
 from tests.http import models
 from tests.http.door import get, post
 from tests.http.net import PATIENCE_S, Client, Gate, RunningServer, predict, until
@@ -191,6 +192,7 @@ def check_all_routes(port: int) -> None:
     assert asked(port, post(b"4.0")).status == 404
 
 
+@slow_where(lambda host, front: (host is in_fastapi) is (front is behind_hypercorn))
 @fronts
 @hosts
 def test_mounted_with_our_lifespan(loop: asyncio.AbstractEventLoop, host: Host, front: Front) -> None:
@@ -204,6 +206,7 @@ def test_mounted_with_our_lifespan(loop: asyncio.AbstractEventLoop, host: Host, 
     assert not alive(pid)
 
 
+@slow_where(lambda host, front: (host is in_fastapi) is not (front is behind_hypercorn))
 @fronts
 @hosts
 def test_mounted_without_a_lifespan(loop: asyncio.AbstractEventLoop, host: Host, front: Front) -> None:

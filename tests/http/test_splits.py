@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.http.reader import LARGE_BODY
+from tests.effort import share
 from tests.http.door import Door, chunked, get, post
 from tests.http.jump import run, turns
 from tests.http.wire import Wire
@@ -151,7 +152,7 @@ def test_one_byte_at_a_time(name: str) -> None:
     run(main())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=share(150), deadline=None)
 @given(name=st.sampled_from(sorted(STREAMS)), data=st.data())
 def test_splits_in_many(name: str, data: Any) -> None:
     """Cut in any number of places."""

@@ -18,6 +18,7 @@ from carpool.policy.base import NOTHING
 from carpool.request import DEFAULT_LANE, Request
 from carpool.simulate import Affine, Closed, Cost, Knee, Report, run
 from tests.core.stub import PROPERTY, pipeline, stage
+from tests.effort import share
 from tests.policy.learned import FIXED, KNEE, TILES
 
 BALANCED = Affine(0.002, 0.001)
@@ -516,7 +517,7 @@ waiting = st.lists(
 )
 
 
-@settings(PROPERTY, max_examples=100)
+@settings(PROPERTY, max_examples=share(100))
 @given(waiting, st.sampled_from([0.0, 1000.0, 2500.0]), st.integers(1, 3), st.integers(0, 2))
 def test_nobody_is_refused_who_could_go_now(requests: list[Request], rate: float, free: int, busy: int) -> None:
     """Below capacity: whoever is dropped, of whatever lane, could not be answered in time in a batch of all."""
@@ -531,7 +532,7 @@ def test_nobody_is_refused_who_could_go_now(requests: list[Request], rate: float
     assert decision.take or decision.wake_at is not None or len(decision.drop) == len(requests)
 
 
-@settings(PROPERTY, max_examples=200)
+@settings(PROPERTY, max_examples=share(200))
 @given(
     waiting,
     st.sampled_from([FIXED, TILES, KNEE, BALANCED]),
@@ -777,6 +778,7 @@ def test_weighty_requests_in_overload_are_answered_or_refused(size: int) -> None
     assert gone > 1000
 
 
+@pytest.mark.slow
 def test_several_workers_with_short_batches_find_a_knee() -> None:
     """A probe that went to one of them is learned from, whatever the others do meanwhile."""
     report = run(

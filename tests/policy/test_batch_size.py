@@ -12,6 +12,7 @@ from carpool.policy.batch_size import BatchSize
 from carpool.policy.cost import CostModel
 from carpool.simulate import Affine, Cost, Tile
 from tests.core.stub import PROPERTY
+from tests.effort import share
 from tests.policy.learned import FIXED, KNEE, TILES, learned
 
 BALANCED = Affine(0.002, 0.001)
@@ -114,7 +115,7 @@ def test_tiles(load: float) -> None:
 affine = st.builds(Affine, st.floats(0.0002, 0.02), st.floats(0.0001, 0.01))
 
 
-@settings(PROPERTY, max_examples=100)
+@settings(PROPERTY, max_examples=share(100))
 @given(affine, st.integers(1, 64), st.floats(0, 0.95))
 def test_no_size_is_much_better_for_a_line(cost: Cost, waiting: int, load: float) -> None:
     """Looked for among all: what is chosen has the least expected delay, within the one percent that all are given."""
@@ -126,7 +127,7 @@ def test_no_size_is_much_better_for_a_line(cost: Cost, waiting: int, load: float
     assert delay(cost, waiting, n, load, size.capacity) <= least / 0.985
 
 
-@settings(PROPERTY, max_examples=100)
+@settings(PROPERTY, max_examples=share(100))
 @given(st.lists(st.floats(0.0001, 0.01), min_size=24, max_size=24), st.integers(1, 24), st.floats(0, 0.95))
 def test_no_choice_is_worse_than_all(steps: list[float], waiting: int, load: float) -> None:
     """Whatever the curve."""

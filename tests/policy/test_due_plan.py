@@ -12,9 +12,10 @@ from carpool.policy.cost import CostModel
 from carpool.policy.due_plan import DuePlan
 from carpool.request import Request
 from tests.core import stub
+from tests.effort import share
 from tests.policy.learned import learned
 
-PROPERTY = settings(stub.PROPERTY, max_examples=100)
+PROPERTY = settings(stub.PROPERTY, max_examples=share(100))
 LIMIT = 16
 LINE = learned(lambda n: 2.0 + n, LIMIT)
 STEPS = learned(lambda n: 2.0 + 4 * -(-n // 4), LIMIT)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool.simulate.clairvoyant import clairvoyant_attainment
+from tests.effort import share
 
 
 def most_on_time(arrivals: list[float], dues: list[float], seconds: list[float]) -> int:
@@ -41,7 +42,7 @@ def instances(draw: st.DrawFn) -> tuple[list[float], list[float], list[float]]:
 
 
 @given(instances())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=share(150), deadline=None)
 def test_no_schedule_does_better_and_one_does_as_well(instance: tuple[list[float], list[float], list[float]]) -> None:
     """The bound is exact, for any rising batch costs, while later arrivals are due later."""
     arrivals, dues, seconds = instance

@@ -14,6 +14,7 @@ from carpool.simulate import Affine, Closed, Noisy, Pareto, Poisson, Report, Tra
 from carpool.simulate.arrivals import arrivals_of
 from carpool.simulate.servers import Servers
 from carpool.simulate.traffic import Traffic
+from tests.effort import share
 
 
 @pytest.mark.parametrize("rho", [0.6, 0.8])
@@ -135,7 +136,7 @@ COSTS = st.sampled_from(["affine:a=8ms,b=0.25ms", "tile:a=1ms,step=3ms,width=8+n
     st.booleans(),
     st.integers(0, 9),
 )
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=share(60), deadline=None, derandomize=True)
 def test_nobody_is_lost(
     policy: str, arrivals: str, cost: str, slo_s: Any, workers: int, limit: int, heavy: bool, seed: int
 ) -> None:

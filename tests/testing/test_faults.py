@@ -13,6 +13,7 @@ from carpool import faults
 from carpool.faults import EVERY_PASS, FaultPlan, InjectedFault, WorkerPoints, environment
 from tests import models
 from tests.drive.test_faults import wait_until
+from tests.effort import slow_where
 
 
 def stage(*plans: FaultPlan, once: Path | None = None, **settings: Any) -> carpool.Stage:
@@ -122,6 +123,7 @@ def test_a_batch_survives_its_worker(plan: FaultPlan, tmp_path: Path) -> None:
         assert service.stats().stages[0].restarts == 1
 
 
+@slow_where(lambda plan: plan.action == "stop")
 @pytest.mark.parametrize(
     "plan", [FaultPlan("worker.in_predict", "hang"), FaultPlan("worker.mid_send", "stop")], ids=str
 )
@@ -132,6 +134,7 @@ def test_a_batch_survives_a_worker_that_stands_still(plan: FaultPlan, tmp_path: 
         assert service.stats().stages[0].restarts == 1
 
 
+@pytest.mark.slow
 def test_holding_the_gil_stops_all_threads(tmp_path: Path) -> None:
     """Not even the worker's own watcher runs, and still it is found and replaced."""
     plan = FaultPlan("worker.in_predict", "gil")

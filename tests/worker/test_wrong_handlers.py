@@ -23,6 +23,7 @@ from carpool.wire.frame import Frame, encode
 from carpool.wire.outcome import Outcome, Report
 from carpool.wire.payload import JSON, MSGPACK, OBJECT, RAW, load
 from carpool.worker.serve import serve
+from tests.effort import slow_where
 from tests.worker.test_serve import Link, batch, live, setup_of
 
 GOOD = 8  # the id of the batch after the wrong one
@@ -410,6 +411,7 @@ RAISED: dict[str, Callable[[list[Any]], Any]] = {
 CLIENT_S_FAULT = {"a bad request": Outcome.INVALID}
 
 
+@slow_where(lambda name: name == "100 MB of lines")
 @pytest.mark.parametrize("isolate", [True, False], ids=["isolated", "as a whole"])
 @pytest.mark.parametrize("name", RAISED)
 def test_whatever_it_raises_is_one_error_for_the_right_callers(name: str, isolate: bool) -> None:

@@ -1,0 +1,56 @@
+"""The quick run of the tests and the thorough one."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests import effort
+from tests.effort import is_slow, share, slow_where
+
+ROOT = Path(__file__).parent.parent
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+def recipe(target: str) -> str:
+    """What a target of the Makefile runs."""
+    found = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", MAKEFILE, re.MULTILINE)
+    assert found, target
+    return found[1]
+
+
+@pytest.mark.parametrize(("of", "quick"), [(10_000, 2500), (100, 25), (60, 20), (20, 20), (3, 3)])
+def test_a_share_is_a_quarter_but_not_less_than_twenty(of: int, quick: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a quick run, that is; a thorough one tries all."""
+    for max_examples, expected in ((25, quick), (effort.WHOLE, of)):
+        monkeypatch.setattr(effort, "settings", SimpleNamespace(default=SimpleNamespace(max_examples=max_examples)))
+        assert share(of) == expected
+
+
+def test_a_condition_sees_the_parameters_that_it_names() -> None:
+    """Others of the case do not matter."""
+    mark = slow_where(lambda n, kind: n > 2 and kind == "dear").mark
+
+    assert is_slow(mark, {"n": 3, "kind": "dear", "other": 1})
+    assert not is_slow(mark, {"n": 3, "kind": "cheap", "other": 1})
+
+
+def test_make_test_is_the_quick_run_and_make_test_all_the_thorough_one() -> None:
+    """What is slow is left out by default, and by `make test`; `make test-all` and `make fuzz` leave out nothing."""
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"]
+
+    assert "-m 'not slow and not long'" in options
+    assert "-m" not in recipe("test").partition("pytest")[2]
+    assert '-m "long or not long"' in recipe("test-all")
+    assert '-m "long or not long"' in recipe("fuzz")
+
+
+def test_continuous_integration_lints_and_tests() -> None:
+    """By the commands that the README and CONTRIBUTING name."""
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+
+    assert [line for line in lines if line.startswith("make")] == ["make lint", "make test"]
