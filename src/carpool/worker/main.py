@@ -20,6 +20,7 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from functools import partial
 from typing import NoReturn
 
@@ -43,21 +44,22 @@ class Connection:
         self.faulty: faults.Send | None = None
         self.half_received: faults.Hook | None = None
         self._reader = FrameReader()
+        self._received: deque[Frame] = deque()  # the next batch may come with this one, ahead of time
         self._pid = os.getpid()
 
     async def receive(self) -> Frame | None:
         """The next frame; None once the parent has closed its end."""
-        while True:
+        while not self._received:
             n = self.sock.recv_into(self._reader.get_buffer())
             if n == 0:
                 return None
-            frames = self._reader.received(n)
-            if frames:
-                if frames[0].dropped:
-                    raise MemoryError("there is no memory to receive what was sent")
-                return frames[0]  # the parent sends one batch at a time
-            if self.half_received is not None:
+            self._received += self._reader.received(n)
+            if not self._received and self.half_received is not None:
                 self.half_received()
+        frame = self._received.popleft()
+        if frame.dropped:
+            raise MemoryError("there is no memory to receive what was sent")
+        return frame
 
     def send(self, frame: Frame) -> None:
         """Write one frame as a whole."""
