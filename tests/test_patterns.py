@@ -170,7 +170,7 @@ def test_the_trial_finds_what_it_looks_for() -> None:
 def test_the_content_types_of_a_request(beginning: str) -> None:
     """As they are read, whatever they are read with: the memory for those seen before is passed by."""
     formats = Formats(traits_of(nothing, False), traits_of(nothing, False))
-    reads = lambda text: formats._writes(text.encode(), 0)  # noqa: E731  two of a kind
+    reads = lambda text: formats._writes(text.encode(), 0, b"a/b")  # noqa: E731  two of a kind
     assert_linear(reads, {beginning})
 
     def types(text: str) -> object:

@@ -33,10 +33,9 @@ _LISTS = frozenset(
 )
 _DICTS = frozenset({dict, collections.abc.Mapping, collections.abc.MutableMapping})
 
-_PLACE = re.compile(r"(.*) - at (?:`key` in )?`\$(.*)`", re.DOTALL)
+_AT = " - at "  # before the place of a fault
 _STEP = re.compile(r"\[(\d+)\]|\[(\.\.\.)\]|\.([^.\[]+)")
-_MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_FIELDS = {"Object missing required field `": "missing", "Object contains unknown field `": "unknown_field"}
 _WRONG_TYPE = re.compile(r"Expected `[^`]*`, got `")
 
 
@@ -72,9 +71,9 @@ def first_of(error: msgspec.ValidationError, at: list[int | str]) -> list[Detail
         if type(cause) is Unfit and cause.details:
             return [{**each, "loc": [*loc, *each["loc"]]} for each in cause.details]
         return [{"loc": loc, "msg": text, "type": "value_error"}]
-    for pattern, kind in ((_MISSING, "missing"), (_UNKNOWN, "unknown_field")):
-        if field := pattern.fullmatch(text):
-            return [{"loc": [*loc, field[1]], "msg": text, "type": kind}]
+    for beginning, kind in _FIELDS.items():
+        if text.startswith(beginning) and text.endswith("`"):
+            return [{"loc": [*loc, text[len(beginning) : -1]], "msg": text, "type": kind}]
     kind = "invalid_value"
     if text.startswith("Expected "):
         kind = "wrong_type" if _WRONG_TYPE.match(text) else "out_of_bounds"
@@ -84,11 +83,12 @@ def first_of(error: msgspec.ValidationError, at: list[int | str]) -> list[Detail
 def _told(error: msgspec.ValidationError) -> tuple[str, list[int | str]]:
     """What msgspec says, and where that is: a field, a place in a list, or three dots for some value of a dict."""
     text, said = str(error), "" if error.__cause__ is None else str(error.__cause__)
-    place = _PLACE.fullmatch(text, len(said))  # what others have said may end like a place, too
-    if place is None:
+    what, at, place = text[len(said) :].rpartition(_AT)  # what others have said may end like a place, too
+    place = place.removeprefix("`key` in ")
+    if not (at and place.startswith("`$") and place.endswith("`")):
         return text, []
-    steps: list[int | str] = [int(index) if index else rest or name for index, rest, name in _STEP.findall(place[2])]
-    return said + place[1], steps
+    steps: list[int | str] = [int(index) if index else rest or name for index, rest, name in _STEP.findall(place[2:-1])]
+    return said + what, steps
 
 
 class _Field(NamedTuple):

@@ -95,7 +95,7 @@ async def listen(heard: list[Frame]) -> tuple[list[Told], list[Frame], Driver]:
     pipeline = Pipeline([batcher])
     roster = Roster(1, lambda: 0.0)
     driver = Driver(pipeline, Stats("fuzz", pipeline, [roster], [False]), clock=lambda: 0.0)
-    stage = workers.WorkerStage(0, handle._launch(service, 0, None), driver, roster, Starts([roster], 1), print)  # type: ignore[arg-type]
+    stage = workers.WorkerStage(0, handle._launch(service, 0, None, 1), driver, roster, Starts([roster], 1), print)  # type: ignore[arg-type]
     driver.executors = [stage]
     stage.start()
     worker: Any = stage._workers[0]

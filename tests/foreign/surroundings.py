@@ -140,6 +140,6 @@ def memory_logged(way: Way, kind: str) -> None:
         return ten_times(xs)
 
     with bad_handler(kind) as handler, closing(Batched(way, runs_out)) as batched:
-        assert [told.value for told in batched.ask(good(1), good(2), good(3))] == [10, 20, 30]
+        assert batched.many([good(1), good(2), good(3)]).value == [10, 20, 30]
         assert handler.hits
         assert [told.value for told in batched.ask(good(4), good(5), good(6))] == [40, 50, 60]

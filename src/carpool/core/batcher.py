@@ -470,7 +470,7 @@ class Batcher:
     def _safe(self, units: int) -> int:
         """How many of these fit into memory, or are worth trying."""
         limit = self.safe_size.limit
-        if any(batch.size > limit for batch in self.in_flight.values()):
+        if any(batch.size > limit for batch in self.handed_over):
             return int(limit)  # what comes of the last one that is larger is not known yet
         return self.safe_size.allowed(units)
 
@@ -529,7 +529,8 @@ class Batcher:
             n = operator.index(decision.take)
             if not 0 <= n <= self.policy.limit:
                 raise self._impossible(n, "for a busy worker")
-            n = int(min(n, self.safe_size.limit))
+            if n > self.safe_size.limit:
+                n = self._safe(n)
             if not n or n > room:
                 return None
             opens_at = batch.started + self.batch_s - lead_s
