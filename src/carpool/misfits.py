@@ -141,9 +141,10 @@ class _Walk:
         origin, args = typing.get_origin(kind) or kind, typing.get_args(kind)
         if isinstance(value, list):
             if origin is tuple and args[1:] != (...,):
-                if len(args) == len(value):
-                    for i, (part, its_kind) in enumerate(zip(value, args, strict=True)):
-                        self.look(part, its_kind, [*at, i])
+                if len(args) != len(value):
+                    self.found += first_of(failure, at)
+                for i, (part, its_kind) in enumerate(zip(value, args, strict=False)):
+                    self.look(part, its_kind, [*at, i])
             elif args and (origin in _LISTS or origin is tuple):
                 self._look_along(value, args[0], at, failure)
         elif isinstance(value, dict):
