@@ -160,7 +160,6 @@ def test_embeddings() -> None:
     assert float(re.findall(r"largest difference .*: (\S+)", out)[0]) < 1e-5
 
 
-@pytest.mark.slow
 def test_the_demo() -> None:
     """Accuracy, no different answer, batches that are shared."""
     env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100"}
