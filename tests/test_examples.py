@@ -25,6 +25,7 @@ def run_module(name: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=True, cwd=ROOT).stdout
 
 
+@pytest.mark.slow
 def test_digits() -> None:
     """Real images over HTTP; a wrong one is told what is wrong."""
     from examples.digits import halves
