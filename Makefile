@@ -26,8 +26,8 @@ demo: setup      ## serve handwritten digits over HTTP to many clients and check
 serve: setup     ## serve the digits model on http://127.0.0.1:8000
 	$(BIN)/carpool serve examples.digits:service
 
-test: setup      ## run the tests in about three minutes, in two processes: each promise, with some of the cases
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+test: setup      ## run the tests in about three minutes, three files at a time: each promise, with some of the cases
+	$(BIN)/python -m pytest -n 3 --dist loadfile
 
 test-all: setup  ## run all tests with all cases in half an hour, FUZZ_MINUTES=3 of random programs among them
 	$(if $(FUZZ_MINUTES),FUZZ_MINUTES=$(FUZZ_MINUTES)) $(BIN)/python -m pytest -m "long or not long"

@@ -295,7 +295,7 @@ def test_closing_waits_for_a_batch_that_all_have_left() -> None:
                 entered.release(); gate.wait(30)
                 M.inside = False
                 return done(xs)
-            def teardown(self): print("teardown", M.inside)
+            def teardown(self): print(f"teardown {M.inside}")  # in one piece
         f = carpool.batch(max_batch_size=1, timeout_s=0.2)(M)
         def lead():  # the batch of a ticket that nobody waits for
             try: print(f(2))

@@ -25,6 +25,7 @@ def run_module(name: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=True, cwd=ROOT).stdout
 
 
+@pytest.mark.slow
 def test_digits() -> None:
     """Real images over HTTP; a wrong one is told what is wrong."""
     from examples.digits import halves
@@ -178,7 +179,6 @@ def test_embeddings() -> None:
     assert float(re.findall(r"largest difference .*: (\S+)", out)[0]) < 1e-5
 
 
-@pytest.mark.slow
 def test_the_demo() -> None:
     """Accuracy, no different answer, batches that are shared."""
     env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100"}

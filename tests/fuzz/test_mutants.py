@@ -19,11 +19,16 @@ _SHOWS = {
     "bare-error": ("wrong error", "AttributeError"),
     "complain": ("complaint", "was never awaited"),
 }
-_QUICK = ("swap", "leak-descriptor", "complain")
+_QUICK = ("swap", "complain")
+_SLOW = ("leak-descriptor",)
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in _QUICK else pytest.param(name, marks=pytest.mark.long) for name in MUTANTS]
+    "name",
+    [
+        name if name in _QUICK else pytest.param(name, marks=pytest.mark.slow if name in _SLOW else pytest.mark.long)
+        for name in MUTANTS
+    ],
 )
 def test_a_broken_promise_is_found(name: str) -> None:
     """Within two thousand steps the machine finds the promise that this mutant breaks."""

@@ -12,7 +12,7 @@ from carpool.core.queue import Queue
 from carpool.policy.base import NOTHING, Decision
 from carpool.request import Request
 from carpool.simulate.optimal import Optimal, optimal_mean_latency
-from tests.effort import share
+from tests.effort import share, slow_where
 
 COSTS_MS = {
     "fixed": lambda n: 8 + 0.25 * n,
@@ -33,6 +33,7 @@ OPTIMA_MS = {
 """Computed once by another implementation, at 0.3, 0.6 and 0.85 of capacity with a batch limit of 64."""
 
 
+@slow_where(lambda name: name != "fixed")
 @pytest.mark.parametrize("name", COSTS_MS)
 def test_another_implementation_found_the_same(name: str) -> None:
     """For six shapes of cost at three loads, to the hundredth of a millisecond that was written down."""
