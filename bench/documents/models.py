@@ -1,4 +1,7 @@
-"""What is served on both sides: the same classes and functions, in the documents' designs and in carpool."""
+"""What is served on both sides: the same classes and functions, in the documents' designs and in carpool.
+
+Where a batch is hinted as an array, carpool hands the stacked array over; the documents' designs hand over a list.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ class Net(carpool.Model):
         self.layers = weights()
         self.clock = Clock()
 
-    def predict(self, xs: list[Array]) -> Array:
+    def predict(self, xs: Array) -> Array:
         self.clock.begin()
         ys = through(self.layers, np.asarray(xs))
         self.clock.end(len(xs))
@@ -48,7 +51,7 @@ class SleepOnArrays(carpool.Model):
     def setup(self) -> None:
         self.clock = Clock()
 
-    def predict(self, xs: list[Array]) -> Array:
+    def predict(self, xs: Array) -> Array:
         self.clock.begin()
         time.sleep(CALL_S)
         ys: Array = 2 * np.asarray(xs)
@@ -93,7 +96,7 @@ def scale_array(x: Array) -> Array:
     return 2 * x
 
 
-def means(xs: list[Array]) -> list[float]:
+def means(xs: Array) -> list[float]:
     found: list[float] = np.asarray(xs).mean(axis=1).tolist()
     return found
 

@@ -94,10 +94,19 @@ class RefusesEverybody(Broken):
         return Decision(drop=list(queue))
 
 
+class TakesTooMuchAhead(Broken):
+    def spoil(self, decision: Decision, now: float, queue: QueueView) -> Decision:
+        return decision
+
+    def decide_ahead(self, now: float, queue: QueueView, free_in_s: float) -> Decision:
+        return Decision(take=queue.size + 1, reason="full")
+
+
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
         (TakesTooMuch, "it takes"),
+        (TakesTooMuchAhead, "ahead"),
         (TakesWithoutAWorker, "without a worker"),
         (GivesNoReason, "needs a reason"),
         (DropsTwice, "dropped twice"),

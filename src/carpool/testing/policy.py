@@ -105,7 +105,7 @@ def play(make: MakePolicy, schedule: Schedule) -> Played:
         PolicyError: a decision breaks the contract, or requests are left over.
     """
     policy = _examine(make(schedule.limit, schedule.max_queue_delay_s))
-    pipeline = Pipeline([Batcher("stage", policy, Queue())])
+    pipeline = Pipeline([Batcher("stage", policy, Queue(), runs_ahead=True)])
     batches = count()
 
     def cost(n: int) -> float:
@@ -188,7 +188,18 @@ def _examine(policy: Policy) -> Policy:
         _check(decision, now, queue, free, policy.limit)
         return decision
 
+    decide_ahead = policy.decide_ahead
+
+    def examined_ahead(now: float, queue: QueueView, free_in_s: float) -> Decision:
+        before = list(queue)
+        decision = decide_ahead(now, queue, free_in_s)
+        _require(list(queue) == before, "it changes the queue")
+        most = min(queue.size, policy.limit)
+        _require(0 <= decision.take <= most, f"it takes {decision.take} ahead, where {most} are the most")
+        return decision
+
     policy.decide = examined  # type: ignore[method-assign]
+    policy.decide_ahead = examined_ahead  # type: ignore[method-assign]
     return policy
 
 
