@@ -15,7 +15,7 @@ from carpool.policy.base import Decision, QueueView
 from carpool.request import DONE
 from tests.core.stub import ask, asks, items, outcome, pipeline, reply, stage
 
-TOOK_S = 8  # what batches take here; the window in which one may go ahead opens after 6 of these
+TOOK_S = 8  # what batches take here; where others may come first, one may go ahead after half of it
 
 
 def saturated(line: Pipeline, now: float = 0, took_s: float = TOOK_S) -> float:
@@ -39,17 +39,18 @@ def what(batches: list[Batch]) -> list[tuple[list[Any], int, bool]]:
     return [(items(batch.requests), batch.worker, batch.ahead) for batch in batches]
 
 
-def test_a_full_batch_goes_shortly_before_its_worker_is_free() -> None:
-    """Not sooner, since until then it can still be cancelled, or be overtaken by a higher priority."""
+def test_a_full_batch_goes_before_its_worker_is_free() -> None:
+    """One at the most: it begins when the reply before it comes."""
     line = pipeline(stage(2, runs_ahead=True))
     now = saturated(line)
-    line.submit(now, asks("abcd"))
+    line.submit(now, asks("abc"))
     assert what(runs(line, now)) == [(["a", "b"], 0, False)]
-    todo = line.poll(now + 1)
-    assert (todo.run, todo.wake_at) == ([], now + 6)
-    ahead = runs(line, now + 6)
+    line.submit(now + 1, asks("defgh"))
+    ahead = runs(line, now + 1)
     assert what(ahead) == [(["c", "d"], 0, True)]
     assert runs(line, now + 7) == []
+    for request in list(line.stages[0].queue):
+        line.cancel(now + 7, request)
     batcher = line.stages[0]
     assert (batcher.running, len(batcher.in_flight), line.waiting) == (4, 1, 0)
 
@@ -61,14 +62,23 @@ def test_a_full_batch_goes_shortly_before_its_worker_is_free() -> None:
     assert (batcher.running, batcher.idle, batcher.batch_s) == (0, 1, TOOK_S)
 
 
+def test_where_requests_differ_it_goes_no_sooner_than_it_must() -> None:
+    """Who comes with a higher priority until then is not overtaken."""
+    line = pipeline(stage(2, runs_ahead=True))
+    now = saturated(line)
+    line.submit(now, [*asks("ab"), ask("urgent", priority=1), ask("more urgent", priority=1)])
+    assert what(runs(line, now)) == [(["urgent", "more urgent"], 0, False)]
+    todo = line.poll(now + 1)
+    assert (todo.run, todo.wake_at) == ([], now + 4)
+    assert what(runs(line, now + 4)) == [(["a", "b"], 0, True)]
+
+
 def test_short_batches_go_at_once() -> None:
     """No timer is fine enough to hit the end of a call of a millisecond."""
-    line = pipeline(stage(1, runs_ahead=True))
+    line = pipeline(stage(1, runs_ahead=True), workers=2)
     now = saturated(line, took_s=2**-10)
-    line.submit(now, asks("abc"))
-    assert what(runs(line, now)) == [(["a"], 0, False), (["b"], 0, True)]
-    reply(line, now + 2**-10, line.stages[0].in_flight[0])
-    assert what(runs(line, now + 2**-10)) == [(["c"], 0, True)]
+    line.submit(now, asks("abcd"))
+    assert [ahead for _, _, ahead in what(runs(line, now))] == [False, False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -88,8 +98,7 @@ def test_policies_say_whether_a_full_batch_may_go(policy: Policy, goes: bool) ->
     line = pipeline(stage(policy=policy, runs_ahead=True))
     now = saturated(line)
     line.submit(now, asks("abcdefgh"))
-    runs(line, now)
-    assert any(batch.ahead for batch in runs(line, now + 7)) is goes
+    assert any(batch.ahead for batch in runs(line, now)) is goes
 
 
 def test_what_is_not_full_waits() -> None:
@@ -107,9 +116,9 @@ def test_who_is_urgent_is_not_overtaken() -> None:
     """Where several priorities, keys or buckets wait, nothing goes ahead: the queue decides when a worker is free."""
     line = pipeline(stage(2, runs_ahead=True))
     now = saturated(line)
-    line.submit(now, asks("abcd"))
+    line.submit(now, asks("ab"))
     runs(line, now)
-    line.submit(now + 5, [ask("urgent", priority=20)])
+    line.submit(now + 5, [ask("urgent", priority=20), *asks("cde")])
     assert runs(line, now + 7) == []
     reply(line, now + 8, line.stages[0].in_flight[0])
     assert what(runs(line, now + 8)) == [(["urgent", "c"], 0, False)]
@@ -123,16 +132,16 @@ def test_the_worker_that_is_free_first_gets_it_and_one_that_is_late_does_not() -
     (first,) = runs(line, now)
     line.submit(now + 3, asks("bcd"))
     (second,) = runs(line, now + 3)
-    assert what(runs(line, now + 6)) == [(["c"], first.worker, True)]
-    assert runs(line, now + 8) == []
-    assert what(runs(line, now + 9)) == [(["d"], second.worker, True)]
+    assert what(runs(line, now + 4)) == [(["c"], first.worker, True)]
+    assert runs(line, now + 6) == []
+    assert what(runs(line, now + 7)) == [(["d"], second.worker, True)]
 
     late = pipeline(stage(1, runs_ahead=True), workers=2)
     now = saturated(late)
     late.submit(now, asks("ab"))
     runs(late, now)
-    late.submit(now + 11, asks("c"))
-    assert runs(late, now + 11) == []
+    late.submit(now + 13, asks("c"))
+    assert runs(late, now + 13) == []
 
     unsteady = pipeline(stage(1, runs_ahead=True), workers=2)
     now = saturated(unsteady, saturated(unsteady), took_s=1)
@@ -209,9 +218,7 @@ def test_no_batch_ahead_is_larger_than_memory_allows() -> None:
     learned.ran_out(4, 2)
     line.stages[0].safe_size = learned
     line.submit(now, asks("abcdefgh"))
-    (batch,) = runs(line, now)
-    assert len(batch) <= 4
-    assert [len(batch.requests) for batch in runs(line, now + 7)] == [int(learned.limit)]
+    assert [len(batch.requests) for batch in runs(line, now)] == [int(learned.limit)] * 2
 
 
 def test_a_batch_ahead_that_never_reached_its_worker_is_answered() -> None:
@@ -219,11 +226,10 @@ def test_a_batch_ahead_that_never_reached_its_worker_is_answered() -> None:
     line = pipeline(stage(1, runs_ahead=True))
     now = saturated(line)
     line.submit(now, asks("abc"))
-    (under_way,) = runs(line, now)
-    (ahead,) = runs(line, now + 7)
+    under_way, ahead = runs(line, now)
     error = RuntimeError("no memory")
     line.completed(now + 7, 0, 0, ahead.id, ahead.ids, [None], {0: error})
-    assert [request.error for request in line.poll(now + 5).answer] == [error]
+    assert [request.error for request in line.take_answers()] == [error]
     reply(line, now + 8, under_way)
     assert [outcome(request) for request in line.take_answers()] == ["a'"]
 
@@ -245,14 +251,13 @@ def test_a_policy_that_asks_for_what_is_not_possible_is_told() -> None:
 
 
 def test_adaptive_goes_ahead_with_the_size_that_is_best() -> None:
-    """Once it knows what batches cost; with an SLO it keeps what may have to be refused."""
-    for slo_s, ahead in ((None, True), (100.0, False)):
+    """Once it knows what batches cost; it keeps what may have to be refused, so that it is there to be judged."""
+    for slo_s, ahead in ((None, True), (100.0, True), (2.0, False)):
         line = pipeline(stage(policy=Adaptive(4), runs_ahead=True), slo_s=slo_s)
         now: float = 0
         for _ in range(12):
             now = saturated(line, now, took_s=0.5)
         line.submit(now, asks("abcdefghijkl"))
-        (batch,) = runs(line, now)
-        following = runs(line, now + 0.45)
+        batch, *following = runs(line, now)
         assert len(following) == ahead
         assert all(len(batch) in (3, 4) for batch in [batch, *following])  # now and then it tries a smaller one

@@ -22,7 +22,7 @@ from carpool.request import DONE, QUEUED, RUNNING, Request
 INFINITY = float("inf")
 
 _LEAD_S = 0.002  # a batch ahead is handed over this long before its worker should be free: timers tick in milliseconds
-_LEAD = 0.25  # or this share of a batch, if that is more
+_LEAD = 0.5  # or this share of a batch, if that is more: what is learned of its end includes the driver's own delays
 _STEADY = 0.25  # of a batch: with several workers, the mean deviation up to which the end of one can be foretold
 
 
@@ -507,12 +507,13 @@ class Batcher:
         return Batch(self._batch_ids, self.index, worker, requests, size - self.queue.size, reason, now, ahead)
 
     def _next_ahead(self, now: float, room: float) -> Batch | None:
-        """A batch for a busy worker, shortly before it should be free, if waiting could not make it a better one.
+        """A batch for a busy worker, if waiting could not make it a better one.
 
-        It lies in the worker's socket when the worker comes for it. Until then it cannot be taken back, so it goes no
-        sooner than it must; who comes with a higher priority in these moments waits for one batch more. Requests of
-        different lanes and those in quarantine are kept until a worker is free, and so is all that waits when ends
-        cannot be foretold and another worker may be free first.
+        It lies in the worker's socket when the worker comes for it. Until then it cannot be taken back. So where it
+        matters what comes meanwhile, it goes no sooner than it must: where another worker may be free first, and where
+        requests have priorities, keys or buckets, of which one with a higher priority waits for one batch more if it
+        comes in these moments. Requests of different lanes and those in quarantine are kept until a worker is free, and
+        so is all that waits for one of several workers when their ends cannot be foretold.
         """
         queue = self.queue
         if queue.lanes > 1 or queue.lone_lanes or not self.batch_s:
@@ -520,7 +521,9 @@ class Batcher:
         several = len(self.in_flight) > 1
         if several and self.deviation_s > _STEADY * self.batch_s:
             return None
-        lead_s = max(_LEAD_S, _LEAD * self.batch_s, 2.0 * self.deviation_s)
+        lead_s = INFINITY
+        if several or queue.varied:
+            lead_s = max(_LEAD_S, _LEAD * self.batch_s, 2.0 * self.deviation_s)
         for batch in self.in_flight.values():  # in the order of their starts
             free_in_s = batch.started + self.batch_s - now
             if batch.worker in self.ahead or batch.given_up or (several and free_in_s < -lead_s):

@@ -192,6 +192,7 @@ class Queue:
     Attributes:
         count: how many requests wait, as `len` tells too; nbytes: how many bytes they hold.
         lone_lanes: how many lanes there are whose key is `Alone`; mostly none, which is quicker to see than `alone`.
+        varied: whether there has ever been more than one priority, key or bucket.
     """
 
     def __init__(self, max_size: float = _NEVER, max_bytes: float = _NEVER, ageing_s: float = AGEING_S) -> None:
@@ -202,6 +203,8 @@ class Queue:
         self._size = 0
         self.count = 0
         self.lone_lanes = 0
+        self.varied = False
+        self._usual: Lane | None = None
         self._lanes: dict[Lane, _Lane] = {}
         self._order: list[Lane] = []  # by rank
 
@@ -441,6 +444,8 @@ class Queue:
             insort_left(self._order, key, key=self._rank)
         else:
             insort(self._order, key, key=self._rank)
+            self.varied = self.varied or self._usual not in (None, key)
+            self._usual = key
         return lane
 
     def _close(self, key: Lane) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from carpool.clock import monotonic
 from carpool.drive.launch import Launch
 from carpool.drive.output import LineSink
 from carpool.foreign import text_of
@@ -164,9 +165,12 @@ class _ThreadLink:
         self._loop = loop
         self._inbox = inbox
         self._hear = hear
+        self.heard_at = 0.0
 
     async def receive(self) -> Frame | None:
-        return self._inbox.get()
+        frame = self._inbox.get()
+        self.heard_at = monotonic()
+        return frame
 
     def send(self, frame: Frame) -> None:
         _call_soon(self._loop, self._hear, frame)
@@ -239,11 +243,13 @@ class _LoopLink:
         self._inbox = inbox
         self._news = news
         self._hear = hear
+        self.heard_at = 0.0
 
     async def receive(self) -> Frame | None:
         while not self._inbox:
             self._news.clear()
             await self._news.wait()
+        self.heard_at = monotonic()
         return self._inbox.popleft()
 
     def send(self, frame: Frame) -> None:

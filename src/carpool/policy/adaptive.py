@@ -198,12 +198,10 @@ class Adaptive(Policy):
             return NOTHING
         size.refresh()
         most = self.limit if self._trifling else size.most(waiting)
-        due = queue.earliest_due
-        slack_s = due - now - free_in_s - self.ahead_s
+        slack_s = queue.earliest_due - now - free_in_s - self.ahead_s
         if (
             waiting < most
-            or slack_s < cost.longest_s * cost.margin
-            or (waiting > most and due < _NO_SLO_S)
+            or slack_s < (1 + waiting // most) * cost.longest_s * cost.margin  # else some may have to be refused
             or not (self._trifling or size.best_at_once(waiting, most, size.capacity * cost.bias))
         ):
             return NOTHING

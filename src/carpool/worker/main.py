@@ -25,6 +25,7 @@ from functools import partial
 from typing import NoReturn
 
 from carpool import faults
+from carpool.clock import monotonic
 from carpool.parts import run_now
 from carpool.wire.frame import Frame, FrameReader, Kind, encode
 from carpool.worker import affinity, program
@@ -43,6 +44,7 @@ class Connection:
         self.sock = sock
         self.faulty: faults.Send | None = None
         self.half_received: faults.Hook | None = None
+        self.heard_at = 0.0
         self._reader = FrameReader()
         self._received: deque[Frame] = deque()  # the next batch may come with this one, ahead of time
         self._pid = os.getpid()
@@ -50,7 +52,10 @@ class Connection:
     async def receive(self) -> Frame | None:
         """The next frame; None once the parent has closed its end."""
         while not self._received:
+            begins = self._reader.idle
             n = self.sock.recv_into(self._reader.get_buffer())
+            if begins:
+                self.heard_at = monotonic()
             if n == 0:
                 return None
             self._received += self._reader.received(n)

@@ -30,6 +30,9 @@ _REPORT_EVERY_S = 0.01  # calls that follow each other faster need no report eac
 class Link(Protocol):
     """A worker's end of the connection to its stage."""
 
+    heard_at: float
+    """When the first byte of the last frame came; what it takes to read the rest of it is no waiting."""
+
     async def receive(self) -> Frame | None:
         """The next frame; None once no more will come."""
 
@@ -88,7 +91,7 @@ async def serve(
         return
     idle_since = monotonic()
     while (frame := await link.receive()) is not None:
-        waited_s = monotonic() - idle_since
+        waited_s = max(0.0, link.heard_at - idle_since)
         if points.after_recv is not None:
             points.after_recv()
         reports.batch = frame.batch
