@@ -29,7 +29,25 @@ def decided(
 def test_cores_are_shared_by_all_workers_of_the_service(cores: int, of_all: int, each: int) -> None:
     """Rounded down, and at least one."""
     threads = decided(cores=cores, of_all=of_all)
-    assert threads.variables == (dict.fromkeys(blas.VARIABLES, str(each)),) * 2
+    assert [{name: variables[name] for name in blas.VARIABLES} for variables in threads.variables] == [
+        dict.fromkeys(blas.VARIABLES, str(each))
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "timeout"),
+    [
+        ({"of_all": 1}, "4"),
+        ({"of_all": 2}, None),
+        ({"pinned": [2, 2]}, None),
+        ({"of_all": 1, "exported": {blas.PATIENCE: "20"}}, None),
+        ({"of_all": 1, "env": {blas.PATIENCE: "20"}}, None),
+        ({"of_all": 1, "env": {blas.FOR_ALL: "2"}}, None),
+    ],
+)
+def test_threads_that_share_all_cores_do_not_spin(settings: Any, timeout: str | None) -> None:
+    """Unless the user has said how long they are to, or how many there are."""
+    assert [variables.get(blas.PATIENCE) for variables in decided(**settings).variables] == [timeout] * 2
 
 
 @pytest.mark.parametrize("pinned", [[1, 1], [1, 3], [4, 4]])

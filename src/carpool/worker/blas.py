@@ -22,6 +22,13 @@ VARIABLES = (
     "BLIS_NUM_THREADS",
 )
 
+PATIENCE = "OPENBLAS_THREAD_TIMEOUT"
+"""How long OpenBLAS's threads spin after their work, before they sleep: 2 to the power of this, in cycles.
+
+Its own 26 is some 20 ms. Where the threads of all workers take all cores there are, they spin on those that the
+service's own process needs, so they get the least there is.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Threads:
@@ -68,7 +75,9 @@ def decide(
     reason = "as many as the cores that each is tied to" if pinned is not None else _shared(cores, of_all)
     more = f"{told} stands as you have set it" if told else f"set {FOR_ALL} or env= to choose"
     why = f"workers of stage {stage} get {_threads(counts)} each: {reason}; {more}"
-    return Threads(tuple(dict.fromkeys(ours, str(n)) for n in counts), why)
+    spins = pinned is None and counts[0] > 1 and PATIENCE not in exported and PATIENCE not in env
+    patience = {PATIENCE: "4"} if spins else {}
+    return Threads(tuple(dict.fromkeys(ours, str(n)) | patience for n in counts), why)
 
 
 def _share(cores: int, workers: int) -> int:
