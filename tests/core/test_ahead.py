@@ -15,7 +15,8 @@ from carpool.policy.base import Decision, QueueView
 from carpool.request import DONE
 from tests.core.stub import ask, asks, items, outcome, pipeline, reply, stage
 
-TOOK_S = 8  # what batches take here; where others may come first, one may go ahead after half of it
+U = 2**-9  # about two milliseconds
+TOOK_S = 8 * U  # what batches take here; where it matters who comes meanwhile, one may go ahead after half of it
 
 
 def saturated(line: Pipeline, now: float = 0, took_s: float = TOOK_S) -> float:
@@ -45,19 +46,19 @@ def test_a_full_batch_goes_before_its_worker_is_free() -> None:
     now = saturated(line)
     line.submit(now, asks("abc"))
     assert what(runs(line, now)) == [(["a", "b"], 0, False)]
-    line.submit(now + 1, asks("defgh"))
-    ahead = runs(line, now + 1)
+    line.submit(now + 1 * U, asks("defgh"))
+    ahead = runs(line, now + 1 * U)
     assert what(ahead) == [(["c", "d"], 0, True)]
-    assert runs(line, now + 7) == []
+    assert runs(line, now + 7 * U) == []
     for request in list(line.stages[0].queue):
-        line.cancel(now + 7, request)
+        line.cancel(now + 7 * U, request)
     batcher = line.stages[0]
     assert (batcher.running, len(batcher.in_flight), line.waiting) == (4, 1, 0)
 
-    reply(line, now + 8, batcher.in_flight[0], busy_s=8)
-    assert ahead[0].started == now + 8
-    reply(line, now + 16, ahead[0], busy_s=8)
-    answers = [outcome(request) for request in line.poll(now + 16).answer]
+    reply(line, now + 8 * U, batcher.in_flight[0], busy_s=TOOK_S)
+    assert ahead[0].started == now + 8 * U
+    reply(line, now + 16 * U, ahead[0], busy_s=TOOK_S)
+    answers = [outcome(request) for request in line.poll(now + 16 * U).answer]
     assert answers == ["a'", "b'", "c'", "d'"]
     assert (batcher.running, batcher.idle, batcher.batch_s) == (0, 1, TOOK_S)
 
@@ -68,9 +69,21 @@ def test_where_requests_differ_it_goes_no_sooner_than_it_must() -> None:
     now = saturated(line)
     line.submit(now, [*asks("ab"), ask("urgent", priority=1), ask("more urgent", priority=1)])
     assert what(runs(line, now)) == [(["urgent", "more urgent"], 0, False)]
-    todo = line.poll(now + 1)
-    assert (todo.run, todo.wake_at) == ([], now + 4)
-    assert what(runs(line, now + 4)) == [(["a", "b"], 0, True)]
+    todo = line.poll(now + 1 * U)
+    assert (todo.run, todo.wake_at) == ([], now + 4 * U)
+    assert what(runs(line, now + 4 * U)) == [(["a", "b"], 0, True)]
+
+
+def test_while_a_long_call_runs_all_wait() -> None:
+    """Until shortly before its learned end they can be cancelled; once that has passed, nobody knows when it ends."""
+    line = pipeline(stage(1, runs_ahead=True))
+    now = saturated(line, took_s=8)
+    line.submit(now, asks("ab"))
+    assert what(runs(line, now)) == [(["a"], 0, False)]
+    todo = line.poll(now + 7)
+    assert (todo.run, todo.wake_at) == ([], now + 8 - 0.02)
+    assert runs(line, now + 9) == []
+    assert what(runs(line, now + 8)) == [(["b"], 0, True)]
 
 
 def test_short_batches_go_at_once() -> None:
@@ -107,9 +120,9 @@ def test_what_is_not_full_waits() -> None:
     now = saturated(line)
     line.submit(now, asks("abcde"))
     assert what(runs(line, now)) == [(["a", "b", "c"], 0, False)]
-    assert runs(line, now + 7) == []
-    line.submit(now + 7, asks("f"))
-    assert what(runs(line, now + 7)) == [(["d", "e", "f"], 0, True)]
+    assert runs(line, now + 7 * U) == []
+    line.submit(now + 7 * U, asks("f"))
+    assert what(runs(line, now + 7 * U)) == [(["d", "e", "f"], 0, True)]
 
 
 def test_who_is_urgent_is_not_overtaken() -> None:
@@ -118,10 +131,10 @@ def test_who_is_urgent_is_not_overtaken() -> None:
     now = saturated(line)
     line.submit(now, asks("ab"))
     runs(line, now)
-    line.submit(now + 5, [ask("urgent", priority=20), *asks("cde")])
-    assert runs(line, now + 7) == []
-    reply(line, now + 8, line.stages[0].in_flight[0])
-    assert what(runs(line, now + 8)) == [(["urgent", "c"], 0, False)]
+    line.submit(now + 5 * U, [ask("urgent", priority=20), *asks("cde")])
+    assert runs(line, now + 7 * U) == []
+    reply(line, now + 8 * U, line.stages[0].in_flight[0])
+    assert what(runs(line, now + 8 * U)) == [(["urgent", "c"], 0, False)]
 
 
 def test_the_worker_that_is_free_first_gets_it_and_one_that_is_late_does_not() -> None:
@@ -130,24 +143,24 @@ def test_the_worker_that_is_free_first_gets_it_and_one_that_is_late_does_not() -
     now = saturated(line)
     line.submit(now, asks("a"))
     (first,) = runs(line, now)
-    line.submit(now + 3, asks("bcd"))
-    (second,) = runs(line, now + 3)
-    assert what(runs(line, now + 4)) == [(["c"], first.worker, True)]
-    assert runs(line, now + 6) == []
-    assert what(runs(line, now + 7)) == [(["d"], second.worker, True)]
+    line.submit(now + 3 * U, asks("bcd"))
+    (second,) = runs(line, now + 3 * U)
+    assert what(runs(line, now + 4 * U)) == [(["c"], first.worker, True)]
+    assert runs(line, now + 6 * U) == []
+    assert what(runs(line, now + 7 * U)) == [(["d"], second.worker, True)]
 
     late = pipeline(stage(1, runs_ahead=True), workers=2)
     now = saturated(late)
     late.submit(now, asks("ab"))
     runs(late, now)
-    late.submit(now + 13, asks("c"))
-    assert runs(late, now + 13) == []
+    late.submit(now + 13 * U, asks("c"))
+    assert runs(late, now + 13 * U) == []
 
     unsteady = pipeline(stage(1, runs_ahead=True), workers=2)
-    now = saturated(unsteady, saturated(unsteady), took_s=1)
+    now = saturated(unsteady, saturated(unsteady), took_s=U)
     unsteady.submit(now, asks("abc"))
     runs(unsteady, now)
-    assert not [batch for at in range(40) for batch in runs(unsteady, now + at / 4)]
+    assert not [batch for at in range(40) for batch in runs(unsteady, now + at / 4 * U)]
 
 
 def test_a_lost_worker_has_not_looked_at_what_lay_ahead() -> None:
@@ -157,11 +170,11 @@ def test_a_lost_worker_has_not_looked_at_what_lay_ahead() -> None:
     requests = asks("abcdef")
     line.submit(now, requests)
     runs(line, now)
-    runs(line, now + 7)
-    line.cancel(now + 7, requests[2])
-    line.worker_lost(now + 7, 0, 0)
+    runs(line, now + 7 * U)
+    line.cancel(now + 7 * U, requests[2])
+    line.worker_lost(now + 7 * U, 0, 0)
     line.worker_ready(0, 0)
-    assert what(runs(line, now + 8)) == [(["a"], 0, False)]  # alone, since it may have killed the worker
+    assert what(runs(line, now + 8 * U)) == [(["a"], 0, False)]  # alone, since it may have killed the worker
     assert [request.losses for request in requests] == [1, 1, 0, 0, 0, 0]
     assert requests[2].state == DONE
     for _ in range(4):
@@ -179,12 +192,12 @@ def test_a_deadline_that_passes_ahead_is_told_at_once() -> None:
     now = saturated(line)
     line.submit(now, asks("a"))
     runs(line, now)
-    line.submit(now + 1, [ask("b", deadline=now + 7.5, patient=True)])
-    todo = line.poll(now + 6)
-    assert (what(todo.run), todo.wake_at) == ([(["b"], 0, True)], now + 7.5)
-    assert [type(request.error) for request in line.poll(now + 7.5).answer] == [DeadlineExceeded]
-    reply(line, now + 8, line.stages[0].in_flight[0])
-    reply(line, now + 9, line.stages[0].in_flight[0])  # the worker has passed over it
+    line.submit(now + 1 * U, [ask("b", deadline=now + 7.5 * U, patient=True)])
+    todo = line.poll(now + 6 * U)
+    assert (what(todo.run), todo.wake_at) == ([(["b"], 0, True)], now + 7.5 * U)
+    assert [type(request.error) for request in line.poll(now + 7.5 * U).answer] == [DeadlineExceeded]
+    reply(line, now + 8 * U, line.stages[0].in_flight[0])
+    reply(line, now + 9 * U, line.stages[0].in_flight[0])  # the worker has passed over it
     assert (line.stages[0].late_results, line.unanswered) == (1, 0)
 
 
@@ -195,8 +208,8 @@ def test_credits_count_what_lies_ahead() -> None:
     line.submit(0, asks("a"))
     runs(line, 0)
     first.batch_s = TOOK_S  # as if it had run before
-    line.submit(1, asks("bc"))
-    assert runs(line, 7) == []
+    line.submit(U, asks("bc"))
+    assert runs(line, 7 * U) == []
     assert (first.running, len(first.ahead)) == (1, 0)
 
 
@@ -207,7 +220,7 @@ def test_only_where_a_request_may_be_run_twice(settings: dict[str, bool]) -> Non
     now = saturated(line)
     line.submit(now, asks("ab"))
     runs(line, now)
-    assert runs(line, now + 7) == []
+    assert runs(line, now + 7 * U) == []
 
 
 def test_no_batch_ahead_is_larger_than_memory_allows() -> None:
@@ -228,9 +241,9 @@ def test_a_batch_ahead_that_never_reached_its_worker_is_answered() -> None:
     line.submit(now, asks("abc"))
     under_way, ahead = runs(line, now)
     error = RuntimeError("no memory")
-    line.completed(now + 7, 0, 0, ahead.id, ahead.ids, [None], {0: error})
+    line.completed(now + 7 * U, 0, 0, ahead.id, ahead.ids, [None], {0: error})
     assert [request.error for request in line.take_answers()] == [error]
-    reply(line, now + 8, under_way)
+    reply(line, now + 8 * U, under_way)
     assert [outcome(request) for request in line.take_answers()] == ["a'"]
 
 
@@ -252,11 +265,11 @@ def test_a_policy_that_asks_for_what_is_not_possible_is_told() -> None:
 
 def test_adaptive_goes_ahead_with_the_size_that_is_best() -> None:
     """Once it knows what batches cost; it keeps what may have to be refused, so that it is there to be judged."""
-    for slo_s, ahead in ((None, True), (100.0, True), (2.0, False)):
+    for slo_s, ahead in ((None, True), (100.0, True), (4 * TOOK_S, False)):
         line = pipeline(stage(policy=Adaptive(4), runs_ahead=True), slo_s=slo_s)
         now: float = 0
         for _ in range(12):
-            now = saturated(line, now, took_s=0.5)
+            now = saturated(line, now, took_s=TOOK_S)
         line.submit(now, asks("abcdefghijkl"))
         batch, *following = runs(line, now)
         assert len(following) == ahead

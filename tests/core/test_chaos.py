@@ -38,7 +38,7 @@ def play(seed: int) -> World:
     story: list[str] = []
     try:
         for step in range(STEPS):
-            happens, arguments = something(dice, world, step, a_plain_ask if crowded else an_ask)
+            happens, arguments = something(dice, world, step, crowded)
             story.append(f"{world.now:g} {happens.__name__}{arguments}")
             happens(*arguments)
             world.check_always()
@@ -119,10 +119,9 @@ def or_endless(dice: Random, least: int, most: int) -> float:
     return INFINITY if dice.random() < 0.5 else float(dice.randint(least, most))
 
 
-def something(
-    dice: Random, world: World, step: int, new: Callable[[Random], AskSpec]
-) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def something(dice: Random, world: World, step: int, crowded: bool) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The next thing to happen, and how."""
+    new = a_plain_ask if crowded else an_ask
     pick = dice.randrange(10_000)
     busy_s = dice.choice([2**-14, 2**-20, 1.0])
     fail = () if dice.random() < 0.8 else (dice.randrange(4),)
@@ -137,7 +136,7 @@ def something(
     if kind == "stray_reply":
         return world.stray_reply, (pick, dice.randrange(3))
     if kind in ("wait", "jump"):
-        return getattr(world, kind), (dice.choice([0.125, 1, 3, 8, 64]),)
+        return getattr(world, kind), (dice.choice([2**-10, 2**-9, 2**-8, 1] if crowded else [0.125, 1, 3, 8, 64]),)
     if kind == "ran_out":
         return world.ran_out, (pick, dice.sample(range(6), dice.randint(1, 5)))
     if kind == "end":

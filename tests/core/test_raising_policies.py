@@ -181,12 +181,12 @@ def test_what_lies_ahead_is_answered_too(kind: type[BaseException]) -> None:
     """A policy that raises when it is asked for a batch ahead, with one under way and one that lies there already."""
     policy = Raising("decide_ahead", 2, kind)
     line = pipeline(stage(policy=policy, runs_ahead=True), workers=2)
-    line.stages[0].batch_s = 4.0  # as if it had run before
+    line.stages[0].batch_s = 2**-6  # as if it had run before
     requests = asks(map(str, range(8)))
     line.submit(0, requests)
     assert len(line.poll(0).run) == 2
     with pytest.raises(kind):
-        line.poll(3.5)
+        line.poll(2**-6 - 2**-8)
     assert len(line.stages[0].ahead) == 1
 
     line.abort(4, Unavailable("the policy is broken"))

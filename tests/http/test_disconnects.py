@@ -18,9 +18,11 @@ from tests.http.test_statuses import job
 
 @pytest.fixture(scope="module", params=["uvloop", "asyncio"])
 def running(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
-    """One worker, batches of one."""
+    """One worker, batches of one, of which none goes ahead of time: that could not be taken back."""
     loop = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
-    with serving(App(Service(Stage(models.Gated, max_batch_size=1), name="gated")), loop=loop) as server:
+    with serving(
+        App(Service(Stage(models.Gated, max_batch_size=1, idempotent=False), name="gated")), loop=loop
+    ) as server:
         yield server
 
 

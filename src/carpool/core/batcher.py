@@ -21,8 +21,10 @@ from carpool.request import DONE, QUEUED, RUNNING, Request
 
 INFINITY = float("inf")
 
-_LEAD_S = 0.002  # a batch ahead is handed over this long before its worker should be free: timers tick in milliseconds
-_LEAD = 0.5  # or this share of a batch, if that is more: what is learned of its end includes the driver's own delays
+_LEAD_S = (
+    0.02  # a batch ahead is handed over so long before its worker should be free: the driver may be late by some of it
+)
+_SHORT_LEAD_S = 0.002  # where it matters who comes meanwhile; timers tick in milliseconds
 _STEADY = 0.25  # of a batch: with several workers, the mean deviation up to which the end of one can be foretold
 
 
@@ -509,11 +511,11 @@ class Batcher:
     def _next_ahead(self, now: float, room: float) -> Batch | None:
         """A batch for a busy worker, if waiting could not make it a better one.
 
-        It lies in the worker's socket when the worker comes for it. Until then it cannot be taken back. So where it
-        matters what comes meanwhile, it goes no sooner than it must: where another worker may be free first, and where
-        requests have priorities, keys or buckets, of which one with a higher priority waits for one batch more if it
-        comes in these moments. Requests of different lanes and those in quarantine are kept until a worker is free, and
-        so is all that waits for one of several workers when their ends cannot be foretold.
+        It lies in the worker's socket when the worker comes for it. Until then it cannot be taken back, and who leaves
+        it is run all the same. So it goes shortly before the learned end of the call under way, and later still where
+        it matters who comes meanwhile: where another worker may be free first, and where requests have priorities, keys
+        or buckets. Requests of different lanes and those in quarantine are kept until a worker is free, and so is all
+        that waits for one of several workers whose ends cannot be foretold, or for one that takes too long already.
         """
         queue = self.queue
         if queue.lanes > 1 or queue.lone_lanes or not self.batch_s:
@@ -521,13 +523,13 @@ class Batcher:
         several = len(self.in_flight) > 1
         if several and self.deviation_s > _STEADY * self.batch_s:
             return None
-        lead_s = INFINITY
+        lead_s = _LEAD_S
         if several or queue.varied:
-            lead_s = max(_LEAD_S, _LEAD * self.batch_s, 2.0 * self.deviation_s)
+            lead_s = min(_LEAD_S, max(_SHORT_LEAD_S, 0.5 * self.batch_s))
         for batch in self.in_flight.values():  # in the order of their starts
             free_in_s = batch.started + self.batch_s - now
-            if batch.worker in self.ahead or batch.given_up or (several and free_in_s < -lead_s):
-                continue  # the last: it takes longer than it should, nobody knows how much
+            if batch.worker in self.ahead or batch.given_up or free_in_s < -lead_s:
+                continue
             decision = self.policy.decide_ahead(now, queue, max(0.0, free_in_s))
             n = operator.index(decision.take)
             if not 0 <= n <= self.policy.limit:
