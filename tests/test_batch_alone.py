@@ -437,3 +437,37 @@ def test_a_signal_handler_that_calls_a_function_that_its_thread_runs_alone() -> 
         signal.signal(signal.SIGUSR1, before)
     assert isinstance(heard[0], RuntimeError)
     assert f(3) == 3
+
+
+def test_an_interrupt_of_who_joins_a_lone_caller_leaves_no_place_taken() -> None:
+    """Ctrl-C while the second caller catches up, or a policy that raises there: those after it are served."""
+    inside, go_on = threading.Event(), threading.Event()
+    asked = iter([KeyboardInterrupt])
+
+    class Interrupted(Greedy):
+        def lets_go(self, slack_s: float) -> bool:
+            return True
+
+        def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
+            pass
+
+        def decide(self, now: float, queue: Any, free: int, busy: int) -> Decision:
+            for kind in asked:
+                raise kind
+            return super().decide(now, queue, free, busy)
+
+    @carpool.batch(policy=Interrupted(8), max_batch_size=8, timeout_s=10.0)
+    def double(xs: list[int]) -> list[int]:
+        inside.set()
+        go_on.wait(10.0)
+        return [2 * x for x in xs]
+
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(double, 1)
+        assert inside.wait(10.0)
+        second = pool.submit(double, 2)
+        assert isinstance(second.exception(10.0), KeyboardInterrupt)
+        go_on.set()
+        assert first.result(10.0) == 2
+        assert [call.result(10.0) for call in [pool.submit(double, 3), pool.submit(double, 4)]] == [6, 8]
+    double.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import typing
 from collections.abc import Callable
+from operator import is_
 from typing import Any
 
 
@@ -52,8 +53,9 @@ def stacking(predict: Callable[[Any], Any], items: list[Any]) -> Callable[[list[
         return predict
 
     def call(part: list[Any]) -> Any:
-        if type(items) is Rows and len(part) == len(items):  # these are all
-            return predict(items.whole)
+        if type(items) is Rows and len(part) == len(items) and all(map(is_, part, items)):  # these are all, unpadded
+            whole = items.whole  # a copy, for what is run again must be as it was, whatever `predict` does to it
+            return predict(whole.copy() if whole.flags.writeable else whole)
         numpy = sys.modules["numpy"]
         whole = numpy.empty((len(part), *part[0].shape), part[0].dtype)
         numpy.stack(part, out=whole)  # by itself it would turn bytes round

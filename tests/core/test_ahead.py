@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,10 +10,10 @@ import pytest
 from carpool.core.batcher import Batch
 from carpool.core.pipeline import Pipeline
 from carpool.core.safe_size import SafeSize
-from carpool.errors import DeadlineExceeded
+from carpool.errors import DeadlineExceeded, Unavailable
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, OneByOne, Policy, Static
 from carpool.policy.base import Decision, QueueView
-from carpool.request import DONE
+from carpool.request import DONE, Request
 from tests.core.stub import ask, asks, items, outcome, pipeline, reply, stage
 
 U = 2**-9  # about two milliseconds
@@ -274,3 +275,28 @@ def test_adaptive_goes_ahead_with_the_size_that_is_best() -> None:
         batch, *following = runs(line, now)
         assert len(following) == ahead
         assert all(len(batch) in (3, 4) for batch in [batch, *following])  # now and then it tries a smaller one
+
+
+class DeafTo(Greedy):
+    """Raises when it is told of arrivals, once it is switched on."""
+
+    broken = False
+
+    def arrived_together(self, now: float, requests: Sequence[Request]) -> None:
+        if self.broken:
+            raise ValueError("of the policy")
+
+
+def test_all_that_a_lost_worker_had_is_back_before_the_policy_hears_of_it() -> None:
+    """It may raise, and then nobody is forgotten: neither what had not been sent nor what lay ahead."""
+    policy = DeafTo(2)
+    line = pipeline(stage(policy=policy, runs_ahead=True))
+    now = saturated(line)
+    requests = asks("abcd")
+    line.submit(now, requests)
+    assert len(runs(line, now)) == 2
+    policy.broken = True
+    with pytest.raises(ValueError, match="of the policy"):
+        line.worker_lost(now + U, 0, 0, unsent={requests[1].id})
+    line.abort(now + U, Unavailable("the policy is broken"))
+    assert set(line.poll(now + U).answer) == set(requests)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -251,3 +252,49 @@ def test_a_batch_function_that_asks_for_an_array_gets_one() -> None:
 
     assert shapes.many([np.zeros(3), np.ones(3), np.ones(3)]) == [(3, 3)] * 3
     assert shape_of_all(np.zeros((2, 5))) == [(2, 5)] * 2
+
+
+class Fails:
+    """What goes wrong with a batch at first, or with some of its items; `predict` may change what it is given."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+        self.calls = 0
+
+    def predict(self, xs: NDArray[np.float32]) -> NDArray[np.float32]:
+        self.calls += 1
+        if self.how == "at first" and self.calls == 1:
+            raise RuntimeError("planned")
+        if self.how == "no memory at first" and self.calls == 1:
+            raise MemoryError("planned")
+        xs *= 10
+        if (xs < 0).any():
+            raise RuntimeError("guilty")
+        return xs
+
+
+@pytest.mark.parametrize("run_in", ["process", "thread"])
+@pytest.mark.parametrize("sizes", [None, [4, 8]], ids=["unpadded", "padded"])
+@pytest.mark.parametrize("how", ["at first", "no memory at first", "for one"])
+def test_what_is_run_again_is_as_it_was_and_no_more_than_its_part(how: str, sizes: Any, run_in: Any) -> None:
+    """Padded parts may be as long as the batch, and `predict` may have changed the array that it was given."""
+    items = [np.full(2, x, np.float32) for x in (1, 2, -3 if how == "for one" else 3, 4)]
+    stage = Stage(
+        *(Fails,),
+        kwargs={"how": how},
+        max_batch_size=8,
+        allowed_batch_sizes=sizes,
+        run_in=run_in,
+        policy=carpool.Static(8, 0.05),
+    )
+
+    async def main() -> list[Any]:
+        async with Service(stage).run_async() as service:
+            return await asyncio.gather(*[service.predict(item) for item in items], return_exceptions=True)
+
+    given = [one if isinstance(one, Exception) else one.tolist() for one in asyncio.run(main())]
+    for item, one in zip(items, given, strict=True):
+        if item[0] < 0:
+            assert isinstance(one, carpool.ModelError)
+        else:
+            assert one == [10 * item[0]] * 2

@@ -222,8 +222,9 @@ class Batcher:
     def put_back(self, now: float, requests: Sequence[Request]) -> None:
         """Requests whose worker has left wait for another one; they have been waiting since they first arrived."""
         self.queue.put_back(requests)
-        if not requests[0].losses:  # of those in quarantine it is not told
-            self.policy.arrived_together(now, requests)
+        news = [request for request in requests if not request.losses]  # of those in quarantine it is not told
+        if news:
+            self.policy.arrived_together(now, news)
 
     def quarantine(self, requests: Sequence[Request]) -> None:
         """One of these may have killed the worker they shared: they wait in their old place, to be run one by one.

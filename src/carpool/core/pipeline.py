@@ -248,9 +248,7 @@ class Pipeline:
                 self._fail(now, request, _lost_with(request, batcher, batch.given_up))
         if again:
             batcher.quarantine(again)
-        self._take_back(now, batcher, worker)
-        if untouched:
-            batcher.put_back(now, untouched)
+        self._put_back(now, batcher, untouched, batcher.take_back(worker))
         return batch.requests[0].losses >= _MOST_LOSSES
 
     def worker_left(self, now: float, stage: int, worker: int) -> None:
@@ -259,10 +257,8 @@ class Pipeline:
         batch = batcher.worker_lost(worker)
         if batch is None:
             return
-        self._take_back(now, batcher, worker)
         again = [request for request in batch.requests if request.state == RUNNING]
-        if again:
-            batcher.put_back(now, again)
+        self._put_back(now, batcher, again, batcher.take_back(worker))
 
     def close(self, error: CarpoolError) -> None:
         """Refuse new requests with `error` from now on; those inside go on, and from the next poll on nothing is held
@@ -519,14 +515,12 @@ class Pipeline:
         self.answered += answered
         return len(takers) - takers.count(None) - answered
 
-    def _take_back(self, now: float, batcher: Batcher, worker: int) -> None:
-        """A worker is gone: what was to be its next batch waits again, as if nothing had been."""
-        waiting = batcher.take_back(worker)
-        if waiting:
-            batcher.put_back(now, waiting)
-            if self.journal is not None:
-                for request in waiting:
-                    self.journal.record(now, "worker gone, queued again", request.id, batcher.name)
+    def _put_back(self, now: float, batcher: Batcher, untouched: list[Request], ahead: list[Request]) -> None:
+        """A worker is gone: what it has not looked at waits again, as if nothing had been; so does its next one."""
+        if self.journal is not None:
+            for request in ahead:
+                self.journal.record(now, "worker gone, queued again", request.id, batcher.name)
+        batcher.put_back(now, [*untouched, *ahead])
 
     def _weigh(self, now: float, request: Request, stage: int, result: object) -> bool:
         """Set how much of a batch the request takes up in its next stage; if that cannot be told, it fails."""

@@ -57,6 +57,7 @@ class Driver:
         self.executors: Sequence[Executor] = ()
         self.loop = asyncio.get_running_loop()
         self._dirty = False
+        self._handing_over = False  # batches are, in their order: what happens meanwhile is looked at afterwards
         self._arrivals: list[Request] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = INFINITY
@@ -222,17 +223,21 @@ class Driver:
         It goes at once if it is full; else at the end of this turn, so that what arrives in the turn shares it. If
         nobody waits, there is nothing to share, and the answers go at once.
         """
+        batcher, stats = self.pipeline.stages[stage], self.stats.stages[stage]
+        before = batcher.in_flight.get(worker)
         try:
             self.pipeline.completed(self.clock(), stage, worker, batch_id, ids, results, errors, busy_s)
         except BaseException as error:
             self._fail(error)
             return
-        batcher, stats = self.pipeline.stages[stage], self.stats.stages[stage]
         stats.completed(worker, busy_s, waited_s)
         following = batcher.in_flight.get(worker)
-        if following is not None and following.id != batch_id:  # it lay there, ahead of time
+        if following is not None and following is not before:  # it lay there, ahead of time
             stats.started(following)
-        if batcher.queue.size >= batcher.policy.limit:
+        if self._handing_over:
+            if not self._dirty:
+                self._poll_soon()
+        elif batcher.queue.size >= batcher.policy.limit:
             self.poll()
         elif not self._dirty:
             if self.pipeline.waiting:
@@ -286,6 +291,7 @@ class Driver:
 
     def _perform(self, todo: Todo) -> None:
         late_s = self.clock() - self._timer_at if todo.kill else 0.0
+        self._handing_over = bool(todo.run)
         for batch in todo.run:
             if not batch.ahead:
                 self.stats.stages[batch.stage].started(batch)
@@ -293,6 +299,7 @@ class Driver:
                 self.executors[batch.stage].run(batch)
             except BaseException as error:  # no memory for its message, say: that is nobody's fault, and others go on
                 self._could_not_run(batch, error)
+        self._handing_over = False
         for stage, worker in todo.kill:
             if late_s > _ASLEEP_S:
                 self._wait_once_more(stage, worker, late_s)

@@ -126,7 +126,7 @@ class ThreadWorker(_Inside):
 
     def close_input(self) -> None:
         """Tell it that nothing more will come."""
-        self._inbox.put(None)
+        self._forget()
 
     def kill(self, why: str = "") -> None:
         """Have nothing more to do with it; once its present call returns, it ends."""

@@ -171,7 +171,7 @@ class LeaderFollower:
             if line is self._line:
                 if self._has_failed(error):
                     return _told(lone) if lone.requests else None
-                if line.lone is lone or lone.batch is not None:
+                if line.lone is lone or lone.requests:
                     self.leave(lone, self._gone(), me)
             raise
         return lone
@@ -307,12 +307,20 @@ class LeaderFollower:
         self.check_reentry()
         seat = Seat((), INFINITY)
         seat.pending = 1
+        try:
+            self._close(error, seat)
+        except BaseException as fault:
+            if not self._has_failed(fault):
+                raise
+            self._close(error, seat)  # the policy is asked nothing any more
+        self.wait(seat, run)
+
+    def _close(self, error: CarpoolError, seat: Seat) -> None:
         with self._lock:
             self._line.close(error)
             self._line.drain(seat)
             woken = self._line_up()
         self._ring(woken)
-        self.wait(seat, run)
 
     def check_reentry(self) -> None:
         """Raise RuntimeError if this thread would wait for itself."""
@@ -443,7 +451,7 @@ class LeaderFollower:
             self._finish(line, lone.batch, outcome, busy_s)
             _told(lone)
         else:  # who came was interrupted before it had caught up
-            self.leave(lone, self._gone())
+            self.leave(lone, self._gone(), get_ident())
 
     def _finish(self, line: Line, batch: Batch, outcome: Outcome, busy_s: float) -> None:
         """A batch has run: its callers, and the next leader, are to know."""

@@ -155,8 +155,8 @@ class WorkerStage:
             self._workers[batch.worker].send(frame)
         except FrameError:  # it is too large for one message, and nothing has been sent
             self._rest[batch.worker] = in_pieces(frame)
-            if not batch.ahead:
-                self._send_next(batch.worker)
+            if self._driver.pipeline.stages[self.index].in_flight.get(batch.worker) is batch:
+                self._send_next(batch.worker)  # else it lies ahead, and goes once its turn comes
         if self._after_dispatch is not None:
             self._after_dispatch()
 

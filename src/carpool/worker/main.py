@@ -45,6 +45,8 @@ class Connection:
         self.faulty: faults.Send | None = None
         self.half_received: faults.Hook | None = None
         self.heard_at = 0.0
+        self._parent_ends = select.poll()
+        self._parent_ends.register(sock, getattr(select, "POLLRDHUP", 0))  # where it is unknown, an error or a reset
         self._reader = FrameReader()
         self._received: deque[Frame] = deque()  # the next batch may come with this one, ahead of time
         self._pid = os.getpid()
@@ -62,6 +64,8 @@ class Connection:
             if not self._received and self.half_received is not None:
                 self.half_received()
         frame = self._received.popleft()
+        if frame.kind == Kind.BATCH and self._parent_ends.poll(0):
+            return None  # it lay ahead when the service was closed without more ado
         if frame.dropped:
             raise MemoryError("there is no memory to receive what was sent")
         return frame

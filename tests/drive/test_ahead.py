@@ -1,0 +1,122 @@
+"""Batches ahead on a real driver: what does not reach its worker, what is cut in pieces, and what a close leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import carpool
+from carpool import Service, Stage, Static
+from carpool.core.batcher import Batch
+from carpool.drive.workers import WorkerStage
+from carpool.handle import AsyncHandle
+from carpool.wire import frame
+
+BOUND_S = 10.0
+
+
+class Slow(carpool.Model):
+    """Sleeps, and says how long its items are, and how many calls there have been."""
+
+    def __init__(self, seconds: float = 0.01, file: str = "") -> None:
+        self.seconds = seconds
+        self.file = file
+
+    def note(self, what: str) -> None:
+        if self.file:
+            with open(self.file, "a") as lines:
+                lines.write(f"{what}\n")
+
+    def predict(self, xs: list[bytes]) -> list[int]:
+        self.note("ran")
+        time.sleep(self.seconds)
+        return [len(x) for x in xs]
+
+    def teardown(self) -> None:
+        self.note("torn down")
+
+
+def stage(**settings: Any) -> Stage:
+    return Stage(Slow, max_batch_size=2, policy=Static(2, 0.01), **settings)
+
+
+def with_service(of: Stage, ask: Callable[[AsyncHandle], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with Service(of, timeout_s=BOUND_S).run_async() as service:
+            await asyncio.gather(*[service.predict(b"x") for _ in range(2)])  # it is known what a batch takes
+            await ask(service)
+
+    asyncio.run(main())
+
+
+async def outcomes(service: AsyncHandle, items: list[bytes]) -> list[Any]:
+    """The results, and the codes of errors."""
+    given = await asyncio.gather(*[service.predict(item) for item in items], return_exceptions=True)
+    return [getattr(one, "code", one) for one in given]
+
+
+@pytest.mark.parametrize(
+    ("items", "expected"),
+    [
+        ([b"a" * 6000] * 2 + [b"b" * 4000] * 2, ["too_large"] * 2 + [4000] * 2),
+        ([b"a" * 6000] * 2 + [b"b" * 4] * 8, ["too_large"] * 2 + [4] * 8),
+    ],
+    ids=["in pieces", "in their order"],
+)
+def test_what_follows_a_batch_that_cannot_be_sent(
+    items: list[bytes], expected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch ahead of it becomes the present one before it is sent: it goes all the same, and before all others."""
+
+    async def ask(service: AsyncHandle) -> None:
+        monkeypatch.setattr(frame, "MAX_FRAME_BYTES", 5000)  # in this process only
+        assert await outcomes(service, items) == expected
+        snapshot = service.stats().stages[0]
+        assert (snapshot.protocol_errors, snapshot.restarts) == (0, 0)
+
+    with_service(stage(), ask)
+
+
+def test_a_batch_ahead_that_cannot_be_handed_over_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one under way is answered, and counted once."""
+    run = WorkerStage.run
+
+    def run_or_not(self: WorkerStage, batch: Batch) -> None:
+        if batch.ahead:
+            raise MemoryError
+        run(self, batch)
+
+    async def ask(service: AsyncHandle) -> None:
+        before = service.stats().stages[0].batches
+        monkeypatch.setattr(WorkerStage, "run", run_or_not)
+        assert await outcomes(service, [b"x"] * 4) == [1, 1, "unavailable", "unavailable"]
+        assert service.stats().stages[0].batches == before + 1
+
+    with_service(stage(), ask)
+
+
+@pytest.mark.parametrize("run_in", ["process", "thread"])
+def test_a_close_that_drains_nothing_leaves_the_batch_ahead_unrun(run_in: Any, tmp_path: Any) -> None:
+    """The worker ends once the present call does, and tears down."""
+    file = tmp_path / "seen"
+    file.touch()
+
+    async def main() -> None:
+        of = stage(run_in=run_in, kwargs={"seconds": 0.3, "file": str(file)})
+        service = Service(of, timeout_s=BOUND_S).run_async()
+        await service.start()
+        await asyncio.gather(*[service.predict(b"x") for _ in range(2)])
+        inside = [asyncio.ensure_future(service.predict(b"x")) for _ in range(4)]
+        for _ in range(1000):  # until shortly before the end of the first call
+            if service.running_driver.pipeline.stages[0].ahead:
+                break
+            await asyncio.sleep(0.002)
+        await service.close(drain=False)
+        assert [type(one) for one in await asyncio.gather(*inside, return_exceptions=True)] == [carpool.Unavailable] * 4
+
+    asyncio.run(main())
+    assert file.read_text().split("\n")[:-1] == ["ran", "ran", "torn down"]
