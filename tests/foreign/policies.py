@@ -12,7 +12,7 @@ from tests.foreign.batches import Batched
 from tests.foreign.kinds import KINDS, fail, is_of
 from tests.foreign.models import good
 from tests.foreign.services import refused_to_start
-from tests.foreign.table import BATCHES, SERVICES, THREADS, Way, left_out, place
+from tests.foreign.table import BATCH_TASKS, BATCH_THREADS, BATCHES, SERVICES, THREADS, Way, left_out, place
 from tests.foreign.ways import Refused, Told, closing, logged, raised_by
 
 
@@ -74,6 +74,13 @@ class Raises(Static):
         self.switch.trip("predicted_wait_s")
         return 0.0
 
+    def lets_go(self, slack_s: float) -> bool:
+        self.switch.trip("lets_go")
+        return self.switch.at == "went_alone"
+
+    def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
+        self.switch.trip("went_alone")
+
     def explain(self, now: float) -> dict[str, Any]:
         self.switch.trip("explain")
         return super().explain(now)
@@ -129,7 +136,38 @@ CASES = {
 }
 POLICY = "policies: `{}`"
 ASKED = [*THREADS, "loop by AsyncHandle"]
+ALONE = ("lets_go", "went_alone")
 SAME = "policies run in the coordinator, whatever the workers are: threads stand for all"
+
+
+def ask_a_line(way: Way, kind: str, at: str, case: Case) -> None:
+    """The line of a batch function fails: for those inside and all later, and the log says so."""
+    switch = Switch(kind)
+    settings = {} if case.timeout_s is None else {"timeout_s": case.timeout_s}
+    policy = Raises(switch, case.max_queue_delay_s)
+    batched = Batched(way, models.slow, policy=policy, **case.settings, **settings)
+    with logged() as log, closing(batched):
+        switch.at = at
+        told = asked(switch, lambda: batched.ask(*map(good, range(case.n))))
+        if "threads" in way.name and kind == "KeyboardInterrupt":
+            assert any(is_of(each.error, kind) for each in told), told  # as if it were Ctrl-C in this thread
+            switch.at = ""
+            assert batched.ask(good(4))[0].code in ("", "deadline_exceeded")
+            return
+        for each in told:
+            assert each.code in ["stage_failed", *case.answered], each
+        stage_failed(batched.ask(good(1))[0])
+        assert any(KINDS[kind].__name__ in text for text in log.texts(level=50)), log.texts()
+
+
+for at in ALONE:
+
+    @place(POLICY.format(at), BATCH_THREADS)
+    def policy_alone(way: Way, kind: str, at: str = at) -> None:
+        """The line fails as if `decide` or `completed` had raised."""
+        ask_a_line(way, kind, at, Case(1))
+
+    left_out(POLICY.format(at), [*SERVICES, *BATCH_TASKS], "only threads run an item without a queue")
 
 for at, case in CASES.items():
     asked_by = THREADS if at == "decide_ahead" else ASKED
@@ -158,22 +196,7 @@ for at, case in CASES.items():
     @place(POLICY.format(at), BATCHES)
     def policy_of_batch(way: Way, kind: str, at: str = at, case: Case = case) -> None:
         """So does the line of a batch function."""
-        switch = Switch(kind)
-        settings = {} if case.timeout_s is None else {"timeout_s": case.timeout_s}
-        policy = Raises(switch, case.max_queue_delay_s)
-        batched = Batched(way, models.slow, policy=policy, **case.settings, **settings)
-        with logged() as log, closing(batched):
-            switch.at = at
-            told = asked(switch, lambda: batched.ask(*map(good, range(case.n))))
-            if "threads" in way.name and kind == "KeyboardInterrupt":
-                assert any(is_of(each.error, kind) for each in told), told  # as if it were Ctrl-C in this thread
-                switch.at = ""
-                assert batched.ask(good(4))[0].code in ("", "deadline_exceeded")
-                return
-            for each in told:
-                assert each.code in ["stage_failed", *case.answered], each
-            stage_failed(batched.ask(good(1))[0])
-            assert any(KINDS[kind].__name__ in text for text in log.texts(level=50)), log.texts()
+        ask_a_line(way, kind, at, case)
 
 
 @place(POLICY.format("trained"), ASKED)

@@ -8,7 +8,7 @@ from typing import Any
 from carpool import simulate
 from tests.foreign import surroundings  # noqa: F401
 from tests.foreign.kinds import fail, is_of
-from tests.foreign.policies import POLICY, Raises, Switch
+from tests.foreign.policies import ALONE, POLICY, Raises, Switch
 from tests.foreign.table import BATCHES, CELLS, SERVICES, VIRTUAL, Way, left_out, place
 from tests.foreign.ways import raised_by
 
@@ -49,8 +49,8 @@ for at in ("decide", "arrived", "completed", "limit"):
 left_out(SIMULATION, SERVICES + BATCHES, "they are for virtual time")
 for at in ("left", "predicted_wait_s", "decide_ahead"):
     left_out(POLICY.format(at), VIRTUAL, "it is called where `decide` is, from the same loop")
-for at in ("trained", "explain"):
-    left_out(POLICY.format(at), VIRTUAL, "there is no warm-up and nobody asks for statistics")
+for at in ("trained", "explain", *ALONE):
+    left_out(POLICY.format(at), VIRTUAL, "there is no warm-up, nobody asks for statistics, and all wait in a queue")
 for name in {cell.place for cell in CELLS}:
     if name != SIMULATION and not name.startswith("policies"):
         left_out(name, VIRTUAL, "workers, inputs and callers are made up there")
