@@ -383,3 +383,21 @@ def test_a_closing_that_is_cancelled_before_it_begins_ends_the_workers() -> None
         await s.close()
 
     asyncio.run(main())
+
+
+def test_an_error_of_a_stream_s_input_does_not_hold_it() -> None:
+    """Whoever keeps the error keeps the frames that it went through, and not the service."""
+
+    def items() -> Iterator[int]:
+        yield 1
+        raise ValueError("of the input")
+
+    handle = DOUBLE.start()
+    pids = handle.pids
+    with pytest.raises(ValueError, match="of the input") as kept:
+        list(handle.stream(items()))
+    with told():
+        del handle
+        gc.collect()
+    assert kept.value.__traceback__ is not None
+    until(lambda: not alive(pids))

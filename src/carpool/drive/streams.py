@@ -218,6 +218,7 @@ class ThreadStream:
             self._closed = True
             self._room.set()
             self._thread.post(self._cancel)
+            del handle  # an error of the input shows this frame, and whoever keeps it does not keep the service open
 
     def _await_news(self) -> None:
         """Until a result is there or the input has ended. Raises DeadlineExceeded if the loop does not answer."""
