@@ -21,9 +21,7 @@ from carpool.request import DONE, QUEUED, RUNNING, Request
 
 INFINITY = float("inf")
 
-_LEAD_S = (
-    0.02  # a batch ahead is handed over so long before its worker should be free: the driver may be late by some of it
-)
+_LEAD_S = 0.02  # so long before its worker should be free a batch ahead is handed over: drivers are late by some of it
 _SHORT_LEAD_S = 0.002  # where it matters who comes meanwhile; timers tick in milliseconds
 _STEADY = 0.25  # of a batch: with several workers, the mean deviation up to which the end of one can be foretold
 

@@ -239,7 +239,7 @@ class WorkerProcess:
 
     def _readable(self) -> None:
         for _ in range(_READS_IN_A_ROW):
-            # a reader without a half frame means that nothing more is due: each batch has one reply
+            # without a half frame there is nothing to wait for; the loop tells if another reply is there already
             if not self._read() or self._reader.idle:
                 return
 
