@@ -22,11 +22,12 @@ import numpy as np
 import pytest
 
 import carpool
-from carpool import Service, Stage, handle
+from carpool import Service, Stage
 from carpool.core.life import LifeState
 from carpool.drive import loop_thread
 from carpool.drive.worker_pool import WorkerPool
 from carpool.policy.base import Decision
+from carpool.service import handle
 from tests import models
 from tests.effort import slow_where
 

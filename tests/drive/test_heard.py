@@ -13,14 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool import Service, Stage, handle
+from carpool import Service, Stage
 from carpool.call.retry import Trouble
 from carpool.core.pipeline import Pipeline
 from carpool.core.roster import Roster, Starts
-from carpool.drive import workers
+from carpool.drive import worker_pool
 from carpool.drive.aio import Driver
 from carpool.observe.stats import Stats
 from carpool.request import DONE, Request
+from carpool.service import handle
 from carpool.wire.frame import Frame, FrameError, FrameKind
 from tests import models
 from tests.core import stub
@@ -95,7 +96,7 @@ async def listen(heard: list[Frame]) -> tuple[list[Told], list[Frame], Driver]:
     pipeline = Pipeline([batcher])
     roster = Roster(1, lambda: 0.0)
     driver = Driver(pipeline, Stats("fuzz", pipeline, [roster], [False]), clock=lambda: 0.0)
-    stage = workers.WorkerPool(0, handle._launch(service, 0, None, 1), driver, roster, Starts([roster], 1), print)  # type: ignore[arg-type]
+    stage = worker_pool.WorkerPool(0, handle._launch(service, 0, None, 1), driver, roster, Starts([roster], 1), print)  # type: ignore[arg-type]
     driver.executors = [stage]
     stage.start()
     worker: Any = stage._workers[0]
@@ -123,7 +124,7 @@ async def listen(heard: list[Frame]) -> tuple[list[Told], list[Frame], Driver]:
 def test_only_what_is_allowed_is_taken(heard: list[Frame]) -> None:
     """Anything else raises FrameError; every request has at most one answer, its own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(workers._KINDS, "process", Silent)
+        patch.setitem(worker_pool._KINDS, "process", Silent)
         requests, taken, driver = asyncio.run(listen(heard))
 
     replies = [frame for frame in taken if frame.kind == FrameKind.REPLY]
@@ -148,7 +149,7 @@ def test_a_sound_reply_is_taken() -> None:
     parts = [replace(whole, ids=[id], formats=b"\0", payloads=[p]) for id, p in ((2, b"b"), (3, b"c"), (1, b"a"))]
     for heard in ([whole], parts):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(workers._KINDS, "process", Silent)
+            patch.setitem(worker_pool._KINDS, "process", Silent)
             requests, taken, _ = asyncio.run(listen(heard))
         assert taken == heard
         assert [request.result for request in requests] == [b"a", b"b", b"c"]
