@@ -21,6 +21,7 @@ import uvloop
 from carpool.core.batcher import Batch, Batcher
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
+from carpool.core.reply import Reply
 from carpool.drive.aio import Driver
 from carpool.observe.stats import Stats
 from carpool.policy import Greedy
@@ -70,7 +71,7 @@ class InPlace:
 
     def run(self, batch: Batch) -> None:
         answers = double([request.item for request in batch.requests])
-        self._driver.completed(0, batch.worker, batch.id, batch.ids, answers, None, 1e-5, 0.0)
+        self._driver.completed(Reply(0, batch.place, batch.id, batch.ids, answers, None, 1e-5))
 
     def kill(self, worker: int) -> None:
         raise AssertionError("nothing hangs here")

@@ -103,7 +103,7 @@ class Side:
     def state(self) -> Any:
         """All that has been counted and learned."""
         pipeline = self.line._line.pipeline
-        (batcher,) = pipeline.stages
+        (batcher,) = pipeline.batchers
         counted = pipeline.admitted, pipeline.answered, pipeline.cancelled, pipeline.refused, pipeline.waiting
         timed = batcher._batch_ids, batcher.batch_s, batcher.fastest_s, batcher.late_results, len(batcher.in_flight)
         return counted, timed, flat(batcher.policy)

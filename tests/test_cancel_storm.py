@@ -18,7 +18,7 @@ PATIENCE_S = 100.0
 
 def check_empty(pipeline: Pipeline) -> None:
     """Nobody is inside, and the counts add up."""
-    (stage,) = pipeline.stages
+    (stage,) = pipeline.batchers
     assert pipeline.unanswered == pipeline.waiting == stage.running == 0
     assert pipeline.admitted == pipeline.answered + pipeline.cancelled
     assert (stage.queue.count, stage.queue.size, stage.in_flight) == (0, 0, {})

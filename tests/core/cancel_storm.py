@@ -65,9 +65,9 @@ class Storm:
         assert line.unanswered == line.waiting == 0
         assert line.cancelled == self.left["at the door"] + self.left[_STATES[QUEUED]] + self.left[_STATES[RUNNING]]
         assert line.answered + line.refused == self.served + self.failed + self.left["with its answer on the way"]
-        for queue in (line.door, *[stage.queue for stage in line.stages]):
+        for queue in (line.door, *[stage.queue for stage in line.batchers]):
             assert (queue.count, queue.nbytes, queue.size) == (0, 0, 0)
-        for stage in line.stages:
+        for stage in line.batchers:
             assert (stage.running, stage.in_flight, stage.idle) == (0, {}, 2)
 
     @property
@@ -90,7 +90,7 @@ class Storm:
     def started(self, now: float, batch: Batch, busy_s: float) -> None:
         assert all(request.caller is not None for request in batch.requests), "a request is run whose caller has gone"
         if self._dice.random() < 0.002:
-            self.run.at(now + busy_s / 2, lambda: self.run.lose(batch.stage, batch.worker, back_after_s=0.05))
+            self.run.at(now + busy_s / 2, lambda: self.run.lose(batch.stage, batch.place, back_after_s=0.05))
 
     def answered(self, now: float, requests: Sequence[Request]) -> None: ...
 

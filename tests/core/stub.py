@@ -12,6 +12,7 @@ from hypothesis import settings
 from carpool.core.batcher import Batch, Batcher
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
+from carpool.core.reply import Reply
 from carpool.policy import Decision, Greedy, Policy, QueueView
 from carpool.request import Request
 from tests.effort import share
@@ -87,7 +88,7 @@ def reply(
 ) -> None:
     """The worker of `batch` answers it as a whole; `errors` by place in the batch."""
     results = [compute(request.item) for request in batch.requests]
-    to.completed(now, batch.stage, batch.worker, batch.id, list(batch.ids), results, errors, busy_s)
+    to.completed(now, Reply(batch.stage, batch.place, batch.id, list(batch.ids), results, errors, busy_s))
 
 
 def outcome(request: Request) -> Any:

@@ -9,6 +9,7 @@ import pytest
 
 from carpool.core.batcher import Batch
 from carpool.core.pipeline import Pipeline
+from carpool.core.reply import Reply
 from carpool.core.safe_size import SafeSize
 from carpool.errors import DeadlineExceeded, Unavailable
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, OneByOne, Policy, Static
@@ -23,7 +24,7 @@ TOOK_S = 8 * U  # what batches take here; where it matters who comes meanwhile, 
 def saturated(line: Pipeline, now: float = 0, took_s: float = TOOK_S) -> float:
     """A few full batches one after the other, so that it is known what they take. Returns the time then."""
     for _ in range(3):
-        n = sum(one.policy.limit for one in line.stages[:1]) * line.stages[0].idle
+        n = sum(one.policy.limit for one in line.batchers[:1]) * line.batchers[0].idle
         line.submit(now, asks(["warm"] * n))
         batches = line.poll(now).run
         now += took_s
@@ -38,7 +39,7 @@ def runs(line: Pipeline, now: float) -> list[Batch]:
 
 
 def what(batches: list[Batch]) -> list[tuple[list[Any], int, bool]]:
-    return [(items(batch.requests), batch.worker, batch.ahead) for batch in batches]
+    return [(items(batch.requests), batch.place, batch.ahead) for batch in batches]
 
 
 def test_a_full_batch_goes_before_its_worker_is_free() -> None:
@@ -51,9 +52,9 @@ def test_a_full_batch_goes_before_its_worker_is_free() -> None:
     ahead = runs(line, now + 1 * U)
     assert what(ahead) == [(["c", "d"], 0, True)]
     assert runs(line, now + 7 * U) == []
-    for request in list(line.stages[0].queue):
+    for request in list(line.batchers[0].queue):
         line.cancel(now + 7 * U, request)
-    batcher = line.stages[0]
+    batcher = line.batchers[0]
     assert (batcher.running, len(batcher.in_flight), line.waiting) == (4, 1, 0)
 
     reply(line, now + 8 * U, batcher.in_flight[0], busy_s=TOOK_S)
@@ -134,7 +135,7 @@ def test_who_is_urgent_is_not_overtaken() -> None:
     runs(line, now)
     line.submit(now + 5 * U, [ask("urgent", priority=20), *asks("cde")])
     assert runs(line, now + 7 * U) == []
-    reply(line, now + 8 * U, line.stages[0].in_flight[0])
+    reply(line, now + 8 * U, line.batchers[0].in_flight[0])
     assert what(runs(line, now + 8 * U)) == [(["urgent", "c"], 0, False)]
 
 
@@ -146,9 +147,9 @@ def test_the_worker_that_is_free_first_gets_it_and_one_that_is_late_does_not() -
     (first,) = runs(line, now)
     line.submit(now + 3 * U, asks("bcd"))
     (second,) = runs(line, now + 3 * U)
-    assert what(runs(line, now + 4 * U)) == [(["c"], first.worker, True)]
+    assert what(runs(line, now + 4 * U)) == [(["c"], first.place, True)]
     assert runs(line, now + 6 * U) == []
-    assert what(runs(line, now + 7 * U)) == [(["d"], second.worker, True)]
+    assert what(runs(line, now + 7 * U)) == [(["d"], second.place, True)]
 
     late = pipeline(stage(1, runs_ahead=True), workers=2)
     now = saturated(late)
@@ -180,11 +181,11 @@ def test_a_lost_worker_has_not_looked_at_what_lay_ahead() -> None:
     assert requests[2].state == DONE
     for _ in range(4):
         now += TOOK_S
-        for batch in list(line.stages[0].in_flight.values()):
+        for batch in list(line.batchers[0].in_flight.values()):
             reply(line, now, batch)
         runs(line, now)
     assert [outcome(request) for request in requests] == ["a'", "b'", None, "d'", "e'", "f'"]
-    assert (line.unanswered, line.stages[0].running) == (0, 0)
+    assert (line.unanswered, line.batchers[0].running) == (0, 0)
 
 
 def test_a_deadline_that_passes_ahead_is_told_at_once() -> None:
@@ -197,15 +198,15 @@ def test_a_deadline_that_passes_ahead_is_told_at_once() -> None:
     todo = line.poll(now + 6 * U)
     assert (what(todo.run), todo.wake_at) == ([(["b"], 0, True)], now + 7.5 * U)
     assert [type(request.error) for request in line.poll(now + 7.5 * U).answer] == [DeadlineExceeded]
-    reply(line, now + 8 * U, line.stages[0].in_flight[0])
-    reply(line, now + 9 * U, line.stages[0].in_flight[0])  # the worker has passed over it
-    assert (line.stages[0].late_results, line.unanswered) == (1, 0)
+    reply(line, now + 8 * U, line.batchers[0].in_flight[0])
+    reply(line, now + 9 * U, line.batchers[0].in_flight[0])  # the worker has passed over it
+    assert (line.batchers[0].late_results, line.unanswered) == (1, 0)
 
 
 def test_credits_count_what_lies_ahead() -> None:
     """The next stage has room for all that its predecessor has been handed."""
     line = pipeline(stage(1, runs_ahead=True), stage(1, max_size=1), workers=[1, 0])
-    first = line.stages[0]
+    first = line.batchers[0]
     line.submit(0, asks("a"))
     runs(line, 0)
     first.batch_s = TOOK_S  # as if it had run before
@@ -230,7 +231,7 @@ def test_no_batch_ahead_is_larger_than_memory_allows() -> None:
     now = saturated(line)
     learned = SafeSize(None)
     learned.ran_out(4, 2)
-    line.stages[0].safe_size = learned
+    line.batchers[0].safe_size = learned
     line.submit(now, asks("abcdefgh"))
     assert [len(batch.requests) for batch in runs(line, now)] == [int(learned.limit)] * 2
 
@@ -242,7 +243,7 @@ def test_a_batch_ahead_that_never_reached_its_worker_is_answered() -> None:
     line.submit(now, asks("abc"))
     under_way, ahead = runs(line, now)
     error = RuntimeError("no memory")
-    line.completed(now + 7 * U, 0, 0, ahead.id, ahead.ids, [None], {0: error})
+    line.completed(now + 7 * U, Reply(0, 0, ahead.id, ahead.ids, [None], {0: error}))
     assert [request.error for request in line.take_answers()] == [error]
     reply(line, now + 8 * U, under_way)
     assert [outcome(request) for request in line.take_answers()] == ["a'"]
@@ -258,7 +259,7 @@ class Greedier(Greedy):
 def test_a_policy_that_asks_for_what_is_not_possible_is_told() -> None:
     """As `decide` is: its stage fails, loudly."""
     line = pipeline(stage(policy=Greedier(1), runs_ahead=True))
-    line.stages[0].batch_s = TOOK_S  # as if it had run before
+    line.batchers[0].batch_s = TOOK_S  # as if it had run before
     line.submit(0, asks("abc"))
     with pytest.raises(RuntimeError, match="asked for a batch of 2 for a busy worker and a limit of 1"):
         line.poll(0)

@@ -61,7 +61,7 @@ def test_a_batch_knows_its_size_and_deadline() -> None:
 
     batch = go(batcher, 2)
 
-    assert (batch.n, batch.size, batch.earliest_deadline, batch.started, batch.worker) == (3, 6, 5, 2, 3)
+    assert (batch.n, batch.size, batch.earliest_deadline, batch.started, batch.place) == (3, 6, 5, 2, 3)
     assert batch.ids == [2, 3, 1]
 
 
@@ -72,10 +72,10 @@ def test_the_worker_that_was_busy_last_is_used_first() -> None:
     for worker in (0, 1, 2):
         batcher.worker_ready(worker)
     first, second = go(batcher), go(batcher)
-    batcher.completed(1, second.worker, second.id, second.ids, 1, True)
-    batcher.completed(1, first.worker, first.id, first.ids, 1, True)
+    batcher.completed(1, second.place, second.id, second.ids, 1, True)
+    batcher.completed(1, first.place, first.id, first.ids, 1, True)
 
-    assert go(batcher).worker == first.worker
+    assert go(batcher).place == first.place
 
 
 def test_a_reply_is_paired_by_id_and_not_by_place() -> None:
@@ -196,7 +196,7 @@ def test_dropping_what_is_not_queued_is_an_error_that_changes_nothing(case: str)
     requests = enter(batcher, 0, asks(range(6)))
     batcher.worker_ready(0)
     go(batcher)
-    elsewhere = stage(index=1)
+    elsewhere = stage(stage=1)
     (foreign,) = enter(elsewhere, 0, asks("x"))
     foreign.stage = 1
     culprit = {"twice": requests[1], "running": requests[0], "stranger": ask(), "of another stage": foreign}[case]
@@ -293,7 +293,7 @@ def after_batches(*seconds: float, workers: int = 1, **settings: Any) -> Batcher
     for took_s in seconds:
         enter(batcher, -took_s, asks("a"))
         batch = go(batcher, -took_s)
-        batcher.completed(0, batch.worker, batch.id, batch.ids, took_s, True)
+        batcher.completed(0, batch.place, batch.id, batch.ids, took_s, True)
     return batcher
 
 
@@ -522,5 +522,5 @@ def test_it_tells_what_it_is() -> None:
     enter(batcher, 0, asks("x"))
 
     assert repr(batcher) == "<Batcher stage queued=1 running=2 idle=0>"
-    assert repr(batch) == "<Batch 1 stage=0 worker=0 n=2 full>"
+    assert repr(batch) == "<Batch 1 stage=0 place=0 n=2 full>"
     assert isinstance(batcher.policy, Greedy)

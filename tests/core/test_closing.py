@@ -42,7 +42,7 @@ def test_no_batch_is_larger_than_the_limit() -> None:
     line.submit(0, asks("abcde"))
 
     assert closing(line, 1) == [(0, ["a", "b"], "closing"), (0, ["c", "d"], "closing")]
-    reply(line, 2, line.stages[0].in_flight[0])
+    reply(line, 2, line.batchers[0].in_flight[0])
     assert [items(batch.requests) for batch in line.poll(2).run] == [["e"]]
 
 
@@ -98,7 +98,7 @@ def test_those_at_the_door_are_company_if_there_is_room() -> None:
     assert line.poll(0).run == []
 
     assert closing(line, 1) == [(0, ["a", "b"], "closing")]
-    reply(line, 2, line.stages[0].in_flight[0])
+    reply(line, 2, line.batchers[0].in_flight[0])
     assert [items(batch.requests) for batch in line.poll(2).run] == [["c", "d"]]
 
 
@@ -125,7 +125,7 @@ def test_every_policy_drains(policy: type[Policy]) -> None:
         line.poll(now)
         line.close(CLOSED)
         for _ in range(20):
-            for batch in list(line.stages[0].in_flight.values()):
+            for batch in list(line.batchers[0].in_flight.values()):
                 reply(line, now, batch)
             line.poll(now)
 
@@ -170,7 +170,7 @@ def test_what_waits_for_somebody_who_expires_goes_in_the_same_moment() -> None:
     line = pipeline(stage(1), stage(policy=Static(4, 100)), workers=[1, 1])
     line.submit(0, asks("a"))
     line.poll(0)
-    reply(line, 1, line.stages[0].in_flight[0])
+    reply(line, 1, line.batchers[0].in_flight[0])
     line.worker_lost(1, 0, 0)
     line.submit(1, [ask("b", deadline=5)])
     assert line.poll(1).run == []

@@ -14,7 +14,7 @@ def test_patient_callers_wait_and_impatient_ones_are_refused() -> None:
     line.submit(0, requests)
 
     assert [outcome(request) for request in line.poll(0).answer] == [Overloaded]
-    assert (len(line.stages[0].queue), line.waiting, line.admitted, line.refused) == (1, 3, 3, 1)
+    assert (len(line.batchers[0].queue), line.waiting, line.admitted, line.refused) == (1, 3, 3, 1)
 
 
 def test_the_line_at_the_door_is_kept() -> None:
@@ -41,7 +41,7 @@ def test_priorities_count_at_the_door() -> None:
     line.worker_ready(0, 0)
     line.poll(0)
 
-    assert items(list(line.stages[0].queue)) == ["high"]
+    assert items(list(line.batchers[0].queue)) == ["high"]
 
 
 def test_a_large_request_waits_for_its_bytes_and_is_not_overtaken() -> None:
@@ -50,13 +50,13 @@ def test_a_large_request_waits_for_its_bytes_and_is_not_overtaken() -> None:
     line.submit(0, [ask("a", nbytes=4), ask("b", nbytes=4)])
     line.submit(0, [ask("large", nbytes=9, patient=True), ask("small", nbytes=1, patient=True)])
     line.poll(0)
-    inside = [items(list(line.stages[0].queue))]
+    inside = [items(list(line.batchers[0].queue))]
     line.worker_ready(0, 0)
     line.poll(1)
-    inside.append(items(list(line.stages[0].queue)))
+    inside.append(items(list(line.batchers[0].queue)))
     line.worker_ready(0, 1)
     line.poll(2)
-    inside.append(items(list(line.stages[0].queue)))
+    inside.append(items(list(line.batchers[0].queue)))
 
     assert inside == [["a", "b"], ["b"], ["large", "small"]]
 
@@ -71,7 +71,7 @@ def test_who_expires_at_the_door_hears_at_once() -> None:
     wake_at.append(todo.wake_at)
 
     assert [(request.item, outcome(request)) for request in todo.answer] == [("b", DeadlineExceeded)]
-    assert items(list(line.stages[0].queue)) == ["c"]
+    assert items(list(line.batchers[0].queue)) == ["c"]
     assert wake_at == [7, 9]
 
 
@@ -84,7 +84,7 @@ def test_who_leaves_the_door_is_not_let_in() -> None:
     line.worker_ready(0, 0)
     line.poll(1)
 
-    assert items(list(line.stages[0].queue)) == ["c"]
+    assert items(list(line.batchers[0].queue)) == ["c"]
     assert (line.cancelled, line.unanswered) == (1, 2)
 
 
@@ -127,7 +127,7 @@ def test_a_higher_priority_takes_the_place_of_the_last_of_the_lowest() -> None:
     assert str(low[2].error) == "the queue is full, and others have a higher priority"
     assert isinstance(low[2].error, Overloaded)
     assert low[2].error.retry_after_s == line.retry_after_s(0.25)
-    assert items(list(line.stages[0].queue)) == ["high", "a", "b"]
+    assert items(list(line.batchers[0].queue)) == ["high", "a", "b"]
     assert (line.admitted, line.answered, line.refused, line.unanswered) == (4, 1, 1, 3)
 
 
@@ -136,7 +136,7 @@ def test_a_patient_one_waits_outside_again() -> None:
     line = pipeline(stage(1, max_size=2), workers=0)
     line.submit(0, asks("abc", patient=True))
     line.submit(0.25, asks("xy", priority=1, patient=True))
-    assert items(list(line.stages[0].queue)) == ["x", "a"]
+    assert items(list(line.batchers[0].queue)) == ["x", "a"]
     assert items(list(line.door)) == ["y", "b", "c"]  # a is the next of its priority and stays
     line.cancel(0.25, line.door.peek(3)[2])
     line.worker_ready(0, 0)
@@ -158,7 +158,7 @@ def test_who_is_refused_all_the_same_displaces_nobody() -> None:
     line.close(Unavailable("closing"))
     line.submit(0, [ask("late", priority=1)])
 
-    assert items(list(line.stages[0].queue)) == ["a", "b"]
+    assert items(list(line.batchers[0].queue)) == ["a", "b"]
     assert line.refused == 2
 
 

@@ -43,7 +43,7 @@ def test_a_story_may_begin_at_the_door_and_end_badly() -> None:
     (batch,) = line.poll(2).run
     reply(line, 3, batch, errors={0: ModelError("boom")})
     (batch,) = line.poll(4).run
-    line.worker_lost(5, 0, batch.worker)
+    line.worker_lost(5, 0, batch.place)
     line.abort(6, Unavailable("over"))
 
     assert told(journal, 1)[-1] == "3.000000 failed: boom"

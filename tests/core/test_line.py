@@ -174,7 +174,7 @@ class World:
 
     def state(self) -> str:
         """All that decides what can still happen."""
-        batcher = self.line.pipeline.stages[0]
+        batcher = self.line.pipeline.batchers[0]
         threads = [(t.at, t.woken, t.until, t.waits, t.pending, t.slot, t.interrupted) for t in self.threads]
         queue = [r.item for r in batcher.queue]
         door = [r.item for r in self.line.pipeline.door]
@@ -333,7 +333,7 @@ def test_who_runs_alone_leaves_the_others_unharmed(n: int, more: dict[str, Any],
         check(end)
         assert end.line.lone is None
         pipeline = end.line.pipeline
-        assert pipeline.admitted == pipeline.answered + pipeline.cancelled + pipeline.stages[0].queue.count
+        assert pipeline.admitted == pipeline.answered + pipeline.cancelled + pipeline.batchers[0].queue.count
         ways |= {"caught up" if thread.lone.requests else "alone" for thread in end.threads if thread.lone}
     assert ways == {"alone", "caught up"}
 

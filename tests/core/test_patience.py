@@ -9,6 +9,7 @@ import pytest
 from carpool.core.batcher import Batch
 from carpool.core.patience import Patience
 from carpool.core.pipeline import Pipeline
+from carpool.core.reply import Reply
 from carpool.errors import DeadlineExceeded, Unavailable
 from tests.core.stub import ask, asks, items, outcome, pipeline, reply, stage
 
@@ -56,7 +57,9 @@ def test_a_call_that_nobody_waits_for_is_given_up() -> None:
     assert line.poll(11).kill == []
     assert line.poll(12).kill == [(0, 0)]
     assert line.poll(13).kill == []
-    assert line.stages[0].in_flight[0].given_up.startswith("nobody has waited for its call for 3 s, and max_batch_time")
+    assert (
+        line.batchers[0].in_flight[0].given_up.startswith("nobody has waited for its call for 3 s, and max_batch_time")
+    )
     assert line.worker_lost(12, 0, 0) is False
     line.worker_ready(0, 0)
     assert [items(batch.requests) for batch in line.poll(12).run] == [["b"]]
@@ -85,7 +88,7 @@ def test_an_answer_to_the_others_counts_too() -> None:
     line, batch = running("a", "b")
     first, second = batch.requests
     line.cancel(1, first)
-    line.completed(5, 0, batch.worker, batch.id, [second.id], ["b'"])
+    line.completed(5, Reply(0, batch.place, batch.id, [second.id], ["b'"]))
 
     assert [line.poll(now).kill for now in (7, 8)] == [[], [(0, 0)]]
 
@@ -94,7 +97,7 @@ def test_each_call_of_a_batch_has_its_time() -> None:
     """A worker that reports another call is alive, although nobody waits."""
     line, batch = running("a", timeout=1)
     line.poll(1)
-    line.call_started(3, 0, batch.worker, batch.id)
+    line.call_started(3, 0, batch.place, batch.id)
 
     assert [line.poll(now).kill for now in (4, 5, 6)] == [[], [], [(0, 0)]]
 
@@ -166,7 +169,7 @@ def test_a_limit_of_the_users_own_is_the_only_one() -> None:
     """`max_batch_time_s`: neither what is learned nor who waits makes a difference."""
     line, batch = running("a", max_batch_time_s=20)
     taught(line, batch, took_s=0.125, times=20)
-    line.cancel(2.5, line.stages[0].in_flight[0].requests[0])
+    line.cancel(2.5, line.batchers[0].in_flight[0].requests[0])
 
     assert [line.poll(2.5 + ran_s).kill for ran_s in (5, 19.9, 20)] == [[], [], [(0, 0)]]
 

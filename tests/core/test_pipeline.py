@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from carpool.core.pipeline import Pipeline
+from carpool.core.reply import Reply
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, Unavailable
 from carpool.policy import Decision, Greedy, OneByOne, QueueView, Static
 from carpool.request import DONE, Request
@@ -95,7 +96,7 @@ def test_a_stage_waits_for_credit() -> None:
     for batch in started:
         reply(line, 1, batch)
     assert line.poll(1).run == []
-    assert len(line.stages[1].queue) == 4
+    assert len(line.batchers[1].queue) == 4
 
     line.worker_ready(1, 0)
 
@@ -134,7 +135,7 @@ def test_a_queue_that_is_full_of_bytes_gives_no_credit() -> None:
     (batch,) = line.poll(0).run
     reply(line, 1, batch)
 
-    assert line.stages[1].queue.nbytes == 10
+    assert line.batchers[1].queue.nbytes == 10
     assert line.poll(1).run == []
 
 
@@ -149,8 +150,8 @@ def test_bytes_between_stages_count_also_when_callers_wait_at_the_door() -> None
 
     todo = line.poll(1)
 
-    assert items(list(line.stages[0].queue)) == ["c"]
-    assert (line.stages[1].queue.nbytes, todo.run) == (5, [])
+    assert items(list(line.batchers[0].queue)) == ["c"]
+    assert (line.batchers[1].queue.nbytes, todo.run) == (5, [])
 
 
 def test_a_hop_of_many_does_not_wait_for_more_room_than_there_can_be() -> None:
@@ -248,7 +249,7 @@ def test_a_deadline_ends_the_waiting_also_while_the_item_runs() -> None:
     reply(line, 6, todo.run[0])
 
     assert line.poll(6).answer == []
-    assert line.stages[0].late_results == 1
+    assert line.batchers[0].late_results == 1
     assert (line.answered, line.unanswered) == (1, 0)
 
 
@@ -263,7 +264,7 @@ def test_a_reply_after_the_deadline_is_late_although_nobody_has_polled() -> None
     assert outcome(hasty) is DeadlineExceeded
     assert patient.error is None
     assert patient in to.poll(5).answer
-    assert to.stages[0].late_results == 1
+    assert to.batchers[0].late_results == 1
 
 
 def test_the_next_wake_up_is_the_earliest_there_is() -> None:
@@ -304,7 +305,7 @@ def test_the_start_of_another_call_gives_a_worker_new_time() -> None:
     line = pipeline(stage(max_batch_time_s=10))
     line.submit(0, asks("ab"))
     (batch,) = line.poll(0).run
-    line.call_started(9, 0, batch.worker, batch.id)
+    line.call_started(9, 0, batch.place, batch.id)
 
     assert (line.poll(10).kill, line.poll(18).kill, line.poll(19).kill) == ([], [], [(0, 0)])
 
@@ -318,13 +319,13 @@ def test_a_request_of_a_lost_worker_is_run_once_more() -> None:
     requests = asks("a")
     line.submit(0, requests)
     (first,) = line.poll(0).run
-    line.worker_lost(1, 0, first.worker)
+    line.worker_lost(1, 0, first.place)
     (second,) = line.poll(1).run
 
-    assert second.worker != first.worker
+    assert second.place != first.place
     assert second.requests == requests
 
-    line.worker_lost(2, 0, second.worker)
+    line.worker_lost(2, 0, second.place)
 
     todo = line.poll(2)
     (error,) = [request.error for request in requests]
@@ -340,7 +341,7 @@ def test_what_a_lost_worker_had_not_been_sent_waits_again(idempotent: bool) -> N
     requests = asks("abc")
     line.submit(0, requests)
     (batch,) = line.poll(0).run
-    line.worker_lost(1, 0, batch.worker, {requests[1].id, requests[2].id})
+    line.worker_lost(1, 0, batch.place, {requests[1].id, requests[2].id})
     todo = line.poll(1)
 
     assert [request.losses for request in requests] == [1, 0, 0]
@@ -354,7 +355,7 @@ def test_what_must_not_run_twice_fails_at_once() -> None:
     (request,) = asks("a")
     line.submit(0, [request])
     (batch,) = line.poll(0).run
-    line.worker_lost(1, 0, batch.worker)
+    line.worker_lost(1, 0, batch.place)
 
     todo = line.poll(1)
 
@@ -370,7 +371,7 @@ def test_losses_are_counted_per_stage() -> None:
     line.submit(0, [request])
     for now, index in enumerate((0, 1)):
         (batch,) = line.poll(now).run
-        line.worker_lost(now, index, batch.worker)
+        line.worker_lost(now, index, batch.place)
         (batch,) = line.poll(now).run
         reply(line, now, batch)
 
@@ -384,7 +385,7 @@ def test_requests_of_a_lost_worker_go_ahead_of_later_ones() -> None:
         line.submit(0, asks("abc"))
         (batch,) = line.poll(0).run
         line.submit(1, asks("de"))
-        lost(line, 2, 0, batch.worker)
+        lost(line, 2, 0, batch.place)
         seen: list[str] = []
         for worker in range(9):
             line.worker_ready(0, worker)
@@ -419,13 +420,13 @@ def test_answers_that_nobody_waits_for_are_late_in_whole_replies_and_in_parts() 
     line.cancel(1, requests[5])
     assert answers(line, 5) == [DeadlineExceeded]
 
-    line.completed(6, 0, whole.worker, whole.id, [1, 2, 3], ["a'", "b'", "c'"])
-    assert line.stages[0].late_results == 2
+    line.completed(6, Reply(0, whole.place, whole.id, [1, 2, 3], ["a'", "b'", "c'"]))
+    assert line.batchers[0].late_results == 2
     assert answers(line, 6) == ["c'"]
-    line.completed(7, 0, whole.worker, whole.id, [4, 5, 6], ["d'", "e'", "f'"])
+    line.completed(7, Reply(0, whole.place, whole.id, [4, 5, 6], ["d'", "e'", "f'"]))
 
     assert answers(line, 7) == ["d'", "e'"]
-    assert (line.stages[0].late_results, line.stages[0].stray_replies, line.unanswered) == (3, 0, 0)
+    assert (line.batchers[0].late_results, line.batchers[0].stray_replies, line.unanswered) == (3, 0, 0)
 
 
 def test_a_late_reply_of_a_lost_worker_is_nobodys() -> None:
@@ -434,14 +435,14 @@ def test_a_late_reply_of_a_lost_worker_is_nobodys() -> None:
     (request,) = asks("a")
     line.submit(0, [request])
     (first,) = line.poll(0).run
-    line.worker_lost(1, 0, first.worker)
+    line.worker_lost(1, 0, first.place)
     (second,) = line.poll(1).run
     reply(line, 2, first, compute=lambda item: "wrong")
     reply(line, 3, second)
 
     assert answers(line, 3) == ["a'"]
-    assert line.stages[0].stray_replies == 1
-    assert line.stages[0].late_results == 0
+    assert line.batchers[0].stray_replies == 1
+    assert line.batchers[0].late_results == 0
 
 
 def test_who_was_answered_or_has_gone_is_not_run_again() -> None:
@@ -452,7 +453,7 @@ def test_who_was_answered_or_has_gone_is_not_run_again() -> None:
     (batch,) = line.poll(0).run
     line.cancel(1, requests[1])
     line.poll(5)
-    line.worker_lost(6, 0, batch.worker)
+    line.worker_lost(6, 0, batch.place)
 
     assert [items(again.requests) for again in line.poll(6).run] == [["c"]]
 
@@ -485,7 +486,7 @@ def test_a_cancelled_request_goes_no_further() -> None:
 
     assert items(todo.run[0].requests) == ["b'"]
     assert todo.answer == []
-    assert line.stages[0].late_results == 1
+    assert line.batchers[0].late_results == 1
     assert (line.cancelled, line.unanswered) == (1, 1)
 
 
@@ -625,7 +626,7 @@ def test_trying_again_makes_sense_once_those_inside_are_served() -> None:
     line.poll(3)
 
     assert unknown == 0.1
-    assert (line.stages[0].running, line.waiting) == (4, 9)
+    assert (line.batchers[0].running, line.waiting) == (4, 9)
     assert line.retry_after_s(4) == 2 + 4 * 3 / 2
 
 
@@ -736,17 +737,17 @@ def test_sizes_count_in_what_is_ahead() -> None:
 def test_each_stage_knows_what_lies_ahead() -> None:
     """The time of the stages behind it: their fastest batch when they are empty, else their queue and a batch more."""
     line = learned(1.0, 2.0, 4.0)
-    seen = [[one.policy.ahead_s for one in line.stages]]
+    seen = [[one.policy.ahead_s for one in line.batchers]]
     line.submit(0, asks("abcd"))
     (batch,) = line.poll(0).run
     reply(line, 1, batch, busy_s=1)
     (batch, second) = line.poll(1).run
     assert (batch.stage, second.stage) == (1, 0)
-    seen.append([one.policy.ahead_s for one in line.stages])
+    seen.append([one.policy.ahead_s for one in line.batchers])
     reply(line, 2, second, busy_s=1)
     line.poll(2)
     line.poll(2)
-    seen.append([one.policy.ahead_s for one in line.stages])
+    seen.append([one.policy.ahead_s for one in line.batchers])
 
     assert seen == [[6, 4, 0], [2 + 2 + 4, 4, 0], [1 + 2 + 2 + 4, 4, 0]]
 
@@ -772,12 +773,12 @@ def test_submitting_a_request_twice_is_an_error_that_changes_nothing(case: str, 
             line.poll(1)
     if full:
         line.submit(1, asks("cd"))
-    before = (state_of(line.stages[0]), line.admitted, line.waiting, other.state)
+    before = (state_of(line.batchers[0]), line.admitted, line.waiting, other.state)
 
     with pytest.raises(ValueError, match="was submitted before"):
         line.submit(2, again)
 
-    assert (state_of(line.stages[0]), line.admitted, line.waiting, other.state) == before
+    assert (state_of(line.batchers[0]), line.admitted, line.waiting, other.state) == before
 
 
 @pytest.mark.parametrize("results", [[], ["a'"], ["a'", "b'", "c'"]])
@@ -786,12 +787,12 @@ def test_a_reply_with_another_number_of_results_is_an_error_that_changes_nothing
     line = pipeline(stage())
     line.submit(0, asks("ab"))
     (batch,) = line.poll(0).run
-    before = state_of(line.stages[0])
+    before = state_of(line.batchers[0])
 
     with pytest.raises(ValueError, match=rf"{len(results)} results for 2 requests"):
-        line.completed(1, 0, batch.worker, batch.id, batch.ids, results)
+        line.completed(1, Reply(0, batch.place, batch.id, batch.ids, results))
 
-    assert state_of(line.stages[0]) == before
+    assert state_of(line.batchers[0]) == before
 
 
 def test_a_policy_that_asks_for_too_much_harms_nobody_else() -> None:
@@ -825,7 +826,7 @@ def test_a_stage_whose_memory_is_short_needs_less_credit() -> None:
     line = pipeline(stage(4), stage(4, max_size=5), workers=(1, 0))
     line.submit(0, asks("abcd"))
     (batch,) = line.poll(0).run
-    line.stages[0].ran_out_of_memory(batch.worker, batch.id, [[0, 1, 2, 3]], [[0]])
+    line.batchers[0].ran_out_of_memory(batch.place, batch.id, [[0, 1, 2, 3]], [[0]])
     reply(line, 1, batch)
     line.submit(1, asks("efgh"))
 

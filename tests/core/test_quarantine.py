@@ -21,8 +21,8 @@ POLICIES = [Greedy, Static, AIMD, Cork, Deadline, Adaptive]
 
 def crash(line: Pipeline, now: float, batch: Batch) -> bool:
     """The worker of `batch` dies, and its successor is ready at once; whether a request is to blame."""
-    blamed = line.worker_lost(now, batch.stage, batch.worker)
-    line.worker_ready(batch.stage, batch.worker)
+    blamed = line.worker_lost(now, batch.stage, batch.place)
+    line.worker_ready(batch.stage, batch.place)
     return blamed
 
 
@@ -48,7 +48,7 @@ class Killer:
 
     def _kill(self, batch: Batch) -> None:
         self.killed += 1
-        self.run.lose(batch.stage, batch.worker, back_after_s=0.25)
+        self.run.lose(batch.stage, batch.place, back_after_s=0.25)
 
 
 def killer(*policies: Policy, workers: int = 1) -> tuple[VirtualDriver, Killer]:
@@ -222,7 +222,7 @@ def test_a_suspect_waits_for_credit_like_others() -> None:
     line.worker_ready(1, 0)
     (batch, other) = line.poll(1).run
     crash(line, 1, other)
-    line.worker_lost(1, batch.stage, batch.worker)
+    line.worker_lost(1, batch.stage, batch.place)
 
     assert line.poll(2).run == []  # a' is back in the queue of the last stage, which is full now
 
@@ -236,13 +236,13 @@ def test_lanes_of_suspects_are_forgotten(how: str) -> None:
     """However they end; nothing of the quarantine is left, and the queue goes on."""
     line = pipeline(stage(4))
     requests = asks("abcd", 50, key="key")
-    queue = line.stages[0].queue
+    queue = line.batchers[0].queue
     for number in range(3):
         now = 100.0 * number
         requests = asks("abcd", now + 50, key=number)
         line.submit(now, requests)
         (batch,) = line.poll(now).run
-        line.worker_lost(now, 0, batch.worker)
+        line.worker_lost(now, 0, batch.place)
         if how == "cancelled":
             for request in requests:
                 line.cancel(now, request)
@@ -281,8 +281,8 @@ def test_suspects_count_in_the_bounds_of_the_queue() -> None:
     line.submit(0, asks("ab", nbytes=5))
     (batch,) = line.poll(0).run
     line.submit(0, asks("cd", nbytes=7))
-    line.worker_lost(1, 0, batch.worker)
-    queue = line.stages[0].queue
+    line.worker_lost(1, 0, batch.place)
+    queue = line.batchers[0].queue
 
     assert (queue.count, queue.nbytes, queue.size, line.waiting) == (4, 24, 4, 4)
     assert not queue.has_room(0)
@@ -295,7 +295,7 @@ def test_deadlines_of_suspects_are_watched() -> None:
     line = pipeline(stage(2))
     line.submit(0, [ask("a", 9), ask("b", 7)])
     (batch,) = line.poll(0).run
-    line.worker_lost(1, 0, batch.worker)
+    line.worker_lost(1, 0, batch.place)
     seen = []
     for now in (1, 7, 9):
         todo = line.poll(now)

@@ -137,14 +137,14 @@ class Story:
             reply(self.line, now, batch)
 
     def _is_at_work(self, batch: Batch) -> bool:
-        return self.line.stages[batch.stage].in_flight.get(batch.worker) is batch
+        return self.line.batchers[batch.stage].in_flight.get(batch.place) is batch
 
     def abort(self) -> None:
         """As a driver does when the core raises; and afterwards the policies are asked and told nothing."""
         self.line.abort(20, Unavailable("the policy is broken"))
         self.poll(20)
         self.submit(21, asks("late", patient=True))
-        for batch in [batch for one in self.line.stages for batch in one.handed_over]:
+        for batch in [batch for one in self.line.batchers for batch in one.handed_over]:
             reply(self.line, 22, batch)
         self.poll(23)
 
@@ -181,20 +181,20 @@ def test_what_lies_ahead_is_answered_too(kind: type[BaseException]) -> None:
     """A policy that raises when it is asked for a batch ahead, with one under way and one that lies there already."""
     policy = Raising("decide_ahead", 2, kind)
     line = pipeline(stage(policy=policy, runs_ahead=True), workers=2)
-    line.stages[0].batch_s = 2**-6  # as if it had run before
+    line.batchers[0].batch_s = 2**-6  # as if it had run before
     requests = asks(map(str, range(8)))
     line.submit(0, requests)
     assert len(line.poll(0).run) == 2
     with pytest.raises(kind):
         line.poll(2**-6 - 2**-8)
-    assert len(line.stages[0].ahead) == 1
+    assert len(line.batchers[0].ahead) == 1
 
     line.abort(4, Unavailable("the policy is broken"))
     assert len(line.poll(4).answer) == 8
     for _ in range(2):
-        for batch in list(line.stages[0].in_flight.values()):
+        for batch in list(line.batchers[0].in_flight.values()):
             reply(line, 5, batch)
-    assert (line.poll(6).answer, line.stages[0].running, line.stages[0].late_results) == ([], 0, 6)
+    assert (line.poll(6).answer, line.batchers[0].running, line.batchers[0].late_results) == ([], 0, 6)
 
 
 def test_the_story_is_one_of_everything() -> None:
@@ -228,7 +228,7 @@ def test_a_policy_that_takes_no_whole_number_changes_nothing() -> None:
     with pytest.raises(TypeError):
         line.poll(0)
 
-    assert (line.waiting, line.stages[0].idle) == (2, 1)
+    assert (line.waiting, line.batchers[0].idle) == (2, 1)
 
 
 class _Unspeakable(Exception):

@@ -188,7 +188,7 @@ def test_a_batch_is_held_to_the_limit_whatever_the_policy_says() -> None:
     pipeline.submit(0, asks(range(200)))
     first, second = pipeline.poll(0).run
     assert (first.n, second.n) == (64, 64)
-    out_of_memory(pipeline.stages[0], first.worker, [[*range(64)], [*range(32)]], [[*range(16)], [*range(16, 32)]])
+    out_of_memory(pipeline.batchers[0], first.place, [[*range(64)], [*range(32)]], [[*range(16)], [*range(16, 32)]])
     reply(pipeline, 1, first)
     reply(pipeline, 1, second)
 
@@ -204,10 +204,10 @@ def test_the_limit_is_one_of_sizes() -> None:
     pipeline.submit(0, requests)
     (batch,) = pipeline.poll(0).run
     assert (batch.n, batch.size) == (6, 60)
-    out_of_memory(pipeline.stages[0], 0, [[*range(6)]], [[0, 1, 2], [3, 4, 5]])
+    out_of_memory(pipeline.batchers[0], 0, [[*range(6)]], [[0, 1, 2], [3, 4, 5]])
     reply(pipeline, 1, batch)
 
-    assert pipeline.stages[0].safe_size.limit == 30
+    assert pipeline.batchers[0].safe_size.limit == 30
     (batch,) = pipeline.poll(1).run
     assert (batch.n, batch.size) == (3, 30)
 
@@ -233,7 +233,7 @@ def test_what_was_too_much_is_tried_again_and_learned_from() -> None:
     pipeline = new_pipeline(stage(4))
     pipeline.submit(0, asks(range(1000)))
     (batch,) = pipeline.poll(0).run
-    out_of_memory(pipeline.stages[0], 0, [[0, 1, 2, 3]], [[0, 1], [2, 3]])
+    out_of_memory(pipeline.batchers[0], 0, [[0, 1, 2, 3]], [[0, 1], [2, 3]])
     sizes = []
     for now in range(1, 10):
         reply(pipeline, now, batch)
@@ -241,13 +241,13 @@ def test_what_was_too_much_is_tried_again_and_learned_from() -> None:
         sizes.append(batch.n)
 
     assert sizes[:4] == [2, 2, 2, 3]
-    assert pipeline.stages[0].safe_size.limit == 3
+    assert pipeline.batchers[0].safe_size.limit == 3
 
 
 def test_one_batch_at_a_time_tries_whether_more_fits() -> None:
     """Others wait for what comes of it, however many there are meanwhile."""
     pipeline = new_pipeline(stage(4), workers=2)
-    pipeline.stages[0].safe_size.ran_out(4, 2)
+    pipeline.batchers[0].safe_size.ran_out(4, 2)
     pipeline.submit(0, asks(range(1000)))
     first, second = pipeline.poll(0).run
     sizes = []
@@ -266,12 +266,12 @@ def test_waits_are_predicted_with_what_fits() -> None:
     pipeline = new_pipeline(stage(8))
     pipeline.submit(0, asks(range(8)))
     (batch,) = pipeline.poll(0).run
-    out_of_memory(pipeline.stages[0], 0, [[*range(8)]], [[0, 1], [2, 3]])
+    out_of_memory(pipeline.batchers[0], 0, [[*range(8)]], [[0, 1], [2, 3]])
     reply(pipeline, 1, batch)
     pipeline.submit(1, asks(range(9)))
     pipeline.poll(1)
 
-    assert pipeline.stages[0].predicted_wait_s(1, 8) == 4 + 1
+    assert pipeline.batchers[0].predicted_wait_s(1, 8) == 4 + 1
 
 
 @pytest.mark.parametrize("places", [[[4]], [[-1]], [[0, 1], [2, 99]]])
@@ -280,7 +280,7 @@ def test_a_report_of_what_is_not_in_the_batch_is_refused(places: list[list[int]]
     pipeline = new_pipeline(stage(4))
     pipeline.submit(0, asks(range(4)))
     pipeline.poll(0)
-    batcher = pipeline.stages[0]
+    batcher = pipeline.batchers[0]
     with pytest.raises(ValueError, match="4 items"):
         out_of_memory(batcher, 0, places, [])
     with pytest.raises(ValueError, match="no batch"):
@@ -294,7 +294,7 @@ def test_a_report_of_what_is_not_in_the_batch_is_refused(places: list[list[int]]
 def test_an_item_that_is_larger_by_itself_still_goes_alone() -> None:
     """The limit is for what is put together."""
     pipeline = new_pipeline(stage(64))
-    pipeline.stages[0].safe_size.ran_out(20, 10)
+    pipeline.batchers[0].safe_size.ran_out(20, 10)
     large = ask("large")
     large.size = 50
     pipeline.submit(0, [large, *asks(range(3))])

@@ -115,7 +115,7 @@ def test_through_the_door_and_on() -> None:
     (batch,) = line.poll(0).run
     line.submit(0, asks("b", 50))
     line.submit(1, [ask("c", 4.5, patient=True)])
-    line.cancel(2, line.stages[0].queue.peek(1)[0])
+    line.cancel(2, line.batchers[0].queue.peek(1)[0])
     line.poll(2)
     reply(line, 3, batch)
     batches = {batch.stage: batch for batch in line.poll(3).run}
@@ -131,7 +131,7 @@ def test_after_a_worker_was_lost() -> None:
     line = chain()
     line.submit(0, [ask("a", 3)])
     (batch,) = line.poll(0).run
-    line.worker_lost(1, 0, batch.worker)
+    line.worker_lost(1, 0, batch.place)
     line.worker_ready(0, 0)
     line.poll(2)
 

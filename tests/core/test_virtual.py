@@ -44,7 +44,7 @@ class Times:
 
 
 def schedule(run: VirtualDriver) -> list[tuple[float, int, list[Any], str]]:
-    return [(batch.started, batch.worker, items(batch.requests), batch.reason) for batch in run.batches]
+    return [(batch.started, batch.place, items(batch.requests), batch.reason) for batch in run.batches]
 
 
 @pytest.mark.parametrize("policy", [Greedy(4), Static(4), Static(4, 0.0)])
@@ -242,7 +242,7 @@ def test_another_worker_takes_over_from_a_lost_one_at_once() -> None:
     run = driver(lambda n: 4.0, workers=2)
     run.arrive(0, "a")
     run.run(until=1)
-    run.lose(0, run.batches[0].worker, back_after_s=50)
+    run.lose(0, run.batches[0].place, back_after_s=50)
 
     run.run()
 
@@ -330,7 +330,7 @@ def test_the_hop_is_no_part_of_the_busy_time() -> None:
 
     assert [batch.started for batch in run.batches] == [0, 5]
     assert run.clock.now == 10
-    assert run.pipeline.stages[0].policy.hop_s == pytest.approx(0.19)  # a tenth of what it lacks, twice
+    assert run.pipeline.batchers[0].policy.hop_s == pytest.approx(0.19)  # a tenth of what it lacks, twice
 
 
 def test_wake_ups_are_counted() -> None:

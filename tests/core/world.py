@@ -19,6 +19,7 @@ from carpool.core.batcher import Batch, Batcher
 from carpool.core.journal import Journal
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Alone, Queue
+from carpool.core.reply import Reply
 from carpool.core.trail import AT_THE_DOOR
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, Unavailable
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, OneByOne, Policy, Static
@@ -160,7 +161,7 @@ class World:
             measure=len,  # type: ignore[arg-type]
             journal=Journal() if self.journal else None,
         )
-        self.stages = self.pipeline.stages
+        self.stages = self.pipeline.batchers
         self.workers = [(stage, worker) for stage, spec in enumerate(self.specs) for worker in range(spec.workers)]
 
     # -- callers
@@ -277,7 +278,7 @@ class World:
                 self.by_id[id].errors.append(errors[i])
             if item is None:
                 errors[i] = ModelError("stolen")
-        self.pipeline.completed(self.now, *worker, sent.id, ids, results, errors or None, busy_s)
+        self.pipeline.completed(self.now, Reply(*worker, sent.id, ids, results, errors or None, busy_s))
         if items != sent.items:
             sent.heard = self.now
         sent.items = items
@@ -302,7 +303,7 @@ class World:
         stage, _, batch_id, ids = self.past[pick % len(self.past)]
         sender = worker % self.specs[stage].workers
         before = self._fingerprint(), self.stages[stage].stray_replies
-        self.pipeline.completed(self.now, stage, sender, batch_id, ids, ["stolen"] * len(ids))
+        self.pipeline.completed(self.now, Reply(stage, sender, batch_id, ids, ["stolen"] * len(ids)))
 
         assert self._fingerprint() == before[0]
         assert self.stages[stage].stray_replies == before[1] + len(ids)
@@ -365,7 +366,9 @@ class World:
             worker = sorted(self.sent)[pick % len(self.sent)]
             ids = self.sent[worker].batch.ids
             with pytest.raises(ValueError, match="results for"):
-                self.pipeline.completed(self.now, *worker, self.sent[worker].id, ids, ["stolen"] * (len(ids) + 1))
+                self.pipeline.completed(
+                    self.now, Reply(*worker, self.sent[worker].id, ids, ["stolen"] * (len(ids) + 1))
+                )
         assert self._fingerprint() == before
 
     def _fingerprint(self) -> tuple[object, ...]:
@@ -424,7 +427,7 @@ class World:
         self.now += seconds
 
     def _dispatched(self, batch: Batch) -> None:
-        worker, stage = (batch.worker, batch.stage)[::-1], batch.stage
+        worker, stage = (batch.place, batch.stage)[::-1], batch.stage
         limit = self.stages[stage].policy.limit
         assert worker in self.ready
         assert worker not in self.ahead

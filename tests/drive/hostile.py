@@ -108,7 +108,7 @@ class Hostile(carpool.Model):
         self.attack = ""
 
     def setup(self) -> None:
-        connection = sys.modules["__main__"].Connection  # type: ignore[attr-defined]
+        connection = sys.modules["__main__"].ParentSocket  # type: ignore[attr-defined]
         send = connection.send
 
         def attack(link: Any, frame: Frame) -> None:

@@ -112,7 +112,7 @@ def test_a_close_that_drains_nothing_leaves_the_batch_ahead_unrun(run_in: Any, t
         await asyncio.gather(*[service.predict(b"x") for _ in range(2)])
         inside = [asyncio.ensure_future(service.predict(b"x")) for _ in range(4)]
         for _ in range(1000):  # until shortly before the end of the first call
-            if service.running_driver.pipeline.stages[0].ahead:
+            if service.running_driver.pipeline.batchers[0].ahead:
                 break
             await asyncio.sleep(0.002)
         await service.close(drain=False)

@@ -10,6 +10,7 @@ from carpool import ModelError, Service, Stage
 from carpool.core.batcher import Batch, Batcher
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
+from carpool.core.reply import Reply
 from carpool.core.roster import PlaceState, Roster
 from carpool.drive.aio import Driver
 from carpool.http.app import App
@@ -61,7 +62,7 @@ class StubWorker:
         assert batch is not None
         results = [self.answer(request) for request in batch.requests]
         errors = {i: ModelError("no") for i, r in enumerate(batch.requests) if bytes(r.item) == b"raise"}  # type: ignore[arg-type]
-        self.driver.completed(0, 0, batch.id, batch.ids, results, errors or None, 0.001, 0.0)
+        self.driver.completed(Reply(0, 0, batch.id, batch.ids, results, errors or None, 0.001))
 
     def kill(self, worker: int) -> None:
         raise AssertionError("the stub worker does not hang")

@@ -25,6 +25,7 @@ import pytest
 from carpool.core.batcher import Batch, Batcher
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
+from carpool.core.reply import Reply
 from carpool.drive.aio import Driver
 from carpool.drive.virtual import TICK_S, VirtualDriver
 from carpool.observe.stats import Stats
@@ -86,7 +87,7 @@ class Decisions:
 
     def started(self, now: float, batch: Batch, busy_s: float) -> None:
         of = tuple(request.item for request in batch.requests)
-        self.batches.append((round(now, 9), batch.worker, batch.reason, of))
+        self.batches.append((round(now, 9), batch.place, batch.reason, of))
 
     def answered(self, now: float, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -155,7 +156,7 @@ class Stub:
 
     def run(self, batch: Batch) -> None:
         if batch.ahead:
-            self._ahead[batch.worker] = batch
+            self._ahead[batch.place] = batch
         else:
             self._begin(batch, self._setting.hop_s)
 
@@ -164,13 +165,13 @@ class Stub:
         busy_s = self._costs(batch, now)
         self._decisions.started(now, batch, busy_s)
         results = [request.item for request in batch.requests]
-        reply = (batch.stage, batch.worker, batch.id, batch.ids, results, None, busy_s, 0.0)
+        reply = Reply(batch.stage, batch.place, batch.id, batch.ids, results, None, busy_s)
 
         def end() -> None:
-            following = self._ahead.pop(batch.worker, None)
+            following = self._ahead.pop(batch.place, None)
             if following is not None:
                 self._begin(following, 0.0)
-            self._driver.completed(*reply)
+            self._driver.completed(reply)
 
         self._loop.happen(now + hop_s + busy_s, end)
 

@@ -30,7 +30,7 @@ class Batch:
 
     Attributes:
         id: unique within its stage.
-        worker: who runs it.
+        place: the position of its worker in the stage.
         size: sum of the requests' sizes.
         reason: why it went when it did (the policy's word).
         ahead: whether it was handed over while its worker still had another.
@@ -52,19 +52,19 @@ class Batch:
         "ids",
         "n",
         "ok",
+        "place",
         "reason",
         "requests",
         "size",
         "stage",
         "started",
-        "worker",
     )
 
     def __init__(
         self,
         id: int,
         stage: int,
-        worker: int,
+        place: int,
         requests: list[Request],
         size: int,
         reason: str,
@@ -73,7 +73,7 @@ class Batch:
     ) -> None:
         self.id = id
         self.stage = stage
-        self.worker = worker
+        self.place = place
         self.requests = requests
         self.size = size
         self.ids = [request.id for request in requests]
@@ -108,7 +108,7 @@ class Batch:
         return expired
 
     def __repr__(self) -> str:
-        return f"<Batch {self.id} stage={self.stage} worker={self.worker} n={len(self)} {self.reason}>"
+        return f"<Batch {self.id} stage={self.stage} place={self.place} n={len(self)} {self.reason}>"
 
 
 class Batcher:
@@ -139,7 +139,7 @@ class Batcher:
         policy: Policy,
         queue: Queue,
         *,
-        index: int = 0,
+        stage: int = 0,
         max_batch_time_s: float = inf,
         patience_s: float = inf,
         idempotent: bool = True,
@@ -149,7 +149,7 @@ class Batcher:
         self.name = name
         self.policy = policy
         self.queue = queue
-        self.index = index
+        self.stage = stage
         self.patience = Patience(max_batch_time_s, patience_s)
         self.idempotent = idempotent
         self.runs_ahead = runs_ahead and idempotent
@@ -259,59 +259,60 @@ class Batcher:
         if not self._batch_ids:
             self.policy.trained(n, size, busy_s)
 
-    def worker_ready(self, worker: int) -> None:
+    def worker_ready(self, place: int) -> None:
         """A worker can take batches from now on."""
-        if worker in self._idle or worker in self.in_flight:
-            raise ValueError(f"worker {worker} of stage {self.name} is ready already")
-        self._idle.append(worker)
+        if place in self._idle or place in self.in_flight:
+            raise ValueError(f"worker {place} of stage {self.name} is ready already")
+        self._idle.append(place)
 
-    def worker_lost(self, worker: int) -> Batch | None:
+    def worker_lost(self, place: int) -> Batch | None:
         """A worker is gone; returns the batch that it had not finished, if any. One ahead is for `take_back`."""
-        if worker in self._idle:
-            self._idle.remove(worker)
-        batch = self.in_flight.pop(worker, None)
+        if place in self._idle:
+            self._idle.remove(place)
+        batch = self.in_flight.pop(place, None)
         if batch is not None:
             self._running -= len(batch)
         return batch
 
-    def take_back(self, worker: int) -> list[Request]:
+    def take_back(self, place: int) -> list[Request]:
         """A worker is gone, and has not looked at the batch ahead: those of it that still wait for their answers."""
-        batch = self.ahead.pop(worker, None)
+        batch = self.ahead.pop(place, None)
         if batch is None:
             return []
         self._running -= len(batch)
         return [request for request in batch.requests if request.state == RUNNING]
 
-    def call_started(self, now: float, worker: int, batch_id: int) -> None:
+    def call_started(self, now: float, place: int, batch_id: int) -> None:
         """The worker reports that it has entered user code once more for the same batch; too late if it hung before."""
-        batch = self.in_flight.get(worker)
+        batch = self.in_flight.get(place)
         if batch is not None and batch.id == batch_id and not batch.given_up:
             batch.call_started = now
 
-    def spare(self, now: float, worker: int) -> None:
+    def spare(self, now: float, place: int) -> None:
         """A worker that seemed to hang does not: its time counts anew, if it still has something to do."""
-        batch = self.in_flight.get(worker)
+        batch = self.in_flight.get(place)
         if batch is not None:
             batch.call_started = now
             batch.given_up = ""
             self.attention_at = min(self.attention_at, now + self.patience.least_s)
 
     def ran_out_of_memory(
-        self, worker: int, batch_id: int, calls: Sequence[Sequence[int]], fitted: Sequence[Sequence[int]]
+        self, place: int, batch_id: int, calls: Sequence[Sequence[int]], fitted: Sequence[Sequence[int]]
     ) -> None:
         """A worker, before it replies: calls for parts of its batch ran out of memory, and smaller ones fitted.
 
         Args:
-            worker, batch_id: whose batch it is.
+            place: the position of the worker.
+            batch_id: its batch.
             calls: for each call that ran out, the places of its items in the batch; one at least.
             fitted: likewise for those that went through.
 
         Raises:
             ValueError: the worker has no such batch, or the batch no such places.
         """
-        batch = self.in_flight.get(worker)
+        batch = self.in_flight.get(place)
         if batch is None or batch.id != batch_id or len(batch) != batch.n:
-            raise ValueError(f"worker {worker} of stage {self.name} has no batch {batch_id}")
+            raise ValueError(f"worker {place} of stage {self.name} has no batch {batch_id}")
         sizes = [request.size for request in batch.requests]
         if any(not 0 <= place < len(sizes) for call in [*calls, *fitted] for place in call):
             raise ValueError(f"batch {batch_id} of stage {self.name} has {len(sizes)} items, not more")
@@ -322,17 +323,17 @@ class Batcher:
         self._limited_since = self._batch_ids
 
     def completed(
-        self, now: float, worker: int, batch_id: int, ids: Sequence[int], busy_s: float, ok: bool
+        self, now: float, place: int, batch_id: int, ids: Sequence[int], busy_s: float, ok: bool
     ) -> Sequence[Request | None]:
-        """A reply of `worker` with answers for `ids`.
+        """The worker at `place` has answered the requests `ids`.
 
         Returns the requests that the answers are for, in the order of `ids`; None where one is double or was never
         asked for. Of these requests, only those that are still running take theirs: for the others it is late.
         `busy_s` is the time spent on these answers.
         """
-        batch = self.in_flight.get(worker)
+        batch = self.in_flight.get(place)
         if batch is None or batch.id != batch_id:
-            return self._completed_ahead(worker, batch_id, ids)
+            return self._completed_ahead(place, batch_id, ids)
         if ids == batch.ids:  # the common case: one reply for the whole batch, in its order
             self._finish(now, batch, busy_s, ok)
             return batch.requests
@@ -442,7 +443,7 @@ class Batcher:
             expired.append((request, None))
         hung = []
         self.attention_at = self.queue.earliest_deadline
-        for worker, batch in self.in_flight.items():
+        for place, batch in self.in_flight.items():
             expired += [(request, batch.started) for request in batch.expire(now)]
             self.attention_at = min(self.attention_at, batch.earliest_deadline)
             if batch.given_up:
@@ -450,7 +451,7 @@ class Batcher:
             times = batch.call_started, batch.unwanted_since, batch.size
             until = self.patience.until(*times)
             if until <= now:
-                hung.append(worker)
+                hung.append(place)
                 batch.given_up = self.patience.why(*times)
             elif until < self.attention_at:
                 self.attention_at = until
@@ -491,20 +492,20 @@ class Batcher:
         return decision, n, decision.reason
 
     def _start(self, now: float, n: int, reason: str) -> Batch:
-        worker = self._idle.pop()
-        batch = self._make(now, n, reason, worker)
+        place = self._idle.pop()
+        batch = self._make(now, n, reason, place)
         look_at = now + self.patience.least_s
         if look_at < self.attention_at:
             self.attention_at = look_at
-        self.in_flight[worker] = batch
+        self.in_flight[place] = batch
         return batch
 
-    def _make(self, now: float, n: int, reason: str, worker: int, ahead: bool = False) -> Batch:
+    def _make(self, now: float, n: int, reason: str, place: int, ahead: bool = False) -> Batch:
         size = self.queue.size
         requests = self.queue.take(n, now)
         self._batch_ids += 1
         self._running += len(requests)
-        return Batch(self._batch_ids, self.index, worker, requests, size - self.queue.size, reason, now, ahead)
+        return Batch(self._batch_ids, self.stage, place, requests, size - self.queue.size, reason, now, ahead)
 
     def _next_ahead(self, now: float, room: float) -> Batch | None:
         """A batch for a busy worker, if waiting could not make it a better one.
@@ -526,7 +527,7 @@ class Batcher:
             lead_s = min(_LEAD_S, max(_SHORT_LEAD_S, 0.5 * self.batch_s))
         for batch in self.in_flight.values():  # in the order of their starts
             free_in_s = batch.started + self.batch_s - now
-            if batch.worker in self.ahead or batch.given_up or free_in_s < -lead_s:
+            if batch.place in self.ahead or batch.given_up or free_in_s < -lead_s:
                 continue
             decision = self.policy.decide_ahead(now, queue, max(0.0, free_in_s))
             n = operator.index(decision.take)
@@ -542,7 +543,7 @@ class Batcher:
                 return None
             if queue.size != queue.count:
                 n = self._fitting(n)
-            self.ahead[batch.worker] = made = self._make(now, n, decision.reason, batch.worker, ahead=True)
+            self.ahead[batch.place] = made = self._make(now, n, decision.reason, batch.place, ahead=True)
             return made
         return None
 
@@ -557,15 +558,15 @@ class Batcher:
         """The worker of a batch ahead is done with the one before it."""
         batch.started = batch.call_started = batch.heard = now
         self.attention_at = min(self.attention_at, now + self.patience.least_s)
-        self.in_flight[batch.worker] = batch
+        self.in_flight[batch.place] = batch
 
-    def _completed_ahead(self, worker: int, batch_id: int, ids: Sequence[int]) -> Sequence[Request | None]:
+    def _completed_ahead(self, place: int, batch_id: int, ids: Sequence[int]) -> Sequence[Request | None]:
         """Answers for a batch that the worker does not work on: strays, unless one ahead has failed to reach it."""
-        batch = self.ahead.get(worker)
+        batch = self.ahead.get(place)
         if batch is None or batch.id != batch_id or ids != batch.ids:
             self.stray_replies += len(ids)
             return [None] * len(ids)
-        del self.ahead[worker]
+        del self.ahead[place]
         self._running -= len(batch)
         return batch.requests
 
@@ -586,7 +587,7 @@ class Batcher:
 
     def _drop(self, now: float, requests: Sequence[Request]) -> None:
         """The policy refuses these."""
-        if len(set(requests)) < len(requests) or any(r.state != QUEUED or r.stage != self.index for r in requests):
+        if len(set(requests)) < len(requests) or any(r.state != QUEUED or r.stage != self.stage for r in requests):
             raise RuntimeError(f"policy {type(self.policy).__name__} of stage {self.name} drops what is not queued")
         for request in requests:
             self.policy.left(now, request)
@@ -603,11 +604,11 @@ class Batcher:
             busy_s += batch.busy_s
             policy.hop_s += 0.1 * (max(0.0, took_s - busy_s) - policy.hop_s)
             policy.completed(now, batch.n, batch.size, busy_s, ok)
-        del self.in_flight[batch.worker]
+        del self.in_flight[batch.place]
         self._running -= len(batch.requests)
-        following = self.ahead.pop(batch.worker, None) if self.ahead else None
+        following = self.ahead.pop(batch.place, None) if self.ahead else None
         if following is None:
-            self._idle.append(batch.worker)
+            self._idle.append(batch.place)
         else:
             self._begin(now, following)
         if self.patience.learns:

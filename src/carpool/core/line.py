@@ -29,6 +29,7 @@ from typing import Final, Protocol
 
 from carpool.core.batcher import Batch, Batcher
 from carpool.core.pipeline import Pipeline, Todo
+from carpool.core.reply import Reply
 from carpool.errors import CarpoolError
 from carpool.request import DONE as REQUEST_DONE
 from carpool.request import Request
@@ -243,8 +244,8 @@ class Line:
         self, now: float, batch: Batch, results: Sequence[object], errors: dict[int, Exception] | None, busy_s: float
     ) -> None:
         """A batch has run to its end."""
-        self.pipeline.completed(now, 0, batch.worker, batch.id, batch.ids, results, errors, busy_s)
-        self._release(now, batch.worker)
+        self.pipeline.completed(now, Reply(0, batch.place, batch.id, batch.ids, results, errors, busy_s))
+        self._release(now, batch.place)
         if self.elect is not None:
             self.wake.append(self.elect)  # what the policy said while the slot was taken may be different now
         self._hand_on()  # the next leader is woken first, before those who only go home

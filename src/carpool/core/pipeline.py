@@ -22,6 +22,7 @@ from carpool.core import trail
 from carpool.core.batcher import Batch, Batcher
 from carpool.core.journal import Journal
 from carpool.core.queue import Alone, Queue
+from carpool.core.reply import Reply
 from carpool.core.trail import AT_THE_DOOR
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError, Overloaded, Unavailable
 from carpool.policy.admission import Admission, retry_after_s
@@ -38,7 +39,7 @@ class Todo:
     Attributes:
         run: batches to send to their workers; do this first, the workers are idle, or nearly so.
         answer: requests whose callers are to be told.
-        kill: (stage, worker) pairs that hang.
+        kill: (stage, place) of each worker that hangs.
         wake_at: when to poll again although nothing happens; infinity for never.
     """
 
@@ -55,7 +56,7 @@ class Pipeline:
     """The stages of one service.
 
     Args:
-        stages: their batchers, first to last.
+        batchers: of its stages, first to last.
         slo_s: how soon after their admission requests are due; None leaves it at their deadlines.
         measure: bytes that a result will hold while it waits for the next stage.
         journal: records what happens to each request, if given.
@@ -63,13 +64,13 @@ class Pipeline:
 
     def __init__(
         self,
-        stages: Sequence[Batcher],
+        batchers: Sequence[Batcher],
         *,
         slo_s: float | None = None,
         measure: Callable[[object], int] = lambda result: 0,
         journal: Journal | None = None,
     ) -> None:
-        self.stages = tuple(stages)
+        self.batchers = tuple(batchers)
         self.journal = journal
         self.closed: CarpoolError | None = None  # why new requests are refused
         self.admitted = 0
@@ -77,24 +78,24 @@ class Pipeline:
         self.answered = 0  # of the admitted
         self.cancelled = 0
         self.door = Queue()  # callers that wait for room; bounded by the callers there are
-        self._admission = Admission(self.stages[0].queue.max_size, self.stages[0].queue.max_bytes)
+        self._admission = Admission(self.batchers[0].queue.max_size, self.batchers[0].queue.max_bytes)
         self.slo_s = inf if slo_s is None else slo_s
         self._measure = measure
         self._todo = Todo()
-        for index, stage in enumerate(self.stages):
-            stage.index = index
-        for stage, following in pairwise(self.stages):
-            stage.outlet = following.queue.max_size
+        for stage, batcher in enumerate(self.batchers):
+            batcher.stage = stage
+        for batcher, following in pairwise(self.batchers):
+            batcher.outlet = following.queue.max_size
 
     def __repr__(self) -> str:
-        return f"<Pipeline {' -> '.join(map(repr, self.stages))}>"
+        return f"<Pipeline {' -> '.join(map(repr, self.batchers))}>"
 
     @property
     def waiting(self) -> int:
         """Requests in queues, the door's included."""
         waiting = self.door.count
-        for stage in self.stages:
-            waiting += stage.queue.count
+        for batcher in self.batchers:
+            waiting += batcher.queue.count
         return waiting
 
     @property
@@ -139,36 +140,34 @@ class Pipeline:
         if request.stage == AT_THE_DOOR:
             self.door.remove(request)
         elif state == QUEUED:
-            self.stages[request.stage].leave(now, request)
+            self.batchers[request.stage].leave(now, request)
         else:
-            self.stages[request.stage].abandon(now, request)
+            self.batchers[request.stage].abandon(now, request)
 
-    def completed(
-        self,
-        now: float,
-        stage: int,
-        worker: int,
-        batch_id: int,
-        ids: Sequence[int],
-        results: Sequence[object],
-        errors: dict[int, Exception] | None = None,
-        busy_s: float = 0.0,
-    ) -> None:
-        """A worker's reply: `results[i]`, or `errors[i]` where there is one, answers the request `ids[i]`.
+    def completed(self, now: float, reply: Reply) -> None:
+        """A worker has answered a batch, or a part of it. Each request that is answered ends in one of six ways:
+
+        1. nobody waits for it any more, or it never was that worker's: the result is dropped;
+        2. the worker found that its deadline had passed, or
+        3. it goes no further since its deadline passed meanwhile: it expires;
+        4. it has failed: it is answered with its error;
+        5. it has been through the last stage: it is answered with its result;
+        6. else the result is what the next stage gets, unless it cannot be weighed for it, which fails the request.
 
         Raises:
             ValueError: there are more or fewer results than ids; then nothing was done.
         """
+        ids, results, errors, stage = reply.ids, reply.results, reply.errors, reply.stage
         if len(results) != len(ids):
             raise ValueError(f"{len(results)} results for {len(ids)} requests")
-        batcher = self.stages[stage]
-        last = stage == len(self.stages) - 1
-        batch = batcher.in_flight.get(worker)
-        if now >= batcher.attention_at and batch is not None and batch.id == batch_id:
+        batcher = self.batchers[stage]
+        is_last = stage == len(self.batchers) - 1
+        batch = batcher.in_flight.get(reply.place)
+        if now >= batcher.attention_at and batch is not None and batch.id == reply.batch_id:
             for late in batch.expire(now):  # the driver stood still meanwhile, or would have polled before
                 self._expired(now, late, batch.started)
-        takers = batcher.completed(now, worker, batch_id, ids, busy_s, ok=not errors)
-        if errors is None and last and self.journal is None:
+        takers = batcher.completed(now, reply.place, reply.batch_id, ids, reply.busy_s, ok=not errors)
+        if errors is None and is_last and self.journal is None:
             batcher.late_results += self._answer_all(takers, results)
             return
         passed: list[Request] = []
@@ -177,13 +176,12 @@ class Pipeline:
                 continue
             if request.state != RUNNING:
                 batcher.late_results += 1
-                continue
-            if errors is not None and i in errors:
-                if isinstance(errors[i], DeadlineExceeded):  # seen by the worker, which does not know where time went
+            elif errors is not None and i in errors:
+                if isinstance(errors[i], DeadlineExceeded):  # the worker does not know where the time went
                     self._expired(now, request, batch.started if batch else None)
                 else:
                     self._fail(now, request, errors[i])
-            elif last:
+            elif is_last:
                 request.result = results[i]
                 self._answer(now, request)
             elif request.deadline <= now:
@@ -196,39 +194,41 @@ class Pipeline:
             assert batch is not None
             self._pass_on(now, stage, passed, batch.started)
 
-    def call_started(self, now: float, stage: int, worker: int, batch_id: int) -> None:
+    def call_started(self, now: float, stage: int, place: int, batch_id: int) -> None:
         """A worker that makes several calls for one batch has started the next one."""
-        self.stages[stage].call_started(now, worker, batch_id)
+        self.batchers[stage].call_started(now, place, batch_id)
 
     def trained(self, stage: int, n: int, size: int, busy_s: float) -> None:
         """A worker's warm-up has run `n` examples, with sizes summing to `size`, in `busy_s`."""
-        self.stages[stage].trained(n, size, busy_s)
+        self.batchers[stage].trained(n, size, busy_s)
 
     def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
         """A request that the only stage's `Batcher.lets_go` let go was never submitted here, and has been answered."""
         self.admitted += 1
         self.answered += 1
-        self.stages[0].went_alone(began, now, busy_s, ok)
+        self.batchers[0].went_alone(began, now, busy_s, ok)
 
-    def worker_ready(self, stage: int, worker: int) -> None:
+    def worker_ready(self, stage: int, place: int) -> None:
         """A worker can take batches from now on."""
-        self.stages[stage].worker_ready(worker)
+        self.batchers[stage].worker_ready(place)
 
-    def worker_lost(self, now: float, stage: int, worker: int, unsent: Collection[int] = ()) -> bool:
+    def worker_lost(self, now: float, stage: int, place: int, unsent: Collection[int] = ()) -> bool:
         """A worker has died, or was killed because it hung or broke the protocol.
 
         What it owed is run once more, each request alone, so that one which kills workers is found and harms no other;
         it fails if it must not be run again, or was the only one that a worker had when this happened once more.
 
         Args:
-            now, stage, worker: when, and whose.
+            now: the time.
+            stage: the position of the worker's stage.
+            place: the position of the worker in it.
             unsent: requests of its batch that it had not been sent yet, so that they wait again as if nothing had been.
 
         Returns:
             Whether that is so: this death, and the one before it, are that request's fault and not the stage's.
         """
-        batcher = self.stages[stage]
-        batch = batcher.worker_lost(worker)
+        batcher = self.batchers[stage]
+        batch = batcher.worker_lost(place)
         if batch is None:
             return False
         again: list[Request] = []
@@ -249,17 +249,17 @@ class Pipeline:
                 self._fail(now, request, _lost_with(request, batcher, batch.given_up))
         if again:
             batcher.quarantine(again)
-        self._put_back(now, batcher, untouched, batcher.take_back(worker))
+        self._put_back(now, batcher, untouched, batcher.take_back(place))
         return batch.requests[0].losses >= _MOST_LOSSES
 
-    def worker_left(self, now: float, stage: int, worker: int) -> None:
+    def worker_left(self, now: float, stage: int, place: int) -> None:
         """A worker goes, in the midst of a batch perhaps, and none of its requests is to blame: they wait again."""
-        batcher = self.stages[stage]
-        batch = batcher.worker_lost(worker)
+        batcher = self.batchers[stage]
+        batch = batcher.worker_lost(place)
         if batch is None:
             return
         again = [request for request in batch.requests if request.state == RUNNING]
-        self._put_back(now, batcher, again, batcher.take_back(worker))
+        self._put_back(now, batcher, again, batcher.take_back(place))
 
     def close(self, error: CarpoolError) -> None:
         """Refuse new requests with `error` from now on; those inside go on, and from the next poll on nothing is held
@@ -272,15 +272,15 @@ class Pipeline:
         for request in list(self.door):
             self.door.remove(request)
             self._fail(now, request, copy.copy(error))
-        for stage in self.stages:
-            stage.retired = True
-            for request in list(stage.queue):
-                stage.queue.remove(request)
+        for batcher in self.batchers:
+            batcher.retired = True
+            for request in list(batcher.queue):
+                batcher.queue.remove(request)
                 self._fail(now, request, copy.copy(error))
-            for batch in stage.handed_over:
+            for batch in batcher.handed_over:
                 for request in batch.requests:
                     if request.state == RUNNING:
-                        stage.abandon(now, request)
+                        batcher.abandon(now, request)
                         self._fail(now, request, copy.copy(error))
 
     # -- what to do
@@ -289,23 +289,23 @@ class Pipeline:
         """Everything there is to do at `now`, since the last poll and because time has passed."""
         todo = self._todo
         ahead_s = 0.0
-        for stage in reversed(self.stages):
-            stage.policy.ahead_s = ahead_s
-            self._poll_stage(now, stage)
-            if stage.index and not stage.retired:
-                ahead_s += stage.expected_s(now)
+        for batcher in reversed(self.batchers):
+            batcher.policy.ahead_s = ahead_s
+            self._poll_stage(now, batcher)
+            if batcher.stage and not batcher.retired:
+                ahead_s += batcher.expected_s(now)
         if self.closed is not None:
-            for stage in self.stages:  # the last who could have joined one has just expired, or was refused
-                if stage.queue.count and not stage.closing and self._is_last_call(stage):
-                    self._poll_stage(now, stage)
+            for batcher in self.batchers:  # the last who could have joined one has just expired, or was refused
+                if batcher.queue.count and not batcher.closing and self._is_last_call(batcher):
+                    self._poll_stage(now, batcher)
         if self.door.count:
             self._open_door(now)
             todo.wake_at = self.door.earliest_deadline
-        for stage in self.stages:
-            if stage.attention_at < todo.wake_at:
-                todo.wake_at = stage.attention_at
-            if stage.wake_at is not None and stage.wake_at < todo.wake_at:
-                todo.wake_at = stage.wake_at
+        for batcher in self.batchers:
+            if batcher.attention_at < todo.wake_at:
+                todo.wake_at = batcher.attention_at
+            if batcher.wake_at is not None and batcher.wake_at < todo.wake_at:
+                todo.wake_at = batcher.wake_at
         self._todo = Todo()
         return todo
 
@@ -316,7 +316,7 @@ class Pipeline:
 
     def retry_after_s(self, now: float) -> float:
         """When trying again makes sense for a caller that is refused now: after those who wait already."""
-        first = self.stages[0]
+        first = self.batchers[0]
         return retry_after_s(first.predicted_wait_s(now, first.queue.size + self.door.count), self._fastest_s())
 
     # -- inside
@@ -326,7 +326,7 @@ class Pipeline:
 
         If it is not so, none was taken.
         """
-        first = self.stages[0]
+        first = self.batchers[0]
         longest_wait_s = first.longest_wait_s(len(requests)) + first.policy.ahead_s
         latest = now + self.slo_s
         soonest, nbytes = inf, 0
@@ -357,7 +357,7 @@ class Pipeline:
 
     def _submit_one(self, now: float, request: Request) -> None:
         """A request that may be refused, may have to wait at the door, or is written about."""
-        first = self.stages[0]
+        first = self.batchers[0]
         request.admitted = request.arrived = now
         request.due = min(request.due, request.deadline, inf if request.bulk else now + self.slo_s)
         if self.closed is not None:
@@ -403,7 +403,7 @@ class Pipeline:
 
     def _displace(self, now: float, request: Request) -> None:
         """A request in the first queue has to make room: it is refused after all, or waits at the door if it can."""
-        self.stages[0].displace(now, request)
+        self.batchers[0].displace(now, request)
         if not request.patient:
             self._drop(now, [(request, _DISPLACED)])
             return
@@ -415,7 +415,7 @@ class Pipeline:
     def _refusal(self, now: float, request: Request, give_way: Sequence[Request]) -> CarpoolError | None:
         """Why a request that came now must not join the first queue, for which these would leave it; None if it may, or
         may wait for room."""
-        first = self.stages[0]
+        first = self.batchers[0]
         queue = first.queue
         ahead: float = queue.ahead_of(request, now)
         if queue.size != queue.count:
@@ -436,36 +436,36 @@ class Pipeline:
 
     def _fastest_s(self) -> float:
         """The least time from the first queue's head to the answer."""
-        return sum([stage.fastest_s for stage in self.stages])
+        return sum([batcher.fastest_s for batcher in self.batchers])
 
-    def _poll_stage(self, now: float, stage: Batcher) -> None:
+    def _poll_stage(self, now: float, batcher: Batcher) -> None:
         todo = self._todo
-        room = self._room_after(stage)
-        if now >= stage.attention_at:
-            expired, hung = stage.attend(now)
+        room = self._room_after(batcher)
+        if now >= batcher.attention_at:
+            expired, hung = batcher.attend(now)
             for request, started in expired:
-                self._expired(now, request, started, "" if started is None else stage.patience.hint(now - started))
-            todo.kill += [(stage.index, worker) for worker in hung]
+                self._expired(now, request, started, "" if started is None else batcher.patience.hint(now - started))
+            todo.kill += [(batcher.stage, place) for place in hung]
         if self.closed is not None:
-            stage.closing = self._is_last_call(stage)
+            batcher.closing = self._is_last_call(batcher)
         refuse: list[tuple[Request, str]] = []
         try:
-            while (batch := stage.next_batch(now, room - stage.running, refuse)) is not None:
+            while (batch := batcher.next_batch(now, room - batcher.running, refuse)) is not None:
                 todo.run.append(batch)
                 if self.journal is not None:
                     for request in batch.requests:
                         how = f"{batch.reason}, ahead" if batch.ahead else batch.reason
-                        detail = f"batch {batch.id} of {len(batch)} on worker {batch.worker} ({how})"
-                        self.journal.record(now, "runs", request.id, stage.name, detail)
+                        detail = f"batch {batch.id} of {len(batch)} on worker {batch.place} ({how})"
+                        self.journal.record(now, "runs", request.id, batcher.name, detail)
         finally:
             if refuse:
                 self._drop(now, refuse)
 
-    def _is_last_call(self, stage: Batcher) -> bool:
+    def _is_last_call(self, batcher: Batcher) -> bool:
         """Whether nobody can join the stage's queue any more, now that callers are refused, before some of it runs."""
-        if self.door.count and self.stages[0].queue.has_room(self.door.peek(1)[0].nbytes):
+        if self.door.count and self.batchers[0].queue.has_room(self.door.peek(1)[0].nbytes):
             return False
-        return not any(one.queue.count or one.is_wanted for one in self.stages[: stage.index])
+        return not any(one.queue.count or one.is_wanted for one in self.batchers[: batcher.stage])
 
     def _drop(self, now: float, refuse: Sequence[tuple[Request, str]]) -> None:
         """Requests that were queued are refused after all, and told why."""
@@ -480,7 +480,7 @@ class Pipeline:
         """Let waiting callers in while there is room; whenever some came in, the first stage is asked once more."""
         for request in self.door.expire(now):
             self._expired(now, request)
-        first = self.stages[0]
+        first = self.batchers[0]
         while self._let_in(now, first) and first.idle:
             self._poll_stage(now, first)
 
@@ -496,11 +496,11 @@ class Pipeline:
                 self.journal.record(now, "let in", request.id)
         return first.queue.count > before
 
-    def _room_after(self, stage: Batcher) -> float:
-        """How many results the stage after `stage` can take."""
-        if stage.index == len(self.stages) - 1:
+    def _room_after(self, batcher: Batcher) -> float:
+        """How many results the stage after it can take."""
+        if batcher.stage == len(self.batchers) - 1:
             return inf
-        queue = self.stages[stage.index + 1].queue
+        queue = self.batchers[batcher.stage + 1].queue
         return queue.max_size - queue.count if queue.nbytes < queue.max_bytes else 0
 
     def _answer_all(self, takers: Sequence[Request | None], results: Sequence[object]) -> int:
@@ -526,13 +526,13 @@ class Pipeline:
     def _weigh(self, now: float, request: Request, stage: int, result: object) -> bool:
         """Set how much of a batch the request takes up in its next stage; if that cannot be told, it fails."""
         try:
-            request.size = self.stages[stage].weigh(result)
+            request.size = self.batchers[stage].weigh(result)
         except CarpoolError as error:
             self._fail(now, request, error)
             return False
         except BaseException as error:  # it is the user's function, and has failed in a way that nobody has foreseen
             kind = type(error).__name__
-            text = f"size= of stage {self.stages[stage].name} raised {kind}"
+            text = f"size= of stage {self.batchers[stage].name} raised {kind}"
             self._fail(now, request, ModelError(text, type_name=kind))
             return False
         return True
@@ -547,11 +547,11 @@ class Pipeline:
             if request.losses:
                 _acquit(request)
             if self.journal is not None:
-                self.journal.record(now, "passed", request.id, self.stages[stage].name)
-        self.stages[stage + 1].enter(now, requests)
+                self.journal.record(now, "passed", request.id, self.batchers[stage].name)
+        self.batchers[stage + 1].enter(now, requests)
 
     def _expired(self, now: float, request: Request, started: float | None = None, hint: str = "") -> None:
-        text = trail.tell(now, request, started, [stage.name for stage in self.stages])
+        text = trail.tell(now, request, started, [batcher.name for batcher in self.batchers])
         self._fail(now, request, DeadlineExceeded(text + hint))
 
     def _fail(self, now: float, request: Request, error: Exception) -> None:
@@ -567,20 +567,20 @@ class Pipeline:
             self.journal.record(now, outcome, request.id)
 
 
-def _lost_with(request: Request, stage: Batcher, given_up: str) -> CarpoolError:
+def _lost_with(request: Request, batcher: Batcher, given_up: str) -> CarpoolError:
     """What to tell a request that is not run again; `given_up` says why its worker was, if it has not died."""
     if request.losses < _MOST_LOSSES:
-        text = f"a worker of stage {stage.name} died with this request"
+        text = f"a worker of stage {batcher.name} died with this request"
         if given_up:
-            text = f"a worker of stage {stage.name} was given up with this request: {given_up}"
+            text = f"a worker of stage {batcher.name} was given up with this request: {given_up}"
         return Unavailable(text, code="worker_lost")
     if given_up:
         return DeadlineExceeded(
-            f"two workers of stage {stage.name} were lost with this request, the second one when it ran alone and was"
+            f"two workers of stage {batcher.name} were lost with this request, the second one when it ran alone and was"
             f" given up: {given_up}; it is not tried again"
         )
     text = (
-        f"two workers of stage {stage.name} died with this request or had to be killed, the second one when it ran"
+        f"two workers of stage {batcher.name} died with this request or had to be killed, the second one when it ran"
         " alone; it is not tried again"
     )
     return ModelError(text, code="request_crashed_worker")

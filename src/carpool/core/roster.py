@@ -86,17 +86,17 @@ class Roster:
     @property
     def loading(self) -> int:
         """How many workers have been started and are not ready yet."""
-        return sum(place.state in _ON_THEIR_WAY for place in self.places)
+        return sum(record.state in _ON_THEIR_WAY for record in self.places)
 
     @property
     def ready(self) -> int:
         """How many workers are ready."""
-        return sum(place.state == PlaceState.READY for place in self.places)
+        return sum(record.state == PlaceState.READY for record in self.places)
 
     @property
     def restarts(self) -> int:
         """How many workers have been started again after a death."""
-        return sum(max(0, place.starts - 1) for place in self.places)
+        return sum(max(0, record.starts - 1) for record in self.places)
 
     def due(self, now: float, room: float = inf) -> list[int]:
         """The places whose worker is to be started now, at most `room`; they count as starting from here on."""
@@ -106,11 +106,11 @@ class Roster:
         if len(due) > room:
             due = due[: int(room)]
         for i in due:
-            place = self.places[i]
+            record = self.places[i]
             self._starts += 1
-            place.state = PlaceState.STARTING
-            place.order = self._starts
-            place.starts += 1
+            record.state = PlaceState.STARTING
+            record.order = self._starts
+            record.starts += 1
         return due
 
     def next_start(self) -> float:
@@ -119,25 +119,25 @@ class Roster:
             return inf
         return min((p.start_at for p in self.places if p.state == PlaceState.DEAD), default=inf)
 
-    def moved(self, worker: int, state: PlaceState) -> None:
+    def moved(self, place: int, state: PlaceState) -> None:
         """A worker has reached `state` (not dead: that is `lost`).
 
         Raises:
             ValueError: that state cannot follow the present one.
         """
-        place = self.places[worker]
-        if state not in _NEXT[place.state] or state in (PlaceState.DEAD, PlaceState.STARTING, PlaceState.HUNG):
-            raise ValueError(f"worker {worker} cannot become {state} while {place.state}")
-        if state == PlaceState.READY and place.state == PlaceState.WARMING:
+        record = self.places[place]
+        if state not in _NEXT[record.state] or state in (PlaceState.DEAD, PlaceState.STARTING, PlaceState.HUNG):
+            raise ValueError(f"worker {place} cannot become {state} while {record.state}")
+        if state == PlaceState.READY and record.state == PlaceState.WARMING:
             self._works = True
-        place.state = state
+        record.state = state
 
     def finished_batch(self) -> None:
         """Some worker of the stage has finished a batch: it can work, so deaths start counting anew."""
         self._deaths_in_a_row = self._forgiven_in_a_row = 0
         self._works = True
 
-    def lost(self, now: float, worker: int, *, gone: bool = True) -> None:
+    def lost(self, now: float, place: int, *, gone: bool = True) -> None:
         """A worker is dead; sets when it is replaced, or that the stage has failed.
 
         Args:
@@ -148,18 +148,18 @@ class Roster:
         Raises:
             ValueError: it was dead or given up already.
         """
-        place = self.places[worker]
-        if place.state in (PlaceState.DEAD, PlaceState.HUNG):
-            raise ValueError(f"worker {worker} is {place.state} already")
-        expected = place.state == PlaceState.DRAINING or self.stopping
-        place.state = PlaceState.DEAD if gone else PlaceState.HUNG
+        record = self.places[place]
+        if record.state in (PlaceState.DEAD, PlaceState.HUNG):
+            raise ValueError(f"worker {place} is {record.state} already")
+        expected = record.state == PlaceState.DRAINING or self.stopping
+        record.state = PlaceState.DEAD if gone else PlaceState.HUNG
         if expected:
             return
-        if place.order > self._starts_before_death:  # else it was there when another died, which has been counted
+        if record.order > self._starts_before_death:  # else it was there when another died, which has been counted
             self._deaths_in_a_row += 1
             self._starts_before_death = self._starts
         self._judge()
-        place.start_at = now + self._delay()
+        record.start_at = now + self._delay()
 
     def forgive(self, now: float, deaths: int = 2) -> None:
         """The last deaths were the fault of one request, or of a call that nobody waits for; the dead start sooner."""
@@ -167,27 +167,27 @@ class Roster:
         self._forgiven_in_a_row += 1
         self._judge()
         latest = now + self._delay()
-        for place in self.places:
-            if place.state in (PlaceState.DEAD, PlaceState.HUNG):
-                place.start_at = min(place.start_at, latest)
+        for record in self.places:
+            if record.state in (PlaceState.DEAD, PlaceState.HUNG):
+                record.start_at = min(record.start_at, latest)
 
-    def is_gone(self, worker: int) -> None:
+    def is_gone(self, place: int) -> None:
         """The process of a worker that hung has ended.
 
         Raises:
             ValueError: it did not hang.
         """
-        place = self.places[worker]
-        if place.state != PlaceState.HUNG:
-            raise ValueError(f"worker {worker} is {place.state}: it did not hang")
-        place.state = PlaceState.DEAD
+        record = self.places[place]
+        if record.state != PlaceState.HUNG:
+            raise ValueError(f"worker {place} is {record.state}: it did not hang")
+        record.state = PlaceState.DEAD
 
-    def not_started(self, now: float, worker: int) -> None:
+    def not_started(self, now: float, place: int) -> None:
         """The system had no process, memory or file descriptor for it: that is no death, and is tried again."""
-        place = self.places[worker]
-        place.state = PlaceState.DEAD
-        place.starts -= 1
-        place.start_at = now + NO_ROOM_DELAY_S * (0.5 + 0.5 * self._random())
+        record = self.places[place]
+        record.state = PlaceState.DEAD
+        record.starts -= 1
+        record.start_at = now + NO_ROOM_DELAY_S * (0.5 + 0.5 * self._random())
 
     def _judge(self) -> None:
         """Whether the stage has failed."""

@@ -16,6 +16,7 @@ from carpool.call.retry import Trouble
 from carpool.clock import Clock, monotonic
 from carpool.core.batcher import Batch
 from carpool.core.pipeline import Pipeline, Todo
+from carpool.core.reply import Reply
 from carpool.drive.trouble import FAILED_FOR_S, learn, stage_at_fault
 from carpool.errors import CarpoolError, StartupError, Unavailable
 from carpool.foreign import text_of
@@ -35,7 +36,7 @@ class Executor(Protocol):
     def run(self, batch: Batch) -> None:
         """Hand a batch to its worker, which is idle or, with a batch ahead, about to be."""
 
-    def kill(self, worker: int) -> None:
+    def kill(self, place: int) -> None:
         """Give up a worker that hangs: it is reported as lost at once, and ended."""
 
     async def stop(self, grace_s: float) -> None:
@@ -82,7 +83,7 @@ class Driver:
             StartupError: a worker could not load; the caller should `stop`.
         """
         self.executors = executors
-        self._missing = {(stage, worker) for stage, n in enumerate(workers) for worker in range(n)}
+        self._missing = {(stage, place) for stage, n in enumerate(workers) for place in range(n)}
         self.start_workers()
         await self._started
 
@@ -151,28 +152,28 @@ class Driver:
 
     # -- executors
 
-    def worker_ready(self, stage: int, worker: int) -> None:
+    def worker_ready(self, stage: int, place: int) -> None:
         """A worker can take batches."""
-        self.pipeline.worker_ready(stage, worker)
-        self._missing.discard((stage, worker))
+        self.pipeline.worker_ready(stage, place)
+        self._missing.discard((stage, place))
         if not self._missing and not self._started.done():
             self._started.set_result(None)
         self.poll()
 
-    def worker_lost(self, stage: int, worker: int, unsent: Collection[int] = ()) -> bool:
+    def worker_lost(self, stage: int, place: int, unsent: Collection[int] = ()) -> bool:
         """A worker that was ready is gone; whether that is the fault of a request (see `Pipeline.worker_lost`)."""
         try:
-            blamed = self.pipeline.worker_lost(self.clock(), stage, worker, unsent)
+            blamed = self.pipeline.worker_lost(self.clock(), stage, place, unsent)
         except BaseException as error:
             self._fail(error)
             return False
         self.poll()
         return blamed
 
-    def worker_left(self, stage: int, worker: int) -> None:
+    def worker_left(self, stage: int, place: int) -> None:
         """A worker that was ready is gone, without having looked at what it was given."""
         try:
-            self.pipeline.worker_left(self.clock(), stage, worker)
+            self.pipeline.worker_left(self.clock(), stage, place)
         except BaseException as error:
             self._fail(error)
         self.poll()
@@ -189,9 +190,9 @@ class Driver:
         for executor in self.executors:
             executor.start()
 
-    def spare(self, stage: int, worker: int) -> None:
+    def spare(self, stage: int, place: int) -> None:
         """A worker that seemed to hang has spoken."""
-        self.pipeline.stages[stage].spare(self.clock(), worker)
+        self.pipeline.batchers[stage].spare(self.clock(), place)
         self.poll()
 
     def start_failed(self, error: CarpoolError) -> None:
@@ -208,31 +209,21 @@ class Driver:
         self.pipeline.abort(self.clock(), error)
         self.poll()
 
-    def completed(
-        self,
-        stage: int,
-        worker: int,
-        batch_id: int,
-        ids: Sequence[int],
-        results: Sequence[object],
-        errors: dict[int, Exception] | None,
-        busy_s: float,
-        waited_s: float,
-    ) -> None:
+    def completed(self, reply: Reply) -> None:
         """A worker's reply. The next batch goes out before this one's answers are delivered.
 
         It goes at once if it is full; else at the end of this turn, so that what arrives in the turn shares it. If
         nobody waits, there is nothing to share, and the answers go at once.
         """
-        batcher, stats = self.pipeline.stages[stage], self.stats.stages[stage]
-        before = batcher.in_flight.get(worker)
+        batcher, stats, place = self.pipeline.batchers[reply.stage], self.stats.stages[reply.stage], reply.place
+        before = batcher.in_flight.get(place)
         try:
-            self.pipeline.completed(self.clock(), stage, worker, batch_id, ids, results, errors, busy_s)
+            self.pipeline.completed(self.clock(), reply)
         except BaseException as error:
             self._fail(error)
             return
-        stats.completed(worker, busy_s, waited_s)
-        following = batcher.in_flight.get(worker)
+        stats.completed(place, reply.busy_s, reply.waited_s)
+        following = batcher.in_flight.get(place)
         if following is not None and following is not before:  # it lay there, ahead of time
             stats.started(following)
         if self._handing_over:
@@ -246,28 +237,28 @@ class Driver:
             else:
                 self.poll()
 
-    def troubled(self, stage: int, worker: int, batch_id: int, trouble: Sequence[Trouble]) -> None:
+    def troubled(self, stage: int, place: int, batch_id: int, trouble: Sequence[Trouble]) -> None:
         """What happened to a worker's batch besides its results, before they come.
 
         Raises:
             ValueError: it speaks of what the worker was not given.
         """
-        batcher, stats = self.pipeline.stages[stage], self.stats.stages[stage]
+        batcher, stats = self.pipeline.batchers[stage], self.stats.stages[stage]
         stats.troubled(trouble)
-        learn(f"stage {batcher.name}", batcher, worker, batch_id, trouble)
+        learn(f"stage {batcher.name}", batcher, place, batch_id, trouble)
 
     def trained_with_trouble(self, stage: int, trouble: Sequence[Trouble]) -> None:
         """What happened during a worker's warm-up, where every example counts for one."""
-        learned = self.pipeline.stages[stage].safe_size
+        learned = self.pipeline.batchers[stage].safe_size
         self.stats.stages[stage].troubled(trouble)
         for each in trouble:
             if each.ran_out:
                 tried = min(map(len, each.ran_out))
                 learned.ran_out(tried, max([n for n in map(len, each.fitted) if n < tried], default=0))
 
-    def call_started(self, stage: int, worker: int, batch_id: int) -> None:
+    def call_started(self, stage: int, place: int, batch_id: int) -> None:
         """A worker has begun another call for the same batch."""
-        self.pipeline.call_started(self.clock(), stage, worker, batch_id)
+        self.pipeline.call_started(self.clock(), stage, place, batch_id)
 
     # -- the turn of the loop
 
@@ -301,11 +292,11 @@ class Driver:
             except BaseException as error:  # no memory for its message, say: that is nobody's fault, and others go on
                 self._could_not_run(batch, error)
         self._handing_over = False
-        for stage, worker in todo.kill:
+        for stage, place in todo.kill:
             if late_s > _ASLEEP_S:
-                self._wait_once_more(stage, worker, late_s)
+                self._wait_once_more(stage, place, late_s)
             else:
-                self.executors[stage].kill(worker)
+                self.executors[stage].kill(place)
         if todo.answer:
             self.stats.answered(todo.answer, self.clock())
             for request in todo.answer:
@@ -319,7 +310,7 @@ class Driver:
         told = Unavailable(f"the batch could not be handed to a worker: {type(error).__name__}")
         n = len(batch.ids)
         errors: dict[int, Exception] = dict.fromkeys(range(n), told)
-        self.completed(batch.stage, batch.worker, batch.id, batch.ids, [None] * n, errors, 0.0, 0.0)
+        self.completed(Reply(batch.stage, batch.place, batch.id, batch.ids, [None] * n, errors))
 
     def _fail(self, error: BaseException) -> None:
         """Something raised in deciding: a policy, which may be the user's. Its stage has failed."""
@@ -332,11 +323,11 @@ class Driver:
                 Unavailable(f"{what} {type(error).__name__}", code="stage_failed", retry_after_s=FAILED_FOR_S)
             )
 
-    def _wait_once_more(self, stage: int, worker: int, late_s: float) -> None:
+    def _wait_once_more(self, stage: int, place: int, late_s: float) -> None:
         """A worker seems to hang; but we did not run ourselves, so perhaps nobody did: a container that was paused."""
-        name = self.pipeline.stages[stage].name
-        logger.warning("this process did not run for %.1f s; worker %s/%d has its time anew", late_s, name, worker)
-        self.pipeline.stages[stage].spare(self.clock(), worker)
+        name = self.pipeline.batchers[stage].name
+        logger.warning("this process did not run for %.1f s; worker %s/%d has its time anew", late_s, name, place)
+        self.pipeline.batchers[stage].spare(self.clock(), place)
         self._poll_soon()
 
     def _poll_soon(self) -> None:

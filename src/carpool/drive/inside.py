@@ -42,7 +42,7 @@ class _Inside:
     def __init__(
         self,
         launch: Launch,
-        worker: int,
+        place: int,
         heard: Callable[[Frame], None],
         lost: Callable[[str], None],
         sink: LineSink,
@@ -53,8 +53,8 @@ class _Inside:
         self._model = (launch.model, launch.kwargs)
         self._loop = asyncio.get_running_loop()
         self._gone: asyncio.Future[None] = self._loop.create_future()
-        self._setup: Setup = msgspec.structs.replace(launch.setup, worker=worker, cores=launch.cores[worker])
-        self._name = process_name(self._setup.stage, worker)
+        self._setup: Setup = msgspec.structs.replace(launch.setup, worker=place, cores=launch.cores[place])
+        self._name = process_name(self._setup.stage, place)
         self._start()
 
     def _start(self) -> None:

@@ -60,7 +60,7 @@ class WorkerProcess:
     def __init__(
         self,
         launch: Launch,
-        worker: int,
+        place: int,
         heard: Callable[[Frame], None],
         lost: Callable[[str], None],
         sink: LineSink,
@@ -81,18 +81,18 @@ class WorkerProcess:
         self._pidfd: int | None = None
         self._killing: asyncio.TimerHandle | None = None
         self._guard = launch.guard
-        first = _setup_frame(launch, worker)
+        first = _setup_frame(launch, place)
         fill_standard()
         self._sock, theirs = _socketpair()
         with theirs:
             try:
-                self._process = self._spawn(theirs, process_name(launch.setup.stage, worker), launch.env[worker])
+                self._process = self._spawn(theirs, process_name(launch.setup.stage, place), launch.env[place])
             except BaseException:
                 self._sock.close()
                 raise
         if self._guard is not None:
             self._guard.add(self._process.pid)
-        name = f"{launch.setup.stage}/{worker}"
+        name = f"{launch.setup.stage}/{place}"
         self._outputs = [
             OutputLines(stream, name, error, sink)
             for stream, error in ((self._process.stdout, False), (self._process.stderr, True))
@@ -331,13 +331,13 @@ class WorkerProcess:
             output.close()
 
 
-def _setup_frame(launch: Launch, worker: int) -> Frame:
+def _setup_frame(launch: Launch, place: int) -> Frame:
     """What tells the worker who it is.
 
     Raises:
         StartupError: it is too large; that is because of the kwargs, as nothing else in it is large.
     """
-    setup = msgspec.structs.replace(launch.setup, worker=worker, cores=launch.cores[worker])
+    setup = msgspec.structs.replace(launch.setup, worker=place, cores=launch.cores[place])
     packed = pickle.dumps(setup, 5)
     if len(packed) > MAX_FRAME_BYTES:
         raise StartupError(

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from carpool.call.retry import Trouble
 from carpool.clock import monotonic
 from carpool.core.batcher import Batch
+from carpool.core.reply import Reply
 from carpool.drive.aio import Driver
 from carpool.drive.failures import for_all
 from carpool.request import Request
@@ -52,12 +53,12 @@ class TaskPool:
         answering = self._answer(batch)
         try:
             # the task copies the context; not every task factory takes one
-            self._tasks[batch.worker] = contextvars.Context().run(self._loop.create_task, answering)
+            self._tasks[batch.place] = contextvars.Context().run(self._loop.create_task, answering)
         except Exception as error:  # of the loop's task factory
             answering.close()
             self._loop.call_soon(self._answered, batch, *for_all(error, len(batch)), 0.0)
 
-    def kill(self, worker: int) -> None:
+    def kill(self, place: int) -> None:
         """A task is not killed: there is no limit on the time of a batch here."""
 
     async def stop(self, grace_s: float) -> None:
@@ -83,7 +84,7 @@ class TaskPool:
         ends = None if errors is None else _unheard(requests, errors)
         try:
             if trouble:
-                self._driver.troubled(0, batch.worker, batch.id, trouble)
+                self._driver.troubled(0, batch.place, batch.id, trouble)
         finally:
             self._answered(batch, results, errors, monotonic() - started)
         if ends is not None:
@@ -92,7 +93,7 @@ class TaskPool:
     def _answered(
         self, batch: Batch, results: Sequence[object], errors: dict[int, Exception] | None, busy_s: float
     ) -> None:
-        self._driver.completed(0, batch.worker, batch.id, batch.ids, results, errors, busy_s, 0.0)
+        self._driver.completed(Reply(0, batch.place, batch.id, batch.ids, results, errors, busy_s))
 
     def _lines_around(self, requests: Sequence[Request]) -> frozenset[Driver]:
         here = frozenset((self._driver,))

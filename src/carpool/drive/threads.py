@@ -462,7 +462,7 @@ class LeaderFollower:
         results, errors, trouble = outcome
         with self._lock:
             if trouble:
-                learn(self._name, self._batcher, batch.worker, batch.id, trouble)
+                learn(self._name, self._batcher, batch.place, batch.id, trouble)
             line.finished(self._clock(), batch, results, errors, busy_s)
             woken = self._line_up()
         self._ring(min(woken, 1))

@@ -13,7 +13,7 @@ FAILED_FOR_S = 30.0
 """A failed stage stays so until its service is started anew: what callers are told to wait."""
 
 
-def learn(name: str, batcher: Batcher, worker: int, batch_id: int, trouble: Sequence[Trouble]) -> None:
+def learn(name: str, batcher: Batcher, place: int, batch_id: int, trouble: Sequence[Trouble]) -> None:
     """Calls for parts of a worker's batch ran out of memory; if batches are smaller from now on, the log tells.
 
     Args:
@@ -28,7 +28,7 @@ def learn(name: str, batcher: Batcher, worker: int, batch_id: int, trouble: Sequ
     before = batcher.safe_size.limit
     for each in trouble:
         if each.ran_out:
-            batcher.ran_out_of_memory(worker, batch_id, each.ran_out, each.fitted)
+            batcher.ran_out_of_memory(place, batch_id, each.ran_out, each.fitted)
     if batcher.safe_size.limit < before:
         logger.warning(
             "%s ran out of memory: its batches hold %d at the most from now on, and more again once that works",

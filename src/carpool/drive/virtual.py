@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from carpool.clock import VirtualClock
 from carpool.core.batcher import Batch, Batcher
 from carpool.core.pipeline import Pipeline
+from carpool.core.reply import Reply
 from carpool.errors import CarpoolError, ModelError
 from carpool.foreign import text_of, traceback_of
 from carpool.request import Request
@@ -75,7 +76,7 @@ class VirtualDriver:
         turn_s: float = 0.0,
         watcher: Watcher | None = None,
     ) -> None:
-        stages = range(len(pipeline.stages))
+        stages = range(len(pipeline.batchers))
         self.pipeline = pipeline
         self.clock = VirtualClock()
         self.batches: list[Batch] = []
@@ -97,8 +98,8 @@ class VirtualDriver:
         self._busy: dict[tuple[int, int], Batch] = {}
         self._ahead: dict[tuple[int, int], Batch] = {}
         for stage, n in zip(stages, workers or [1] * len(stages), strict=True):
-            for worker in range(n):
-                pipeline.worker_ready(stage, worker)
+            for place in range(n):
+                pipeline.worker_ready(stage, place)
 
     def at(self, when: float, event: Callable[[], None]) -> None:
         """Have something happen at `when`; what happens at one moment happens in the order of the calls."""
@@ -135,13 +136,13 @@ class VirtualDriver:
         self._feed = iter(requests)
         self._next_at, self._next = next(self._feed, (inf, None))
 
-    def lose(self, stage: int, worker: int, back_after_s: float = 0.0) -> None:
+    def lose(self, stage: int, place: int, back_after_s: float = 0.0) -> None:
         """A worker dies now, with whatever it is doing, and its successor is ready `back_after_s` later."""
-        self._busy.pop((stage, worker), None)
-        self._ahead.pop((stage, worker), None)
-        self.pipeline.worker_lost(self.clock.now, stage, worker)
+        self._busy.pop((stage, place), None)
+        self._ahead.pop((stage, place), None)
+        self.pipeline.worker_lost(self.clock.now, stage, place)
         self._notice()
-        self.at(self.clock.now + back_after_s, lambda: self.pipeline.worker_ready(stage, worker))
+        self.at(self.clock.now + back_after_s, lambda: self.pipeline.worker_ready(stage, place))
 
     def run(self, until: float = inf) -> None:
         """Go on until nothing is left to happen, or up to `until`."""
@@ -194,11 +195,11 @@ class VirtualDriver:
         self._wake_at = todo.wake_at if todo.wake_at > now else now + TICK_S
         for batch in todo.run:
             if batch.ahead:
-                self._ahead[batch.stage, batch.worker] = batch
+                self._ahead[batch.stage, batch.place] = batch
             else:
                 self._run(now, batch, self._hop_s)
-        for stage, worker in todo.kill:
-            self.lose(stage, worker)
+        for stage, place in todo.kill:
+            self.lose(stage, place)
         if todo.answer:
             self._watcher.answered(now, todo.answer)
             for request in todo.answer:
@@ -207,24 +208,25 @@ class VirtualDriver:
 
     def _run(self, now: float, batch: Batch, hop_s: float) -> None:
         busy_s = self._cost(batch, now)
-        self._busy[batch.stage, batch.worker] = batch
+        self._busy[batch.stage, batch.place] = batch
         self._watcher.started(now, batch, busy_s)
         self._at(now + hop_s + busy_s, lambda: self._complete(batch, busy_s))
 
     def _complete(self, batch: Batch, busy_s: float) -> None:
-        if self._busy.get((batch.stage, batch.worker)) is not batch:
+        if self._busy.get((batch.stage, batch.place)) is not batch:
             return  # the worker was lost meanwhile
-        del self._busy[batch.stage, batch.worker]
+        del self._busy[batch.stage, batch.place]
         results: Sequence[Any] = [request.item for request in batch.requests]
         errors: dict[int, Exception] | None = None
         if self._computes is not None:
             results = self._computes[batch.stage](list(results))
             errors = {i: _told(y) for i, y in enumerate(results) if isinstance(y, BaseException)} or None
-        self.pipeline.completed(self.clock.now, batch.stage, batch.worker, batch.id, batch.ids, results, errors, busy_s)
-        following = self._ahead.pop((batch.stage, batch.worker), None)
+        reply = Reply(batch.stage, batch.place, batch.id, batch.ids, results, errors, busy_s)
+        self.pipeline.completed(self.clock.now, reply)
+        following = self._ahead.pop((batch.stage, batch.place), None)
         if following is not None:
             self._run(self.clock.now, following, hop_s=0.0)  # its way there and the reply's way here were one time
-        self._replied(self.pipeline.stages[batch.stage])
+        self._replied(self.pipeline.batchers[batch.stage])
 
     def _replied(self, stage: Batcher) -> None:
         """What a driver that serves does about a reply: a turn is cut short by a full batch, or if nobody waits."""

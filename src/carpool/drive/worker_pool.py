@@ -19,6 +19,7 @@ import msgspec
 from carpool import faults
 from carpool.call.retry import Trouble
 from carpool.core.batcher import Batch
+from carpool.core.reply import Reply
 from carpool.core.roster import MOST_DEATHS, PlaceState, Roster, Starts
 from carpool.drive.inside import LoopWorker, ThreadWorker
 from carpool.drive.launch import Launch
@@ -90,7 +91,7 @@ class WorkerPool:
     """The executor of a stage that runs in workers.
 
     Args:
-        index: the stage's place in the pipeline.
+        stage: the position of the stage in the pipeline.
         launch: how to start its workers.
         driver: told of readiness, losses and results.
         roster: who is to be started, and when.
@@ -99,9 +100,9 @@ class WorkerPool:
     """
 
     def __init__(
-        self, index: int, launch: Launch, driver: Driver, roster: Roster, starts: Starts, sink: LineSink
+        self, stage: int, launch: Launch, driver: Driver, roster: Roster, starts: Starts, sink: LineSink
     ) -> None:
-        self.index = index
+        self.stage = stage
         self.name = launch.setup.stage
         self.roster = roster
         self._starts = starts
@@ -127,8 +128,8 @@ class WorkerPool:
     def start(self) -> None:
         """Start every worker that is due, now and whenever the roster says, as far as there is room."""
         now = self._driver.clock()
-        for worker in self.roster.due(now, self._starts.room):
-            self._start(worker)
+        for place in self.roster.due(now, self._starts.room):
+            self._start(place)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -148,58 +149,58 @@ class WorkerPool:
             [r.deadline for r in requests],
             [r.item for r in requests],  # type: ignore[misc]
         )
-        if batch.worker in self._rest:
-            self._rest[batch.worker] += in_pieces(frame)
+        if batch.place in self._rest:
+            self._rest[batch.place] += in_pieces(frame)
             return
         try:
-            self._workers[batch.worker].send(frame)
+            self._workers[batch.place].send(frame)
         except FrameError:  # it is too large for one message, and nothing has been sent
-            self._rest[batch.worker] = in_pieces(frame)
-            if self._driver.pipeline.stages[self.index].in_flight.get(batch.worker) is batch:
-                self._send_next(batch.worker)  # else it lies ahead, and goes once its turn comes
+            self._rest[batch.place] = in_pieces(frame)
+            if self._driver.pipeline.batchers[self.stage].in_flight.get(batch.place) is batch:
+                self._send_next(batch.place)  # else it lies ahead, and goes once its turn comes
         if self._after_dispatch is not None:
             self._after_dispatch()
 
-    def _send_next(self, worker: int) -> None:
+    def _send_next(self, place: int) -> None:
         """The next piece of a batch that is too large for one message: it is answered before the one after it goes.
 
         An item that is too large by itself fails; its mates do not, and nor does the worker.
         """
-        pieces = self._rest[worker]
-        while self._rest.get(worker) is pieces:
+        pieces = self._rest[place]
+        while self._rest.get(place) is pieces:
             piece = pieces.pop(0)
             if not pieces:
-                del self._rest[worker]
+                del self._rest[place]
             try:
-                self._workers[worker].send(piece)
+                self._workers[place].send(piece)
             except FrameError as error:
                 n = len(piece.ids)
                 text = f"the item cannot be sent to stage {self.name}: {error}"
                 errors: dict[int, Exception] = {i: ModelError(text, code="too_large") for i in range(n)}
-                self._driver.completed(self.index, worker, piece.batch, piece.ids, [None] * n, errors, 0.0, 0.0)
+                self._driver.completed(Reply(self.stage, place, piece.batch, piece.ids, [None] * n, errors))
             else:
-                self._driver.call_started(self.index, worker, piece.batch)
+                self._driver.call_started(self.stage, place, piece.batch)
                 return
 
-    def kill(self, worker: int) -> None:
+    def kill(self, place: int) -> None:
         """Give up a worker that hangs: its batch has crashed as of now; its successor starts when it is gone."""
-        process = self._workers.get(worker)
-        if process is None:
+        worker = self._workers.get(place)
+        if worker is None:
             return
-        if process.catch_up():  # we are late ourselves: it has said something that nobody had read
-            self._driver.spare(self.index, worker)
+        if worker.catch_up():  # we are late ourselves: it has said something that nobody had read
+            self._driver.spare(self.stage, place)
             return
-        stage = self._driver.pipeline.stages[self.index]
-        batch = stage.in_flight.get(worker)
+        batcher = self._driver.pipeline.batchers[self.stage]
+        batch = batcher.in_flight.get(place)
         if batch is None:
             return  # it has just been lost
         why = batch.given_up
-        slow = stage.patience.learns and batch.unwanted_since < inf  # nobody has set a limit, and nobody waits
-        logger.error("worker %s hangs and is given up: %s", self._who(worker), why)
-        self.roster.lost(self._driver.clock(), worker, gone=False)
-        untouched = process.untouched
-        process.give_up(why, partial(self._heard_too_late, worker))
-        if not self._hand_back(worker, untouched) and slow:
+        slow = batcher.patience.learns and batch.unwanted_since < inf  # nobody has set a limit, and nobody waits
+        logger.error("worker %s hangs and is given up: %s", self._who(place), why)
+        self.roster.lost(self._driver.clock(), place, gone=False)
+        untouched = worker.untouched
+        worker.give_up(why, partial(self._heard_too_late, place))
+        if not self._hand_back(place, untouched) and slow:
             self.roster.forgive(self._driver.clock(), deaths=1)  # that is no fault of the stage
         if self.roster.failed:
             self._fail(why)
@@ -207,8 +208,8 @@ class WorkerPool:
     def kill_all(self) -> None:
         """End every worker now."""
         self.roster.stopping = True
-        for process in self._workers.values():
-            process.kill()
+        for worker in self._workers.values():
+            worker.kill()
 
     def dismiss(self) -> None:
         """The loop stands still, perhaps for good: every worker finishes and ends by itself."""
@@ -229,62 +230,62 @@ class WorkerPool:
         if self._timer is not None:
             self._timer.cancel()
         processes = list(self._workers.values())
-        for worker, process in self._workers.items():
-            if self.roster.places[worker].state == PlaceState.READY:
-                process.close_input()
+        for place, worker in self._workers.items():
+            if self.roster.places[place].state == PlaceState.READY:
+                worker.close_input()
             else:
-                process.kill()  # it is loading its model, and has nothing to finish
-        ends = [asyncio.ensure_future(process.ended()) for process in processes]
+                worker.kill()  # it is loading its model, and has nothing to finish
+        ends = [asyncio.ensure_future(worker.ended()) for worker in processes]
         if not ends:
             return
         _, late = await asyncio.wait(ends, timeout=grace_s)
-        for process in processes:
-            process.kill()  # the late ones, and what the others left behind
+        for worker in processes:
+            worker.kill()  # the late ones, and what the others left behind
         if late:
             await asyncio.wait(late)
 
-    def _start(self, worker: int) -> None:
-        self._began[worker] = self._driver.clock()
-        heard, lost = partial(self._heard, worker), partial(self._lost, worker)
+    def _start(self, place: int) -> None:
+        self._began[place] = self._driver.clock()
+        heard, lost = partial(self._heard, place), partial(self._lost, place)
         try:
-            self._workers[worker] = _KINDS[self._launch.run_in](self._launch, worker, heard, lost, self._sink)
+            self._workers[place] = _KINDS[self._launch.run_in](self._launch, place, heard, lost, self._sink)
         except OSError as error:  # no process, memory or file descriptor to be had: tried again later
-            logger.error("worker %s/%d cannot be started: %s", self.name, worker, error)
-            self.roster.not_started(self._driver.clock(), worker)
-            if worker not in self._started_once:
-                text = f"worker {worker} of stage {self.name} cannot be started: {error}"
+            logger.error("worker %s/%d cannot be started: %s", self.name, place, error)
+            self.roster.not_started(self._driver.clock(), place)
+            if place not in self._started_once:
+                text = f"worker {place} of stage {self.name} cannot be started: {error}"
                 self._driver.start_failed(StartupError(text))
         else:
-            logger.info("worker %s starts", self._who(worker))
+            logger.info("worker %s starts", self._who(place))
 
     # -- what the workers say
 
-    def _heard(self, worker: int, frame: Frame) -> None:
+    def _heard(self, place: int, frame: Frame) -> None:
         if frame.kind == FrameKind.REPLY:
-            self._replied(worker, frame)
+            self._replied(place, frame)
         elif frame.kind == FrameKind.CALL:
-            self._batch_of(worker, frame)
-            self._driver.call_started(self.index, worker, frame.batch)
+            self._batch_of(place, frame)
+            self._driver.call_started(self.stage, place, frame.batch)
         elif not frame.payloads:
             raise FrameError(f"a {frame.kind.name} frame says nothing")
         elif frame.kind == FrameKind.STATE:
-            self._moved(worker, frame)
+            self._moved(place, frame)
         elif frame.kind == FrameKind.TROUBLE:
-            self._troubled(worker, frame)
-        elif frame.kind == FrameKind.FAILED and self.roster.places[worker].state != PlaceState.READY:
-            self._failure[worker] = outcome.read(frame.payloads[0])
+            self._troubled(place, frame)
+        elif frame.kind == FrameKind.FAILED and self.roster.places[place].state != PlaceState.READY:
+            self._failure[place] = outcome.read(frame.payloads[0])
         else:
             raise FrameError(f"it must not send {frame.kind.name} now")
 
-    def _batch_of(self, worker: int, frame: Frame) -> Batch:
+    def _batch_of(self, place: int, frame: Frame) -> Batch:
         """The batch that a frame speaks of. Raises FrameError if it is not the one that the worker has."""
-        batch = self._driver.pipeline.stages[self.index].in_flight.get(worker)
+        batch = self._driver.pipeline.batchers[self.stage].in_flight.get(place)
         if batch is None or batch.id != frame.batch:
             raise FrameError(f"{frame.kind.name} for batch {frame.batch}, which it does not have")
         return batch
 
-    def _replied(self, worker: int, frame: Frame) -> None:
-        batch = self._batch_of(worker, frame)
+    def _replied(self, place: int, frame: Frame) -> None:
+        batch = self._batch_of(place, frame)
         if frame.ids == batch.ids:
             frame.ids = batch.ids  # compared once more later, and quicker with itself
         else:
@@ -313,22 +314,22 @@ class WorkerPool:
         if self._before_reply is not None:
             self._before_reply()
         self.roster.finished_batch()
-        self._driver.completed(
-            self.index, worker, frame.batch, frame.ids, frame.payloads, errors, frame.busy_s, frame.waited_s
-        )
-        if worker in self._rest and self._is_waiting_for_more(worker):
-            self._send_next(worker)
+        busy_s, waited_s = frame.busy_s, frame.waited_s
+        reply = Reply(self.stage, place, frame.batch, frame.ids, frame.payloads, errors, busy_s, waited_s)
+        self._driver.completed(reply)
+        if place in self._rest and self._is_waiting_for_more(place):
+            self._send_next(place)
 
-    def _is_waiting_for_more(self, worker: int) -> bool:
+    def _is_waiting_for_more(self, place: int) -> bool:
         """Whether all that the worker was sent is answered, and there are more pieces of its present batch."""
-        batch = self._driver.pipeline.stages[self.index].in_flight.get(worker)
+        batch = self._driver.pipeline.batchers[self.stage].in_flight.get(place)
         if batch is None:
             return False
-        return sum([len(piece.ids) for piece in self._rest[worker] if piece.batch == batch.id]) == len(batch.ids)
+        return sum([len(piece.ids) for piece in self._rest[place] if piece.batch == batch.id]) == len(batch.ids)
 
     def _unpack_responses(self, frame: Frame, batch: Batch) -> None:
         """In place of their payloads. Raises FrameError."""
-        if self.index != len(self._driver.pipeline.stages) - 1:
+        if self.stage != len(self._driver.pipeline.batchers) - 1:
             raise FrameError("a response from a stage that is not the last")
         requests = dict(zip(batch.ids, batch.requests, strict=True))
         answers: list[Any] = list(frame.payloads)
@@ -342,33 +343,31 @@ class WorkerPool:
                     raise FrameError(str(error)) from error
         frame.payloads = answers
 
-    def _troubled(self, worker: int, frame: Frame) -> None:
+    def _troubled(self, place: int, frame: Frame) -> None:
         """What happened to a batch besides its results, or to the warm-up."""
         trouble = _decoded(frame.payloads[0], list[Trouble])
         try:
-            if self.roster.places[worker].state == PlaceState.READY:
-                batch = self._batch_of(worker, frame)
+            if self.roster.places[place].state == PlaceState.READY:
+                batch = self._batch_of(place, frame)
                 if len(batch) != batch.n:  # of a piece of it: places are none in the batch
                     trouble = [msgspec.structs.replace(each, ran_out=[], fitted=[]) for each in trouble]
-                self._driver.troubled(self.index, worker, frame.batch, trouble)
+                self._driver.troubled(self.stage, place, frame.batch, trouble)
             elif all(n == size for n, size in self._launch.warm_up.items()):  # else the first batches will tell
-                self._driver.trained_with_trouble(self.index, trouble)
+                self._driver.trained_with_trouble(self.stage, trouble)
         except ValueError as error:
             raise FrameError(str(error)) from error
 
-    def _moved(self, worker: int, frame: Frame) -> None:
+    def _moved(self, place: int, frame: Frame) -> None:
         try:
             state = PlaceState(bytes(frame.payloads[0]).decode())  # type: ignore[arg-type]
-            self.roster.moved(worker, state)
+            self.roster.moved(place, state)
         except (ValueError, TypeError) as error:
             raise FrameError(f"it says that it is {frame.payloads[0]!r:.80}: {error}") from error
         if state == PlaceState.READY:
             self._learn(frame)
-            logger.info(
-                "worker %s is ready after %.2f s", self._who(worker), self._driver.clock() - self._began[worker]
-            )
-            self._started_once.add(worker)
-            self._driver.worker_ready(self.index, worker)
+            logger.info("worker %s is ready after %.2f s", self._who(place), self._driver.clock() - self._began[place])
+            self._started_once.add(place)
+            self._driver.worker_ready(self.stage, place)
             self._driver.start_workers()
 
     def _learn(self, frame: Frame) -> None:
@@ -377,47 +376,47 @@ class WorkerPool:
             for n, busy_s in _decoded(payload, list[tuple[int, float]]):
                 if n not in self._launch.warm_up or not 0.0 <= busy_s < inf:
                     raise FrameError(f"a warm-up of {n} items in {busy_s} s")
-                self._driver.trained(self.index, n, self._launch.warm_up.get(n, n), busy_s)
+                self._driver.trained(self.stage, n, self._launch.warm_up.get(n, n), busy_s)
 
-    def _heard_too_late(self, worker: int, frame: Frame) -> None:
+    def _heard_too_late(self, place: int, frame: Frame) -> None:
         """A worker that was given up says something after all: an answer that nobody waits for from it any more."""
         if frame.kind == FrameKind.REPLY:
-            self._driver.pipeline.stages[self.index].late_results += len(frame.ids)
-            self._workers[worker].kill()  # it has come back: no need to know where it hung
+            self._driver.pipeline.batchers[self.stage].late_results += len(frame.ids)
+            self._workers[place].kill()  # it has come back: no need to know where it hung
 
-    def _lost(self, worker: int, why: str) -> None:
-        who = self._who(worker)
-        process = self._workers.pop(worker)
-        if process.broke_protocol:
-            self._driver.stats.stages[self.index].protocol_errors += 1
-        state = self.roster.places[worker].state
-        failure = self._failure.pop(worker, None)
+    def _lost(self, place: int, why: str) -> None:
+        who = self._who(place)
+        worker = self._workers.pop(place)
+        if worker.broke_protocol:
+            self._driver.stats.stages[self.stage].protocol_errors += 1
+        state = self.roster.places[place].state
+        failure = self._failure.pop(place, None)
         cause = why if failure is None else f"{failure.message}\n{failure.traceback}".rstrip()
         if state == PlaceState.HUNG:
-            self.roster.is_gone(worker)  # all else has been done when it was given up
+            self.roster.is_gone(place)  # all else has been done when it was given up
         else:
-            self.roster.lost(self._driver.clock(), worker)
+            self.roster.lost(self._driver.clock(), place)
         if self.roster.stopping:
             logger.info("worker %s has stopped", who)
             return
-        if worker not in self._started_once:
-            text = cause if failure else f"worker {worker} of stage {self.name} died while loading: {why}"
+        if place not in self._started_once:
+            text = cause if failure else f"worker {place} of stage {self.name} died while loading: {why}"
             self._driver.start_failed(StartupError(text))
             return
         if state != PlaceState.HUNG:
             logger.error("worker %s is lost: %s", who, cause)
         if state == PlaceState.READY:
-            self._hand_back(worker, process.untouched)
+            self._hand_back(place, worker.untouched)
         if self.roster.failed:
             self._fail(cause)
         self._driver.start_workers()
 
-    def _hand_back(self, worker: int, untouched: bool) -> bool:
+    def _hand_back(self, place: int, untouched: bool) -> bool:
         """What a lost worker owed is run by others, or fails; whether that was the fault of a request."""
-        unsent = {id for piece in self._rest.pop(worker, ()) for id in piece.ids}
-        if untouched and worker not in self._driver.pipeline.stages[self.index].ahead:  # else that is what is unread
-            self._driver.worker_left(self.index, worker)
-        elif self._driver.worker_lost(self.index, worker, unsent):
+        unsent = {id for piece in self._rest.pop(place, ()) for id in piece.ids}
+        if untouched and place not in self._driver.pipeline.batchers[self.stage].ahead:  # else that is what is unread
+            self._driver.worker_left(self.stage, place)
+        elif self._driver.worker_lost(self.stage, place, unsent):
             logger.error("stage %s: a request has cost two workers; it is refused and not tried again", self.name)
             self.roster.forgive(self._driver.clock())
             return True
@@ -431,10 +430,10 @@ class WorkerPool:
         error = Unavailable(f"stage {self.name} has failed", code="stage_failed", retry_after_s=FAILED_FOR_S)
         self._driver.stage_failed(error)
 
-    def _who(self, worker: int) -> str:
+    def _who(self, place: int) -> str:
         """A worker's name in the log."""
-        pid = self._workers[worker].pid
-        return f"{self.name}/{worker}" + ("" if pid is None else f" (pid {pid})")
+        pid = self._workers[place].pid
+        return f"{self.name}/{place}" + ("" if pid is None else f" (pid {pid})")
 
 
 def _check_ids(ids: Sequence[int], owed: Sequence[int]) -> None:

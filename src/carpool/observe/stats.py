@@ -119,7 +119,7 @@ class StageStats:
         self.compute_time = Durations()
         self.idle_gap = Durations()
         self.roster = roster
-        self.batcher = pipeline.stages[index]
+        self.batcher = pipeline.batchers[index]
         self.items = self.padding = 0
         self.split_batches = self.unsplit_batches = self.out_of_memory = self.protocol_errors = 0
         self._single = single
@@ -143,15 +143,15 @@ class StageStats:
         self.reasons[batch.reason if batch.reason in self.reasons else "other"] += 1
         self.queue_time.add_since(batch.started, [request.arrived for request in batch.requests])
 
-    def completed(self, worker: int, busy_s: float, waited_s: float) -> None:
+    def completed(self, place: int, busy_s: float, waited_s: float) -> None:
         """A batch is done; asked before the next one is handed out, if that was not done ahead of time."""
         self.compute_time.add(busy_s)
-        if worker in self._hungry:
+        if place in self._hungry:
             self.idle_gap.add(waited_s)
-        if self.batcher.queue or worker in self.batcher.in_flight:
-            self._hungry.add(worker)
+        if self.batcher.queue or place in self.batcher.in_flight:
+            self._hungry.add(place)
         else:
-            self._hungry.discard(worker)
+            self._hungry.discard(place)
 
     def troubled(self, trouble: Sequence[Trouble]) -> None:
         """What a worker tells of a batch besides its results."""
@@ -224,7 +224,7 @@ class Stats:
         self.last_ok_at = float("-inf")
         self.stages = [
             self.stage_stats(stage.name, pipeline, i, roster, single)
-            for i, (stage, roster, single) in enumerate(zip(pipeline.stages, rosters, singles, strict=True))
+            for i, (stage, roster, single) in enumerate(zip(pipeline.batchers, rosters, singles, strict=True))
         ]
 
     def answered(self, requests: Sequence[Request], now: float) -> None:
@@ -266,7 +266,7 @@ class _NoStageStats(StageStats):
         if batch.reason != self._reason:
             self._say_why(batch)
 
-    def completed(self, worker: int, busy_s: float, waited_s: float) -> None:
+    def completed(self, place: int, busy_s: float, waited_s: float) -> None:
         """Nobody will ask."""
 
 
@@ -276,7 +276,7 @@ class NoStats(Stats):
     stage_stats = _NoStageStats
 
     def __init__(self, name: str, pipeline: Pipeline) -> None:
-        n = len(pipeline.stages)
+        n = len(pipeline.batchers)
         super().__init__(name, pipeline, [None] * n, [False] * n)
 
     def answered(self, requests: Sequence[Request], now: float) -> None:

@@ -120,7 +120,7 @@ def play(make: MakePolicy, schedule: Schedule) -> Played:
         now += arrival.after_s
         requests.append(_arrive(driver, now, i, arrival))
     driver.run()
-    _require(not pipeline.waiting and not pipeline.stages[0].in_flight, "work is left over")
+    _require(not pipeline.waiting and not pipeline.batchers[0].in_flight, "work is left over")
     return Played(driver, policy, requests)
 
 
@@ -161,7 +161,7 @@ def _arrive(driver: VirtualDriver, now: float, item: int, arrival: Arrival) -> R
     if arrival.cancelled_after_s is not None:
         driver.at(now + arrival.cancelled_after_s, lambda: pipeline.cancel(driver.clock.now, request))
     if arrival.worker_dies:
-        driver.at(now, lambda: driver.lose(0, 0) if 0 in pipeline.stages[0].in_flight else None)
+        driver.at(now, lambda: driver.lose(0, 0) if 0 in pipeline.batchers[0].in_flight else None)
     return request
 
 

@@ -1,0 +1,46 @@
+"""What a worker has answered: the results of one batch, or of a part of it, as drivers hand them to the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class Reply:
+    """The answers of one worker to requests of its batch. There is one per batch, not one per request.
+
+    Attributes:
+        stage: the position of the worker's stage in the pipeline.
+        place: the position of the worker in its stage.
+        batch_id: the batch that is answered.
+        ids: the requests that are answered, all of the batch or some of it.
+        results: one for each of `ids`; what stands where there is an error does not matter.
+        errors: by position in `ids`, why a request failed; None if none did.
+        busy_s: seconds that the worker spent in user code for it.
+        waited_s: seconds that the worker stood still before it got the batch.
+    """
+
+    __slots__ = ("batch_id", "busy_s", "errors", "ids", "place", "results", "stage", "waited_s")
+
+    def __init__(
+        self,
+        stage: int,
+        place: int,
+        batch_id: int,
+        ids: Sequence[int],
+        results: Sequence[object],
+        errors: dict[int, Exception] | None = None,
+        busy_s: float = 0.0,
+        waited_s: float = 0.0,
+    ) -> None:
+        self.stage = stage
+        self.place = place
+        self.batch_id = batch_id
+        self.ids = ids
+        self.results = results
+        self.errors = errors
+        self.busy_s = busy_s
+        self.waited_s = waited_s
+
+    def __repr__(self) -> str:
+        failed = len(self.errors or ())
+        return f"<Reply stage={self.stage} place={self.place} batch={self.batch_id} n={len(self.ids)} failed={failed}>"
