@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 import carpool
+from carpool import cli
+from carpool.http import App
+from tests import models
 from tests.effort import slow_where
 from tests.serving import serve
 
@@ -173,6 +176,15 @@ def test_the_summary_says_what_is_served() -> None:
     assert "stage Digits: batches of up to 64, 1 worker, policy adaptive" in text
     assert "SIGTERM: no new requests; finishing those inside" in rest
     assert "stopped" in rest
+
+
+def test_the_summary_shows_the_address_that_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that an address cannot hold as it is stands there as the route has it."""
+    app = App(carpool.Service(models.Talks), carpool.Service(models.Talks, name="a model/2"))
+
+    cli._summary(app, "http://127.0.0.1:1")
+
+    assert "POST /models/a%20model%2F2/predict" in capsys.readouterr().err
 
 
 def test_json_logs_are_json() -> None:

@@ -1,4 +1,7 @@
-"""The command line: `carpool serve`, `carpool demo`. Every error a user can make is one line and the next step."""
+"""The command line: `carpool serve`, `carpool simulate`, `carpool demo`.
+
+Every error that a user can make is told in one line, with the next step.
+"""
 
 from __future__ import annotations
 
@@ -190,10 +193,12 @@ def _run(main: Coroutine[Any, Any, None]) -> None:
 
 def _summary(app: App, address: str) -> None:
     """What is about to be served, for a person."""
+    from carpool.http.openapi import predict_path
+
     console = Console(stderr=True, highlight=False)
     console.print(f"[bold]carpool {carpool.__version__}[/] on [bold]{address}[/]")
     for i, service in enumerate(app.services):
-        console.print(f"  [bold]{service.name}[/]  POST {'/predict' if i == 0 else f'/models/{service.name}/predict'}")
+        console.print(f"  [bold]{service.name}[/]  POST {'/predict' if i == 0 else predict_path(service.name)}")
         for stage in service.stages:
             batches = f"batches of up to {stage.max_batch_size}" if stage.max_batch_size else "single items"
             workers = f"{stage.workers} worker{'s' if stage.workers > 1 else ''}"
@@ -204,7 +209,7 @@ def _summary(app: App, address: str) -> None:
             )
             policy = f", policy {stage.policy_name}" if stage.max_batch_size else ""
             console.print(f"    stage {stage.name}: {batches}, {workers}{cores}{policy}")
-    if app.services[0].stages and address.startswith("http://0.0.0.0"):
+    if address.startswith("http://0.0.0.0"):
         console.print("  [yellow]reachable from other machines; there is no authentication[/]")
 
 

@@ -85,8 +85,6 @@ class Traits:
     name: str
     input_type: Any
     output_type: Any
-    has_preprocess: bool
-    has_postprocess: bool
     postprocess_takes_x: bool
     accepts: tuple[str, ...]
     produces: tuple[str, ...]
@@ -138,8 +136,6 @@ def traits_of(model: AnyModel, batched: bool) -> Traits:
         name=name,
         input_type=takes,
         output_type=_without_response(gives),
-        has_preprocess=preprocess is not None,
-        has_postprocess=postprocess is not None,
         postprocess_takes_x=postprocess is not None and len(_parameters(postprocess)) > 1,
         accepts=accepts,
         produces=produces,

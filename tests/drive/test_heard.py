@@ -21,7 +21,7 @@ from carpool.drive import worker_pool
 from carpool.drive.aio import Driver
 from carpool.observe.stats import Stats
 from carpool.request import DONE, Request
-from carpool.service import handle
+from carpool.service import assemble
 from carpool.wire.frame import Frame, FrameError, FrameKind
 from tests import models
 from tests.core import stub
@@ -92,11 +92,11 @@ def frames(draw: st.DrawFn) -> Frame:
 async def listen(heard: list[Frame]) -> tuple[list[Told], list[Frame], Driver]:
     """A stage whose only worker has a batch and then says all this; the requests, what was taken of it, the driver."""
     service = Service(Stage(models.scale, max_batch_size=N, policy="greedy"))
-    batcher = handle._batcher(service, service.stages[0])
+    batcher = assemble._batcher(service, service.stages[0])
     pipeline = Pipeline([batcher])
     roster = Roster(1, lambda: 0.0)
     driver = Driver(pipeline, Stats("fuzz", pipeline, [roster], [False]), clock=lambda: 0.0)
-    stage = worker_pool.WorkerPool(0, handle._launch(service, 0, None, 1), driver, roster, Starts([roster], 1), print)  # type: ignore[arg-type]
+    stage = worker_pool.WorkerPool(0, assemble.launch(service, 0, None, 1), driver, roster, Starts([roster], 1), print)  # type: ignore[arg-type]
     driver.executors = [stage]
     stage.start()
     worker: Any = stage._workers[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from carpool.errors import Unavailable
 from tests.http.door import Door, get, post
 from tests.http.jump import run, turns
 
@@ -101,5 +102,20 @@ def test_an_empty_listener_is_empty() -> None:
 
     async def main() -> None:
         await Door().listener.empty()
+
+    run(main())
+
+
+def test_each_refusal_is_an_exception_of_its_own() -> None:
+    """While a server starts or stops, requests that it refuses leave nothing behind in it."""
+
+    async def main() -> None:
+        door = Door()
+        door.app.refusing = refusing = Unavailable("the service is starting", code="starting")
+        for _ in range(3):
+            client = door.connect()
+            client.send(post(b"1"))
+            assert [answer.status for answer in client.answers()] == [503]
+        assert refusing.__traceback__ is None
 
     run(main())

@@ -23,7 +23,7 @@ from carpool.core.batcher import Batcher
 from carpool.core.queue import Queue
 from carpool.errors import Unavailable
 from carpool.model import AnyModel, Model, name_of, traits_of
-from carpool.policy import Policy
+from carpool.policy import Policy, new_policy
 from carpool.request import Lane
 from carpool.service.settings import (
     at_least,
@@ -35,7 +35,6 @@ from carpool.service.settings import (
     flag,
     function,
     held_s,
-    policy_for,
     positive,
 )
 from carpool.service.weigh import units
@@ -105,7 +104,7 @@ class Settings:
 
     def new_policy(self) -> Policy:
         """A policy of its own for one line."""
-        return policy_for(self.policy, self.limit, self.max_queue_delay_s, slo_s=self.slo_s)
+        return new_policy(self.policy, self.limit, max_queue_delay_s=self.max_queue_delay_s, slo_s=self.slo_s)
 
     def batcher(self, name: str) -> Batcher:
         """A queue and a policy for one line."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import fields
-from typing import Any, Literal, Protocol, TypeVar, overload
+from typing import Any, Literal, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from carpool.batch_function.batched import Settings, invoker_of
 from carpool.batch_function.tasks import AsyncBatch
@@ -26,6 +26,22 @@ A = TypeVar("A")
 B = TypeVar("B")
 A_contra = TypeVar("A_contra", contravariant=True)
 B_co = TypeVar("B_co", covariant=True)
+
+
+class BatchSettings(TypedDict, total=False):
+    """The settings of `batch` that have nothing to do with `merge`; see there."""
+
+    max_batch_size: int | None
+    size: Callable[[Any], int] | None
+    policy: Policy | str | None
+    max_queue_delay_s: float | None
+    max_queue_size: int
+    max_in_flight_batches: int
+    timeout_s: float | None
+    slo_s: float | None
+    execution_lock: Any
+    isolate_errors: bool
+    oom_errors: OomErrors | None
 
 
 class Decorator(Protocol):
@@ -118,17 +134,7 @@ def batch(
     *,
     merge: Literal[True] | Merge,
     split: Split | None = None,
-    max_batch_size: int | None = 64,
-    size: Callable[[Any], int] | None = None,
-    policy: Policy | str | None = None,
-    max_queue_delay_s: float | None = None,
-    max_queue_size: int = 1024,
-    max_in_flight_batches: int = 1,
-    timeout_s: float | None = None,
-    slo_s: float | None = None,
-    execution_lock: Any = None,
-    isolate_errors: bool = False,
-    oom_errors: OomErrors | None = (),
+    **settings: Unpack[BatchSettings],
 ) -> MergeDecorator: ...
 @overload
 def batch(
@@ -136,35 +142,10 @@ def batch(
     /,
     *,
     merge: Pad,
-    max_batch_size: int | None = 64,
-    size: Callable[[Any], int] | None = None,
-    policy: Policy | str | None = None,
-    max_queue_delay_s: float | None = None,
-    max_queue_size: int = 1024,
-    max_in_flight_batches: int = 1,
-    timeout_s: float | None = None,
-    slo_s: float | None = None,
-    execution_lock: Any = None,
-    isolate_errors: bool = False,
-    oom_errors: OomErrors | None = (),
+    **settings: Unpack[BatchSettings],
 ) -> PadDecorator: ...
 @overload
-def batch(
-    function: None = None,
-    /,
-    *,
-    max_batch_size: int | None = 64,
-    size: Callable[[Any], int] | None = None,
-    policy: Policy | str | None = None,
-    max_queue_delay_s: float | None = None,
-    max_queue_size: int = 1024,
-    max_in_flight_batches: int = 1,
-    timeout_s: float | None = None,
-    slo_s: float | None = None,
-    execution_lock: Any = None,
-    isolate_errors: bool = False,
-    oom_errors: OomErrors | None = (),
-) -> Decorator: ...
+def batch(function: None = None, /, **settings: Unpack[BatchSettings]) -> Decorator: ...
 def batch(function: Any = None, /, **settings: Any) -> Any:
     """Let the callers of a function share its calls: `@carpool.batch` or `@carpool.batch(max_batch_size=32)`.
 

@@ -8,6 +8,7 @@ comes back through `Exchange.respond`, now or later.
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import re
 import secrets
@@ -335,7 +336,7 @@ class App:
     def _admit_predict(self, head: Head, endpoint: Endpoint) -> None:
         headers = head.headers
         if self.refusing is not None:
-            raise self.refusing
+            raise copy.copy(self.refusing)  # each raise adds its frames to the traceback of what it raises
         if headers.get(b"content-encoding", b"identity") != b"identity":
             text = "compressed request bodies are not read"
             raise InvalidRequest(text, status=415, code="unsupported_media_type")

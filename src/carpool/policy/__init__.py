@@ -8,6 +8,7 @@ from carpool.policy.base import Decision, Policy, QueueView
 from carpool.policy.cork import Cork
 from carpool.policy.deadline import Deadline
 from carpool.policy.greedy import Greedy
+from carpool.policy.maker import BY_NAME, limit, new_policy
 from carpool.policy.one_by_one import OneByOne
 from carpool.policy.static import Static
 
@@ -23,14 +24,6 @@ __all__ = [
     "Policy",
     "QueueView",
     "Static",
+    "limit",
+    "new_policy",
 ]
-
-BY_NAME: dict[str, type[Policy]] = {
-    "adaptive": Adaptive,
-    "greedy": Greedy,
-    "static": Static,
-    "aimd": AIMD,
-    "cork": Cork,
-    "deadline": Deadline,
-}
-"""The policies that a stage may name; `OneByOne` is not chosen but follows from a stage of single items."""

@@ -7,22 +7,15 @@ process that started it.
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 import weakref
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from functools import partial
-from math import inf
 from threading import Lock, get_ident
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from carpool.clock import monotonic
-from carpool.core.batcher import Batcher
 from carpool.core.journal import Entry, Journal
 from carpool.core.life import STARTED_BEFORE, Event, LifeState
-from carpool.core.pipeline import Pipeline
-from carpool.core.queue import Queue
-from carpool.core.roster import Starts
 from carpool.drive.aio import Driver
 from carpool.drive.callers import (
     GRACE_S,
@@ -34,37 +27,26 @@ from carpool.drive.callers import (
     result_of,
     with_cause,
 )
-from carpool.drive.guard import Guard
-from carpool.drive.launch import Launch
 from carpool.drive.loop_thread import LoopThread
 from carpool.drive.output import LineSink
 from carpool.drive.streams import AsyncStream, ThreadStream, Window
-from carpool.drive.worker_pool import WorkerPool, new_roster
 from carpool.errors import DeadlineExceeded
 from carpool.logger import logger
-from carpool.observe.stats import ServiceSnapshot, Stats
-from carpool.policy import OneByOne
+from carpool.observe.stats import ServiceSnapshot
 from carpool.policy.one_by_one import MOST_IN_A_HOP
 from carpool.request import Request
+from carpool.service.assemble import assemble
+from carpool.service.declaration import Declaration
 from carpool.service.running import Running
 from carpool.service.settings import at_least, check_priority, positive
 from carpool.service.stage import Stage
-from carpool.service.warmup import warm_up_sizes
 from carpool.service.weigh import weigher_of
-from carpool.wire.payload import size_of
-from carpool.worker import affinity, blas, program
-from carpool.worker.setup import Setup
+from carpool.worker import affinity, program
 
-if TYPE_CHECKING:
-    from carpool.service.service import Service
-
-
-_HANG_SHARE = 3  # without `max_batch_time_s` calls are given up by this part of the service's time-out
 _BATCHES_AHEAD = 3  # per worker: one at work, one on its way, one forming
 _SMALL_AHEAD = 2 * _BATCHES_AHEAD  # of small items, so that threads wake one another less often
 _LEAST_IN_FLIGHT = 64
 _SILENT_S = 10.0  # a loop that ends may be busy with its last tasks for so long
-_LEAST_STARTS = 2  # at a time: a model that never ends loading must not hold up all others
 _CLOSE = "call close(), or use a block, `with service.run() as s:`"
 _CLOSE_ASYNC = "await close(), or use a block, `async with service.run_async() as s:`"
 
@@ -77,7 +59,7 @@ class AsyncHandle:
         weigh: how much of a batch an item takes up, if not 1.
     """
 
-    def __init__(self, service: Service, *, journal_size: int, output: LineSink) -> None:
+    def __init__(self, service: Declaration, *, journal_size: int, output: LineSink) -> None:
         self.service = service
         self.driver: Driver | None = None
         weigher = weigher_of(service.stages[0])
@@ -97,7 +79,7 @@ class AsyncHandle:
     @property
     def pids(self) -> list[int]:
         """Process ids of the live workers."""
-        return [pid for stage in self._running.stages for pid in stage.pids]
+        return [pid for pool in self._running.pools for pid in pool.pids]
 
     async def start(self) -> None:
         """Start the workers and wait until all are ready.
@@ -116,26 +98,16 @@ class AsyncHandle:
         if self._life.state is not LifeState.NEW:
             raise RuntimeError(STARTED_BEFORE)
         began = monotonic()
-        starts_at_a_time = self.service.max_parallel_starts or max(_LEAST_STARTS, affinity.available())
-        guard = Guard() if any(stage.run_in == "process" for stage in self.service.stages) else None
-        cores = affinity.usable()
-        launches = [_launch(self.service, index, guard, cores) for index in range(len(self.service.stages))]
-        driver = Driver(*_pipeline_and_stats(self.service, self._journal))
-        rosters = [stage.roster for stage in driver.stats.stages]
-        starts = Starts([roster for roster in rosters if roster is not None], starts_at_a_time)
-        stages = [
-            WorkerPool(index, launch, driver, roster, starts, self._output)
-            for index, (launch, roster) in enumerate(zip(launches, rosters, strict=True))
-            if roster is not None
-        ]
-        self.driver = driver
-        await self._running.begin(driver, stages, guard, _CLOSE_ASYNC if self._running.thread is None else _CLOSE)
+        made = assemble(self.service, self._journal, self._output)
+        self.driver = made.driver
+        what_to_do = _CLOSE_ASYNC if self._running.thread is None else _CLOSE
+        await self._running.begin(made.driver, made.pools, made.guard, what_to_do)
         weakref.finalize(self, self._running.dropped).atexit = False  # what a program leaves open ends with it
         try:
             self._pin()
-            if guard is not None:
-                guard.start()
-            await driver.start(stages, [stage.workers for stage in self.service.stages])
+            if made.guard is not None:
+                made.guard.start()
+            await made.driver.start(made.pools, [stage.workers for stage in self.service.stages])
         except BaseException:
             await self.close(drain=False)
             raise
@@ -290,7 +262,7 @@ class AsyncHandle:
 class Handle:
     """A service for threads, on a loop thread of its own; made by `Service.run` and `Service.start`."""
 
-    def __init__(self, service: Service, *, journal_size: int, output: LineSink) -> None:
+    def __init__(self, service: Declaration, *, journal_size: int, output: LineSink) -> None:
         self.service = service
         self._inner = AsyncHandle(service, journal_size=journal_size, output=output)
         self._thread: LoopThread | None = None
@@ -414,67 +386,3 @@ class Handle:
 def _most_items(stage: Stage, single: int) -> int:
     """Items that one batch of a stage may hold; those without batches take `single` at a time."""
     return min(stage.max_batch_size or single, stage.max_queue_size)
-
-
-def _pipeline_and_stats(service: Service, journal: Journal | None) -> tuple[Pipeline, Stats]:
-    batchers = [_batcher(service, stage) for stage in service.stages]
-    pipeline = Pipeline(batchers, slo_s=service.slo_s, measure=size_of, journal=journal)  # type: ignore[arg-type]
-    rosters = [new_roster(stage.workers) for stage in service.stages]
-    singles = [isinstance(batcher.policy, OneByOne) for batcher in batchers]
-    return pipeline, Stats(service.name, pipeline, rosters, singles, service.slo_s)
-
-
-def _batcher(service: Service, stage: Stage) -> Batcher:
-    weigher = weigher_of(stage)
-    return Batcher(
-        stage.name,
-        stage.new_policy(service.overload, service.slo_s),
-        Queue(stage.max_queue_size, stage.max_queue_bytes),
-        max_batch_time_s=stage.max_batch_time_s or inf,
-        patience_s=service.timeout_s / _HANG_SHARE,
-        idempotent=stage.idempotent,
-        runs_ahead=stage.run_in != "loop",  # which has no time to itself anyway
-        weigh=None if weigher is None else weigher.of_encoded,
-    )
-
-
-def _launch(service: Service, index: int, guard: Guard | None, usable: int) -> Launch:
-    stage: Stage = service.stages[index]
-    everywhere = affinity.current()
-    warm_up = warm_up_sizes(stage)
-    root = logging.getLogger()
-    setup = Setup(
-        program=program.describe(),
-        model=program.pack_model(stage.model, stage.kwargs) if stage.run_in == "process" else b"",
-        stage=stage.name,
-        worker=0,
-        batched=stage.max_batch_size is not None,
-        allowed_batch_sizes=tuple(sizes) if (sizes := stage.new_policy().allowed_batch_sizes) else None,
-        warm_up=tuple(warm_up),
-        first=index == 0,
-        last=index == len(service.stages) - 1,
-        isolate_errors=stage.isolate_errors,
-        halve=stage.idempotent or stage.isolate_errors,
-        oom_errors=stage.oom_errors,
-        cores=None,
-        log_level=root.level if root.handlers else None,
-    )
-    # a worker always sets its affinity, also to "everywhere": it would inherit a pinned coordinator's
-    cores = stage.cpus or (everywhere if stage.run_in == "process" else None,) * stage.workers
-    env = _environments(service, stage, usable) if stage.run_in == "process" else ()
-    return Launch(stage.run_in, setup, stage.model, stage.kwargs, cores, env, warm_up, guard)
-
-
-def _environments(service: Service, stage: Stage, usable: int) -> tuple[Mapping[str, str], ...]:
-    """For each worker of a stage, the variables that it gets besides this process's own."""
-    threads = blas.decide(
-        stage.name,
-        os.environ,
-        stage.env,
-        workers=stage.workers,
-        pinned=None if stage.cpus is None else [len(cores) for cores in stage.cpus],
-        cores=usable,
-        of_all=sum(other.workers for other in service.stages if other.run_in == "process"),
-    )
-    logger.info("%s", threads.why)
-    return tuple({**variables, **stage.env} for variables in threads.variables)

@@ -38,7 +38,7 @@ class Running:
         timeout_s: the service's.
 
     Attributes:
-        driver, stages, guard: what has been started.
+        driver, pools, guard: what has been started.
         found_cores: where the loop's thread ran before it was pinned.
         thread: the loop's, if it was started for this service and is to end with it.
     """
@@ -47,7 +47,7 @@ class Running:
         self.name = name
         self.life = Life()
         self.driver: Driver | None = None
-        self.stages: Sequence[WorkerPool] = ()
+        self.pools: Sequence[WorkerPool] = ()
         self.guard: Guard | None = None
         self.found_cores: affinity.Cores | None = None
         self.thread: LoopThread | None = None
@@ -58,14 +58,14 @@ class Running:
         self._watch = self._watch_loop()
         _lives.add(self.life)
 
-    async def begin(self, driver: Driver, stages: Sequence[WorkerPool], guard: Guard | None, what_to_do: str) -> None:
+    async def begin(self, driver: Driver, pools: Sequence[WorkerPool], guard: Guard | None, what_to_do: str) -> None:
         """On the service's loop: it is being started.
 
         Args:
-            driver, stages, guard: what will run.
+            driver, pools, guard: what will run.
             what_to_do: for whoever lets it run and goes, how it is closed.
         """
-        self.driver, self.stages, self.guard = driver, stages, guard
+        self.driver, self.pools, self.guard = driver, pools, guard
         self._process, self._what_to_do = os.getpid(), what_to_do
         await anext(self._watch)
         self.life.happened(Event.START)  # from here on other threads' calls are let through, and need the driver
@@ -96,13 +96,13 @@ class Running:
 
     def kill(self) -> None:
         """End the workers at once, whatever they are doing."""
-        for stage in self.stages:
-            stage.kill_all()
+        for pool in self.pools:
+            pool.kill_all()
 
     def kill_processes(self) -> None:
         """From another thread, while something blocks the loop: end the worker processes at once."""
-        for stage in self.stages:
-            for pid in stage.pids:  # the loop reaps them, so their numbers are still theirs
+        for pool in self.pools:
+            for pid in pool.pids:  # the loop reaps them, so their numbers are still theirs
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
 
@@ -121,8 +121,8 @@ class Running:
         assert self.driver is not None
         loop = self.driver.loop
         if not loop.is_running() and not loop.is_closed():
-            for stage in self.stages:  # it may never run again
-                stage.dismiss()
+            for pool in self.pools:  # it may never run again
+                pool.dismiss()
         with suppress(RuntimeError):  # the loop is closed, and throws the errand away
             loop.call_soon_threadsafe(_Errand(self))
         self._warn("handle", "was dropped", _WHERE_IT_WAS_DROPPED)
@@ -172,8 +172,8 @@ class Running:
 
     def _let_go(self) -> None:
         """End the workers at once and wait for nothing that needs the loop."""
-        for stage in self.stages:
-            stage.abandon()
+        for pool in self.pools:
+            pool.abandon()
         if self.guard is not None:
             self.guard.abandon()
             self.guard = None

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from math import inf
-
 from carpool.drive.output import LineSink, print_line
-from carpool.model import AnyModel
+from carpool.service.declaration import Declaration
 from carpool.service.handle import AsyncHandle, Handle
-from carpool.service.settings import at_least, check_held, check_overload, finite, function, held_s, seconds, text
-from carpool.service.stage import Stage, as_stage, check_chain
-from carpool.worker import affinity
+from carpool.service.settings import at_least, function
 
 
-class Service:
+class Service(Declaration):
     """An immutable declaration; `run`, `run_async` and `start` bring it to life.
 
     Args:
@@ -38,66 +33,7 @@ class Service:
         TypeError: see `Stage`.
     """
 
-    def __init__(
-        self,
-        *stages: Stage | AnyModel,
-        name: str | None = None,
-        timeout_s: float | None = 30.0,
-        slo_s: float | None = None,
-        overload: str = "goodput",
-        cpus: int | Collection[int] | None = None,
-        max_parallel_starts: int | None = None,
-    ) -> None:
-        self._stages = tuple(as_stage(stage) for stage in stages)
-        check_chain(self._stages)
-        check_overload(overload)
-        if max_parallel_starts is not None:
-            max_parallel_starts = at_least("max_parallel_starts", max_parallel_starts, 1)
-        self._name = text("name", name) or self._stages[-1].name
-        self._timeout_s = inf if timeout_s is None else seconds("timeout_s", timeout_s)
-        self._slo_s = finite("slo_s", slo_s)
-        check_held(sum(held_s(stage.new_policy()) for stage in self._stages), self._timeout_s)
-        self._overload = overload
-        self._cpus = None if cpus is None else affinity.parse(cpus)
-        self._max_parallel_starts = max_parallel_starts
-
-    def __repr__(self) -> str:
-        return f"<Service {self._name}: {' -> '.join(stage.name for stage in self._stages)}>"
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """The stages, first to last."""
-        return self._stages
-
-    @property
-    def name(self) -> str:
-        """The model's name over HTTP and in metrics."""
-        return self._name
-
-    @property
-    def timeout_s(self) -> float:
-        """Longest time from a request's arrival to its answer; infinity for no limit."""
-        return self._timeout_s
-
-    @property
-    def slo_s(self) -> float | None:
-        """The latency that requests should be answered within."""
-        return self._slo_s
-
-    @property
-    def overload(self) -> str:
-        """What is looked after while more comes than can be served."""
-        return self._overload
-
-    @property
-    def cpus(self) -> affinity.Cores | None:
-        """Where the coordinator runs."""
-        return self._cpus
-
-    @property
-    def max_parallel_starts(self) -> int | None:
-        """How many workers may load at the same time, if it was said."""
-        return self._max_parallel_starts
+    __slots__ = ()
 
     def run_async(self, *, journal_size: int = 0, output: LineSink = print_line) -> AsyncHandle:
         """The service on the running loop: `async with service.run_async() as s: await s.predict(x)`.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from math import inf
 from numbers import Real
 from typing import Any
 
-from carpool.policy import BY_NAME, Adaptive, Policy, Static
+from carpool.policy import BY_NAME, Policy, Static
 
 LARGEST_PRIORITY = 100
 """Priorities are whole numbers from minus this to this."""
@@ -186,35 +185,6 @@ def check_room(max_batch_size: int, max_queue_size: int) -> None:
             f"max_queue_size ({max_queue_size}) is smaller than max_batch_size ({max_batch_size}):"
             " no full batch could ever form"
         )
-
-
-def policy_for(
-    policy: Policy | str | None,
-    max_batch_size: int,
-    max_queue_delay_s: float | None,
-    *,
-    allowed_batch_sizes: Sequence[int] | None = None,
-    overload: str = "goodput",
-    slo_s: float | None = None,
-) -> Policy:
-    """A policy of its own for one queue, within the given limits; Adaptive if none is asked for.
-
-    What the policy object says itself counts; `overload` is the service's and is always filled in.
-    `slo_s` is for policies that need to know it beforehand; all others see it in the requests' due times.
-    """
-    if policy is None:
-        policy = Adaptive()
-    policy = BY_NAME[policy]() if isinstance(policy, str) else copy.deepcopy(policy)
-    own = policy.max_batch_size
-    policy.max_batch_size = max_batch_size if own is None else min(operator.index(own), max_batch_size)
-    if policy.max_queue_delay_s is None:
-        policy.max_queue_delay_s = max_queue_delay_s
-    if policy.allowed_batch_sizes is None:
-        policy.allowed_batch_sizes = allowed_batch_sizes
-    policy.overload = overload
-    if policy.slo_s is None:
-        policy.slo_s = slo_s
-    return policy
 
 
 def _whole(value: Any) -> int | None:

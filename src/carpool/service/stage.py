@@ -10,7 +10,7 @@ from typing import Any, Literal
 from carpool.call.invoke import is_async
 from carpool.call.oom import OomErrors, names_of
 from carpool.model import AnyModel, Traits, check_kwargs, name_of, traits_of
-from carpool.policy import Adaptive, OneByOne, Policy
+from carpool.policy import Adaptive, OneByOne, Policy, new_policy
 from carpool.service.settings import (
     at_least,
     check_policy,
@@ -21,7 +21,6 @@ from carpool.service.settings import (
     flag,
     function,
     mapping,
-    policy_for,
     positive,
     text,
 )
@@ -140,29 +139,15 @@ class Stage:
             _check_frame(max_batch_size, max_queue_size if size is not None else None)
         check_policy(policy)
         flag("idempotent", idempotent)
-        values: dict[str, Any] = {
-            "model": model,
-            "name": text("name", name) or traits.name,
-            "workers": workers,
-            "cpus": None if cpus is None else affinity.parse_all(cpus, workers),
-            "run_in": run_in,
-            "kwargs": kwargs,
-            "env": env,
-            "max_batch_size": max_batch_size,
-            "allowed_batch_sizes": allowed_batch_sizes,
-            "size": size,
-            "policy": policy,
-            "max_queue_delay_s": delay("max_queue_delay_s", max_queue_delay_s),
-            "max_queue_size": max_queue_size,
-            "max_queue_bytes": max_queue_bytes,
-            "max_batch_time_s": positive("max_batch_time_s", max_batch_time_s),
-            "idempotent": idempotent,
-            "isolate_errors": idempotent if isolate_errors is None else flag("isolate_errors", isolate_errors),
-            "oom_errors": None if oom_errors is None else names_of(oom_errors),
-            "traits": traits,
-        }
+        name = text("name", name) or traits.name
+        cpus = None if cpus is None else affinity.parse_all(cpus, workers)
+        max_queue_delay_s = delay("max_queue_delay_s", max_queue_delay_s)
+        max_batch_time_s = positive("max_batch_time_s", max_batch_time_s)
+        isolate_errors = idempotent if isolate_errors is None else flag("isolate_errors", isolate_errors)
+        oom_errors = None if oom_errors is None else names_of(oom_errors)
+        checked = locals()
         for each in fields(self):
-            object.__setattr__(self, each.name, values[each.name])
+            object.__setattr__(self, each.name, checked[each.name])
 
     @property
     def policy_name(self) -> str:
@@ -177,10 +162,10 @@ class Stage:
         """A policy of its own for one run of the stage, with the stage's limits and the service's wish filled in."""
         if self.max_batch_size is None:
             return OneByOne()
-        return policy_for(
+        return new_policy(
             self.policy,
             self.max_batch_size,
-            self.max_queue_delay_s,
+            max_queue_delay_s=self.max_queue_delay_s,
             allowed_batch_sizes=self.allowed_batch_sizes,
             overload=overload,
             slo_s=slo_s,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
-from carpool.policy import BY_NAME, Policy
+from carpool.policy import BY_NAME, Policy, limit
 from carpool.simulate import specs
 
 EXAMPLE = "static:10ms"
@@ -36,8 +36,7 @@ def policy_of(
         policy = policy()
     if not isinstance(policy, Policy):
         raise TypeError(f"policy must be a spec such as {EXAMPLE!r}, a Policy or a function that makes one: {policy!r}")
-    if policy.max_batch_size is None or policy.max_batch_size > max_batch_size:
-        policy.max_batch_size = max_batch_size
+    limit(policy, max_batch_size)
     return policy
 
 

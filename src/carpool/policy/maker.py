@@ -1,0 +1,63 @@
+"""One policy for one queue: from the name or the object that a user gives, within the limits of the queue."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Sequence
+
+from carpool.policy.adaptive import Adaptive
+from carpool.policy.aimd import AIMD
+from carpool.policy.base import Policy
+from carpool.policy.cork import Cork
+from carpool.policy.deadline import Deadline
+from carpool.policy.greedy import Greedy
+from carpool.policy.static import Static
+
+BY_NAME: dict[str, type[Policy]] = {
+    "adaptive": Adaptive,
+    "greedy": Greedy,
+    "static": Static,
+    "aimd": AIMD,
+    "cork": Cork,
+    "deadline": Deadline,
+}
+"""The policies that a stage may name; `OneByOne` is not chosen but follows from a stage of single items."""
+
+
+def new_policy(
+    policy: Policy | str | None,
+    max_batch_size: int,
+    *,
+    max_queue_delay_s: float | None = None,
+    allowed_batch_sizes: Sequence[int] | None = None,
+    overload: str = "goodput",
+    slo_s: float | None = None,
+) -> Policy:
+    """Make a policy of its own for one queue. What a policy object says itself counts, within the limits of the queue.
+
+    Args:
+        policy: A template, which is copied, or a name of `BY_NAME`; None for Adaptive.
+        max_batch_size: The most that a batch may hold, whatever the policy says.
+        max_queue_delay_s: How long a request may be held back, unless the policy says it.
+        allowed_batch_sizes: What batches are padded to, unless the policy says it.
+        overload: The service's, which always counts.
+        slo_s: The service's SLO, for policies that need to know it beforehand and do not say it; all others see it in
+            the dues of the requests.
+    """
+    made = BY_NAME[policy or "adaptive"]() if policy is None or isinstance(policy, str) else copy.deepcopy(policy)
+    limit(made, max_batch_size)
+    if made.max_queue_delay_s is None:
+        made.max_queue_delay_s = max_queue_delay_s
+    if made.allowed_batch_sizes is None:
+        made.allowed_batch_sizes = allowed_batch_sizes
+    made.overload = overload
+    if made.slo_s is None:
+        made.slo_s = slo_s
+    return made
+
+
+def limit(policy: Policy, max_batch_size: int) -> None:
+    """Let a policy make batches of its own limit or of `max_batch_size`, whichever is smaller."""
+    own = policy.max_batch_size
+    policy.max_batch_size = max_batch_size if own is None else min(operator.index(own), max_batch_size)
