@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import carpool
-from carpool.wire.frame import Frame, Kind, encode
+from carpool.wire.frame import Frame, FrameKind, encode
 
 
 def double(x: Any) -> Any:
@@ -349,7 +349,7 @@ class Misbehaves(carpool.Model):
                 signal.signal(number, signal.SIG_IGN)
         elif how == "floods":
             sock = socket.socket(fileno=os.dup(int(sys.argv[1])))
-            reply = b"".join(encode(Frame(Kind.REPLY, 1, ids=[1], formats=b"\0", payloads=[b"x" * 65_000])))
+            reply = b"".join(encode(Frame(FrameKind.REPLY, 1, ids=[1], formats=b"\0", payloads=[b"x" * 65_000])))
             while True:
                 sock.sendall(reply)
         elif how in CRASHES:

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import carpool
-from carpool.batch_threads import ThreadBatch
-from carpool.batched import Settings, invoker_of
+from carpool.batch_function.batched import Settings, invoker_of
+from carpool.batch_function.threads import ThreadBatch
 from carpool.clock import VirtualClock
 from carpool.core.batcher import Batcher
 from carpool.drive.threads import LeaderFollower

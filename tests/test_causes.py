@@ -21,7 +21,7 @@ import pytest
 import carpool
 from carpool import ModelError, Service, Stage
 from carpool.errors import CarpoolError
-from carpool.wire.outcome import LONGEST_CAUSE, Outcome, Report, pack, read, unpack, with_cause
+from carpool.wire.outcome import LONGEST_CAUSE, FailureReport, Outcome, pack, read, unpack, with_cause
 from tests.drive.test_workers import Output
 
 
@@ -414,7 +414,7 @@ def test_nothing_is_imported_for_a_cause(tmp_path: Path) -> None:
 
 def test_a_cause_is_opened_when_it_is_asked_for() -> None:
     """Not by whoever makes the error, which is the loop; and once."""
-    report = with_cause(Report("text", "Opens", "Traceback"), Opens("x"))
+    report = with_cause(FailureReport("text", "Opens", "Traceback"), Opens("x"))
     Opens.opened = 0
     error = unpack(Outcome.MODEL_ERROR, pack(report))
 
@@ -435,7 +435,7 @@ class Opens(Exception):
 
 def test_a_cause_that_is_set_is_the_cause() -> None:
     """By `raise ... from`, or by hand; what a worker has sent is forgotten then."""
-    error = unpack(Outcome.MODEL_ERROR, pack(with_cause(Report("text"), KeyError("x"))))
+    error = unpack(Outcome.MODEL_ERROR, pack(with_cause(FailureReport("text"), KeyError("x"))))
     other = ValueError("other")
     with pytest.raises(ModelError) as caught:
         raise error from other
@@ -447,7 +447,7 @@ def test_a_cause_that_is_set_is_the_cause() -> None:
 @pytest.mark.parametrize("cause", [b"", b"no pickle", b"\x80\x05", b"\x80\x05N.", pickle.dumps("text"), b"x" * 10**6])
 def test_bytes_that_are_no_exception_are_no_cause(cause: bytes) -> None:
     """Whatever a worker sends in its place."""
-    report = Report("text", cause=cause, module="builtins")
+    report = FailureReport("text", cause=cause, module="builtins")
     error = unpack(Outcome.MODEL_ERROR, msgspec.msgpack.encode(report))
     assert (str(error), error.__cause__) == ("text", None)
 
@@ -466,7 +466,7 @@ def test_pickling_ends_at_the_limit() -> None:
 
             return Plain, ("x",), None, None, items()
 
-    assert with_cause(Report("text"), Endless()).cause == b""
+    assert with_cause(FailureReport("text"), Endless()).cause == b""
     assert 0 < steps < 2 * LONGEST_CAUSE
 
 
@@ -489,6 +489,6 @@ def fails_at_large(xs: list[int]) -> list[int]:
 def test_reports_without_a_cause_are_as_they_were() -> None:
     """For errors that are no ModelErrors nothing is pickled."""
     for outcome in (Outcome.INVALID, Outcome.INVALID_ITEM, Outcome.EXPIRED):
-        error: CarpoolError = unpack(outcome, pack(with_cause(Report("x"), KeyError("x"))))
+        error: CarpoolError = unpack(outcome, pack(with_cause(FailureReport("x"), KeyError("x"))))
         assert error.__cause__ is None
-    assert read(pack(Report("x"))) == Report("x")
+    assert read(pack(FailureReport("x"))) == FailureReport("x")

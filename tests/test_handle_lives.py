@@ -22,11 +22,12 @@ import numpy as np
 import pytest
 
 import carpool
-from carpool import Service, Stage, handle
-from carpool.core.life import State
+from carpool import Service, Stage
+from carpool.core.life import LifeState
 from carpool.drive import loop_thread
-from carpool.drive.workers import WorkerStage
+from carpool.drive.worker_pool import WorkerPool
 from carpool.policy.base import Decision
+from carpool.service import handle
 from tests import models
 from tests.effort import slow_where
 
@@ -299,12 +300,12 @@ def test_a_start_that_is_interrupted_ends_whoever_begins_to_close(monkeypatch: p
 
     def post_late(thread: loop_thread.LoopThread, work: Callable[[], object]) -> None:
         deadline = time.monotonic() + BOUND_S
-        while handle._inner.state is not State.DRAINING and time.monotonic() < deadline:
+        while handle._inner.state is not LifeState.DRAINING and time.monotonic() < deadline:
             time.sleep(0)
         post(thread, work)
 
     def interrupted(futures: list[Any], timeout: float) -> Any:
-        while handle._inner.state is not State.STARTING:
+        while handle._inner.state is not LifeState.STARTING:
             time.sleep(0.001)
         monkeypatch.setattr(loop_thread.LoopThread, "post", post_late)
         raise KeyboardInterrupt
@@ -312,7 +313,7 @@ def test_a_start_that_is_interrupted_ends_whoever_begins_to_close(monkeypatch: p
     monkeypatch.setattr(loop_thread, "wait", interrupted)
     (heard,) = in_threads(1, handle.start)
     assert isinstance(heard, KeyboardInterrupt)
-    assert handle._inner.state is State.CLOSED
+    assert handle._inner.state is LifeState.CLOSED
 
 
 def test_a_start_without_a_thread_to_be_had_can_be_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -647,16 +648,16 @@ def test_closing_does_not_wait_for_ever_for_a_loop_that_stands_still(monkeypatch
 
 def test_a_batch_that_cannot_be_handed_over_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No memory for its message, say: its callers hear so, and the next ones are served."""
-    run = WorkerStage.run
+    run = WorkerPool.run
     raised: list[int] = []
 
-    def run_but_once(stage: WorkerStage, batch: Any) -> None:
+    def run_but_once(stage: WorkerPool, batch: Any) -> None:
         if not raised:
             raised.append(batch.id)
             raise MemoryError
         run(stage, batch)
 
-    monkeypatch.setattr(WorkerStage, "run", run_but_once)
+    monkeypatch.setattr(WorkerPool, "run", run_but_once)
     with THREADED.run() as s:
         with pytest.raises(carpool.Unavailable, match="could not be handed to a worker: MemoryError"):
             s.predict(1)

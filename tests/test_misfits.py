@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import carpool
-from carpool import Service, Stage, misfits, schema
+from carpool import Service, Stage
 from carpool.details import MOST, plain
 from carpool.errors import ValidationError
-from carpool.wire.outcome import Outcome, Report, pack, unpack
+from carpool.hints import misfits, schema
+from carpool.wire.outcome import FailureReport, Outcome, pack, unpack
 from tests.core.stub import PROPERTY
 
 T = TypeVar("T")
@@ -377,7 +378,7 @@ def test_details_are_made_plain(given: Any, expected: list[Any]) -> None:
 def test_details_cross_the_process_border() -> None:
     """As plain data."""
     details = [{"loc": ["a", 1], "msg": "m", "type": "t"}]
-    error = unpack(Outcome.INVALID_ITEM, pack(Report("x", details=details)))  # type: ignore[arg-type]
+    error = unpack(Outcome.INVALID_ITEM, pack(FailureReport("x", details=details)))  # type: ignore[arg-type]
     assert isinstance(error, ValidationError)
     assert error.details == tuple(details)
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool import nesting, schema
-from carpool.nesting import MOST_LEVELS, is_deep_json, is_deep_msgpack
+from carpool.hints import nesting, schema
+from carpool.hints.nesting import MOST_LEVELS, is_deep_json, is_deep_msgpack
 
 FILLER = [[1, {"a": [2.5, None, '[[{"\\', b"\x91\xdd"]}]] * (MOST_LEVELS // 2)
 
@@ -113,9 +113,9 @@ def test_small_bodies_and_usual_limits_cost_a_comparison() -> None:
 DEEP = """
 import sys
 sys.setrecursionlimit(10**6)
-from carpool import schema
+from carpool.hints import schema
 from carpool.errors import InvalidRequest
-from carpool.weigh import Weigher
+from carpool.service.weigh import Weigher
 from carpool.wire.payload import JSON, MSGPACK
 
 weigher = Weigher(len, "stage s", object)

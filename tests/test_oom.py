@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from carpool.oom import give_back, is_out_of_memory, names_of
+from carpool.call.oom import give_back, is_out_of_memory, names_of
 
 
 def error_class(name: str, module: str, base: type[Exception] = RuntimeError) -> type[Exception]:

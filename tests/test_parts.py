@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool import parts
+from carpool.call import retry
+from carpool.call.retry import Failed, Retrier, Trouble, as_results, run_now
 from carpool.clock import VirtualClock
 from carpool.errors import ModelError
-from carpool.parts import Caller, Failed, Trouble, as_results, run_now
 from tests.core.stub import PROPERTY
 
 
@@ -53,11 +53,11 @@ class Small:
 
 
 def call(
-    function: Callable[[list[int]], Any], n: int, caller: Caller | None = None, **more: Any
+    function: Callable[[list[int]], Any], n: int, caller: Retrier | None = None, **more: Any
 ) -> tuple[list[Any], list[Trouble]]:
     """The results for items 0 to n - 1, errors in their places; and what was told."""
     trouble: list[Trouble] = []
-    caller = caller or Caller(isolate_errors=True)
+    caller = caller or Retrier(isolate_errors=True)
     results = run_now(caller.call(function, list(range(n)), trouble, **more))
     return [r.error if isinstance(r, Failed) else r for r in results], trouble
 
@@ -103,7 +103,7 @@ def test_one_guilty_item_of_32_takes_eleven_calls(place: int) -> None:
 @pytest.mark.parametrize("n", [2, 3, 7, 8, 32, 64, 1000])
 def test_a_model_that_is_broken_is_given_up_ever_sooner(n: int) -> None:
     """Every caller has the error; items by themselves are tried in vain, and half as many in the next batch."""
-    caller = Caller(isolate_errors=True)
+    caller = Retrier(isolate_errors=True)
     costs = []
     for _ in range(8):
         model = Poisoned(*range(n))
@@ -111,19 +111,19 @@ def test_a_model_that_is_broken_is_given_up_ever_sooner(n: int) -> None:
         assert failed(results) == list(range(n))
         costs.append(len(model.calls))
 
-    assert costs[0] <= min(2 * n - 1, 7 + parts.MOST_IN_VAIN)
+    assert costs[0] <= min(2 * n - 1, 7 + retry.MOST_IN_VAIN)
     assert costs == sorted(costs, reverse=True)
-    assert costs[-1] <= 7 + parts.ALL_BAD
+    assert costs[-1] <= 7 + retry.ALL_BAD
 
 
 def test_one_success_and_a_broken_model_is_given_its_chance_again() -> None:
     """After an outage, too, the single good item of a batch is found."""
-    caller = Caller(isolate_errors=True)
+    caller = Retrier(isolate_errors=True)
     for _ in range(8):
         call(Poisoned(*range(32)), 32, caller)
-    assert caller.tries == parts.ALL_BAD
+    assert caller.tries == retry.ALL_BAD
     assert failed(call(Poisoned(*range(1, 32)), 32, caller)[0]) == list(range(1, 32))
-    assert caller.tries == parts.MOST_IN_VAIN
+    assert caller.tries == retry.MOST_IN_VAIN
     for place in range(32):
         guilty = [i for i in range(32) if i != place]
         assert failed(call(Poisoned(*guilty), 32, caller)[0]) == guilty
@@ -143,7 +143,7 @@ def test_every_second_item_is_guilty(n: int) -> None:
 def test_a_batch_that_raises_fails_as_a_whole_without_isolation() -> None:
     """One call, and one error for all."""
     model = Poisoned(3)
-    results, trouble = call(model, 8, Caller(isolate_errors=False))
+    results, trouble = call(model, 8, Retrier(isolate_errors=False))
 
     assert failed(results) == list(range(8))
     assert model.calls == [8]
@@ -171,7 +171,7 @@ def test_an_async_model_is_no_different() -> None:
         await asyncio.sleep(0)
         return model(xs)
 
-    results = asyncio.run(Caller(isolate_errors=True, may_wait=True).call(predict, list(range(8)), []))
+    results = asyncio.run(Retrier(isolate_errors=True, may_wait=True).call(predict, list(range(8)), []))
     assert [isinstance(r, Failed) for r in results] == [i == 3 for i in range(8)]
 
 
@@ -181,7 +181,7 @@ class Ends(BaseException):
 
 def test_what_goes_through_ends_the_call_at_any_depth() -> None:
     """In the first call, and in those for parts."""
-    caller = Caller(isolate_errors=True, through=(Ends,))
+    caller = Retrier(isolate_errors=True, through=(Ends,))
     for most in (100, 3):
 
         def predict(xs: list[int], most: int = most) -> list[int]:
@@ -223,7 +223,7 @@ class Timed:
     def __init__(self, bad: float, n: int, *, call_s: float, item_s: float) -> None:
         self.bad, self.n, self.call_s, self.item_s = bad, n, call_s, item_s
         self.clock = VirtualClock()
-        self.caller = Caller(isolate_errors=True, clock=self.clock)
+        self.caller = Retrier(isolate_errors=True, clock=self.clock)
         self.dice = random.Random(n)
         self.calls = self.items = self.good = self.harmed = self.unsplit = 0
 
@@ -282,7 +282,7 @@ def test_a_worker_that_is_never_free_keeps_a_share_of_its_time(cost: str) -> Non
 
     first_s = 400 * (call_s + 256 * item_s)
     longest_s = 2 * 256 * (call_s + item_s)  # it may be overdrawn by one batch
-    assert model.clock.now <= first_s * (1 + parts.AGAIN_PER_S) + parts.MOST_AGAIN_S + longest_s
+    assert model.clock.now <= first_s * (1 + retry.AGAIN_PER_S) + retry.MOST_AGAIN_S + longest_s
     assert (model.unsplit > 0) == (cost == "by the call")
     assert model.harmed >= model.unsplit
 
@@ -293,7 +293,7 @@ def test_a_rest_earns_time() -> None:
     while not model.unsplit:
         model.serve(1)
     harmed = model.harmed
-    model.clock.now += parts.MOST_AGAIN_S / parts.AGAIN_PER_S
+    model.clock.now += retry.MOST_AGAIN_S / retry.AGAIN_PER_S
     model.serve(2)
     assert model.harmed == harmed
 
@@ -328,7 +328,7 @@ def test_a_batch_that_is_too_large_is_run_in_smaller_calls() -> None:
 def test_memory_needs_no_isolation_and_costs_no_budget() -> None:
     """It is nobody's fault, and the next batch will be smaller."""
     model = Small(3)
-    caller = Caller(isolate_errors=False)
+    caller = Retrier(isolate_errors=False)
     for _ in range(100):
         assert failed(call(model, 16, caller)[0]) == []
 
@@ -336,7 +336,7 @@ def test_memory_needs_no_isolation_and_costs_no_budget() -> None:
 def test_what_must_not_run_twice_fails() -> None:
     """The size is told all the same."""
     model = Small(12)
-    results, (trouble,) = call(model, 64, Caller(isolate_errors=False, halve=False))
+    results, (trouble,) = call(model, 64, Retrier(isolate_errors=False, halve=False))
 
     assert failed(results) == list(range(64))
     assert model.calls == [64]
@@ -362,11 +362,11 @@ def test_items_that_are_too_large_have_no_more_time_than_others() -> None:
         clock.now += 0.1
         return model(xs)
 
-    caller = Caller(isolate_errors=True, clock=clock)
+    caller = Retrier(isolate_errors=True, clock=clock)
     for _ in range(300):
         call(predict, 32, caller)
 
-    assert clock.now <= 0.1 * 300 * (1 + parts.AGAIN_PER_S) + parts.MOST_AGAIN_S
+    assert clock.now <= 0.1 * 300 * (1 + retry.AGAIN_PER_S) + retry.MOST_AGAIN_S
 
 
 def test_when_nothing_fits_it_is_given_up_soon() -> None:
@@ -411,7 +411,7 @@ def test_smaller_calls_are_padded_too() -> None:
 def test_nothing_means_out_of_memory_if_it_is_turned_off() -> None:
     """Then a MemoryError is as any other."""
     model = Small(2)
-    results, trouble = call(model, 4, Caller(isolate_errors=False, oom_errors=None))
+    results, trouble = call(model, 4, Retrier(isolate_errors=False, oom_errors=None))
     assert failed(results) == [0, 1, 2, 3]
     assert trouble == []
 

@@ -14,8 +14,8 @@ import pydantic
 import pytest
 from numpy.typing import NDArray
 
-from carpool import schema
 from carpool.errors import ModelError, ValidationError
+from carpool.hints import schema
 from tests.http.typed import Person, Tree
 
 NAN, INFINITY = float("nan"), float("inf")

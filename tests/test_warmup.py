@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from carpool import Model, Stage, StartupError, Static
-from carpool.warmup import warm_up_sizes
+from carpool.service.warmup import warm_up_sizes
 
 
 class Texts(Model):

@@ -11,7 +11,7 @@ import pytest
 
 from carpool import Stage
 from carpool.errors import CarpoolError, InvalidRequest, ModelError, ValidationError
-from carpool.weigh import Weigher, units, weigher_of
+from carpool.service.weigh import Weigher, units, weigher_of
 from carpool.wire.payload import JSON, MSGPACK, RAW, dump
 from tests import models
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from carpool.batch import batch
-from carpool.batch_threads import Ticket
+from carpool.batch_function.decorator import batch
+from carpool.batch_function.threads import Ticket
+from carpool.call.lock import Lock
+from carpool.call.padding import pad
 from carpool.errors import (
     CarpoolError,
     DeadlineExceeded,
@@ -19,12 +21,10 @@ from carpool.errors import (
 )
 from carpool.http_request import HTTPRequest
 from carpool.http_response import Response
-from carpool.lock import Lock
 from carpool.model import Model
-from carpool.padding import pad
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, Policy, Static
-from carpool.service import Service
-from carpool.stage import Stage
+from carpool.service.service import Service
+from carpool.service.stage import Stage
 
 if TYPE_CHECKING:
     from carpool import http, simulate

@@ -143,7 +143,7 @@ def planned() -> list[FaultPlan]:
 def at(point: str, worker: int | None = None) -> Hook | None:
     """What to call on each pass of `point` in worker `worker`; None if nothing is planned there."""
     mine = [plan for plan in planned() if plan.point == point and plan.worker in (None, worker)]
-    return _Point([plan for plan in mine if plan.action != "corrupt"]) if mine else None
+    return _FaultPoint([plan for plan in mine if plan.action != "corrupt"]) if mine else None
 
 
 class WorkerPoints:
@@ -178,11 +178,11 @@ def sending(worker: int) -> Send | None:
     """What is planned for the sending of replies by `worker`; None if nothing is."""
     first, middle = at("worker.before_send", worker), at("worker.mid_send", worker)
     spoilt = [p for p in planned() if p.action == "corrupt" and p.worker in (None, worker)]
-    return partial(_send, first, _Point(spoilt) if spoilt else None, middle) if first or middle else None
+    return partial(_send, first, _FaultPoint(spoilt) if spoilt else None, middle) if first or middle else None
 
 
 def _send(
-    first: Hook | None, spoil: _Point | None, middle: Hook | None, sock: socket.socket, buffers: list[memoryview]
+    first: Hook | None, spoil: _FaultPoint | None, middle: Hook | None, sock: socket.socket, buffers: list[memoryview]
 ) -> list[memoryview]:
     if first is not None:
         first()
@@ -196,7 +196,7 @@ def _send(
     return [memoryview(message)[half:]]
 
 
-class _Point:
+class _FaultPoint:
     """A point with something planned: counts its passes."""
 
     def __init__(self, plans: list[FaultPlan]) -> None:

@@ -88,7 +88,7 @@ class HTTPRequest:
         return f"<HTTPRequest {self.path} {self.content_type or 'without content type'}, {len(self.body)} bytes>"
 
 
-class _Head(msgspec.Struct, array_like=True):
+class _RequestHead(msgspec.Struct, array_like=True):
     path: bytes
     query: bytes
     fields: list[Field]
@@ -96,7 +96,7 @@ class _Head(msgspec.Struct, array_like=True):
 
 def pack_head(path: bytes, query: bytes, fields: Sequence[Field]) -> bytes:
     """All of a request but its body, for a worker."""
-    return _encoder.encode(_Head(path, query, list(fields)))
+    return _encoder.encode(_RequestHead(path, query, list(fields)))
 
 
 class RequestMaker:
@@ -117,4 +117,4 @@ class RequestMaker:
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Head)
+_decoder = msgspec.msgpack.Decoder(_RequestHead)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 from hypothesis import settings
 
-from carpool.core.batcher import INFINITY, Batch, Batcher
+from carpool.core.batcher import Batch, Batcher
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.policy import Decision, Greedy, Policy, QueueView
@@ -21,7 +22,7 @@ PROPERTY = settings(max_examples=int(FUZZ_EXAMPLES or share(200)), deadline=None
 
 def ask(
     item: Any = "x",
-    deadline: float = INFINITY,
+    deadline: float = inf,
     *,
     priority: int = 0,
     key: Any = None,
@@ -38,7 +39,7 @@ def ask(
     return request
 
 
-def asks(items: Sequence[Any], deadline: float = INFINITY, **settings: Any) -> list[Request]:
+def asks(items: Sequence[Any], deadline: float = inf, **settings: Any) -> list[Request]:
     """One request per item, all alike."""
     return [ask(item, deadline, **settings) for item in items]
 
@@ -52,8 +53,8 @@ def stage(
     max_batch_size: int = 4,
     *,
     policy: Policy | None = None,
-    max_size: float = INFINITY,
-    max_bytes: float = INFINITY,
+    max_size: float = inf,
+    max_bytes: float = inf,
     name: str = "stage",
     **settings: Any,
 ) -> Batcher:

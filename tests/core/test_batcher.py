@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
 
-from carpool.core.batcher import INFINITY, Batch, Batcher
+from carpool.core.batcher import Batch, Batcher
 from carpool.policy import Decision, Greedy, Static
 from carpool.policy.base import TOO_LATE
 from carpool.request import DONE, RUNNING, Request
@@ -22,7 +23,7 @@ def enter(batcher: Batcher, now: float, requests: list[Request]) -> list[Request
     return requests
 
 
-def go(batcher: Batcher, now: float = 0.0, room: float = INFINITY) -> Batch:
+def go(batcher: Batcher, now: float = 0.0, room: float = inf) -> Batch:
     batch = batcher.next_batch(now, room, [])
     assert batch is not None
     return batch
@@ -43,7 +44,7 @@ def test_a_batch_is_at_most_as_large_as_the_limit() -> None:
     for worker in (0, 1, 2):
         batcher.worker_ready(worker)
 
-    batches = [batcher.next_batch(0, INFINITY, []) for _ in range(3)]
+    batches = [batcher.next_batch(0, inf, []) for _ in range(3)]
 
     assert [items(batch.requests) if batch else None for batch in batches] == [[0, 1, 2, 3], [4, 5], None]
     assert (batcher.running, batcher.idle) == (6, 1)
@@ -165,7 +166,7 @@ def test_losing_an_idle_or_unknown_worker_loses_nothing() -> None:
     enter(batcher, 0, asks("a"))
 
     assert lost == (None, None)
-    assert batcher.next_batch(0, INFINITY, []) is None
+    assert batcher.next_batch(0, inf, []) is None
 
 
 @pytest.mark.parametrize(("take", "drops", "workers"), [(5, 0, 1), (-1, 0, 1), (1, 0, 0), (5, 1, 1)])
@@ -181,7 +182,7 @@ def test_an_impossible_batch_is_an_error_that_changes_nothing(take: int, drops: 
     refused: list[tuple[Request, str]] = []
 
     with pytest.raises(RuntimeError, match=r"policy Scripted of stage stage asked for a batch of -?\d+ with"):
-        batcher.next_batch(0, INFINITY, refused)
+        batcher.next_batch(0, inf, refused)
 
     assert state_of(batcher) == before
     assert refused == []
@@ -204,7 +205,7 @@ def test_dropping_what_is_not_queued_is_an_error_that_changes_nothing(case: str)
     refused: list[tuple[Request, str]] = []
 
     with pytest.raises(RuntimeError, match="policy Scripted of stage stage drops what is not queued"):
-        batcher.next_batch(0, INFINITY, refused)
+        batcher.next_batch(0, inf, refused)
 
     assert state_of(batcher) == before
     assert refused == []
@@ -219,7 +220,7 @@ def test_drops_are_refused_and_the_rest_is_taken() -> None:
     policy.decision = Decision(drop=[requests[0]], take=2)
     refused: list[tuple[Request, str]] = []
 
-    batch = batcher.next_batch(0, INFINITY, refused)
+    batch = batcher.next_batch(0, inf, refused)
 
     assert batch is not None
     assert (refused, items(batch.requests)) == ([(requests[0], TOO_LATE)], [1, 2])
@@ -235,7 +236,7 @@ def test_a_policy_may_drop_all_it_wanted_to_take() -> None:
     policy.decision = Decision(drop=requests, take=2)
     refused: list[tuple[Request, str]] = []
 
-    assert batcher.next_batch(0, INFINITY, refused) is None
+    assert batcher.next_batch(0, inf, refused) is None
     assert ([request.item for request, _ in refused], batcher.idle) == ([0, 1, 2], 1)
 
 
@@ -395,7 +396,7 @@ def test_what_expires_in_the_queue_is_done_at_its_deadline() -> None:
     assert batcher.attend(5) == ([(requests[1], None)], [])
     assert batcher.attention_at == 9
     assert batcher.attend(9) == ([(requests[0], None)], [])
-    assert (batcher.attention_at, len(batcher.queue)) == (INFINITY, 0)
+    assert (batcher.attention_at, len(batcher.queue)) == (inf, 0)
 
 
 def test_what_expires_in_a_worker_is_done_at_its_deadline() -> None:
@@ -419,7 +420,7 @@ def test_the_hang_limit_counts_from_the_start_of_the_call() -> None:
     assert batcher.attend(12) == ([], [])
     assert batcher.attend(13) == ([], [0])
     assert batcher.attend(14) == ([], [])
-    assert batcher.attention_at == INFINITY
+    assert batcher.attention_at == inf
 
 
 def test_each_call_of_a_batch_has_the_whole_time() -> None:
@@ -440,7 +441,7 @@ def test_who_hangs_cannot_come_back() -> None:
     batcher.attend(10)
     batcher.call_started(11, 0, batch.id)
 
-    assert batcher.attention_at == INFINITY
+    assert batcher.attention_at == inf
     assert batcher.attend(50) == ([], [])
 
 
@@ -456,7 +457,7 @@ def test_when_to_look_again_is_known_from_the_start() -> None:
     enter(batcher, 4, asks("b", 7))
     seen.append(batcher.attention_at)
 
-    assert seen == [INFINITY, 50, 13, 7]
+    assert seen == [inf, 50, 13, 7]
 
 
 # -- credits
@@ -507,7 +508,7 @@ def test_without_credit_nobody_is_woken() -> None:
     batcher.worker_ready(0)
     enter(batcher, 0, asks("abc"))
 
-    assert batcher.next_batch(0, INFINITY, []) is None
+    assert batcher.next_batch(0, inf, []) is None
     assert batcher.wake_at == 10
     assert batcher.next_batch(0, 2, []) is None
     batcher.outlet = 9

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from math import inf
 from random import Random
 from typing import Any
 
 import pytest
 
-from carpool.core.batcher import INFINITY
 from tests.core.world import POLICIES, AskSpec, StageSpec, World
 from tests.effort import share
 
@@ -116,7 +116,7 @@ def an_ask(dice: Random) -> AskSpec:
 
 
 def or_endless(dice: Random, least: int, most: int) -> float:
-    return INFINITY if dice.random() < 0.5 else float(dice.randint(least, most))
+    return inf if dice.random() < 0.5 else float(dice.randint(least, most))
 
 
 def something(dice: Random, world: World, step: int, crowded: bool) -> tuple[Callable[..., Any], tuple[Any, ...]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from carpool.core.life import Act, Event, Life, State
+from carpool.core.life import Act, Event, Life, LifeState
 from carpool.core.mailbox import Mailbox
 from carpool.errors import Unavailable
 from tests.core.explore import explore
@@ -55,13 +55,13 @@ class World:
         if self.loop == "runs":
             if self.rung:
                 found.append(("look", 0))
-            if self.started and self.life.state is State.STARTING:
+            if self.started and self.life.state is LifeState.STARTING:
                 found += [("opened", 0), ("start failed", 0)]
             if self.inside and not self.stopped:
                 found.append(("answer", 0))
             if self.ending and not self.stopped and (self.ending == "hurry" or not self.inside):
                 found.append(("drained", 0))
-            if self.stopped and self.life.state is State.DRAINING:
+            if self.stopped and self.life.state is LifeState.DRAINING:
                 found.append(("ended", 0))
         elif self.loop == "stops":
             found.append(("loop ends", 0))
@@ -106,7 +106,7 @@ class World:
             elif actor.kind == "caller" and not self.life.takes_calls:
                 assert isinstance(self.life.refusal(), Unavailable)
                 actor.at, actor.heard = "gone", "refused"
-            elif actor.kind != "caller" and self.life.state is State.CLOSED:
+            elif actor.kind != "caller" and self.life.state is LifeState.CLOSED:
                 actor.at, actor.heard = "gone", "closed"
             else:
                 actor.at = "post"
@@ -169,7 +169,7 @@ def test_every_order_of_starting_calling_and_closing_ends(others: list[str]) -> 
     outcomes: set[str] = set()
     for end in explore(World([Actor("starter"), *[Actor(kind) for kind in others]])):
         assert [actor.at for actor in end.actors] == ["gone"] * len(end.actors), end.state()
-        assert end.life.state is State.CLOSED
+        assert end.life.state is LifeState.CLOSED
         assert end.ends == 1
         outcomes |= {actor.heard for actor in end.actors}
     assert {"answered", "refused", "closed", "started", "failed"} >= outcomes >= {"closed", "started", "failed"}
@@ -177,9 +177,9 @@ def test_every_order_of_starting_calling_and_closing_ends(others: list[str]) -> 
         assert outcomes >= {"answered", "refused"}
 
 
-@pytest.mark.parametrize("state", list(State))
+@pytest.mark.parametrize("state", list(LifeState))
 @pytest.mark.parametrize("event", list(Event))
-def test_the_table_in_the_docstring_is_the_table(state: State, event: Event) -> None:
+def test_the_table_in_the_docstring_is_the_table(state: LifeState, event: Event) -> None:
     """Each cell says which state follows."""
     from carpool.core import life
 
@@ -205,9 +205,9 @@ def head_index(head: list[str], event: Event) -> int:
     return " ".join(head).split().index(event.name)
 
 
-@pytest.mark.parametrize("state", [State.NEW, State.CLOSED, State.FORKED, State.ABANDONED])
-def test_calls_that_are_not_let_through_hear_why(state: State) -> None:
+@pytest.mark.parametrize("state", [LifeState.NEW, LifeState.CLOSED, LifeState.FORKED, LifeState.ABANDONED])
+def test_calls_that_are_not_let_through_hear_why(state: LifeState) -> None:
     """A closed service is Unavailable; one that cannot be used from here is a mistake of the program's."""
     one = Life()
     one.state = state
-    assert isinstance(one.refusal(), Unavailable if state is State.CLOSED else RuntimeError)
+    assert isinstance(one.refusal(), Unavailable if state is LifeState.CLOSED else RuntimeError)

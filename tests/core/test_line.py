@@ -8,11 +8,12 @@ somebody is not served is a deadlock; a run that ends otherwise must have served
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import pytest
 
-from carpool.core.batcher import INFINITY, Batch, Batcher
+from carpool.core.batcher import Batch, Batcher
 from carpool.core.line import DONE, SLEEP, Line, Lone
 from carpool.core.queue import Queue
 from carpool.errors import DeadlineExceeded, Unavailable
@@ -34,12 +35,12 @@ class Thread:
     requests: list[Request] = field(default_factory=list)
     pending: int = 1
     woken: bool = False
-    until: float = INFINITY
+    until: float = inf
     slot: int = -1
     batch: Batch | None = None
     lone: Lone | None = None
     interrupted: bool = False
-    deadline: float = INFINITY
+    deadline: float = inf
 
     def __post_init__(self) -> None:
         self.requests = [] if self.closes else [self.request]
@@ -81,7 +82,7 @@ class World:
                 found.append(("interrupt", i))
             if self.looks_away and thread.at == "asleep":
                 found.append(("look away", i))
-        times = [t.until for t in self.threads if t.at == "asleep" and self.now < t.until < INFINITY]
+        times = [t.until for t in self.threads if t.at == "asleep" and self.now < t.until < inf]
         if times:
             found.append(("time", int(min(times))))
         return found
@@ -192,14 +193,14 @@ def world(
     looks_away: int = 0,
     deadlines: tuple[float, ...] = (),
     tickets: int = 0,
-    room: float = INFINITY,
+    room: float = inf,
     closers: tuple[int, ...] = (),
     alone: bool = False,
 ) -> World:
     line = Line(Batcher("f", policy, Queue(room)), slots)
     threads = []
     for i in range(n):
-        deadline = deadlines[i] if i < len(deadlines) else INFINITY
+        deadline = deadlines[i] if i < len(deadlines) else inf
         name = "abcd"[i]
         threads.append(
             Thread(name, Request(name, deadline), waits=i >= tickets, closes=i in closers, deadline=deadline)
@@ -266,7 +267,7 @@ def test_an_interrupted_caller_leaves_the_others_unharmed(policy: Policy, slots:
 def test_a_caller_whose_time_is_up_leaves_the_others_unharmed(policy: Policy) -> None:
     """Its deadline may pass at any moment, also while it is the one who has to look."""
     late = 0
-    for end in explore(world(3, policy, deadlines=(3.0, INFINITY, 4.0))):
+    for end in explore(world(3, policy, deadlines=(3.0, inf, 4.0))):
         check(end)
         late += any(thread.request.error is not None for thread in end.threads)
     if isinstance(policy, Static):
@@ -315,7 +316,7 @@ def test_those_who_close_go_when_nobody_is_inside(
         (3, {"slots": 2}),
         (3, {"interrupts": 1}),
         (3, {"interrupts": 2, "slots": 2}),
-        (3, {"deadlines": (3.0, INFINITY, 4.0)}),
+        (3, {"deadlines": (3.0, inf, 4.0)}),
         (3, {"looks_away": 1}),
         (4, {"tickets": 1}),
         (4, {"room": 1}),
@@ -381,7 +382,7 @@ def test_a_leader_is_not_late_for_its_own_batch() -> None:
 def test_a_ticket_whose_time_is_up_is_done_when_the_batch_ends() -> None:
     """Nobody waits for it, and nobody else is in line who would look."""
     line = Line(Batcher("f", Greedy(max_batch_size=1), Queue()), 1)
-    leader = Thread("leader", Request("x", INFINITY))
+    leader = Thread("leader", Request("x", inf))
     ticket = Thread("ticket", Request("y", 10), waits=False, deadline=10)
     line.join(0, [leader.request])
     batch = line.lead(0, line.step(0, leader, leader))

@@ -6,18 +6,18 @@ What can happen, and what must hold, is in `world.py`; hypothesis looks for a sh
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from carpool.core.batcher import INFINITY
 from tests.core.world import POLICIES, AskSpec, StageSpec, World
 from tests.effort import share
 
 
 def or_endless(least: int, most: int) -> st.SearchStrategy[float]:
-    return st.one_of(st.just(INFINITY), st.integers(least, most).map(float))
+    return st.one_of(st.just(inf), st.integers(least, most).map(float))
 
 
 stage_specs = st.builds(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
-from carpool.core.batcher import INFINITY, Batch
+from carpool.core.batcher import Batch
 from carpool.core.patience import Patience
 from carpool.core.pipeline import Pipeline
 from carpool.errors import DeadlineExceeded, Unavailable
 from tests.core.stub import ask, asks, items, outcome, pipeline, reply, stage
 
 
-def running(*requests: object, timeout: float = INFINITY, **settings: object) -> tuple[Pipeline, Batch]:
+def running(*requests: object, timeout: float = inf, **settings: object) -> tuple[Pipeline, Batch]:
     """A stage that waits for 3 s for calls that nobody waits for, with one batch at work since 0."""
     line = pipeline(stage(64, patience_s=3, **settings))  # type: ignore[arg-type]
     line.submit(0, asks(requests, timeout))
@@ -174,9 +176,9 @@ def test_larger_batches_are_given_more_time() -> None:
     patience = Patience(unwanted_s=3)
     for _ in range(8):
         patience.learn(1, 1.0)
-    seen = [patience.until(0, INFINITY, size) for size in (1, 2, 64)]
+    seen = [patience.until(0, inf, size) for size in (1, 2, 64)]
     patience.learn(64, 64.0)
-    seen.append(patience.until(0, INFINITY, 1))
+    seen.append(patience.until(0, inf, 1))
 
     assert seen == [10, 20, 640, 640]
 
@@ -187,12 +189,12 @@ def test_the_slowest_is_forgotten() -> None:
     for took_s in [3600.0, *[1.0] * 1000]:
         patience.learn(1, took_s)
 
-    assert 10 < patience.until(0, INFINITY, 1) < 12
+    assert 10 < patience.until(0, inf, 1) < 12
 
 
 def test_without_time_limits_nothing_is_ever_given_up() -> None:
     """Where services have no time-out, and in functions."""
     patience = Patience()
 
-    assert patience.until(0, 0, 1) == INFINITY
+    assert patience.until(0, 0, 1) == inf
     assert not patience.learns

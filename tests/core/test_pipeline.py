@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
 
-from carpool.core.batcher import INFINITY
 from carpool.core.pipeline import Pipeline
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, Unavailable
 from carpool.policy import Decision, Greedy, OneByOne, QueueView, Static
@@ -285,7 +285,7 @@ def test_without_work_nobody_is_woken() -> None:
     """Never is infinity."""
     line = pipeline(stage(), stage())
 
-    assert line.poll(0).wake_at == INFINITY
+    assert line.poll(0).wake_at == inf
 
 
 def test_a_worker_that_hangs_is_named_once() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 import pytest
 
-from carpool.core.batcher import INFINITY, Batch
+from carpool.core.batcher import Batch
 from carpool.core.pipeline import Pipeline
 from carpool.drive.virtual import VirtualDriver
 from carpool.errors import DeadlineExceeded, ModelError, Unavailable
@@ -300,4 +301,4 @@ def test_deadlines_of_suspects_are_watched() -> None:
         todo = line.poll(now)
         seen.append((todo.wake_at, items(todo.answer)))
 
-    assert seen == [(7, []), (9, ["b"]), (INFINITY, ["a"])]
+    assert seen == [(7, []), (9, ["b"]), (inf, ["a"])]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import weakref
+from math import inf
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.core.batcher import INFINITY
 from carpool.core.queue import Alone, Queue
 from carpool.request import DONE, QUEUED, RUNNING, Request
 from tests.core.stub import PROPERTY, ask, asks, items
@@ -172,7 +172,7 @@ class Untouchable(Request):
     @property
     def deadline(self) -> float:
         type(self).looked_at += 1
-        return INFINITY
+        return inf
 
     @deadline.setter
     def deadline(self, deadline: float) -> None:
@@ -181,7 +181,7 @@ class Untouchable(Request):
 
 def test_leaving_looks_at_no_other_request() -> None:
     """A cancelled request is only marked, so leaving costs the same from a long queue as from a short one."""
-    requests: list[Request] = [Untouchable(i, INFINITY) for i in range(1000)]
+    requests: list[Request] = [Untouchable(i, inf) for i in range(1000)]
     queue = queue_of(*requests)
     Untouchable.looked_at = 0
 
@@ -274,7 +274,7 @@ def test_an_empty_queue_waits_for_nothing() -> None:
     queue = queue_of(ask())
     queue.take(1)
 
-    assert (queue.earliest_deadline, queue.oldest_arrival) == (INFINITY, INFINITY)
+    assert (queue.earliest_deadline, queue.oldest_arrival) == (inf, inf)
 
 
 def test_the_earliest_deadline_and_the_oldest_arrival_are_exact() -> None:
@@ -380,8 +380,8 @@ def test_what_is_due_first_goes_first_and_what_has_expired_is_found(
             queue.remove(request) if request.state == QUEUED else None
     waiting = [request for request in made if request.state == QUEUED]
 
-    assert queue.earliest_deadline == min((r.deadline for r in waiting), default=INFINITY)
-    assert queue.earliest_due == min((r.due for r in waiting), default=INFINITY)
+    assert queue.earliest_deadline == min((r.deadline for r in waiting), default=inf)
+    assert queue.earliest_due == min((r.due for r in waiting), default=inf)
     assert set(queue.expire(now)) == {r for r in waiting if r.deadline <= now}
     left = [r for r in waiting if r.deadline > now]
     assert [r.due for r in queue.take(len(made))] == sorted(r.due for r in left)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.core.batcher import INFINITY
 from carpool.core.queue import AGEING_S, Queue
 from carpool.request import DONE, Lane, Request
 from tests.core.stub import PROPERTY, ask
@@ -75,7 +75,7 @@ class NaiveQueue:
 priorities = st.sampled_from([0, 0, 0, 1, -1])
 keys = st.sampled_from([None, None, "A", "B"])
 buckets = st.sampled_from([0, 0, 1])
-deadlines = st.one_of(st.integers(0, 20).map(float), st.just(INFINITY))
+deadlines = st.one_of(st.integers(0, 20).map(float), st.just(inf))
 specs = st.tuples(priorities, keys, buckets, deadlines, st.integers(0, 5), st.integers(1, 3))
 steps = st.one_of(
     st.tuples(st.just("push"), st.lists(specs, min_size=1, max_size=6)),
@@ -126,5 +126,5 @@ def test_the_queue_does_what_a_sorted_list_does(script: list[tuple[str, Any]]) -
         assert (len(queue), queue.count) == (len(line), len(line))
         assert queue.nbytes == sum(r.nbytes for r in line)
         assert queue.size == sum(r.size for r in line)
-        assert queue.earliest_deadline == min([r.deadline for r in line], default=INFINITY)
-        assert queue.oldest_arrival == min([r.arrived for r in line], default=INFINITY)
+        assert queue.earliest_deadline == min([r.deadline for r in line], default=inf)
+        assert queue.oldest_arrival == min([r.arrived for r in line], default=inf)

@@ -12,29 +12,29 @@ from carpool.core.roster import (
     MOST_DEATHS,
     MOST_FORGIVEN,
     NO_ROOM_DELAY_S,
+    PlaceState,
     Roster,
     Starts,
-    State,
 )
 
 INFINITY = float("inf")
 WAY = {
-    State.DEAD: (),
-    State.STARTING: (),
-    State.LOADING: (State.LOADING,),
-    State.WARMING: (State.LOADING, State.WARMING),
-    State.READY: (State.LOADING, State.READY),
-    State.DRAINING: (State.DRAINING,),
+    PlaceState.DEAD: (),
+    PlaceState.STARTING: (),
+    PlaceState.LOADING: (PlaceState.LOADING,),
+    PlaceState.WARMING: (PlaceState.LOADING, PlaceState.WARMING),
+    PlaceState.READY: (PlaceState.LOADING, PlaceState.READY),
+    PlaceState.DRAINING: (PlaceState.DRAINING,),
 }
 LEGAL = {
-    (State.STARTING, State.LOADING),
-    (State.STARTING, State.DRAINING),
-    (State.LOADING, State.WARMING),
-    (State.LOADING, State.READY),
-    (State.LOADING, State.DRAINING),
-    (State.WARMING, State.READY),
-    (State.WARMING, State.DRAINING),
-    (State.READY, State.DRAINING),
+    (PlaceState.STARTING, PlaceState.LOADING),
+    (PlaceState.STARTING, PlaceState.DRAINING),
+    (PlaceState.LOADING, PlaceState.WARMING),
+    (PlaceState.LOADING, PlaceState.READY),
+    (PlaceState.LOADING, PlaceState.DRAINING),
+    (PlaceState.WARMING, PlaceState.READY),
+    (PlaceState.WARMING, PlaceState.DRAINING),
+    (PlaceState.READY, PlaceState.DRAINING),
 }
 
 
@@ -46,7 +46,7 @@ def roster(workers: int = 1, dice: Sequence[float] = (1.0,)) -> Roster:
     return made
 
 
-def become(one: Roster, state: State) -> Roster:
+def become(one: Roster, state: PlaceState) -> Roster:
     for step in WAY[state]:
         one.moved(0, step)
     return one
@@ -58,13 +58,13 @@ def test_all_workers_are_to_be_started_at_first() -> None:
 
     assert one.next_start() == 0
     assert one.due(0) == [0, 1, 2]
-    assert [place.state for place in one.places] == [State.STARTING] * 3
+    assert [place.state for place in one.places] == [PlaceState.STARTING] * 3
     assert (one.due(0), one.next_start(), one.restarts) == ([], INFINITY, 0)
 
 
-@pytest.mark.parametrize("before", [state for state in State if state not in (State.DEAD, State.HUNG)])
-@pytest.mark.parametrize("after", State)
-def test_a_worker_moves_only_forward(before: State, after: State) -> None:
+@pytest.mark.parametrize("before", [state for state in PlaceState if state not in (PlaceState.DEAD, PlaceState.HUNG)])
+@pytest.mark.parametrize("after", PlaceState)
+def test_a_worker_moves_only_forward(before: PlaceState, after: PlaceState) -> None:
     """Starting, loading, warming, ready, draining; warming may be left out. All else raises and changes nothing."""
     one = become(roster(), before)
 
@@ -77,8 +77,8 @@ def test_a_worker_moves_only_forward(before: State, after: State) -> None:
         assert one.places[0].state == before
 
 
-@pytest.mark.parametrize("after", State)
-def test_a_dead_worker_becomes_nothing_by_itself(after: State) -> None:
+@pytest.mark.parametrize("after", PlaceState)
+def test_a_dead_worker_becomes_nothing_by_itself(after: PlaceState) -> None:
     """Only being due makes it start again."""
     one = roster()
     one.lost(0, 0)
@@ -210,12 +210,16 @@ def test_generations_that_die_fail_the_stage() -> None:
 def test_who_hangs_is_lost_at_once_and_replaced_when_gone() -> None:
     """Its death counts when it is given up; its place is free when its process has ended."""
     one = roster()
-    become(one, State.READY)
+    become(one, PlaceState.READY)
     one.lost(5, 0, gone=False)
 
-    assert (one.ready, one.places[0].state) == (0, State.HUNG)
+    assert (one.ready, one.places[0].state) == (0, PlaceState.HUNG)
     assert (one.due(INFINITY), one.next_start()) == ([], INFINITY)
-    for wrong in (lambda: one.lost(5, 0), lambda: one.moved(0, State.READY), lambda: one.moved(0, State.DEAD)):
+    for wrong in (
+        lambda: one.lost(5, 0),
+        lambda: one.moved(0, PlaceState.READY),
+        lambda: one.moved(0, PlaceState.DEAD),
+    ):
         with pytest.raises(ValueError, match="hung"):
             wrong()
     one.is_gone(0)
@@ -259,10 +263,10 @@ def test_no_more_load_at_a_time_than_may() -> None:
 
     assert first.due(0, starts.room) == [0, 1]
     assert (starts.room, second.due(0, starts.room), second.next_start()) == (0, [], 0)
-    for state in (State.LOADING, State.WARMING):
+    for state in (PlaceState.LOADING, PlaceState.WARMING):
         first.moved(0, state)
         assert starts.room == 0
-    first.moved(0, State.READY)
+    first.moved(0, PlaceState.READY)
     assert (starts.room, first.due(0, starts.room)) == (1, [2])
     first.lost(1, 1)
     assert second.due(1, starts.room) == [0]
@@ -273,7 +277,7 @@ def test_the_death_of_a_draining_worker_is_expected() -> None:
     """It is not counted, and its successor starts at once."""
     one = roster()
     for _ in range(2 * MOST_DEATHS):
-        one.moved(0, State.DRAINING)
+        one.moved(0, PlaceState.DRAINING)
         one.lost(3, 0)
         assert one.next_start() <= 3
         one.due(3)
@@ -365,7 +369,7 @@ def test_a_stage_that_works_survives_any_number_of_poison_requests(shown: str) -
     if shown == "by a batch":
         one.finished_batch()
     else:
-        become(one, State.WARMING).moved(0, State.READY)
+        become(one, PlaceState.WARMING).moved(0, PlaceState.READY)
     delays = []
     for now in range(0, 200, 2):
         lose(one, now, now + 1)
@@ -384,7 +388,7 @@ def test_a_stage_that_works_survives_any_number_of_poison_requests(shown: str) -
 def test_a_stage_that_has_never_worked_is_given_up() -> None:
     """When it has died with so many requests in a row, and done nothing else, it is not the requests' fault."""
     one = roster()
-    become(one, State.READY)  # without a warm-up that shows nothing
+    become(one, PlaceState.READY)  # without a warm-up that shows nothing
     failed = []
     for now in range(MOST_FORGIVEN):
         lose(one, now, now)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import inf
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.core.batcher import INFINITY, Batcher
+from carpool.core.batcher import Batcher
 from carpool.core.safe_size import SafeSize
 from tests.core.stub import PROPERTY, ask, asks, reply, stage
 from tests.core.stub import pipeline as new_pipeline
 
 
 class Memory:
-    """A model that a call of more than `most` is too much for; the worker halves it, as `parts.py` does."""
+    """A model that a call of more than `most` is too much for; the worker halves it, as `call/retry.py` does."""
 
     def __init__(self, most: int, sizes: tuple[int, ...] | None = None) -> None:
         self.most = most
@@ -49,7 +50,7 @@ def test_nothing_is_limited_until_memory_runs_out() -> None:
     """Whatever goes through."""
     memory = Memory(64)
     assert memory.run(100) == [64] * 100
-    assert memory.safe.limit == INFINITY
+    assert memory.safe.limit == inf
 
 
 @pytest.mark.parametrize("most", range(1, 64))
@@ -287,7 +288,7 @@ def test_a_report_of_what_is_not_in_the_batch_is_refused(places: list[list[int]]
     with pytest.raises(ValueError, match="no batch"):
         batcher.ran_out_of_memory(5, 1, [[0, 1]], [])
 
-    assert batcher.safe_size.limit == INFINITY
+    assert batcher.safe_size.limit == inf
 
 
 def test_an_item_that_is_larger_by_itself_still_goes_alone() -> None:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 import pytest
 
-from carpool.core.batcher import INFINITY, Batch, Batcher
+from carpool.core.batcher import Batch, Batcher
 from carpool.core.journal import Journal
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Alone, Queue
@@ -64,7 +65,7 @@ class Ask:
         self.lost: dict[int, int] = {}  # how many of them died with it,
         self.left: dict[int, int] = {}  # and how many left it without being lost
         self.hung: set[int] = set()  # stages in which the last one that died had been given up
-        self.gone_at = INFINITY  # when it was cancelled, or failed with all others
+        self.gone_at = inf  # when it was cancelled, or failed with all others
         self.errors: list[Exception] = []  # that workers have answered with
 
     def answered(self, request: Request) -> None:
@@ -96,10 +97,10 @@ class StageSpec:
     policy: str = "greedy"
     limit: int = 1
     delay_s: int = 0
-    max_size: float = INFINITY
-    max_bytes: float = INFINITY
-    max_batch_time_s: float = INFINITY
-    patience_s: float = INFINITY
+    max_size: float = inf
+    max_bytes: float = inf
+    max_batch_time_s: float = inf
+    patience_s: float = inf
     idempotent: bool = True
     workers: int = 1
     sized: bool = False
@@ -124,7 +125,7 @@ class StageSpec:
 class AskSpec:
     """A request to be made."""
 
-    timeout: float = INFINITY
+    timeout: float = inf
     nbytes: int = 0
     lane: Lane = (0, None, 0)
     patient: bool = True
@@ -150,7 +151,7 @@ class World:
     finished: dict[int, list[tuple[int, float]]] = field(default_factory=dict)  # size and seconds of batches, per stage
     happened: set[str] = field(default_factory=set)  # that is rare
     closed: bool = False
-    wake_at: float = INFINITY
+    wake_at: float = inf
 
     def __post_init__(self) -> None:
         self.pipeline = Pipeline(
@@ -355,7 +356,7 @@ class World:
         known = [ask.request for ask in self.asks if ask.request.id]
         if known:
             with pytest.raises(ValueError, match="was submitted before"):
-                self.pipeline.submit(self.now, [Request("new", INFINITY), known[pick % len(known)]])
+                self.pipeline.submit(self.now, [Request("new", inf), known[pick % len(known)]])
         if self.ready:
             worker = sorted(self.ready)[pick % len(self.ready)]
             with pytest.raises(ValueError, match="is ready already"):
@@ -393,18 +394,18 @@ class World:
     def _given_up_at(self, stage: int, sent: Sent) -> float:
         """When a call is over its limit, or over all patience since nobody waits for it."""
         spec = self.specs[stage]
-        if spec.max_batch_time_s < INFINITY:
+        if spec.max_batch_time_s < inf:
             return sent.call_started + spec.max_batch_time_s
         owed = [self.by_id[id] for id in sent.items]
         if any(ask.inside for ask in owed):
-            return INFINITY
+            return inf
         gone_at = max([min(ask.gone_at, ask.deadline) for ask in owed])
         return max(gone_at, sent.heard, sent.call_started) + spec.patience_s
 
     def _far_too_slow(self, stage: int, sent: Sent) -> bool:
         """Whether a call without a limit has taken ten times as long as it should, by what is known."""
         known, ran_s = self.finished.get(stage, []), self.now - sent.call_started
-        if self.specs[stage].max_batch_time_s < INFINITY or len(known) < 8:
+        if self.specs[stage].max_batch_time_s < inf or len(known) < 8:
             return False
         size, took_s = known[-1]
         return ran_s >= max(self.specs[stage].patience_s, 10 * took_s, 10 * took_s / size * sent.batch.size)
@@ -557,7 +558,7 @@ class World:
             if not stage.idle or not len(queue):
                 continue
             room, roomiest = self._room_after(index)
-            most = min(stage.policy.limit, stage.safe_size.limit) if queue.size == queue.count else INFINITY
+            most = min(stage.policy.limit, stage.safe_size.limit) if queue.size == queue.count else inf
             if room < (1 if queue.alone else min(len(queue), most, roomiest)):
                 assert stage.running or len(self.stages[index + 1].queue)  # so that there will be room
                 continue
@@ -569,8 +570,8 @@ class World:
             if self.specs[index].policy.startswith("static"):
                 assert queue.size < stage.policy.limit
                 needed.append(queue.oldest_arrival + self.specs[index].delay_s)
-        assert min(needed, default=INFINITY) > self.now
-        assert self.now < self.wake_at <= min(needed, default=INFINITY)
+        assert min(needed, default=inf) > self.now
+        assert self.now < self.wake_at <= min(needed, default=inf)
         for request in self.pipeline.door.peek(1):
             assert not self.stages[0].queue.has_room(request.nbytes)
 
@@ -585,7 +586,7 @@ class World:
     def _room_after(self, index: int) -> tuple[float, float]:
         """What the next stage can take now, and what it could take if it were empty."""
         if index == len(self.stages) - 1:
-            return INFINITY, INFINITY
+            return inf, inf
         queue = self.stages[index + 1].queue
         room = queue.max_size - len(queue) if queue.nbytes < queue.max_bytes else 0
         return room - self.stages[index].running, queue.max_size

@@ -14,21 +14,21 @@ import msgspec
 
 import carpool
 from carpool import Response
-from carpool.parts import Trouble
+from carpool.call.retry import Trouble
 from carpool.testing.wire import header
 from carpool.wire import answer
-from carpool.wire.frame import MAGIC, Frame, Kind, encode
+from carpool.wire.frame import MAGIC, Frame, FrameKind, encode
 from carpool.wire.outcome import Outcome
 
 INFINITY = float("inf")
 
 
-def say(kind: Kind, *payloads: Any, batch: int = 0) -> Frame:
+def say(kind: FrameKind, *payloads: Any, batch: int = 0) -> Frame:
     return Frame(kind, batch, [0] * len(payloads), bytes(len(payloads)), payloads=list(payloads))
 
 
 def trouble(reply: Frame, *what: Trouble) -> Frame:
-    return say(Kind.TROUBLE, msgspec.msgpack.encode(list(what)), batch=reply.batch)
+    return say(FrameKind.TROUBLE, msgspec.msgpack.encode(list(what)), batch=reply.batch)
 
 
 def times(n: int, reply: Frame) -> Frame:
@@ -51,7 +51,7 @@ INSTEAD: dict[str, Callable[[Frame], list[Frame | bytes]]] = {
     "a foreign id": lambda reply: [replace(reply, ids=[reply.ids[0] + 1000])],
     "an id of 0": lambda reply: [replace(reply, ids=[0])],
     "a request twice in one": lambda reply: [times(2, reply)],
-    "nothing": lambda reply: [Frame(Kind.REPLY, reply.batch)],
+    "nothing": lambda reply: [Frame(FrameKind.REPLY, reply.batch)],
     "another batch": lambda reply: [replace(reply, batch=reply.batch + 1)],
     "no batch": lambda reply: [replace(reply, batch=0)],
     "an unknown outcome": lambda reply: [replace(reply, formats=b"\x77")],
@@ -65,19 +65,19 @@ INSTEAD: dict[str, Callable[[Frame], list[Frame | bytes]]] = {
     "a time that is none": lambda reply: [replace(reply, busy_s=float("nan"))],
     "an endless time": lambda reply: [replace(reply, waited_s=INFINITY)],
     "a negative time": lambda reply: [replace(reply, busy_s=-1.0)],
-    "what only the parent says": lambda reply: [replace(reply, kind=Kind.SETUP)],
-    "a batch": lambda reply: [replace(reply, kind=Kind.BATCH, accepts=b"\0", deadlines=[INFINITY])],
+    "what only the parent says": lambda reply: [replace(reply, kind=FrameKind.SETUP)],
+    "a batch": lambda reply: [replace(reply, kind=FrameKind.BATCH, accepts=b"\0", deadlines=[INFINITY])],
 }
 BEFORE: dict[str, Callable[[Frame], list[Frame]]] = {
-    "ready once more": lambda reply: [say(Kind.STATE, b"ready")],
-    "a state that is none": lambda reply: [say(Kind.STATE, b"\xff")],
-    "a state in pieces": lambda reply: [say(Kind.STATE, [b"rea", b"dy"])],
-    "no state at all": lambda reply: [say(Kind.STATE)],
-    "that it could not load": lambda reply: [say(Kind.FAILED, b"")],
-    "a call for another batch": lambda reply: [Frame(Kind.CALL, reply.batch + 1)],
-    "trouble that cannot be read": lambda reply: [say(Kind.TROUBLE, b"\xc1", batch=reply.batch)],
-    "trouble in pieces": lambda reply: [say(Kind.TROUBLE, [b"\x90", b""], batch=reply.batch)],
-    "trouble that is none": lambda reply: [say(Kind.TROUBLE, b"\x91\x01", batch=reply.batch)],
+    "ready once more": lambda reply: [say(FrameKind.STATE, b"ready")],
+    "a state that is none": lambda reply: [say(FrameKind.STATE, b"\xff")],
+    "a state in pieces": lambda reply: [say(FrameKind.STATE, [b"rea", b"dy"])],
+    "no state at all": lambda reply: [say(FrameKind.STATE)],
+    "that it could not load": lambda reply: [say(FrameKind.FAILED, b"")],
+    "a call for another batch": lambda reply: [Frame(FrameKind.CALL, reply.batch + 1)],
+    "trouble that cannot be read": lambda reply: [say(FrameKind.TROUBLE, b"\xc1", batch=reply.batch)],
+    "trouble in pieces": lambda reply: [say(FrameKind.TROUBLE, [b"\x90", b""], batch=reply.batch)],
+    "trouble that is none": lambda reply: [say(FrameKind.TROUBLE, b"\x91\x01", batch=reply.batch)],
     "trouble of another batch": lambda reply: [trouble(replace(reply, batch=reply.batch + 1), Trouble())],
     "trouble of other items": lambda reply: [trouble(reply, Trouble(ran_out=[[0, 77]]))],
     "trouble of items before the first": lambda reply: [trouble(reply, Trouble(ran_out=[[-1]]))],
@@ -85,7 +85,7 @@ BEFORE: dict[str, Callable[[Frame], list[Frame]]] = {
 AFTER: dict[str, Callable[[Frame], list[Frame | bytes]]] = {
     "the reply twice": lambda reply: [reply],
     "another reply": lambda reply: [replace(reply, ids=[1])],
-    "a late call": lambda reply: [Frame(Kind.CALL, reply.batch)],
+    "a late call": lambda reply: [Frame(FrameKind.CALL, reply.batch)],
     "megabytes that nobody asked for": lambda reply: [times(200, replace(reply, payloads=[b"x" * 1_000_000]))],
 }
 ATTACKS: dict[str, Callable[[Frame], list[Frame | bytes]]] = {
@@ -112,7 +112,7 @@ class Hostile(carpool.Model):
         send = connection.send
 
         def attack(link: Any, frame: Frame) -> None:
-            if frame.kind != Kind.REPLY or not self.attack:
+            if frame.kind != FrameKind.REPLY or not self.attack:
                 send(link, frame)
                 return
             name, self.attack = self.attack, ""

@@ -12,8 +12,8 @@ import pytest
 import carpool
 from carpool import Service, Stage, Static
 from carpool.core.batcher import Batch
-from carpool.drive.workers import WorkerStage
-from carpool.handle import AsyncHandle
+from carpool.drive.worker_pool import WorkerPool
+from carpool.service.handle import AsyncHandle
 from carpool.wire import frame
 
 BOUND_S = 10.0
@@ -83,16 +83,16 @@ def test_what_follows_a_batch_that_cannot_be_sent(
 
 def test_a_batch_ahead_that_cannot_be_handed_over_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one under way is answered, and counted once."""
-    run = WorkerStage.run
+    run = WorkerPool.run
 
-    def run_or_not(self: WorkerStage, batch: Batch) -> None:
+    def run_or_not(self: WorkerPool, batch: Batch) -> None:
         if batch.ahead:
             raise MemoryError
         run(self, batch)
 
     async def ask(service: AsyncHandle) -> None:
         before = service.stats().stages[0].batches
-        monkeypatch.setattr(WorkerStage, "run", run_or_not)
+        monkeypatch.setattr(WorkerPool, "run", run_or_not)
         assert await outcomes(service, [b"x"] * 4) == [1, 1, "unavailable", "unavailable"]
         assert service.stats().stages[0].batches == before + 1
 

@@ -13,15 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool import Service, Stage, handle
+from carpool import Service, Stage
+from carpool.call.retry import Trouble
 from carpool.core.pipeline import Pipeline
 from carpool.core.roster import Roster, Starts
-from carpool.drive import workers
+from carpool.drive import worker_pool
 from carpool.drive.aio import Driver
 from carpool.observe.stats import Stats
-from carpool.parts import Trouble
 from carpool.request import DONE, Request
-from carpool.wire.frame import Frame, FrameError, Kind
+from carpool.service import handle
+from carpool.wire.frame import Frame, FrameError, FrameKind
 from tests import models
 from tests.core import stub
 
@@ -54,7 +55,7 @@ class Told(Request):
 
 
 def state(name: str | bytes) -> Frame:
-    return Frame(Kind.STATE, 0, [0], b"\0", payloads=[name.encode() if isinstance(name, str) else name])
+    return Frame(FrameKind.STATE, 0, [0], b"\0", payloads=[name.encode() if isinstance(name, str) else name])
 
 
 small = st.integers(0, 6)
@@ -78,7 +79,7 @@ def frames(draw: st.DrawFn) -> Frame:
     ids = draw(st.one_of(st.just([*range(1, n + 1)]), st.lists(small, min_size=n, max_size=n)))
     formats = draw(st.one_of(st.just(bytes(n)), st.binary(min_size=n, max_size=n)))
     return Frame(
-        draw(st.sampled_from(Kind)),
+        draw(st.sampled_from(FrameKind)),
         draw(st.sampled_from([1, 1, 1, 0, 2])),
         ids,
         formats,
@@ -95,7 +96,7 @@ async def listen(heard: list[Frame]) -> tuple[list[Told], list[Frame], Driver]:
     pipeline = Pipeline([batcher])
     roster = Roster(1, lambda: 0.0)
     driver = Driver(pipeline, Stats("fuzz", pipeline, [roster], [False]), clock=lambda: 0.0)
-    stage = workers.WorkerStage(0, handle._launch(service, 0, None, 1), driver, roster, Starts([roster], 1), print)  # type: ignore[arg-type]
+    stage = worker_pool.WorkerPool(0, handle._launch(service, 0, None, 1), driver, roster, Starts([roster], 1), print)  # type: ignore[arg-type]
     driver.executors = [stage]
     stage.start()
     worker: Any = stage._workers[0]
@@ -123,10 +124,10 @@ async def listen(heard: list[Frame]) -> tuple[list[Told], list[Frame], Driver]:
 def test_only_what_is_allowed_is_taken(heard: list[Frame]) -> None:
     """Anything else raises FrameError; every request has at most one answer, its own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(workers._KINDS, "process", Silent)
+        patch.setitem(worker_pool._KINDS, "process", Silent)
         requests, taken, driver = asyncio.run(listen(heard))
 
-    replies = [frame for frame in taken if frame.kind == Kind.REPLY]
+    replies = [frame for frame in taken if frame.kind == FrameKind.REPLY]
     answered = [id for frame in replies for id in frame.ids]
     assert len(answered) == len(set(answered))
     assert set(answered) <= {1, 2, 3}
@@ -139,16 +140,16 @@ def test_only_what_is_allowed_is_taken(heard: list[Frame]) -> None:
     batcher = driver.pipeline.stages[0]
     assert (batcher.stray_replies, batcher.late_results) == (0, 0)
     assert 0 <= batcher.batch_s < float("inf")
-    assert not {frame.kind for frame in taken} & {Kind.SETUP, Kind.BATCH, Kind.STATE, Kind.FAILED}
+    assert not {frame.kind for frame in taken} & {FrameKind.SETUP, FrameKind.BATCH, FrameKind.STATE, FrameKind.FAILED}
 
 
 def test_a_sound_reply_is_taken() -> None:
     """In one piece, or in several."""
-    whole = Frame(Kind.REPLY, 1, [1, 2, 3], bytes(N), payloads=[b"a", b"b", b"c"])
+    whole = Frame(FrameKind.REPLY, 1, [1, 2, 3], bytes(N), payloads=[b"a", b"b", b"c"])
     parts = [replace(whole, ids=[id], formats=b"\0", payloads=[p]) for id, p in ((2, b"b"), (3, b"c"), (1, b"a"))]
     for heard in ([whole], parts):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(workers._KINDS, "process", Silent)
+            patch.setitem(worker_pool._KINDS, "process", Silent)
             requests, taken, _ = asyncio.run(listen(heard))
         assert taken == heard
         assert [request.result for request in requests] == [b"a", b"b", b"c"]

@@ -47,7 +47,7 @@ def test_no_process_can_be_started() -> None:
     """A clear error at once, and no hang."""
     program = """
         import asyncio, os, resource
-        import carpool, carpool.handle
+        import carpool, carpool.service.handle
         from tests import models
 
         async def main():

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import carpool
-from carpool import Service, Stage, parts
+from carpool import Service, Stage
+from carpool.call import retry
 from carpool.observe import prometheus
 from carpool.observe.stats import StageSnapshot
 from tests import models
@@ -202,8 +203,8 @@ def test_listed_errors_of_a_batched_function() -> None:
 
 def test_a_method_keeps_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """All instances have one share of time to run batches again; each call of a method makes a new bound one."""
-    monkeypatch.setattr(parts, "MOST_AGAIN_S", 1e-9)
-    monkeypatch.setattr(parts, "AGAIN_PER_S", 0.0)
+    monkeypatch.setattr(retry, "MOST_AGAIN_S", 1e-9)
+    monkeypatch.setattr(retry, "AGAIN_PER_S", 0.0)
     calls: list[int] = []
 
     class Service:

@@ -18,7 +18,7 @@ import pytest
 import carpool
 from carpool import Service, Stage
 from carpool.core.roster import MOST_DEATHS
-from carpool.handle import Handle
+from carpool.service.handle import Handle
 from tests import models
 from tests.drive.test_faults import alive, wait_until
 from tests.serving import serve

@@ -17,7 +17,7 @@ from typing import Any
 from carpool.core.pipeline import Pipeline
 from carpool.drive import streams
 from carpool.drive.aio import Driver
-from carpool.handle import AsyncHandle, Handle
+from carpool.service.handle import AsyncHandle, Handle
 
 _AWAY_S = 60.0
 _NOW_AND_THEN = 40

@@ -10,7 +10,7 @@ from carpool import ModelError, Service, Stage
 from carpool.core.batcher import Batch, Batcher
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
-from carpool.core.roster import Roster, State
+from carpool.core.roster import PlaceState, Roster
 from carpool.drive.aio import Driver
 from carpool.http.app import App
 from carpool.http.connection import Connection
@@ -45,8 +45,8 @@ class StubWorker:
         roster = self.driver.stats.stages[0].roster
         assert roster is not None
         roster.due(0.0)
-        roster.moved(0, State.LOADING)
-        roster.moved(0, State.READY)
+        roster.moved(0, PlaceState.LOADING)
+        roster.moved(0, PlaceState.READY)
         self.driver.worker_ready(0, 0)
 
     def run(self, batch: Batch) -> None:

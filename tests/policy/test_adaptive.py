@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from math import inf
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.core.batcher import INFINITY
 from carpool.core.queue import Queue
 from carpool.drive.virtual import VirtualDriver
 from carpool.policy import Adaptive, Decision
@@ -32,13 +32,13 @@ def taught(cost: Cost = FIXED, limit: int = 64, rate: float = 0.0) -> Adaptive:
         policy.trained(n, n, cost(n))
     if rate:
         for i in range(300):
-            policy.arrived(NOW - (299 - i) / rate, request(NOW, INFINITY))
+            policy.arrived(NOW - (299 - i) / rate, request(NOW, inf))
     return policy
 
 
 def request(arrived: float, due: float, size: int = 1, priority: int = 0) -> Request:
     """One that is due some time before it expires."""
-    made = Request("x", INFINITY)
+    made = Request("x", inf)
     made.arrived, made.due, made.size = arrived, due, size
     made.lane = (priority, *DEFAULT_LANE[1:])
     return made
@@ -52,7 +52,7 @@ def queued(*requests: Request) -> Queue:
     return queue
 
 
-def alike(n: int, slo_s: float = INFINITY, arrived: float = NOW) -> Queue:
+def alike(n: int, slo_s: float = inf, arrived: float = NOW) -> Queue:
     """So many that have come together."""
     return queued(*[request(arrived, arrived + slo_s) for _ in range(n)])
 
@@ -248,7 +248,7 @@ def stands(policy: Adaptive, waiting: list[Request]) -> list[Request]:
         now = NOW + (LATER - NOW) * step / steps
         later = [request(r.arrived - NOW + now, r.due - NOW + now, r.size, r.lane[0]) for r in waiting]
         for i in range(50):
-            policy.arrived(now - (49 - i) / 2600, request(now, INFINITY))
+            policy.arrived(now - (49 - i) / 2600, request(now, inf))
         refused = policy.decide(now, queued(*later), 1, 0).drop
         assert not refused or now > NOW + 0.6
     return later
@@ -273,7 +273,7 @@ def test_nobody_is_refused_for_those_who_have_time() -> None:
     """What is due much later does not keep the others waiting, and makes no backlog of theirs."""
     policy = noisy(0.2)
     hurried = [request(NOW - 0.27, NOW + 0.03) for _ in range(30)]
-    waiting = stands(policy, hurried + [request(NOW, INFINITY) for _ in range(500)])
+    waiting = stands(policy, hurried + [request(NOW, inf) for _ in range(500)])
 
     assert not decide(policy, queued(*waiting), now=LATER).drop
 
@@ -336,7 +336,7 @@ def test_nobody_else_is_given_up_with_the_head() -> None:
 class Clients:
     """A closed loop around one worker with a cost of FIXED: each comes back at random within 0.5 to 1.5 ms."""
 
-    def __init__(self, clients: int, policy: Adaptive, timeout_s: float = INFINITY) -> None:
+    def __init__(self, clients: int, policy: Adaptive, timeout_s: float = inf) -> None:
         self._dice = Random(0)
         self._timeout_s = timeout_s
         self.driver = VirtualDriver(pipeline(stage(policy=policy), workers=0), [FIXED], [1])
@@ -389,7 +389,7 @@ def gathering() -> tuple[Adaptive, float]:
         now += FIXED(8)
         policy.completed(now, 8, 8, FIXED(8), True)
         for _ in range(8):
-            policy.arrived(now + 0.001, request(now + 0.001, INFINITY))
+            policy.arrived(now + 0.001, request(now + 0.001, inf))
         policy.decide(now + 0.001, alike(8), 1, 0)
     now += FIXED(8)
     policy.completed(now, 8, 8, FIXED(8), True)
@@ -420,10 +420,10 @@ def test_the_wait_ends_when_all_are_back() -> None:
     """Not before."""
     policy, now = gathering()
     for _ in range(7):
-        policy.arrived(now + 0.0005, request(now, INFINITY))
+        policy.arrived(now + 0.0005, request(now, inf))
     assert decide(policy, alike(15, arrived=now), now=now + 0.0005).take == 0
 
-    policy.arrived(now + 0.0005, request(now, INFINITY))
+    policy.arrived(now + 0.0005, request(now, inf))
     assert decide(policy, alike(16, arrived=now), now=now + 0.0005) == Decision([], 16, "free")
 
 
@@ -508,7 +508,7 @@ waiting = st.lists(
     st.builds(
         request,
         st.floats(NOW - 0.2, NOW),
-        st.one_of(st.floats(NOW - 0.01, NOW + 0.1), st.just(INFINITY)),
+        st.one_of(st.floats(NOW - 0.01, NOW + 0.1), st.just(inf)),
         st.sampled_from([1, 1, 1, 2, 5]),
         st.sampled_from([0, 0, 1]),
     ),
@@ -559,7 +559,7 @@ def test_its_memory_is_bounded() -> None:
     policy, sizes = taught(), []
     for part in range(10):
         for i in range(10_000):
-            policy.arrived(NOW + part + i / 10_000, request(NOW, INFINITY))
+            policy.arrived(NOW + part + i / 10_000, request(NOW, inf))
         sizes.append(len(pickle.dumps(policy)))
 
     assert max(sizes) < 100_000
@@ -682,7 +682,7 @@ def test_a_batch_is_learned_from_once_the_next_one_has_gone() -> None:
     assert policy.cost.samples == before
     assert policy.decide(now, queue, 1, 0).take == 3
     assert policy.cost.samples == before
-    policy.arrived(now + 0.001, request(now + 0.001, INFINITY))
+    policy.arrived(now + 0.001, request(now + 0.001, inf))
 
     assert policy.cost.samples == before + 1
 

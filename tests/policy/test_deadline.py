@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from carpool.core.queue import Queue
 from carpool.policy import Deadline, Decision
 from carpool.policy.base import NOTHING
-from carpool.policy.deadline import Line
+from carpool.policy.deadline import LineFit
 from tests.core.stub import PROPERTY
 from tests.policy.view import waiting
 
@@ -98,7 +98,7 @@ def test_a_wrong_lesson_does_not_refuse_everybody_for_ever() -> None:
 
 def test_what_batches_took_long_ago_is_forgotten() -> None:
     """A model that has become twice as slow is known as such some sixty batches later."""
-    learned = Line()
+    learned = LineFit()
     for slower in (1, 2):
         for n in (1, 8, 4) * 30:
             learned.add(n, slower * (2.0 + n))
@@ -114,7 +114,7 @@ lines = st.tuples(st.floats(0, 5), st.floats(0, 5))
 def test_a_line_is_found(line: tuple[float, float], sizes: list[int]) -> None:
     """Batches that lie on a line teach it, within the little that ties the slope to what it was."""
     a, b = line
-    learned = Line()
+    learned = LineFit()
     for n in sizes * 30:
         learned.add(n, a + b * n)
 
@@ -126,7 +126,7 @@ def test_a_line_is_found(line: tuple[float, float], sizes: list[int]) -> None:
 @given(st.lists(st.tuples(st.integers(1, 64), st.floats(0, 10)), max_size=60))
 def test_a_line_never_falls_and_is_never_negative(batches: list[tuple[int, float]]) -> None:
     """Whatever it has seen: more requests never take less time, and no batch takes less than none."""
-    learned = Line()
+    learned = LineFit()
     for n, seconds in batches:
         learned.add(n, seconds)
 

@@ -16,12 +16,13 @@ import heapq
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from random import Random
 from typing import Any
 
 import pytest
 
-from carpool.core.batcher import INFINITY, Batch, Batcher
+from carpool.core.batcher import Batch, Batcher
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.drive.aio import Driver
@@ -57,7 +58,7 @@ class Setting:
     policy: str
     workers: int = 1
     max_batch_size: int = 64
-    max_queue_size: float = INFINITY
+    max_queue_size: float = inf
     noise: float = 0.0
     hop_s: float = 0.0
     turn_s: float = 0.0
@@ -221,7 +222,7 @@ def in_virtual_time(setting: Setting, recording: Recording, think_s: float | Non
 
     def again(now: float, request: Request) -> None:
         after = now + (think_s or 0.0)
-        following = request_of(request.item, (after, INFINITY, 0), caller)  # type: ignore[arg-type]
+        following = request_of(request.item, (after, inf, 0), caller)  # type: ignore[arg-type]
         driver.at(after, lambda: driver.enter(following))
 
     caller = Heard(decisions, driver.clock, None if think_s is None else again)
@@ -247,7 +248,7 @@ def on_a_loop(setting: Setting, recording: Recording, think_s: float | None = No
 
     def again(now: float, request: Request) -> None:
         after = now + (think_s or 0.0)
-        following = request_of(request.item, (after, INFINITY, 0), caller)  # type: ignore[arg-type]
+        following = request_of(request.item, (after, inf, 0), caller)  # type: ignore[arg-type]
         loop.happen(after, lambda: driver.submit(following))
 
     caller = Heard(decisions, loop.time, None if think_s is None else again)
@@ -272,11 +273,11 @@ def end_of(recording: Recording) -> float:
     return recording[-1][0] + 1.0
 
 
-def recorded(process: Open, duration_s: float, *, patience_s: float = INFINITY, urgent: float = 0.0) -> Recording:
+def recorded(process: Open, duration_s: float, *, patience_s: float = inf, urgent: float = 0.0) -> Recording:
     """Requests as they came. A third of the callers give up after `patience_s`; some are `urgent`."""
     dice = Random(2)
     times = process.times(Random(3), Scene(duration_s, CAPACITY))
-    return [(when, patience_s if dice.random() < 0.3 else INFINITY, int(dice.random() < urgent)) for when in times]
+    return [(when, patience_s if dice.random() < 0.3 else inf, int(dice.random() < urgent)) for when in times]
 
 
 OVERLOAD = recorded(Poisson(rho=1.6), 1.5, patience_s=0.09, urgent=0.1)
@@ -285,7 +286,7 @@ FLASH = recorded(Flash(rho=0.4, peak_rho=2.5), 2.0)
 """A quiet time, a crowd, a quiet time."""
 BURSTS = recorded(Bursts(rho=0.7), 1.5)
 """Many at one moment."""
-CLIENTS: Recording = [(0.1 * client, INFINITY, 0) for client in range(12)]
+CLIENTS: Recording = [(0.1 * client, inf, 0) for client in range(12)]
 """The first requests of clients that ask again so soon after each answer:"""
 THINK_S = 0.0007
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from carpool.testing import WireError, check_wire
-from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameError, FrameReader, Kind, encode
+from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameError, FrameKind, FrameReader, encode
 from carpool.wire.payload import Buffer
 
 
@@ -26,7 +26,7 @@ class Eager(FrameReader):
     """Hands out a frame before all of it is there."""
 
     def received(self, n: int) -> list[Frame]:
-        return super().received(n) or ([] if self.idle else [Frame(Kind.REPLY)])
+        return super().received(n) or ([] if self.idle else [Frame(FrameKind.REPLY)])
 
 
 class Forgets(FrameReader):

@@ -12,7 +12,7 @@ import carpool
 from carpool.drive import process
 from carpool.testing import Misbehaviour, StubWorker, stub_workers
 from carpool.testing.wire import FRAMES, data_of, plain
-from carpool.wire.frame import Frame, FrameError, FrameReader, Kind
+from carpool.wire.frame import Frame, FrameError, FrameKind, FrameReader
 from tests import models
 
 
@@ -46,7 +46,7 @@ def test_an_honest_stub_echoes() -> None:
     *states, reply = frames_in(exchange(None, batch))
 
     assert [bytes(state.payloads[0]) for state in states] == [b"loading", b"ready"]  # type: ignore[arg-type]
-    assert (reply.kind, reply.batch, list(reply.ids)) == (Kind.REPLY, batch.batch, list(batch.ids))
+    assert (reply.kind, reply.batch, list(reply.ids)) == (FrameKind.REPLY, batch.batch, list(batch.ids))
     assert plain([reply])[0][6] == plain([batch])[0][6]
 
 

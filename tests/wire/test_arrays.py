@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from carpool.testing.wire import data_of, receive
 from carpool.wire import arrays
 from carpool.wire.arrays import Block, block_of, block_of_rows, read_head
-from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameReader, Kind, encode, in_pieces
+from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameKind, FrameReader, encode, in_pieces
 from carpool.wire.payload import LARGE, Payload, dump, load, size_of
 from tests.core.stub import PROPERTY
 
@@ -35,7 +35,7 @@ def seen(array: Array) -> tuple[Any, ...]:
 def block_sent(values: list[Array]) -> Any:
     """The payloads of a frame with these items, as they are received."""
     n = len(values)
-    frame = Frame(Kind.REPLY, 1, list(range(n)), bytes(n), payloads=[dump(value) for value in values])
+    frame = Frame(FrameKind.REPLY, 1, list(range(n)), bytes(n), payloads=[dump(value) for value in values])
     (received,) = receive(FrameReader(), data_of(frame))
     return received.payloads
 
@@ -152,7 +152,7 @@ def test_who_reads_an_item_twice_gets_two_arrays() -> None:
 def test_a_block_is_two_buffers() -> None:
     """However many arrays there are: one head, and all elements in a row."""
     values = [np.full(3, i, np.float32) for i in range(50)]
-    frame = Frame(Kind.REPLY, 1, list(range(50)), bytes(50), payloads=[dump(value) for value in values])
+    frame = Frame(FrameKind.REPLY, 1, list(range(50)), bytes(50), payloads=[dump(value) for value in values])
 
     first, head, elements = encode(frame)
 
@@ -202,8 +202,8 @@ def test_a_message_of_arrays_that_is_too_large_goes_in_pieces(monkeypatch: pytes
     """Each piece is a block of as many as fit."""
     monkeypatch.setattr("carpool.wire.frame.MAX_FRAME_BYTES", 100)
     values = [np.full(4, i, np.float64) for i in range(7)]
-    frame = Frame(Kind.REPLY, 1, list(range(7)), bytes(7), payloads=[dump(value) for value in values])
-    rows = Frame(Kind.REPLY, 1, list(range(7)), bytes(7), payloads=block_of_rows(np.stack(values)) or ())
+    frame = Frame(FrameKind.REPLY, 1, list(range(7)), bytes(7), payloads=[dump(value) for value in values])
+    rows = Frame(FrameKind.REPLY, 1, list(range(7)), bytes(7), payloads=block_of_rows(np.stack(values)) or ())
     for whole in (frame, rows):
         pieces = in_pieces(whole)
         back = [payload for piece in pieces for payload in receive(FrameReader(), data_of(piece))[0].payloads]

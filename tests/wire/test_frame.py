@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from carpool.testing.wire import FRAMES, data_of, header, plain, receive
 from carpool.wire import frame as wire
-from carpool.wire.frame import MAX_ITEMS, Frame, FrameError, FrameReader, Kind, encode
+from carpool.wire.frame import MAX_ITEMS, Frame, FrameError, FrameKind, FrameReader, encode
 from carpool.wire.payload import LARGE
 from tests.core.stub import PROPERTY
 
@@ -90,7 +90,7 @@ ids = st.integers(0, 2**64 - 1)
 @st.composite
 def frames(draw: st.DrawFn) -> Frame:
     """Any frame."""
-    kind = draw(st.sampled_from(Kind))
+    kind = draw(st.sampled_from(FrameKind))
     items = draw(st.lists(payloads, max_size=6))
     n = len(items)
     frame = Frame(
@@ -102,7 +102,7 @@ def frames(draw: st.DrawFn) -> Frame:
         busy_s=draw(seconds),
         waited_s=draw(seconds),
     )
-    if kind == Kind.BATCH:
+    if kind == FrameKind.BATCH:
         frame.accepts = draw(st.binary(min_size=n, max_size=n))
         frame.deadlines = draw(st.lists(seconds, min_size=n, max_size=n))
     return frame
@@ -139,7 +139,7 @@ def test_large_buffers_in_any_pieces(data: st.DataObject, sizes: list[list[int]]
     """Small and large buffers, side by side in an item and in neighbouring frames."""
     items = [[pattern(n, seed=10 * i + k) for k, n in enumerate(row)] for i, row in enumerate(sizes)]
     sent = [
-        Frame(Kind.REPLY, i, [i, 0], b"\0\1", payloads=[item if len(item) > 1 else item[0], b"small"])
+        Frame(FrameKind.REPLY, i, [i, 0], b"\0\1", payloads=[item if len(item) > 1 else item[0], b"small"])
         for i, item in enumerate(items)
     ]
     message = data_of(*sent)
@@ -151,7 +151,7 @@ def test_large_buffers_in_any_pieces(data: st.DataObject, sizes: list[list[int]]
 def test_large_buffers_cut_beside_every_border() -> None:
     """Header, table, each buffer and the next frame: cut at each of their ends, one byte before and one after."""
     row = [b"head", pattern(LARGE), b"", pattern(LARGE - 1, 1), pattern(2 * LARGE + 1, 2), b"tail"]
-    frame = Frame(Kind.BATCH, 3, [1, 2], b"\0\0", b"\1\1", [1.0, 2.0], [row, pattern(LARGE, 3)])
+    frame = Frame(FrameKind.BATCH, 3, [1, 2], b"\0\0", b"\1\1", [1.0, 2.0], [row, pattern(LARGE, 3)])
     sent = [frame, FRAMES["batch"], frame]
     message = data_of(*sent)
     borders = accumulate(len(part) for part in [header(), *encode(frame)[0:1], *row, frame.payloads[1]])
@@ -167,7 +167,7 @@ def test_a_large_buffer_is_received_into_its_own_memory() -> None:
     """The space handed out is the payload itself, exactly as long as what is missing, so nothing is copied."""
     item = pattern(2 * LARGE)
     reader = FrameReader()
-    message = data_of(Frame(Kind.REPLY, 1, [1], b"\0", payloads=[item]))
+    message = data_of(Frame(FrameKind.REPLY, 1, [1], b"\0", payloads=[item]))
     receive(reader, message[: -2 * LARGE + 10])
 
     space = reader.get_buffer()
@@ -192,7 +192,7 @@ def test_what_small_items_hold_is_only_their_own() -> None:
 def test_a_large_buffer_that_is_kept_is_not_received_into_again() -> None:
     """Any number of frames with buffers of the same size: each keeps its own content as long as it is held."""
     reader = FrameReader()
-    sent = [Frame(Kind.REPLY, i, [i], b"\0", payloads=[pattern(LARGE, i)]) for i in range(30)]
+    sent = [Frame(FrameKind.REPLY, i, [i], b"\0", payloads=[pattern(LARGE, i)]) for i in range(30)]
 
     kept = [frame for one in sent for frame in receive(reader, data_of(one))]
 
@@ -202,7 +202,7 @@ def test_a_large_buffer_that_is_kept_is_not_received_into_again() -> None:
 def test_a_large_buffer_that_was_dropped_is_received_into_again() -> None:
     """The space for the next one still has the old bytes in it, so it has not been allocated anew."""
     reader = FrameReader()
-    message = data_of(Frame(Kind.REPLY, 1, [1], b"\0", payloads=[b"x" * LARGE]))
+    message = data_of(Frame(FrameKind.REPLY, 1, [1], b"\0", payloads=[b"x" * LARGE]))
     receive(reader, message)
 
     receive(reader, message[:-LARGE])
@@ -215,7 +215,7 @@ def test_a_large_buffer_that_was_dropped_is_received_into_again() -> None:
 )
 def test_a_payload_is_written_from_where_it_lies(payload: Any) -> None:
     """Encoding adds one buffer in front and hands on the payload's own."""
-    first, *others = encode(Frame(Kind.REPLY, 1, [1, 2], b"\0\0", payloads=[payload, [b"head", payload]]))
+    first, *others = encode(Frame(FrameKind.REPLY, 1, [1, 2], b"\0\0", payloads=[payload, [b"head", payload]]))
 
     assert isinstance(first, bytes)
     assert [id(part) for part in others[::2]] == [id(payload)] * 2
@@ -225,7 +225,7 @@ def test_buffers_of_wide_elements_count_in_bytes() -> None:
     """A view of an array is as long as its bytes, not as its numbers."""
     array = np.arange(5, dtype=np.float64)
 
-    (frame,) = receive(FrameReader(), data_of(Frame(Kind.REPLY, 1, [1], b"\0", payloads=[array.data])))
+    (frame,) = receive(FrameReader(), data_of(Frame(FrameKind.REPLY, 1, [1], b"\0", payloads=[array.data])))
 
     assert frame.payloads == [array.tobytes()]
 
@@ -243,7 +243,7 @@ def test_an_idle_reader_has_all_its_room() -> None:
 def test_a_short_rest_takes_no_read_of_its_own() -> None:
     """Where little is missing, there is room for what follows it too."""
     reader = FrameReader()
-    frame = Frame(Kind.REPLY, 1, [1], b"\0", payloads=[b"x" * 2 * LARGE])
+    frame = Frame(FrameKind.REPLY, 1, [1], b"\0", payloads=[b"x" * 2 * LARGE])
     receive(reader, data_of(frame)[:-10])
 
     assert len(reader.get_buffer()) > 10 + len(data_of(FRAMES["reply"]))
@@ -256,7 +256,7 @@ def test_a_short_rest_takes_no_read_of_its_own() -> None:
 def test_the_bytes_are_those_of_the_description() -> None:
     """Header, table and body, spelled out by hand, are what is written."""
     frame = Frame(
-        Kind.BATCH, 77, [10, 11], b"\1\2", b"\3\0", [4.0, 5.0], [[b"ab", b""], b"c"], busy_s=6.0, waited_s=7.0
+        FrameKind.BATCH, 77, [10, 11], b"\1\2", b"\3\0", [4.0, 5.0], [[b"ab", b""], b"c"], busy_s=6.0, waited_s=7.0
     )
     expected = (
         header(kind=4, items=2, buffers=3, batch=77, length=3, busy_s=6.0, waited_s=7.0)
@@ -275,7 +275,7 @@ def test_the_bytes_are_those_of_the_description() -> None:
 
 def test_an_item_of_one_buffer_is_that_buffer() -> None:
     """A list of a single buffer arrives as the buffer: there is one way to say it."""
-    (frame,) = receive(FrameReader(), data_of(Frame(Kind.REPLY, 1, [1], b"\0", payloads=[[b"alone"]])))
+    (frame,) = receive(FrameReader(), data_of(Frame(FrameKind.REPLY, 1, [1], b"\0", payloads=[[b"alone"]])))
 
     assert frame.payloads == [b"alone"]
 
@@ -283,7 +283,7 @@ def test_an_item_of_one_buffer_is_that_buffer() -> None:
 def test_a_table_may_be_larger_than_the_scratch() -> None:
     """As many items as a frame may have, behind a frame that is still in the scratch."""
     many = Frame(
-        Kind.BATCH, 1, range(MAX_ITEMS), bytes(MAX_ITEMS), bytes(MAX_ITEMS), [1.0] * MAX_ITEMS, [b""] * MAX_ITEMS
+        FrameKind.BATCH, 1, range(MAX_ITEMS), bytes(MAX_ITEMS), bytes(MAX_ITEMS), [1.0] * MAX_ITEMS, [b""] * MAX_ITEMS
     )
     many.payloads[-1] = b"last"
     sent = [FRAMES["batch"], many, FRAMES["reply"]]
@@ -314,16 +314,16 @@ def test_a_reader_is_idle_only_between_frames(frame: Frame) -> None:
 @pytest.mark.parametrize(
     "frame",
     [
-        Frame(Kind.REPLY, 1, [1, 2], b"\0\0", payloads=[b"one"]),
-        Frame(Kind.REPLY, 1, [1], b"\0", payloads=[b"one", b"two"]),
-        Frame(Kind.REPLY, 1, [1, 2], b"\0", payloads=[b"one", b"two"]),
-        Frame(Kind.REPLY, 1, [1], b"\0\0", payloads=[b"one"]),
-        Frame(Kind.BATCH, 1, [1], b"\0", b"", [1.0], [b"one"]),
-        Frame(Kind.BATCH, 1, [1], b"\0", b"\0\0", [1.0], [b"one"]),
-        Frame(Kind.BATCH, 1, [1], b"\0", b"\0", [], [b"one"]),
-        Frame(Kind.BATCH, 1, [1], b"\0", b"\0", [1.0, 2.0], [b"one"]),
-        Frame(Kind.REPLY, 1, [1], b"\0", payloads=[[]]),
-        Frame(Kind.REPLY, 1, [1, 2], b"\0\0", payloads=[[], [b"one", b"two"]]),
+        Frame(FrameKind.REPLY, 1, [1, 2], b"\0\0", payloads=[b"one"]),
+        Frame(FrameKind.REPLY, 1, [1], b"\0", payloads=[b"one", b"two"]),
+        Frame(FrameKind.REPLY, 1, [1, 2], b"\0", payloads=[b"one", b"two"]),
+        Frame(FrameKind.REPLY, 1, [1], b"\0\0", payloads=[b"one"]),
+        Frame(FrameKind.BATCH, 1, [1], b"\0", b"", [1.0], [b"one"]),
+        Frame(FrameKind.BATCH, 1, [1], b"\0", b"\0\0", [1.0], [b"one"]),
+        Frame(FrameKind.BATCH, 1, [1], b"\0", b"\0", [], [b"one"]),
+        Frame(FrameKind.BATCH, 1, [1], b"\0", b"\0", [1.0, 2.0], [b"one"]),
+        Frame(FrameKind.REPLY, 1, [1], b"\0", payloads=[[]]),
+        Frame(FrameKind.REPLY, 1, [1, 2], b"\0\0", payloads=[[], [b"one", b"two"]]),
     ],
     ids=[
         "too few payloads",
@@ -349,7 +349,7 @@ def test_a_frame_at_a_limit_is_sent_and_one_beyond_is_not(
     monkeypatch: pytest.MonkeyPatch, limit: str, least: int
 ) -> None:
     """Bytes, items and buffers: up to the limit, and the other side takes it."""
-    frame = Frame(Kind.REPLY, 1, [1, 2], b"\0\0", payloads=[[b"12345", b"", b"6"], b"78901"])
+    frame = Frame(FrameKind.REPLY, 1, [1, 2], b"\0\0", payloads=[[b"12345", b"", b"6"], b"78901"])
 
     monkeypatch.setattr(wire, limit, least)
     assert plain(receive(FrameReader(wire.MAX_FRAME_BYTES), data_of(frame))) == plain([frame])
@@ -369,7 +369,7 @@ def test_pieces_are_the_frame_s_items_within_the_limits(sizes: list[list[int]], 
     n = len(sizes)
     payloads: list[Any] = [[bytes(size) for size in parts] if len(parts) > 1 else bytes(parts[0]) for parts in sizes]
     frame = Frame(
-        *(Kind.BATCH, 7, list(range(n)), bytes(range(n)), bytes(reversed(range(n))), [1.5 * i for i in range(n)]),
+        *(FrameKind.BATCH, 7, list(range(n)), bytes(range(n)), bytes(reversed(range(n))), [1.5 * i for i in range(n)]),
         *(payloads, 2.0, 3.0),
     )
     with pytest.MonkeyPatch.context() as patch:
@@ -385,7 +385,7 @@ def test_pieces_are_the_frame_s_items_within_the_limits(sizes: list[list[int]], 
         assert [x for piece in pieces for x in getattr(piece, name)] == getattr(frame, name)
     for one, other in pairwise(pieces):
         assert sum(map(sum, [sizes[id] for id in one.ids])) + sum(sizes[other.ids[0]]) > limit
-    assert {(piece.kind, piece.batch) for piece in pieces} == {(Kind.BATCH, 7)}
+    assert {(piece.kind, piece.batch) for piece in pieces} == {(FrameKind.BATCH, 7)}
     assert [piece.busy_s for piece in pieces] == [0.0] * (len(pieces) - 1) + [2.0]
     assert [piece.waited_s for piece in pieces] == [0.0] * (len(pieces) - 1) + [3.0]
 
@@ -398,7 +398,7 @@ def test_payloads_for_which_there_is_no_memory_are_read_and_dropped(
     """Whichever buffer it runs out at: that frame comes with its last byte and says so, and all others are whole."""
     payloads: list[Any] = [bytes([i + 1]) * size for i, size in enumerate((3, 100, 20, 0, 90, 5))]
     frames = [
-        Frame(Kind.REPLY, batch, list(range(6)), bytes(6), payloads=payloads, busy_s=1.0, waited_s=2.0)
+        Frame(FrameKind.REPLY, batch, list(range(6)), bytes(6), payloads=payloads, busy_s=1.0, waited_s=2.0)
         for batch in (1, 2, 3)
     ]
     stream = data_of(*frames)

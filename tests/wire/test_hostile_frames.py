@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from carpool.testing.wire import FRAMES, HOSTILE, data_of, header, plain, receive
 from carpool.wire import frame as wire
-from carpool.wire.frame import MAX_BUFFERS, MAX_FRAME_BYTES, MAX_ITEMS, FrameError, FrameReader, Kind, encode
+from carpool.wire.frame import MAX_BUFFERS, MAX_FRAME_BYTES, MAX_ITEMS, FrameError, FrameKind, FrameReader, encode
 from carpool.wire.payload import LARGE
 from tests.core.stub import PROPERTY
 
@@ -66,7 +66,7 @@ def most_allocated(reader: FrameReader, data: bytes) -> int:
 
 def test_the_longest_table_takes_a_few_megabytes() -> None:
     """As many items and buffers as are allowed, but not one byte of them: the room for their table is bounded."""
-    data = header(kind=Kind.BATCH, items=MAX_ITEMS, buffers=MAX_BUFFERS, length=MAX_FRAME_BYTES)
+    data = header(kind=FrameKind.BATCH, items=MAX_ITEMS, buffers=MAX_BUFFERS, length=MAX_FRAME_BYTES)
     reader = FrameReader()
     receive(reader, data)
 
@@ -105,9 +105,9 @@ numbers = st.one_of(small, small, small, st.integers(0, 2**32 - 1))
 
 
 @PROPERTY
-@given(st.sampled_from(Kind), numbers, numbers, numbers, st.lists(numbers, max_size=20), st.binary(max_size=50))
+@given(st.sampled_from(FrameKind), numbers, numbers, numbers, st.lists(numbers, max_size=20), st.binary(max_size=50))
 def test_noise_behind_a_header_is_refused_or_means_what_it_says(
-    kind: Kind, items: int, buffers: int, length: int, table: list[int], rest: bytes
+    kind: FrameKind, items: int, buffers: int, length: int, table: list[int], rest: bytes
 ) -> None:
     """A header of ours with any counts before any bytes: frames that encode to those bytes again, or our error."""
     data = header(kind=kind, items=items, buffers=buffers, length=length)

@@ -9,11 +9,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidRequest, ModelError, ValidationError
-from carpool.wire.outcome import Outcome, Report, pack, read, unpack
+from carpool.wire.outcome import FailureReport, Outcome, pack, read, unpack
 from carpool.wire.payload import Payload
 from tests.core.stub import PROPERTY
 
-UNREADABLE = Report("the worker's report could not be read")
+UNREADABLE = FailureReport("the worker's report could not be read")
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ UNREADABLE = Report("the worker's report could not be read")
 )
 def test_each_outcome_has_its_error(outcome: Outcome, error: type[CarpoolError]) -> None:
     """The caller gets exactly this class, with the worker's words."""
-    raised = unpack(outcome, pack(Report("because of × and 車")))
+    raised = unpack(outcome, pack(FailureReport("because of × and 車")))
 
     assert type(raised) is error
     assert str(raised) == "because of × and 車"
@@ -39,7 +39,7 @@ GOOD = (Outcome.OK, Outcome.RESPONSE)
 
 def test_every_outcome_but_success_is_told_by_name() -> None:
     """The codes differ, so that an answer says which it was; a new outcome must find its place."""
-    codes = {outcome: unpack(outcome, pack(Report("x"))).code for outcome in Outcome if outcome not in GOOD}
+    codes = {outcome: unpack(outcome, pack(FailureReport("x"))).code for outcome in Outcome if outcome not in GOOD}
 
     assert codes == {
         Outcome.INVALID: InvalidRequest.code,
@@ -53,7 +53,7 @@ def test_every_outcome_but_success_is_told_by_name() -> None:
 
 def test_a_model_error_tells_what_was_raised_where() -> None:
     """Message, name of the exception's class, and traceback."""
-    error = unpack(Outcome.MODEL_ERROR, pack(Report("message", "KeyError", "Traceback: line 7")))
+    error = unpack(Outcome.MODEL_ERROR, pack(FailureReport("message", "KeyError", "Traceback: line 7")))
 
     assert isinstance(error, ModelError)
     assert (str(error), error.type_name, error.traceback) == ("message", "KeyError", "Traceback: line 7")
@@ -61,14 +61,14 @@ def test_a_model_error_tells_what_was_raised_where() -> None:
 
 def test_an_unknown_outcome_is_a_model_error() -> None:
     """A number that this version does not know is a failure all the same."""
-    assert type(unpack(200, pack(Report("x")))) is ModelError
+    assert type(unpack(200, pack(FailureReport("x")))) is ModelError
 
 
 @PROPERTY
 @given(st.text(max_size=9), st.text(max_size=9), st.text(max_size=9))
 def test_reports_come_back(message: str, type_name: str, traceback: str) -> None:
     """Any texts."""
-    report = Report(message, type_name, traceback)
+    report = FailureReport(message, type_name, traceback)
 
     assert read(pack(report)) == report
 
@@ -78,7 +78,7 @@ def test_long_texts_are_cut(character: str) -> None:
     """Of a message the beginning is kept, of a traceback the end: there it says what was raised."""
     report = read(
         pack(
-            Report(
+            FailureReport(
                 "begin" + character * 1_000_000,
                 "Name" + character * 1_000_000,
                 character * 1_000_000 + "the end",
@@ -86,23 +86,23 @@ def test_long_texts_are_cut(character: str) -> None:
         )
     )
 
-    assert report == Report(
+    assert report == FailureReport(
         "begin" + character * (2048 - 5), "Name" + character * (256 - 4), character * (16_384 - 7) + "the end"
     )
 
 
 def test_texts_up_to_the_bound_are_kept() -> None:
     """Nothing is lost of what fits exactly."""
-    report = Report("m" * 2048, "n" * 256, "t" * 16_384)
+    report = FailureReport("m" * 2048, "n" * 256, "t" * 16_384)
 
     assert read(pack(report)) == report
 
 
 def test_what_utf8_cannot_say_is_replaced() -> None:
     """Half a surrogate pair, in a message of user code, does not cost the report."""
-    report = Report("a\ud83db", "\udc80", "x\udfffy")
+    report = FailureReport("a\ud83db", "\udc80", "x\udfffy")
 
-    assert read(pack(report)) == Report("a?b", "?", "x?y")
+    assert read(pack(report)) == FailureReport("a?b", "?", "x?y")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_what_utf8_cannot_say_is_replaced() -> None:
         b"\x91\xdb\xff\xff\xff\xff",
         b"\x94\xa1m\xa0\xa0" + b"\x91" * 100_000 + b"\xc0",
         b"\x81\xa7message\xa1m",
-        pickle.dumps(Report("m")),
+        pickle.dumps(FailureReport("m")),
         [b"\x91\xa1m", b"more"],
         [],
     ],
@@ -160,4 +160,4 @@ def test_any_bytes_are_a_report_or_unreadable(payload: bytes) -> None:
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_a_report_is_read_from_any_buffer(kind: type[bytes]) -> None:
     """Also from a large one that has memory of its own."""
-    assert read(kind(pack(Report("m", "n", "t")))) == Report("m", "n", "t")
+    assert read(kind(pack(FailureReport("m", "n", "t")))) == FailureReport("m", "n", "t")

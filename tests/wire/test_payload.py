@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from carpool.testing.wire import data_of, receive
 from carpool.wire import frame as frame_module
 from carpool.wire import payload as payload_module
-from carpool.wire.frame import Frame, FrameReader, Kind
+from carpool.wire.frame import Frame, FrameKind, FrameReader
 from carpool.wire.payload import LARGE, Payload, dump, load, parts_of, size_of
 from tests.core.stub import PROPERTY
 
 
 def sent(payload: Payload) -> Payload:
     """The payload as the other process receives it."""
-    (frame,) = receive(FrameReader(), data_of(Frame(Kind.REPLY, 1, [1], b"\0", payloads=[payload])))
+    (frame,) = receive(FrameReader(), data_of(Frame(FrameKind.REPLY, 1, [1], b"\0", payloads=[payload])))
     return frame.payloads[0]
 
 

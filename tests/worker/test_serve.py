@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from carpool import Model
-from carpool.invoke import Invoker
+from carpool.call.invoke import Invoker
+from carpool.call.retry import Retrier, Trouble, run_now
 from carpool.model import traits_of
-from carpool.parts import Caller, Trouble, run_now
 from carpool.wire import frame as wire_frame
 from carpool.wire import outcome
-from carpool.wire.frame import Frame, Kind, encode
+from carpool.wire.frame import Frame, FrameKind, encode
 from carpool.wire.outcome import Outcome
 from carpool.wire.payload import dump, load
 from carpool.worker.call import Call
@@ -79,7 +79,7 @@ def setup_of(**changes: Any) -> Setup:
 def batch(id: int, *items: Any) -> Frame:
     n = len(items)
     forever = [float("inf")] * n
-    return Frame(Kind.BATCH, id, list(range(1, n + 1)), bytes(n), bytes(n), forever, [dump(x) for x in items])
+    return Frame(FrameKind.BATCH, id, list(range(1, n + 1)), bytes(n), bytes(n), forever, [dump(x) for x in items])
 
 
 def live(link: Link, model: Any = Counting, **changes: Any) -> list[str]:
@@ -96,7 +96,7 @@ def test_a_whole_life() -> None:
     timed = ["predict 1", "predict 2", "predict 4"]
     assert log == ["setup", "predict 1", "predict 4", *timed, *timed, "predict 2", "predict 1", "teardown"]
     assert [bytes(frame.payloads[0]) for frame in link.sent[:3]] == [b"loading", b"warming", b"ready"]  # type: ignore[arg-type]
-    assert [frame.kind for frame in link.sent] == [Kind.STATE] * 3 + [Kind.REPLY] * 2
+    assert [frame.kind for frame in link.sent] == [FrameKind.STATE] * 3 + [FrameKind.REPLY] * 2
     assert [[load(p) for p in frame.payloads] for frame in link.sent[3:]] == [[2, 4], [6]]
     assert [frame.batch for frame in link.sent[3:]] == [7, 8]
 
@@ -114,7 +114,7 @@ class Slowed(Model):
 
 def warmed_up(sizes: tuple[int, ...], batched: bool = True) -> list[tuple[int, float]]:
     Slowed.now = 0.0
-    invoker = Invoker(Slowed, {}, traits_of(Slowed, batched), Caller(isolate_errors=True), batched=batched)
+    invoker = Invoker(Slowed, {}, traits_of(Slowed, batched), Retrier(isolate_errors=True), batched=batched)
     return run_now(Call(invoker, first=True, last=True).warm_up(sizes, clock=lambda: Slowed.now / 64))
 
 
@@ -163,7 +163,7 @@ def test_the_example_that_fails_is_named() -> None:
     live(link, Picky, warm_up=(1, 2))
     report = outcome.read(link.sent[-1].payloads[0])
 
-    assert link.sent[-1].kind == Kind.FAILED
+    assert link.sent[-1].kind == FrameKind.FAILED
     assert report.message == (
         "worker 0 of stage counting could not start: example 3 of 4 does not run through its model: division by zero"
     )
@@ -219,7 +219,7 @@ def test_a_model_that_cannot_load_says_why() -> None:
     run_now(serve(link, setup_of(), broken))
     report = outcome.read(link.sent[-1].payloads[0])
 
-    assert [frame.kind for frame in link.sent] == [Kind.STATE, Kind.FAILED]
+    assert [frame.kind for frame in link.sent] == [FrameKind.STATE, FrameKind.FAILED]
     assert report.message == "worker 0 of stage counting could not start: its model could not be imported"
     assert "no weights" in report.traceback
 
@@ -294,7 +294,7 @@ def troubles(frames: list[Frame]) -> list[list[Trouble]]:
     return [
         msgspec.msgpack.decode(frame.payloads[0], type=list[Trouble])  # type: ignore[arg-type]
         for frame in frames
-        if frame.kind == Kind.TROUBLE
+        if frame.kind == FrameKind.TROUBLE
     ]
 
 
@@ -305,8 +305,8 @@ def test_what_ran_out_of_memory_is_told_before_the_reply() -> None:
     link.frames[0].payloads = [b"\xc1", *link.frames[0].payloads[1:]]
     live(link, Narrow, warm_up=())
 
-    told = [frame for frame in link.sent[3:] if frame.kind != Kind.CALL]
-    assert [frame.kind for frame in told] == [Kind.TROUBLE, Kind.REPLY, Kind.REPLY]
+    told = [frame for frame in link.sent[3:] if frame.kind != FrameKind.CALL]
+    assert [frame.kind for frame in told] == [FrameKind.TROUBLE, FrameKind.REPLY, FrameKind.REPLY]
     assert [frame.batch for frame in told] == [7, 7, 8]
     (trouble,) = troubles(link.sent)
     assert trouble == [Trouble(out_of_memory=True, ran_out=[[1, 2, 3, 4, 5]], fitted=[[1, 2], [3, 4, 5]])]
@@ -323,7 +323,7 @@ def test_a_warm_up_that_runs_out_of_memory_says_so_and_times_what_fits() -> None
     timings = msgspec.msgpack.decode(ready.payloads[1], type=list[tuple[int, float]])  # type: ignore[arg-type]
     assert [n for n, _ in timings] == [1, 2]
     (trouble,) = troubles(link.sent)
-    assert (told.kind, told.batch) == (Kind.TROUBLE, 0)
+    assert (told.kind, told.batch) == (FrameKind.TROUBLE, 0)
     assert trouble[0] == Trouble(out_of_memory=True, ran_out=[[0, 1, 2, 3]], fitted=[[0, 1], [2, 3]])
 
 
@@ -332,7 +332,7 @@ def test_calls_of_the_warm_up_are_not_reported() -> None:
     link = Link(batch(7, 1, 2, 3, 4))
     live(link, Narrow, warm_up=(1, 2, 4))
 
-    assert {frame.batch for frame in link.sent if frame.kind == Kind.CALL} == {7}
+    assert {frame.batch for frame in link.sent if frame.kind == FrameKind.CALL} == {7}
 
 
 def test_listed_errors_mean_out_of_memory_and_none_turns_it_off() -> None:

@@ -15,12 +15,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from carpool import InvalidRequest, Model, ModelError, ValidationError, schema
+from carpool import InvalidRequest, Model, ModelError, ValidationError
+from carpool.call.retry import run_now
+from carpool.hints import schema
 from carpool.observe.log import JsonLines, TextLines
-from carpool.parts import run_now
 from carpool.wire import outcome
 from carpool.wire.frame import Frame, encode
-from carpool.wire.outcome import Outcome, Report
+from carpool.wire.outcome import FailureReport, Outcome
 from carpool.wire.payload import JSON, MSGPACK, OBJECT, RAW, load
 from carpool.worker.serve import serve
 from tests.effort import slow_where
@@ -421,7 +422,7 @@ def test_whatever_it_raises_is_one_error_for_the_right_callers(name: str, isolat
 
     assert [o for o, _ in answers] == ([Outcome.OK, expected, Outcome.OK] if isolate else [expected] * 3)
     report = answers[1][1]
-    assert isinstance(report, Report)
+    assert isinstance(report, FailureReport)
     assert report.message
     assert len(report.message) <= 2048
     assert len(report.traceback) <= 16 * 1024

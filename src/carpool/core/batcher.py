@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from math import inf
 
 from carpool.core.patience import Patience
 from carpool.core.queue import Alone, Queue
 from carpool.core.safe_size import SafeSize
 from carpool.policy.base import Decision, Policy
 from carpool.request import DONE, QUEUED, RUNNING, Request
-
-INFINITY = float("inf")
 
 _LEAD_S = 0.02  # so long before its worker should be free a batch ahead is handed over: drivers are late by some of it
 _SHORT_LEAD_S = 0.002  # where it matters who comes meanwhile; timers tick in milliseconds
@@ -92,13 +91,13 @@ class Batch:
     @property
     def earliest_deadline(self) -> float:
         """When the next of its requests expires; infinity if nobody waits for it any more."""
-        return min([request.deadline for request in self.requests if request.state == RUNNING], default=INFINITY)
+        return min([request.deadline for request in self.requests if request.state == RUNNING], default=inf)
 
     @property
     def unwanted_since(self) -> float:
         """When the last of its callers went or was answered; infinity if somebody still waits."""
         if any(request.state == RUNNING for request in self.requests):
-            return INFINITY
+            return inf
         return max(self.heard, max([request.deadline for request in self.requests], default=self.heard))
 
     def expire(self, now: float) -> list[Request]:
@@ -141,8 +140,8 @@ class Batcher:
         queue: Queue,
         *,
         index: int = 0,
-        max_batch_time_s: float = INFINITY,
-        patience_s: float = INFINITY,
+        max_batch_time_s: float = inf,
+        patience_s: float = inf,
         idempotent: bool = True,
         runs_ahead: bool = False,
         weigh: Callable[[object], int] | None = None,
@@ -155,13 +154,13 @@ class Batcher:
         self.idempotent = idempotent
         self.runs_ahead = runs_ahead and idempotent
         self.weigh = weigh or _counts_for_one
-        self.outlet = INFINITY
+        self.outlet = inf
         self.closing = self.retired = False
         self.safe_size = SafeSize(policy.allowed_batch_sizes)
         self.in_flight: dict[int, Batch] = {}  # by worker
         self.ahead: dict[int, Batch] = {}  # by worker: the one after it, which lies with the worker already
         self.wake_at: float | None = None
-        self.attention_at = INFINITY  # nothing expires and nobody hangs before this
+        self.attention_at = inf  # nothing expires and nobody hangs before this
         self.batch_s = 0.0  # smoothed seconds from a batch's start to its end
         self.deviation_s = 0.0  # smoothed, how far batches are from that
         self.fastest_s = 0.0  # the least of these lately
@@ -192,7 +191,7 @@ class Batcher:
     @property
     def is_wanted(self) -> bool:
         """Whether somebody waits for what workers have."""
-        return any(batch.unwanted_since == INFINITY for batch in self.handed_over)
+        return any(batch.unwanted_since == inf for batch in self.handed_over)
 
     @property
     def idle(self) -> int:
@@ -348,7 +347,7 @@ class Batcher:
         if not self._knows_lone:
             return False
         due = deadline
-        if deadline != INFINITY and deadline - now < self.longest_wait_s(1):
+        if deadline != inf and deadline - now < self.longest_wait_s(1):
             return False
         if now + slo_s < due:
             due = now + slo_s

@@ -20,7 +20,7 @@ from enum import Enum, auto
 from carpool.errors import Unavailable
 
 
-class State(Enum):
+class LifeState(Enum):
     """Where in its life it is."""
 
     NEW = auto()
@@ -55,29 +55,38 @@ class Act(Enum):
     KILL = auto()  # end the workers without the loop, which has gone
 
 
-_TABLE: dict[tuple[State, Event], tuple[State, Act]] = {
-    (State.NEW, Event.START): (State.STARTING, Act.START),
-    (State.STARTING, Event.OPENED): (State.OPEN, Act.NOTHING),
-    (State.DRAINING, Event.CLOSE): (State.DRAINING, Act.WAIT),
-    (State.DRAINING, Event.HURRY): (State.DRAINING, Act.HURRY),
-    (State.DRAINING, Event.ENDED): (State.CLOSED, Act.NOTHING),
-    (State.ABANDONED, Event.FORKED): (State.FORKED, Act.NOTHING),
-    (State.CLOSED, Event.FORKED): (State.FORKED, Act.NOTHING),  # its loop may have been about to end, and never will
+_TABLE: dict[tuple[LifeState, Event], tuple[LifeState, Act]] = {
+    (LifeState.NEW, Event.START): (LifeState.STARTING, Act.START),
+    (LifeState.STARTING, Event.OPENED): (LifeState.OPEN, Act.NOTHING),
+    (LifeState.DRAINING, Event.CLOSE): (LifeState.DRAINING, Act.WAIT),
+    (LifeState.DRAINING, Event.HURRY): (LifeState.DRAINING, Act.HURRY),
+    (LifeState.DRAINING, Event.ENDED): (LifeState.CLOSED, Act.NOTHING),
+    (LifeState.ABANDONED, Event.FORKED): (LifeState.FORKED, Act.NOTHING),
+    (LifeState.CLOSED, Event.FORKED): (
+        LifeState.FORKED,
+        Act.NOTHING,
+    ),  # its loop may have been about to end, and never will
     **{
-        (state, event): (State.DRAINING, Act.END)
-        for state in (State.STARTING, State.OPEN)
+        (state, event): (LifeState.DRAINING, Act.END)
+        for state in (LifeState.STARTING, LifeState.OPEN)
         for event in (Event.CLOSE, Event.HURRY)
     },
-    **{(state, Event.FORKED): (State.FORKED, Act.NOTHING) for state in (State.STARTING, State.OPEN, State.DRAINING)},
-    **{(state, Event.LOOP_GONE): (State.ABANDONED, Act.KILL) for state in (State.STARTING, State.OPEN, State.DRAINING)},
+    **{
+        (state, Event.FORKED): (LifeState.FORKED, Act.NOTHING)
+        for state in (LifeState.STARTING, LifeState.OPEN, LifeState.DRAINING)
+    },
+    **{
+        (state, Event.LOOP_GONE): (LifeState.ABANDONED, Act.KILL)
+        for state in (LifeState.STARTING, LifeState.OPEN, LifeState.DRAINING)
+    },
 }
 """What is not here changes nothing and asks for nothing."""
 
-_REFUSALS: dict[State, tuple[type[RuntimeError] | type[Unavailable], str]] = {
-    State.NEW: (RuntimeError, "the service is not running: use it inside `with service.run() as s:`"),
-    State.CLOSED: (Unavailable, "the service has stopped"),
-    State.FORKED: (RuntimeError, "this service was started by another process; start one in this process"),
-    State.ABANDONED: (
+_REFUSALS: dict[LifeState, tuple[type[RuntimeError] | type[Unavailable], str]] = {
+    LifeState.NEW: (RuntimeError, "the service is not running: use it inside `with service.run() as s:`"),
+    LifeState.CLOSED: (Unavailable, "the service has stopped"),
+    LifeState.FORKED: (RuntimeError, "this service was started by another process; start one in this process"),
+    LifeState.ABANDONED: (
         RuntimeError,
         "the event loop that this service was started on has ended: start it anew on the present one",
     ),
@@ -98,7 +107,7 @@ class Life:
     __slots__ = ("__weakref__", "state", "takes_calls")
 
     def __init__(self) -> None:
-        self.state = State.NEW
+        self.state = LifeState.NEW
         self.takes_calls = False
 
     def __repr__(self) -> str:
@@ -110,7 +119,7 @@ class Life:
         Raises:
             RuntimeError: it cannot be started a second time.
         """
-        if event is Event.START and self.state is not State.NEW:
+        if event is Event.START and self.state is not LifeState.NEW:
             raise RuntimeError(STARTED_BEFORE)
         self.state, act = _TABLE.get((self.state, event), (self.state, Act.NOTHING))
         self.takes_calls = self.state not in _REFUSALS

@@ -24,9 +24,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
+from math import inf
 from typing import Final, Protocol
 
-from carpool.core.batcher import INFINITY, Batch, Batcher
+from carpool.core.batcher import Batch, Batcher
 from carpool.core.pipeline import Pipeline, Todo
 from carpool.errors import CarpoolError
 from carpool.request import DONE as REQUEST_DONE
@@ -110,7 +111,7 @@ class Line:
         self._closers: list[Waiter] = []
         self.lone: Lone | None = None
         self.elect: Waiter | None = None
-        self._elect_until = INFINITY
+        self._elect_until = inf
 
     def __repr__(self) -> str:
         return f"<Line {self._batcher!r} free={self._slots - len(self._leaders)}>"
@@ -180,7 +181,7 @@ class Line:
     def sleep(self, waiter: Waiter) -> float:
         """The waiter goes to sleep; returns until when, which is at once if its answers came meanwhile."""
         if not waiter.pending:
-            return -INFINITY
+            return -inf
         return min(waiter.deadline, self._elect_until) if self.elect is waiter else waiter.deadline
 
     def look_away(self, waiter: Waiter) -> None:
@@ -222,7 +223,7 @@ class Line:
             (batch,) = todo.run
             for request in batch.requests:
                 if request.caller is leader:
-                    request.deadline = INFINITY
+                    request.deadline = inf
             self._hand_on()
             return batch
         self._release(now, slot)
@@ -347,7 +348,7 @@ class Line:
                 return
 
     def _choose(self, waiter: Waiter) -> None:
-        self.elect, self._elect_until = waiter, INFINITY
+        self.elect, self._elect_until = waiter, inf
         self.wake.append(waiter)
 
     def _release(self, now: float, slot: int) -> None:

@@ -11,7 +11,8 @@ after nothing but full batches as long as they took. Warm-ups do not count: exam
 
 from __future__ import annotations
 
-_INFINITY = float("inf")
+from math import inf
+
 _FAR = 10.0  # times what its batch should take
 _LEARNED = 8  # batches after which it is known what they take
 _FORGET = 0.01  # of the distance to the slowest, with each batch that is faster
@@ -31,14 +32,14 @@ class Patience:
 
     __slots__ = ("_batches", "_limit_s", "_slowest_s", "_unit_s", "_unwanted_s", "learns", "least_s")
 
-    def __init__(self, limit_s: float = _INFINITY, unwanted_s: float = _INFINITY) -> None:
+    def __init__(self, limit_s: float = inf, unwanted_s: float = inf) -> None:
         self._limit_s = limit_s
         self._unwanted_s = unwanted_s
         self._batches = 0
         self._slowest_s = 0.0
         self._unit_s = 0.0  # of the batch that took most for its size
-        self.least_s = limit_s if limit_s < _INFINITY else unwanted_s
-        self.learns = limit_s == _INFINITY and unwanted_s < _INFINITY
+        self.least_s = limit_s if limit_s < inf else unwanted_s
+        self.learns = limit_s == inf and unwanted_s < inf
 
     def learn(self, size: int, took_s: float) -> None:
         """A batch of that size has run to its end."""
@@ -54,7 +55,7 @@ class Patience:
             unwanted_since: since when nobody waits for any of its batch; infinity if somebody does.
             size: of the batch.
         """
-        if self._limit_s < _INFINITY:
+        if self._limit_s < inf:
             return started + self._limit_s
         unwanted = max(started, unwanted_since) + self._unwanted_s
         return min(unwanted, started + max(self._unwanted_s, _FAR * self._most_s(size)))
@@ -67,7 +68,7 @@ class Patience:
 
     def why(self, started: float, unwanted_since: float, size: int) -> str:
         """Why it is given up then."""
-        if self._limit_s < _INFINITY:
+        if self._limit_s < inf:
             return f"it is in one call for longer than max_batch_time_s ({self._limit_s:g} s)"
         if max(started, unwanted_since) + self._unwanted_s <= self.until(started, unwanted_since, size):
             text = f"nobody has waited for its call for {self._unwanted_s:g} s"
@@ -78,7 +79,7 @@ class Patience:
     def _most_s(self, size: int) -> float:
         """The most that a batch of that size should take; infinity while that is not known."""
         if self._batches < _LEARNED:
-            return _INFINITY
+            return inf
         return max(self._slowest_s, self._unit_s * size)
 
 

@@ -16,9 +16,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
+from math import inf
 
 from carpool.core import trail
-from carpool.core.batcher import INFINITY, Batch, Batcher
+from carpool.core.batcher import Batch, Batcher
 from carpool.core.journal import Journal
 from carpool.core.queue import Alone, Queue
 from carpool.core.trail import AT_THE_DOOR
@@ -47,7 +48,7 @@ class Todo:
         self.run: list[Batch] = []
         self.answer: list[Request] = []
         self.kill: list[tuple[int, int]] = []
-        self.wake_at = INFINITY
+        self.wake_at = inf
 
 
 class Pipeline:
@@ -77,7 +78,7 @@ class Pipeline:
         self.cancelled = 0
         self.door = Queue()  # callers that wait for room; bounded by the callers there are
         self._admission = Admission(self.stages[0].queue.max_size, self.stages[0].queue.max_bytes)
-        self.slo_s = INFINITY if slo_s is None else slo_s
+        self.slo_s = inf if slo_s is None else slo_s
         self._measure = measure
         self._todo = Todo()
         for index, stage in enumerate(self.stages):
@@ -328,7 +329,7 @@ class Pipeline:
         first = self.stages[0]
         longest_wait_s = first.longest_wait_s(len(requests)) + first.policy.ahead_s
         latest = now + self.slo_s
-        soonest, nbytes = INFINITY, 0
+        soonest, nbytes = inf, 0
         id = self.admitted
         for request in requests:
             if request.id or request.state != NEW:
@@ -358,7 +359,7 @@ class Pipeline:
         """A request that may be refused, may have to wait at the door, or is written about."""
         first = self.stages[0]
         request.admitted = request.arrived = now
-        request.due = min(request.due, request.deadline, INFINITY if request.bulk else now + self.slo_s)
+        request.due = min(request.due, request.deadline, inf if request.bulk else now + self.slo_s)
         if self.closed is not None:
             self._refuse(request, copy.copy(self.closed))
             return
@@ -498,7 +499,7 @@ class Pipeline:
     def _room_after(self, stage: Batcher) -> float:
         """How many results the stage after `stage` can take."""
         if stage.index == len(self.stages) - 1:
-            return INFINITY
+            return inf
         queue = self.stages[stage.index + 1].queue
         return queue.max_size - queue.count if queue.nbytes < queue.max_bytes else 0
 

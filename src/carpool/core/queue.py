@@ -19,6 +19,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort, insort_left
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from operator import attrgetter, itemgetter
 from typing import cast
 
@@ -28,7 +29,6 @@ AGEING_S = 1.0
 """Seconds in which a lane that is passed over rises by one level. Well below the usual time-outs of many seconds, so
 that a low priority is late and not lost; well above the usual batch, so that one batch does not blur two priorities."""
 
-_NEVER = float("inf")
 _due = attrgetter("due")
 _due_and_arrival = attrgetter("due", "arrived")
 _priority = itemgetter(0)
@@ -54,14 +54,14 @@ class _Lane:
         self.dead = 0  # entries behind the head that have left early
         self.in_order = True  # arrivals came with rising dues: the head is also the oldest
         self.in_step = True  # deadlines rise along the lane as dues do: the head also expires first
-        self.last_deadline = -_NEVER  # the latest of those that are due before their deadline
+        self.last_deadline = -inf  # the latest of those that are due before their deadline
 
     def reset(self) -> None:
         """Forget what has left; the lane is empty."""
         self.items.clear()
         self.head = self.dead = 0
         self.in_order = self.in_step = True
-        self.last_deadline = -_NEVER
+        self.last_deadline = -inf
 
     def insert(self, request: Request) -> None:
         """Put in a request that is due earlier than the last one."""
@@ -82,7 +82,7 @@ class _Lane:
         insort_left(self.items, request, lo=self.head, key=_due_and_arrival)
         self.live += 1
         self.in_order = False
-        if request.due < request.deadline or self.last_deadline > -_NEVER:
+        if request.due < request.deadline or self.last_deadline > -inf:
             self.in_step = False
 
     def peek(self, n: int) -> list[Request]:
@@ -195,7 +195,7 @@ class Queue:
         varied: whether there has ever been more than one priority, key or bucket.
     """
 
-    def __init__(self, max_size: float = _NEVER, max_bytes: float = _NEVER, ageing_s: float = AGEING_S) -> None:
+    def __init__(self, max_size: float = inf, max_bytes: float = inf, ageing_s: float = AGEING_S) -> None:
         self.max_size = max_size
         self.max_bytes = max_bytes
         self.ageing_s = ageing_s
@@ -268,7 +268,7 @@ class Queue:
                 if lane.items:
                     latest = lane.items[-1].due
                 else:
-                    latest = -_NEVER
+                    latest = -inf
                     lane.since = request.arrived
             due = request.due
             deadline = request.deadline
@@ -324,7 +324,7 @@ class Queue:
                 n += lane.live
         return n
 
-    def take(self, n: int, now: float = -_NEVER) -> list[Request]:
+    def take(self, n: int, now: float = -inf) -> list[Request]:
         """Remove and return the next `n` requests; they are now running. The lanes they came from age from `now` on."""
         taken: list[Request] = []
         if self.lone_lanes and self.alone:
@@ -380,12 +380,12 @@ class Queue:
     @property
     def earliest_deadline(self) -> float:
         """When the next request expires; infinity when nobody waits."""
-        return min([lane.earliest_deadline for lane in self._lanes.values() if lane.live], default=_NEVER)
+        return min([lane.earliest_deadline for lane in self._lanes.values() if lane.live], default=inf)
 
     @property
     def earliest_due(self) -> float:
         """When the next request should be answered; infinity when nobody waits."""
-        earliest = _NEVER
+        earliest = inf
         for lane in self._lanes.values():
             if lane.live:
                 if lane.dead:
@@ -398,7 +398,7 @@ class Queue:
     @property
     def oldest_arrival(self) -> float:
         """When the request that has waited longest arrived; infinity when nobody waits."""
-        oldest = _NEVER
+        oldest = inf
         for lane in self._lanes.values():
             if lane.in_order and lane.live:
                 lane.skip_dead()

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 
 MOST_DEATHS = 5
 MOST_FORGIVEN = 5
@@ -29,7 +30,7 @@ LONGEST_DELAY_S = 30.0
 NO_ROOM_DELAY_S = 2.0
 
 
-class State(StrEnum):
+class PlaceState(StrEnum):
     """What a worker is doing; the values are metric labels."""
 
     STARTING = "starting"
@@ -41,23 +42,23 @@ class State(StrEnum):
     DEAD = "dead"
 
 
-_NEXT: dict[State, frozenset[State]] = {
-    State.STARTING: frozenset({State.LOADING, State.DRAINING, State.DEAD}),
-    State.LOADING: frozenset({State.WARMING, State.READY, State.DRAINING, State.DEAD}),
-    State.WARMING: frozenset({State.READY, State.DRAINING, State.DEAD}),
-    State.READY: frozenset({State.DRAINING, State.DEAD}),
-    State.DRAINING: frozenset({State.DEAD}),
-    State.HUNG: frozenset({State.DEAD}),
-    State.DEAD: frozenset({State.STARTING}),
+_NEXT: dict[PlaceState, frozenset[PlaceState]] = {
+    PlaceState.STARTING: frozenset({PlaceState.LOADING, PlaceState.DRAINING, PlaceState.DEAD}),
+    PlaceState.LOADING: frozenset({PlaceState.WARMING, PlaceState.READY, PlaceState.DRAINING, PlaceState.DEAD}),
+    PlaceState.WARMING: frozenset({PlaceState.READY, PlaceState.DRAINING, PlaceState.DEAD}),
+    PlaceState.READY: frozenset({PlaceState.DRAINING, PlaceState.DEAD}),
+    PlaceState.DRAINING: frozenset({PlaceState.DEAD}),
+    PlaceState.HUNG: frozenset({PlaceState.DEAD}),
+    PlaceState.DEAD: frozenset({PlaceState.STARTING}),
 }
-_ON_THEIR_WAY = frozenset({State.STARTING, State.LOADING, State.WARMING})
+_ON_THEIR_WAY = frozenset({PlaceState.STARTING, PlaceState.LOADING, PlaceState.WARMING})
 
 
 @dataclass(slots=True)
 class Place:
     """One worker's place in the stage; the process in it changes, the place keeps its number and its cores."""
 
-    state: State = State.DEAD
+    state: PlaceState = PlaceState.DEAD
     start_at: float = 0.0  # when a dead worker is to be replaced
     order: int = 0  # the present one's among all that the stage has started
     starts: int = 0
@@ -90,24 +91,24 @@ class Roster:
     @property
     def ready(self) -> int:
         """How many workers are ready."""
-        return sum(place.state == State.READY for place in self.places)
+        return sum(place.state == PlaceState.READY for place in self.places)
 
     @property
     def restarts(self) -> int:
         """How many workers have been started again after a death."""
         return sum(max(0, place.starts - 1) for place in self.places)
 
-    def due(self, now: float, room: float = float("inf")) -> list[int]:
+    def due(self, now: float, room: float = inf) -> list[int]:
         """The places whose worker is to be started now, at most `room`; they count as starting from here on."""
         if self.failed or self.stopping:
             return []
-        due = [i for i, p in enumerate(self.places) if p.state == State.DEAD and p.start_at <= now]
+        due = [i for i, p in enumerate(self.places) if p.state == PlaceState.DEAD and p.start_at <= now]
         if len(due) > room:
             due = due[: int(room)]
         for i in due:
             place = self.places[i]
             self._starts += 1
-            place.state = State.STARTING
+            place.state = PlaceState.STARTING
             place.order = self._starts
             place.starts += 1
         return due
@@ -115,19 +116,19 @@ class Roster:
     def next_start(self) -> float:
         """When the next start is due; infinity if none is."""
         if self.failed or self.stopping:
-            return float("inf")
-        return min((p.start_at for p in self.places if p.state == State.DEAD), default=float("inf"))
+            return inf
+        return min((p.start_at for p in self.places if p.state == PlaceState.DEAD), default=inf)
 
-    def moved(self, worker: int, state: State) -> None:
+    def moved(self, worker: int, state: PlaceState) -> None:
         """A worker has reached `state` (not dead: that is `lost`).
 
         Raises:
             ValueError: that state cannot follow the present one.
         """
         place = self.places[worker]
-        if state not in _NEXT[place.state] or state in (State.DEAD, State.STARTING, State.HUNG):
+        if state not in _NEXT[place.state] or state in (PlaceState.DEAD, PlaceState.STARTING, PlaceState.HUNG):
             raise ValueError(f"worker {worker} cannot become {state} while {place.state}")
-        if state == State.READY and place.state == State.WARMING:
+        if state == PlaceState.READY and place.state == PlaceState.WARMING:
             self._works = True
         place.state = state
 
@@ -148,10 +149,10 @@ class Roster:
             ValueError: it was dead or given up already.
         """
         place = self.places[worker]
-        if place.state in (State.DEAD, State.HUNG):
+        if place.state in (PlaceState.DEAD, PlaceState.HUNG):
             raise ValueError(f"worker {worker} is {place.state} already")
-        expected = place.state == State.DRAINING or self.stopping
-        place.state = State.DEAD if gone else State.HUNG
+        expected = place.state == PlaceState.DRAINING or self.stopping
+        place.state = PlaceState.DEAD if gone else PlaceState.HUNG
         if expected:
             return
         if place.order > self._starts_before_death:  # else it was there when another died, which has been counted
@@ -167,7 +168,7 @@ class Roster:
         self._judge()
         latest = now + self._delay()
         for place in self.places:
-            if place.state in (State.DEAD, State.HUNG):
+            if place.state in (PlaceState.DEAD, PlaceState.HUNG):
                 place.start_at = min(place.start_at, latest)
 
     def is_gone(self, worker: int) -> None:
@@ -177,14 +178,14 @@ class Roster:
             ValueError: it did not hang.
         """
         place = self.places[worker]
-        if place.state != State.HUNG:
+        if place.state != PlaceState.HUNG:
             raise ValueError(f"worker {worker} is {place.state}: it did not hang")
-        place.state = State.DEAD
+        place.state = PlaceState.DEAD
 
     def not_started(self, now: float, worker: int) -> None:
         """The system had no process, memory or file descriptor for it: that is no death, and is tried again."""
         place = self.places[worker]
-        place.state = State.DEAD
+        place.state = PlaceState.DEAD
         place.starts -= 1
         place.start_at = now + NO_ROOM_DELAY_S * (0.5 + 0.5 * self._random())
 

@@ -9,8 +9,8 @@ counted, not seconds, and only those that would have been larger; each failure d
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
-_INFINITY = float("inf")
 _FIRST_PAUSE = 4  # batches that stay within the limit before a larger one is tried
 _RETRY_PAUSE = 256  # likewise, before what was too much is tried again
 _LONGEST_PAUSE = 2**16
@@ -28,9 +28,9 @@ class SafeSize:
     """
 
     def __init__(self, sizes: Sequence[int] | None = None) -> None:
-        self.limit = _INFINITY
+        self.limit = inf
         self._sizes = sizes
-        self._too_much = _INFINITY  # the least that is known to run out; above the limit
+        self._too_much = inf  # the least that is known to run out; above the limit
         self._pause = _FIRST_PAUSE
         self._batches_left = _FIRST_PAUSE  # until a larger one is tried
 
@@ -58,7 +58,7 @@ class SafeSize:
         """A batch larger than the limit has gone through."""
         self.limit = size
         if size >= self._too_much:
-            self._too_much = _INFINITY
+            self._too_much = inf
         self._pause = self._batches_left = _FIRST_PAUSE
         self._rest_if_found()
 
@@ -77,13 +77,13 @@ class SafeSize:
             larger = [size for size in self._sizes if size > limit]
             between = [size for size in larger if size < self._too_much]
             return between[(len(between) - 1) // 2] if between else (larger or [limit])[0]
-        if self._too_much == _INFINITY:
+        if self._too_much == inf:
             return 2 * limit
         return int(self._too_much) if self._is_found() else (limit + int(self._too_much)) // 2
 
     def _is_found(self) -> bool:
         """Whether there is nothing left to find out between the limit and what is too much."""
-        if self._too_much == _INFINITY:
+        if self._too_much == inf:
             return False
         if self._sizes is not None:
             return not any(self.limit < size < self._too_much for size in self._sizes)

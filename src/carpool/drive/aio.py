@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
+from math import inf
 from typing import Protocol
 
+from carpool.call.retry import Trouble
 from carpool.clock import Clock, monotonic
-from carpool.core.batcher import INFINITY, Batch
+from carpool.core.batcher import Batch
 from carpool.core.pipeline import Pipeline, Todo
 from carpool.drive.trouble import FAILED_FOR_S, learn, stage_at_fault
 from carpool.errors import CarpoolError, StartupError, Unavailable
 from carpool.foreign import text_of
 from carpool.logger import logger
 from carpool.observe.stats import Stats
-from carpool.parts import Trouble
 from carpool.request import NEW, Request
 
 _ASLEEP_S = 1.0  # a timer that fires so late says that this process was stopped, or its loop blocked
@@ -60,7 +61,7 @@ class Driver:
         self._handing_over = False  # batches are, in their order: what happens meanwhile is looked at afterwards
         self._arrivals: list[Request] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = INFINITY
+        self._timer_at = inf
         self._drained: asyncio.Future[None] | None = None
         self._stopped = False  # there is nothing inside and nothing will be: who still comes is answered at once
         self._broken = False  # a policy has raised
@@ -95,7 +96,7 @@ class Driver:
             if self._drained is None:
                 self._drained = self.loop.create_future()
             self.poll()  # what was held back for company goes now
-            await asyncio.wait([self._drained], timeout=None if timeout_s == INFINITY else timeout_s)
+            await asyncio.wait([self._drained], timeout=None if timeout_s == inf else timeout_s)
         self._stopped = True
         self.abort()
         self.start_failed(Unavailable("the service was closed while it was starting", code="stopped"))
@@ -354,7 +355,7 @@ class Driver:
                 return
             self._timer.cancel()
         self._timer_at = when
-        if when == INFINITY:
+        if when == inf:
             self._timer = None
             return
         self._timer = self.loop.call_later(max(0.0, when - self.clock()), self._wake)

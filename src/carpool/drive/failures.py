@@ -14,8 +14,8 @@ import asyncio
 import copy
 from typing import Any, cast
 
+from carpool.call.retry import Failed
 from carpool.errors import ModelError
-from carpool.parts import Failed
 
 
 def shared_out(results: list[Any]) -> tuple[list[Any], dict[int, Exception] | None]:

@@ -19,11 +19,11 @@ from typing import Any
 
 import msgspec
 
+from carpool.call.retry import run_now
 from carpool.clock import monotonic
 from carpool.drive.launch import Launch
 from carpool.drive.output import LineSink
 from carpool.foreign import text_of
-from carpool.parts import run_now
 from carpool.wire.frame import Frame, FrameError
 from carpool.worker import affinity
 from carpool.worker.serve import serve

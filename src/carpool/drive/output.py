@@ -44,7 +44,7 @@ def guarded(sink: LineSink) -> LineSink:
     return pass_on
 
 
-class Lines:
+class OutputLines:
     """Reads one output stream of a worker without ever blocking."""
 
     def __init__(self, stream: IO[bytes], worker: str, is_error: bool, sink: LineSink) -> None:

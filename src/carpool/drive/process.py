@@ -23,9 +23,9 @@ import msgspec
 
 from carpool.drive.descriptors import fill_standard
 from carpool.drive.launch import Launch
-from carpool.drive.output import Lines, LineSink
+from carpool.drive.output import LineSink, OutputLines
 from carpool.errors import StartupError
-from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameError, FrameReader, Kind, encode
+from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameError, FrameKind, FrameReader, encode
 from carpool.wire.payload import LARGE
 from carpool.worker.setup import DUMP_SIGNAL, process_name
 
@@ -94,7 +94,7 @@ class WorkerProcess:
             self._guard.add(self._process.pid)
         name = f"{launch.setup.stage}/{worker}"
         self._outputs = [
-            Lines(stream, name, error, sink)
+            OutputLines(stream, name, error, sink)
             for stream, error in ((self._process.stdout, False), (self._process.stderr, True))
             if stream is not None
         ]
@@ -344,7 +344,7 @@ def _setup_frame(launch: Launch, worker: int) -> Frame:
             f"the kwargs of stage {setup.stage} are too large to be sent to its workers: {len(packed):,} bytes where"
             f" {MAX_FRAME_BYTES:,} are possible. Give the model a path, and load what is there in setup"
         )
-    return Frame(Kind.SETUP, ids=[0], formats=b"\0", payloads=[packed])
+    return Frame(FrameKind.SETUP, ids=[0], formats=b"\0", payloads=[packed])
 
 
 def _socketpair() -> tuple[socket.socket, socket.socket]:

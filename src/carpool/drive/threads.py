@@ -18,25 +18,26 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import Context
+from math import inf
 from threading import get_ident
 from typing import Any, ClassVar, Final, cast
 
+from carpool.call.lock import ExecutionLock, can_be_tried, is_owned
+from carpool.call.retry import Trouble
 from carpool.clock import Clock, monotonic
 from carpool.core import line as lines
-from carpool.core.batcher import INFINITY, Batch, Batcher
+from carpool.core.batcher import Batch, Batcher
 from carpool.core.line import DONE, LEADS, SLEEP, Line
 from carpool.drive.failures import for_all
 from carpool.drive.trouble import FAILED_FOR_S, learn, stage_at_fault
 from carpool.errors import CarpoolError, DeadlineExceeded, Unavailable
 from carpool.foreign import text_of
-from carpool.lock import ExecutionLock, can_be_tried, is_owned
 from carpool.logger import logger
-from carpool.parts import Trouble
 from carpool.request import Lane, Request
 
 _LONGEST_LOCK_WAIT_S = 60.0  # for the execution lock, where no time-out bounds it
 
-AT_ONCE: Final = -INFINITY
+AT_ONCE: Final = -inf
 """Until when somebody waits who does not wait."""
 
 Outcome = tuple[Sequence[object], dict[int, Exception] | None, Sequence[Trouble]]
@@ -85,7 +86,7 @@ class Seat:
         self.pending -= 1
 
 
-class Lone(lines.Lone):
+class LoneSeat(lines.Lone):
     """The seat of a caller who found nobody in the line, and runs its one item itself; no thread sleeps for it.
 
     Attributes:
@@ -134,7 +135,7 @@ class LeaderFollower:
         self._only = (self,)
         self._chain: deque[Bells] = deque()  # still to be rung; while there are any, somebody wakes up
 
-    def alone(self, item: object, timeout_s: float | None, run: Run) -> Lone | None:
+    def alone(self, item: object, timeout_s: float | None, run: Run) -> LoneSeat | None:
         """Run one item in this thread at once, if nobody is in the line and nothing speaks against it; which is so most
         of the time, and takes a third of what it takes to `join` and `wait`.
 
@@ -156,7 +157,7 @@ class LeaderFollower:
         if lock is not None and (not self._may_try or is_owned(lock) or not lock.acquire(timeout=0)):
             return None
         line, now = self._line, self._clock()
-        lone = Lone(item, INFINITY if timeout_s is None else now + timeout_s, me, now)
+        lone = LoneSeat(item, inf if timeout_s is None else now + timeout_s, me, now)
         try:
             try:
                 with self._lock:
@@ -196,7 +197,7 @@ class LeaderFollower:
         """
         self.check_reentry()
         now = self._clock()
-        deadline = INFINITY if timeout_s is None else now + timeout_s
+        deadline = inf if timeout_s is None else now + timeout_s
         requests = [Request(item, deadline) for item in items]
         for request in requests:
             request.patient = True
@@ -233,7 +234,7 @@ class LeaderFollower:
             DeadlineExceeded: the execution lock could not be had in time; the caller has left the line.
             RuntimeError: the function forked, and this is the child; or it waits for a function that waits for it.
         """
-        return self._wait(seat, run, INFINITY if timeout_s is None else self._clock() + timeout_s)
+        return self._wait(seat, run, inf if timeout_s is None else self._clock() + timeout_s)
 
     def lead(self, seat: Seat, run: Run) -> None:
         """In the thread of a caller who has just joined: run what is in the line as far as its own, unless somebody
@@ -247,7 +248,7 @@ class LeaderFollower:
         """
         self._wait(seat, run, AT_ONCE)
 
-    def leave(self, seat: Seat | Lone, error: Exception, thread: int | None = None) -> bool:
+    def leave(self, seat: Seat | LoneSeat, error: Exception, thread: int | None = None) -> bool:
         """The caller goes without its answers.
 
         Args:
@@ -273,7 +274,7 @@ class LeaderFollower:
                 led = self._turn(seat, run, until)
                 if line is not self._line and seat.pending:
                     raise self.forked()
-                if until != INFINITY and not (led and until == AT_ONCE) and self._clock() >= until:
+                if until != inf and not (led and until == AT_ONCE) and self._clock() >= until:
                     self._look_away(seat)
                     break
             except BaseException as error:
@@ -286,7 +287,7 @@ class LeaderFollower:
                 raise
         return not seat.pending
 
-    def _leave(self, seat: Seat | Lone, error: Exception, thread: int | None) -> bool:
+    def _leave(self, seat: Seat | LoneSeat, error: Exception, thread: int | None) -> bool:
         with self._lock:
             self._line.leave(self._clock(), seat, thread)
             due = [request for request in seat.requests if request.caller is None]
@@ -305,7 +306,7 @@ class LeaderFollower:
             RuntimeError: this thread is inside the function, or holds the execution lock: it would wait for itself.
         """
         self.check_reentry()
-        seat = Seat((), INFINITY)
+        seat = Seat((), inf)
         seat.pending = 1
         try:
             self._close(error, seat)
@@ -437,7 +438,7 @@ class LeaderFollower:
             self._sleep(seat, bed)
         return batch is not None
 
-    def _finish_alone(self, line: Line, lone: Lone, outcome: Outcome, busy_s: float) -> None:
+    def _finish_alone(self, line: Line, lone: LoneSeat, outcome: Outcome, busy_s: float) -> None:
         """An item that was run alone is done; unless somebody else has come, nobody is to know."""
         results, errors, _ = outcome
         lone.result, lone.error = results[0], None if errors is None else errors[0]
@@ -469,7 +470,7 @@ class LeaderFollower:
     def _make_bed(self, now: float, seat: Seat, until: float) -> Bed:
         """For the seat's thread, which sleeps from now on."""
         me = get_ident()
-        if me in _leading and until == INFINITY:
+        if me in _leading and until == inf:
             _sleeping[me] = self, seat  # before it looks at others, who do the same
             if self._waits_for(me):
                 raise RuntimeError(
@@ -500,7 +501,7 @@ class LeaderFollower:
 
     def _sleep(self, seat: Seat, bed: Bed) -> None:
         bell, bells, seconds = bed
-        timeout = -1 if seconds == INFINITY else min(max(seconds, 0.0), threading.TIMEOUT_MAX)
+        timeout = -1 if seconds == inf else min(max(seconds, 0.0), threading.TIMEOUT_MAX)
         rung = bell.acquire(timeout=timeout)
         if _sleeping:
             _sleeping.pop(get_ident(), None)
@@ -544,7 +545,7 @@ class LeaderFollower:
         """Take the execution lock; False if it was not free until the caller looks up."""
         now = self._clock()
         if until == AT_ONCE:  # who leads at once waits for the lock like any other leader
-            until = INFINITY
+            until = inf
         most_s = min(seat.deadline - now, _LONGEST_LOCK_WAIT_S)
         if lock.acquire(timeout=max(min(most_s, until - now), 0.0)):
             return True
@@ -588,7 +589,7 @@ class LeaderFollower:
             n -= rung
 
 
-def _told(lone: Lone) -> Lone:
+def _told(lone: LoneSeat) -> LoneSeat:
     """Who has come to be a leader like any other, with the answer that the line has for it."""
     (request,) = lone.requests
     lone.result, lone.error = request.result, request.error

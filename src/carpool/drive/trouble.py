@@ -5,9 +5,9 @@ from __future__ import annotations
 import traceback
 from collections.abc import Sequence
 
+from carpool.call.retry import Trouble
 from carpool.core.batcher import Batcher
 from carpool.logger import logger
-from carpool.parts import Trouble
 
 FAILED_FOR_S = 30.0
 """A failed stage stays so until its service is started anew: what callers are told to wait."""

@@ -11,10 +11,11 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import inf
 from typing import Any, Protocol
 
 from carpool.clock import VirtualClock
-from carpool.core.batcher import INFINITY, Batch, Batcher
+from carpool.core.batcher import Batch, Batcher
 from carpool.core.pipeline import Pipeline
 from carpool.errors import CarpoolError, ModelError
 from carpool.foreign import text_of, traceback_of
@@ -89,7 +90,7 @@ class VirtualDriver:
         self._order = itertools.count()
         self._feed: Iterator[tuple[float, Request]] = iter(())
         self._next: Request | None = None  # of the feed
-        self._next_at = INFINITY
+        self._next_at = inf
         self._arrivals: list[Request] = []  # of this turn
         self._happened = True  # anything since the last poll
         self._wake_at = 0.0
@@ -108,7 +109,7 @@ class VirtualDriver:
 
         self._at(when, happen)
 
-    def submit(self, item: Any, timeout_s: float = INFINITY, **attributes: Any) -> Request:
+    def submit(self, item: Any, timeout_s: float = inf, **attributes: Any) -> Request:
         """A request that arrives now; `attributes` are set on it (`lane`, `patient`, `nbytes`, `caller`)."""
         request = Request(item, self.clock.now + timeout_s)
         for name, value in attributes.items():
@@ -116,7 +117,7 @@ class VirtualDriver:
         self.enter(request)
         return request
 
-    def arrive(self, when: float, item: Any, timeout_s: float = INFINITY, **attributes: Any) -> Request:
+    def arrive(self, when: float, item: Any, timeout_s: float = inf, **attributes: Any) -> Request:
         """A request that arrives at `when`."""
         request = Request(item, when + timeout_s)
         for name, value in attributes.items():
@@ -132,7 +133,7 @@ class VirtualDriver:
     def feed(self, requests: Iterable[tuple[float, Request]]) -> None:
         """Requests and when they arrive, in the order of time; each is drawn when the one before it has arrived."""
         self._feed = iter(requests)
-        self._next_at, self._next = next(self._feed, (INFINITY, None))
+        self._next_at, self._next = next(self._feed, (inf, None))
 
     def lose(self, stage: int, worker: int, back_after_s: float = 0.0) -> None:
         """A worker dies now, with whatever it is doing, and its successor is ready `back_after_s` later."""
@@ -142,14 +143,14 @@ class VirtualDriver:
         self._notice()
         self.at(self.clock.now + back_after_s, lambda: self.pipeline.worker_ready(stage, worker))
 
-    def run(self, until: float = INFINITY) -> None:
+    def run(self, until: float = inf) -> None:
         """Go on until nothing is left to happen, or up to `until`."""
         clock, events = self.clock, self._events
         while True:
             when = self._wake_at if self._wake_at < self._next_at else self._next_at
             if events and events[0][0] < when:
                 when = events[0][0]
-            if when > until or when == INFINITY:
+            if when > until or when == inf:
                 break
             if when > clock.now:
                 clock.now = when
@@ -159,7 +160,7 @@ class VirtualDriver:
                 heapq.heappop(events)[2]()
             if self._wake_at <= when:
                 self._poll(clock.now)
-        if until != INFINITY:
+        if until != inf:
             clock.advance_to(until)
 
     def _at(self, when: float, event: Callable[[], None]) -> None:
@@ -177,7 +178,7 @@ class VirtualDriver:
         arrivals, feed = self._arrivals, self._feed
         while self._next is not None and self._next_at <= until:
             arrivals.append(self._next)
-            self._next_at, self._next = next(feed, (INFINITY, None))
+            self._next_at, self._next = next(feed, (inf, None))
         self._notice()
 
     def _poll(self, now: float) -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from carpool.frames.libraries import PandasLibrary, PolarsLibrary
-from carpool.frames.table import Table
+from carpool.frames.table import TableModel
 
 __all__ = ["Pandas", "Polars"]
 
 
-class Pandas(Table, library=PandasLibrary()):
+class Pandas(TableModel, library=PandasLibrary()):
     """A model whose `predict(self, frame)` gets the rows of all requests of a batch as one pandas frame.
 
     It returns one answer a row: a series, an array, a list or a frame. See docs/tables.md.
     """
 
 
-class Polars(Table, library=PolarsLibrary()):
+class Polars(TableModel, library=PolarsLibrary()):
     """Likewise with polars."""

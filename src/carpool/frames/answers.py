@@ -7,9 +7,10 @@ import io
 from collections.abc import Callable
 from typing import Any, Final
 
-from carpool import kinds, schema
+from carpool.call import chunks
 from carpool.errors import ModelError
 from carpool.foreign import text_of
+from carpool.hints import schema
 
 CSV: Final = "text/csv"
 JSON: Final = "application/json"
@@ -20,7 +21,7 @@ ARROW: Final = "application/vnd.apache.arrow.stream"
 def rows_of(answer: Any) -> int:
     """How many answers there are. Raises ModelError: it is nothing that has rows."""
     try:
-        return kinds.rows(answer)
+        return chunks.rows(answer)
     except TypeError as error:
         text = f"predict of a table must return a series, an array, a list or a frame, not {type(answer).__name__}"
         raise ModelError(text, code="bad_result") from error
@@ -28,7 +29,7 @@ def rows_of(answer: Any) -> int:
 
 def cut(answer: Any, begin: int, end: int) -> Any:
     """Some of the answers, rows counted from 0."""
-    part = kinds.cut(answer, begin, end)
+    part = chunks.cut(answer, begin, end)
     return part.reset_index(drop=True) if hasattr(part, "reset_index") else part
 
 

@@ -11,8 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+from carpool.call.chunks import likeness
 from carpool.errors import ValidationError
-from carpool.kinds import likeness
 
 Columns = Mapping[str, Any]
 """Names and types of the columns that a model wants."""

@@ -14,19 +14,19 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from carpool import schema
 from carpool.errors import CarpoolError, InvalidRequest, ModelError, ValidationError
 from carpool.foreign import text_of
 from carpool.frames.answers import ARROW, CSV, JSON, MSGPACK, Writers, cut, plain, rows_of
 from carpool.frames.libraries import Columns, Library
 from carpool.frames.sheets import NO_ROWS, Sheet, as_sheet, without_mark
+from carpool.hints import schema
 from carpool.http_request import HTTPRequest
 from carpool.model import Model
 
 _LONGEST_COMPLAINT = 200
 
 
-class Rows:
+class FrameRows:
     """What `predict` gets of one request: some rows of a frame that it may share with others.
 
     Attributes:
@@ -44,7 +44,7 @@ class Rows:
         self.is_single = is_single
 
 
-class Table(Model):
+class TableModel(Model):
     """Base of `Pandas` and `Polars`."""
 
     columns: ClassVar[Columns | None] = None
@@ -116,13 +116,13 @@ class _Records:
             ours = schema.as_our_error(error, kind.rpartition("/")[2])
             raise ours from error
 
-    def convert(self, item: Any) -> Rows:
+    def convert(self, item: Any) -> FrameRows:
         """The same from objects."""
         try:
             values, n, is_single = self._by_columns(msgspec.convert(item, self._kind))
         except msgspec.ValidationError as error:
             raise ValidationError(text_of(error)) from error
-        return Rows(self._library.from_records(values, self._columns), 0, n, is_single)
+        return FrameRows(self._library.from_records(values, self._columns), 0, n, is_single)
 
     def _by_columns(self, found: Any) -> tuple[dict[str, list[Any]], int, bool]:
         is_single = type(found) is not list
@@ -152,7 +152,7 @@ class _Reading:
                 self._add_csv(place, body)
             elif kind == ARROW:
                 frame = self._library.from_arrow(_arrow_table(body), self._columns)
-                self._done[place] = Rows(frame, 0, len(frame))
+                self._done[place] = FrameRows(frame, 0, len(frame))
             else:
                 values, n, is_single = self._records.decode(kind, body)
                 self._lists.append((place, values, n, is_single))
@@ -162,7 +162,7 @@ class _Reading:
             self._done[place] = _complaint(error)
 
     def all(self) -> list[Any]:
-        """`Rows`, or an error, for each."""
+        """`FrameRows`, or an error, for each."""
         for header, sheets in self._sheets.items():
             self._together(sheets, lambda some, header=header: self._read_sheets(header, some))  # type: ignore[misc]
         if self._columns is None:
@@ -181,7 +181,7 @@ class _Reading:
         if sheet is not None:
             body = b"%b\n%b" % (sheet.header, sheet.records)
         frame = self._library.read_csv(body, self._columns, alone=True)
-        self._done[place] = Rows(frame, 0, len(frame))
+        self._done[place] = FrameRows(frame, 0, len(frame))
 
     def _together(self, some: list[Any], read: Callable[[list[Any]], None]) -> None:
         """Read all at once; where that fails in halves, so that only who is to blame is told."""
@@ -214,7 +214,7 @@ class _Reading:
             raise ValueError("its rows cannot be told apart")
         for (place, _, is_single), (begin, end) in zip(shares, pairwise(bounds), strict=True):
             try:
-                self._done[place] = Rows(frame, begin, end, is_single)
+                self._done[place] = FrameRows(frame, begin, end, is_single)
             except ValidationError as error:
                 self._done[place] = error
 
@@ -222,7 +222,7 @@ class _Reading:
 def _over_items(predict: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     """The user's function of one frame as one of the items of a batch, or of one item."""
 
-    def over_items(self: Table, items: Any) -> Any:
+    def over_items(self: TableModel, items: Any) -> Any:
         if type(items) is not list:
             (result,) = _answers(self, predict, [items])
             if isinstance(result, Exception):
@@ -234,11 +234,11 @@ def _over_items(predict: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     return over_items
 
 
-def _answers(model: Table, predict: Callable[..., Any], items: list[Any]) -> list[Any]:
+def _answers(model: TableModel, predict: Callable[..., Any], items: list[Any]) -> list[Any]:
     library = model._library
     results: list[Any] = [None] * len(items)
     known: dict[int, Hashable] = {}  # by frame: what it is like
-    groups: dict[Hashable, list[tuple[int, Rows]]] = {}
+    groups: dict[Hashable, list[tuple[int, FrameRows]]] = {}
     for place, item in enumerate(items):
         try:
             rows = _as_rows(model, item)
@@ -256,9 +256,9 @@ def _answers(model: Table, predict: Callable[..., Any], items: list[Any]) -> lis
     return results
 
 
-def _as_rows(model: Table, item: Any) -> Rows:
+def _as_rows(model: TableModel, item: Any) -> FrameRows:
     """An item of a batch: of a request, or of a Python caller. Raises ValidationError."""
-    if type(item) is Rows:
+    if type(item) is FrameRows:
         return item
     if model._library.is_frame(item):
         if model.columns is not None:
@@ -266,13 +266,13 @@ def _as_rows(model: Table, item: Any) -> Rows:
             if missing:
                 raise ValidationError(f"the frame lacks the columns {', '.join(missing)}")
             item = item[list(model.columns)]
-        return Rows(item, 0, len(item))
+        return FrameRows(item, 0, len(item))
     if isinstance(item, list | Mapping):
         return model._readers.convert(item)
     raise ValidationError(f"a table is a frame, a list of records or one record, not {type(item).__name__}")
 
 
-def _runs(library: Library, group: list[Rows]) -> list[Any]:
+def _runs(library: Library, group: list[FrameRows]) -> list[Any]:
     """The frames to be joined: what lies side by side in one is taken in one piece."""
     runs: list[tuple[Any, int, int]] = []
     for rows in group:
@@ -283,7 +283,9 @@ def _runs(library: Library, group: list[Rows]) -> list[Any]:
     return [frame if end - begin == len(frame) else library.cut(frame, begin, end) for frame, begin, end in runs]
 
 
-def _answer_group(answer: Any, n: int, group: list[tuple[int, Rows]], items: list[Any], results: list[Any]) -> None:
+def _answer_group(
+    answer: Any, n: int, group: list[tuple[int, FrameRows]], items: list[Any], results: list[Any]
+) -> None:
     """Cut up what `predict` has returned for one frame: frames get a part of it, and the others plain values."""
     found = rows_of(answer)
     if found != n:
@@ -293,7 +295,7 @@ def _answer_group(answer: Any, n: int, group: list[tuple[int, Rows]], items: lis
     begin = 0
     for place, rows in group:
         end = begin + rows.end - rows.begin
-        if type(items[place]) is Rows or isinstance(items[place], list | Mapping):
+        if type(items[place]) is FrameRows or isinstance(items[place], list | Mapping):
             if values is None:
                 values = plain(answer)
             results[place] = values[begin] if rows.is_single else values[begin:end]

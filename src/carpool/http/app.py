@@ -14,27 +14,27 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from carpool import schema
 from carpool.clock import monotonic
-from carpool.core.roster import State
+from carpool.core.roster import PlaceState
 from carpool.drive.output import LineSink, print_line
 from carpool.errors import CarpoolError, InvalidRequest, ModelError, Unavailable
 from carpool.foreign import text_of, traceback_of
+from carpool.hints import schema
 from carpool.http import asgi, openapi
 from carpool.http.codec import Formats, Refusal, allow, as_json, content_length, error_response, too_large
-from carpool.http.exchange import Exchange, Head, Response
+from carpool.http.exchange import Exchange, Head, HttpResponse
 from carpool.http_request import pack_head
 from carpool.logger import logger
 from carpool.observe.log import printable
 from carpool.request import DEFAULT_LANE, Lane
-from carpool.settings import LARGEST_PRIORITY, at_least, flag, function, not_negative
-from carpool.weigh import weigher_of
+from carpool.service.settings import LARGEST_PRIORITY, at_least, flag, function, not_negative
+from carpool.service.weigh import weigher_of
 from carpool.wire.payload import CUSTOM
 
 if TYPE_CHECKING:
     from carpool.drive.aio import Driver
-    from carpool.handle import AsyncHandle
-    from carpool.service import Service
+    from carpool.service.handle import AsyncHandle
+    from carpool.service.service import Service
 
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
@@ -87,7 +87,7 @@ class Endpoint:
         for stage in self.driver.stats.stages:
             if stage.roster is not None and stage.roster.failed:
                 return f"stage {stage.name} of {self.name} has failed"
-            if not stage.workers[State.READY]:
+            if not stage.workers[PlaceState.READY]:
                 return f"stage {stage.name} of {self.name} has no worker that is ready"
         return None
 
@@ -272,7 +272,7 @@ class App:
 
     # -- a request
 
-    def admit(self, head: Head) -> Response | None:
+    def admit(self, head: Head) -> HttpResponse | None:
         """Look at method, address and headers. A response means no; None means: read the body, call `handle`."""
         try:
             methods = self._routes.get(head.path)
@@ -291,7 +291,7 @@ class App:
             return self.refuse(head, error)
         return None
 
-    def refuse(self, head: Head | None, error: CarpoolError) -> Response:
+    def refuse(self, head: Head | None, error: CarpoolError) -> HttpResponse:
         """The answer to a request that is not let in, or broken off before it was complete; counted for its model."""
         if head is not None and head.endpoint is not None and head.endpoint.driver is not None:
             head.endpoint.driver.stats.refused(error)
@@ -319,7 +319,7 @@ class App:
         if endpoint is not None and endpoint.driver is not None:
             endpoint.driver.cancel(exchange)
 
-    def error(self, head: Head | None, error: Exception) -> Response:
+    def error(self, head: Head | None, error: Exception) -> HttpResponse:
         """The answer to a request that ended with `error`."""
         given = head.headers.get(b"x-request-id", b"") if head is not None else b""
         request_id = given.decode() if _REQUEST_ID.fullmatch(given) else next(self._ids)
@@ -390,7 +390,7 @@ class App:
         self._predict(exchange)
 
     def _livez(self, exchange: Exchange) -> None:
-        exchange.respond(Response(200, b"ok\n", _PLAIN))
+        exchange.respond(HttpResponse(200, b"ok\n", _PLAIN))
 
     def _readyz(self, exchange: Exchange) -> None:
         stale = [endpoint for endpoint in self.endpoints if endpoint.is_stale(self._idle_check_s)]
@@ -412,7 +412,7 @@ class App:
 
     def _respond_readiness(self, exchange: Exchange, problem: str | None) -> None:
         if problem is None:
-            exchange.respond(Response(200, b"ready\n", _PLAIN))
+            exchange.respond(HttpResponse(200, b"ready\n", _PLAIN))
         else:
             exchange.respond(self.error(exchange.head, Unavailable(problem, code="not_ready")))
 
@@ -430,13 +430,13 @@ class App:
         stats = [endpoint.driver.stats for endpoint in self.endpoints if endpoint.driver is not None]
         accept = exchange.head.headers.get(b"accept", b"").decode("latin-1")
         body, content_type = prometheus.render(stats, monotonic(), accept)
-        exchange.respond(Response(200, body, content_type.encode()))
+        exchange.respond(HttpResponse(200, body, content_type.encode()))
 
     def _openapi(self, exchange: Exchange) -> None:
         if self._document is None:
             document = openapi.document(self.services, self._timeout_status, self.max_body_bytes)
             self._document = as_json(document)
-        exchange.respond(Response(200, self._document))
+        exchange.respond(HttpResponse(200, self._document))
 
 
 def _check_services(services: tuple[Service, ...]) -> None:

@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote, unquote_to_bytes
 
 from carpool.errors import StartupError
 from carpool.http.codec import too_large
-from carpool.http.exchange import WANTED_HEADERS, Exchange, Head, Response
+from carpool.http.exchange import WANTED_HEADERS, Exchange, Head, HttpResponse
 from carpool.logger import logger
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ class AsgiExchange(Exchange):
 
     def __init__(self, head: Head, body: bytes | bytearray) -> None:
         super().__init__(head, body)
-        self.response: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        self.response: asyncio.Future[HttpResponse] = asyncio.get_running_loop().create_future()
 
-    def respond(self, response: Response) -> None:
+    def respond(self, response: HttpResponse) -> None:
         if not self.response.done():
             self.response.set_result(response)
 
@@ -165,7 +165,7 @@ async def _body(receive: Receive, limit: int) -> bytes | bytearray | None:
     return body
 
 
-async def _answer(exchange: AsgiExchange, receive: Receive) -> Response | None:
+async def _answer(exchange: AsgiExchange, receive: Receive) -> HttpResponse | None:
     """The app's answer; None if the client leaves before it is there. Raises what the server's `receive` raises."""
     done, _ = await asyncio.wait([exchange.response], timeout=_WATCH_AFTER_S)
     if not done:
@@ -194,7 +194,7 @@ async def _disconnected(receive: Receive) -> BaseException | None:
     return None
 
 
-async def _send(response: Response, send: Send, head_only: bool) -> None:
+async def _send(response: HttpResponse, send: Send, head_only: bool) -> None:
     about_body = [
         (b"content-type", response.content_type),
         (b"content-length", str(len(response.body)).encode()),

@@ -19,7 +19,7 @@ from carpool.errors import (
     ValidationError,
 )
 from carpool.foreign import text_of
-from carpool.http.exchange import Response
+from carpool.http.exchange import HttpResponse
 from carpool.model import Traits
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, RAW
 
@@ -85,7 +85,9 @@ class _ErrorBody(msgspec.Struct):
     error: _Error
 
 
-def error_response(error: Exception, request_id: str, *, timeout_status: int = 504, debug: bool = False) -> Response:
+def error_response(
+    error: Exception, request_id: str, *, timeout_status: int = 504, debug: bool = False
+) -> HttpResponse:
     """The answer to a request that ended with `error`.
 
     Args:
@@ -114,7 +116,7 @@ def error_response(error: Exception, request_id: str, *, timeout_status: int = 5
     if isinstance(error, ValidationError):
         details = plain(error.details) or [{"loc": [], "msg": message, "type": "value_error"}]
     body = _encoder.encode(_ErrorBody(_Error(code, message, request_id, details)))
-    return Response(status, body, headers=tuple(headers))
+    return HttpResponse(status, body, headers=tuple(headers))
 
 
 class Formats:

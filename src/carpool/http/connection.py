@@ -9,15 +9,15 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import socket
 from collections import deque
 from contextlib import suppress
 from http import HTTPStatus
+from math import inf
 from typing import Any, cast
 
 from carpool.http.codec import Refusal
-from carpool.http.exchange import Exchange, Response
+from carpool.http.exchange import Exchange, HttpResponse
 from carpool.http.listener import HttpHead, Listener
 from carpool.http.reader import LARGE_BODY, MOST_AT_ONCE, RequestReader
 from carpool.wire.answer import Answer
@@ -39,9 +39,9 @@ class HttpExchange(Exchange):
     def __init__(self, connection: Connection, head: HttpHead, body: bytes | bytearray = b"") -> None:
         Exchange.__init__(self, head, body)
         self.connection = connection
-        self.out: Response | None = None
+        self.out: HttpResponse | None = None
 
-    def respond(self, response: Response) -> None:
+    def respond(self, response: HttpResponse) -> None:
         if self.out is None:
             self.out = response
             self.connection.flush()
@@ -181,7 +181,7 @@ class Connection(asyncio.Protocol):
                 if head.endpoint is None:
                     self._end_turn(exchange)
 
-    def take(self, head: HttpHead, body: bytes | bytearray, refusal: Response | None) -> None:
+    def take(self, head: HttpHead, body: bytes | bytearray, refusal: HttpResponse | None) -> None:
         """The reader has a whole request."""
         exchange = HttpExchange(self, head, body)
         exchange.out = refusal
@@ -224,7 +224,7 @@ class Connection(asyncio.Protocol):
         """The client waits to be told that its body is welcome."""
         self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def refuse(self, response: Response) -> None:
+    def refuse(self, response: HttpResponse) -> None:
         """The present request is not read any further: answer it, in its turn, and close."""
         present = self._reader.head
         head = HttpHead(present.method if present else b"", b"", {})  # the request's own may be shared
@@ -337,7 +337,7 @@ class Connection(asyncio.Protocol):
         if self._half_closed or (self._listener.draining and self._is_idle):
             transport.close()
 
-    def _write(self, exchange: HttpExchange, response: Response) -> None:
+    def _write(self, exchange: HttpExchange, response: HttpResponse) -> None:
         status, body, content_type, headers = response
         head, listener, was_paused = exchange.head, self._listener, self._paused_writing
         last = not head.keep_alive or (listener.draining and not self._owed and self._is_idle)
@@ -407,7 +407,7 @@ class Connection(asyncio.Protocol):
                     self._transport.write_eof()
             self._end_timer = self._loop.call_later(_LINGER_S, self._end)
 
-    def _end(self, before: float = math.inf) -> None:
+    def _end(self, before: float = inf) -> None:
         """Be gone, unless there is something left that the client takes, however slowly."""
         left = self._transport.get_write_buffer_size()  # of earlier answers, on their way to a slow reader
         if 0 < left < before:

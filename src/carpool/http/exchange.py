@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.http_request import Field
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
 JSON_TYPE = b"application/json"
 _SILENT = frozenset({204, 304})
-_UNKNOWN = float("inf")  # the deadline, before the app has set it
 
 WANTED_HEADERS = frozenset(
     {
@@ -30,7 +30,7 @@ WANTED_HEADERS = frozenset(
 """The headers that the app looks at; a door need not bring others, unless the app `wants_heads`."""
 
 
-class Response(NamedTuple):
+class HttpResponse(NamedTuple):
     """An answer, whichever door it goes out of."""
 
     status: int
@@ -107,7 +107,7 @@ class Exchange(Request):
     __slots__ = ("head",)
 
     def __init__(self, head: Head, body: bytes | bytearray = b"") -> None:
-        Request.__init__(self, body, _UNKNOWN, None, len(body))
+        Request.__init__(self, body, inf, None, len(body))
         self.head = head
         self.format = head.format
         self.accept = head.accept
@@ -118,7 +118,7 @@ class Exchange(Request):
         """The body, as long as no stage has worked on it."""
         return self.item  # type: ignore[return-value]
 
-    def respond(self, response: Response) -> None:
+    def respond(self, response: HttpResponse) -> None:
         """Send an answer."""
         raise NotImplementedError
 
@@ -127,9 +127,9 @@ class Exchange(Request):
         result = self.result
         if self.error is None and type(result) is Answer:
             self.respond(
-                Response(result.status, result.body, result.content_type or self.head.content_type, result.headers)
+                HttpResponse(result.status, result.body, result.content_type or self.head.content_type, result.headers)
             )
         elif self.error is None:
-            self.respond(Response(200, result, self.head.content_type))  # type: ignore[arg-type]
+            self.respond(HttpResponse(200, result, self.head.content_type))  # type: ignore[arg-type]
         else:
             self.respond(self.head.app.error(self.head, self.error))

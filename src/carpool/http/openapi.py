@@ -10,11 +10,11 @@ from urllib.parse import quote
 import msgspec
 
 import carpool
-from carpool import schema
+from carpool.hints import schema
 from carpool.http.codec import MESSAGES, Formats, as_json
 
 if TYPE_CHECKING:
-    from carpool.service import Service
+    from carpool.service.service import Service
 
 _ERRORS = {
     "400": ("InvalidRequest", "invalid_request"),

@@ -12,7 +12,7 @@ import httptools
 
 from carpool.errors import CarpoolError
 from carpool.http.codec import Refusal, too_large
-from carpool.http.exchange import WANTED_HEADERS, Response
+from carpool.http.exchange import WANTED_HEADERS, HttpResponse
 from carpool.http.listener import HttpHead
 from carpool.http_request import Field
 from carpool.logger import logger
@@ -46,13 +46,13 @@ class Taker(Protocol):
     def room(self) -> int:
         """How many more requests it can take for now."""
 
-    def take(self, head: HttpHead, body: bytes | bytearray, refusal: Response | None) -> None:
+    def take(self, head: HttpHead, body: bytes | bytearray, refusal: HttpResponse | None) -> None:
         """A whole request, and what the app has said to its head."""
 
     def take_large(self, rest: memoryview) -> None:
         """What comes next belongs into `rest`; `RequestReader.received_large` is told of all of it."""
 
-    def refuse(self, response: Response) -> None:
+    def refuse(self, response: HttpResponse) -> None:
         """The present request is not read any further."""
 
     def encourage(self) -> None:
@@ -62,7 +62,7 @@ class Taker(Protocol):
 class _Stop(Exception):
     """Raised inside the parser: the present request is not read any further."""
 
-    def __init__(self, response: Response) -> None:
+    def __init__(self, response: HttpResponse) -> None:
         super().__init__()
         self.response = response
 
@@ -99,7 +99,7 @@ class RequestReader:
         self._header_bytes = 0
         self._unparsed_bytes = 0  # received since the parser last completed something
         self._raw_head = b""  # its bytes, if they are worth remembering
-        self._refusal: Response | None = None  # what the app said to its head
+        self._refusal: HttpResponse | None = None  # what the app said to its head
         self._parts: list[bytes] = []
         self._chunks = 0
         self._own: memoryview | None = None  # a large body's own memory
@@ -295,7 +295,7 @@ class RequestReader:
         ):
             self._listener.remember(raw, head)
 
-    def _response_to(self, cause: BaseException | None) -> Response:
+    def _response_to(self, cause: BaseException | None) -> HttpResponse:
         """The answer to a request at which a call of the parser raised."""
         if isinstance(cause, _Stop):
             return cause.response

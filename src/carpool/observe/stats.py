@@ -8,11 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
+from carpool.call.retry import Trouble, padded
 from carpool.core.batcher import Batch
 from carpool.core.pipeline import Pipeline
-from carpool.core.roster import Roster, State
+from carpool.core.roster import PlaceState, Roster
 from carpool.errors import (
     CarpoolError,
     DeadlineExceeded,
@@ -24,7 +26,6 @@ from carpool.errors import (
 )
 from carpool.foreign import text_of
 from carpool.logger import logger
-from carpool.parts import Trouble, padded
 from carpool.policy import Policy
 from carpool.request import Request
 
@@ -162,7 +163,7 @@ class StageStats:
     def safe_batch_size(self) -> int | None:
         """The most that is known to fit into memory; None while nothing has run out of it."""
         limit = self.batcher.safe_size.limit
-        return None if limit == float("inf") else int(limit)
+        return None if limit == inf else int(limit)
 
     def _say_why(self, batch: Batch) -> None:
         """Another rule than for the last batch: a line in the log now and then, for those who want to follow."""
@@ -184,9 +185,9 @@ class StageStats:
         return self.padding / (self.items + self.padding) if self.padding else 0.0
 
     @property
-    def workers(self) -> dict[State, int]:
+    def workers(self) -> dict[PlaceState, int]:
         """How many workers are in each state."""
-        states = dict.fromkeys(State, 0)
+        states = dict.fromkeys(PlaceState, 0)
         for place in self.roster.places if self.roster is not None else ():
             states[place.state] += 1
         return states

@@ -21,6 +21,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
+from math import inf
 from typing import Any, NamedTuple
 
 from carpool.policy.arrivals import Arrivals
@@ -58,7 +59,7 @@ class Adaptive(Policy):
         self._rule = "cold"
         self._trifling = False  # the last batch was short
         self._pass_over = 0  # so many batches are not learned from
-        self._lesson: _Lesson | None = None  # what is still to be learned from the last one that is
+        self._lesson: _Observation | None = None  # what is still to be learned from the last one that is
         self._gone_on = False  # a batch has gone since
         self._learn_from_scratch()
 
@@ -106,7 +107,7 @@ class Adaptive(Policy):
         if novel or not self._pass_over:
             before = None if self._trifling else gather.account(now, n, self._waiting, max(0, self._busy - 1))
             # what one more batch costs, the way to the worker and back too
-            self._lesson = _Lesson(size, busy_s + self.hop_s if ok else None, before, size / n)
+            self._lesson = _Observation(size, busy_s + self.hop_s if ok else None, before, size / n)
             self._pass_over = self._worth_passing_over(size, busy_s) if known else 0
         else:
             # counted, not timed: of batches picked by the clock, more would be stalls than there are
@@ -262,7 +263,7 @@ class Adaptive(Policy):
 
     def _warm(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
         cost, size = self.cost, self._size
-        line = _Line(queue)
+        line = _Candidates(queue)
         at = now + self.ahead_s  # an answer takes this much longer than its batch
         self._drop_hopeless(line, at, size.most(line.size))
         if not line.size:
@@ -297,14 +298,14 @@ class Adaptive(Policy):
             line.dropped, line.size, n, slack_s, "full" if n == most else "free" if n == everything else "size"
         )
 
-    def _drop_hopeless(self, line: _Line, at: float, most: int) -> None:
+    def _drop_hopeless(self, line: _Candidates, at: float, most: int) -> None:
         """Refuse what could not be answered in time even by a batch of its own."""
         cost = self.cost
         line.drop_due_before(at + cost.seconds(1))
         if line.weighted and line.due - at < cost.seconds(min(line.size, most)) * cost.margin:
             line.drop([request for request in line.requests if request.due - at < cost.seconds(request.size)])
 
-    def _hopeless(self, line: _Line, least_s: float) -> Decision:
+    def _hopeless(self, line: _Candidates, least_s: float) -> Decision:
         """Nobody who waits can make it. If nobody ever could, one goes: the cost may have been mislearned."""
         last = max(line.dropped, key=lambda request: request.due)
         if last.due - last.arrived >= least_s:
@@ -312,7 +313,7 @@ class Adaptive(Policy):
         line.dropped.remove(last)
         return Decision(drop=line.dropped, take=1, reason="probe")
 
-    def _trim(self, now: float, line: _Line, pace: Pace, long_rate: float) -> None:
+    def _trim(self, now: float, line: _Candidates, pace: Pace, long_rate: float) -> None:
         """Refuse what is not worth keeping of a backlog that grows, since more comes than can be served, or stands."""
         slo_s = line.slo_s
         if slo_s > _NO_SLO_S:
@@ -326,7 +327,7 @@ class Adaptive(Policy):
         if spare and edge_s < slo_s:  # else all are at the edge when they come
             line.drop_first(spare, due_by=now + edge_s)
 
-    def _tight(self, at: float, line: _Line, most: int, load: float, capacity: float, workers: int) -> Decision:
+    def _tight(self, at: float, line: _Candidates, most: int, load: float, capacity: float, workers: int) -> Decision:
         """The head cannot go with the others: serve it in a smaller batch, or give it up for those behind it."""
         plan = DuePlan(line.requests, line.size, self.cost, most, workers)
         alone, in_time_with, end_with = plan.serve_head(at, line.due - at)
@@ -385,7 +386,7 @@ class Adaptive(Policy):
 _NO_SLO_S = 1e11
 
 
-class _Lesson(NamedTuple):
+class _Observation(NamedTuple):
     """What is to be learned from a batch.
 
     Attributes:
@@ -400,7 +401,7 @@ class _Lesson(NamedTuple):
     unit: float
 
 
-class _Line:
+class _Candidates:
     """What may share the next batch, less the drops of one decision; it is listed only if somebody must look at it.
 
     Attributes:
@@ -447,14 +448,14 @@ class _Line:
             return self.requests[units].due
         before = list(accumulate((request.size for request in self.requests), initial=0))
         behind = max(1, bisect_right(before, units) - 1)
-        return self.requests[behind].due if behind < len(self.requests) else float("inf")
+        return self.requests[behind].due if behind < len(self.requests) else inf
 
     def drop(self, requests: list[Request]) -> None:
         """Refuse these."""
         gone = set(requests)
         self._requests = [request for request in self.requests if request not in gone]
         self.size -= sum([request.size for request in requests])
-        self.due = min([request.due for request in self._requests], default=float("inf"))
+        self.due = min([request.due for request in self._requests], default=inf)
         self.dropped += requests
 
     def drop_due_before(self, when: float) -> None:
@@ -468,7 +469,7 @@ class _Line:
             return self.size
         return sum([request.size for request in self.requests if request.due <= when])
 
-    def drop_first(self, units: int, due_by: float = float("inf")) -> None:
+    def drop_first(self, units: int, due_by: float = inf) -> None:
         """Refuse so much, or a little more, of what is due by then: what is due first, the lowest priority ahead."""
         if units <= 0 or self.due > due_by:
             return

@@ -12,13 +12,13 @@ processing time says nothing of the time spent waiting, and what it serves is ab
 from __future__ import annotations
 
 from itertools import takewhile
+from math import inf
 
 from carpool.policy.base import NOTHING, Decision, Policy, QueueView
 from carpool.request import Request
 
 GROWTH = 1.0
 BACK_OFF = 0.9
-_INFINITY = float("inf")
 
 
 class AIMD(Policy):
@@ -42,7 +42,7 @@ class AIMD(Policy):
         if slo_s is not None and not slo_s > 0:
             raise ValueError(f"slo_s must be a positive number of seconds, not {slo_s!r}")
         self.slo_s = slo_s
-        self._budget_s = _INFINITY
+        self._budget_s = inf
         self._cap = 1.0
 
     @property
@@ -57,7 +57,7 @@ class AIMD(Policy):
         budget_s = request.due - request.arrived
         if budget_s < self._budget_s:
             self._budget_s = budget_s
-        elif budget_s < _INFINITY:
+        elif budget_s < inf:
             self._budget_s += 0.01 * (budget_s - self._budget_s)  # the tight ones have not come for a while
 
     def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
 
 from carpool.policy.base import NOTHING, Decision, Policy, QueueView
@@ -41,7 +42,6 @@ SAMPLES = 50
 SKIPPED = 2
 REFRESH_S = 5.0
 LEAST_ITEM_S = 1e-6
-_INFINITY = float("inf")
 
 
 class _Lesson(NamedTuple):
@@ -73,7 +73,7 @@ class Cork(Policy):
             raise ValueError(f"slo_s must be a positive number of seconds, not {slo_s!r}")
         self.slo_s = slo_s
         self._account: Account | None = None
-        self._newest = -_INFINITY
+        self._newest = -inf
         self._trained = 0
         self._waits: list[float] = []  # of the batches that run, in the order in which they were sent
 
@@ -108,7 +108,7 @@ class Cork(Policy):
         drop, oldest, drop_at = self._too_late(now, queue, free, lesson)
         size = queue.size - sum([request.size for request in drop])
         if not size or not free:
-            return Decision(drop, wake_at=drop_at if drop_at < _INFINITY else None)
+            return Decision(drop, wake_at=drop_at if drop_at < inf else None)
         wanted = self.limit if lesson is None else min(lesson.size, self.limit)
         hold_until = self._hold_until(len(queue) - len(drop), oldest, lesson)
         if size < wanted and now < hold_until:
@@ -144,15 +144,15 @@ class Cork(Policy):
                 return drop, request.arrived, drop_at
             drop.append(request)
             n -= 1
-        return drop, _INFINITY, _INFINITY
+        return drop, inf, inf
 
     def _drop_at(self, arrived: float, n: int, free: int, lesson: _Lesson | None) -> float:
         """When the oldest of `n` is to be dropped."""
         if lesson is not None:
-            return arrived + self.max_latency_s if n > lesson.spare else _INFINITY
+            return arrived + self.max_latency_s if n > lesson.spare else inf
         if n > 1:
             return arrived + (self.max_latency_s - self.account.batch_s(n))
-        return _INFINITY if free else arrived + self.max_latency_s
+        return inf if free else arrived + self.max_latency_s
 
     def _hold_until(self, n: int, oldest: float, lesson: _Lesson | None) -> float:
         """When to stop holding `n` requests for company."""
@@ -176,7 +176,7 @@ class Account:
         self.wait_s = 0.0
         self._samples: deque[tuple[int, float, float]] = deque(maxlen=SAMPLES)
         self._skipped = 0
-        self._refresh_at = -_INFINITY
+        self._refresh_at = -inf
 
     def batch_s(self, n: int) -> float:
         """Predicted seconds of a batch of `n`."""

@@ -37,7 +37,7 @@ class Deadline(Policy):
         cost_s: Callable[[int], float] | None = None,
     ) -> None:
         super().__init__(max_batch_size, max_queue_delay_s)
-        self._learned = Line() if cost_s is None else None
+        self._learned = LineFit() if cost_s is None else None
         self._cost_s = self._learned or cost_s
 
     def trained(self, n: int, size: int, busy_s: float) -> None:
@@ -81,7 +81,7 @@ class Deadline(Policy):
         return self._learned is not None and self.time_s(1) > budget_s
 
 
-class Line:
+class LineFit:
     """Seconds of a batch as a + b·n, by least squares with forgetting.
 
     When all batches have the same size the slope cannot be told: it stays near what it was, and the level is learned.

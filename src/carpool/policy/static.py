@@ -19,13 +19,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 from carpool.policy.base import FULL, NOTHING, TOO_LATE, Decision, Policy, QueueView
 from carpool.request import Request
 
 _MOST_WORKERS = 1024  # a stage with more of them counts the delay of some from too early, and holds back less
-_INFINITY = float("inf")
 
 
 class Static(Policy):
@@ -110,7 +110,7 @@ class Static(Policy):
         end that was `free` ends ago. That is exact for one worker, and errs toward holding back for more of them.
         """
         ended = self._ended
-        return ended[-free] if free <= len(ended) else -_INFINITY
+        return ended[-free] if free <= len(ended) else -inf
 
     def _beyond_limit(self, queue: QueueView, free: int) -> Sequence[Request]:
         """The newest requests of the lowest priority, as far as they are wholly beyond what may wait."""

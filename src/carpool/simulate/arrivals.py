@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -55,7 +56,7 @@ def _check_rate(kind: str, rate: object, rho: object) -> None:
         raise ValueError(f"{kind} needs either rate (requests per second) or rho (share of capacity)")
     given = rho if rate is None else rate
     for value in given if isinstance(given, tuple) else (given,):
-        if not isinstance(value, int | float) or not 0 <= value < math.inf:
+        if not isinstance(value, int | float) or not 0 <= value < inf:
             raise ValueError(f"{kind}: a rate must be a number of at least 0, not {value!r}")
 
 
@@ -325,7 +326,7 @@ class Trace(Open):
 
     def length_s(self, scene: Scene) -> float:
         """How long the replay takes, from the first request to just after the last one."""
-        return math.nextafter(self._content.times[-1] / self._speed(scene), math.inf)
+        return math.nextafter(self._content.times[-1] / self._speed(scene), inf)
 
     @property
     def _content(self) -> _Content:
@@ -335,7 +336,7 @@ class Trace(Open):
         return self.speed if self.rho is None else self.rho * scene.capacity / self._content.rate
 
 
-class Given(Open):
+class GivenTimes(Open):
     """Times of the user's: seconds, in order; those from the end of the run on are not looked at."""
 
     def __init__(self, times: Iterable[float]) -> None:
@@ -353,7 +354,7 @@ class Given(Open):
     def mean_rate(self, scene: Scene) -> float:
         return sum(1 for _ in self.times(Random(0), scene)) / scene.duration_s
 
-    def scaled(self, factor: float) -> Given:
+    def scaled(self, factor: float) -> GivenTimes:
         raise ValueError("given arrival times cannot be scaled to a load: take a process, such as poisson:rho=0.7")
 
     def _draw(self) -> bool:
@@ -427,7 +428,7 @@ def arrivals_of(arrivals: Any) -> list[Arrivals]:
     if isinstance(arrivals, list | tuple) and any(isinstance(part, str | Open | Closed) for part in arrivals):
         return [process for part in arrivals for process in arrivals_of(part)]
     if isinstance(arrivals, Iterable):
-        return [Given(arrivals)]
+        return [GivenTimes(arrivals)]
     raise TypeError(f"arrivals must be a spec such as {EXAMPLE!r}, a process, several, or times, not {arrivals!r}")
 
 

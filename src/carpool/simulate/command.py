@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn
 
@@ -124,7 +124,7 @@ def simulate(
                 "duration_s": _duration_s(duration, trace if arrivals is None else None),
                 "weights": weights,
                 "weights_known": weights_known,
-                "max_queue_size": math.inf if max_queue_size is None else max_queue_size,
+                "max_queue_size": inf if max_queue_size is None else max_queue_size,
                 "hop_s": specs.duration(hop),
                 "turn_s": specs.duration(turn),
                 "runs_ahead": ahead,

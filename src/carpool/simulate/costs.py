@@ -160,7 +160,7 @@ class Drifting(Cost):
         return lambda n, now, dice: inner(n, now, dice) * factors[min(last, int(now / part_s))]
 
 
-class Given(Cost):
+class GivenSeconds(Cost):
     """A function of the user's: `n -> seconds`, or `(n, now, rng) -> seconds`.
 
     Of the second kind the undisturbed cost is the mean of some tries at time 0.
@@ -198,7 +198,7 @@ def cost_of(cost: object) -> Cost:
     if isinstance(cost, Mapping):
         return Table(cost)
     if callable(cost):
-        return Given(cost)
+        return GivenSeconds(cost)
     raise TypeError(f"cost must be a spec such as {EXAMPLE!r}, a Cost or a function of the batch size, not {cost!r}")
 
 

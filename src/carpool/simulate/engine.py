@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from math import inf
 from random import Random
 from typing import Any
 
-from carpool.core.batcher import INFINITY, Batch, Batcher
+from carpool.core.batcher import Batch, Batcher
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.drive.virtual import BatchCost, VirtualDriver
 from carpool.policy import Policy
-from carpool.settings import flag, not_negative, positive
+from carpool.service.settings import flag, not_negative, positive
 from carpool.simulate.arrivals import arrivals_of
 from carpool.simulate.policies import PolicyLike, label_of, policy_of
 from carpool.simulate.report import Report, report_of
@@ -39,7 +40,7 @@ def run(
     hop_s: float = 0.0,
     turn_s: float = 0.0,
     runs_ahead: bool = False,
-    max_queue_size: float = INFINITY,
+    max_queue_size: float = inf,
 ) -> Report:
     """Simulate one service and report how it did.
 
@@ -94,7 +95,7 @@ def run(
         Batcher(
             f"stage {i}",
             one,
-            Queue(INFINITY if i else max_queue_size),
+            Queue(inf if i else max_queue_size),
             runs_ahead=flag("runs_ahead", runs_ahead),
             weigh=traffic.size_of,
         )
@@ -121,7 +122,7 @@ def run(
 def slos_of(slo_s: float | Sequence[float] | None) -> tuple[float, ...]:
     """The SLOs that requests may have; infinity for none. Raises ValueError."""
     if slo_s is None:
-        return (INFINITY,)
+        return (inf,)
     slos = tuple(slo_s) if isinstance(slo_s, Sequence) else (slo_s,)
     if not slos:
         raise ValueError("slo_s must be None, a number of seconds or several, not an empty list")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil, lgamma, sqrt
+from math import ceil, inf, lgamma, sqrt
 
 try:
     import numpy as np
@@ -106,7 +106,7 @@ class _Process:
         self.seconds = seconds
         self.rate = rate
         self.longest = longest
-        self.mean_number = float("inf")  # in the system
+        self.mean_number = inf  # in the system
         self._waiting = np.arange(longest + 1)
         self._arrivals = [_poisson(rate * float(t)) for t in seconds]
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import compress
+from math import inf
 from statistics import fmean
 
 from carpool.simulate.record import DROPPED, UNFINISHED, Record
@@ -174,7 +175,7 @@ def _penalised_mean(record: Record, end_s: float) -> float:
     for arrived, end, slo_s in zip(record.arrived, record.finished, record.slo_of_each, strict=True):
         if 0.0 <= end <= arrived + slo_s:
             total += end - arrived
-        elif slo_s == math.inf:
+        elif slo_s == inf:
             total += end_s - arrived
         elif end == DROPPED:
             total += 2 * slo_s

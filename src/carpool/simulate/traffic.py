@@ -9,12 +9,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Sequence
+from math import inf
 from random import Random
 
-from carpool.core.batcher import INFINITY, Batch
+from carpool.core.batcher import Batch
 from carpool.drive.virtual import VirtualDriver
 from carpool.request import Request
-from carpool.settings import positive
+from carpool.service.settings import positive
 from carpool.simulate.arrivals import START_WITHIN_S, Arrivals, Closed, Open, Scene, Trace
 from carpool.simulate.record import UNFINISHED, Record
 from carpool.simulate.servers import Servers
@@ -47,7 +48,7 @@ class Traffic:
         processes: Sequence[Arrivals],
         servers: Servers,
         *,
-        slos: Sequence[float] = (INFINITY,),
+        slos: Sequence[float] = (inf,),
         duration_s: float | None = 30.0,
         weights: Weights | None = None,
         weights_known: bool = False,
@@ -115,7 +116,7 @@ class Traffic:
     def _request(self, when: float, weight: float | None, client: _Client | None = None) -> Request:
         """One that arrives at `when`. Its item is its index in the record."""
         record = self.record
-        request = Request(len(record.arrived), INFINITY, client)
+        request = Request(len(record.arrived), inf, client)
         record.arrived.append(when)
         record.finished.append(UNFINISHED)
         if self._loops:

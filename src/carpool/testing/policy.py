@@ -10,8 +10,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
+from math import inf
 
-from carpool.core.batcher import INFINITY, Batcher
+from carpool.core.batcher import Batcher
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.drive.virtual import VirtualDriver
@@ -24,7 +25,7 @@ MakePolicy = Callable[[int, float | None], Policy]
 
 _MOST_QUESTIONS = 20_000  # of one schedule; a policy that asks to be asked at once for ever is found by it
 _SECONDS = (0.0, 0.0005, 0.001, 0.003, 0.01, 0.04, 0.2)
-_BUDGETS = (0.001, 0.02, 0.06, 0.5, 5.0, INFINITY)
+_BUDGETS = (0.001, 0.02, 0.06, 0.5, 5.0, inf)
 _FACTORS = (0.0, 0.5, 1.0, 1.0, 1.0, 3.0, 100.0)
 
 
@@ -33,8 +34,8 @@ class Arrival:
     """A request: so long after the one before it. `worker_dies` with whatever it does at that moment."""
 
     after_s: float
-    slo_s: float = INFINITY
-    timeout_s: float = INFINITY
+    slo_s: float = inf
+    timeout_s: float = inf
     size: int = 1
     priority: int = 0
     key: str | None = None

@@ -24,7 +24,7 @@ from enum import StrEnum
 from typing import Final
 
 from carpool.drive import process
-from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameReader, Kind, encode
+from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameKind, FrameReader, encode
 
 _VARIABLE: Final = "CARPOOL_STUB"
 _ONCE_VARIABLE: Final = "CARPOOL_STUB_ONCE"
@@ -52,7 +52,7 @@ class Misbehaviour(StrEnum):
 
 def echo(frame: Frame) -> Frame:
     """The good reply to a batch: each item's payload as it came."""
-    return Frame(Kind.REPLY, frame.batch, list(frame.ids), bytes(len(frame.ids)), payloads=list(frame.payloads))
+    return Frame(FrameKind.REPLY, frame.batch, list(frame.ids), bytes(len(frame.ids)), payloads=list(frame.payloads))
 
 
 class StubWorker:
@@ -83,11 +83,11 @@ class StubWorker:
     def run(self) -> None:
         """Say that it is ready, and answer batches until the other end closes."""
         for state in (b"loading", b"ready"):
-            self._send(Frame(Kind.STATE, ids=[0], formats=b"\0", payloads=[state]))
+            self._send(Frame(FrameKind.STATE, ids=[0], formats=b"\0", payloads=[state]))
         with contextlib.suppress(OSError):  # the other end has given up on us
             while n := self._sock.recv_into(self._reader.get_buffer()):
                 for frame in self._reader.received(n):
-                    if frame.kind == Kind.BATCH:
+                    if frame.kind == FrameKind.BATCH:
                         self._take(frame)
 
     def _take(self, frame: Frame) -> None:
@@ -118,7 +118,7 @@ class StubWorker:
                 self._sock.sendall(data[:24] + (MAX_FRAME_BYTES + 1).to_bytes(8, "little") + data[32:])
             case Misbehaviour.WRONG_KIND:
                 n = len(reply.ids)
-                self._send(replace(reply, kind=Kind.BATCH, accepts=bytes(n), deadlines=[0.0] * n))
+                self._send(replace(reply, kind=FrameKind.BATCH, accepts=bytes(n), deadlines=[0.0] * n))
             case Misbehaviour.FOREIGN_ID:
                 self._send(replace(reply, ids=foreign))
             case Misbehaviour.DUPLICATE_ID:

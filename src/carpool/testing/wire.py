@@ -8,12 +8,21 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from typing import Any, Protocol
 
-from carpool.wire.frame import MAGIC, MAX_BUFFERS, MAX_FRAME_BYTES, MAX_ITEMS, VERSION, Frame, FrameError, Kind, encode
+from carpool.wire.frame import (
+    MAGIC,
+    MAX_BUFFERS,
+    MAX_FRAME_BYTES,
+    MAX_ITEMS,
+    VERSION,
+    Frame,
+    FrameError,
+    FrameKind,
+    encode,
+)
 from carpool.wire.payload import LARGE, Buffer, Payload
-
-INFINITY = float("inf")
 
 # the header as frame.py's docstring describes it
 _HEADER = struct.Struct("<3s B B B 2x I I Q Q d d")
@@ -22,32 +31,38 @@ PAIR = b"\1\1f\1\2\0\0\0"
 """The head of an array of two float32, which may be written to (`wire/arrays.py`)."""
 
 FRAMES = {
-    "setup": Frame(Kind.SETUP, ids=[0], formats=b"\0", payloads=[b"what to run"]),
-    "state": Frame(Kind.STATE, ids=[0], formats=b"\0", payloads=[b"ready"]),
-    "failed": Frame(Kind.FAILED, ids=[0], formats=b"\0", payloads=[b"why"]),
+    "setup": Frame(FrameKind.SETUP, ids=[0], formats=b"\0", payloads=[b"what to run"]),
+    "state": Frame(FrameKind.STATE, ids=[0], formats=b"\0", payloads=[b"ready"]),
+    "failed": Frame(FrameKind.FAILED, ids=[0], formats=b"\0", payloads=[b"why"]),
     "batch": Frame(
-        Kind.BATCH, 7, [1, 2, 3], b"\0\1\2", b"\2\1\0", [1.5, INFINITY, -0.25], [b"first", b"", b"the third item"]
+        FrameKind.BATCH, 7, [1, 2, 3], b"\0\1\2", b"\2\1\0", [1.5, inf, -0.25], [b"first", b"", b"the third item"]
     ),
-    "batch of one": Frame(Kind.BATCH, 2**64 - 1, [2**64 - 1], b"\xff", b"\xff", [0.0], [b"x"]),
-    "batch of none": Frame(Kind.BATCH, 1),
+    "batch of one": Frame(FrameKind.BATCH, 2**64 - 1, [2**64 - 1], b"\xff", b"\xff", [0.0], [b"x"]),
+    "batch of none": Frame(FrameKind.BATCH, 1),
     "batch with several buffers": Frame(
-        Kind.BATCH, 8, [5, 6], b"\0\0", b"\1\1", [2.0, 3.0], [[b"head", b"a" * 70, b""], b"only one"]
+        FrameKind.BATCH, 8, [5, 6], b"\0\0", b"\1\1", [2.0, 3.0], [[b"head", b"a" * 70, b""], b"only one"]
     ),
-    "call": Frame(Kind.CALL, 9),
-    "reply": Frame(Kind.REPLY, 7, [3, 1], b"\0\3", payloads=[b"result", b"report"], busy_s=0.125, waited_s=1e-9),
-    "reply of nothing but empty items": Frame(Kind.REPLY, 7, [3, 1, 2], bytes(3), payloads=[b"", b"", b""]),
-    "reply with an empty head": Frame(Kind.REPLY, 7, [4], b"\0", payloads=[[b"", b"b" * 40]]),
+    "call": Frame(FrameKind.CALL, 9),
+    "reply": Frame(FrameKind.REPLY, 7, [3, 1], b"\0\3", payloads=[b"result", b"report"], busy_s=0.125, waited_s=1e-9),
+    "reply of nothing but empty items": Frame(FrameKind.REPLY, 7, [3, 1, 2], bytes(3), payloads=[b"", b"", b""]),
+    "reply with an empty head": Frame(FrameKind.REPLY, 7, [4], b"\0", payloads=[[b"", b"b" * 40]]),
     "reply with several buffers": Frame(
-        Kind.REPLY, 8, [1, 2, 3, 4], bytes(4), payloads=[b"", [b"", b""], b"c" * 30, [b"d", b"e" * 90, b"f", b"g" * 8]]
+        FrameKind.REPLY,
+        8,
+        [1, 2, 3, 4],
+        bytes(4),
+        payloads=[b"", [b"", b""], b"c" * 30, [b"d", b"e" * 90, b"f", b"g" * 8]],
     ),
     "batch of arrays": Frame(
-        *(Kind.BATCH, 8, [5, 6, 4], bytes(3), b"\1\1\1", [2.0, 3.0, 4.0]), [[PAIR, b"%08d" % i] for i in range(3)]
+        *(FrameKind.BATCH, 8, [5, 6, 4], bytes(3), b"\1\1\1", [2.0, 3.0, 4.0]), [[PAIR, b"%08d" % i] for i in range(3)]
     ),
-    "reply of two arrays": Frame(Kind.REPLY, 8, [5, 6], bytes(2), payloads=[[PAIR, b"a" * 8], [PAIR, b"b" * 8]]),
+    "reply of two arrays": Frame(FrameKind.REPLY, 8, [5, 6], bytes(2), payloads=[[PAIR, b"a" * 8], [PAIR, b"b" * 8]]),
     "reply of arrays and others": Frame(
-        *(Kind.REPLY, 8, [5, 6, 4], bytes(3)), payloads=[[PAIR, b"a" * 8], b"other", [PAIR[:-4], b"b" * 8]]
+        *(FrameKind.REPLY, 8, [5, 6, 4], bytes(3)), payloads=[[PAIR, b"a" * 8], b"other", [PAIR[:-4], b"b" * 8]]
     ),
-    "reply of many": Frame(Kind.REPLY, 8, range(40), bytes(40), payloads=[bytes([i]) * (i % 7) for i in range(40)]),
+    "reply of many": Frame(
+        FrameKind.REPLY, 8, range(40), bytes(40), payloads=[bytes([i]) * (i % 7) for i in range(40)]
+    ),
 }
 
 
@@ -111,7 +126,7 @@ def data_of(*frames: Frame) -> bytes:
 def header(
     magic: bytes = MAGIC,
     version: int = VERSION,
-    kind: int = Kind.REPLY,
+    kind: int = FrameKind.REPLY,
     items: int = 0,
     buffers: int = 0,
     batch: int = 0,
@@ -185,7 +200,7 @@ BAD_HEADERS = {
     "version before ours": header(version=VERSION - 1),
     "version after ours": header(version=VERSION + 1),
     "kind 0": header(kind=0),
-    "kind after the last": header(kind=max(Kind) + 1),
+    "kind after the last": header(kind=max(FrameKind) + 1),
     "kind 255": header(kind=255),
     "an item too many": header(items=MAX_ITEMS + 1, buffers=MAX_ITEMS + 1),
     "items beyond measure": header(items=2**32 - 1, buffers=1),
@@ -306,7 +321,7 @@ def _without_padding(data: bytes) -> bytes:
 
 def _random_frame(dice: random.Random) -> Frame:
     """Any frame: of every kind, with items of one or several buffers."""
-    kind, n, alike = dice.choice(list(Kind)), dice.randint(0, 6), dice.random() < 0.2
+    kind, n, alike = dice.choice(list(FrameKind)), dice.randint(0, 6), dice.random() < 0.2
     frame = Frame(
         kind,
         dice.getrandbits(64),
@@ -316,9 +331,9 @@ def _random_frame(dice: random.Random) -> Frame:
         busy_s=dice.random(),
         waited_s=dice.expovariate(1),
     )
-    if kind == Kind.BATCH:
+    if kind == FrameKind.BATCH:
         frame.accepts = dice.randbytes(n)
-        frame.deadlines = [dice.choice([INFINITY, dice.random()]) for _ in range(n)]
+        frame.deadlines = [dice.choice([inf, dice.random()]) for _ in range(n)]
     return frame
 
 

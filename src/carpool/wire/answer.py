@@ -27,7 +27,7 @@ class Answer(NamedTuple):
     headers: tuple[tuple[bytes, bytes], ...]
 
 
-class _Head(msgspec.Struct, array_like=True):
+class _ResponseHead(msgspec.Struct, array_like=True):
     status: int
     content_type: str | None
     headers: tuple[tuple[str, str], ...]
@@ -35,7 +35,7 @@ class _Head(msgspec.Struct, array_like=True):
 
 def pack(response: Response, body: Buffer) -> Payload:
     """A response whose value has been written as `body`."""
-    return [_encoder.encode(_Head(response.status, response.content_type, response.headers)), body]
+    return [_encoder.encode(_ResponseHead(response.status, response.content_type, response.headers)), body]
 
 
 def unpack(payload: Payload) -> Answer:
@@ -57,4 +57,4 @@ def unpack(payload: Payload) -> Answer:
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Head)
+_decoder = msgspec.msgpack.Decoder(_ResponseHead)

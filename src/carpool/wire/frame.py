@@ -39,7 +39,7 @@ SCRATCH_BYTES: Final = 256 * 1024
 _HEADER = struct.Struct("<3sBBBxxIIQQdd")
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame is for."""
 
     SETUP = 1  # coordinator -> worker: what to run; one item
@@ -51,7 +51,7 @@ class Kind(IntEnum):
     TROUBLE = 7  # worker -> coordinator: what happened to a batch besides its results, before them; one item
 
 
-_KINDS: dict[int, Kind] = {kind.value: kind for kind in Kind}
+_KINDS: dict[int, FrameKind] = {kind.value: kind for kind in FrameKind}
 
 
 class FrameError(Exception):
@@ -76,7 +76,7 @@ class Frame:
         causes: in a reply that crosses no process, the exceptions for which items failed, by place; it is not encoded.
     """
 
-    kind: Kind
+    kind: FrameKind
     batch: int = 0
     ids: Sequence[int] = ()
     formats: bytes = b""
@@ -90,8 +90,8 @@ class Frame:
 
 
 @lru_cache(maxsize=4096)
-def _table(kind: Kind, items: int, buffers: int, has_counts: bool) -> struct.Struct:
-    routed = f"{items}d{items}s" if kind == Kind.BATCH else ""
+def _table(kind: FrameKind, items: int, buffers: int, has_counts: bool) -> struct.Struct:
+    routed = f"{items}d{items}s" if kind == FrameKind.BATCH else ""
     counts = f"{items}I" if has_counts else ""
     return struct.Struct(f"<{items}Q{items}s{buffers}I{routed}{counts}")
 
@@ -114,7 +114,7 @@ def encode(frame: Frame) -> list[Buffer]:
     m = len(parts)
     if (
         not n == len(counts) == len(frame.formats)
-        or (kind == Kind.BATCH and not n == len(frame.accepts) == len(frame.deadlines))
+        or (kind == FrameKind.BATCH and not n == len(frame.accepts) == len(frame.deadlines))
         or (block is None and parts is not frame.payloads and 0 in counts)
     ):
         raise FrameError(
@@ -131,7 +131,7 @@ def encode(frame: Frame) -> list[Buffer]:
     header = _HEADER.pack(
         MAGIC, VERSION, kind, block is not None, n, m, frame.batch, length, frame.busy_s, frame.waited_s
     )
-    routed = (*frame.deadlines, frame.accepts) if kind == Kind.BATCH else ()
+    routed = (*frame.deadlines, frame.accepts) if kind == FrameKind.BATCH else ()
     table = _table(kind, n, m, has_counts).pack(
         *frame.ids, frame.formats, *lengths, *routed, *(counts if has_counts else ())
     )
@@ -266,7 +266,7 @@ class FrameReader:
         if block and not (lengths[0] <= LONGEST_HEAD and lengths[1] % n == 0):
             raise FrameError(f"a block of {n} items in buffers of {lengths[0]} and {lengths[1]} bytes")
         frame = Frame(_KINDS[kind], batch, list(fields[:n]), fields[n], busy_s=busy_s, waited_s=waited_s)
-        if kind == Kind.BATCH:
+        if kind == FrameKind.BATCH:
             frame.deadlines, frame.accepts = fields[n + 1 + m : 2 * n + 1 + m], fields[2 * n + 1 + m]
         self._start = at = at + need
         if have - need < length or length >= LARGE:

@@ -27,7 +27,7 @@ _LONGEST_TRACEBACK = 16 * 1024
 
 
 class Outcome(IntEnum):
-    """What became of an item in a worker. Anything but OK and RESPONSE carries a `Report` instead of a result."""
+    """What became of an item in a worker. Anything but OK and RESPONSE carries a `FailureReport` instead of a result."""
 
     OK = 0
     INVALID = 1  # the body could not be read
@@ -38,7 +38,7 @@ class Outcome(IntEnum):
     RESPONSE = 6  # it is well, and its result says how to answer; see `wire/answer.py`
 
 
-class Report(msgspec.Struct, array_like=True, frozen=True):
+class FailureReport(msgspec.Struct, array_like=True, frozen=True):
     """What a worker says about a failed item.
 
     Attributes:
@@ -55,7 +55,7 @@ class Report(msgspec.Struct, array_like=True, frozen=True):
     module: str = ""
 
 
-def with_cause(report: Report, error: BaseException) -> Report:
+def with_cause(report: FailureReport, error: BaseException) -> FailureReport:
     """The report with the exception itself, if that can be pickled."""
     try:
         cause = dump_within(error, LONGEST_CAUSE)
@@ -64,10 +64,10 @@ def with_cause(report: Report, error: BaseException) -> Report:
         return report
 
 
-def pack(report: Report) -> bytes:
+def pack(report: FailureReport) -> bytes:
     """A report as bytes, cut to a bounded length; characters that UTF-8 cannot say are replaced."""
     return _encoder.encode(
-        Report(
+        FailureReport(
             _clean(report.message, _LONGEST_MESSAGE),
             _clean(report.type_name, 256),
             _clean(str.__getitem__(report.traceback, slice(-_LONGEST_TRACEBACK, None)), _LONGEST_TRACEBACK),
@@ -78,12 +78,12 @@ def pack(report: Report) -> bytes:
     )
 
 
-def read(payload: Payload) -> Report:
+def read(payload: Payload) -> FailureReport:
     """The report that `pack` made."""
     try:
         return _decoder.decode(payload)  # type: ignore[arg-type]
     except (msgspec.DecodeError, TypeError, UnicodeDecodeError, RecursionError):
-        return Report("the worker's report could not be read")
+        return FailureReport("the worker's report could not be read")
 
 
 def unpack(outcome: int, payload: Payload) -> CarpoolError:
@@ -102,7 +102,7 @@ def unpack(outcome: int, payload: Payload) -> CarpoolError:
     return error
 
 
-def _cause_of(report: Report) -> BaseException | None:
+def _cause_of(report: FailureReport) -> BaseException | None:
     """The exception that a worker has sent, with the worker's traceback; None if it cannot be had here."""
     if report.module not in sys.modules:
         return None
@@ -113,7 +113,7 @@ def _cause_of(report: Report) -> BaseException | None:
     return _with_note(cause, report) if issubclass(type(cause), BaseException) else None
 
 
-def _with_note(cause: BaseException, report: Report) -> BaseException:
+def _with_note(cause: BaseException, report: FailureReport) -> BaseException:
     try:
         BaseException.add_note(cause, f"In the worker:\n{report.traceback.rstrip()}")
     except BaseException:  # what its class has in the place of notes is the user's, too
@@ -127,4 +127,4 @@ def _clean(text: str, longest: int) -> str:
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Report)
+_decoder = msgspec.msgpack.Decoder(FailureReport)

@@ -1,6 +1,6 @@
 """A batch of encoded items through a model: decode, invoke, check and encode. One item's fault stays its own.
 
-The model is called by `invoke.py`; here its values are read from what callers sent and its results become what they
+The model is called by `call/invoke.py`; here its values are read from what callers sent and its results become what they
 accept. What fails leaves as an outcome and a text, with the exception itself beside it: as it is where the worker lives
 in its stage's process, else pickled.
 """
@@ -14,19 +14,20 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from carpool import details, nesting, schema
+from carpool import details
+from carpool.call.invoke import Invoker
+from carpool.call.retry import Failed, Trouble
 from carpool.clock import Clock, monotonic
 from carpool.details import Detail
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidRequest, ModelError, ValidationError
 from carpool.foreign import text_of
+from carpool.hints import nesting, schema
 from carpool.http_request import RequestMaker
 from carpool.http_response import Response
-from carpool.invoke import Invoker
-from carpool.parts import Failed, Trouble
 from carpool.rows import Rows
 from carpool.wire import answer, arrays, payload
-from carpool.wire.frame import MAX_FRAME_BYTES, Frame, Kind
-from carpool.wire.outcome import Outcome, Report, pack, with_cause
+from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameKind
+from carpool.wire.outcome import FailureReport, Outcome, pack, with_cause
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, OBJECT, RAW
 from carpool.worker.program import MainProgram
 
@@ -34,7 +35,7 @@ _TIMING_S = 2.0  # a warm-up that took so long takes no further timings
 _LONGEST_LINE = 2 * 1024
 _HAVE_CAUSES = frozenset({Outcome.MODEL_ERROR, Outcome.BAD_RESULT})
 _ROOM_FOR_CAUSES = 2**20  # bytes in one reply, however many items have failed
-_OWN_FILES = ("/carpool/worker/", "/carpool/invoke.py", "/carpool/parts.py")
+_OWN_FILES = ("/carpool/worker/", "/carpool/call/invoke.py", "/carpool/call/retry.py")
 _BETWEEN_STAGES = dict.fromkeys(range(256), payload.dump)
 
 _ANY_CUSTOM = bytes([min(format, CUSTOM) for format in range(256)])
@@ -157,7 +158,7 @@ class Call:
         results = await self._invoker.run(values, self.trouble, until=until)
         if self._after_predict is not None:
             self._after_predict()
-        reply = Frame(Kind.REPLY, frame.batch, frame.ids)
+        reply = Frame(FrameKind.REPLY, frame.batch, frame.ids)
         await self._encode(results, frame.accepts, until, reply)
         reply.busy_s = monotonic() - started
         return reply
@@ -370,25 +371,25 @@ def _cause_of(error: BaseException) -> BaseException | None:
     return error.__cause__ if type(error) is ModelError else error
 
 
-def _outcome_of(error: BaseException) -> tuple[Outcome, Report]:
+def _outcome_of(error: BaseException) -> tuple[Outcome, FailureReport]:
     """An exception as what became of the item: only text, whatever the exception's methods and attributes do."""
     try:
         return _told(error)
     except BaseException:
-        return Outcome.MODEL_ERROR, Report(text_of(error), type(error).__name__, describe(error))
+        return Outcome.MODEL_ERROR, FailureReport(text_of(error), type(error).__name__, describe(error))
 
 
-def _told(error: BaseException) -> tuple[Outcome, Report]:
+def _told(error: BaseException) -> tuple[Outcome, FailureReport]:
     if isinstance(error, _Expired):
-        return Outcome.EXPIRED, Report(str(error))
+        return Outcome.EXPIRED, FailureReport(str(error))
     if isinstance(error, ModelError):
         outcome = Outcome.BAD_RESULT if error.code == "bad_result" else Outcome.MODEL_ERROR
-        return outcome, Report(text_of(error), str(error.type_name), str(error.traceback))
+        return outcome, FailureReport(text_of(error), str(error.type_name), str(error.traceback))
     if isinstance(error, ValidationError):
-        return Outcome.INVALID_ITEM, Report(str(error) or text_of(error), details=_details_of(error))
+        return Outcome.INVALID_ITEM, FailureReport(str(error) or text_of(error), details=_details_of(error))
     if isinstance(error, InvalidRequest):
-        return Outcome.INVALID, Report(str(error) or text_of(error))
-    return Outcome.MODEL_ERROR, Report(text_of(error), type(error).__name__, describe(error))
+        return Outcome.INVALID, FailureReport(str(error) or text_of(error))
+    return Outcome.MODEL_ERROR, FailureReport(text_of(error), type(error).__name__, describe(error))
 
 
 def _details_of(error: ValidationError) -> list[Detail]:

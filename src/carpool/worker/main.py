@@ -25,9 +25,9 @@ from functools import partial
 from typing import NoReturn
 
 from carpool import faults
+from carpool.call.retry import run_now
 from carpool.clock import monotonic
-from carpool.parts import run_now
-from carpool.wire.frame import Frame, FrameReader, Kind, encode
+from carpool.wire.frame import Frame, FrameKind, FrameReader, encode
 from carpool.worker import affinity, program
 from carpool.worker.serve import serve
 from carpool.worker.setup import DUMP_SIGNAL, Setup, process_name
@@ -37,7 +37,7 @@ _THREADS_GRACE_S = 1.0
 _IOV_MAX = 1024
 
 
-class Connection:
+class ParentSocket:
     """The worker's end of the socketpair, blocking."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -64,7 +64,7 @@ class Connection:
             if not self._received and self.half_received is not None:
                 self.half_received()
         frame = self._received.popleft()
-        if frame.kind == Kind.BATCH and self._parent_ends.poll(0):
+        if frame.kind == FrameKind.BATCH and self._parent_ends.poll(0):
             return None  # it lay ahead when the service was closed without more ado
         if frame.dropped:
             raise MemoryError("there is no memory to receive what was sent")
@@ -75,7 +75,7 @@ class Connection:
         if os.getpid() != self._pid:
             _end_fork()
         buffers = [memoryview(part).cast("B") for part in encode(frame) if len(part)]
-        if self.faulty is not None and frame.kind == Kind.REPLY:
+        if self.faulty is not None and frame.kind == FrameKind.REPLY:
             buffers = self.faulty(self.sock, buffers)
         while buffers:
             sent = self.sock.sendmsg(buffers[:_IOV_MAX])
@@ -94,7 +94,7 @@ def main() -> None:
     os.set_inheritable(fd, False)
     threading.Thread(target=_watch, args=(fd, parent), name="carpool-watch", daemon=True).start()
     try:
-        run_now(_live(Connection(sock)))
+        run_now(_live(ParentSocket(sock)))
     except (BrokenPipeError, ConnectionResetError):
         pass  # the parent has gone or given up on us
     finally:
@@ -157,7 +157,7 @@ def _watch(fd: int, parent: int) -> None:
     os.killpg(0, signal.SIGKILL)  # whatever user code has started goes as well
 
 
-async def _live(connection: Connection) -> None:
+async def _live(connection: ParentSocket) -> None:
     """Become the worker that the first frame describes."""
     frame = await connection.receive()
     if frame is None:

@@ -11,15 +11,15 @@ from typing import Any, Protocol
 
 import msgspec
 
+from carpool.call.invoke import Invoker
+from carpool.call.retry import Failed, Retrier, Trouble
 from carpool.clock import monotonic
 from carpool.faults import InjectedFault, WorkerPoints
 from carpool.foreign import as_model_error, traceback_of
-from carpool.invoke import Invoker
 from carpool.logger import logger
 from carpool.model import AnyModel, traits_of
-from carpool.parts import Caller, Failed, Trouble
-from carpool.wire.frame import Frame, FrameError, Kind, in_pieces
-from carpool.wire.outcome import Outcome, Report, pack
+from carpool.wire.frame import Frame, FrameError, FrameKind, in_pieces
+from carpool.wire.outcome import FailureReport, Outcome, pack
 from carpool.worker import program
 from carpool.worker.call import Call, ExampleError, Failures, describe, let_go
 from carpool.worker.setup import Setup
@@ -52,7 +52,7 @@ class _CallReports:
         now = monotonic()
         if self.batch and now - self._last > _REPORT_EVERY_S:
             self._last = now
-            self._link.send(Frame(Kind.CALL, self.batch))
+            self._link.send(Frame(FrameKind.CALL, self.batch))
 
 
 async def serve(
@@ -72,13 +72,13 @@ async def serve(
         setup: which stage, and how to call the model.
         find_model: gives the model and its arguments; may raise.
         through: exceptions that end the worker instead of failing an item.
-        meant: whether one of these does end it; see `parts.Caller`.
+        meant: whether one of these does end it; see `retry.Retrier`.
         may_wait: whether there is an event loop on which async user code can wait.
         inside: whether what is sent over the link stays in this process.
     """
     reports = _CallReports(link)
     points = WorkerPoints(setup.worker)
-    caller = Caller(
+    caller = Retrier(
         isolate_errors=setup.isolate_errors,
         halve=setup.halve,
         oom_errors=setup.oom_errors,
@@ -116,7 +116,7 @@ async def _tear_down(call: Call, setup: Setup) -> None:
         logger.error("teardown of worker %s/%d raised:\n%s", setup.stage, setup.worker, traceback_of(error).rstrip())
 
 
-async def _answer(call: Call, frame: Frame, caller: Caller, inside: bool) -> Frame:
+async def _answer(call: Call, frame: Frame, caller: Retrier, inside: bool) -> Frame:
     """The reply to a batch, whatever happens: `Call` fails items for what user code does, and this is the net below."""
     try:
         return await call.run(frame)
@@ -128,7 +128,7 @@ async def _answer(call: Call, frame: Frame, caller: Caller, inside: bool) -> Fra
         n, failed = len(frame.ids), Failed(failure)
         told = [failures.told(place, failed) for place in range(n)]
         return Frame(
-            *(Kind.REPLY, frame.batch, frame.ids, bytes([outcome for outcome, _ in told])),
+            *(FrameKind.REPLY, frame.batch, frame.ids, bytes([outcome for outcome, _ in told])),
             payloads=[body for _, body in told],
             causes=failures.causes,
         )
@@ -144,14 +144,14 @@ def _send(link: Link, reply: Frame) -> None:
                 link.send(piece)
             except FrameError as error:
                 text = f"the result cannot be sent: {error}"
-                link.send(_refusal(piece, Outcome.BAD_RESULT, Report(text, "FrameError")))
+                link.send(_refusal(piece, Outcome.BAD_RESULT, FailureReport(text, "FrameError")))
 
 
 async def _load(
     link: Link,
     setup: Setup,
     find_model: Callable[[], tuple[AnyModel, Mapping[str, Any]]],
-    caller: Caller,
+    caller: Retrier,
     reports: _CallReports,
     points: WorkerPoints,
     inside: bool,
@@ -195,8 +195,8 @@ async def _load(
             step, details = str(error), error.traceback
         text = f"worker {setup.worker} of stage {setup.stage} could not start: {step}"
         details = details or describe(error)
-        report = Report(text, type(error).__name__, details)
-        link.send(Frame(Kind.FAILED, ids=[0], formats=b"\0", payloads=[pack(report)]))
+        report = FailureReport(text, type(error).__name__, details)
+        link.send(Frame(FrameKind.FAILED, ids=[0], formats=b"\0", payloads=[pack(report)]))
         return None
     if call.trouble:
         _tell(link, 0, call.trouble)
@@ -206,14 +206,14 @@ async def _load(
 
 def _tell(link: Link, batch: int, trouble: list[Trouble]) -> None:
     """What happened to a batch besides its results, before they are sent; 0 for the warm-up."""
-    link.send(Frame(Kind.TROUBLE, batch, [0], b"\0", payloads=[msgspec.msgpack.encode(trouble)]))
+    link.send(Frame(FrameKind.TROUBLE, batch, [0], b"\0", payloads=[msgspec.msgpack.encode(trouble)]))
 
 
-def _refusal(frame: Frame, outcome: Outcome, report: Report) -> Frame:
+def _refusal(frame: Frame, outcome: Outcome, report: FailureReport) -> Frame:
     """A reply to a batch, or in the place of one, in which every item has failed."""
     n = len(frame.ids)
     return Frame(
-        *(Kind.REPLY, frame.batch, frame.ids, bytes([outcome]) * n),
+        *(FrameKind.REPLY, frame.batch, frame.ids, bytes([outcome]) * n),
         payloads=[pack(report)] * n,
         busy_s=frame.busy_s,
         waited_s=frame.waited_s,
@@ -223,4 +223,4 @@ def _refusal(frame: Frame, outcome: Outcome, report: Report) -> Frame:
 def _say(link: Link, state: str, *more: bytes) -> None:
     """How far start-up has come, and what was learned on the way."""
     n = 1 + len(more)
-    link.send(Frame(Kind.STATE, ids=[0] * n, formats=bytes(n), payloads=[state.encode(), *more]))
+    link.send(Frame(FrameKind.STATE, ids=[0] * n, formats=bytes(n), payloads=[state.encode(), *more]))

@@ -26,7 +26,7 @@ class Setup(msgspec.Struct, frozen=True):
         batched: whether `predict` takes lists.
         warm_up: numbers of examples to run at a time and to time, rising.
         allowed_batch_sizes: how long these lists may be; None for any length.
-        isolate_errors, halve, oom_errors: what to do with calls that fail, see `parts.Caller`.
+        isolate_errors, halve, oom_errors: what to do with calls that fail, see `retry.Retrier`.
         first, last: whether the stage decodes requests, and whether it encodes responses.
         cores: where the worker runs; None leaves the affinity alone.
         log_level: the parent's, if its program has set up logging; None otherwise.

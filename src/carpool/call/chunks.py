@@ -24,7 +24,7 @@ def unjoinable(what: str) -> TypeError:
     )
 
 
-class Kind(ABC):
+class ChunkKind(ABC):
     """How chunks of one type are counted, compared, joined and cut up."""
 
     def rows(self, x: Any) -> int:
@@ -44,7 +44,7 @@ class Kind(ABC):
         return x[begin:end]
 
 
-class _Lists(Kind):
+class _Lists(ChunkKind):
     def likeness(self, x: Any) -> Hashable:
         return list
 
@@ -52,7 +52,7 @@ class _Lists(Kind):
         return [row for chunk in chunks for row in chunk]
 
 
-class _Dicts(Kind):
+class _Dicts(ChunkKind):
     """The same names in the same order, each part alike. Names that are equal but of different types are different."""
 
     def rows(self, x: Any) -> int:
@@ -68,7 +68,7 @@ class _Dicts(Kind):
         return {name: cut(part, begin, end) for name, part in x.items()}
 
 
-class Axes(Kind):
+class Axes(ChunkKind):
     """Arrays and tensors, along their first axis. The shape of their rows comes last in their likeness."""
 
     def rows(self, x: Any) -> int:
@@ -101,7 +101,7 @@ class _Tensors(Axes):
         return sys.modules["torch"].cat(chunks)
 
 
-class _PandasSeries(Kind):
+class _PandasSeries(ChunkKind):
     def likeness(self, x: Any) -> Hashable:
         return type(x), type(x.name), x.name, _pandas_dtype(x.dtype), _pandas_index(x.index), _attributes(x)
 
@@ -134,7 +134,7 @@ def _attributes(x: Any) -> str:
     return repr(x.attrs) if x.attrs else ""
 
 
-class _PolarsSeries(Kind):
+class _PolarsSeries(ChunkKind):
     def likeness(self, x: Any) -> Hashable:
         return type(x), x.name, x.dtype
 
@@ -149,7 +149,7 @@ class _PolarsFrames(_PolarsSeries):
         return type(x), *x.schema.items()
 
 
-class _ArrowTables(Kind):
+class _ArrowTables(ChunkKind):
     """Each column keeps its pieces, and with them its dictionaries."""
 
     def likeness(self, x: Any) -> Hashable:
@@ -172,7 +172,7 @@ class _ArrowBatches(_ArrowTables):
         return arrow.RecordBatch.from_arrays(columns, schema=schema)
 
 
-class _ArrowColumns(Kind):
+class _ArrowColumns(ChunkKind):
     def likeness(self, x: Any) -> Hashable:
         return type(x), x.type
 
@@ -181,7 +181,7 @@ class _ArrowColumns(Kind):
         return sys.modules["pyarrow"].chunked_array(pieces, type=chunks[0].type)
 
 
-class _ArrowArrays(Kind):
+class _ArrowArrays(ChunkKind):
     def likeness(self, x: Any) -> Hashable:
         _check_no_dictionary([x.type], x)
         return type(x), x.type
@@ -197,7 +197,7 @@ def _check_no_dictionary(types: list[Any], x: Any) -> None:
 
 _DICTS = _Dicts()
 _ARROW_ARRAYS = _ArrowArrays()
-_BY_NAME: dict[tuple[str, str], Kind] = {
+_BY_NAME: dict[tuple[str, str], ChunkKind] = {
     ("numpy", "ndarray"): _Arrays(),
     ("torch", "Tensor"): _Tensors(),
     ("pandas", "DataFrame"): _PandasFrames(),
@@ -208,10 +208,10 @@ _BY_NAME: dict[tuple[str, str], Kind] = {
     ("pyarrow", "RecordBatch"): _ArrowBatches(),
     ("pyarrow", "ChunkedArray"): _ArrowColumns(),
 }
-_known: dict[type, Kind] = {list: _Lists(), dict: _DICTS}
+_known: dict[type, ChunkKind] = {list: _Lists(), dict: _DICTS}
 
 
-def kind_of(x: Any) -> Kind:
+def kind_of(x: Any) -> ChunkKind:
     """How to treat a chunk. Raises TypeError if we do not know."""
     return _known.get(type(x)) or _recognise(type(x))
 
@@ -221,7 +221,7 @@ def has_axes(x: Any) -> bool:
     return isinstance(_BY_NAME.get((type(x).__module__, type(x).__name__)), Axes)
 
 
-def _recognise(cls: type) -> Kind:
+def _recognise(cls: type) -> ChunkKind:
     root, name = str(cls.__module__).partition(".")[0], cls.__name__
     library = sys.modules.get(root)
     kind = _BY_NAME.get((root, name))

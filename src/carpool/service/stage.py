@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from carpool.invoke import is_async
+from carpool.call.invoke import is_async
+from carpool.call.oom import OomErrors, names_of
 from carpool.model import AnyModel, Traits, check_kwargs, name_of, traits_of
-from carpool.oom import OomErrors, names_of
 from carpool.policy import Adaptive, OneByOne, Policy
-from carpool.settings import (
+from carpool.service.settings import (
     at_least,
     check_policy,
     check_room,

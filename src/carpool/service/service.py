@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
+from math import inf
 
 from carpool.drive.output import LineSink, print_line
-from carpool.handle import AsyncHandle, Handle
 from carpool.model import AnyModel
-from carpool.settings import at_least, check_held, check_overload, finite, function, held_s, seconds, text
-from carpool.stage import Stage, as_stage, check_chain
+from carpool.service.handle import AsyncHandle, Handle
+from carpool.service.settings import at_least, check_held, check_overload, finite, function, held_s, seconds, text
+from carpool.service.stage import Stage, as_stage, check_chain
 from carpool.worker import affinity
 
 
@@ -54,7 +54,7 @@ class Service:
         if max_parallel_starts is not None:
             max_parallel_starts = at_least("max_parallel_starts", max_parallel_starts, 1)
         self._name = text("name", name) or self._stages[-1].name
-        self._timeout_s = math.inf if timeout_s is None else seconds("timeout_s", timeout_s)
+        self._timeout_s = inf if timeout_s is None else seconds("timeout_s", timeout_s)
         self._slo_s = finite("slo_s", slo_s)
         check_held(sum(held_s(stage.new_policy()) for stage in self._stages), self._timeout_s)
         self._overload = overload

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import accumulate, cycle, islice
 
 from carpool.errors import CarpoolError, StartupError
-from carpool.stage import Stage
-from carpool.weigh import weigher_of
+from carpool.service.stage import Stage
+from carpool.service.weigh import weigher_of
 
 _SHARES = (4, 2, 1)  # of a full batch, besides a single item
 

@@ -16,8 +16,8 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from carpool.kinds import has_axes, join, likeness, rows
-from carpool.merge import Begun, Joint, in_two_steps, sharing
+from carpool.call.chunks import has_axes, join, likeness, rows
+from carpool.call.merge import Begun, Joint, in_two_steps, sharing
 
 Share = Callable[[Any], Sequence[Any]]
 

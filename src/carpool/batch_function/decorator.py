@@ -10,16 +10,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import fields
 from typing import Any, Literal, Protocol, TypeVar, overload
 
-from carpool.batch_async import AsyncBatch
-from carpool.batch_threads import ThreadBatch
-from carpool.batched import Settings, invoker_of
-from carpool.invoke import is_async
-from carpool.lock import execution_lock
-from carpool.merge import Merge, Split
+from carpool.batch_function.batched import Settings, invoker_of
+from carpool.batch_function.tasks import AsyncBatch
+from carpool.batch_function.threads import ThreadBatch
+from carpool.call.invoke import is_async
+from carpool.call.lock import execution_lock
+from carpool.call.merge import Merge, Split
+from carpool.call.oom import OomErrors
+from carpool.call.padding import Pad
+from carpool.call.retry import run_now
 from carpool.model import Model, name_of
-from carpool.oom import OomErrors
-from carpool.padding import Pad
-from carpool.parts import run_now
 from carpool.policy import Policy
 
 A = TypeVar("A")

@@ -19,11 +19,11 @@ import weakref
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 
-from carpool.core.life import Act, Event, Life, State
+from carpool.core.life import Act, Event, Life, LifeState
 from carpool.drive.aio import Driver
 from carpool.drive.guard import Guard
 from carpool.drive.loop_thread import LoopThread
-from carpool.drive.workers import WorkerStage
+from carpool.drive.worker_pool import WorkerPool
 from carpool.logger import logger
 from carpool.worker import affinity
 
@@ -47,7 +47,7 @@ class Running:
         self.name = name
         self.life = Life()
         self.driver: Driver | None = None
-        self.stages: Sequence[WorkerStage] = ()
+        self.stages: Sequence[WorkerPool] = ()
         self.guard: Guard | None = None
         self.found_cores: affinity.Cores | None = None
         self.thread: LoopThread | None = None
@@ -58,7 +58,7 @@ class Running:
         self._watch = self._watch_loop()
         _lives.add(self.life)
 
-    async def begin(self, driver: Driver, stages: Sequence[WorkerStage], guard: Guard | None, what_to_do: str) -> None:
+    async def begin(self, driver: Driver, stages: Sequence[WorkerPool], guard: Guard | None, what_to_do: str) -> None:
         """On the service's loop: it is being started.
 
         Args:
@@ -116,7 +116,7 @@ class Running:
 
         In a forked child nothing is done, even where it is collected before the child knows what it is.
         """
-        if os.getpid() != self._process or self.life.state not in (State.STARTING, State.OPEN):
+        if os.getpid() != self._process or self.life.state not in (LifeState.STARTING, LifeState.OPEN):
             return
         assert self.driver is not None
         loop = self.driver.loop
@@ -135,7 +135,7 @@ class Running:
             if self._closing is not None and not self._closing.done():
                 self._closing.cancel()
                 await asyncio.wait([self._closing])
-            left_open = self.life.state in (State.STARTING, State.OPEN)
+            left_open = self.life.state in (LifeState.STARTING, LifeState.OPEN)
             self.abandon()
             if left_open:
                 self._warn("event loop", "has ended")
@@ -158,7 +158,7 @@ class Running:
 
     def _ended(self, closing: asyncio.Task[None]) -> None:
         """The closing is over; or all tasks were cancelled, and there is no time for a good order."""
-        if self.life.state is not State.DRAINING:
+        if self.life.state is not LifeState.DRAINING:
             return
         error = None if closing.cancelled() else closing.exception()
         if error is not None:  # whoever has dropped a handle does not wait to hear of it

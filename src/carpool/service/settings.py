@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from numbers import Real
 from typing import Any
 
@@ -41,7 +41,7 @@ def positive(name: str, value: Any) -> float | None:
 def finite(name: str, value: Any) -> float | None:
     """A positive duration, where it is given at all, that infinity cannot stand for. Raises ValueError."""
     number = positive(name, value)
-    if number == math.inf:
+    if number == inf:
         raise ValueError(f"{name} must be a finite number of seconds, not {value!r}; leave it out for none")
     return number
 
@@ -59,7 +59,7 @@ def delay(name: str, value: Any) -> float | None:
     if value is None:
         return None
     number = _number(value)
-    if number is None or not 0 <= number < math.inf:
+    if number is None or not 0 <= number < inf:
         raise ValueError(f"{name} must be 0 or more seconds, and finite, not {value!r}")
     return number
 

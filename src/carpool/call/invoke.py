@@ -3,7 +3,7 @@
     preprocess -> predict -> postprocess
 
 Every step works on the items that are still sound; an item that fails turns into `Failed` and the rest go on. What
-happens when a batch call fails is in `parts.py`.
+happens when a batch call fails is in `call/retry.py`.
 
 All of it is written as coroutines so that the user's code may be `def` or `async def`. Where nothing is async, nothing
 ever waits, and `parts.run_now` runs them through without an event loop.
@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Any
 
 from carpool import faults
+from carpool.call.retry import Failed, Retrier, Trouble, run_now
 from carpool.model import AnyModel, Model, Traits
-from carpool.parts import Caller, Failed, Trouble, run_now
 from carpool.rows import Rows, by_kind, stacking
 
 
@@ -43,7 +43,7 @@ class Invoker:
         model: AnyModel | Model,
         kwargs: Mapping[str, Any],
         traits: Traits,
-        caller: Caller,
+        caller: Retrier,
         *,
         batched: bool,
         calling: Callable[[], None] | None = None,
@@ -77,7 +77,7 @@ class Invoker:
         await self._hook("teardown")
 
     async def run(
-        self, values: list[Any], trouble: list[Trouble], *, sound: bool = False, until: float = math.inf
+        self, values: list[Any], trouble: list[Trouble], *, sound: bool = False, until: float = inf
     ) -> list[Any]:
         """The hooks and `predict` over items. As many results, in their order.
 
@@ -118,7 +118,7 @@ class Invoker:
         places: Sequence[int],
         until: float,
     ) -> list[Any]:
-        """`function` over all values at once; see `parts.Caller.call`."""
+        """`function` over all values at once; see `retry.Retrier.call`."""
         if not values:
             return []
         return await self.caller.call(self._counted(function), values, trouble, places=places, until=until)

@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.inspect import AnyType, CustomType, NoneType, RawType
 
-from carpool import misfits, nesting
 from carpool.details import Detail, plain
 from carpool.errors import InvalidRequest, ModelError, ValidationError
 from carpool.foreign import text_of
+from carpool.hints import misfits, nesting
 from carpool.rows import is_array_type
 
 T = TypeVar("T")

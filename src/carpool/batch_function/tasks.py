@@ -9,22 +9,22 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterable
 from itertools import chain
+from math import inf
 from threading import get_ident
 from typing import Any, Generic, TypeVar, cast, overload
 
-from carpool import merge as merging
-from carpool.batched import Bindable, Settings, alive, invoker_of
-from carpool.core.batcher import INFINITY
+from carpool.batch_function.batched import Bindable, Settings, alive, invoker_of
+from carpool.call import merge as merging
+from carpool.call.invoke import Invoker
+from carpool.call.retry import Trouble
 from carpool.core.pipeline import Pipeline
 from carpool.drive.aio import Driver
 from carpool.drive.failures import shared_out
-from carpool.drive.tasks import AwaitedRequest, InnerRequest, TaskStage, inside
+from carpool.drive.task_pool import AwaitedRequest, InnerRequest, TaskPool, inside
 from carpool.errors import Unavailable
 from carpool.foreign import as_model_error
-from carpool.invoke import Invoker
 from carpool.logger import logger
 from carpool.observe.stats import NoStats
-from carpool.parts import Trouble
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -117,7 +117,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
         around = _lines_around()
         if around is not None and driver in around:
             raise self._reentry()
-        deadline = INFINITY if self._timeout_s is None else driver.clock() + self._timeout_s
+        deadline = inf if self._timeout_s is None else driver.clock() + self._timeout_s
         request = AwaitedRequest(x, deadline) if around is None else InnerRequest(x, deadline, around)
         request.patient = True
         request.future = asyncio.Future(loop=driver.loop)
@@ -143,7 +143,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
         around = _lines_around()
         if around is not None and driver in around:
             raise self._reentry()
-        deadline = INFINITY if self._timeout_s is None else driver.clock() + self._timeout_s
+        deadline = inf if self._timeout_s is None else driver.clock() + self._timeout_s
         requests = [AwaitedRequest(x, deadline) if around is None else InnerRequest(x, deadline, around) for x in items]
         sizes, lanes = self._settings.places(items)
         for i, request in enumerate(requests):
@@ -231,7 +231,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
             logger.warning("%d calls of %s were never answered: their event loop is closed", lost, self.__name__)
         pipeline = Pipeline([self._settings.batcher(self.__name__)], slo_s=self._settings.slo_s)
         driver = Driver(pipeline, NoStats(self.__name__, pipeline))
-        stage = TaskStage(driver, self._run_batch, self._settings.max_in_flight_batches)
+        stage = TaskPool(driver, self._run_batch, self._settings.max_in_flight_batches)
         driver.executors = [stage]
         stage.start()
         drivers.by_loop[loop] = driver

@@ -10,10 +10,10 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from carpool import schema
 from carpool.errors import CarpoolError, ModelError
 from carpool.foreign import as_model_error, text_of, traceback_of
-from carpool.stage import Stage
+from carpool.hints import schema
+from carpool.service.stage import Stage
 from carpool.wire import payload
 from carpool.wire.payload import JSON, MSGPACK, OBJECT, RAW
 

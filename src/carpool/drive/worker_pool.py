@@ -11,13 +11,15 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
 from carpool import faults
+from carpool.call.retry import Trouble
 from carpool.core.batcher import Batch
-from carpool.core.roster import MOST_DEATHS, Roster, Starts, State
+from carpool.core.roster import MOST_DEATHS, PlaceState, Roster, Starts
 from carpool.drive.inside import LoopWorker, ThreadWorker
 from carpool.drive.launch import Launch
 from carpool.drive.output import LineSink, guarded
@@ -25,10 +27,9 @@ from carpool.drive.process import WorkerProcess
 from carpool.drive.trouble import FAILED_FOR_S
 from carpool.errors import ModelError, StartupError, Unavailable
 from carpool.logger import logger
-from carpool.parts import Trouble
 from carpool.wire import answer, outcome
 from carpool.wire.arrays import Block
-from carpool.wire.frame import Frame, FrameError, Kind, in_pieces
+from carpool.wire.frame import Frame, FrameError, FrameKind, in_pieces
 from carpool.wire.outcome import Outcome
 from carpool.wire.payload import OBJECT, Payload
 
@@ -40,7 +41,6 @@ T = TypeVar("T")
 
 _OUTCOMES = frozenset(Outcome)
 _GOOD = frozenset({Outcome.OK, Outcome.RESPONSE})
-_INFINITY = float("inf")
 
 
 class Worker(Protocol):
@@ -86,7 +86,7 @@ _KINDS: dict[str, Callable[[Launch, int, Callable[[Frame], None], Callable[[str]
 }
 
 
-class WorkerStage:
+class WorkerPool:
     """The executor of a stage that runs in workers.
 
     Args:
@@ -112,7 +112,7 @@ class WorkerStage:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._started_once: set[int] = set()
-        self._failure: dict[int, outcome.Report] = {}
+        self._failure: dict[int, outcome.FailureReport] = {}
         self._began: dict[int, float] = {}
         # by worker: pieces of its batch, and then the one ahead as a whole or in pieces, that it has not been sent yet
         self._rest: dict[int, list[Frame]] = {}
@@ -133,14 +133,14 @@ class WorkerStage:
             self._timer.cancel()
             self._timer = None
         when = self.roster.next_start()
-        if now < when < float("inf"):  # who is due already is started as soon as another has loaded
+        if now < when < inf:  # who is due already is started as soon as another has loaded
             self._timer = self._loop.call_later(when - now, self.start)
 
     def run(self, batch: Batch) -> None:
         """Send a batch to its worker."""
         requests = batch.requests
         frame = Frame(
-            Kind.BATCH,
+            FrameKind.BATCH,
             batch.id,
             batch.ids,
             bytes([r.format for r in requests]),
@@ -194,7 +194,7 @@ class WorkerStage:
         if batch is None:
             return  # it has just been lost
         why = batch.given_up
-        slow = stage.patience.learns and batch.unwanted_since < _INFINITY  # nobody has set a limit, and nobody waits
+        slow = stage.patience.learns and batch.unwanted_since < inf  # nobody has set a limit, and nobody waits
         logger.error("worker %s hangs and is given up: %s", self._who(worker), why)
         self.roster.lost(self._driver.clock(), worker, gone=False)
         untouched = process.untouched
@@ -230,7 +230,7 @@ class WorkerStage:
             self._timer.cancel()
         processes = list(self._workers.values())
         for worker, process in self._workers.items():
-            if self.roster.places[worker].state == State.READY:
+            if self.roster.places[worker].state == PlaceState.READY:
                 process.close_input()
             else:
                 process.kill()  # it is loading its model, and has nothing to finish
@@ -260,18 +260,18 @@ class WorkerStage:
     # -- what the workers say
 
     def _heard(self, worker: int, frame: Frame) -> None:
-        if frame.kind == Kind.REPLY:
+        if frame.kind == FrameKind.REPLY:
             self._replied(worker, frame)
-        elif frame.kind == Kind.CALL:
+        elif frame.kind == FrameKind.CALL:
             self._batch_of(worker, frame)
             self._driver.call_started(self.index, worker, frame.batch)
         elif not frame.payloads:
             raise FrameError(f"a {frame.kind.name} frame says nothing")
-        elif frame.kind == Kind.STATE:
+        elif frame.kind == FrameKind.STATE:
             self._moved(worker, frame)
-        elif frame.kind == Kind.TROUBLE:
+        elif frame.kind == FrameKind.TROUBLE:
             self._troubled(worker, frame)
-        elif frame.kind == Kind.FAILED and self.roster.places[worker].state != State.READY:
+        elif frame.kind == FrameKind.FAILED and self.roster.places[worker].state != PlaceState.READY:
             self._failure[worker] = outcome.read(frame.payloads[0])
         else:
             raise FrameError(f"it must not send {frame.kind.name} now")
@@ -289,7 +289,7 @@ class WorkerStage:
             frame.ids = batch.ids  # compared once more later, and quicker with itself
         else:
             _check_ids(frame.ids, batch.ids)
-        if not (0.0 <= frame.busy_s < _INFINITY and 0.0 <= frame.waited_s < _INFINITY):
+        if not (0.0 <= frame.busy_s < inf and 0.0 <= frame.waited_s < inf):
             raise FrameError(f"a reply after {frame.busy_s} s of work and {frame.waited_s} s of waiting")
         if type(frame.payloads) is Block:
             frame.payloads = frame.payloads.separate()
@@ -346,7 +346,7 @@ class WorkerStage:
         """What happened to a batch besides its results, or to the warm-up."""
         trouble = _decoded(frame.payloads[0], list[Trouble])
         try:
-            if self.roster.places[worker].state == State.READY:
+            if self.roster.places[worker].state == PlaceState.READY:
                 batch = self._batch_of(worker, frame)
                 if len(batch) != batch.n:  # of a piece of it: places are none in the batch
                     trouble = [msgspec.structs.replace(each, ran_out=[], fitted=[]) for each in trouble]
@@ -358,11 +358,11 @@ class WorkerStage:
 
     def _moved(self, worker: int, frame: Frame) -> None:
         try:
-            state = State(bytes(frame.payloads[0]).decode())  # type: ignore[arg-type]
+            state = PlaceState(bytes(frame.payloads[0]).decode())  # type: ignore[arg-type]
             self.roster.moved(worker, state)
         except (ValueError, TypeError) as error:
             raise FrameError(f"it says that it is {frame.payloads[0]!r:.80}: {error}") from error
-        if state == State.READY:
+        if state == PlaceState.READY:
             self._learn(frame)
             logger.info(
                 "worker %s is ready after %.2f s", self._who(worker), self._driver.clock() - self._began[worker]
@@ -375,13 +375,13 @@ class WorkerStage:
         """What the warm-up's timings tell the stage's policy."""
         for payload in frame.payloads[1:]:
             for n, busy_s in _decoded(payload, list[tuple[int, float]]):
-                if n not in self._launch.warm_up or not 0.0 <= busy_s < _INFINITY:
+                if n not in self._launch.warm_up or not 0.0 <= busy_s < inf:
                     raise FrameError(f"a warm-up of {n} items in {busy_s} s")
                 self._driver.trained(self.index, n, self._launch.warm_up.get(n, n), busy_s)
 
     def _heard_too_late(self, worker: int, frame: Frame) -> None:
         """A worker that was given up says something after all: an answer that nobody waits for from it any more."""
-        if frame.kind == Kind.REPLY:
+        if frame.kind == FrameKind.REPLY:
             self._driver.pipeline.stages[self.index].late_results += len(frame.ids)
             self._workers[worker].kill()  # it has come back: no need to know where it hung
 
@@ -393,7 +393,7 @@ class WorkerStage:
         state = self.roster.places[worker].state
         failure = self._failure.pop(worker, None)
         cause = why if failure is None else f"{failure.message}\n{failure.traceback}".rstrip()
-        if state == State.HUNG:
+        if state == PlaceState.HUNG:
             self.roster.is_gone(worker)  # all else has been done when it was given up
         else:
             self.roster.lost(self._driver.clock(), worker)
@@ -404,9 +404,9 @@ class WorkerStage:
             text = cause if failure else f"worker {worker} of stage {self.name} died while loading: {why}"
             self._driver.start_failed(StartupError(text))
             return
-        if state != State.HUNG:
+        if state != PlaceState.HUNG:
             logger.error("worker %s is lost: %s", who, cause)
-        if state == State.READY:
+        if state == PlaceState.READY:
             self._hand_back(worker, process.untouched)
         if self.roster.failed:
             self._fail(cause)

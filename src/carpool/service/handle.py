@@ -12,13 +12,14 @@ import os
 import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
 from functools import partial
+from math import inf
 from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
 
 from carpool.clock import monotonic
-from carpool.core.batcher import INFINITY, Batcher
+from carpool.core.batcher import Batcher
 from carpool.core.journal import Entry, Journal
-from carpool.core.life import STARTED_BEFORE, Event, State
+from carpool.core.life import STARTED_BEFORE, Event, LifeState
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.core.roster import Starts
@@ -38,24 +39,24 @@ from carpool.drive.launch import Launch
 from carpool.drive.loop_thread import LoopThread
 from carpool.drive.output import LineSink
 from carpool.drive.streams import AsyncStream, ThreadStream, Window
-from carpool.drive.workers import WorkerStage, new_roster
+from carpool.drive.worker_pool import WorkerPool, new_roster
 from carpool.errors import DeadlineExceeded
 from carpool.logger import logger
 from carpool.observe.stats import ServiceSnapshot, Stats
 from carpool.policy import OneByOne
 from carpool.policy.one_by_one import MOST_IN_A_HOP
 from carpool.request import Request
-from carpool.running import Running
-from carpool.settings import at_least, check_priority, positive
-from carpool.stage import Stage
-from carpool.warmup import warm_up_sizes
-from carpool.weigh import weigher_of
+from carpool.service.running import Running
+from carpool.service.settings import at_least, check_priority, positive
+from carpool.service.stage import Stage
+from carpool.service.warmup import warm_up_sizes
+from carpool.service.weigh import weigher_of
 from carpool.wire.payload import size_of
 from carpool.worker import affinity, blas, program
 from carpool.worker.setup import Setup
 
 if TYPE_CHECKING:
-    from carpool.service import Service
+    from carpool.service.service import Service
 
 
 _HANG_SHARE = 3  # without `max_batch_time_s` calls are given up by this part of the service's time-out
@@ -112,7 +113,7 @@ class AsyncHandle:
                 "a service cannot be started inside a worker process: put the call that starts it under"
                 ' `if __name__ == "__main__":`'
             )
-        if self._life.state is not State.NEW:
+        if self._life.state is not LifeState.NEW:
             raise RuntimeError(STARTED_BEFORE)
         began = monotonic()
         starts_at_a_time = self.service.max_parallel_starts or max(_LEAST_STARTS, affinity.available())
@@ -123,7 +124,7 @@ class AsyncHandle:
         rosters = [stage.roster for stage in driver.stats.stages]
         starts = Starts([roster for roster in rosters if roster is not None], starts_at_a_time)
         stages = [
-            WorkerStage(index, launch, driver, roster, starts, self._output)
+            WorkerPool(index, launch, driver, roster, starts, self._output)
             for index, (launch, roster) in enumerate(zip(launches, rosters, strict=True))
             if roster is not None
         ]
@@ -154,7 +155,7 @@ class AsyncHandle:
             self._running.abandon()
             return
         closing = self._running.begin_to_close(drain)
-        if closing is not None and self._life.state is State.DRAINING:
+        if closing is not None and self._life.state is LifeState.DRAINING:
             await asyncio.shield(closing)
 
     async def failed(self) -> None:
@@ -217,7 +218,7 @@ class AsyncHandle:
     def stats(self) -> ServiceSnapshot:
         """What the service has done so far; also after it was closed."""
         driver = self.driver
-        if driver is None or self._life.state is State.FORKED:
+        if driver is None or self._life.state is LifeState.FORKED:
             raise self._life.refusal()
         return driver.stats.snapshot(driver.clock())
 
@@ -245,7 +246,7 @@ class AsyncHandle:
         return Window(least, max(_LEAST_IN_FLIGHT, most))
 
     @property
-    def state(self) -> State:
+    def state(self) -> LifeState:
         """Where in its life the service is."""
         return self._life.state
 
@@ -308,7 +309,7 @@ class Handle:
 
     def start(self) -> Handle:
         """Start the workers and wait until all are ready. Raises what `AsyncHandle.start` raises."""
-        if self._inner.state is not State.NEW or not self._starting.acquire(blocking=False):
+        if self._inner.state is not LifeState.NEW or not self._starting.acquire(blocking=False):
             raise RuntimeError(STARTED_BEFORE)
         try:
             self._inner._running.thread = self._thread = thread = LoopThread("carpool")
@@ -319,7 +320,7 @@ class Handle:
             thread.run(self._inner.start())
         except BaseException:
             self._end(drain=False)
-            if self._inner.state is State.NEW:  # it was refused before anything was started
+            if self._inner.state is LifeState.NEW:  # it was refused before anything was started
                 self._inner._running.thread = self._thread = None
                 self._starting.release()
             raise
@@ -336,7 +337,7 @@ class Handle:
             DeadlineExceeded: something of the user's blocks that loop, for longer than the service's time-out. Worker
                 processes have been killed; call it again once the loop goes on.
         """
-        if self._inner.state not in (State.STARTING, State.OPEN, State.DRAINING):
+        if self._inner.state not in (LifeState.STARTING, LifeState.OPEN, LifeState.DRAINING):
             return
         self._refuse_own_thread("closed")
         self._end(drain)
@@ -379,7 +380,7 @@ class Handle:
         Raises:
             DeadlineExceeded: the service's loop has not come to it within the service's time-out.
         """
-        if self._thread is None or self._inner.state is State.FORKED:
+        if self._thread is None or self._inner.state is LifeState.FORKED:
             raise self._inner._life.refusal()
         most_s = self.service.timeout_s + GRACE_S
         try:
@@ -429,7 +430,7 @@ def _batcher(service: Service, stage: Stage) -> Batcher:
         stage.name,
         stage.new_policy(service.overload, service.slo_s),
         Queue(stage.max_queue_size, stage.max_queue_bytes),
-        max_batch_time_s=stage.max_batch_time_s or INFINITY,
+        max_batch_time_s=stage.max_batch_time_s or inf,
         patience_s=service.timeout_s / _HANG_SHARE,
         idempotent=stage.idempotent,
         runs_ahead=stage.run_in != "loop",  # which has no time to itself anyway

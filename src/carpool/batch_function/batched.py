@@ -12,20 +12,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, cast
 
-from carpool import kinds
-from carpool import merge as merging
+from carpool.call import chunks
+from carpool.call import merge as merging
+from carpool.call.invoke import Invoker
+from carpool.call.merge import Joint, Merge, Split
+from carpool.call.oom import OomErrors, names_of
+from carpool.call.padding import Pad
+from carpool.call.retry import Retrier
 from carpool.core.batcher import Batcher
 from carpool.core.queue import Queue
 from carpool.errors import Unavailable
-from carpool.invoke import Invoker
-from carpool.merge import Joint, Merge, Split
 from carpool.model import AnyModel, Model, name_of, traits_of
-from carpool.oom import OomErrors, names_of
-from carpool.padding import Pad
-from carpool.parts import Caller
 from carpool.policy import Policy
 from carpool.request import Lane
-from carpool.settings import (
+from carpool.service.settings import (
     at_least,
     check_held,
     check_policy,
@@ -38,7 +38,7 @@ from carpool.settings import (
     policy_for,
     positive,
 )
-from carpool.weigh import units
+from carpool.service.weigh import units
 
 _JOINT = Joint()
 _NO_LIMIT = 2**31  # rows, or whatever sizes count: more than any call holds, and policies can reckon with it
@@ -129,13 +129,13 @@ class Settings:
         """
         if not self.merge or callable(self.merge):
             return [x]
-        n, step = kinds.rows(x), self.limit
+        n, step = chunks.rows(x), self.limit
         if n <= (1 if self.size else step):
             return [x]
         self._joint.likeness(x)  # what cannot be joined is not cut up either
         if self.size is not None:
             return self._halves(x, n)
-        return [kinds.cut(x, i, min(i + step, n)) for i in range(0, n, step)]
+        return [chunks.cut(x, i, min(i + step, n)) for i in range(0, n, step)]
 
     def places(self, items: Sequence[Any]) -> tuple[list[int] | None, list[Lane] | None]:
         """How much of a batch each item takes up, None if all count for one; and the lanes they wait in, None if any
@@ -154,7 +154,7 @@ class Settings:
 
     def weigh(self, item: Any) -> int:
         """How much of a batch an item takes up. Raises what `places` does."""
-        count = self.size or (merging.length if callable(self.merge) else kinds.rows)
+        count = self.size or (merging.length if callable(self.merge) else chunks.rows)
         try:
             return units(count(item), "@carpool.batch")
         except (StopIteration, StopAsyncIteration) as error:  # `map(f, xs)` would take it for the end
@@ -169,7 +169,7 @@ class Settings:
         if n <= 1 or self.weigh(x) <= self.limit:
             return [x]
         half = n // 2
-        return [*self._halves(kinds.cut(x, 0, half), half), *self._halves(kinds.cut(x, half, n), n - half)]
+        return [*self._halves(chunks.cut(x, 0, half), half), *self._halves(chunks.cut(x, half, n), n - half)]
 
 
 class Bindable:
@@ -265,7 +265,7 @@ def invoker_of(function: AnyModel | Model, settings: Settings, is_async: bool, l
         raise TypeError("merge is for functions; a Model's predict takes a list of items")
     if like is not None:
         return Invoker(function, {}, like.traits, like.caller, batched=True)
-    caller = Caller(
+    caller = Retrier(
         isolate_errors=settings.isolate_errors,
         oom_errors=None if settings.oom_errors is None else names_of(settings.oom_errors),
         # a thread that is interrupted leaves its batch to others; a task is also cancelled, or thrown away

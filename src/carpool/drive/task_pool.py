@@ -12,11 +12,11 @@ import contextvars
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ClassVar
 
+from carpool.call.retry import Trouble
 from carpool.clock import monotonic
 from carpool.core.batcher import Batch
 from carpool.drive.aio import Driver
 from carpool.drive.failures import for_all
-from carpool.parts import Trouble
 from carpool.request import Request
 
 Run = Callable[[list[Any], list[Trouble]], Awaitable[tuple[list[Any], dict[int, Exception] | None]]]
@@ -26,7 +26,7 @@ inside: contextvars.ContextVar[frozenset[Driver] | None] = contextvars.ContextVa
 """The lines whose batches wait for what runs here, which must not wait for theirs. Tasks inherit it."""
 
 
-class TaskStage:
+class TaskPool:
     """The executor of a stage whose batches run as tasks.
 
     Args:

@@ -8,16 +8,16 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, Generic, TypeVar, cast, overload
 
-from carpool import merge as merging
-from carpool.batched import Bindable, Settings, alive, invoker_of
+from carpool.batch_function.batched import Bindable, Settings, alive, invoker_of
+from carpool.call import merge as merging
+from carpool.call.invoke import Invoker
+from carpool.call.lock import execution_lock
+from carpool.call.retry import Trouble, run_now
 from carpool.drive.failures import shared_out
 from carpool.drive.threads import LeaderFollower, Outcome, Seat
 from carpool.errors import DeadlineExceeded, Unavailable
-from carpool.invoke import Invoker
-from carpool.lock import execution_lock
-from carpool.parts import Trouble, run_now
 from carpool.request import Request
-from carpool.settings import flag, positive
+from carpool.service.settings import flag, positive
 
 A = TypeVar("A")
 B = TypeVar("B")

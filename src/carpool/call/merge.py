@@ -1,7 +1,7 @@
 """Arrays instead of items: callers' chunks become one merged input, and its output is cut up again, by rows.
 
-`merge=True` joins and cuts up what `kinds.py` knows, `merge=carpool.pad()` arrays of different length besides
-(`padding.py`). Anything else needs `merge=` and `split=` functions.
+`merge=True` joins and cuts up what `call/chunks.py` knows, `merge=carpool.pad()` arrays of different length besides
+(`call/padding.py`). Anything else needs `merge=` and `split=` functions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import partial
 from itertools import accumulate, islice, pairwise
 from typing import Any
 
-from carpool.kinds import cut, in_common, join, likeness, rows
+from carpool.call.chunks import cut, in_common, join, likeness, rows
 
 Merge = Callable[[list[Any]], Any]
 """Several chunks to one."""

@@ -20,13 +20,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
+from math import inf
 from typing import Any, TypeVar
 
 import msgspec
 
+from carpool.call.oom import give_back, is_out_of_memory
 from carpool.clock import Clock, monotonic
 from carpool.errors import ModelError
-from carpool.oom import give_back, is_out_of_memory
 from carpool.rows import Rows, first
 
 T = TypeVar("T")
@@ -42,8 +43,6 @@ AGAIN_PER_S = 100.0
 
 MOST_AGAIN_S = 60.0
 """As many of these seconds can be saved up, and are there at the start."""
-
-_INFINITY = float("inf")
 
 
 class Failed:
@@ -76,7 +75,7 @@ class Trouble(msgspec.Struct, array_like=True):
     fitted: list[list[int]] = []
 
 
-class Caller:
+class Retrier:
     """Makes batch calls, and makes them again in parts where they fail.
 
     Args:
@@ -120,7 +119,7 @@ class Caller:
         *,
         sizes: Sequence[int] | None = None,
         places: Sequence[int] | None = None,
-        until: float = _INFINITY,
+        until: float = inf,
     ) -> list[Any]:
         """What `function` returns for the items; `Failed` in the place of each that fails.
 
@@ -146,7 +145,7 @@ class Caller:
                 raise
             why = error
         returned = part = None  # nothing of the failed call may take up memory while parts of it are run
-        again = _Again(self, function, items, trouble, sizes, range(n) if places is None else places, until)
+        again = _Retry(self, function, items, trouble, sizes, range(n) if places is None else places, until)
         try:
             return await again.run(why)
         finally:
@@ -166,7 +165,7 @@ class Caller:
                 raise
             why = error
         returned = part = None
-        again = _Again(self, function, items, trouble, None, range(len(items)), _INFINITY)
+        again = _Retry(self, function, items, trouble, None, range(len(items)), inf)
         try:
             return run_now(again.run(why))
         finally:
@@ -205,12 +204,12 @@ class Caller:
         self._spent_s += seconds
 
 
-class _Again:
+class _Retry:
     """One batch whose call has failed, while it is run again in parts."""
 
     def __init__(
         self,
-        caller: Caller,
+        caller: Retrier,
         function: Callable[[list[Any]], Any],
         items: list[Any],
         trouble: list[Trouble],
@@ -230,7 +229,7 @@ class _Again:
         self._until = until
         self._began = caller.clock()
         # of the parts that are there to make calls smaller:
-        self._too_many: float = _INFINITY  # so many items have run out of memory, as far as no single one was to blame
+        self._too_many: float = inf  # so many items have run out of memory, as far as no single one was to blame
         self._alone = 0  # items that ran out of memory by themselves
         self._ran_out: list[tuple[int, int]] = []
         self._fitted: list[tuple[int, int]] = []
@@ -296,7 +295,7 @@ class _Again:
         """The item is too large by itself, so what it was in says nothing about sizes."""
         self._give(at, at + 1, error)
         self._alone += 1
-        self._too_many = _INFINITY
+        self._too_many = inf
         self._ran_out.clear()
         if self._alone > 1 and not self._fitted:  # memory is gone altogether
             for begin, end in self._todo:

@@ -1,0 +1,1 @@
+"""`@carpool.batch`: many callers of one function share its calls."""

@@ -1,0 +1,1 @@
+"""One call of user code: around the model, in parts where it fails, merged and padded."""

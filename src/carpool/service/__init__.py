@@ -1,0 +1,1 @@
+"""A service as it is declared, assembled and run: stages, settings, handles."""
