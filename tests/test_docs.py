@@ -1,4 +1,4 @@
-"""The programs in the docs run as written, and print what their comments say.
+"""The programs in the README and the docs run as written, and print what is said there.
 
 A block of Python that follows `<!-- runs -->` is a program; its first line names its file. All programs of a page lie
 in one folder, so that one may import another.
@@ -16,7 +16,8 @@ import pytest
 
 from tests.serving import serve
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
 PAGES = ("ways.md", "coming_from.md")
 
 
@@ -72,3 +73,46 @@ def test_the_service_of_the_page_over_http(tmp_path: Path) -> None:
 
     assert (status, json.loads(body)) == (200, 5.0)
     assert (refused, json.loads(why)["error"]["code"]) == (422, "invalid_item")
+
+
+README = (ROOT / "README.md").read_text()
+README_PROGRAMS = re.findall(r"```python\n# (\w+\.py)\n(.*?)```\n+```text\n(.*?)```", README, re.DOTALL)
+
+
+def shape(text: str) -> str:
+    """A text with a 0 for each fraction, since times differ from run to run."""
+    return re.sub(r"\d+\.\d+ s\b", "0 s", text)
+
+
+@pytest.mark.parametrize(("name", "program", "output"), README_PROGRAMS, ids=[name for name, _, _ in README_PROGRAMS])
+def test_a_program_of_the_readme_prints_what_it_shows(name: str, program: str, output: str, tmp_path: Path) -> None:
+    """The README's programs run as written, and their output is the block behind them, but for times."""
+    (tmp_path / name).write_text(program)
+    command = [sys.executable, "-W", "error", name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert shape(done.stdout) == shape(output)
+
+
+def test_all_python_in_the_readme_is_tried() -> None:
+    """Each block is a program with a name and an output."""
+    assert len(README_PROGRAMS) == README.count("```python") >= 2
+
+
+def test_the_service_of_the_readme_over_http(tmp_path: Path) -> None:
+    """`carpool serve` and both `curl`s answer what the README shows, but for the request's id."""
+    (target,) = re.findall(r"^carpool serve (\S+)", README, re.MULTILINE)
+    asked = re.findall(r"^curl --json '(.*)' localhost:8000(\S+)", README, re.MULTILINE)
+    shown = [json.loads(answer) for answer in re.findall(r"```json\n(.*?)```", README, re.DOTALL)]
+    name, program = next(
+        (name, program) for name, program, _ in README_PROGRAMS if name == f"{target.split(':')[0]}.py"
+    )
+    (tmp_path / name).write_text(program)
+    with serve(target, folder=tmp_path) as served:
+        answers = [json.loads(served.ask("POST", path, json.loads(body))[1]) for body, path in asked]
+
+    for answer in (*answers, *shown):
+        if isinstance(answer, dict):
+            del answer["error"]["request_id"]
+    assert answers == shown and len(shown) == 2
