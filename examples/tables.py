@@ -1,4 +1,4 @@
-r"""Tables over HTTP: the CSV, JSON and Arrow bodies of all requests in a batch become one pandas frame.
+r"""Tables over HTTP: the CSV, JSON and Arrow bodies of a whole batch become one pandas frame.
 
 carpool serve examples.tables:service
 printf 'age,bmi,pressure\n0.03,0.06,0.02\n0.01,-0.04,0.0\n' > rows.csv
@@ -40,7 +40,7 @@ class Progression(Pandas):
 
 
 class EachByItself(Progression):
-    """Does the same without declared columns: each body is read by itself, since its types must be found in it."""
+    """Does the same without declared columns: each body is read alone, to find the types in it."""
 
     columns = None
 
@@ -66,7 +66,7 @@ async def ask(app: App, body: bytes) -> bytes:
 
 
 async def measure(model: type[Pandas]) -> tuple[float, float]:
-    """Measure requests per second and the median latency in ms of clients that ask again once they are answered."""
+    """Measure requests per second and the median latency in ms; clients ask again once answered."""
     app = App(carpool.Service(carpool.Stage(model, max_batch_size=64), name="measured"))
     await app.start()
     took: list[float] = []

@@ -1,4 +1,4 @@
-"""Threads of one program share calls of a model: no server, no worker process, and no threads but the program's own.
+"""Threads of one program share calls of a model: no server, no process, and no extra thread.
 
 python -m examples.threads      sixteen threads classify handwritten digits, one image at a time
 """

@@ -1,7 +1,8 @@
 """The programs in the README and the docs run as written, and print what is said there.
 
-A block of Python that follows `<!-- runs -->` is a program; its first line names its file. All programs of a page lie
-in one folder, so that one may import another.
+A block of Python that follows `<!-- runs -->` is a program; its first line names its file. All
+programs of a page are written into one folder, so that one may import another. In the README every
+block of Python is one, and its output is the block of text that follows.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def shape(text: str) -> str:
 
 @pytest.mark.parametrize(("name", "program", "output"), README_PROGRAMS, ids=[name for name, _, _ in README_PROGRAMS])
 def test_a_program_of_the_readme_prints_what_it_shows(name: str, program: str, output: str, tmp_path: Path) -> None:
-    """The README's programs run as written, and their output is the block behind them, but for times."""
+    """The README's programs run as written and print the block that follows, except for times."""
     (tmp_path / name).write_text(program)
     command = [sys.executable, "-W", "error", name]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)

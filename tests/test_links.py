@@ -1,4 +1,4 @@
-"""Every relative link in the documents leads to a file that exists and to a heading that is there."""
+"""Every relative link in the documents leads to a file and a heading that exist."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
 def prose(page: Path) -> str:
-    """A page without its blocks of code and its code in the line, where brackets mean something else."""
+    """Return a page without its code, where brackets mean something else."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     return re.sub(r"`[^`]+`", "code", text)
 
 
 def links(page: Path) -> list[str]:
-    """The targets of a page's links and pictures that stay within the repository."""
+    """Return the targets of a page's links and pictures that stay within the repository."""
     targets = re.findall(r"\]\(([^)\s]+)\)", prose(page))
     return [target for target in targets if not re.match(r"[a-z]+:", target)]
 
 
 @cache
 def anchors(page: Path) -> set[str]:
-    """The anchors that a page has: its headings, as GitHub names them, and those that are written out."""
+    """Return the anchors of a page: its headings, as GitHub names them, and explicit ones."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
@@ -48,7 +48,7 @@ def test_every_link_leads_somewhere(name: str) -> None:
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
-    """Whoever starts at the README finds every page in docs/ by following links."""
+    """A reader who starts at the README finds every page in docs/ by following links."""
     found, left = set[Path](), [ROOT / "README.md"]
     while left:
         page = left.pop()

@@ -1,4 +1,4 @@
-"""docs/testing.md and docs/faults.md name tests that exist; the former has every fault point and every action."""
+"""docs/testing.md and docs/faults.md are complete, and the tests that they name exist."""
 
 from __future__ import annotations
 
