@@ -113,3 +113,24 @@ def test_the_service_of_the_readme_over_http(tmp_path: Path) -> None:
         if isinstance(answer, dict):
             del answer["error"]["request_id"]
     assert answers == shown and len(shown) == 2
+
+
+def cells(page: str, row: str) -> list[str]:
+    """The first row of a page's tables that begins so, cut into its cells."""
+    (line, *_) = re.findall(rf"^\| *{row} *\|.*$", (DOCS / page).read_text(), re.MULTILINE)
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_facts_of_the_readme_are_those_of_the_docs() -> None:
+    """The figures of the README's three facts are rounded from the tables that they link to."""
+    lone, many = (cells("benchmarks.md", rf"mosec +\| +{connections}") for connections in (1, 64))
+    requests, killed = (cells("testing.md", row)[1] for row in ("requests", "workers killed in the middle of a call"))
+    lost = [cells("testing.md", rf"\*\*{what}\*\*[^|]*")[1] for what in ("lost", "crossed", "duplicated")]
+    ours, theirs = lone[5].split(" / ")
+    readme = re.sub(r"\s+", " ", README)
+
+    assert f"{float(many[4]):.1f} times mosec's requests per second" in readme
+    assert float(many[6]) == pytest.approx(1 / 3, abs=0.03)  # of the median, "about a third"
+    assert f"{float(requests.replace(',', '')) / 1e6:.1f} million requests while {killed} workers" in readme
+    assert lost == ["0", "0", "0"]
+    assert f"after {ours} ms (median)" in readme and f"makes it {float(theirs):.0f} ms" in readme
