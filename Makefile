@@ -44,7 +44,7 @@ lint: setup      ## ruff (style, format) and mypy --strict
 bench: setup     ## run the benchmarks against the peers (see bench/README.md)
 	$(BIN)/python -m bench
 
-bench-policies: setup  ## simulate all policies on all workloads, into docs/policies.md; QUICK=1: a tenth, only shown
+bench-policies: setup  ## simulate all policies on all workloads, into docs/policies-evidence.md; QUICK=1: a tenth, only shown
 	$(BIN)/python -m bench.policies $(if $(QUICK),--quick,--docs)
 
 chaos: setup     ## kill workers under load for MINUTES=2 and check every answer; SEED=, TARGET=mosec|litserve, DOCS=1

@@ -1,7 +1,7 @@
 """The simulator beside a real service: latency under open-loop load, with a model whose cost is known.
 
     python -m bench.calibration                 about four minutes; wants a machine on which nothing else runs
-    python -m bench.calibration --docs          and writes the table into docs/policies.md
+    python -m bench.calibration --docs          and writes the table into docs/policies-evidence.md
 
 First is measured what a real driver adds, at two loads with small and with large batches, on other arrivals:
 
@@ -238,7 +238,7 @@ def main() -> int:
     parser.add_argument("--loads", default="0.3,0.5,0.7,0.9", help="shares of capacity; default: %(default)s")
     parser.add_argument("--runs", type=int, default=3, help="of each load; default: %(default)s")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each run; default: %(default)s")
-    parser.add_argument("--docs", action="store_true", help="write the table into docs/policies.md")
+    parser.add_argument("--docs", action="store_true", help="write the table into docs/policies-evidence.md")
     given = parser.parse_args()
     end_on_sigterm()
     adopt_orphans()

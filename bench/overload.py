@@ -1,7 +1,7 @@
 """Real servers under more load than they can serve, beside each other and beside the simulator.
 
     python -m bench.overload                    about a quarter of an hour; wants a machine on which nothing else runs
-    python -m bench.overload --docs             and writes the table into docs/policies.md
+    python -m bench.overload --docs             and writes the table into docs/policies-evidence.md
 
 The model sleeps for 8 ms and 0.25 ms an item, so that 2,667 requests a second can be served in batches of 64. The load
 is open: requests come at random times whatever becomes of the earlier ones. Goodput counts right answers within 60 ms
@@ -127,7 +127,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=3, help="of each load; default: %(default)s")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each run; default: %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every run")
-    parser.add_argument("--docs", action="store_true", help="write the table into docs/policies.md")
+    parser.add_argument("--docs", action="store_true", help="write the table into docs/policies-evidence.md")
     given = parser.parse_args()
     names = given.servers.split(",")
     if missing := [name for name in names if not contestants.is_installed(name)]:

@@ -1,7 +1,7 @@
 """All policies on all workloads, in virtual time: who answers how many in time, and how soon.
 
     python -m bench.policies --quick        a tenth of it, in about two minutes
-    python -m bench.policies --docs         everything, written into docs/policies.md
+    python -m bench.policies --docs         everything, written into docs/policies-evidence.md
 
 An interrupted run goes on where it was; runs are made again when the sources that they depend on change.
 """
@@ -35,7 +35,7 @@ from bench.policy_tables import (
 )
 from bench.policy_workloads import Workload, load
 
-DOCS = ROOT / "docs" / "policies.md"
+DOCS = ROOT / "docs" / "policies-evidence.md"
 CACHE = Path(os.environ.get("CARPOOL_BENCH_ENVS") or Path.home() / ".cache" / "carpool-bench") / "policies.jsonl"
 PARTS = ("table", "oracles", "pictures", "random")
 QUICK = 0.5  # of each duration, and one seed of five

@@ -19,7 +19,7 @@ from bench.policy_workloads import DURATION_S, Workload, load
 from carpool.policy import Adaptive
 from carpool.simulate import run
 
-DOCS = Path(__file__).parent.parent / "docs" / "policies.md"
+DOCS = Path(__file__).parent.parent / "docs" / "policies-evidence.md"
 WORKLOADS = (
     "P fixed r0.90",
     "P fixed r1.20",
@@ -151,7 +151,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--docs", action="store_true", help="write the table into docs/policies.md")
+    parser.add_argument("--docs", action="store_true", help="write the table into docs/policies-evidence.md")
     given = parser.parse_args()
     workloads = [*(workload for workload in load() if workload.name in WORKLOADS), *OWN]
     variants = ["", *PARTS]

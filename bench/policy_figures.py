@@ -1,4 +1,4 @@
-"""The pictures of docs/policies.md."""
+"""The pictures of docs/policies.md and docs/policies-evidence.md."""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
-"""Callers that bring arrays of different length: they are merged for one call, and its output is cut up again.
+"""Callers bring arrays of different length: they are merged for one call, whose output is split.
 
-python -m examples.arrays      dense arrays, which carpool knows how to merge; then sparse ones, where we say how
+python -m examples.arrays
+
+First with dense arrays, which carpool knows how to merge, then with sparse ones, for which we say
+how.
 """
 
 from collections.abc import Callable
@@ -22,25 +25,25 @@ rows: list[int] = []
 
 @carpool.batch(max_batch_size=128, merge=True)
 def classify(images: np.ndarray) -> np.ndarray:
-    """A digit for each row. A caller with more than 128 rows has them cut up, and the digits put together."""
+    """Return a digit for each row; a caller with more than 128 rows is served by several calls."""
     rows.append(images.shape[0])
     return classifier.predict(images)
 
 
 def cut(digits: np.ndarray, counts: list[int]) -> list[np.ndarray]:
-    """Each caller's part of the digits."""
+    """Return each caller's part of the digits."""
     return [digits[begin:end] for begin, end in pairwise(accumulate(counts, initial=0))]
 
 
 @carpool.batch(max_batch_size=128, merge=vstack, split=cut, size=lambda images: images.shape[0])
 def classify_sparse(images: csr_array) -> np.ndarray:
-    """The same for sparse arrays, which have no `len`. One with more than 128 rows gets a call of its own."""
+    """Do the same for sparse arrays, which have no `len`; a very large one gets its own call."""
     rows.append(images.shape[0])
     return classifier.predict(images)
 
 
 def compare(name: str, function: Callable, chunks: list) -> None:
-    """Bring the chunks from 16 threads, and compare with one call for all rows."""
+    """Send the chunks from 16 threads, and compare with one call for all rows."""
     rows.clear()
     with ThreadPoolExecutor(16) as threads:
         digits = list(threads.map(function, chunks))

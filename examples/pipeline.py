@@ -1,6 +1,6 @@
-"""Three stages with processes of their own: single items, then batches, each worker tied to a core.
+"""A pipeline of three stages in processes, from single items to batches, pinned to cores.
 
-python -m examples.pipeline        sends handwritten digits as PGM files through all three
+python -m examples.pipeline        sends handwritten digits as PGM files through all three stages
 carpool serve examples.pipeline:service
 curl --data-binary @digit.pgm -H 'content-type: image/x-portable-graymap' localhost:8000/predict
 """
@@ -19,7 +19,7 @@ Array = np.ndarray
 
 
 class Decode(carpool.Model):
-    """A PGM file as 64 numbers. Without `max_batch_size`, `predict` gets one item."""
+    """Turns a PGM file into 64 numbers. Without `max_batch_size`, `predict` gets one item."""
 
     def predict(self, body: bytes) -> Array:
         magic, size, depth, pixels = body.split(b"\n", 3)
@@ -29,7 +29,7 @@ class Decode(carpool.Model):
 
 
 class Project(carpool.Model):
-    """The image in 20 principal components instead of 64 pixels. With `max_batch_size`, `predict` gets a list."""
+    """Turns images into 20 principal components. With `max_batch_size`, `predict` gets a list."""
 
     def setup(self) -> None:
         images, _, _, _ = halves()
@@ -40,7 +40,7 @@ class Project(carpool.Model):
 
 
 class Classify(carpool.Model):
-    """The digit that the image shows, and how sure that is."""
+    """Says which digit the image shows. `kwargs` of the stage go to `__init__`."""
 
     def __init__(self, c: float) -> None:
         self.c = c
@@ -67,12 +67,12 @@ service = carpool.Service(
 
 
 def as_pgm(image: Array) -> bytes:
-    """An image of the data set as the bytes of a file."""
+    """Return an image of the data set as the bytes of a PGM file."""
     return b"P5\n8 8\n16\n" + image.astype(np.uint8).tobytes()
 
 
 def main() -> None:
-    """Classify the held-out half and say how it went."""
+    """Classify the held-out half; print how many are right and how large the batches were."""
     _, _, images, labels = halves()
     with service.run() as s:
         answers = list(s.stream(as_pgm(image) for image in images))

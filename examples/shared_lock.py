@@ -1,6 +1,6 @@
-"""Two models on one accelerator: each has its own line and its own batches, and one lock lets one of them run.
+"""Two models share one accelerator: each has its own batches, and a lock lets one run at a time.
 
-python -m examples.shared_lock      sixteen threads ask both; the "GPU" complains if they ever overlap
+python -m examples.shared_lock      sixteen threads call both; the "GPU" raises if calls overlap
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ calls = {"transform": 0, "predict": 0}
 
 
 def on_gpu(model: Callable, images: list[np.ndarray]) -> np.ndarray:
-    """Stands for a device that must not be used by two models at a time."""
+    """Run a model on what stands for a device that two models must not use at the same time."""
     running.append(model.__name__)
     assert len(running) == 1, f"{running} overlap"
     calls[running[0]] += 1
@@ -32,24 +32,24 @@ def on_gpu(model: Callable, images: list[np.ndarray]) -> np.ndarray:
 
 @carpool.batch(execution_lock=gpu, timeout_s=10.0)
 def embed(images: list[np.ndarray]) -> np.ndarray:
-    """Images in 20 principal components."""
+    """Return the images in 20 principal components."""
     return on_gpu(pca.transform, images)
 
 
 @carpool.batch(execution_lock=gpu, timeout_s=10.0)
 def classify(images: list[np.ndarray]) -> np.ndarray:
-    """The digits that images show."""
+    """Return the digits that the images show."""
     return on_gpu(classifier.predict, images)
 
 
 def main() -> None:
-    """Ask both for every image; then take the lock for work of our own, under which a call is refused."""
+    """Call both for every image; then hold the lock for other work, while a call is refused."""
     with ThreadPoolExecutor(16) as threads:
         embeddings, digits = zip(*threads.map(lambda image: (embed(image), classify(image)), IMAGES), strict=True)
     far = np.abs(embeddings - pca.transform(IMAGES)).max()
     print(f"{(digits == classifier.predict(IMAGES)).sum()} of {len(IMAGES)} digits as from one call for all")
     print(f"embeddings at most {far:.1e} off, calls: {calls}")
-    with gpu:  # nobody is inside: weights may be changed
+    with gpu:  # no batch is running: weights may be changed
         pca.fit(IMAGES)
         try:
             embed(IMAGES[0])

@@ -1,10 +1,10 @@
-r"""Tables over HTTP: the CSV, JSON and Arrow bodies of all requests of a batch become one pandas frame.
+r"""Tables over HTTP: the CSV, JSON and Arrow bodies of a whole batch become one pandas frame.
 
 carpool serve examples.tables:service
 printf 'age,bmi,pressure\n0.03,0.06,0.02\n0.01,-0.04,0.0\n' > rows.csv
 curl -H 'content-type: text/csv' --data-binary @rows.csv localhost:8000/predict
 
-As a program it measures what one `read_csv` for all requests is worth, against one for each (without `columns`).
+Run as a program, it compares one `read_csv` for all requests with one for each (without `columns`).
 """
 
 import asyncio
@@ -24,7 +24,7 @@ CLIENTS, SECONDS = 64, 3.0
 
 
 class Progression(Pandas):
-    """How far diabetes will have progressed in a year, for each row."""
+    """Predicts for each row how far diabetes will have progressed in a year."""
 
     columns = COLUMNS
     answer = "progression"
@@ -40,7 +40,7 @@ class Progression(Pandas):
 
 
 class EachByItself(Progression):
-    """The same without declared columns: each body is read by itself, since its types are found in it."""
+    """Does the same without declared columns: each body is read alone, to find the types in it."""
 
     columns = None
 
@@ -49,7 +49,7 @@ service = carpool.Service(carpool.Stage(Progression, max_batch_size=64), name="p
 
 
 async def ask(app: App, body: bytes) -> bytes:
-    """One request, as an ASGI server would hand it over."""
+    """Send one request, as an ASGI server would hand it over, and return the body of the answer."""
     sent: list[dict] = []
     messages = [{"type": "http.request", "body": body}]
 
@@ -66,7 +66,7 @@ async def ask(app: App, body: bytes) -> bytes:
 
 
 async def measure(model: type[Pandas]) -> tuple[float, float]:
-    """Requests per second, and the median of their milliseconds, of clients that ask again once they are answered."""
+    """Measure requests per second and the median latency in ms; clients ask again once answered."""
     app = App(carpool.Service(carpool.Stage(model, max_batch_size=64), name="measured"))
     await app.start()
     took: list[float] = []

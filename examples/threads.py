@@ -1,4 +1,4 @@
-"""Threads that share calls, inside one program: no server, no worker process, and no thread but its own.
+"""Threads of one program share calls of a model: no server, no process, and no extra thread.
 
 python -m examples.threads      sixteen threads classify handwritten digits, one image at a time
 """
@@ -18,13 +18,13 @@ sizes: list[int] = []
 
 @carpool.batch(max_batch_size=64, timeout_s=10.0)
 def classify(images: list[np.ndarray]) -> list[int]:
-    """The digits on some images; run by one of the threads that wait, for all of them."""
+    """Return the digits on some images; one of the waiting threads runs this for all of them."""
     sizes.append(len(images))
     return classifier.predict(np.array(images)).tolist()
 
 
 def main() -> None:
-    """Classify the held-out half, image by image, and compare with one call for all of it."""
+    """Classify the held-out half image by image, and compare with one call for all images."""
     with ThreadPoolExecutor(16) as threads:
         answers = list(threads.map(classify, IMAGES))
     right = sum(answer == label for answer, label in zip(answers, LABELS, strict=True))

@@ -1,7 +1,8 @@
-"""The programs in the docs run as written, and print what their comments say.
+"""The programs in the README and the docs run as written, and print what is said there.
 
-A block of Python that follows `<!-- runs -->` is a program; its first line names its file. All programs of a page lie
-in one folder, so that one may import another.
+A block of Python that follows `<!-- runs -->` is a program; its first line names its file. All
+programs of a page are written into one folder, so that one may import another. In the README every
+block of Python is one, and its output is the block of text that follows.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import pytest
 
 from tests.serving import serve
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
 PAGES = ("ways.md", "coming_from.md")
 
 
@@ -72,3 +74,63 @@ def test_the_service_of_the_page_over_http(tmp_path: Path) -> None:
 
     assert (status, json.loads(body)) == (200, 5.0)
     assert (refused, json.loads(why)["error"]["code"]) == (422, "invalid_item")
+
+
+README = (ROOT / "README.md").read_text()
+README_PROGRAMS = re.findall(r"```python\n# (\w+\.py)\n(.*?)```\n+```text\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize(("name", "program", "output"), README_PROGRAMS, ids=[name for name, _, _ in README_PROGRAMS])
+def test_a_program_of_the_readme_prints_what_it_shows(name: str, program: str, output: str, tmp_path: Path) -> None:
+    """The README's programs print the block that follows; which callers share a call may differ."""
+    (tmp_path / name).write_text(program)
+    command = [sys.executable, "-W", "error", name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == output.splitlines()[-1]
+    assert sorted(re.findall(r"\d+", done.stdout)) == sorted(re.findall(r"\d+", output))
+
+
+def test_all_python_in_the_readme_is_tried() -> None:
+    """Each block is a program with a name and an output."""
+    assert len(README_PROGRAMS) == README.count("```python") >= 2
+
+
+def test_the_service_of_the_readme_over_http(tmp_path: Path) -> None:
+    """`carpool serve` and both `curl`s answer what the README shows, but for the request's id."""
+    (target,) = re.findall(r"^carpool serve (\S+)", README, re.MULTILINE)
+    asked = re.findall(r"^curl --json '(.*)' localhost:8000(\S+)", README, re.MULTILINE)
+    shown = [json.loads(answer) for answer in re.findall(r"```json\n(.*?)```", README, re.DOTALL)]
+    name, program = next(
+        (name, program) for name, program, _ in README_PROGRAMS if name == f"{target.split(':')[0]}.py"
+    )
+    (tmp_path / name).write_text(program)
+    with serve(target, folder=tmp_path) as served:
+        answers = [json.loads(served.ask("POST", path, json.loads(body))[1]) for body, path in asked]
+
+    for answer in (*answers, *shown):
+        if isinstance(answer, dict):
+            del answer["error"]["request_id"]
+    assert answers == shown and len(shown) == 2
+
+
+def cells(page: str, row: str) -> list[str]:
+    """The first row of a page's tables that begins so, cut into its cells."""
+    (line, *_) = re.findall(rf"^\| *{row} *\|.*$", (DOCS / page).read_text(), re.MULTILINE)
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_facts_of_the_readme_are_those_of_the_docs() -> None:
+    """The figures of the README's three facts are rounded from the tables that they link to."""
+    lone, many = (cells("benchmarks.md", rf"mosec +\| +{connections}") for connections in (1, 64))
+    requests, killed = (cells("testing.md", row)[1] for row in ("requests", "workers killed in the middle of a call"))
+    lost = [cells("testing.md", rf"\*\*{what}\*\*[^|]*")[1] for what in ("lost", "crossed", "duplicated")]
+    ours, theirs = lone[5].split(" / ")
+    readme = re.sub(r"\s+", " ", README)
+
+    assert f"{float(many[4]):.1f} times mosec's requests per second" in readme
+    assert float(many[6]) == pytest.approx(1 / 3, abs=0.03)  # of the median, "about a third"
+    assert f"{float(requests.replace(',', '')) / 1e6:.1f} million requests while {killed} workers" in readme
+    assert lost == ["0", "0", "0"]
+    assert f"after {ours} ms (median)" in readme and f"makes it {float(theirs):.0f} ms" in readme

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -189,15 +188,3 @@ def test_the_demo() -> None:
     assert re.search(r"answers that differ from the model alone +0\b", done.stdout)
     assert float(re.findall(r"accuracy on the held-out half +([\d.]+)%", done.stdout)[0]) > 95
     assert float(re.findall(r"mean batch size +([\d.]+)", done.stdout)[0]) >= 2
-
-
-def test_the_readmes_example(tmp_path: Path) -> None:
-    """The README's program runs as written."""
-    program = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0]
-    (tmp_path / "program.py").write_text(textwrap.dedent(program))
-
-    done = subprocess.run(
-        [sys.executable, "program.py"], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
-    )
-
-    assert done.returncode == 0, done.stderr
