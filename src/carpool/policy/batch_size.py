@@ -11,7 +11,7 @@ the expected total delay of taking n is
 
 which for t = a + b·n is least at n* = sqrt(2·a·x·μ/(1-ρ)), and for stepped costs goes to the end of a tile. Candidates
 are all, n*, the most efficient size up to each, and the end of the last tile. Derivation and a check against the
-optimum: docs/policies.md.
+optimum: docs/policies-evidence.md#theory.
 
 **Probes**: while more than the working size waits, now and then a neighbouring size that was hardly ever tried is run,
 so that knees and tiles are found without a profile. While less waits, a smaller size that was never run may be, once,

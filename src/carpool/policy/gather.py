@@ -6,7 +6,7 @@ clients is back within w after a batch, waiting for w makes batches of k = N/(2-
 k/(w + t(k)); at w = 0 it is (N/2)/t(N/2). So G is learned for a few windows, and the best of them is waited for.
 
 Only a real cluster counts: within the window more must arrive than the traffic at other times would bring. For Poisson
-traffic that is never so, and nothing waits. Derivation: docs/policies.md.
+traffic that is never so, and nothing waits. Derivation: docs/policies-evidence.md#theory.
 """
 
 from __future__ import annotations
