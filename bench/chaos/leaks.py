@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.process_tree import ProcessTree
+from bench.tools.process_tree import ProcessTree
 
 RSS_SHARE, RSS_BYTES = 0.05, 16 * 2**20
 """Memory may grow by 5 %, or by what the allocators of a few processes keep after larger bodies than before."""

@@ -8,7 +8,6 @@ fault of the soak, and the exit code is 1.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import sys
@@ -22,7 +21,8 @@ from typing import Any
 from bench.chaos import report
 from bench.chaos.soak import soak
 from bench.chaos.targets import target
-from bench.process_tree import adopt_orphans, end_on_sigterm
+from bench.tools import options
+from bench.tools.process_tree import adopt_orphans, end_on_sigterm
 
 VARIABLE = "CHAOS_MUTANT"
 
@@ -212,7 +212,7 @@ def survives(name: str, minutes: float, seed: int) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options.parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(MUTANTS)}; none: all")
     parser.add_argument("--minutes", type=float, default=0.3, help="of each soak; default: %(default)s")
     parser.add_argument("--seed", type=int, default=1)

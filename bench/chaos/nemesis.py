@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bench.chaos.asks import HOST, Answer, AnswerReader, Ask, Asks
 from bench.chaos.journal import GONE, RESET, SILENCE, Journal
-from bench.process_tree import TICK_S, read_process
+from bench.tools.process_tree import TICK_S, read_process
 
 SHORTEST_S, LONGEST_S = 0.2, 2.0
 WAIT_FOR_BUSY_S = 0.15

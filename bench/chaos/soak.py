@@ -15,15 +15,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench import ROOT
 from bench.chaos import leaks
 from bench.chaos.asks import HOST, Asks
 from bench.chaos.checker import Findings, check
 from bench.chaos.journal import GONE, Journal
 from bench.chaos.limits import MAX_BODY_MB, TIMEOUT_S
 from bench.chaos.nemesis import Nemesis
-from bench.chaos.targets import ROOT, Target
+from bench.chaos.targets import Target
 from bench.chaos.witness import FOLDER_VARIABLE
-from bench.server import NotServing, Started, started, tail
+from bench.tools.server import NotServing, Started, started, tail
 
 WARM_UP_S = 8.0
 STOP_S = 30.0  # that a server may take to end by itself

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from bench.documents import clocks
-from bench.process_tree import ProcessTree
-from bench.side import Facts
+from bench.tools.figures import Facts
+from bench.tools.process_tree import ProcessTree
 
 WARM_UP_S = 0.5
 Same = Callable[[Any, Any], bool]

@@ -25,7 +25,7 @@ from bench.documents.batched_service import BatchedService
 from bench.documents.cooperative_queue import CooperativeQueue
 from bench.documents.load import WARM_UP_S, Ask, Same, in_tasks, in_threads
 from bench.documents.model_service import ModelService
-from bench.side import Facts
+from bench.tools.figures import Facts
 
 Side = Literal["document", "carpool"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
