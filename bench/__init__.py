@@ -7,7 +7,7 @@ ROOT = Path(__file__).parent.parent
 """The repository, in which every program runs."""
 
 PYTHONPATH = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
-"""With this in its environment a process uses the sources beside this folder, whether carpool is installed or not."""
+"""Makes another process import carpool from the sources beside this folder, installed or not."""
 
 CACHE = Path(os.environ.get("CARPOOL_BENCH_ENVS") or Path.home() / ".cache" / "carpool-bench")
 """The peers' environments and the simulated runs that are remembered lie here."""

@@ -6,8 +6,8 @@
     python -m bench NAME NAME ...             run several, one after the other, with their defaults
     python -m bench all                       run every program that needs no arguments
 
-NAME is as in the table: `python -m bench peers.http` is `python -m bench.peers.http`. Ctrl-C ends everything that was
-started, and prints what has been measured by then.
+NAME is as in the table: `python -m bench peers.http` is `python -m bench.peers.http`. Ctrl-C ends
+everything that was started, and prints what has been measured by then.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ class Program(NamedTuple):
 
     Attributes:
         name: of its module, below `bench`.
-        minutes: that it takes on two cores with its defaults; None if that depends on what it is given.
+        minutes: that it takes on two cores with its defaults; None if that depends on what it is
+            given.
         measures: what it finds out, for people.
         needs: what must be there besides `make setup`.
         in_all: whether `all` runs it: it needs no arguments, and installs nothing.

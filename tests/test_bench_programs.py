@@ -40,7 +40,7 @@ def bench(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_program_that_can_be_run_is_listed() -> None:
-    """Either for people, or as a part that another program starts; and everything that is listed is there."""
+    """Either for people, or as a part that another program starts; and nothing else is listed."""
     assert set(NAMES) | set(STARTED_BY_OTHERS) == runnable()
     assert not set(NAMES) & set(STARTED_BY_OTHERS)
     assert set(STARTED_BY_OTHERS.values()) <= set(NAMES)
@@ -56,7 +56,7 @@ def test_a_listed_program_exists(name: str) -> None:
 
 
 def test_the_readme_has_the_table() -> None:
-    """As `python -m bench --markdown` prints it, and so do all programs with what they measure and their minutes."""
+    """As `--markdown` prints it; without, each program has a line with what it measures."""
     table = bench("--markdown").stdout.strip()
     assert table == listing(markdown=True)
     assert table in (BENCH / "README.md").read_text()

@@ -1,11 +1,13 @@
 """What BLAS threads cost a service, and whether carpool chooses them well.
 
-carpool alone: 1, 2 and 4 workers of a small net in numpy and in torch, and of scikit-learn's nearest neighbours, with
-256 callers. In each round three turns follow each other: nothing exported, so that carpool chooses; OMP_NUM_THREADS=1
-exported; and as many as there are cores, which is what the libraries take if nobody tells them otherwise.
+carpool alone: 1, 2 and 4 workers of a small net in numpy and in torch, and of scikit-learn's
+nearest neighbours, with 256 callers. In each round three turns follow each other: nothing exported,
+so that carpool chooses; OMP_NUM_THREADS=1 exported; and as many as there are cores, which is what
+the libraries take if nobody tells them otherwise.
 
-`chosen / one` should be about 1 where there are as many workers as cores, and the last ratio shows what the choice is
-good for. It needs numpy, torch and scikit-learn; `--libraries numpy` does without the others.
+`chosen / one` should be about 1 where there are as many workers as cores, and the last ratio shows
+what the choice is good for. It needs numpy, torch and scikit-learn; `--libraries numpy` does
+without the others.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ WORKERS = (1, 2, 4)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Answers per second, round by round: with carpool's choice, with one thread, and with one for each core."""
+    """Answers per second, round by round: as carpool chooses, with one thread, with all cores."""
 
     library: str
     workers: int

@@ -1,4 +1,4 @@
-"""One turn of `bench.alone.blas`: how many requests of 256 callers a service of one model answers per second."""
+"""One turn of `bench.alone.blas`: how many requests a service of one model answers per second."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """What the core and the asyncio driver cost per request, beside a bare list-and-futures loop.
 
-512 tasks call a function that doubles its number, batches of up to 64, all in one process and on uvloop. The bare loop
-is the least that batching can be: a list, a future per call, one callback per turn of the loop. The other side is what
-a service runs, Driver and Pipeline with Greedy, deadlines, bounds and statistics, with a stage that answers in place.
+512 tasks call a function that doubles its number, batches of up to 64, all in one process and on
+uvloop. The bare loop is the least that batching can be: a list, a future per call, one callback per
+turn of the loop. The other side is what a service runs, Driver and Pipeline with Greedy, deadlines,
+bounds and statistics, with a stage that answers in place.
 """
 
 from __future__ import annotations

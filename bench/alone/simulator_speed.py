@@ -1,8 +1,8 @@
 """How many requests per second the simulator serves on one core.
 
-What is measured is a whole run: drawing arrivals, queue, policy, batches, record and report, with a cost of 8 ms per
-batch and 0.25 ms per item, and batches of up to 64. The time is this process's own processor time, so that a busy
-machine disturbs it less.
+What is measured is a whole run: drawing arrivals, queue, policy, batches, record and report, with a
+cost of 8 ms per batch and 0.25 ms per item, and batches of up to 64. The time is this process's own
+processor time, so that a busy machine disturbs it less.
 """
 
 from __future__ import annotations

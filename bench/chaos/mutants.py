@@ -1,9 +1,7 @@
-"""Does the soak find what it looks for? carpool with one promise broken, and the soak that must fail.
+"""Does the soak find what it looks for? carpool breaks one promise, and the soak must fail.
 
-    python -m bench.chaos.mutants [NAME ...] [--minutes 0.3] [--seed 1]
-
-Each mutant is a patch of the running server, made as its service is imported. A soak that passes over a mutant is a
-fault of the soak, and the exit code is 1.
+Each mutant is a patch of the running server, made as its service is imported. A soak that passes
+over a mutant is a fault of the soak, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -213,9 +211,11 @@ def survives(name: str, minutes: float, seed: int) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = options.parser(__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(MUTANTS)}; none: all")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"one of {', '.join(MUTANTS)}; all of them if none is named"
+    )
     parser.add_argument("--minutes", type=float, default=0.3, help="of each soak; default: %(default)s")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="of clients and nemesis; default: %(default)s")
     given = parser.parse_args(arguments)
     end_on_sigterm()
     adopt_orphans()

@@ -1,4 +1,4 @@
-"""What a soak has found, as a verdict, as a table for people and as rows of the table in the docs."""
+"""What a soak has found: a verdict, a table for people, and rows for the table in the docs."""
 
 from __future__ import annotations
 

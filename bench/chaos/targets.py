@@ -1,4 +1,4 @@
-"""The servers that the soak can be pointed at: the same model, workers, batch size and limits for each.
+"""The servers that can be soaked, each with the same model, workers, batch size and limits.
 
 Where a server can restart its workers or end a call that hangs, it is told to.
 """
@@ -26,7 +26,8 @@ class Target:
         path: where the model answers.
         deadline_header: sets a request's deadline in ms, if there is such a header.
         metrics: whether it has carpool's `/metrics`.
-        load: the part of the full load that it is given, so that it is not overloaded already without faults.
+        load: the part of the full load that it is given, so that it is not overloaded already
+            without faults.
         settings: what it was told, for the reader of the table.
     """
 

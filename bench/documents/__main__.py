@@ -1,14 +1,17 @@
-"""carpool beside the designs that it was made after, written anew from the articles that show them, and as fast.
+"""carpool beside the designs that it was made after.
 
-1: one worker process with batches of 100 for 256 tasks. 2: rows of components, 256 tasks. 3: threads that run their
-batches themselves. 5: an experiment, one `read_csv` for all CSV bodies of a batch against one for each, over HTTP; both
-sides are served by carpool, and `wrk` asks.
+These are written anew from the articles that show them, and are as fast.
 
-The two sides of a row take turns, each turn in a process of its own, and take turns in beginning. What counts is a
-window of a closed loop. No number of BLAS or OpenMP threads is in the environment unless a row says that one is
-*exported*. In 1 the model keeps a clock, the same on both sides: the time of its calls, the time between two calls
-(sending answers, reading the next batch), and what of that is not processor time of its thread: *idle*. On a machine
-that does other work as well, waiting for a core is a part of it.
+1: one worker process with batches of 100 for 256 tasks. 2: rows of components, 256 tasks. 3:
+threads that run their batches themselves. 5: an experiment, one `read_csv` for all CSV bodies of a
+batch against one for each, over HTTP; both sides are served by carpool, and `wrk` asks.
+
+The two sides of a row take turns, each turn in a process of its own, and take turns in beginning.
+What counts is a window of a closed loop. No number of BLAS or OpenMP threads is in the environment
+unless a row says that one is *exported*. In 1 the model keeps a clock, the same on both sides: the
+time of its calls, the time between two calls (sending answers, reading the next batch), and what of
+that is not processor time of its thread: *idle*. On a machine that does other work as well, waiting
+for a core is a part of it.
 
 Some of it:
 

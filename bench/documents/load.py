@@ -1,7 +1,8 @@
-"""Callers in a closed loop, and what is counted while they ask: answers, processor time, workers' clocks.
+"""Callers in a closed loop; while they ask, answers, processor time and workers' clocks count.
 
-Everybody asks again as soon as the answer is there, and every answer is checked. What counts is a window in the middle,
-so that neither the start nor the last batch of an end that nobody fills is in it.
+Everybody asks again as soon as the answer is there, and every answer is checked. What counts is a
+window in the middle, so that neither the start nor the last batch of an end that nobody fills is in
+it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Which rows there are for each document, and how one side of one of them is measured.
 
-python -m bench.documents.rows DOCUMENT ROW SIDE SECONDS  measures one and prints its figures as JSON.
+    python -m bench.documents.rows DOCUMENT ROW SIDE SECONDS
+
+measures one and prints its figures as JSON.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class Row:
     Attributes:
         title: what it is called there.
         document: measures the document's design for so many seconds; carpool: measures carpool.
-        env: what both sides have in their environment. No other number of BLAS or OpenMP threads is in it.
+        env: what both sides have in their environment. No other number of BLAS or OpenMP threads is
+            in it.
     """
 
     title: str

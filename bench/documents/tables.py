@@ -1,7 +1,7 @@
-"""Document 5's experiment: a hundred CSV bodies parsed by one `read_csv`, against one for each request, over HTTP.
+"""Document 5's experiment: one `read_csv` for a hundred CSV bodies against one for each.
 
-After "Understanding BentoML adaptive micro batching", section 3. Both sides are carpool's server with batches of up to
-100 and the same model; only `decode` differs.
+After "Understanding BentoML adaptive micro batching", section 3. Both sides are carpool's server
+with batches of up to 100 and the same model; only `decode` differs.
 """
 
 from __future__ import annotations

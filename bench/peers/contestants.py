@@ -1,8 +1,8 @@
 """Who takes part over HTTP: how each server is started, what it is asked, and what it must answer.
 
-There are three workloads. `echo` is `{"x": 1.5}` -> `{"y": 3.0}` in batches of up to 64, `raw` is 6 MB that come back as
-they were; everything else stays at each server's default. `sleep` is `echo` with a model that takes its time, and each
-server is told the SLO of 60 ms.
+There are three workloads. `echo` is `{"x": 1.5}` -> `{"y": 3.0}` in batches of up to 64; `raw` is a
+body of megabytes that comes back as it was. Everything else stays at each server's default. `sleep`
+is `echo` with a model that takes its time, and each server is told the SLO of 60 ms.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RAW_BODY = bytes(range(250)) * 24_000  # 6 MB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """One request, and the body of the one right answer: a JSON value, or bytes that must be equal."""
+    """One request, and the only right answer to it: a JSON value, or bytes that must be equal."""
 
     path: str = "/predict"
     body: bytes
@@ -56,8 +56,8 @@ class Launch:
 def launch(name: str, workload: Workload) -> Launch | None:
     """How to start this contestant for a workload, or None if it cannot serve it.
 
-    `carpool:greedy` has another policy than the default; `mosec:5` waits for up to 5 ms, and in `mosec:5:64` only 64
-    requests may wait.
+    `carpool:greedy` has another policy than the default; `mosec:5` waits for up to 5 ms, and in
+    `mosec:5:64` only 64 requests may wait.
     """
     peer, _, option = name.partition(":")
     if peer == "litserve" and workload == "raw":
@@ -120,7 +120,7 @@ def environment(peer: str, option: str) -> dict[str, str]:
         case "bentoml":
             return {"BENTOML_DO_NOT_TRACK": "true"}
         case "ray":
-            # The second one is the only way to keep Ray's own sockets on the loopback address as well.
+            # Nothing but the second keeps Ray's own sockets on the loopback address as well.
             return {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
         case _:
             return {}

@@ -1,19 +1,22 @@
 """carpool beside other HTTP servers under `wrk`, one peer after the other.
 
-Everyone serves the same model, {"x": 1.5} -> {"y": 3.0}, in batches of up to 64, with everything else at its default.
-`mosec:1` is mosec with `max_wait_time=1` (ms), and so on; plain `mosec` waits its default of 10 ms. Ray's replicas may
-hold 256 requests, since no batch could grow beyond 5 otherwise. `bare_echo` is not a peer but a limit: httptools on
-uvloop, sending the body back. The rows of 6 MB are raw bodies that come back as they were, one at a time; LitServe has
-none, because it reads every body as JSON or as a form.
+Everyone serves the same model, {"x": 1.5} -> {"y": 3.0}, in batches of up to 64, with everything
+else at its default. `mosec:1` is mosec with `max_wait_time=1` (ms), and so on; plain `mosec` waits
+its default of 10 ms. Ray's replicas may hold 256 requests, since no batch could grow beyond 5
+otherwise. `bare_echo` is not a peer but a limit: httptools on uvloop, sending the body back. The
+rows of 6 MB are raw bodies that come back as they were, one at a time; LitServe has none, because
+it reads every body as JSON or as a form.
 
-* Runs alternate, A B A B ..., and a ratio is the median over the rounds: other work on the machine slows both neighbours
-  alike. `a / b` is ours and the peer's; above 1 is better for req/s, below 1 for times and CPU.
-* Both servers stay up and take turns. Where one of them takes more than 2 % of a core while idle (LitServe, Ray), which
-  would slow the other, each is started anew for its turn, alone.
+* Runs alternate, A B A B ..., and a ratio is the median over the rounds: other work on the machine
+  slows both neighbours alike. `a / b` is ours and the peer's; above 1 is better for req/s, below 1
+  for times and CPU.
+* Both servers stay up and take turns. Where one of them takes more than 2 % of a core while idle
+  (LitServe, Ray), which would slow the other, each is started anew for its turn, alone.
 * CPU is user and system time of the server's whole process tree during the run, per answer.
-* `failed` counts answers with a status of 400 or more, and connections that broke or waited for 10 s.
-* `wrk` is a closed loop in one thread and takes a core of its own: with two cores it slows all servers, the fast ones
-  most.
+* `failed` counts answers with a status of 400 or more, and connections that broke or waited 10
+  seconds.
+* `wrk` is a closed loop in one thread and takes a core of its own: with two cores it slows all
+  servers, the fast ones most.
 
 A quick look:
 
@@ -58,7 +61,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One peer beside ours at one number of connections; the runs of a round have the same index."""
+    """One peer beside ours at one number of connections; runs of a round have the same index."""
 
     ours: str
     peer: str
@@ -103,7 +106,7 @@ def measure(plan: Plan, case: tuple[Workload, str]) -> Iterator[Row]:
 
 @contextmanager
 def taking_turns(ours: Launch, peer: Launch, *, alone: bool) -> Iterator[Opener]:
-    """A function that gives the server whose turn it is: one that stays up, or a new one each time."""
+    """What gives the server whose turn it is: one that stays up, or a new one each time."""
     with ExitStack() as stack:
         if not alone:
             kept_up = {launch.name: stack.enter_context(running(launch)) for launch in (ours, peer)}
@@ -124,7 +127,7 @@ def kept(server: Server) -> Iterator[Server]:
 
 
 def one_turn(server_of: Opener, launch: Launch, connections: int, plan: Plan) -> Run:
-    """One run of one server, warmed up: a new one has cold caches, and one that learns has seen other loads."""
+    """One run of one server, warmed up: its caches are cold, or it has learned of other loads."""
     with server_of(launch) as server:
         if plan.warm_up_s:
             wrk.run(server, connections=connections, seconds=plan.warm_up_s)

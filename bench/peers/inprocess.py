@@ -1,20 +1,24 @@
 """`@carpool.batch` beside what else a program can do without a server, in one process.
 
-Six cases, with batches of up to 64. `tasks`: 512 tasks and a trivial async function; `task_alone`: a single task.
-`threads`: 64 threads and a function that sleeps for 1 ms and 0.02 ms per item; `threads_greedy`: the same with our
-Greedy, whose rule is that of `queue`, instead of the default policy; `threads_free`: 20 threads and a trivial function;
-`thread_alone`: a single thread and a trivial function, whose own time is subtracted.
+Six cases, with batches of up to 64. `tasks`: 512 tasks and a trivial async function; `task_alone`:
+a single task. `threads`: 64 threads and a function that sleeps for 1 ms and 0.02 ms per item;
+`threads_greedy`: the same with our Greedy, whose rule is that of `queue`, instead of the default
+policy; `threads_free`: 20 threads and a trivial function; `thread_alone`: a single thread and a
+trivial function, whose own time is subtracted.
 
-The sides take turns, A B A B ..., each turn in a process of its own under the side's own Python, on plain asyncio.
-`ratio` is of rates with many callers and of times with a single one. `carpool - peer` is the median difference of
-neighbours, so beside `bare_loop` it is what an item costs above the least that batching can be.
+The sides take turns, A B A B ..., each turn in a process of its own under the side's own Python, on
+plain asyncio. `ratio` is of rates with many callers and of times with a single one. `carpool -
+peer` is the median difference of neighbours, so beside `bare_loop` it is what an item costs above
+the least that batching can be.
 
-* `queue` is one worker thread behind a `SimpleQueue` that takes whatever is there, `cooperative` is the code of the
-  article "Cooperative batching" (2021-10-06), where the first in line runs the batch, and `lock` runs each call alone.
-* At their defaults batched looks for a batch every 5 ms, async-batcher and Ray's `@serve.batch` wait up to 10 ms. `:0`
-  are the same told not to wait, where batched polls: it takes a whole core while idle.
-* `@serve.batch` runs alone, without Ray; on its first call it asks for the replica that it runs in, for which there is
-  a stand-in.
+* `queue` is one worker thread behind a `SimpleQueue` that takes whatever is there, `cooperative` is
+  the code of the article "Cooperative batching" (2021-10-06), where the first in line runs the
+  batch, and `lock` runs each call alone.
+* At their defaults batched looks for a batch every 5 ms, async-batcher and Ray's `@serve.batch`
+  wait up to 10 ms. `:0` are the same told not to wait, where batched polls: it takes a whole core
+  while idle.
+* `@serve.batch` runs alone, without Ray; on its first call it asks for the replica that it runs in,
+  for which there is a stand-in.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Makes an environment for each peer, outside the repository, with exact versions of everything.
 
-The environments lie in ~/.cache/carpool-bench, or where CARPOOL_BENCH_ENVS says. `requirements/` holds the versions;
-`--newest` asks the package index for the latest ones instead and writes them down there.
+The environments lie in ~/.cache/carpool-bench, or where CARPOOL_BENCH_ENVS says. `requirements/`
+holds the versions; `--newest` asks the package index for the latest ones instead and writes them
+down there.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PACKAGES = {
     "async_batcher": ["async-batcher"],
 }
 REQUIREMENTS = Path(__file__).parent / "requirements"
-# None of them needs torch today. If one should want it, this CPU build is there first, and pip leaves it alone.
+# None of them needs torch today. If one should, this CPU build is there first, and pip keeps it.
 TORCH = "torch==2.13.0"
 
 
@@ -35,7 +36,7 @@ def python_of(peer: str) -> Path:
 
 
 def versions(*peers: str) -> dict[str, str]:
-    """Versions of the packages of these peers, as they are installed; nothing for those without an environment."""
+    """The installed versions of these peers' packages; nothing for peers without an environment."""
     return {name: version for peer in peers for name, version in _versions(peer)}
 
 

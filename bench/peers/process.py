@@ -1,9 +1,9 @@
 """carpool's worker processes beside mpservice's, without HTTP.
 
-Six cases, one worker per stage: streams and lone calls of small ints, batched (64) and single, and 6 MB arrays through
-two stages. The sides take turns, A B A B ..., each turn in a process of its own under the side's own Python. The arrays
-have a third side: one 6 MB buffer over a bare socket pair. `limit` is two such transfers per stage, in and out, which no
-stage can do without.
+Six cases, one worker per stage: streams and lone calls of small ints, batched (64) and single, and
+6 MB arrays through two stages. The sides take turns, A B A B ..., each turn in a process of its own
+under the side's own Python. The arrays have a third side: one 6 MB buffer over a bare socket pair.
+`limit` is two such transfers per stage, in and out, which no stage can do without.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Row:
         return median_ratio(self.carpool, self.mpservice)
 
     def times_the_limit(self, side: Sequence[float]) -> float:
-        """What one stage costs, as a multiple of the two bare transfers that it cannot do without."""
+        """What one stage costs, as a multiple of the two bare transfers that it cannot avoid."""
         return median_ratio(side, self.socket) / (STAGES * TRANSFERS)
 
 

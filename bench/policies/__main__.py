@@ -1,13 +1,14 @@
-"""All policies on all workloads, in virtual time: how many requests each answers in time, and how soon.
+"""All policies on all workloads, in virtual time: how many requests are in time, and how soon.
 
-Needs no peers and nothing of the machine: the same command gives the same figures everywhere. Runs are remembered by
-their settings, their seed and the sources that they depend on. So an interrupted bench goes on where it was, and when a
-policy changes, only its own runs are made again. docs/policies.md says what the figures mean.
+Needs no peers and nothing of the machine: the same command gives the same figures everywhere. Runs
+are remembered by their settings, their seed and the sources that they depend on. So an interrupted
+bench goes on where it was, and when a policy changes, only its own runs are made again.
+docs/policies.md says what the figures mean.
 
     python -m bench.policies --quick        half of each run and one seed, in about two minutes
     python -m bench.policies --docs         everything, written into the docs
-    python -m bench.policies --policies adaptive,cork --workloads "closed|knee" --seeds 2 --parts table
     python -m bench.policies --parts random --random 150 --seed-text $(git rev-parse HEAD)
+    python -m bench.policies --parts table --policies adaptive,cork --workloads "closed|knee"
 """
 
 from __future__ import annotations

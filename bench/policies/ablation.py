@@ -63,7 +63,7 @@ OWN = (
         },
     ),
 )
-"""Beside the workloads of all policies: a closed loop that asks for too much, and one whose groups miss a tile."""
+"""Workloads for it alone: a closed loop that asks too much, and one whose groups miss a tile."""
 
 
 def without_gather(policy: Adaptive) -> None:
@@ -172,7 +172,7 @@ def main() -> None:
 
 
 def cell(found: tuple[float, float], whole: tuple[float, float] | None) -> str:
-    """Goodput and mean; beside the whole, only where they differ by more than half a percent, in bold by 5 %."""
+    """Goodput and mean; beside the whole, only if they differ by half a percent, in bold by 5 %."""
     if whole is None:
         return f"{found[0]:.0f} / {found[1]:.1f}"
     changes = [new / old - 1.0 for new, old in zip(found, whole, strict=True)]

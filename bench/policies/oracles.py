@@ -1,6 +1,7 @@
-"""How far the policies are from the best that is possible: least mean latency, and a scheduler that knows all arrivals.
+"""How far the policies are from the best: least mean latency, and knowing all arrivals.
 
-Both oracles know the cost and serve alone; `carpool.simulate.optimal` and `.clairvoyant` say what they assume.
+Both oracles know the cost and serve alone; `carpool.simulate.optimal` and `.clairvoyant` say what
+they assume.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ GOODPUT_POLICIES = ("deadline", "cork", "greedy", "adaptive", "adaptive warm", "
 
 
 def latency_table(runs: Runs, *, quick: bool = False) -> str:
-    """Mean latencies in ms beside the least possible one, which is computed and also played on the same arrivals."""
+    """Mean latencies in ms beside the least possible, computed and played on the same arrivals."""
     duration_s = DURATION_S / 10 if quick else DURATION_S
     workloads = [poisson(cost, load, duration_s=duration_s) for cost in COSTS for load in LOADS]
     cases = [

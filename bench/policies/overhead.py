@@ -1,7 +1,10 @@
-"""What a policy itself costs: CPU-microseconds per request for arrival, decision and learning, and its longest pause.
+"""What a policy itself costs per request, in microseconds of processor time.
 
-There is a queue and a policy, and nothing else; batches have a fixed mean size, and their cost the noise that makes
-learning work. The same loop runs with Greedy, whose share is subtracted, so that the figure is the policy's own.
+That is for arrival, decision and learning; the longest pause that it makes is shown as well.
+
+There is a queue and a policy, and nothing else; batches have a fixed mean size, and their cost the
+noise that makes learning work. The same loop runs with Greedy, whose share is subtracted, so that
+the figure is the policy's own.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ NAMED = 1.0  # percent of gain or loss from which on workloads are named
 
 
 def draw_gains(path: Path, duels: Sequence[Duel], groups: dict[str, str]) -> None:
-    """A bar for each workload: goodput beside the best rival, the worst first, coloured by its group.
+    """Draw a bar for each workload, its goodput beside the best rival's, the worst first.
 
     Names stand on the other side of the line, where there is room.
     """

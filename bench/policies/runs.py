@@ -1,7 +1,8 @@
-"""Simulated runs, spread over processes and remembered, so that an interrupted bench goes on where it was.
+"""Simulated runs, spread over processes and remembered, so that none is made twice.
 
-A run is known by its settings, its seed and the sources that it depends on: those of the simulator and of the one
-policy. When a policy changes, its runs alone are made again; figures of different sources never meet.
+A run is known by its settings, its seed and the sources that it depends on: those of the simulator
+and of the one policy. When a policy changes, its runs alone are made again; figures of different
+sources never meet.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ SPECS = {
     "cork": "cork",
     "deadline": "deadline",
 }
-"""Who takes part: TensorFlow Serving's queue of ten batches for the static one, defaults for all others. `deadline` is
-given the true cost, which no user has."""
+"""Who takes part: TensorFlow Serving's queue of ten batches for the static one, defaults for all
+others. `deadline` is given the true cost, which no user has."""
 
 OPTIMAL = "optimal"
 LAST_CALL = 200.0  # mean gaps after which the optimal policy believes that nobody comes any more
@@ -54,9 +55,9 @@ class Case:
     """One run: who serves what.
 
     Attributes:
-        policy: one of `SPECS`, any other spec, or one of these with ` warm` or ` known` behind it: after a warm-up
-            as a service has it, or after having seen every batch size ten times. Or `optimal`, which has the least
-            mean latency for Poisson arrivals.
+        policy: one of `SPECS`, any other spec, or one of these with ` warm` or ` known` behind it:
+            after a warm-up as a service has it, or after having seen every batch size ten times. Or
+            `optimal`, which has the least mean latency for Poisson arrivals.
         settings: what `carpool.simulate.run` takes, as JSON has it.
         seed: of all chance.
     """
@@ -80,7 +81,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one run was worth, as `carpool.simulate.Report` has it; NaN where nothing can be told."""
+    """What one run was worth, as `carpool.simulate.Report` has it; NaN where it has nothing."""
 
     policy: str
     load: float | None
@@ -106,7 +107,8 @@ class Runs:
     """Makes runs, or remembers them.
 
     Args:
-        path: of the file of remembered runs, one JSON object a line; it is made if need be and may go at any time.
+        path: of the file of remembered runs, one JSON object a line; it is made if need be and may
+            go at any time.
         jobs: how many processes work.
     """
 
@@ -146,7 +148,7 @@ def add_running(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen(names: str) -> list[str]:
-    """The policies of a list that exist; those that do not, or not yet, are told of and left out."""
+    """The policies of a list that exist; others are told of and left out."""
     policies = names.split(",")
     for name in unknown(policies):
         print(f"there is no policy {name}: left out", file=sys.stderr)
@@ -205,7 +207,7 @@ def trained(spec: str, training: str, settings: dict[str, Any]) -> Policy:
 
 @functools.cache
 def sources(policy_module: str) -> str:
-    """A hash of the modules of ours that a run of this policy needs, as they were when we asked first."""
+    """A hash of our modules that a run of this policy needs, as they were when first asked."""
     return _fingerprint(policy_module)
 
 

@@ -1,4 +1,4 @@
-"""Scenarios that nobody has tuned for: everything is drawn, with the hash of the commit that froze the code as seed."""
+"""Scenarios that nobody has tuned for: all is drawn, and the commit's hash is the seed."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _noise(dice: Random) -> str:
 
 
 def _arrivals(dice: Random, room: int, full_s: float, single_s: float) -> str:
-    """One of five kinds; `room` is what all workers can hold, `full_s` and `single_s` are times of batches."""
+    """One of five kinds; `room` is what all workers hold, `full_s` and `single_s` batch times."""
     match dice.choice(["poisson", "mmpp", "flash", "closed", "bursts"]):
         case "poisson":
             return f"poisson:rho={dice.uniform(0.2, 1.6):.3f}"

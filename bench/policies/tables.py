@@ -43,7 +43,8 @@ class Duel:
     """One policy beside another on one workload.
 
     Attributes:
-        goodput: ours over theirs; latency: the same for the mean, where goodputs are within 1 %, else None.
+        goodput: ours over theirs; latency: the same for the mean, where goodputs are within 1 %,
+            else None.
     """
 
     workload: str
@@ -58,7 +59,7 @@ def means_of(
     runs: Runs,
     title: str,
 ) -> Results:
-    """Run every policy on every workload, with each of its seeds, and take the means over the seeds."""
+    """Run every policy on every workload with each of its seeds, and take the means."""
     places = [(workload, policy) for workload in workloads for policy in policies]
     cases = [Case(policy, workload.settings, seed) for workload, policy in places for seed in seeds_of(workload)]
     rows = iter(runs.rows(cases, title))
@@ -79,7 +80,7 @@ def workload_table(workloads: Sequence[Workload], policies: Sequence[str], resul
 
 
 def summary_table(workloads: Sequence[Workload], policies: Sequence[str], results: Results) -> str:
-    """Ours beside each of the others: how often better, level or worse, the worst, and geometric means."""
+    """Ours beside each other policy: how often better, level or worse, the worst, and means."""
     header = ["adaptive beside", "goodput better", "level", "worse", "worst", "at", "geometric mean"]
     header += ["penalised mean better", "level", "worse", "geometric mean"]
     rows = [_summary(other, workloads, results) for other in policies if other != OURS]
@@ -102,7 +103,7 @@ def duels_with_best(workloads: Sequence[Workload], policies: Sequence[str], resu
 
 
 def best_of(workload: str, rivals: Sequence[str], results: Results) -> Duel:
-    """Ours beside the best goodput of the rivals, and beside the least mean latency of those near that goodput."""
+    """Ours beside the rivals' best goodput, and beside the least mean latency near that goodput."""
     ours = results[workload, OURS]
     theirs = [results[workload, rival] for rival in rivals]
     best = max(their.goodput for their in theirs)
@@ -114,7 +115,7 @@ def best_of(workload: str, rivals: Sequence[str], results: Results) -> Duel:
 
 
 def goodput_ratio(ours: float, theirs: float) -> float:
-    """Two goodputs of nothing are equal; a hundredth of a request per second is as good as nothing."""
+    """Ours over theirs; below a hundredth of a request per second, both count as nothing."""
     return max(ours, 0.01) / max(theirs, 0.01)
 
 
@@ -123,7 +124,7 @@ def geometric_mean(ratios: Sequence[float]) -> float:
 
 
 def closed_loop_ratios(policies: Sequence[str], results: Results) -> dict[str, float]:
-    """Ours beside the best rival for 2 to 16 clients of the fixed cost, whose answers come within milliseconds."""
+    """Ours beside the best rival for 2 to 16 clients whose answers come within milliseconds."""
     rivals = [name for name in policies if name in RIVALS]
     names = [f"closed fixed N{n}" for n in (2, 4, 8, 16)]
     return {name: best_of(name, rivals, results).goodput for name in names if (name, OURS) in results}

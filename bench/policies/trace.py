@@ -2,9 +2,9 @@
 
     python -m bench.policies.trace AzureLLMInferenceTrace_code.csv
 
-The file has the columns TIMESTAMP, ContextTokens and GeneratedTokens, as the Azure public dataset has them (CC-BY 4.0;
-Patel et al., "Splitwise", ISCA 2024). A request's size is its context: batches are limited in tokens, and each costs a
-fixed time and a time per token, as reading prompts does.
+The file has the columns TIMESTAMP, ContextTokens and GeneratedTokens, as the Azure public dataset
+has them (CC-BY 4.0; Patel et al., "Splitwise", ISCA 2024). A request's size is its context: batches
+are limited in tokens, and each costs a fixed time and a time per token, as reading prompts does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The workloads by which policies are compared: data, in the words of `carpool simulate` (workloads.json)."""
+"""The workloads by which policies are compared: workloads.json, as `carpool simulate` has it."""
 
 from __future__ import annotations
 

@@ -1,18 +1,21 @@
-"""The simulator beside a real service: latency under open-loop load, with a model whose cost is known.
+"""The simulator beside a real service: latency under open-loop load, of a model of known cost.
 
-The machine must have nothing else to do: the model sleeps, so two cores are enough, but whoever wakes up late adds to
-every batch. First it is measured what a real driver adds, at two loads with small and with large batches, on other
-arrivals than those of the table:
+The machine must have nothing else to do: the model sleeps, so two cores are enough, but whoever
+wakes up late adds to every batch. First it is measured what a real driver adds, at two loads with
+small and with large batches, on other arrivals than those of the table:
 
-* to the work of a batch: how much longer than asked a sleep lasts, and reading and writing of the items;
-* `hop_s`: the way of a batch to the worker and back. What of it grows with the batch counts as work;
+* to the work of a batch: how much longer than asked a sleep lasts, and reading and writing of the
+  items;
+* `hop_s`: the way of a batch to the worker and back. What of it grows with the batch counts as
+  work;
 * `turn_s`: by how much the gap between two batches, while requests wait, is longer than the hop;
-* outside: what lies between the client's clock and the driver's (HTTP, the kernel, the client's own turn). The
-  simulator has no network: this is a constant that is added to its latencies, and delays no batch.
+* outside: what lies between the client's clock and the driver's (HTTP, the kernel, the client's own
+  turn). The simulator has no network: this is a constant that is added to its latencies, and delays
+  no batch.
 
-Nothing else is fitted. Then both get the very same arrival times at each load. A run in which requests left late,
-because something else had taken the processor, is made again. If the generator was often late all the same, a warning
-says so, and the exit status is 1.
+Nothing else is fitted. Then both get the very same arrival times at each load. A run in which
+requests left late, because something else had taken the processor, is made again. If the generator
+was often late all the same, a warning says so, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -136,9 +139,15 @@ class HopSampler(threading.Thread):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One load's means: of batches their size, work beyond the sleep, hop and gap before; of requests time outside.
+    """The means at one load.
 
-    And how late requests left, at the 99th percentile.
+    Attributes:
+        size: of batches.
+        busy_s: work of a batch beyond the sleep.
+        hop_s: way of a batch to the worker and back.
+        gap_s: time before a batch in which its worker was idle.
+        outside_s: time of a request outside the driver.
+        late_p99_s: how late requests left, at the 99th percentile.
     """
 
     size: float
@@ -153,7 +162,7 @@ Seen = TypeVar("Seen", Load, Probe)
 
 
 def undisturbed(attempt: Callable[[], Seen]) -> Seen:
-    """What was seen by the first of a few attempts in which the generator had a processor; else by the last one."""
+    """What the first attempt in which the generator had a processor gave, or else the last one."""
     for _ in range(ATTEMPTS):
         seen = attempt()
         if seen.late_p99_s <= LATE_S:
@@ -258,7 +267,7 @@ def main() -> int:
 
 
 def trust(late_s: Iterable[float]) -> int:
-    """The exit status: 1, with a warning, if the generator was late in some row, so that its figures mean nothing."""
+    """The exit status: 1, with a warning, if the generator was too late for figures to count."""
     if max(late_s, default=0.0) <= LATE_S:
         return 0
     say("the generator was often late: something else runs on this machine, and the figures are not to be trusted")

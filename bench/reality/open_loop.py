@@ -1,11 +1,13 @@
-"""An open-loop HTTP load generator: requests leave at their times, whether or not earlier ones have been answered.
+"""An open-loop HTTP load generator: requests leave in time, whatever became of earlier ones.
 
-One thread, raw sockets. A request takes a connection on which nothing is under way; where none is left it follows the
-others on one that is busy (pipelining), so that it always leaves. Latency counts from when a request *should have
-left*, so a generator that is late, or a server that does not read, cannot make a server look better. How late it was
-itself is a part of the report: a run in which it often was says nothing about the server.
+One thread, raw sockets. A request takes a connection on which nothing is under way; where none is
+left it follows the others on one that is busy (pipelining), so that it always leaves. Latency
+counts from when a request *should have left*, so a generator that is late, or a server that does
+not read, cannot make a server look better. How late it was itself is a part of the report: a run in
+which it often was says nothing about the server.
 
-    python -m bench.reality.open_loop 8000 --rate 2400 --seconds 10 --path /predict --body '{"x": 1.5}'
+    python -m bench.reality.open_loop 8000 --rate 2400 --seconds 10 --path /predict --body '{"x":
+    1.5}'
 """
 
 from __future__ import annotations
@@ -116,7 +118,7 @@ class Link:
 
 
 class Timer:
-    """A file descriptor that becomes readable at a time, to the microsecond; epoll's time-outs are milliseconds."""
+    """A descriptor that becomes readable at a time, to the microsecond, as no time-out of epoll."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -145,7 +147,8 @@ class Generator:
         connections: how many to open before that.
 
     Attributes:
-        sent, finished: when each left and was answered, in the time of `times`; status: of its answer, or BROKEN.
+        sent, finished: when each left and was answered, in the time of `times`; status: of its
+            answer, or BROKEN.
     """
 
     def __init__(self, port: int, request: bytes, answer: object, times: Sequence[float], connections: int) -> None:
@@ -168,7 +171,7 @@ class Generator:
             self._open()
 
     def run(self) -> None:
-        """All of it; returns when everything is answered, or GRACE_S after the last request left."""
+        """Send all; returns when everything is answered, or GRACE_S after the last request left."""
         timer = Timer()
         self._poll.register(timer.fd, select.EPOLLIN)
         times, n = self._times, len(self._times)
@@ -297,7 +300,7 @@ class Generator:
         self._idle.append(link)
 
     def _broken(self, link: Link) -> None:
-        """The server has closed it: what was under way will not be answered; another one takes its place."""
+        """The server has closed it: what was under way is lost, and a new one takes its place."""
         for i in link.under_way:
             self.status[i] = BROKEN
         self._left -= len(link.under_way)

@@ -1,12 +1,13 @@
 """Real servers under more load than they can serve, beside each other and beside the simulator.
 
-The machine must have nothing else to do. The model sleeps for 8 ms and 0.25 ms an item, so that 2,667 requests a second
-can be served in batches of 64. The load is open: requests come at random times whatever becomes of the earlier ones.
-Goodput counts right answers within 60 ms by the client's clock, from when the request should have left. carpool and
-BentoML are told the 60 ms as SLO, mosec as time-out; how long mosec waits for a batch and how many may wait
-(`mosec:5:64`) are varied. Each run has a new server, and the servers take turns. The simulator gets the same arrivals,
-and what was measured of carpool's way to the worker. If the generator was often late, a warning says so, and the exit
-status is 1.
+The machine must have nothing else to do. The model sleeps for 8 ms and 0.25 ms an item, so that
+2,667 requests a second can be served in batches of 64. The load is open: requests come at random
+times whatever becomes of the earlier ones. Goodput counts right answers within 60 ms by the
+client's clock, from when the request should have left. carpool and BentoML are told the 60 ms as
+SLO, mosec as time-out; how long mosec waits for a batch and how many may wait (`mosec:5:64`) are
+varied. Each run has a new server, and the servers take turns. The simulator gets the same arrivals,
+and what was measured of carpool's way to the worker. If the generator was often late, a warning
+says so, and the exit status is 1.
 
 A quick look:
 

@@ -1,8 +1,8 @@
 """How one side of `bench.peers.inprocess` is timed, the same way for all.
 
-A side brings what its callers call, `ask(number)`, which gives twice the number. Every answer is checked, and each
-caller asks again as soon as it has one. The figures are printed as JSON. This runs under each side's own Python, so it
-needs the standard library only.
+A side brings what its callers call, `ask(number)`, which gives twice the number. Every answer is
+checked, and each caller asks again as soon as it has one. The figures are printed as JSON. This
+runs under each side's own Python, so it needs the standard library only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How sides are set beside each other, in every program that does so.
 
-Case after case is measured: in each round every side has its turn, so that other work on the machine slows neighbours
-alike. A case that fails is reported at the end and does not stop the others. Ctrl-C ends the measuring, and what has
-been measured by then is printed all the same.
+Case after case is measured: in each round every side has its turn, so that other work on the
+machine slows neighbours alike. A case that fails is reported at the end and does not stop the
+others. Ctrl-C ends the measuring, and what has been measured by then is printed all the same.
 """
 
 from __future__ import annotations

@@ -13,9 +13,10 @@ END = "<!-- end -->"
 
 
 def write(sections: Mapping[str, str], folder: Path = DOCS) -> None:
-    """Put each section between its markers, `<!-- bench: name -->` and `<!-- end -->`, on whichever page has them.
+    """Put each section where a page has a place for it.
 
-    A section for which no page has a place is told of on standard error.
+    The place is between `<!-- bench: name -->` and `<!-- end -->`. A section for which no page has
+    a place is told of on standard error.
     """
     for name, content in sections.items():
         if (page := page_of(name, folder)) is None:

@@ -1,4 +1,4 @@
-"""From runs to figures: medians, ratios taken pair by pair, tables, and the facts about the machine."""
+"""From runs to figures: medians, ratios of neighbours, tables, and facts about the machine."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Spread:
 def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """The median of the ratios of neighbours in time.
 
-    Other work on the machine slows both runs of a pair alike, so this holds where the ratio of two medians
-    does not.
+    Other work on the machine slows both runs of a pair alike, so this holds where the ratio of two
+    medians does not.
     """
     ratios = [a / b for a, b in zip(ours, theirs, strict=True) if b]
     return median(ratios) if ratios else float("nan")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """A parser whose `--help` shows a module's docstring as it is written, and how the program is started."""
+    """A parser whose `--help` shows a docstring as it is written, and how to start the program."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return argparse.ArgumentParser(
         prog=f"python -m {spec.name.removesuffix('.__main__')}" if spec else None,

@@ -1,9 +1,9 @@
 """A process with all that it started: who they are, what they have used, and how to end them.
 
-Some servers give their workers process groups of their own or leave orphans, so a group is not enough:
-membership is descent from the leader, or the leader's session, or having once been seen as a member. A
-process is known by its number *and* its start time, so that a number used again is never mistaken for it.
-Linux only: all facts are from /proc.
+Some servers give their workers process groups of their own or leave orphans, so a group is not
+enough: membership is descent from the leader, or the leader's session, or having once been seen as
+a member. A process is known by its number *and* its start time, so that a number used again is
+never mistaken for it. Linux only: all facts are from /proc.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Process:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends, so that none gets out of sight."""
+    """Become the parent of descendants whose own parent ends, so that none gets out of sight."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -97,7 +97,7 @@ class ProcessTree:
         return sum(process.cpu_ticks for process in self.members()) * TICK_S
 
     def kill(self) -> None:
-        """End what is left, the leader's group first; come back when nothing is, or after 5 seconds."""
+        """End what is left, the leader's group first, and return then, or after 5 seconds."""
         deadline = time.monotonic() + 5
         if self.members():
             with suppress(ProcessLookupError):

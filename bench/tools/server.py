@@ -1,4 +1,4 @@
-"""One running server: started in a session of its own, asked until it answers, ended with its family."""
+"""One running server: started in its own session, asked until it answers, ended with its family."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def stop(process: subprocess.Popen[bytes], tree: ProcessTree) -> None:
 
 
 def wait_until_right(launch: Launch, port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Poll the port, then ask until the answer comes with status 200; a wrong answer is an error at once."""
+    """Ask until an answer comes with status 200; a wrong answer is an error at once."""
     deadline = time.monotonic() + START_TIMEOUT_S
     problem = "nothing listens on its port"
     while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""One turn of one side: a process of its own, which measures and prints its figures as JSON on its last line."""
+"""One turn of one side: a process that measures, and prints its figures as JSON at its end."""
 
 from __future__ import annotations
 

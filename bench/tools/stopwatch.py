@@ -1,7 +1,7 @@
 """How one side of `bench.peers.process` is timed, the same way for both.
 
-A side brings a pipeline that is already up: `call(x)` and `stream(xs)`. Every answer is checked. This runs under each
-side's own Python, so it needs the standard library only, and numpy for arrays.
+A side brings a pipeline that is already up: `call(x)` and `stream(xs)`. Every answer is checked.
+This runs under each side's own Python, so it needs the standard library only, and numpy for arrays.
 """
 
 from __future__ import annotations

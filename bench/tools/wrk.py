@@ -1,7 +1,7 @@
 """The load generator: one run of `wrk` against one server.
 
-wrk sends the next request of a connection when the answer to the last one is there (a closed loop), in one
-thread.
+wrk sends the next request of a connection when the answer to the last one is there (a closed loop),
+in one thread.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def run(server: Server, *, connections: int, seconds: int) -> Run:
         body, script = Path(folder, "body"), Path(folder, "post.lua")
         body.write_bytes(exchange.body)
         script.write_text(SCRIPT % {"content_type": exchange.content_type, "body": body})
-        # By default wrk calls an answer that takes 2 s a failure, and the slowest peers need that long.
+        # By default wrk calls an answer that takes 2 s a failure; the slowest peers need that long.
         pace = ["-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "10s"]
         load = ["wrk", *pace, "-s", str(script), server.url]
         cpu_before = server.cpu_s()

@@ -1,7 +1,7 @@
 """The limit of HTTP: httptools on uvloop and nothing behind it.  python bare_echo.py PORT
 
-It sends every body back. It has no batching, no worker, no limits, no time-outs, no chunked bodies and no pipelining:
-a Python server over this parser cannot be faster.
+It sends every body back. It has no batching, no worker, no limits, no time-outs, no chunked bodies
+and no pipelining: a Python server over this parser cannot be faster.
 """
 
 import asyncio
@@ -38,8 +38,8 @@ class Echo(asyncio.BufferedProtocol):
         if self.big is None:
             self.parser.feed_data(self.scratch[:nbytes])
             return
-        # Where the length is known, a large body is received straight into its own buffer and never passes
-        # the parser. That one still waits for the body: the next request gets a new one.
+        # Where the length is known, a large body is received straight into its own buffer and
+        # never passes the parser. That one still waits for the body, so there is a new one next.
         self.rest = self.rest[nbytes:]
         if not self.rest:
             self.parser = httptools.HttpRequestParser(self)

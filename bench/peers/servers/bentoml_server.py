@@ -1,8 +1,9 @@
 """BentoML's server of `bench.peers.http`.
 
-    python -m bentoml serve bentoml_server:{Echo|Sleep|Raw} --host 127.0.0.1 --port PORT --working-dir HERE
+    python -m bentoml serve bentoml_server:{Echo|Sleep|Raw} --working-dir . --host ... --port ...
 
-A batchable API takes and returns a list, over HTTP as well: `{"items": [{"x": 1.5}]}` -> `[{"y": 3.0}]`.
+A batchable API takes and returns a list, over HTTP as well:
+{"items": [{"x": 1.5}]} -> [{"y": 3.0}].
 """
 
 from typing import Annotated

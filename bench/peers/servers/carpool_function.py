@@ -1,6 +1,8 @@
-"""carpool's side of `bench.peers.inprocess`, and those that need no package; prints seconds per item as JSON.
+"""carpool's side of `bench.peers.inprocess`, and those that need no package.
 
-python -m bench.peers.servers.carpool_function SIDE CASE SECONDS
+    python -m bench.peers.servers.carpool_function SIDE CASE SECONDS
+
+prints seconds per item as JSON.
 """
 
 from __future__ import annotations

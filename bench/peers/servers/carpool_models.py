@@ -1,6 +1,8 @@
-"""carpool's side of the comparisons over HTTP and of worker processes: the services that are measured.
+"""carpool's services that are measured, over HTTP and as worker processes.
 
-carpool serve bench.peers.servers.carpool_models:echo
+    carpool serve bench.peers.servers.carpool_models:echo
+
+starts one of them over HTTP.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python mosec_server.py {echo|sleep|raw} --address 127.0.0.1 --port PORT
 
-mosec reads its options from the command line itself and ignores what it does not know, so the waiting time comes by
-MAX_WAIT_TIME_MS. Without it mosec keeps its default, which is 10 ms.
+mosec reads its options from the command line itself and ignores what it does not know, so the
+waiting time comes by MAX_WAIT_TIME_MS. Without it mosec keeps its default, which is 10 ms.
 """
 
 import os

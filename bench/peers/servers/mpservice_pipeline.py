@@ -2,8 +2,8 @@
 
     python -m bench.peers.servers.mpservice_pipeline CASE SECONDS
 
-There is one worker process per stage, and everything else is at mpservice's defaults: with a batch size it waits for up
-to 10 ms for more.
+There is one worker process per stage, and everything else is at mpservice's defaults: with a batch
+size it waits for up to 10 ms for more.
 """
 
 import json

@@ -2,9 +2,9 @@
 
     python -m bench.peers.servers.ray_function CASE SECONDS [WAIT_MS]
 
-`@serve.batch` runs alone. It waits for 10 ms for a batch to fill, its own default, unless WAIT_MS says otherwise. It asks
-its replica for its name and how many requests it may have at a time; there is no replica, so a stand-in answers. Nothing
-else of Ray runs.
+`@serve.batch` runs alone. It waits for 10 ms for a batch to fill, its own default, unless WAIT_MS
+says otherwise. It asks its replica for its name and how many requests it may have at a time; there
+is no replica, so a stand-in answers. Nothing else of Ray runs.
 """
 
 import sys

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 
-# A replica is handed 5 requests at a time by default, and then no batch could grow beyond 5. Ray's advice is
-# to raise that limit with the batch size; 256 is the most connections that the harness opens.
+# A replica is handed 5 requests at a time by default, and then no batch could grow beyond 5. Ray's
+# advice is to raise that limit with the batch size; 256 connections are the most that are opened.
 @serve.deployment(max_ongoing_requests=256)
 class Echo:
     @serve.batch(max_batch_size=64)

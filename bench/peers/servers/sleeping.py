@@ -1,4 +1,4 @@
-"""The model whose cost is known, the same for all servers: 8 ms a batch and 0.25 ms an item, asleep."""
+"""The model whose cost is known for all servers: it sleeps 8 ms a batch and 0.25 ms an item."""
 
 import time
 

@@ -1,9 +1,9 @@
-"""The limit for 6 MB: one process sends a buffer over a socket pair, the other receives it into its own.
+"""The limit for 6 MB: one process sends a buffer over a socket pair, another receives it.
 
     python -m bench.peers.servers.socket_copy SECONDS
 
-prints seconds per transfer as JSON. Both buffers are used again each time and nothing is packed or allocated, so a
-transfer between workers cannot be faster than this over a socket.
+prints seconds per transfer as JSON. Both buffers are used again each time and nothing is packed or
+allocated, so a transfer between workers cannot be faster than this over a socket.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import time
 from statistics import median
 
 SIZE = 6_000_000
-# A fifth faster than with the system's default of 208 KiB, and more brings nothing; the kernel may grant
-# less.
+# A fifth faster than with the system's default of 208 KiB, and more brings nothing; the kernel may
+# grant less.
 SOCKET_BUFFER = 2**20
 
 

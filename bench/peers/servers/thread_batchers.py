@@ -1,4 +1,4 @@
-"""What one would write oneself for threads: a queue with a worker thread, a line without one, and a plain lock."""
+"""What one would write for threads: a queue with a worker thread, a line without, a lock."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ class Gathered:
 
 
 class Cooperative:
-    """Whoever is first in line runs the batch for those behind it, without a limit and without a worker thread.
+    """Whoever is first in line runs the batch for those behind it; there is no limit.
 
-    Line by line the `CooperativeQueue` of the article "Cooperative batching" (2021-10-06). Where the function raises,
-    those who follow wait for ever.
+    Line by line the `CooperativeQueue` of the article "Cooperative batching" (2021-10-06). Where
+    the function raises, those who follow wait for ever.
     """
 
     def __init__(self, function: Function) -> None:
