@@ -5,10 +5,9 @@ workers and behaves badly as a client. Afterwards the journals of both sides are
 exit code is 1 if anything was lost, crossed, duplicated, late, run again for no reason or leaked.
 docs/testing.md says how to read the table.
 
-    python -m bench.chaos --minutes 10 --seed 1 --docs            make chaos MINUTES=10 SEED=1
-    DOCS=1 python -m bench.chaos --target mosec                          after python -m bench
-    peers.install mosec python -m bench.chaos --minutes 1 --keep journals             to look at the
-    journals afterwards
+    python -m bench.chaos --minutes 10 --seed 1 --docs      as make chaos MINUTES=10 SEED=1 DOCS=1
+    python -m bench.chaos --target mosec                    after python -m bench peers.install mosec
+    python -m bench.chaos --minutes 1 --keep journals       to look at the journals afterwards
 """
 
 from __future__ import annotations
