@@ -85,18 +85,21 @@ def run_all(names: Sequence[str], arguments: Sequence[str]) -> int:
 
 def run(name: str, arguments: Sequence[str]) -> tuple[int, bool]:
     """Run one program in a process of its own: its exit status, and whether it was told to end."""
-    process = subprocess.Popen([sys.executable, "-m", f"bench.{name}", *arguments])
+    process: subprocess.Popen[bytes] | None = None
     told = False
 
     def end(number: int, frame: object) -> None:
-        """On Ctrl-C the program has got the signal as well; in any case it prints what it has."""
+        """Pass SIGTERM on; a terminal gives Ctrl-C to both. The program then prints what it has."""
         nonlocal told
         told = True
-        if number == signal.SIGTERM:
+        if number == signal.SIGTERM and process is not None:
             process.terminate()
 
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
+        process = subprocess.Popen([sys.executable, "-m", f"bench.{name}", *arguments])
+        if told:
+            process.terminate()
         status = process.wait()
     finally:
         for number, handler in before.items():

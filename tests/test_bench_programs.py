@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bench import ROOT
+from bench import PYTHONPATH, ROOT
 from bench.__main__ import ALL, NAMES, divided, main, wrong
 from bench.programs import PROGRAMS, STARTED_BY_OTHERS, listing
 
@@ -125,3 +128,35 @@ def test_a_failure_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch, cap
     assert "mpservice is not installed: run python -m bench.peers.install mpservice" in told.err
     assert "run python -m bench.peers.install batched async_batcher ray" in told.err
     assert "failed or not run: peers.process, peers.inprocess" in told.err
+
+
+def test_sigterm_ends_the_program_as_well() -> None:
+    """And none of those that are named after it begins."""
+    names = ["alone.simulator_speed", "policies.overhead"]
+    command = [sys.executable, "-m", "bench", *names]
+    env = {**os.environ, "PYTHONPATH": PYTHONPATH}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=env) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "\n"
+        assert process.stdout.readline() == "== alone.simulator_speed\n"
+        (child,) = eventually(lambda: children(process.pid))
+        process.terminate()
+        told, _ = process.communicate(timeout=60)
+
+    assert process.returncode not in (0, -signal.SIGTERM)
+    assert "policies.overhead" not in told
+    assert not Path(f"/proc/{child}").exists()
+
+
+def children(pid: int) -> list[str]:
+    """The processes that a process has started."""
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def eventually(look: Callable[[], list[str]]) -> list[str]:
+    """What is seen as soon as there is something to see."""
+    end = time.monotonic() + 30
+    while not (seen := look()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return seen

@@ -138,7 +138,8 @@ def main() -> int:
     given = parser.parse_args()
     names = given.servers.split(",")
     if missing := [name for name in names if not contestants.is_installed(name)]:
-        parser.error(f"{not_installed(*missing)}, or leave them out: --servers carpool")
+        others = ",".join(name for name in names if name not in missing) or "carpool"
+        parser.error(f"{not_installed(*missing)}, or leave them out: --servers {others}")
     end_on_sigterm()
     adopt_orphans()
     facts = machine()
