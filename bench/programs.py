@@ -26,17 +26,17 @@ class Program(NamedTuple):
 
 
 PROGRAMS = (
-    Program("alone.core_overhead", 0.5, "the core and its asyncio driver beside a bare list of futures"),
-    Program("alone.simulator_speed", 1, "how many requests per second the simulator serves"),
+    Program("alone.core_overhead", 0.2, "the core and its asyncio driver beside a bare list of futures"),
+    Program("alone.simulator_speed", 0.1, "how many requests per second the simulator serves"),
     Program("alone.blas", 5, "BLAS threads as carpool chooses them, one, and all", "torch, scikit-learn"),
     Program("peers.install", None, "nothing: it makes the peers' environments, once", "network", False),
     Program("peers.inprocess", 9, "`@carpool.batch` beside other batchers", "batched, async_batcher, ray"),
     Program("peers.process", 8, "worker processes without HTTP, beside mpservice", "mpservice"),
     Program("peers.http", 50, "HTTP servers beside each other", "all peers, wrk"),
     Program("documents", 8, "the designs that carpool was made after", "wrk"),
-    Program("policies", 20, "all policies on 113 workloads, in virtual time"),
-    Program("policies.ablation", 5, "what each part of Adaptive is worth"),
-    Program("policies.overhead", 1, "what a policy's own decisions cost"),
+    Program("policies", 15, "all policies on 113 workloads, in virtual time"),
+    Program("policies.ablation", 3, "what each part of Adaptive is worth"),
+    Program("policies.overhead", 0.5, "what a policy's own decisions cost"),
     Program("policies.trace", None, "all policies on a trace of a language model", "the trace", False),
     Program("reality.calibration", 4, "latency, simulated and of a real server", "an idle machine"),
     Program("reality.overload", 15, "goodput at up to three times capacity", "mosec, bentoml, an idle machine"),

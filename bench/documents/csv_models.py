@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 import numpy as np
-import pandas  # type: ignore[import-untyped]
+import pandas
 
 import carpool
 
