@@ -41,8 +41,8 @@ lint: setup      ## ruff (style, format) and mypy --strict
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: setup     ## run the benchmarks against the peers (see bench/README.md)
-	$(BIN)/python -m bench
+bench: setup     ## run the benchmarks against the peers, 80 minutes (`python -m bench` lists all there are)
+	$(BIN)/python -m bench alone.core_overhead documents peers.inprocess peers.process peers.http
 
 bench-policies: setup  ## simulate all policies on all workloads, into docs/policies-evidence.md; QUICK=1: a tenth, only shown
 	$(BIN)/python -m bench.policies $(if $(QUICK),--quick,--docs)

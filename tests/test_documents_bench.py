@@ -12,20 +12,18 @@ from typing import Any
 
 import pytest
 
+from bench import PYTHONPATH, ROOT
 from bench.documents import clocks
 from bench.documents.__main__ import Result, cells, header, rows_of
 from bench.documents.cooperative_queue import CooperativeQueue
 from bench.documents.rows import ROWS
 
-ROOT = Path(__file__).parent.parent
-
 
 def run(*arguments: str) -> str:
     """What a program of `bench.documents` prints."""
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "src")])
     done = subprocess.run(
         [sys.executable, "-m", *arguments],
-        env={**os.environ, "PYTHONPATH": paths},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
         cwd=ROOT,
         capture_output=True,
         text=True,

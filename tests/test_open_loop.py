@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import pytest
 
-from bench.open_loop import BROKEN, Generator, departures, poisson_times, quantile, summary
+from bench.reality.open_loop import BROKEN, Generator, departures, poisson_times, quantile, summary
 
 HEAD = b"POST /predict HTTP/1.1\r\nContent-Length: 2\r\n\r\n"
 REQUEST = HEAD + b"{}"

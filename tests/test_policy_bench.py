@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from bench import policy_random, policy_runs
-from bench.policies import DOCS, write
-from bench.policy_runs import Case, Runs
-from bench.policy_tables import Means, best_of, summary_table
-from bench.policy_workloads import GROUPS, Workload, load
+from bench.policies import runs as policy_runs
+from bench.policies import scenarios
+from bench.policies.runs import Case, Runs
+from bench.policies.tables import Means, best_of, summary_table
+from bench.policies.workloads import GROUPS, Workload, load
+from bench.tools.docs import DOCS, END, marker, page_of, write
 from carpool.policy import Adaptive
 from carpool.simulate import run
 
@@ -33,10 +34,10 @@ def test_there_are_113_workloads_and_each_can_be_run() -> None:
 
 def test_scenarios_follow_from_their_seed_alone() -> None:
     """The same text draws the same, another one others; all of them can be run and have requests to serve."""
-    drawn = policy_random.draw(30, "abc")
+    drawn = scenarios.draw(30, "abc")
 
-    assert policy_random.draw(30, "abc") == drawn
-    assert policy_random.draw(30, "abd") != drawn
+    assert scenarios.draw(30, "abc") == drawn
+    assert scenarios.draw(30, "abd") != drawn
     assert {workload.settings["arrivals"].partition(":")[0] for workload in drawn} == {
         "poisson",
         "mmpp",
@@ -141,17 +142,21 @@ def test_sections_are_written_between_their_markers(tmp_path: Path, capsys: pyte
     page = tmp_path / "page.md"
     page.write_text("a\n<!-- bench: table -->\nold\n<!-- end -->\nb\n<!-- bench: other -->\nkept\n<!-- end -->\n")
 
-    write(page, {"table": r"| \1 |", "nowhere": "x"})
+    write({"table": r"| \1 |", "nowhere": "x"}, tmp_path)
 
     assert page.read_text() == (
         "a\n<!-- bench: table -->\n| \\1 |\n<!-- end -->\nb\n<!-- bench: other -->\nkept\n<!-- end -->\n"
     )
-    assert "no place for nowhere" in capsys.readouterr().err
+    assert "has a place for nowhere" in capsys.readouterr().err
 
 
 def test_the_docs_have_a_place_for_every_section() -> None:
-    """So that no figure of a long run is lost."""
-    text = DOCS.read_text()
+    """On one page, so that no figure of a long run is lost."""
+    text = "".join(page.read_text() for page in DOCS.glob("*.md"))
 
-    for name in ("table", "summary", "best", "latency", "clairvoyant", "random", "trace"):
-        assert text.count(f"<!-- bench: {name} -->") == 1
+    sections = ("table", "summary", "best", "latency", "clairvoyant", "random", "trace", "ablation")
+    for name in (*sections, "calibration", "overload"):
+        assert text.count(f"{marker(name)}\n") == 1
+        page = page_of(name)
+        assert page is not None
+        assert END in page.read_text().partition(marker(name))[2]

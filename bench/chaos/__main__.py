@@ -1,18 +1,22 @@
-"""The chaos soak.  python -m bench.chaos [--target carpool|mosec|litserve] [--minutes 2] [--seed N] [--docs]
+"""The chaos soak: does every request get its own answer while workers are killed under load?
 
-A real server, real clients in processes of their own, and a nemesis that kills, stops and poisons workers and behaves
-badly as a client. Afterwards the journals of both sides are compared, and the exit code is 1 if anything was lost,
-crossed, duplicated, late, run again for no reason or leaked.
+A real server, real clients in processes of their own, and a nemesis that kills, stops and poisons
+workers and behaves badly as a client. Afterwards the journals of both sides are compared, and the
+exit code is 1 if anything was lost, crossed, duplicated, late, run again for no reason or leaked.
+docs/testing.md says how to read the table.
+
+    python -m bench.chaos --minutes 10 --seed 1 --docs      as make chaos MINUTES=10 SEED=1 DOCS=1
+    python -m bench.chaos --target mosec                    after python -m bench peers.install mosec
+    python -m bench.chaos --minutes 1 --keep journals       to look at the journals afterwards
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,21 +24,23 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bench.chaos import report
-from bench.chaos.soak import NotServing, soak
 from bench.chaos.soak import Progress as Clients
+from bench.chaos.soak import soak
 from bench.chaos.targets import target
-from bench.process_tree import adopt_orphans, end_on_sigterm
+from bench.tools import options
+from bench.tools.process_tree import adopt_orphans, end_on_sigterm
+from bench.tools.server import NotServing
 
 _SAY_EVERY_S = 15
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options.parser(__doc__)
     parser.add_argument("--target", default="carpool", help="carpool, mosec or litserve; default: %(default)s")
-    parser.add_argument("--minutes", type=float, default=2.0, help="default: %(default)s")
-    parser.add_argument("--seed", type=int, help="of clients and nemesis; default: a new one")
+    parser.add_argument("--minutes", type=float, default=2.0, help="under faults; default: %(default)s")
+    parser.add_argument("--seed", type=int, help="of clients and nemesis; default: a new one, which is printed")
     parser.add_argument("--docs", action="store_true", help="write the figures into docs/testing.md")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep journals and log there")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where to keep journals and log")
     given = parser.parse_args()
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(2**31)
     try:
@@ -67,7 +73,7 @@ def main() -> int:
 
 
 @contextmanager
-def _bar(seconds: float) -> Iterator[object]:
+def _bar(seconds: float) -> Iterator[Callable[[float, Clients, int], None]]:
     """A progress bar on a terminal, a line now and then elsewhere."""
     console = Console(stderr=True)
     columns = BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn()

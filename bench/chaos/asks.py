@@ -32,7 +32,8 @@ class Asks:
         seed: of ids, data and sizes.
         path: where the model is.
         timeout_s: what the server is set to.
-        header: with which a request sets a shorter deadline, in ms; empty where the server knows none.
+        header: with which a request sets a shorter deadline, in ms; empty where the server knows
+            none.
     """
 
     def __init__(self, seed: str, path: str, timeout_s: float, header: str) -> None:

@@ -6,8 +6,9 @@ Exactly one answer, its own, in time:
 * crossed: an answer with another request's id, or a hash that is not that of the request's data;
 * duplicated: ended twice, or an answer that nobody had asked for;
 * late: more than a second after its deadline;
-* ghost: run twice although nothing had gone wrong, more than twice, or never asked for. A call that raises may be split
-  and run again by the same worker; another worker may run a request again once the first one is dead, or hangs.
+* ghost: run twice although nothing had gone wrong, more than twice, or never asked for. A call that
+  raises may be split and run again by the same worker; another worker may run a request again once
+  the first one is dead, or hangs.
 """
 
 from __future__ import annotations
@@ -61,8 +62,10 @@ class Findings:
         faults: what the nemesis did, by name.
         killed_in_call: workers that its SIGKILL hit in the middle of a call.
         run_twice: requests that a second worker ran after the first had died.
-        latencies: seconds from sending to answer of good answers to ordinary requests, in steps of half a millisecond.
-        after_kill_s: seconds from a SIGKILL to the answer, for every request that was in the killed call, rising.
+        latencies: seconds from sending to answer of good answers to ordinary requests, in steps of
+            half a millisecond.
+        after_kill_s: seconds from a SIGKILL to the answer, for every request that was in the killed
+            call, rising.
     """
 
     wrongs: Wrongs = field(default_factory=Wrongs)
@@ -188,7 +191,8 @@ class Worker:
         path: of the journal.
         pid: its process.
         begins: when each of its calls began.
-        open_call: the ids of the call that has neither answered nor raised; none if there is no such call.
+        open_call: the ids of the call that has neither answered nor raised; none if there is no
+            such call.
     """
 
     path: Path
@@ -214,7 +218,7 @@ def _killed_calls(workers: Iterable[Worker], kills: dict[int, list[float]], find
     killed: dict[str, float] = {}
     for worker in workers:
         if worker.open_call:
-            # a number may be used again, so the kill must have come while this worker was in that call
+            # A number may be used again, so the kill must have come while this worker was in it.
             whens = [when for when in kills.get(worker.pid, ()) if 0 <= when - worker.begins[-1] < KILL_S]
             if whens:
                 findings.killed_in_call += 1
@@ -253,7 +257,7 @@ def _check_runs(
 def _check_reruns(
     id: str, runs: list[tuple[int, float]], workers: list[Worker], most_runs: int, findings: Findings
 ) -> None:
-    """Several workers have run a request: at most so many, and each only when the one before was dead."""
+    """Several workers ran a request: at most so many may, each once the one before was dead."""
     runs.sort(key=lambda run: run[1])
     findings.run_twice += 1
     if len(runs) > most_runs:
@@ -267,8 +271,8 @@ def _check_reruns(
 def _is_alive(begins: list[float], when: float) -> bool:
     """Whether a worker goes on at `when` although it was not hanging.
 
-    One that hangs is given up at its limit. Its batch goes to another, while it may still begin a call or two: it is
-    woken to say where it hangs, and then killed.
+    One that hangs is given up at its limit. Its batch goes to another, while it may still begin a
+    call or two: it is woken to say where it hangs, and then killed.
     """
     i = bisect_left(begins, when)
     if i == len(begins):

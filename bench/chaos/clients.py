@@ -1,8 +1,8 @@
-"""A process full of clients.  python -m bench.chaos.clients PORT --journal FILE --seed S --seconds N ...
+"""A process full of clients, which ask, wait, and write down what became of each request.
 
-Closed-loop clients each hold a connection, ask, wait for the answer, think, and ask again. The open loop asks at random
-times whatever the server does, on whichever connection is free, and opens more when none is. Once a second a line of
-JSON on the output tells how far they are.
+Closed-loop clients each hold a connection, ask, wait for the answer, think, and ask again. The open
+loop asks at random times whatever the server does, on whichever connection is free, and opens more
+when none is. Once a second a line of JSON on the output tells how far they are.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""The clients' side of the ledger: what was asked, and what became of it. Append-only text, one line per event.
+"""The clients' side of the ledger: what was asked, and what became of it, a line for each event.
 
-    I id time kind timeout sha        a request is sent: its kind, its time-out in seconds, the SHA-256 of its data
-    O id time status id sha           it has ended: the HTTP status, and id and hash from the answer's body, else -
-    X time                            an answer came that nobody had asked for
-    F time what pid                   the nemesis has done something, to a process or (0) to none
+    I id time kind timeout sha    a request is sent: its time-out in seconds, the SHA-256 of it
+    O id time status id sha       it has ended: the HTTP status, id and hash of the answer, else -
+    X time                        an answer came that nobody had asked for
+    F time what pid               the nemesis has done something, to a process or (0) to none
 
-Besides an HTTP status an end may be RESET (the connection closed without an answer), SILENCE (the client has waited
-until long after the deadline) or GONE (the client has left on purpose). Times are monotonic seconds of one machine.
+Besides an HTTP status an end may be RESET (the connection closed without an answer), SILENCE (the
+client has waited until long after the deadline) or GONE (the client has left on purpose). Times are
+monotonic seconds of one machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a server holds, before and after: memory, descriptors, threads, processes, shared memory, temporary files."""
+"""What a server holds before and after: memory, descriptors, threads, processes and files."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.process_tree import ProcessTree
+from bench.tools.process_tree import ProcessTree
 
 RSS_SHARE, RSS_BYTES = 0.05, 16 * 2**20
-"""Memory may grow by 5 %, or by what the allocators of a few processes keep after larger bodies than before."""
+"""Memory may grow by 5 %, or by what a few allocators keep after larger bodies than before."""
 
 _SHARED = "/dev/shm"
 
@@ -27,7 +27,8 @@ class Holdings:
     Attributes:
         rss, fds, threads: of each process.
         zombies: processes that have ended and that nobody has collected.
-        shared, temporary: names in /dev/shm, and in the folder for temporary files that the server was given.
+        shared, temporary: names in /dev/shm, and in the folder for temporary files that the server
+            was given.
     """
 
     rss: dict[Member, int]
@@ -65,8 +66,8 @@ def look(tree: ProcessTree, scratch: Path) -> Holdings:
 def leaked(before: Holdings, after: Holdings) -> list[str]:
     """What is held after that was not held before, in words; empty if all is well.
 
-    Memory, descriptors and threads are compared for the processes that lived all the time; workers come and go, and
-    of them only the number counts.
+    Memory, descriptors and threads are compared for the processes that lived all the time; workers
+    come and go, and of them only the number counts.
     """
     found = []
     lived = before.rss.keys() & after.rss.keys()

@@ -1,4 +1,9 @@
-"""LitServe with the witness as its model.  python litserve_service.py PORT WORKERS BATCH TIMEOUT_S MAX_BODY"""
+"""LitServe with the witness as its model.
+
+    python litserve_service.py PORT WORKERS BATCH TIMEOUT_S MAX_BODY
+
+starts it on 127.0.0.1.
+"""
 
 import sys
 

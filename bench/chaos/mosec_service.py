@@ -1,4 +1,9 @@
-"""mosec with the witness as its model.  python mosec_service.py WORKERS BATCH HANG_S --address ... --port ..."""
+"""mosec with the witness as its model.
+
+    python mosec_service.py WORKERS BATCH HANG_S --address ... --port ...
+
+starts it on 127.0.0.1.
+"""
 
 import sys
 

@@ -1,14 +1,11 @@
-"""Does the soak find what it looks for? carpool with one promise broken, and the soak that must fail.
+"""Does the soak find what it looks for? carpool breaks one promise, and the soak must fail.
 
-    python -m bench.chaos.mutants [NAME ...] [--minutes 0.3] [--seed 1]
-
-Each mutant is a patch of the running server, made as its service is imported. A soak that passes over a mutant is a
-fault of the soak, and the exit code is 1.
+Each mutant is a patch of the running server, made as its service is imported. A soak that passes
+over a mutant is a fault of the soak, and the exit code is 1.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import sys
@@ -22,7 +19,8 @@ from typing import Any
 from bench.chaos import report
 from bench.chaos.soak import soak
 from bench.chaos.targets import target
-from bench.process_tree import adopt_orphans, end_on_sigterm
+from bench.tools import options
+from bench.tools.process_tree import adopt_orphans, end_on_sigterm
 
 VARIABLE = "CHAOS_MUTANT"
 
@@ -212,10 +210,12 @@ def survives(name: str, minutes: float, seed: int) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(MUTANTS)}; none: all")
+    parser = options.parser(__doc__)
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"one of {', '.join(MUTANTS)}; all of them if none is named"
+    )
     parser.add_argument("--minutes", type=float, default=0.3, help="of each soak; default: %(default)s")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="of clients and nemesis; default: %(default)s")
     given = parser.parse_args(arguments)
     end_on_sigterm()
     adopt_orphans()

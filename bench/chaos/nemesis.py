@@ -1,7 +1,8 @@
-"""What goes wrong: every 0.2 to 2 s one fault, six times in ten a SIGKILL of a worker in the middle of a call.
+"""What goes wrong: a fault every 0.2 to 2 s, most often a SIGKILL of a worker in a call.
 
-All faults come from outside, so every server can be given the same: signals to its workers, requests that hurt, and
-clients that behave badly. The schedule follows from the seed; which worker is busy at that moment does not.
+All faults come from outside, so every server can be given the same: signals to its workers,
+requests that hurt, and clients that behave badly. The schedule follows from the seed; which worker
+is busy at that moment does not.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 
 from bench.chaos.asks import HOST, Answer, AnswerReader, Ask, Asks
 from bench.chaos.journal import GONE, RESET, SILENCE, Journal
-from bench.process_tree import TICK_S, read_process
+from bench.tools.process_tree import TICK_S, read_process
 
 SHORTEST_S, LONGEST_S = 0.2, 2.0
 WAIT_FOR_BUSY_S = 0.15
@@ -160,7 +161,7 @@ class Nemesis:
     # -- clients that behave badly
 
     def _disconnect(self) -> None:
-        """Twenty clients go: with the request half sent, or sent; with a FIN or a RST; at once or a moment later."""
+        """Twenty clients go: with a request sent or half sent, by FIN or RST, at once or later."""
         self._journal.fault("disconnect")
         for i in range(20):
             ask = self._asks.make("gone", 256)
@@ -222,7 +223,9 @@ class Nemesis:
 
 
 class Workers:
-    """The worker processes, as far as they have begun a journal. Numbers of processes are used again, so each is held
+    """The worker processes that have begun a journal.
+
+    Numbers of processes are used again, so each is held
     by a pidfd, and no other process can be hit."""
 
     def __init__(self, folder: Path) -> None:
@@ -232,7 +235,7 @@ class Workers:
         self._lock = threading.Lock()
 
     def busy(self, dice: random.Random) -> _Worker | None:
-        """One that is in a call at this moment; any that lives, should none be for a while; None if none lives."""
+        """One that is in a call now; any that lives if none is for a while; None if none lives."""
         end = time.monotonic() + WAIT_FOR_BUSY_S
         with self._lock:
             while True:

@@ -1,4 +1,4 @@
-"""What a soak has found, as a verdict, as a table for people and as rows of the table in the docs."""
+"""What a soak has found: a verdict, a table for people, and rows for the table in the docs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from bench.chaos.checker import Findings
 from bench.chaos.soak import Outcome, healthy_shares
 from bench.chaos.targets import Target
+from bench.tools.docs import DOCS
 
 MUST_NOT = ("lost", "crossed", "duplicated", "late", "ghost")
 LEAST_GOOD, MOST_REFUSED = 0.999, 0.01
@@ -134,7 +135,7 @@ def text(row: Row, outcome: Outcome) -> str:
 
 ORDER = ("carpool", "mosec", "litserve")
 _FIGURES = Path(__file__).with_name("figures.json")
-_PAGE = Path(__file__).parents[2] / "docs" / "testing.md"
+_PAGE = DOCS / "testing.md"
 _BEGIN, _END = "<!-- soak: written by make chaos DOCS=1 -->\n", "<!-- end of soak -->"
 
 

@@ -1,4 +1,4 @@
-"""One soak: a server, its clients and the nemesis, and then the questions whether anything was lost or is left."""
+"""One soak: a server, its clients and the nemesis, and then what was lost and what is left."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench import ROOT
 from bench.chaos import leaks
 from bench.chaos.asks import HOST, Asks
 from bench.chaos.checker import Findings, check
 from bench.chaos.journal import GONE, Journal
 from bench.chaos.limits import MAX_BODY_MB, TIMEOUT_S
 from bench.chaos.nemesis import Nemesis
-from bench.chaos.targets import ROOT, Target
+from bench.chaos.targets import Target
 from bench.chaos.witness import FOLDER_VARIABLE
-from bench.server import NotServing, Started, started, tail
+from bench.tools.server import NotServing, Started, started, tail
 
 WARM_UP_S = 8.0
 STOP_S = 30.0  # that a server may take to end by itself
@@ -60,7 +61,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Progress:
-    """How far the clients of all processes are: requests asked, answered with 200, otherwise, and not sent."""
+    """What all clients have done so far: requests asked, answered with 200, otherwise, not sent."""
 
     asked: int = 0
     good: int = 0
@@ -83,7 +84,8 @@ def soak(
         seconds: how long the nemesis is at it.
         seed: of clients and nemesis.
         folder: for the journals and the server's log; empty.
-        show: called about once a second with the seconds gone, the clients' progress and the number of faults.
+        show: called about once a second with the seconds gone, the clients' progress and the number
+            of faults.
         warm_up_s: load without faults before it is noted what the server holds.
 
     Raises:
@@ -151,7 +153,8 @@ def _metrics(port: int) -> dict[str, float]:
 def _compare(findings: Findings, counts: dict[str, float]) -> list[str]:
     """Where the server's counts cannot be those of the clients.
 
-    What clients have received must be counted; what is counted beyond that must be of clients that have left.
+    What clients have received must be counted; what is counted beyond that must be of clients that
+    have left.
     """
     statuses = findings.statuses()
     # until it is ready, a service only refuses, and counts nothing

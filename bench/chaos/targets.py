@@ -1,21 +1,20 @@
-"""The servers that the soak can be pointed at: the same model, workers, batch size and limits for each.
+"""The servers that can be soaked, each with the same model, workers, batch size and limits.
 
 Where a server can restart its workers or end a call that hangs, it is told to.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench import PYTHONPATH, ROOT
 from bench.chaos.limits import BATCH, HANG_S, MAX_BODY_MB, QUEUE, TIMEOUT_S, WORKER_FAULT, WORKERS
-from bench.peers.install import python_of, versions
+from bench.peers.install import not_installed, python_of, versions
 
 _MID_SEND = "worker.mid_send:kill:800"
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +26,8 @@ class Target:
         path: where the model answers.
         deadline_header: sets a request's deadline in ms, if there is such a header.
         metrics: whether it has carpool's `/metrics`.
-        load: the part of the full load that it is given, so that it is not overloaded already without faults.
+        load: the part of the full load that it is given, so that it is not overloaded already
+            without faults.
         settings: what it was told, for the reader of the table.
     """
 
@@ -52,9 +52,9 @@ def target(name: str) -> Target:
     if name == "carpool":
         return _carpool()
     if name not in ("mosec", "litserve"):
-        raise LookupError(f"no server {name!r}: there are carpool, mosec and litserve")
+        raise LookupError(f"there is no server {name!r}: choose from carpool, mosec and litserve")
     if not (version := versions(name).get(name, "")):
-        raise LookupError(f"{name} is not installed: python -m bench.peers.install {name}")
+        raise LookupError(not_installed(name))
     return _mosec(version) if name == "mosec" else _litserve(version)
 
 
@@ -74,7 +74,7 @@ def _carpool() -> Target:
         metrics=True,
         settings=f"`timeout_s={TIMEOUT_S:g}`, `max_batch_time_s={HANG_S:g}`, `max_queue_size={QUEUE}`, otherwise its"
         f" defaults; each worker also kills itself with half of its 800th reply written (`CARPOOL_FAULT`)",
-        env={"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", WORKER_FAULT: _MID_SEND},
+        env={"PYTHONPATH": PYTHONPATH, WORKER_FAULT: _MID_SEND},
     )
 
 

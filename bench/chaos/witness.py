@@ -1,8 +1,8 @@
-"""The model that every server of the soak runs: it writes down what it is given before it does anything with it.
+"""The model that every server of the soak runs: it first writes down what it is given.
 
-An item is `{"id", "kind", "data"}`; its answer `{"id", "sha", "pid", "call", "n"}`: whose it is, the SHA-256 of `data`,
-and who computed it in which call with how many. Kinds other than "ok" ask for a fault. Standard library only, because
-it runs in the environment of each server.
+An item is `{"id", "kind", "data"}`; its answer `{"id", "sha", "pid", "call", "n"}`: whose it is,
+the SHA-256 of `data`, and who computed it in which call with how many. Kinds other than "ok" ask
+for a fault. Standard library only, because it runs in the environment of each server.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ Item = dict[str, Any]
 class Witness:
     """One worker process's model and its journal.
 
-    The journal is a file of its own, a line per event: `B call time id id ...` as a call begins, `E call time` when it
-    has answered and `R call time` when it has raised. A line is one write, so what was written before a SIGKILL stays.
-    Beside it lies a byte that is 1 while a call runs, which the nemesis watches.
+    The journal is a file of its own, a line per event: `B call time id id ...` as a call begins, `E
+    call time` when it has answered and `R call time` when it has raised. A line is one write, so
+    what was written before a SIGKILL stays. Beside it lies a byte that is 1 while a call runs,
+    which the nemesis watches.
     """
 
     def __init__(self, folder: str | None = None) -> None:
@@ -41,7 +42,7 @@ class Witness:
         self._call = 0
 
     def answer(self, items: list[Item]) -> list[Item]:
-        """A batch: as many answers, in the order of the items. Raises, hangs or dies where an item asks for it."""
+        """Answer a batch, in its order; or raise, hang or die where an item asks for it."""
         self._call += 1
         self._write("B", *[str(item["id"]) for item in items])
         self._busy[0] = 1

@@ -1,1 +1,1 @@
-"""The designs that carpool was made after, written anew from the articles that show them, and carpool beside each."""
+"""The designs that carpool was made after, written anew from articles, and carpool beside each."""

@@ -1,25 +1,40 @@
-"""carpool beside the designs that it was made after.  python -m bench.documents [1 2 3 5] [--rounds 3] ...
+"""carpool beside the designs that it was made after.
 
-1: one worker process with batches of 100 for 256 tasks; 2: rows of components, 256 tasks; 3: threads that run their
-batches themselves; 5: a hundred CSV bodies by one parse or by one each, over HTTP (both sides are carpool; needs wrk).
-The two sides of a row in turn, N times over, each turn a process of its own.
+These are written anew from the articles that show them, and are as fast.
+
+* 1: one worker process with batches of 100 for 256 tasks.
+* 2: rows of components, 256 tasks.
+* 3: threads that run their batches themselves.
+* 5: an experiment, one `read_csv` for all CSV bodies of a batch against one for each, over HTTP; both
+  sides are served by carpool, and `wrk` asks.
+
+The two sides of a row take turns, each turn in a process of its own, and take turns in beginning.
+What counts is a window of a closed loop. No number of BLAS or OpenMP threads is in the environment
+unless a row says that one is *exported*. In 1 the model keeps a clock, the same on both sides: the
+time of its calls, the time between two calls (sending answers, reading the next batch), and what of
+that is not processor time of its thread: *idle*. On a machine that does other work as well, waiting
+for a core is a part of it.
+
+Some of it:
+
+    python -m bench.documents 1 3 --rows net,free --rounds 5
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
 
-from bench import wrk
 from bench.documents import tables
 from bench.documents.rows import ROWS
-from bench.figures import Spread, machine, short, table
-from bench.process_tree import adopt_orphans, end_on_sigterm
-from bench.side import Facts, SideFailed, figures_of
+from bench.tools import options, wrk
+from bench.tools.comparison import compare, take_turns
+from bench.tools.figures import Facts, Spread, short, table
+from bench.tools.side import figures_of
+from carpool.worker.blas import VARIABLES
 
 TITLES = {
     "1": "Document 1, BatchedService: 256 tasks, one worker process, batches of up to 100",
@@ -27,7 +42,7 @@ TITLES = {
     "3": "Document 3, CooperativeQueue: threads, no process",
     "5": "Document 5: a read_csv for each request (document) and one for all of a batch (carpool)",
 }
-THREAD_VARIABLES = tuple(f"{library}_NUM_THREADS" for library in ("OMP", "OPENBLAS", "MKL", "BLIS", "NUMEXPR"))
+THREAD_VARIABLES = (*VARIABLES, "BLIS_NUM_THREADS")
 SIDES = ("document", "carpool")
 
 
@@ -50,24 +65,25 @@ class Result:
         ]
 
 
-def measure(result: Result, rounds: int, seconds: float) -> None:
-    """The sides in turn; the one that begins changes from round to round."""
-    for round in range(rounds):
-        pair = {side: turn(result, side, seconds) for side in (SIDES if round % 2 == 0 else SIDES[::-1])}
-        result.document.append(pair["document"])
-        result.carpool.append(pair["carpool"])
-        figures = " / ".join(f"{1 / pair[side]['seconds_per_item']:,.0f}" for side in SIDES)
-        print(f"  {result.title} round {round + 1}/{rounds}: {figures}", file=sys.stderr, flush=True)
+def measure(rounds: int, seconds: float, result: Result) -> Iterator[Result]:
+    """Fill one row; the side that begins changes from round to round."""
+    sides = {side: partial(turn, result, side, seconds) for side in SIDES}
+
+    def rate(facts: Facts) -> str:
+        return f"{1 / facts['seconds_per_item']:,.0f}"
+
+    turns = take_turns(result.title, rounds, sides, rate, other_first=True)
+    yield replace(result, document=turns["document"], carpool=turns["carpool"])
 
 
 def turn(result: Result, side: str, seconds: float) -> Facts:
+    """One process that measures one side, and its figures."""
     if result.document_number == "5":
         return tables.measure(side, seconds)
     row = ROWS[result.document_number][result.row]
-    unset = [part for name in THREAD_VARIABLES for part in ("-u", name)]
-    env = ["env", *unset, *(f"{name}={value}" for name, value in row.env.items())]
     program = [sys.executable, "-m", "bench.documents.rows", result.document_number, result.row, side, str(seconds)]
-    return figures_of(f"{row.title}, {side}", [*env, *program], ours=True, seconds=seconds)
+    title = f"{row.title}, {side}"
+    return figures_of(title, program, ours=True, seconds=seconds, env=row.env, unset=THREAD_VARIABLES)
 
 
 # -- tables
@@ -79,16 +95,13 @@ HTTP_HEADER = ("p50 ms", "p99 ms")
 
 def cells(result: Result) -> list[str]:
     def rate(side: list[Facts]) -> str:
-        found = Spread.of([1 / facts["seconds_per_item"] for facts in side])
-        return f"{found.median:,.0f} ({found.low:,.0f}-{found.high:,.0f})"
+        return Spread.of([1 / facts["seconds_per_item"] for facts in side]).text(lambda rate: f"{rate:,.0f}")
 
-    ratios = Spread.of(result.ratios)
-    spread = f"{short(ratios.median)} ({short(ratios.low)}-{short(ratios.high)})"
     sides = (result.document, result.carpool)
     return [
         result.title,
         *map(rate, sides),
-        spread,
+        Spread.of(result.ratios).text(short),
         both(result, "cpu_s_per_item", lambda s: short(s * 1e6)),
         *more_cells(result),
     ]
@@ -115,31 +128,35 @@ def header(document: str) -> tuple[str, ...]:
     return HEADER + {"1": WORKER_HEADER, "5": HTTP_HEADER}.get(document, ())
 
 
-def as_json(results: list[Result], failures: list[str], facts: Facts) -> str:
-    def entry(result: Result) -> Facts:
-        sides = {"document": result.document, "carpool": result.carpool}
-        return {"document_number": result.document_number, "row": result.row, "turns": sides, "ratios": result.ratios}
+def entry(result: Result) -> Facts:
+    """A row as JSON has it."""
+    sides = {"document": result.document, "carpool": result.carpool}
+    return {"document_number": result.document_number, "row": result.row, "turns": sides, "ratios": result.ratios}
 
-    return json.dumps({"machine": facts, "rows": [entry(result) for result in results], "failures": failures}, indent=1)
+
+def tables_of(results: list[Result], markdown: bool) -> str:
+    """A table for each document, under its title."""
+    found = []
+    for document, title in TITLES.items():
+        if rows := [cells(result) for result in results if result.document_number == document]:
+            found.append(f"{title}\n\n{table(header(document), rows, markdown=markdown)}")
+    return "\n\n".join(found)
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("documents", nargs="*", default=list(TITLES), help="1, 2, 3, 5; default: all")
+    parser = options.parser(__doc__)
+    parser.add_argument("documents", nargs="*", default=list(TITLES), help="1, 2, 3 or 5; all of them if none is named")
     parser.add_argument("--rows", help="separated by commas; default: all of these documents")
-    parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
-    parser.add_argument("--seconds", type=float, default=2, help="of each turn; default: %(default)s")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="every turn and every figure")
-    parser.add_argument("--markdown", action="store_true", help="the tables as Markdown")
+    options.add_measuring(parser, rounds=3, seconds=2)
     given = parser.parse_args()
     if unknown := set(given.documents) - set(TITLES):
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(TITLES)}")
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(TITLES)}")
     known = [row for document in given.documents for row in rows_of(document)]
     given.rows = given.rows.split(",") if given.rows else known
     if unknown := set(given.rows) - set(known):
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    if "5" in given.documents and not wrk.is_installed():
-        parser.error("document 5 needs wrk: apt-get install wrk")
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(known)}")
+    if "5" in given.documents and (problem := wrk.missing()):
+        parser.error(f"document 5 needs wrk. {problem}")
     return given
 
 
@@ -159,30 +176,8 @@ def wanted(given: argparse.Namespace) -> list[Result]:
 
 def main() -> int:
     given = arguments()
-    end_on_sigterm()
-    adopt_orphans()
-    facts = {**machine(), "rounds": given.rounds, "seconds": given.seconds}
-    results: list[Result] = []
-    failures: list[str] = []
-    try:
-        for result in wanted(given):
-            try:
-                measure(result, given.rounds, given.seconds)
-                results.append(result)
-            except SideFailed as problem:
-                failures.append(str(problem))
-    except KeyboardInterrupt:
-        failures.append("interrupted")
-    if given.json:
-        given.json.write_text(as_json(results, failures, facts))
-    print(", ".join(f"{name} {value}" for name, value in facts.items()))
-    for document in TITLES:
-        if found := [result for result in results if result.document_number == document]:
-            print(f"\n{TITLES[document]}\n")
-            print(table(header(document), [cells(result) for result in found], markdown=given.markdown))
-    for failure in failures:
-        print(f"\nFAILED {failure}")
-    return 1 if failures else 0
+    found = compare(wanted(given), partial(measure, given.rounds, given.seconds), {}, given.seconds)
+    return found.report(given, "carpool beside the documents' designs; a ratio is that of the rates", tables_of, entry)
 
 
 if __name__ == "__main__":

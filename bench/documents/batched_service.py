@@ -1,8 +1,9 @@
-"""Document 1's design: batches for one worker process, gathered on asyncio and sent through two queues.
+"""Document 1's design: batches gathered on asyncio, for one worker process behind two queues.
 
-After "Service Batching from Scratch" (`BatchedService`, `VectorTransformer`), written anew: a buffer that goes when it
-is full or its timer has run out, a queue of batches, one task that hands them to the worker and one that looks for
-results. The waits between two looks are its own. Left out are the hooks that do nothing.
+After "Service Batching from Scratch" (`BatchedService`, `VectorTransformer`), written anew: a
+buffer that goes when it is full or its timer has run out, a queue of batches, one task that hands
+them to the worker and one that looks for results. The waits between two looks are its own. Left out
+are the hooks that do nothing.
 """
 # ruff: noqa: ASYNC110 (that it looks again and again is the design)
 

@@ -1,8 +1,9 @@
-"""How a worker process tells, through a small file, how long it was in its calls and how long between them.
+"""How a worker process tells, through a small file, its times in calls and between them.
 
-The same on both sides, since it is the model's own clock: what lies between two calls is getting rid of the answers and
-getting at the next batch. Of that, idle is what is not processor time of the thread that calls the model: it waited,
-for the next batch, for the lock of the interpreter or for a core.
+The same on both sides, since it is the model's own clock: what lies between two calls is getting
+rid of the answers and getting at the next batch. Of that, idle is what is not processor time of the
+thread that calls the model: it waited, for the next batch, for the lock of the interpreter or for a
+core.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Document 3's design: threads form a line, and the first in it runs the function for all.
 
-After "Cooperative batching" (`CooperativeQueue`, `Batch`, `BatchHandle`), written anew: whoever joins an empty batch
-leads; it waits for the lock of the execution and only then takes the batch away, so that the line grows meanwhile. A
-handle is a pair here, which is quicker than an object.
+After "Cooperative batching" (`CooperativeQueue`, `Batch`, `BatchHandle`), written anew: whoever
+joins an empty batch leads; it waits for the lock of the execution and only then takes the batch
+away, so that the line grows meanwhile. A handle is a pair here, which is quicker than an object.
 """
 
 from __future__ import annotations

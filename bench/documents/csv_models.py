@@ -1,11 +1,11 @@
-"""The model of document 5's experiment, with two ways of reading its requests; `carpool serve` takes one of them."""
+"""The model of document 5's experiment, as a service for each of two ways to read its requests."""
 
 from __future__ import annotations
 
 import io
 
 import numpy as np
-import pandas  # type: ignore[import-untyped]
+import pandas
 
 import carpool
 
@@ -13,7 +13,7 @@ FIELDS = 10
 
 
 class Rows(carpool.Model):
-    """CSV bodies of one row each, answered by the sum of it; all of a batch are parsed by one `read_csv`."""
+    """Answers a CSV body of one row with its sum; one `read_csv` parses all of a batch."""
 
     accepts = ("text/csv",)
     produces = "text/csv"

@@ -1,7 +1,8 @@
-"""Callers in a closed loop, and what is counted while they ask: answers, processor time, workers' clocks.
+"""Callers in a closed loop; while they ask, answers, processor time and workers' clocks count.
 
-Everybody asks again as soon as the answer is there, and every answer is checked. What counts is a window in the middle,
-so that neither the start nor the last batch of an end that nobody fills is in it.
+Everybody asks again as soon as the answer is there, and every answer is checked. What counts is a
+window in the middle, so that neither the start nor the last batch of an end that nobody fills is in
+it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from bench.documents import clocks
-from bench.process_tree import ProcessTree
-from bench.side import Facts
+from bench.tools.figures import Facts
+from bench.tools.process_tree import ProcessTree
 
 WARM_UP_S = 0.5
 Same = Callable[[Any, Any], bool]

@@ -1,9 +1,9 @@
-"""Document 2's design: a row of components in processes of their own, with a queue before, between and behind them.
+"""Document 2's design: a row of components in processes, with queues around and between them.
 
-After "Service Batching from Scratch, Again" (`ModelService`, `Modelet`), written anew: single items travel with the
-number of their future; each worker takes one, or fills a batch, from the queue that all workers of a component share.
-The waits between two looks at the queues of the coordinator are its own, and so is a wait of 0 for a batch. CPU pinning
-is left out on both sides.
+After "Service Batching from Scratch, Again" (`ModelService`, `Modelet`), written anew: single items
+travel with the number of their future; each worker takes one, or fills a batch, from the queue that
+all workers of a component share. The waits between two looks at the queues of the coordinator are
+its own, and so is a wait of 0 for a batch. CPU pinning is left out on both sides.
 """
 
 from __future__ import annotations

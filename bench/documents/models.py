@@ -1,6 +1,7 @@
-"""What is served on both sides: the same classes and functions, in the documents' designs and in carpool.
+"""The classes and functions that both sides serve, the documents' designs and carpool.
 
-Where a batch is hinted as an array, carpool hands the stacked array over; the documents' designs hand over a list.
+Where a batch is hinted as an array, carpool hands the stacked array over; the documents' designs
+hand over a list.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Net(carpool.Model):
 
 
 class SleepOnArrays(carpool.Model):
-    """A model that leaves the processor alone, as one on a GPU does: what is seen is the way there and back."""
+    """Leaves the processor alone, as a model on a GPU does; what shows is the way to it."""
 
     def setup(self) -> None:
         self.clock = Clock()

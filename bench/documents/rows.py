@@ -1,6 +1,8 @@
 """Which rows there are for each document, and how one side of one of them is measured.
 
-python -m bench.documents.rows DOCUMENT ROW SIDE SECONDS  measures one and prints its figures as JSON.
+    python -m bench.documents.rows DOCUMENT ROW SIDE SECONDS
+
+measures one and prints its figures as JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from bench.documents.batched_service import BatchedService
 from bench.documents.cooperative_queue import CooperativeQueue
 from bench.documents.load import WARM_UP_S, Ask, Same, in_tasks, in_threads
 from bench.documents.model_service import ModelService
-from bench.side import Facts
+from bench.tools.figures import Facts
 
 Side = Literal["document", "carpool"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -40,7 +42,8 @@ class Row:
     Attributes:
         title: what it is called there.
         document: measures the document's design for so many seconds; carpool: measures carpool.
-        env: what both sides have in their environment. No other number of BLAS or OpenMP threads is in it.
+        env: what both sides have in their environment. No other number of BLAS or OpenMP threads is
+            in it.
     """
 
     title: str

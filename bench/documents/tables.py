@@ -1,17 +1,16 @@
-"""Document 5's experiment: a hundred CSV bodies parsed by one `read_csv`, against one for each request, over HTTP.
+"""Document 5's experiment: one `read_csv` for a hundred CSV bodies against one for each.
 
-After "Understanding BentoML adaptive micro batching", section 3. Both sides are carpool's server with batches of up to
-100 and the same model; only `decode` differs.
+After "Understanding BentoML adaptive micro batching", section 3. Both sides are carpool's server
+with batches of up to 100 and the same model; only `decode` differs.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from bench import wrk
-from bench.contestants import Exchange, Launch, launch
-from bench.server import NotServing, running
-from bench.side import Facts, SideFailed
+from bench.peers.contestants import Exchange, Launch, serving
+from bench.tools import wrk
+from bench.tools.figures import Facts
+from bench.tools.server import NotServing, running
+from bench.tools.side import SideFailed
 
 TITLE = "CSV rows over HTTP, 64 connections"
 CONNECTIONS = 64
@@ -23,10 +22,7 @@ SERVICES = {"document": "a_parse_each", "carpool": "one_parse"}
 def csv_server(service: str) -> Launch:
     body = ",".join(f"0.{i}" for i in range(FIELDS)).encode()
     exchange = Exchange(body=body, answer=b"%.3f\n" % sum(i / 10 for i in range(FIELDS)), content_type="text/csv")
-    echo = launch("carpool", "echo")
-    assert echo is not None
-    command = [part.replace("bench.models:echo", f"bench.documents.csv_models:{service}") for part in echo.command]
-    return replace(echo, name=service, command=command, exchange=exchange)
+    return serving(f"bench.documents.csv_models:{service}", exchange)
 
 
 def measure(side: str, seconds: float) -> Facts:

@@ -1,16 +1,19 @@
-"""One virtual environment for each peer, outside the repository.  python -m bench.peers.install [PEER ...]
+"""Makes an environment for each peer, outside the repository, with exact versions of everything.
 
-They lie in ~/.cache/carpool-bench, or where CARPOOL_BENCH_ENVS says. `requirements/` holds the exact versions
-of everything; `--newest` asks the package index for the latest instead and writes them down there.
+The environments lie in ~/.cache/carpool-bench, or where CARPOOL_BENCH_ENVS says. `requirements/`
+holds the versions; `--newest` asks the package index for the latest ones instead and writes them
+down there.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+
+from bench import CACHE
+from bench.tools import options
 
 PACKAGES = {
     "mosec": ["mosec"],
@@ -23,29 +26,39 @@ PACKAGES = {
     "async_batcher": ["async-batcher"],
 }
 REQUIREMENTS = Path(__file__).parent / "requirements"
-# None of them needs torch today. Should one want it, this CPU build is there first and pip leaves it alone.
+# None of them needs torch today. If one should, this CPU build is there first, and pip keeps it.
 TORCH = "torch==2.13.0"
 
 
 def python_of(peer: str) -> Path:
     """The interpreter of a peer's environment."""
-    root = os.environ.get("CARPOOL_BENCH_ENVS") or Path.home() / ".cache" / "carpool-bench"
-    return Path(root) / peer / "bin" / "python"
+    return CACHE / peer / "bin" / "python"
 
 
-def versions(peer: str) -> dict[str, str]:
-    """Versions of the packages that PACKAGES names, as they are installed; empty without an environment."""
+def versions(*peers: str) -> dict[str, str]:
+    """The installed versions of these peers' packages; nothing for peers without an environment."""
+    return {name: version for peer in peers for name, version in _versions(peer)}
+
+
+def _versions(peer: str) -> Iterable[tuple[str, str]]:
     python = python_of(peer)
     if not python.exists():
-        return {}
+        return ()
     names = [package.partition("[")[0] for package in PACKAGES[peer]]
     code = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
     found = subprocess.run([python, "-c", code, *names], capture_output=True, text=True, check=False)
-    return dict(zip(names, found.stdout.split(), strict=False))
+    return zip(names, found.stdout.split(), strict=False)
+
+
+def not_installed(*names: str) -> str:
+    """What to do where peers are missing: `mosec:5` is in the environment of `mosec`."""
+    peers = dict.fromkeys(name.partition(":")[0] for name in names)
+    are = "is" if len(peers) == 1 else "are"
+    return f"{', '.join(peers)} {are} not installed: run python -m bench.peers.install {' '.join(peers)}"
 
 
 def install(peer: str, *, newest: bool = False) -> None:
-    """Make the environment, or bring one that is there to the versions wanted."""
+    """Make the environment, or bring the one that is there to the wanted versions."""
     python = python_of(peer)
     pinned = REQUIREMENTS / f"{peer}.txt"
     if not python.exists():
@@ -69,12 +82,13 @@ def wants_torch(pip: list[str], packages: list[str]) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("peers", nargs="*", metavar="PEER", help=f"of {', '.join(PACKAGES)}; none: all")
-    parser.add_argument("--newest", action="store_true", help="latest versions, written to requirements/")
+    parser = options.parser(__doc__)
+    who = f"one of {', '.join(PACKAGES)}; all of them if none is named"
+    parser.add_argument("peers", nargs="*", metavar="PEER", help=who)
+    parser.add_argument("--newest", action="store_true", help="install the latest versions, and write them down")
     arguments = parser.parse_args()
     if unknown := set(arguments.peers) - set(PACKAGES):
-        parser.error(f"no such peer: {', '.join(sorted(unknown))}; there are {', '.join(PACKAGES)}")
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(PACKAGES)}")
     for peer in arguments.peers or PACKAGES:
         install(peer, newest=arguments.newest)
         print(peer, *(f"{name} {version}" for name, version in versions(peer).items()), flush=True)

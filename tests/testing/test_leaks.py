@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench.chaos.leaks import Holdings, leaked, look
-from bench.process_tree import ProcessTree
+from bench.tools.process_tree import ProcessTree
 
 MIB = 2**20
 SHARED = Path("/dev/shm")

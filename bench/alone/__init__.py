@@ -1,0 +1,1 @@
+"""What carpool itself costs, or one part of it, beside no peer."""

@@ -1,0 +1,1 @@
+"""All policies beside each other, in virtual time."""

@@ -1,0 +1,98 @@
+"""The programs that there are to run: what each measures, and how long it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Program(NamedTuple):
+    """One program; `python -m bench.NAME` runs it.
+
+    Attributes:
+        name: of its module, below `bench`.
+        minutes: that it takes on two cores with its defaults; None if that depends on what it is
+            given.
+        measures: what it finds out, for people.
+        needs: what must be there besides `make setup`.
+        in_all: whether `all` runs it: it needs no arguments, and installs nothing.
+    """
+
+    name: str
+    minutes: float | None
+    measures: str
+    needs: str = ""
+    in_all: bool = True
+
+
+PROGRAMS = (
+    Program("alone.core_overhead", 0.2, "the core and its asyncio driver beside a bare list of futures"),
+    Program("alone.simulator_speed", 0.1, "how many requests per second the simulator serves"),
+    Program("alone.blas", 5, "BLAS threads as carpool chooses them, one, and all", "torch, scikit-learn"),
+    Program("peers.install", None, "nothing: it makes the peers' environments, once", "network", False),
+    Program("peers.inprocess", 9, "`@carpool.batch` beside other batchers", "batched, async_batcher, ray"),
+    Program("peers.process", 8, "worker processes without HTTP, beside mpservice", "mpservice"),
+    Program("peers.http", 50, "HTTP servers beside each other", "all peers, wrk"),
+    Program("documents", 8, "the designs that carpool was made after", "wrk"),
+    Program("policies", 15, "all policies on 113 workloads, in virtual time"),
+    Program("policies.ablation", 3, "what each part of Adaptive is worth"),
+    Program("policies.overhead", 0.5, "what a policy's own decisions cost"),
+    Program("policies.trace", None, "all policies on a trace of a language model", "the trace", False),
+    Program("reality.calibration", 4, "latency, simulated and of a real server", "an idle machine"),
+    Program("reality.overload", 15, "goodput at up to three times capacity", "mosec, bentoml, an idle machine"),
+    Program("reality.open_loop", None, "any server, with requests at random times", "a server", False),
+    Program("chaos", 2, "what is lost when workers are killed under load"),
+    Program("chaos.mutants", 10, "whether that soak finds what it looks for"),
+)
+
+STARTED_BY_OTHERS = {
+    "alone.blas_side": "alone.blas",
+    "chaos.clients": "chaos",
+    "documents.rows": "documents",
+    "peers.servers.async_batcher_function": "peers.inprocess",
+    "peers.servers.bare_echo": "peers.http",
+    "peers.servers.batched_function": "peers.inprocess",
+    "peers.servers.carpool_function": "peers.inprocess",
+    "peers.servers.carpool_pipeline": "peers.process",
+    "peers.servers.litserve_server": "peers.http",
+    "peers.servers.mosec_server": "peers.http",
+    "peers.servers.mpservice_pipeline": "peers.process",
+    "peers.servers.ray_function": "peers.inprocess",
+    "peers.servers.ray_server": "peers.http",
+    "peers.servers.socket_copy": "peers.process",
+    "chaos.litserve_service": "chaos",
+    "chaos.mosec_service": "chaos",
+}
+"""Modules that can be run as well, but are one side of a program, or a part of it."""
+
+HEADER = ("program", "minutes", "what it measures", "what it needs")
+
+
+def total_minutes() -> float:
+    """What `all` takes."""
+    return sum(program.minutes or 0 for program in PROGRAMS if program.in_all)
+
+
+def listing(*, markdown: bool = False) -> str:
+    """A table of all programs."""
+    rows = [_cells(program) for program in PROGRAMS]
+    if markdown:
+        rules = ("---", "---:", "---", "---")
+        rows = [(f"`{name}`", *rest) for name, *rest in rows]
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in (HEADER, rules, *rows))
+    widths = [max(map(len, column)) for column in zip(HEADER, *rows, strict=True)]
+    return "\n".join(_line(cells, widths) for cells in (HEADER, ["-" * width for width in widths], *rows))
+
+
+def _cells(program: Program) -> Sequence[str]:
+    minutes = "" if program.minutes is None else f"{program.minutes:g}"
+    return program.name, minutes, program.measures, program.needs
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Numbers stand on the right of their column, words on the left."""
+    name, minutes, *words = (
+        cell.rjust(width) if place == 1 else cell.ljust(width)
+        for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    )
+    return "  ".join((name, minutes, *words)).rstrip()

@@ -1,0 +1,1 @@
+"""The simulator beside real servers under open-loop load."""
