@@ -31,6 +31,7 @@ from carpool.wire.arrays import Block
 from carpool.wire.frame import Frame, FrameError, Kind, in_pieces
 from carpool.wire.outcome import Outcome
 from carpool.wire.payload import OBJECT, Payload
+from carpool.wire.scalars import Scalars
 
 if TYPE_CHECKING:
     from carpool.drive.aio import Driver
@@ -293,6 +294,8 @@ class WorkerStage:
             raise FrameError(f"a reply after {frame.busy_s} s of work and {frame.waited_s} s of waiting")
         if type(frame.payloads) is Block:
             frame.payloads = frame.payloads.separate()
+        elif type(frame.payloads) is Scalars:
+            self._check_scalars(frame, batch)
         errors: dict[int, Exception] | None = None
         if frame.dropped:
             logger.error("stage %s: no memory to receive the results of %d requests", self.name, len(frame.ids))
@@ -326,9 +329,23 @@ class WorkerStage:
             return False
         return sum([len(piece.ids) for piece in self._rest[worker] if piece.batch == batch.id]) == len(batch.ids)
 
+    def _check_scalars(self, frame: Frame, batch: Batch) -> None:
+        """Whether all the items of a reply may be scalars. Raises FrameError."""
+        if any(frame.formats):
+            raise FrameError("a failure or a response that is told as a scalar")
+        if not self._is_last or max([request.accept for request in batch.requests]) == OBJECT:
+            return
+        accepts = {id: request.accept for id, request in zip(batch.ids, batch.requests, strict=True)}
+        if max([accepts[id] for id in frame.ids]) != OBJECT:
+            raise FrameError("a scalar for a caller from the network")
+
+    @property
+    def _is_last(self) -> bool:
+        return self.index == len(self._driver.pipeline.stages) - 1
+
     def _unpack_responses(self, frame: Frame, batch: Batch) -> None:
         """In place of their payloads. Raises FrameError."""
-        if self.index != len(self._driver.pipeline.stages) - 1:
+        if not self._is_last:
             raise FrameError("a response from a stage that is not the last")
         requests = dict(zip(batch.ids, batch.requests, strict=True))
         answers: list[Any] = list(frame.payloads)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from carpool.wire.frame import MAGIC, MAX_BUFFERS, MAX_FRAME_BYTES, MAX_ITEMS, VERSION, Frame, FrameError, Kind, encode
 from carpool.wire.payload import LARGE, Buffer, Payload
+from carpool.wire.scalars import SCALARS
 
 INFINITY = float("inf")
 
@@ -47,6 +48,11 @@ FRAMES = {
     "reply of arrays and others": Frame(
         *(Kind.REPLY, 8, [5, 6, 4], bytes(3)), payloads=[[PAIR, b"a" * 8], b"other", [PAIR[:-4], b"b" * 8]]
     ),
+    "batch of scalars": Frame(
+        *(Kind.BATCH, 8, [5, 6, 4, 7, 9], bytes(5), bytes(5), [2.0, 3.0, 4.0, 5.0, 6.0]), [0.5, -7, "text", True, None]
+    ),
+    "reply of two scalars": Frame(Kind.REPLY, 8, [5, 6], bytes(2), payloads=[-0.0, INFINITY]),
+    "reply of many scalars": Frame(Kind.REPLY, 8, range(20), bytes(20), payloads=[i / 7 for i in range(20)]),
     "reply of many": Frame(Kind.REPLY, 8, range(40), bytes(40), payloads=[bytes([i]) * (i % 7) for i in range(40)]),
 }
 
@@ -158,8 +164,10 @@ def plain(frames: Iterable[Frame]) -> list[tuple[Any, ...]]:
     ]
 
 
-def _plain(payload: Payload) -> bytes | list[bytes]:
-    return [bytes(part) for part in payload] if isinstance(payload, list) else bytes(payload)
+def _plain(payload: Payload) -> bytes | list[bytes] | tuple[type, str]:
+    if type(payload) in SCALARS:
+        return type(payload), repr(payload)
+    return [bytes(part) for part in payload] if isinstance(payload, list) else bytes(payload)  # type: ignore[arg-type]
 
 
 # -- what is no frame
