@@ -294,8 +294,6 @@ class WorkerStage:
             raise FrameError(f"a reply after {frame.busy_s} s of work and {frame.waited_s} s of waiting")
         if type(frame.payloads) is Block:
             frame.payloads = frame.payloads.separate()
-        elif type(frame.payloads) is Scalars:
-            self._check_scalars(frame, batch)
         errors: dict[int, Exception] | None = None
         if frame.dropped:
             logger.error("stage %s: no memory to receive the results of %d requests", self.name, len(frame.ids))
@@ -305,6 +303,8 @@ class WorkerStage:
         elif frame.formats.count(Outcome.OK) != len(frame.formats):
             if max(frame.formats) not in _OUTCOMES:
                 raise FrameError(f"a reply with outcome {max(frame.formats)}")
+            if type(frame.payloads) is Scalars:
+                raise FrameError("a failure or a response that is told as a scalar")
             if Outcome.RESPONSE in frame.formats:
                 self._unpack_responses(frame, batch)
             failed = [i for i, what in enumerate(frame.formats) if what not in _GOOD]
@@ -313,6 +313,8 @@ class WorkerStage:
                 for i, cause in frame.causes.items():
                     errors[i].__cause__ = cause
                 frame.causes = None  # the worker keeps its reply until it has the next one
+        elif type(frame.payloads) is Scalars and self._is_last:
+            _check_takers(frame.ids, batch)
         if self._before_reply is not None:
             self._before_reply()
         self.roster.finished_batch()
@@ -328,16 +330,6 @@ class WorkerStage:
         if batch is None:
             return False
         return sum([len(piece.ids) for piece in self._rest[worker] if piece.batch == batch.id]) == len(batch.ids)
-
-    def _check_scalars(self, frame: Frame, batch: Batch) -> None:
-        """Whether all the items of a reply may be scalars. Raises FrameError."""
-        if any(frame.formats):
-            raise FrameError("a failure or a response that is told as a scalar")
-        if not self._is_last or max([request.accept for request in batch.requests]) == OBJECT:
-            return
-        accepts = {id: request.accept for id, request in zip(batch.ids, batch.requests, strict=True)}
-        if max([accepts[id] for id in frame.ids]) != OBJECT:
-            raise FrameError("a scalar for a caller from the network")
 
     @property
     def _is_last(self) -> bool:
@@ -461,6 +453,15 @@ def _check_ids(ids: Sequence[int], owed: Sequence[int]) -> None:
     foreign = set(ids).difference(owed)
     if foreign:
         raise FrameError(f"a reply to request {min(foreign)}, which is not in the batch")
+
+
+def _check_takers(ids: Sequence[int], batch: Batch) -> None:
+    """Whether those whose results are scalars take objects. Raises FrameError."""
+    if max([request.accept for request in batch.requests]) == OBJECT:
+        return
+    accepts = {id: request.accept for id, request in zip(batch.ids, batch.requests, strict=True)}
+    if max([accepts[id] for id in ids]) != OBJECT:
+        raise FrameError("a scalar for a caller that takes bytes")
 
 
 def _decoded(payload: Payload, kind: type[T]) -> T:

@@ -28,7 +28,7 @@ from typing import Final
 from carpool.wire.arrays import LONGEST_HEAD, Block, block_of
 from carpool.wire.memory import Memory
 from carpool.wire.payload import LARGE, Buffer, Payload, parts_of, size_of
-from carpool.wire.scalars import SCALARS, Scalars, pack, unpack
+from carpool.wire.scalars import Scalars, are_scalars, pack, unpack
 
 MAGIC: Final = b"cpl"
 VERSION: Final = 1
@@ -113,17 +113,19 @@ def encode(frame: Frame) -> list[Buffer]:
     kind, n = frame.kind, len(frame.ids)
     counts: Sequence[int]
     parts: Sequence[Buffer]
-    block, parts = _joined(frame.payloads) if n > 1 else _EACH
+    payloads = frame.payloads
+    is_none = n < 2 or (type(payloads) is list and payloads and type(payloads[0]) is bytes)
+    block, parts = _EACH if is_none else _joined(payloads)
     if block:
-        counts, has_counts = range(len(frame.payloads)), False
+        counts, has_counts = range(len(payloads)), False
     else:
-        counts, parts = parts_of(frame.payloads)
+        counts, parts = parts_of(payloads)
         has_counts = n != len(parts)
     m = len(parts)
     if (
         not n == len(counts) == len(frame.formats)
         or (kind == Kind.BATCH and not n == len(frame.accepts) == len(frame.deadlines))
-        or (not block and parts is not frame.payloads and 0 in counts)
+        or (not block and parts is not payloads and 0 in counts)
     ):
         raise FrameError(
             f"{n} ids, {len(counts)} payloads of {m} buffers, {len(frame.formats)} formats,"
@@ -146,12 +148,11 @@ def encode(frame: Frame) -> list[Buffer]:
 
 def _joined(payloads: Sequence[Payload]) -> tuple[int, Sequence[Buffer]]:
     """What block the payloads are, and its buffers."""
-    kind = type(payloads)
-    if kind is Block or (payloads and type(payloads[0]) is list):
+    if type(payloads) is Block or (payloads and type(payloads[0]) is list):
         block = block_of(payloads, MAX_FRAME_BYTES)
         if block is not None:
             return _ARRAYS, [block.head, block.elements]
-    elif kind is Scalars or (payloads and type(payloads[0]) in SCALARS and set(map(type, payloads)) <= SCALARS):
+    elif are_scalars(payloads):
         return _SCALARS, [pack(payloads)]
     return _EACH
 
@@ -338,7 +339,10 @@ class _Body:
     def frame(self) -> Frame:
         """The frame, once it is complete. Raises FrameError if its block is none."""
         header, parts, block = self.header, self._parts, self._block
-        header.payloads = _block(block, parts, len(header.ids)) if block else _group(parts, self._counts)
+        try:
+            header.payloads = _block(block, parts, len(header.ids)) if block else _group(parts, self._counts)
+        except MemoryError:
+            header.dropped = True
         return header
 
     @property

@@ -41,6 +41,13 @@ class Scalars(list[Scalar]):
     __slots__ = ()
 
 
+def are_scalars(payloads: Sequence[Any]) -> bool:
+    """Whether there are payloads, and all of them are scalars."""
+    if type(payloads) is Scalars:
+        return True
+    return len(payloads) > 0 and type(payloads[0]) in SCALARS and set(map(type, payloads)) <= SCALARS
+
+
 def as_scalars(values: Sequence[Any], kinds: set[type]) -> Scalars | None:
     """Values of such types as payloads, if all are scalars and it is seen at a glance that they are plain."""
     if not kinds <= SCALARS:

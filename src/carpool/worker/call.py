@@ -28,7 +28,7 @@ from carpool.wire import answer, arrays, payload
 from carpool.wire.frame import MAX_FRAME_BYTES, Frame, Kind
 from carpool.wire.outcome import Outcome, Report, pack, with_cause
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, OBJECT, RAW
-from carpool.wire.scalars import SCALARS, Scalars, as_scalars
+from carpool.wire.scalars import are_scalars, as_scalars
 from carpool.worker.program import MainProgram
 
 _TIMING_S = 2.0  # a warm-up that took so long takes no further timings
@@ -174,9 +174,7 @@ class Call:
         if formats.count(formats[0]) == len(formats) and formats[0] != CUSTOM and min(frame.deadlines) > now:
             with contextlib.suppress(BaseException):  # looked at one by one below
                 if formats[0] == OBJECT:
-                    if type(payloads) is Scalars or (
-                        type(payloads[0]) in SCALARS and set(map(type, payloads)) <= SCALARS
-                    ):
+                    if are_scalars(payloads):
                         return list(payloads)
                     block = arrays.block_of(payloads, MAX_FRAME_BYTES)
                     if block is not None:
