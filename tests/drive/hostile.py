@@ -42,6 +42,12 @@ def block(reply: Frame, n: int, head: bytes, elements: bytes) -> bytes:
     return start + bytes(9 * n) + struct.pack("<2I", *lengths) + head + elements
 
 
+def scalars(reply: Frame, n: int, data: bytes) -> bytes:
+    """A reply whose results are said to be scalars in one block."""
+    start = header(items=n, buffers=1, batch=reply.batch, length=len(data), block=2)
+    return start + bytes(9 * n) + struct.pack("<I", len(data)) + data
+
+
 INSTEAD: dict[str, Callable[[Frame], list[Frame | bytes]]] = {
     "something else altogether": lambda reply: [b"GET / HTTP/1.1\r\nHost: localhost:8000\r\nAccept: */*\r\n\r\n"],
     "zeros": lambda reply: [bytes(1000)],
@@ -62,6 +68,10 @@ INSTEAD: dict[str, Callable[[Frame], list[Frame | bytes]]] = {
     "a block for others": lambda reply: [block(reply, 2, b"\1\1f\1\2\0\0\0", b"x" * 16)],
     "a block of objects": lambda reply: [block(reply, 2, b"\1\1O\1\2\0\0\0", b"x" * 32)],
     "a block that is too short": lambda reply: [block(reply, 2, b"\1\1f\1\2\0\0\0", b"x" * 14)],
+    "scalars for others": lambda reply: [scalars(reply, 2, b"\x92\x01\x02")],
+    "one scalar as a block": lambda reply: [scalars(reply, 1, b"\x91\x01")],
+    "a list among scalars": lambda reply: [scalars(reply, 2, b"\x92\x01\x90")],
+    "too few scalars": lambda reply: [scalars(reply, 2, b"\x91\x01")],
     "a time that is none": lambda reply: [replace(reply, busy_s=float("nan"))],
     "an endless time": lambda reply: [replace(reply, waited_s=INFINITY)],
     "a negative time": lambda reply: [replace(reply, busy_s=-1.0)],

@@ -4,7 +4,7 @@ made up, and no request has two."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,9 @@ from carpool.observe.stats import Stats
 from carpool.request import DONE, Request
 from carpool.service import assemble
 from carpool.wire.frame import Frame, FrameError, FrameKind
+from carpool.wire.outcome import Outcome
+from carpool.wire.payload import JSON, OBJECT
+from carpool.wire.scalars import Scalars
 from tests import models
 from tests.core import stub
 
@@ -70,6 +73,7 @@ payloads = st.one_of(
     ),
     st.lists(st.tuples(small, st.floats(allow_nan=True)), max_size=3).map(msgspec.msgpack.encode),
 )
+scalars = st.sampled_from([0.5, 7, "", None, True])
 times = st.one_of(st.just(0.5), st.floats(allow_nan=True, allow_infinity=True))
 
 
@@ -78,18 +82,22 @@ def frames(draw: st.DrawFn) -> Frame:
     n = draw(st.sampled_from([N, N, 0, 1, 2, 4]))
     ids = draw(st.one_of(st.just([*range(1, n + 1)]), st.lists(small, min_size=n, max_size=n)))
     formats = draw(st.one_of(st.just(bytes(n)), st.binary(min_size=n, max_size=n)))
+    kind = draw(st.sampled_from(FrameKind))
+    results = st.lists(payloads, min_size=n, max_size=n)
+    if kind == FrameKind.REPLY and n > 1:
+        results = st.one_of(results, st.lists(scalars, min_size=n, max_size=n).map(Scalars))
     return Frame(
-        draw(st.sampled_from(FrameKind)),
+        kind,
         draw(st.sampled_from([1, 1, 1, 0, 2])),
         ids,
         formats,
-        payloads=draw(st.lists(payloads, min_size=n, max_size=n)),
+        payloads=draw(results),
         busy_s=draw(times),
         waited_s=draw(times),
     )
 
 
-async def listen(heard: list[Frame]) -> tuple[list[Told], list[Frame], Driver]:
+async def listen(heard: list[Frame], accepts: Sequence[int] = (OBJECT,) * N) -> tuple[list[Told], list[Frame], Driver]:
     """A stage whose only worker has a batch and then says all this; the requests, what was taken of it, the driver."""
     service = Service(Stage(models.scale, max_batch_size=N, policy="greedy"))
     batcher = assemble._batcher(service, service.stages[0])
@@ -103,8 +111,9 @@ async def listen(heard: list[Frame]) -> tuple[list[Told], list[Frame], Driver]:
     worker.heard(state("loading"))
     worker.heard(state("ready"))
     requests = [Told(i, float("inf")) for i in range(N)]
-    for request in requests:
+    for request, accept in zip(requests, accepts, strict=True):
         request.answers = 0
+        request.accept = accept
     driver.submit_all(requests)
     driver.poll()
     assert [frame.ids for frame in worker.frames] == [[1, 2, 3]]
@@ -153,3 +162,36 @@ def test_a_sound_reply_is_taken() -> None:
             requests, taken, _ = asyncio.run(listen(heard))
         assert taken == heard
         assert [request.result for request in requests] == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize(
+    ("ids", "accepts", "is_taken"),
+    [
+        ([1, 2, 3], [OBJECT, OBJECT, OBJECT], True),
+        ([1, 2, 3], [OBJECT, JSON, OBJECT], False),
+        ([1, 2, 3], [JSON, JSON, JSON], False),
+        ([1, 3], [OBJECT, JSON, OBJECT], True),  # a piece of a reply, of which another has the bytes
+        ([2, 3], [OBJECT, JSON, OBJECT], False),
+    ],
+)
+def test_scalars_are_for_python_callers_only(ids: list[int], accepts: list[int], is_taken: bool) -> None:
+    """Where bytes are to be written to a socket, there are bytes; else the worker has broken the protocol."""
+    reply = Frame(FrameKind.REPLY, 1, ids, bytes(len(ids)), payloads=Scalars([0.5] * len(ids)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(worker_pool._KINDS, "process", Silent)
+        requests, taken, _ = asyncio.run(listen([reply], accepts))
+
+    assert taken == [reply] * is_taken
+    assert [request.result for request in requests] == [0.5 if is_taken and i in ids else None for i in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("outcome", [*Outcome][1:])
+def test_a_failure_is_told_by_no_scalar(outcome: Outcome) -> None:
+    """Reports and responses are bytes."""
+    reply = Frame(FrameKind.REPLY, 1, [1, 2, 3], bytes([0, outcome, 0]), payloads=Scalars([0.5, "why", None]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(worker_pool._KINDS, "process", Silent)
+        requests, taken, _ = asyncio.run(listen([reply]))
+
+    assert taken == []
+    assert [request.state == DONE for request in requests] == [False] * 3

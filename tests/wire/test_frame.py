@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from carpool.testing.wire import FRAMES, data_of, header, plain, receive
 from carpool.wire import frame as wire
 from carpool.wire.frame import MAX_ITEMS, Frame, FrameError, FrameKind, FrameReader, encode
-from carpool.wire.payload import LARGE
+from carpool.wire.payload import LARGE, Buffer, Payload, dump, size_of
+from carpool.wire.scalars import SCALARS, pack
 from tests.core.stub import PROPERTY
 
 
@@ -83,6 +84,7 @@ def test_every_frame_comes_out_with_its_last_byte() -> None:
 
 buffers = st.binary(max_size=100)
 payloads = st.one_of(buffers, buffers, st.lists(buffers, min_size=2, max_size=4))
+scalars = st.one_of(st.floats(), st.integers(-(2**63), 2**64 - 1), st.text(max_size=99), st.booleans(), st.none())
 seconds = st.floats(allow_nan=False)
 ids = st.integers(0, 2**64 - 1)
 
@@ -92,6 +94,8 @@ def frames(draw: st.DrawFn) -> Frame:
     """Any frame."""
     kind = draw(st.sampled_from(FrameKind))
     items = draw(st.lists(payloads, max_size=6))
+    if kind in (FrameKind.BATCH, FrameKind.REPLY) and draw(st.booleans()):
+        items = draw(st.lists(scalars, min_size=2, max_size=6))
     n = len(items)
     frame = Frame(
         kind,
@@ -363,6 +367,37 @@ def test_a_frame_at_a_limit_is_sent_and_one_beyond_is_not(
 
 
 @PROPERTY
+@given(st.lists(st.one_of(scalars, payloads), min_size=1, max_size=40), st.integers(1, 200))
+def test_scalars_go_in_pieces_too(items: list[Any], limit: int) -> None:
+    """A piece of several items is never too long, whatever they are; what arrives is what was there."""
+    items = [
+        dump(item) if type(item) is str else item for item in items
+    ]  # as `size_of` is about those that `dump` makes
+    n = len(items)
+    frame = Frame(FrameKind.REPLY, 7, list(range(n)), bytes(n), payloads=items)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "MAX_FRAME_BYTES", limit)
+        pieces = wire.in_pieces(frame)
+        for piece in pieces:
+            if len(piece.ids) > 1:
+                encode(piece)
+    back = [payload for piece in pieces for payload in receive(FrameReader(), data_of(piece))[0].payloads]
+    assert [seen(payload) for payload in back] == [seen(item) for item in items]
+
+
+def seen(payload: Payload) -> bytes | list[Buffer]:
+    """What a payload says, packed or not."""
+    return pack(payload) if type(payload) in SCALARS else payload  # type: ignore[return-value]
+
+
+def test_the_longest_blocks_of_scalars_are_no_longer_than_they_count() -> None:
+    """The head of the array is counted with its items, however many they are; else a piece could be too long."""
+    for n in (2, 15, 16, 65_535, MAX_ITEMS):
+        for scalar in (0.5, 2**64 - 1, -(2**63), "", "x" * 31, "x" * 32, "x" * 256, *["x" * (LARGE - 1)] * (n < 20)):
+            assert len(pack([scalar] * n)) <= n * size_of(scalar)
+
+
+@PROPERTY
 @given(st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=3), min_size=1, max_size=20), st.integers(1, 100))
 def test_pieces_are_the_frame_s_items_within_the_limits(sizes: list[list[int]], limit: int) -> None:
     """In their order, and as few as that takes; one that is over the limit by itself has a piece of its own."""
@@ -430,3 +465,19 @@ def test_payloads_for_which_there_is_no_memory_are_read_and_dropped(
     assert all(frame.payloads == () for frame in came if frame.dropped)
     assert any(frame.dropped for frame in came) == (fails_from <= min(fails_to, asked))
     assert reader.idle
+
+
+def test_scalars_for_which_there_is_no_memory_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block that came in full and cannot be opened: its frame says so, and the next one is whole."""
+
+    def none_left(data: bytes, count: int) -> None:
+        raise MemoryError
+
+    frame = Frame(FrameKind.REPLY, 7, [1, 2], bytes(2), payloads=["x" * 60_000, "y" * 60_000])
+    reader = FrameReader()
+    with monkeypatch.context() as patch:
+        patch.setattr(wire, "unpack", none_left)
+        (dropped,) = receive(reader, data_of(frame))
+
+    assert (dropped.dropped, dropped.payloads, dropped.ids) == (True, (), [1, 2])
+    assert plain(receive(reader, data_of(frame))) == plain([frame])

@@ -140,9 +140,20 @@ def test_what_cannot_be_pickled_says_so() -> None:
         dump(lambda: None)
 
 
-def test_a_scalar_is_not_pickled() -> None:
-    """Plain scalars take the short way: an integer is a byte, a text its characters and one more."""
-    assert [dump(value) for value in (7, "abc", True, None)] == [b"\x07", b"\xa3abc", b"\xc3", b"\xc0"]
+def test_a_scalar_is_its_own_payload() -> None:
+    """Nothing is packed before it goes somewhere; then an integer is a byte, a text its characters and one more."""
+    scalars = (7, "abc", True, None, 0.5)
+    assert all(dump(value) is value for value in scalars)
+    assert [sent(dump(value)) for value in scalars[:4]] == [b"\x07", b"\xa3abc", b"\xc3", b"\xc0"]
+
+
+@pytest.mark.parametrize("value", ["é", "x" * LARGE, 2**64, -(2**63) - 1, "\ud83d"], ids=repr)
+def test_a_scalar_of_which_nobody_knows_how_long_it_is_is_packed_at_once(value: object) -> None:
+    """Text that is long or not in ASCII, and integers of more than 64 bits: one buffer, which is then sent as it is."""
+    payload = dump(value)
+
+    assert type(payload) is bytes
+    assert sent(payload) == payload
 
 
 # -- bytes
@@ -309,10 +320,16 @@ def test_any_array_in_any_view(array: np.ndarray[Any, Any], data: st.DataObject)
         (np.zeros(5).data, 40),
         (np.zeros((2, 3)).data, 48),
         ([b"ab", bytearray(3), np.zeros(2).data], 21),
+        (0.5, 16),
+        (2**64 - 1, 16),
+        (None, 16),
+        (True, 16),
+        ("", 16),
+        ("x" * 100, 116),
     ],
 )
 def test_sizes_are_in_bytes(payload: Payload, nbytes: int) -> None:
-    """Also of views whose elements are wider than a byte, and over all parts."""
+    """Also of views whose elements are wider than a byte, and over all parts; scalars count for the longest ones."""
     assert size_of(payload) == nbytes
 
 
@@ -323,6 +340,7 @@ def test_parts_lie_in_a_row_with_their_counts() -> None:
         [b"a", b"b", b"c", b"d", b"e", b"f", b""],
     )
     assert parts_of([b"a", b"b"]) == ([1, 1], [b"a", b"b"])
+    assert parts_of([b"a", 7, [b"b", b"c"]]) == ([1, 1, 2], [b"a", b"\7", b"b", b"c"])
     assert parts_of([]) == ([], [])
 
 

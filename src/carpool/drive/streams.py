@@ -19,7 +19,8 @@ from carpool.errors import DeadlineExceeded
 from carpool.foreign import as_model_error
 from carpool.request import DONE, Request
 from carpool.wire.memory import Memory
-from carpool.wire.payload import LARGE, SCALARS, detach
+from carpool.wire.payload import LARGE, detach
+from carpool.wire.scalars import SCALARS
 
 _BYTES_IN_FLIGHT = 16 * 2**20  # of large items; more only pushes them out of the processor's cache
 

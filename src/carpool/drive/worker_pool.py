@@ -33,6 +33,7 @@ from carpool.wire.arrays import Block
 from carpool.wire.frame import Frame, FrameError, FrameKind, in_pieces
 from carpool.wire.outcome import Outcome
 from carpool.wire.payload import OBJECT, Payload
+from carpool.wire.scalars import Scalars
 
 if TYPE_CHECKING:
     from carpool.drive.aio import Driver
@@ -303,6 +304,8 @@ class WorkerPool:
         elif frame.formats.count(Outcome.OK) != len(frame.formats):
             if max(frame.formats) not in _OUTCOMES:
                 raise FrameError(f"a reply with outcome {max(frame.formats)}")
+            if type(frame.payloads) is Scalars:
+                raise FrameError("a failure or a response that is told as a scalar")
             if Outcome.RESPONSE in frame.formats:
                 self._unpack_responses(frame, batch)
             failed = [i for i, what in enumerate(frame.formats) if what not in _GOOD]
@@ -311,6 +314,8 @@ class WorkerPool:
                 for i, cause in frame.causes.items():
                     errors[i].__cause__ = cause
                 frame.causes = None  # the worker keeps its reply until it has the next one
+        elif type(frame.payloads) is Scalars and self._is_last:
+            _check_takers(frame.ids, batch)
         if self._before_reply is not None:
             self._before_reply()
         self.roster.finished_batch()
@@ -327,9 +332,13 @@ class WorkerPool:
             return False
         return sum([len(piece.ids) for piece in self._rest[place] if piece.batch == batch.id]) == len(batch.ids)
 
+    @property
+    def _is_last(self) -> bool:
+        return self.stage == len(self._driver.pipeline.batchers) - 1
+
     def _unpack_responses(self, frame: Frame, batch: Batch) -> None:
         """In place of their payloads. Raises FrameError."""
-        if self.stage != len(self._driver.pipeline.batchers) - 1:
+        if not self._is_last:
             raise FrameError("a response from a stage that is not the last")
         requests = dict(zip(batch.ids, batch.requests, strict=True))
         answers: list[Any] = list(frame.payloads)
@@ -443,6 +452,15 @@ def _check_ids(ids: Sequence[int], owed: Sequence[int]) -> None:
     foreign = set(ids).difference(owed)
     if foreign:
         raise FrameError(f"a reply to request {min(foreign)}, which is not in the batch")
+
+
+def _check_takers(ids: Sequence[int], batch: Batch) -> None:
+    """Whether those whose results are scalars take objects. Raises FrameError."""
+    if max([request.accept for request in batch.requests]) == OBJECT:
+        return
+    accepts = {id: request.accept for id, request in zip(batch.ids, batch.requests, strict=True)}
+    if max([accepts[id] for id in ids]) != OBJECT:
+        raise FrameError("a scalar for a caller that takes bytes")
 
 
 def _decoded(payload: Payload, kind: type[T]) -> T:

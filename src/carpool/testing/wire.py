@@ -23,6 +23,7 @@ from carpool.wire.frame import (
     encode,
 )
 from carpool.wire.payload import LARGE, Buffer, Payload
+from carpool.wire.scalars import SCALARS
 
 # the header as frame.py's docstring describes it
 _HEADER = struct.Struct("<3s B B B 2x I I Q Q d d")
@@ -60,6 +61,12 @@ FRAMES = {
     "reply of arrays and others": Frame(
         *(FrameKind.REPLY, 8, [5, 6, 4], bytes(3)), payloads=[[PAIR, b"a" * 8], b"other", [PAIR[:-4], b"b" * 8]]
     ),
+    "batch of scalars": Frame(
+        *(FrameKind.BATCH, 8, [5, 6, 4, 7, 9], bytes(5), bytes(5), [2.0, 3.0, 4.0, 5.0, 6.0]),
+        [0.5, -7, "text", True, None],
+    ),
+    "reply of two scalars": Frame(FrameKind.REPLY, 8, [5, 6], bytes(2), payloads=[-0.0, inf]),
+    "reply of many scalars": Frame(FrameKind.REPLY, 8, range(20), bytes(20), payloads=[i / 7 for i in range(20)]),
     "reply of many": Frame(
         FrameKind.REPLY, 8, range(40), bytes(40), payloads=[bytes([i]) * (i % 7) for i in range(40)]
     ),
@@ -173,8 +180,10 @@ def plain(frames: Iterable[Frame]) -> list[tuple[Any, ...]]:
     ]
 
 
-def _plain(payload: Payload) -> bytes | list[bytes]:
-    return [bytes(part) for part in payload] if isinstance(payload, list) else bytes(payload)
+def _plain(payload: Payload) -> bytes | list[bytes] | tuple[type, str]:
+    if type(payload) in SCALARS:
+        return type(payload), repr(payload)
+    return [bytes(part) for part in payload] if isinstance(payload, list) else bytes(payload)  # type: ignore[arg-type]
 
 
 # -- what is no frame
@@ -236,7 +245,7 @@ def block(head: bytes, elements: bytes, items: int = 2) -> bytes:
 
 
 BAD_BLOCKS = {
-    "a block that is half one": header(items=2, buffers=2, block=2),
+    "a block that is none that we know": header(items=2, buffers=2, block=3),
     "a block of no items": header(items=0, buffers=2, block=1),
     "a block of one buffer": header(items=2, buffers=1, block=1),
     "a block of three buffers": header(items=2, buffers=3, block=1),
@@ -257,7 +266,47 @@ BAD_BLOCKS = {
     "a block that may be written to twice": block(b"\1\2f\1\2\0\0\0", b"x" * 16),
     "a block of shapes beyond measure": block(b"\1\1f\x20" + b"\xff" * 128, b"x" * 16),
 }
-HOSTILE = BAD_HEADERS | BAD_TABLES | BAD_BLOCKS
+
+
+def scalars(data: bytes, items: int = 2) -> bytes:
+    """A reply of scalars in one block, with whatever in it."""
+    start = header(items=items, buffers=1, length=len(data), block=2)
+    return start + bytes(9 * items) + struct.pack("<I", len(data)) + data
+
+
+BAD_SCALARS = {
+    "no scalars": header(items=0, buffers=1, block=2),
+    "one scalar as a block": header(items=1, buffers=1, block=2),
+    "scalars in two buffers": header(items=2, buffers=2, block=2),
+    "scalars in no buffer": header(items=2, buffers=0, block=2),
+    **{
+        f"scalars as a {kind.name}": header(kind=kind, items=2, buffers=1, block=2)
+        for kind in FrameKind
+        if kind not in (4, 6)
+    },
+    "scalars that are nothing": scalars(b""),
+    "a scalar too few": scalars(b"\x91\x01"),
+    "a scalar too many": scalars(b"\x93\x01\x02\x03"),
+    "scalars that do not come": scalars(b"\x92\x01"),
+    "scalars and something else": scalars(b"\x92\x01\x02\x03"),
+    "scalars beyond measure": scalars(b"\xdd\xff\xff\xff\xff\x01\x02"),
+    "scalars that are a scalar": scalars(b"\x07"),
+    "scalars that are an object": scalars(b"\x82\x01\x02\x03\x04"),
+    "scalars that are a pickle": scalars(b"\x80\x05K\x01."),
+    "a list among scalars": scalars(b"\x92\x01\x90"),
+    "a list beyond measure among scalars": scalars(b"\x92\x01\xdd\xff\xff\xff\xff"),
+    "an object among scalars": scalars(b"\x92\x01\x80"),
+    "bytes among scalars": scalars(b"\x92\x01\xc4\x01x"),
+    "a time among scalars": scalars(b"\x92\x01\xd6\xff\x00\x00\x00\x00"),
+    "an extension among scalars": scalars(b"\x92\x01\xd4\x05x"),
+    "half a character among scalars": scalars(b"\x92\x01\xa1\xc3"),
+    "half of a surrogate pair among scalars": scalars(b"\x92\x01\xa3\xed\xa0\xbd"),
+    "a text among scalars that does not come": scalars(b"\x92\x01\xdb\xff\xff\xff\xff"),
+    "a number among scalars that is longer than it needs to be": scalars(b"\x92\x01\xcc\x01"),
+    "a short float among scalars": scalars(b"\x92\x01\xca\x00\x00\x00\x00"),
+    "nothing that msgpack has among scalars": scalars(b"\x92\x01\xc1"),
+}
+HOSTILE = BAD_HEADERS | BAD_TABLES | BAD_BLOCKS | BAD_SCALARS
 """Bytes of which the last one shows that they are no frame."""
 
 
@@ -321,13 +370,15 @@ def _without_padding(data: bytes) -> bytes:
 
 def _random_frame(dice: random.Random) -> Frame:
     """Any frame: of every kind, with items of one or several buffers."""
-    kind, n, alike = dice.choice(list(FrameKind)), dice.randint(0, 6), dice.random() < 0.2
+    kind, n = dice.choice(list(FrameKind)), dice.randint(0, 6)
+    have_scalars = n > 1 and kind in (FrameKind.BATCH, FrameKind.REPLY)  # else they are packed like anything else
+    like = dice.choices([_random_payload, _random_array, _random_scalar], [6, 2, have_scalars])[0]
     frame = Frame(
         kind,
         dice.getrandbits(64),
         [dice.getrandbits(64) for _ in range(n)],
         dice.randbytes(n),
-        payloads=[_random_array(dice) if alike else _random_payload(dice) for _ in range(n)],
+        payloads=[like(dice) for _ in range(n)],
         busy_s=dice.random(),
         waited_s=dice.expovariate(1),
     )
@@ -344,6 +395,10 @@ def _random_payload(dice: random.Random) -> Payload:
 
 def _random_array(dice: random.Random) -> Payload:
     return [PAIR, dice.randbytes(8)]
+
+
+def _random_scalar(dice: random.Random) -> Payload:
+    return dice.choice([dice.random(), inf, dice.getrandbits(64), -dice.getrandbits(63), "x" * 40, "", True, None])
 
 
 def _read(reader: Reader, data: bytes, name: str, cuts: Iterable[int] = ()) -> list[Frame]:

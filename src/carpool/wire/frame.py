@@ -1,13 +1,13 @@
 """Frames on the socket between the coordinator and a worker: a batch of items as bytes, and back. Sans-IO.
 
-    header   magic "cpl", version, kind, whether the items are one block, counts, batch id, body length, two times
+    header   magic "cpl", version, kind, what block the items are, if any, counts, batch id, body length, two times
              (48 bytes, little endian)
     table    ids u64; in a batch deadlines f64 and accepts u8; formats u8; lengths of the buffers u32; and, where
              not every item has just one, how many buffers each has u32
     body     the buffers, one after the other
 
 Items that are arrays of one shape and dtype are one block: two buffers, which are their common head and the elements of
-all (`arrays.py`), and no counts in the table.
+all (`arrays.py`), and no counts in the table. So are plain scalars in a batch or a reply: one buffer (`scalars.py`).
 
 A whole batch is one frame, so one write and one read each way. The reader hands out the memory to receive into
 (`get_buffer`) and is told how much came (`received`), as in `asyncio.BufferedProtocol`; a blocking socket uses it just
@@ -28,6 +28,7 @@ from typing import Final
 from carpool.wire.arrays import LONGEST_HEAD, Block, block_of
 from carpool.wire.memory import Memory
 from carpool.wire.payload import LARGE, Buffer, Payload, parts_of, size_of
+from carpool.wire.scalars import Scalars, are_scalars, pack, unpack
 
 MAGIC: Final = b"cpl"
 VERSION: Final = 1
@@ -37,6 +38,12 @@ MAX_BUFFERS: Final = 2**18
 SCRATCH_BYTES: Final = 256 * 1024
 
 _HEADER = struct.Struct("<3sBBBxxIIQQdd")
+
+# What block the items of a frame are.
+_NO_BLOCK: Final = 0
+_ARRAYS: Final = 1
+_SCALARS: Final = 2
+_EACH: Final[tuple[int, Sequence[Buffer]]] = (_NO_BLOCK, ())
 
 
 class FrameKind(IntEnum):
@@ -52,6 +59,7 @@ class FrameKind(IntEnum):
 
 
 _KINDS: dict[int, FrameKind] = {kind.value: kind for kind in FrameKind}
+_HAVE_SCALARS = frozenset({FrameKind.BATCH, FrameKind.REPLY})
 
 
 class FrameError(Exception):
@@ -105,17 +113,19 @@ def encode(frame: Frame) -> list[Buffer]:
     kind, n = frame.kind, len(frame.ids)
     counts: Sequence[int]
     parts: Sequence[Buffer]
-    block = block_of(frame.payloads, MAX_FRAME_BYTES) if n > 1 else None
-    if block is None:
-        counts, parts = parts_of(frame.payloads)
-        has_counts = n != len(parts)
+    payloads = frame.payloads
+    is_none = n < 2 or (type(payloads) is list and payloads and type(payloads[0]) is bytes)
+    block, parts = _EACH if is_none else _joined(payloads)
+    if block:
+        counts, has_counts = range(len(payloads)), False
     else:
-        counts, parts, has_counts = range(len(block)), [block.head, block.elements], False
+        counts, parts = parts_of(payloads)
+        has_counts = n != len(parts)
     m = len(parts)
     if (
         not n == len(counts) == len(frame.formats)
         or (kind == FrameKind.BATCH and not n == len(frame.accepts) == len(frame.deadlines))
-        or (block is None and parts is not frame.payloads and 0 in counts)
+        or (not block and parts is not payloads and 0 in counts)
     ):
         raise FrameError(
             f"{n} ids, {len(counts)} payloads of {m} buffers, {len(frame.formats)} formats,"
@@ -128,14 +138,23 @@ def encode(frame: Frame) -> list[Buffer]:
             f"a message of {n} items, {m} buffers and {length} bytes is over the limit of"
             f" {MAX_ITEMS} items, {MAX_BUFFERS} buffers and {MAX_FRAME_BYTES} bytes"
         )
-    header = _HEADER.pack(
-        MAGIC, VERSION, kind, block is not None, n, m, frame.batch, length, frame.busy_s, frame.waited_s
-    )
+    header = _HEADER.pack(MAGIC, VERSION, kind, block, n, m, frame.batch, length, frame.busy_s, frame.waited_s)
     routed = (*frame.deadlines, frame.accepts) if kind == FrameKind.BATCH else ()
     table = _table(kind, n, m, has_counts).pack(
         *frame.ids, frame.formats, *lengths, *routed, *(counts if has_counts else ())
     )
     return [header + table, *parts]
+
+
+def _joined(payloads: Sequence[Payload]) -> tuple[int, Sequence[Buffer]]:
+    """What block the payloads are, and its buffers."""
+    if type(payloads) is Block or (payloads and type(payloads[0]) is list):
+        block = block_of(payloads, MAX_FRAME_BYTES)
+        if block is not None:
+            return _ARRAYS, [block.head, block.elements]
+    elif are_scalars(payloads):
+        return _SCALARS, [pack(payloads)]
+    return _EACH
 
 
 def in_pieces(frame: Frame) -> list[Frame]:
@@ -145,9 +164,9 @@ def in_pieces(frame: Frame) -> list[Frame]:
     """
     pieces: list[Frame] = []
     begin = nbytes = buffers = 0
-    counts, _ = parts_of(frame.payloads)
-    for i, (payload, count) in enumerate(zip(frame.payloads, counts, strict=True)):
+    for i, payload in enumerate(frame.payloads):
         size = size_of(payload)
+        count = len(payload) if type(payload) is list else 1
         full = nbytes + size > MAX_FRAME_BYTES or buffers + count > MAX_BUFFERS or i - begin == MAX_ITEMS
         if full and i > begin:
             pieces.append(_piece(frame, begin, i))
@@ -245,10 +264,10 @@ class FrameReader:
         if have < _HEADER.size:
             return None
         magic, version, kind, block, n, m, batch, length, busy_s, waited_s = _HEADER.unpack_from(self._scratch, at)
-        if magic != MAGIC or version != VERSION or kind not in _KINDS or block > 1:
+        if magic != MAGIC or version != VERSION or kind not in _KINDS or block > _SCALARS:
             raise FrameError(f"no carpool frame of version {VERSION}: {magic!r}, version {version}, kind {kind}")
-        if block and not (m == 2 <= n):
-            raise FrameError(f"a block of {n} items in {m} buffers")
+        if block and not (m == 2 <= n if block == _ARRAYS else m == 1 < n and kind in _HAVE_SCALARS):
+            raise FrameError(f"a block of {n} items in {m} buffers of a frame of kind {kind}")
         if n > MAX_ITEMS or m > MAX_BUFFERS or length > self._max_bytes:
             raise FrameError(f"a frame of {n} items, {m} buffers and {length} bytes is over the limit")
         has_counts = n != m and not block
@@ -263,7 +282,7 @@ class FrameReader:
         counts = fields[len(fields) - n :] if has_counts else ()
         if sum(lengths) != length or (has_counts and (sum(counts) != m or 0 in counts)):
             raise FrameError("the frame's table does not add up to its length")
-        if block and not (lengths[0] <= LONGEST_HEAD and lengths[1] % n == 0):
+        if block == _ARRAYS and not (lengths[0] <= LONGEST_HEAD and lengths[1] % n == 0):
             raise FrameError(f"a block of {n} items in buffers of {lengths[0]} and {lengths[1]} bytes")
         frame = Frame(_KINDS[kind], batch, list(fields[:n]), fields[n], busy_s=busy_s, waited_s=waited_s)
         if kind == FrameKind.BATCH:
@@ -271,12 +290,12 @@ class FrameReader:
         self._start = at = at + need
         if have - need < length or length >= LARGE:
             try:
-                self._body = _Body(frame, counts, lengths, self._memory, bool(block))
+                self._body = _Body(frame, counts, lengths, self._memory, block)
             except MemoryError:
                 self._body = _Dropped(frame, length)
             return self._fill(self._body)
         parts = _split(self._view[at : at + length], lengths)
-        frame.payloads = _block(parts, n) if block else _group(parts, counts)
+        frame.payloads = _block(block, parts, n) if block else _group(parts, counts)
         self._start = at + length
         return frame
 
@@ -294,15 +313,13 @@ class _Body:
     """A frame's buffers while they are being received: runs of small ones together, large ones each by itself."""
 
     __slots__ = (
-        *("_at", "_counts", "_is_block", "_lengths", "_memory", "_parts", "_run", "_shared"),
+        *("_at", "_block", "_counts", "_lengths", "_memory", "_parts", "_run", "_shared"),
         *("header", "missing", "rest"),
     )
 
-    def __init__(
-        self, frame: Frame, counts: Sequence[int], lengths: Sequence[int], memory: Memory, is_block: bool
-    ) -> None:
+    def __init__(self, frame: Frame, counts: Sequence[int], lengths: Sequence[int], memory: Memory, block: int) -> None:
         self.header = frame
-        self._is_block = is_block
+        self._block = block
         self.missing = sum(lengths)  # bytes
         self._memory = memory
         self._counts = counts
@@ -321,8 +338,11 @@ class _Body:
     @property
     def frame(self) -> Frame:
         """The frame, once it is complete. Raises FrameError if its block is none."""
-        header, parts = self.header, self._parts
-        header.payloads = _block(parts, len(header.ids)) if self._is_block else _group(parts, self._counts)
+        header, parts, block = self.header, self._parts, self._block
+        try:
+            header.payloads = _block(block, parts, len(header.ids)) if block else _group(parts, self._counts)
+        except MemoryError:
+            header.dropped = True
         return header
 
     @property
@@ -402,11 +422,10 @@ def _split(shared: bytes | memoryview, lengths: Sequence[int]) -> list[Buffer]:
     return [whole[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
-def _block(parts: list[Buffer], n: int) -> Block:
+def _block(block: int, parts: list[Buffer], n: int) -> Block | Scalars:
     """The items' payloads where they are one block. Raises FrameError if they are not."""
-    head, elements = parts
     try:
-        return Block(head, elements, n)
+        return unpack(parts[0], n) if block == _SCALARS else Block(parts[0], parts[1], n)
     except ValueError as error:
         raise FrameError(f"a block that is none: {error}") from None
 

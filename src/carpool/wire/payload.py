@@ -1,10 +1,10 @@
 """Python objects as bytes between our own processes, and the numbers that say how an item is encoded.
 
 A payload is one bytes-like object, or a list `[head, *buffers]` where large contiguous buffers (numpy arrays, say)
-travel beside the pickle instead of inside it (pickle protocol 5, PEP 574). Plain scalars go as msgpack, in a third of
-pickle's time, and small arrays as a head and their elements (`arrays.py`), in a tenth of it. Only payloads made by
-`dump` in one of our own processes ever reach `load`: bytes from the network are JSON, msgpack or raw, and never come
-here.
+travel beside the pickle instead of inside it (pickle protocol 5, PEP 574). Plain scalars are payloads as they are until
+a frame is written (`scalars.py`); small arrays go as a head and their elements (`arrays.py`), in a tenth of pickle's
+time. Only payloads made by `dump` in one of our own processes ever reach `load`: bytes from the network are JSON,
+msgpack or raw, and never come here.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from carpool.wire import arrays
+from carpool.wire import arrays, scalars
 from carpool.wire.memory import Memory
+from carpool.wire.scalars import LEAST_INT, LONGEST_TEXT, MOST_INT, SCALARS, Scalar
 
 Buffer = bytes | bytearray | memoryview
-Payload = Buffer | list[Buffer]
+Payload = Buffer | list[Buffer] | Scalar
 
 # How an item is encoded: `Request.format` on the way in, `Request.accept` on the way out.
 OBJECT: Final = 0  # a Python object of one of our processes, as `dump` makes it
@@ -32,24 +33,27 @@ CUSTOM: Final = 4  # a format of the model's own: its `decode` or `encode`; the 
 LARGE: Final = 64 * 1024
 """Buffers from this size on travel by themselves and are received into memory of their own."""
 
-SCALARS = frozenset({int, float, str, bool, type(None)})
-"""What goes as msgpack; nothing of it can change."""
-
 _PICKLE: Final = 0x80  # the first byte of every pickle; no scalar in msgpack starts so
-_encode_scalar = msgspec.msgpack.Encoder().encode
+_BUFFERS: Final = frozenset({bytes, bytearray, memoryview})
 _decode_scalar = msgspec.msgpack.Decoder().decode
 
 
-def dump(value: object) -> Payload:
+def dump(value: Any) -> Payload:
     """Encode `value` for another of our processes. Raises what pickling raises."""
     kind = type(value)
     if kind in SCALARS:
+        if kind is str:
+            plain = len(value) < LONGEST_TEXT and value.isascii()
+        else:
+            plain = kind is not int or LEAST_INT <= value <= MOST_INT
+        if plain:
+            return value  # type: ignore[no-any-return]
         try:
-            return _encode_scalar(value)
+            return scalars.pack(value)
         except (OverflowError, UnicodeError, msgspec.MsgspecError):
             return pickle.dumps(value, 5)  # an integer of over 64 bits, or half a surrogate pair
-    if kind is bytes and len(value) >= LARGE:  # type: ignore[arg-type]
-        return [b"", value]  # type: ignore[list-item]
+    if kind is bytes and len(value) >= LARGE:
+        return [b"", value]
     if kind is arrays._ndarray or (arrays._ndarray is None and "numpy" in sys.modules and kind is arrays.array_type()):
         packed = _packed_array(value)
         if packed is not None:
@@ -101,8 +105,11 @@ def _packed_array(array: arrays.Array) -> Payload | None:
 
 def load(payload: Payload) -> object:
     """Decode what `dump` made. Arrays point into the payload's buffers, so a buffer must not be used twice."""
+    kind: type = type(payload)
+    if kind is bytes or kind in _BUFFERS:
+        return pickle.loads(payload) if payload[0] == _PICKLE else _decode_scalar(payload)  # type: ignore
     if type(payload) is not list:
-        return pickle.loads(payload) if payload[0] == _PICKLE else _decode_scalar(payload)  # type: ignore[arg-type]
+        return payload
     head, *buffers = payload
     if not head:
         return bytes(buffers[0])
@@ -126,15 +133,20 @@ def _copied(buffer: Buffer, memory: Memory) -> Buffer:
 
 
 def size_of(payload: Payload) -> int:
-    """Bytes that `payload` holds."""
+    """Bytes that `payload` holds; of a scalar, as many as it takes in a message at the most."""
+    if type(payload) is bytes:
+        return len(payload)
     if type(payload) is list:
         return sum([_length(part) for part in payload])
+    if type(payload) in SCALARS:
+        return scalars.BYTES + (len(payload) if type(payload) is str else 0)
     return _length(payload)  # type: ignore[arg-type]
 
 
 def parts_of(payloads: Sequence[Payload]) -> tuple[list[int], list[Buffer]]:
-    """How many buffers each payload has, which is at least one, and all the buffers in a row."""
-    if list not in set(map(type, payloads)):
+    """How many buffers each payload has, which is at least one, and all the buffers in a row; scalars are packed."""
+    kinds: set[type] = set(map(type, payloads))
+    if kinds <= _BUFFERS:
         return [1] * len(payloads), payloads  # type: ignore[return-value]
     counts: list[int] = []
     parts: list[Buffer] = []
@@ -144,7 +156,7 @@ def parts_of(payloads: Sequence[Payload]) -> tuple[list[int], list[Buffer]]:
             parts += payload
         else:
             counts.append(1)
-            parts.append(payload)  # type: ignore[arg-type]
+            parts.append(scalars.pack(payload) if type(payload) in SCALARS else payload)  # type: ignore[arg-type]
     return counts, parts
 
 

@@ -29,6 +29,7 @@ from carpool.wire import answer, arrays, payload
 from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameKind
 from carpool.wire.outcome import FailureReport, Outcome, pack, with_cause
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, OBJECT, RAW
+from carpool.wire.scalars import are_scalars, as_scalars
 from carpool.worker.program import MainProgram
 
 _TIMING_S = 2.0  # a warm-up that took so long takes no further timings
@@ -173,9 +174,12 @@ class Call:
         formats, payloads = frame.formats, frame.payloads
         if formats.count(formats[0]) == len(formats) and formats[0] != CUSTOM and min(frame.deadlines) > now:
             with contextlib.suppress(BaseException):  # looked at one by one below
-                block = arrays.block_of(payloads, MAX_FRAME_BYTES) if formats[0] == OBJECT else None
-                if block is not None:
-                    return Rows(block.array())
+                if formats[0] == OBJECT:
+                    if are_scalars(payloads):
+                        return list(payloads)
+                    block = arrays.block_of(payloads, MAX_FRAME_BYTES)
+                    if block is not None:
+                        return Rows(block.array())
                 decode = nesting.for_now(self._decoders[formats[0]])
                 return [decode(body) for body in payloads]
         values: list[Any] = []
@@ -264,9 +268,7 @@ class Call:
         if accepts.count(accepts[0]) == len(accepts) and Failed not in kinds:
             with contextlib.suppress(BaseException):  # looked at one by one below
                 encode = encoders[accepts[0]]
-                block = None
-                if encode is payload.dump and type(results) is Rows:
-                    block = arrays.block_of_rows(results.whole)
+                block = _block_of(results, kinds) if encode is payload.dump else None
                 reply.payloads = [encode(value) for value in results] if block is None else block
                 reply.formats = bytes(len(results))
                 return
@@ -315,6 +317,11 @@ def _of_a_parser(error: BaseException) -> BaseException:
     if issubclass(kind, ValueError) and not issubclass(kind, CarpoolError):
         return InvalidRequest("the body could not be decoded")
     return error
+
+
+def _block_of(results: list[Any], kinds: set[type]) -> Sequence[payload.Payload] | None:
+    """Results of such types as payloads, if they travel together."""
+    return arrays.block_of_rows(results.whole) if type(results) is Rows else as_scalars(results, kinds)
 
 
 def _as_bytes(value: Any) -> bytes:

@@ -21,7 +21,7 @@ import msgspec
 from carpool.errors import ModelError
 from carpool.foreign import as_model_error
 from carpool.model import AnyModel, name_of
-from carpool.wire.payload import Buffer, Payload
+from carpool.wire.payload import Buffer
 
 _MAIN = "__mp_main__"
 _NEEDS_MAIN = (
@@ -109,7 +109,7 @@ class MainProgram:
         self._program = program
         self._refusal: ModelError | None = None
 
-    def read_again(self, load: Callable[[Any], Any], item: Payload, error: BaseException) -> Any:
+    def read_again(self, load: Callable[[Any], Any], item: Buffer | list[Buffer], error: BaseException) -> Any:
         """Read an item once more that could not be read, with the main file at hand if that may be the reason.
 
         Args:
