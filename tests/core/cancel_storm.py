@@ -60,14 +60,16 @@ class Storm:
         """From the first arrival to the last answer; raises AssertionError if anything is left, lost or doubled."""
         self.run.feed(self._requests())
         self.run.run()
-        line = self.pipeline
+        pipeline = self.pipeline
         assert not self.ledger, f"{len(self.ledger)} wait for ever"
-        assert line.unanswered == line.waiting == 0
-        assert line.cancelled == self.left["at the door"] + self.left[_STATES[QUEUED]] + self.left[_STATES[RUNNING]]
-        assert line.answered + line.refused == self.served + self.failed + self.left["with its answer on the way"]
-        for queue in (line.door, *[stage.queue for stage in line.stages]):
+        assert pipeline.unanswered == pipeline.waiting == 0
+        assert pipeline.cancelled == self.left["at the door"] + self.left[_STATES[QUEUED]] + self.left[_STATES[RUNNING]]
+        assert (
+            pipeline.answered + pipeline.refused == self.served + self.failed + self.left["with its answer on the way"]
+        )
+        for queue in (pipeline.door, *[stage.queue for stage in pipeline.stages]):
             assert (queue.count, queue.nbytes, queue.size) == (0, 0, 0)
-        for stage in line.stages:
+        for stage in pipeline.stages:
             assert (stage.running, stage.in_flight, stage.idle) == (0, {}, 2)
 
     @property

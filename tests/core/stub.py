@@ -61,7 +61,7 @@ def stage(
     return Batcher(name, policy or Greedy(max_batch_size), Queue(max_size, max_bytes), **settings)
 
 
-def pipeline(*stages: Batcher, workers: int | Sequence[int] = 1, **settings: Any) -> Pipeline:
+def pipeline_of(*stages: Batcher, workers: int | Sequence[int] = 1, **settings: Any) -> Pipeline:
     """The stages in a row with their workers, so many each, which are ready."""
     made = Pipeline(stages, **settings)
     for index, n in enumerate([workers] * len(stages) if isinstance(workers, int) else workers):
@@ -92,6 +92,11 @@ def reply(
 def outcome(request: Request) -> Any:
     """The result, or the class of the error."""
     return request.result if request.error is None else type(request.error)
+
+
+def assert_counts(pipeline: Pipeline, **expected: int) -> None:
+    """The pipeline's counters of these names (`admitted`, `answered`, ...) have these values."""
+    assert {name: getattr(pipeline, name) for name in expected} == expected
 
 
 def state_of(one: Batcher) -> tuple[object, ...]:

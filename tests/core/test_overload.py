@@ -11,7 +11,7 @@ from carpool.core.batcher import Batch
 from carpool.drive.virtual import VirtualDriver
 from carpool.policy import Adaptive, Greedy, Policy
 from carpool.request import Request
-from tests.core.stub import asks, items, pipeline, stage
+from tests.core.stub import asks, items, pipeline_of, stage
 from tests.effort import slow_where
 
 MOST = 64
@@ -53,12 +53,12 @@ def poisson(
 
 def serve(policy: Policy, requests: Sequence[Request], slo_s: float | None = None) -> Watch:
     watch = Watch()
-    line = pipeline(stage(policy=policy, max_size=1024), workers=0, slo_s=slo_s)
-    run = VirtualDriver(line, [batch_s], [1], watcher=watch)
+    pipeline = pipeline_of(stage(policy=policy, max_size=1024), workers=0, slo_s=slo_s)
+    run = VirtualDriver(pipeline, [batch_s], [1], watcher=watch)
     run.feed((request.admitted, request) for request in sorted(requests, key=lambda request: request.admitted))
     run.run()
     assert len(watch.answers) == len(requests)
-    assert line.unanswered == line.waiting == 0
+    assert pipeline.unanswered == pipeline.waiting == 0
     return watch
 
 
@@ -113,21 +113,21 @@ def test_the_model_sees_exactly_those_who_stayed() -> None:
     """A hundred wait, sixty of them leave, at random: forty are run, each once."""
     for seed in range(20):
         watch = Watch()
-        line = pipeline(stage(16), workers=0)
-        run = VirtualDriver(line, [batch_s], [1])
+        pipeline = pipeline_of(stage(16), workers=0)
+        run = VirtualDriver(pipeline, [batch_s], [1])
         requests = asks(range(100))
         gone = random.Random(seed).sample(requests, 60)
         run.at(0, lambda: [run.enter(request) for request in requests])  # noqa: B023 - run before the next turn
-        line.worker_lost(0, 0, 0)
+        pipeline.worker_lost(0, 0, 0)
         run.run(until=1)
-        assert line.waiting == 100
+        assert pipeline.waiting == 100
         for request in gone:
-            line.cancel(1, request)
-        line.worker_ready(0, 0)
+            pipeline.cancel(1, request)
+        pipeline.worker_ready(0, 0)
         run.at(2, lambda: None)
         run.run()
 
         seen = [item for batch in run.batches for item in items(batch.requests)]
         assert sorted(seen) == sorted(set(range(100)) - {request.item for request in gone})
-        assert (len(run.answers), line.cancelled, line.unanswered) == (40, 60, 0)
+        assert (len(run.answers), pipeline.cancelled, pipeline.unanswered) == (40, 60, 0)
         assert not watch.answers

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from carpool.core.batcher import INFINITY, Batcher
 from carpool.core.safe_size import SafeSize
-from tests.core.stub import PROPERTY, ask, asks, reply, stage
-from tests.core.stub import pipeline as new_pipeline
+from tests.core.stub import PROPERTY, ask, asks, pipeline_of, reply, stage
 
 
 class Memory:
@@ -183,7 +182,7 @@ def out_of_memory(batcher: Batcher, worker: int, calls: list[list[int]], fitted:
 
 def test_a_batch_is_held_to_the_limit_whatever_the_policy_says() -> None:
     """All workers of the stage share it."""
-    pipeline = new_pipeline(stage(64), workers=2)
+    pipeline = pipeline_of(stage(64), workers=2)
     pipeline.submit(0, asks(range(200)))
     first, second = pipeline.poll(0).run
     assert (first.n, second.n) == (64, 64)
@@ -196,7 +195,7 @@ def test_a_batch_is_held_to_the_limit_whatever_the_policy_says() -> None:
 
 def test_the_limit_is_one_of_sizes() -> None:
     """Rows or tokens, where requests say how many they have."""
-    pipeline = new_pipeline(stage(64))
+    pipeline = pipeline_of(stage(64))
     requests = asks(range(20))
     for request in requests:
         request.size = 10
@@ -216,7 +215,7 @@ def test_a_batch_that_had_to_be_repeated_teaches_the_policy_nothing() -> None:
     heard: list[bool] = []
     one = stage(4)
     one.policy.completed = lambda now, n, size, busy_s, ok: heard.append(ok)  # type: ignore[method-assign]
-    pipeline = new_pipeline(one)
+    pipeline = pipeline_of(one)
     pipeline.submit(0, asks(range(8)))
     (batch,) = pipeline.poll(0).run
     out_of_memory(one, 0, [[0, 1, 2, 3]], [[0, 1], [2, 3]])
@@ -229,7 +228,7 @@ def test_a_batch_that_had_to_be_repeated_teaches_the_policy_nothing() -> None:
 
 def test_what_was_too_much_is_tried_again_and_learned_from() -> None:
     """Batches over the limit are let out now and then; one that goes through raises it."""
-    pipeline = new_pipeline(stage(4))
+    pipeline = pipeline_of(stage(4))
     pipeline.submit(0, asks(range(1000)))
     (batch,) = pipeline.poll(0).run
     out_of_memory(pipeline.stages[0], 0, [[0, 1, 2, 3]], [[0, 1], [2, 3]])
@@ -245,7 +244,7 @@ def test_what_was_too_much_is_tried_again_and_learned_from() -> None:
 
 def test_one_batch_at_a_time_tries_whether_more_fits() -> None:
     """Others wait for what comes of it, however many there are meanwhile."""
-    pipeline = new_pipeline(stage(4), workers=2)
+    pipeline = pipeline_of(stage(4), workers=2)
     pipeline.stages[0].safe_size.ran_out(4, 2)
     pipeline.submit(0, asks(range(1000)))
     first, second = pipeline.poll(0).run
@@ -262,7 +261,7 @@ def test_one_batch_at_a_time_tries_whether_more_fits() -> None:
 
 def test_waits_are_predicted_with_what_fits() -> None:
     """Or callers would be promised what smaller batches cannot hold."""
-    pipeline = new_pipeline(stage(8))
+    pipeline = pipeline_of(stage(8))
     pipeline.submit(0, asks(range(8)))
     (batch,) = pipeline.poll(0).run
     out_of_memory(pipeline.stages[0], 0, [[*range(8)]], [[0, 1], [2, 3]])
@@ -276,7 +275,7 @@ def test_waits_are_predicted_with_what_fits() -> None:
 @pytest.mark.parametrize("places", [[[4]], [[-1]], [[0, 1], [2, 99]]])
 def test_a_report_of_what_is_not_in_the_batch_is_refused(places: list[list[int]]) -> None:
     """Nothing is learned from it."""
-    pipeline = new_pipeline(stage(4))
+    pipeline = pipeline_of(stage(4))
     pipeline.submit(0, asks(range(4)))
     pipeline.poll(0)
     batcher = pipeline.stages[0]
@@ -292,7 +291,7 @@ def test_a_report_of_what_is_not_in_the_batch_is_refused(places: list[list[int]]
 
 def test_an_item_that_is_larger_by_itself_still_goes_alone() -> None:
     """The limit is for what is put together."""
-    pipeline = new_pipeline(stage(64))
+    pipeline = pipeline_of(stage(64))
     pipeline.stages[0].safe_size.ran_out(20, 10)
     large = ask("large")
     large.size = 50

@@ -14,7 +14,7 @@ from carpool.drive.virtual import VirtualDriver
 from carpool.errors import DeadlineExceeded, ModelError
 from carpool.policy import Decision, Greedy, Policy, QueueView, Static
 from carpool.request import Request
-from tests.core.stub import items, outcome, pipeline, stage
+from tests.core.stub import items, outcome, pipeline_of, stage
 
 
 def driver(
@@ -28,7 +28,7 @@ def driver(
     **settings: Any,
 ) -> VirtualDriver:
     """One stage; the pipeline's workers are made by the driver."""
-    made = pipeline(stage(policy=policy, **settings), workers=0)
+    made = pipeline_of(stage(policy=policy, **settings), workers=0)
     return VirtualDriver(made, [cost], [workers], [compute], hop_s=hop_s, turn_s=turn_s)
 
 
@@ -192,7 +192,7 @@ def test_callers_may_come_back() -> None:
 
 def test_results_are_those_of_the_stub_model() -> None:
     """An exception in the place of a result fails its item; each stage computes on the results before it."""
-    made = pipeline(stage(), stage(), workers=0)
+    made = pipeline_of(stage(), stage(), workers=0)
     run = VirtualDriver(
         made,
         [lambda n: 1.0, lambda n: 2.0],
@@ -377,7 +377,7 @@ class Watching:
 def test_a_watcher_is_told_instead_of_lists_being_kept() -> None:
     """Of every batch with its cost, which may depend on the batch and the time, and of every answer."""
     watcher = Watching()
-    made = pipeline(stage(), workers=0)
+    made = pipeline_of(stage(), workers=0)
     run = VirtualDriver(made, lambda batch, now: now + len(batch), watcher=watcher)
     run.feed(feed(1, 2))
 

@@ -17,7 +17,7 @@ from carpool.policy import Adaptive, Decision
 from carpool.policy.base import NOTHING
 from carpool.request import DEFAULT_LANE, Request
 from carpool.simulate import Affine, Closed, Cost, Knee, Report, run
-from tests.core.stub import PROPERTY, pipeline, stage
+from tests.core.stub import PROPERTY, pipeline_of, stage
 from tests.effort import share
 from tests.policy.learned import FIXED, KNEE, TILES
 
@@ -339,7 +339,7 @@ class Clients:
     def __init__(self, clients: int, policy: Adaptive, timeout_s: float = INFINITY) -> None:
         self._dice = Random(0)
         self._timeout_s = timeout_s
-        self.driver = VirtualDriver(pipeline(stage(policy=policy), workers=0), [FIXED], [1])
+        self.driver = VirtualDriver(pipeline_of(stage(policy=policy), workers=0), [FIXED], [1])
         for i in range(clients):
             self.driver.at(0.001 * i, self._ask)
 
