@@ -6,13 +6,12 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import carpool
@@ -22,8 +21,8 @@ from carpool.clock import VirtualClock
 from carpool.core.batcher import Batcher
 from carpool.drive.threads import LeaderFollower
 from carpool.policy import BY_NAME, Adaptive, Decision, Greedy, Policy, Static
-
-PATIENCE_S = 10.0
+from tests.effort import examples
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 class Listening(Greedy):
@@ -141,7 +140,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(
     steps=STEPS,
     timeout_s=st.sampled_from([None, None, 0.01, 5.0]),
@@ -180,14 +179,6 @@ def joins(f: Any) -> Iterator[list[Any]]:
     line.join = join
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what will be true soon."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def same(xs: list[Any]) -> list[Any]:
     return xs
 
@@ -218,7 +209,7 @@ def test_who_is_behind_somebody_joins_the_line() -> None:
         first = pool.submit(f, 0)
         entered.wait(PATIENCE_S)
         others = [pool.submit(f, x) for x in (1, 2)]
-        until(lambda: len(seen) == 2)
+        wait_until(lambda: len(seen) == 2)
         go.set()
         assert first.result(PATIENCE_S) == 1
         assert [other.result(PATIENCE_S) for other in others] in (
@@ -355,7 +346,7 @@ def test_a_lone_caller_is_interrupted_and_others_have_come() -> None:
         first = pool.submit(f, "interrupt")
         entered.wait(PATIENCE_S)
         others = [pool.submit(f, x) for x in (1, 2)]
-        until(lambda: len(seen) == 2)
+        wait_until(lambda: len(seen) == 2)
         go.set()
         assert [other.result(PATIENCE_S) for other in others] == [1, 2]
         assert isinstance(first.exception(PATIENCE_S), KeyboardInterrupt)

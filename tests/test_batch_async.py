@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import carpool
-from tests import models
+from tests.support import models
 
 
 class Gated:

@@ -20,21 +20,14 @@ import pytest
 import carpool
 from carpool.policy import BY_NAME, Static
 from carpool.policy.base import Decision
-from tests import models
+from tests.support import models
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(64) as pool:
         yield pool
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what will be true soon."""
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 class Gated:
@@ -87,7 +80,7 @@ def test_those_behind_share_the_next_call(pool: ThreadPoolExecutor) -> None:
     first = pool.submit(f, 0)
     function.entered.acquire()
     others = [pool.submit(f, x) for x in range(1, 6)]
-    until(lambda: waiting(f) == 5)
+    wait_until(lambda: waiting(f) == 5)
     function.let(2)
 
     assert first.result() == (0, 1)
@@ -131,7 +124,7 @@ def test_several_batches_at_a_time(pool: ThreadPoolExecutor) -> None:
     calls = [pool.submit(f, x) for x in range(3)]
     function.entered.acquire()
     function.entered.acquire()
-    until(lambda: waiting(f) == 1)
+    wait_until(lambda: waiting(f) == 1)
     assert not function.entered.acquire(timeout=0.05)
     function.let(3)
 
@@ -148,7 +141,7 @@ def test_an_exception_reaches_every_caller_of_the_batch(pool: ThreadPoolExecutor
     first = pool.submit(f, 0)
     function.entered.acquire()
     others = [pool.submit(f, x) for x in (1, "raise", 2)]
-    until(lambda: waiting(f) == 3)
+    wait_until(lambda: waiting(f) == 3)
     function.let(2)
     errors = [other.exception() for other in others]
 
@@ -234,7 +227,7 @@ def test_a_follower_that_times_out_leaves_the_others_unharmed(pool: ThreadPoolEx
     first = pool.submit(f, 0)
     function.entered.acquire()
     late, other = f.submit("late"), pool.submit(f, 1)
-    until(lambda: waiting(f) == 2)
+    wait_until(lambda: waiting(f) == 2)
     with pytest.raises(carpool.DeadlineExceeded):
         late.result(timeout_s=0.02)
     assert late.cancel()
@@ -315,7 +308,7 @@ def test_cancelling_wakes_a_thread_that_waits(pool: ThreadPoolExecutor) -> None:
     function.entered.acquire()
     ticket = f.submit(1)
     waits = pool.submit(ticket.result)
-    until(lambda: ticket._seat.asleep)
+    wait_until(lambda: ticket._seat.asleep)
     ticket.cancel()
 
     assert isinstance(waits.exception(timeout=10), carpool.Unavailable)
@@ -333,7 +326,7 @@ def test_a_ticket_that_nobody_waits_for_any_more_holds_nobody_up(pool: ThreadPoo
     with pytest.raises(TimeoutError):
         ticket.result(timeout_s=0.01)
     other = pool.submit(f, 2)
-    until(lambda: waiting(f) == 2)
+    wait_until(lambda: waiting(f) == 2)
     time.sleep(0.02)  # it goes to sleep
     function.let(3)
 
@@ -349,7 +342,7 @@ def test_all_who_wait_for_a_ticket_get_its_result(pool: ThreadPoolExecutor) -> N
     f = carpool.batch(max_batch_size=2, policy="static", max_queue_delay_s=60)(function)
     ticket = f.submit(1)
     asleep = pool.submit(ticket.result)
-    until(lambda: f._line._line.elect is not None)  # until the policy's delay is over
+    wait_until(lambda: f._line._line.elect is not None)  # until the policy's delay is over
     f.submit(2)
 
     assert ticket.result() == (1, 2)
@@ -428,7 +421,7 @@ def test_a_full_queue_makes_callers_wait(pool: ThreadPoolExecutor) -> None:
     function = Gated()
     f = carpool.batch(max_batch_size=2, max_queue_size=2)(function)
     calls = [pool.submit(f, x) for x in range(9)]
-    until(lambda: waiting(f) == 8)
+    wait_until(lambda: waiting(f) == 8)
     function.let(9)
 
     assert sorted(call.result()[0] for call in calls) == list(range(9))
@@ -440,7 +433,7 @@ def test_a_delay_fills_batches(pool: ThreadPoolExecutor) -> None:
     function.let(9)
     f = carpool.batch(max_batch_size=3, policy="static", max_queue_delay_s=5.0)(function)
     calls = [pool.submit(f, x) for x in range(2)]
-    until(lambda: waiting(f) == 2)
+    wait_until(lambda: waiting(f) == 2)
     assert f(2) == (2, 3)
     assert [call.result() for call in calls] == [(0, 3), (1, 3)]
 
@@ -515,7 +508,7 @@ def test_while_the_lock_is_taken_the_line_grows(pool: ThreadPoolExecutor) -> Non
     f = carpool.batch(execution_lock=held)(function)
     with held:
         calls = [pool.submit(f, x) for x in range(5)]
-        until(lambda: waiting(f) == 5)
+        wait_until(lambda: waiting(f) == 5)
 
     assert sorted(call.result() for call in calls) == [(x, 5) for x in range(5)]
 

@@ -22,7 +22,7 @@ import carpool
 from carpool import ModelError, Service, Stage
 from carpool.errors import CarpoolError
 from carpool.wire.outcome import LONGEST_CAUSE, Outcome, Report, pack, read, unpack, with_cause
-from tests.drive.test_workers import Output
+from tests.support.output import Output
 
 
 class Plain(Exception):

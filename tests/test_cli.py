@@ -13,7 +13,7 @@ import pytest
 
 import carpool
 from tests.effort import slow_where
-from tests.serving import serve
+from tests.support.serving import serve
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -177,7 +177,7 @@ def test_the_summary_says_what_is_served() -> None:
 
 def test_json_logs_are_json() -> None:
     """One object a line, also for what workers print."""
-    with serve("tests.serving_models:talks") as served:
+    with serve("tests.support.serving_models:talks") as served:
         status, body, _ = served.ask("POST", "/predict", "hi\x1b[31m")
         assert (status, json.loads(body)) == (200, "hi\x1b[31m")
 

@@ -16,7 +16,7 @@ import carpool
 from carpool import Adaptive, Greedy, Policy, Service, Stage, Static
 from carpool.policy import BY_NAME, OneByOne
 from carpool.wire.frame import MAX_ITEMS
-from tests import models
+from tests.support import models
 
 
 def identity(x: Any) -> Any:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving import serve
+from tests.support.serving import serve
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = ("ways.md", "coming_from.md")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import subprocess
 import sys
 import textwrap
@@ -12,7 +11,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,9 @@ import uvloop
 
 import carpool
 from carpool import Service, Stage
-from tests import models
-from tests.test_handle_lives import BOUND_S, in_a_child
+from tests.support import models
+from tests.support.processes import existing, in_a_child
+from tests.support.waiting import PATIENCE_S, wait_until
 
 DOUBLE = Service(models.double, name="doubling")
 LOOPS = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -50,25 +50,6 @@ class Slow(carpool.Model):
 
 async def echo(x: Any) -> Any:
     return x
-
-
-def alive(pids: Sequence[int]) -> list[int]:
-    """Those that exist, and be it as zombies."""
-    found = []
-    for pid in pids:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            continue
-        found.append(pid)
-    return found
-
-
-def until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + BOUND_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @contextmanager
@@ -107,9 +88,9 @@ def test_its_workers_and_its_thread_end(tmp_path: Path) -> None:
     pids = s.pids
     with told():
         del s
-        until(lambda: not alive(pids))
+        wait_until(lambda: not existing(pids))
     assert diary.read_text() == "torn down"
-    until(lambda: {thread for thread in threading.enumerate() if thread.name == "carpool"} <= before)
+    wait_until(lambda: {thread for thread in threading.enumerate() if thread.name == "carpool"} <= before)
 
 
 def test_nobody_but_its_user_holds_it() -> None:
@@ -122,7 +103,7 @@ def test_nobody_but_its_user_holds_it() -> None:
     with told(), without_collector():
         del s
         assert gone() is None
-        until(lambda: not alive(pids))
+        wait_until(lambda: not existing(pids))
 
 
 def test_the_warning_is_of_the_line_that_drops_it() -> None:
@@ -142,10 +123,10 @@ def test_a_stream_holds_it() -> None:
     del s
     assert next(answers) == 0
     gc.collect()
-    assert alive(pids) == pids
+    assert existing(pids) == pids
     with told():
         del answers
-        until(lambda: not alive(pids))
+        wait_until(lambda: not existing(pids))
 
 
 def test_a_call_holds_it() -> None:
@@ -154,7 +135,7 @@ def test_a_call_holds_it() -> None:
     with told("Slow"):
         thread = threading.Thread(target=lambda: heard.append(Service(Slow).start().predict(0.3)))
         thread.start()
-        thread.join(BOUND_S)
+        thread.join(PATIENCE_S)
     assert heard == [0.3]
 
 
@@ -165,7 +146,7 @@ def test_in_the_thread_of_its_own_loop() -> None:
     assert thread is not None
     with told():
         thread.post(held.clear)
-        until(lambda: not alive(pids))
+        wait_until(lambda: not existing(pids))
 
 
 def test_while_somebody_holds_our_locks() -> None:
@@ -178,11 +159,11 @@ def test_while_somebody_holds_our_locks() -> None:
             with thread._lock, thread._afterwards:
                 dropping = threading.Thread(target=held.clear)
                 (dropping.run if not in_another else dropping.start)()
-                until(lambda held=held: not held)
+                wait_until(lambda held=held: not held)
                 if in_another:
-                    dropping.join(BOUND_S)
+                    dropping.join(PATIENCE_S)
                     assert not dropping.is_alive()
-            until(lambda pids=pids: not alive(pids))
+            wait_until(lambda pids=pids: not existing(pids))
 
 
 def test_while_its_loop_stands_still() -> None:
@@ -191,14 +172,14 @@ def test_while_its_loop_stands_still() -> None:
     s = DOUBLE.start()
     thread, pids = s._thread, s.pids
     assert thread is not None
-    thread.post(lambda: go_on.wait(BOUND_S))
+    thread.post(lambda: go_on.wait(PATIENCE_S))
     with told():
         began = time.monotonic()
         del s
-        assert time.monotonic() - began < BOUND_S / 2
-        assert alive(pids) == pids
+        assert time.monotonic() - began < PATIENCE_S / 2
+        assert existing(pids) == pids
         go_on.set()
-        until(lambda: not alive(pids))
+        wait_until(lambda: not existing(pids))
 
 
 def test_in_a_forked_child_nothing_is_done() -> None:
@@ -228,7 +209,7 @@ def test_a_program_that_ends_says_nothing() -> None:
     """What it leaves open ends with it, whether it is in a global, in a cycle or in a thread."""
     program = """
         import os, carpool
-        from tests import models
+        from tests.support import models
 
         class Holder: pass
 
@@ -240,12 +221,15 @@ def test_a_program_that_ends_says_nothing() -> None:
             del holder
     """
     done = subprocess.run(
-        [sys.executable, "-X", "dev", "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=BOUND_S
+        [sys.executable, "-X", "dev", "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     first, second, *pids = map(int, done.stdout.split())
     assert (first, second, done.returncode) == (2, 4, 0)
     assert "was dropped" not in done.stderr
-    until(lambda: not alive(pids))
+    wait_until(lambda: not existing(pids))
 
 
 # -- in asyncio
@@ -265,13 +249,13 @@ def test_on_a_loop_that_goes_on(new_loop: Any) -> None:
         assert await call == 2
         assert [y async for y in answers] == [2 * i for i in range(100)]
         del call, answers
-        while alive(pids):  # noqa: ASYNC110
+        while existing(pids):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         while asyncio.all_tasks() != before:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
     with asyncio.Runner(loop_factory=new_loop) as runner, told():
-        runner.run(asyncio.wait_for(main(), BOUND_S))
+        runner.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
 @LOOPS
@@ -283,11 +267,11 @@ def test_in_another_thread_than_its_loop_s(new_loop: Any) -> None:
         await held[0].start()
         pids = held[0].pids
         await asyncio.to_thread(held.clear)
-        while alive(pids):  # noqa: ASYNC110
+        while existing(pids):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
     with asyncio.Runner(loop_factory=new_loop) as runner, told():
-        runner.run(asyncio.wait_for(main(), BOUND_S))
+        runner.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
 @LOOPS
@@ -307,7 +291,7 @@ def test_a_program_that_returns_without_closing(new_loop: Any, inside: bool, cap
     with told():
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(main())
-        assert alive(pids) == []
+        assert existing(pids) == []
     assert [record.getMessage() for record in caplog.records] == []  # of tasks that were destroyed, say
 
 
@@ -326,8 +310,8 @@ def test_when_its_loop_ends(new_loop: Any) -> None:
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(main())
             pids = held[0].pids
-            assert alive(pids) == pids
-        assert alive(pids) == []
+            assert existing(pids) == pids
+        assert existing(pids) == []
         with pytest.raises(RuntimeError, match="has ended: start it anew"):
             asyncio.run(ask())
         held.clear()
@@ -341,10 +325,10 @@ def test_after_its_loop_has_been_closed(new_loop: Any) -> None:
     loop.run_until_complete(held[0].start())
     pids = held[0].pids
     loop.close()
-    assert alive(pids) == pids
+    assert existing(pids) == pids
     with told():
         held.clear()
-        assert alive(pids) == []
+        assert existing(pids) == []
 
 
 @LOOPS
@@ -358,12 +342,12 @@ def test_while_its_loop_does_not_run(new_loop: Any, goes_on: bool, tmp_path: Pat
     pids = held[0].pids
     with told():
         held.clear()
-        until(diary.exists)
+        wait_until(diary.exists)
         if goes_on:
             loop.run_until_complete(asyncio.sleep(0.5))
-            assert alive(pids) == []
+            assert existing(pids) == []
         loop.close()
-        assert alive(pids) == []
+        assert existing(pids) == []
 
 
 def test_a_closing_that_is_cancelled_before_it_begins_ends_the_workers() -> None:
@@ -376,8 +360,8 @@ def test_a_closing_that_is_cancelled_before_it_begins_ends_the_workers() -> None
         closing = s._running.begin_to_close(drain=True)
         assert closing is not None
         closing.cancel()
-        await asyncio.wait([closing], timeout=BOUND_S)
-        assert alive(pids) == []
+        await asyncio.wait([closing], timeout=PATIENCE_S)
+        assert existing(pids) == []
         with pytest.raises(carpool.Unavailable, match="has stopped"):
             await s.predict(1)
         await s.close()
@@ -400,4 +384,4 @@ def test_an_error_of_a_stream_s_input_does_not_hold_it() -> None:
         del handle
         gc.collect()
     assert kept.value.__traceback__ is not None
-    until(lambda: not alive(pids))
+    wait_until(lambda: not existing(pids))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import re
 import tomllib
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tests import effort
 from tests.effort import is_slow, share, slow_where
+from tests.support.properties import PROPERTY
+from tests.support.sources import ROOT
 
-ROOT = Path(__file__).parent.parent
 MAKEFILE = (ROOT / "Makefile").read_text()
 
 
@@ -31,12 +33,30 @@ def test_a_share_is_a_quarter_but_not_less_than_twenty(of: int, quick: int, monk
         assert share(of) == expected
 
 
+def test_properties_know_how_much_the_run_tries() -> None:
+    """`PROPERTY` is made once the profile of the run is loaded: made before, it would try all in the quick run, too."""
+    assert PROPERTY.max_examples == int(os.environ.get("FUZZ_EXAMPLES") or share(200))
+
+
 def test_a_condition_sees_the_parameters_that_it_names() -> None:
     """Others of the case do not matter."""
     mark = slow_where(lambda n, kind: n > 2 and kind == "dear").mark
 
     assert is_slow(mark, {"n": 3, "kind": "dear", "other": 1})
     assert not is_slow(mark, {"n": 3, "kind": "cheap", "other": 1})
+
+
+def test_no_property_says_by_itself_how_many_examples_it_tries() -> None:
+    """A number that is written at a test would be tried whole in the quick run, too: `examples` takes it instead."""
+    own = {ROOT / "tests" / name for name in ("conftest.py", "effort.py", "test_effort.py", "support/properties.py")}
+    others = [path for path in (ROOT / "tests").rglob("*.py") if path not in own and "max_examples" in path.read_text()]
+    found = {
+        f"{path.relative_to(ROOT)}:{node.value.lineno}"
+        for path in others
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.keyword) and node.arg == "max_examples"
+    }
+    assert found == set()
 
 
 def test_make_test_is_the_quick_run_and_make_test_all_the_thorough_one() -> None:

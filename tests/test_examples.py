@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving import serve, uvicorn
+from tests.support.serving import serve, uvicorn
 
 ROOT = Path(__file__).parent.parent
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import carpool
-from tests.http.net import Client, serving
+from tests.support.http.net import Client, serving
 
 Ask = Callable[[list[Any]], list[Any]]
 """Items in, answers out; an error stands for an answer as its kind, and its text where users are told it."""

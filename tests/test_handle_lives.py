@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import gc
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -27,10 +26,10 @@ from carpool.core.life import State
 from carpool.drive import loop_thread
 from carpool.drive.workers import WorkerStage
 from carpool.policy.base import Decision
-from tests import models
 from tests.effort import slow_where
-
-BOUND_S = 20.0  # against hangs: nothing here takes more than a second or two
+from tests.support import models
+from tests.support.processes import in_a_child
+from tests.support.waiting import PATIENCE_S
 
 
 def echo(xs: list[Any]) -> list[Any]:
@@ -77,28 +76,9 @@ def in_threads(n: int, work: Callable[[], object]) -> list[object]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(BOUND_S)
+        thread.join(PATIENCE_S)
     assert len(heard) == n, f"{n - len(heard)} of {n} threads hang"
     return heard
-
-
-def in_a_child(act: Callable[[], object]) -> int:
-    """The exit code of a forked child that does this; it may not hang."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os._exit(7 if act() is None else 1)
-        except BaseException as error:
-            os._exit(8 if isinstance(error, RuntimeError) and "another process" in str(error) else 2)
-    end = time.monotonic() + BOUND_S
-    while time.monotonic() < end:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    raise AssertionError("the child hangs")
 
 
 # -- closing
@@ -119,7 +99,7 @@ def test_a_stream_whose_input_is_slow_hears_of_the_end_at_its_next_item() -> Non
 
     def source() -> Iterator[int]:
         yield 1
-        more.wait(BOUND_S)
+        more.wait(PATIENCE_S)
         yield 2
 
     s = THREADED.start()
@@ -185,7 +165,7 @@ def test_many_threads_close_at_once(busy: bool) -> None:
     assert in_threads(4, s.close) == [None] * 4
     s.close()
     if caller is not None:
-        caller.join(BOUND_S)
+        caller.join(PATIENCE_S)
     assert [t.name for t in set(threading.enumerate()) - before if t.name.startswith("carpool")] == []
 
 
@@ -209,8 +189,8 @@ def test_who_closes_without_draining_hurries_one_who_drains() -> None:
     closer.start()
     time.sleep(0.1)
     s.close(drain=False)
-    closer.join(BOUND_S)
-    caller.join(BOUND_S)
+    closer.join(PATIENCE_S)
+    caller.join(PATIENCE_S)
     assert time.monotonic() - began < 8.0
     assert isinstance(heard[0], carpool.Unavailable)
 
@@ -298,7 +278,7 @@ def test_a_start_that_is_interrupted_ends_whoever_begins_to_close(monkeypatch: p
     post = loop_thread.LoopThread.post
 
     def post_late(thread: loop_thread.LoopThread, work: Callable[[], object]) -> None:
-        deadline = time.monotonic() + BOUND_S
+        deadline = time.monotonic() + PATIENCE_S
         while handle._inner.state is not State.DRAINING and time.monotonic() < deadline:
             time.sleep(0)
         post(thread, work)
@@ -383,10 +363,10 @@ def test_a_thread_may_post_while_it_posts() -> None:
     thread._mailbox = Interrupted()
     (heard,) = in_threads(1, lambda: thread.post(lambda: done.append("around")))
     assert heard is None
-    thread.ask(lambda: None, BOUND_S)
+    thread.ask(lambda: None, PATIENCE_S)
     assert done == ["within", "around"]
     thread.post(thread.stop)
-    thread.wait_until_ended(BOUND_S)
+    thread.wait_until_ended(PATIENCE_S)
 
 
 @pytest.mark.parametrize("who", ["the service, once more", "the task itself"])
@@ -396,17 +376,17 @@ def test_a_loop_that_is_stopped_while_it_ends_its_tasks_still_ends_them_all(who:
 
     async def linger() -> None:
         try:
-            await asyncio.sleep(BOUND_S)
+            await asyncio.sleep(PATIENCE_S)
         finally:
             (thread if who == "the service, once more" else thread.loop).stop()
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0.05)
             ended.append(who)
 
-    tasks = thread.ask(lambda: [thread.loop.create_task(linger())], BOUND_S)
-    thread.ask(lambda: None, BOUND_S)
+    tasks = thread.ask(lambda: [thread.loop.create_task(linger())], PATIENCE_S)
+    thread.ask(lambda: None, PATIENCE_S)
     thread.post(thread.stop)
-    thread.wait_until_ended(BOUND_S)
+    thread.wait_until_ended(PATIENCE_S)
     assert ended == [who] and tasks[0].done()
 
 
@@ -428,14 +408,14 @@ def test_a_child_that_is_forked_while_the_loop_ends_does_not_wait_for_it(monkeyp
 
     async def linger(until: float) -> None:
         ending.set()
-        go_on.wait(BOUND_S)
+        go_on.wait(PATIENCE_S)
 
     monkeypatch.setattr(loop_thread, "_end_tasks", linger)
     s = THREADED.start()
     closer = threading.Thread(target=s.close)
     closer.start()
     try:
-        assert ending.wait(BOUND_S)
+        assert ending.wait(PATIENCE_S)
         assert in_a_child(s.stats) == 8
         assert in_a_child(s.close) == 7
     finally:
@@ -493,7 +473,7 @@ def test_nor_by_a_sink_or_a_size_of_its_own() -> None:
     weighed = Stage(echo, name="weighed", max_batch_size=8, run_in="thread", size=lambda x: ask() if x == "ask" else 1)
     with Service(Stage(models.Talks), weighed, timeout_s=5).run(output=sink) as s:
         said = s.predict("x")
-        deadline = time.monotonic() + BOUND_S
+        deadline = time.monotonic() + PATIENCE_S
         while not heard and time.monotonic() < deadline:
             time.sleep(0.01)
         assert s.predict("x") == said
@@ -577,7 +557,7 @@ def test_a_program_that_ends_with_a_service_open_ends() -> None:
         print("over")
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=BOUND_S
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert (done.stdout, done.stderr, done.returncode) == ("over\n", "", 0)
 
@@ -609,7 +589,7 @@ def test_statistics_do_not_wait_for_a_loop_that_stands_still() -> None:
     go_on = threading.Event()
 
     async def block(xs: list[Any]) -> list[Any]:
-        go_on.wait(BOUND_S)
+        go_on.wait(PATIENCE_S)
         return xs
 
     with Service(Stage(block, max_batch_size=8, run_in="loop"), timeout_s=0.3).run() as s:
@@ -640,7 +620,7 @@ def test_closing_does_not_wait_for_ever_for_a_loop_that_stands_still(monkeypatch
         s.close()
     time.sleep(4.0)  # the loop goes on meanwhile
     s.close()
-    caller.join(BOUND_S)
+    caller.join(PATIENCE_S)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 

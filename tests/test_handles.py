@@ -11,7 +11,7 @@ import pytest
 
 import carpool
 from carpool import Service, Stage
-from tests import models
+from tests.support import models
 
 SCALE = Service(Stage(models.scale, max_batch_size=16), name="scale", slo_s=5.0)
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-SOURCE = ROOT / "src"
+from tests.support.sources import MODULES, ROOT, imports
 
 EXCEPTIONS = {
     ("carpool", "carpool.http"),  # `carpool.http` without an import of its own; only when it is asked for
@@ -40,24 +37,9 @@ SANS_IO = {"policy": PURE, "core": PURE, "wire": PURE | {"ctypes", "msgspec", "n
 OUTSIDE_WORLD = frozenset({"open", "print", "input", "breakpoint", "__import__"})
 
 
-def module_name(path: Path) -> str:
-    """What a file is called when it is imported."""
-    parts = path.relative_to(SOURCE).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
 def folder_of(module: str) -> str:
     """The part of the package that a module belongs to; for what lies in none, its own name."""
     return module.removeprefix("carpool.").split(".")[0]
-
-
-def says_something(tree: ast.Module) -> bool:
-    """Whether there is anything but a docstring."""
-    return any(not isinstance(node, ast.Expr) for node in tree.body)
-
-
-PARSED = {module_name(path): ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")}
-MODULES = {name: tree for name, tree in PARSED.items() if says_something(tree)}
 
 
 def listed() -> list[str]:
@@ -73,27 +55,6 @@ def listed() -> list[str]:
 
 
 ORDER = listed()
-
-
-def imports(tree: ast.AST) -> Iterator[str]:
-    """Full names of the modules that are imported, at the top or anywhere deeper, but not for types only."""
-    for node in ast.iter_child_nodes(tree):
-        match node:
-            case ast.If(test=ast.Name("TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
-                for other in node.orelse:
-                    yield from imports(ast.Module([other], []))
-            case ast.Import():
-                yield from [alias.name for alias in node.names]
-            case ast.ImportFrom(module=str(module), level=0):
-                for alias in node.names:
-                    inner = f"{module}.{alias.name}"
-                    yield inner if inner in PARSED else module
-            case ast.ImportFrom():
-                yield "." * node.level + (node.module or "")
-            case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(module)), *_]):
-                yield module
-            case _:
-                yield from imports(node)
 
 
 def is_ours(module: str) -> bool:

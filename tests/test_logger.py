@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from carpool.logger import logger
-from tests.foreign.kinds import KINDS
 from tests.foreign.surroundings import bad_handler
+from tests.support.kinds import KINDS
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import carpool
 from carpool.policy import BY_NAME
-from tests.effort import share
+from tests.effort import examples
 
 LIBRARIES = ("builtins", "numpy", "torch", "pandas", "polars", "pyarrow", "dicts")
 
@@ -193,7 +193,7 @@ def alike(seen: list[Any], chunks: list[Any]) -> bool:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-@settings(max_examples=share(60), deadline=None)
+@examples(60)
 @given(data=st.data())
 def test_merged_equals_alone_in_threads(library: str, data: st.DataObject) -> None:
     """Whoever calls at the same time, each caller's result is that of its own chunk, to the last bit."""
@@ -214,7 +214,7 @@ def test_merged_equals_alone_in_threads(library: str, data: st.DataObject) -> No
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-@settings(max_examples=share(30), deadline=None)
+@examples(30)
 @given(data=st.data())
 def test_merged_equals_alone_in_asyncio(library: str, data: st.DataObject) -> None:
     """The same for tasks."""
@@ -238,7 +238,7 @@ def test_merged_equals_alone_in_asyncio(library: str, data: st.DataObject) -> No
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-@settings(max_examples=share(20), deadline=None)
+@examples(20)
 @given(data=st.data())
 def test_equal_chunks_share_a_call(library: str, data: st.DataObject) -> None:
     """What is alike goes together: nothing of the above holds only because everyone goes alone."""

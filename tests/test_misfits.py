@@ -21,7 +21,7 @@ from carpool import Service, Stage, misfits, schema
 from carpool.details import MOST, plain
 from carpool.errors import ValidationError
 from carpool.wire.outcome import Outcome, Report, pack, unpack
-from tests.core.stub import PROPERTY
+from tests.support.properties import PROPERTY
 
 T = TypeVar("T")
 Count = Annotated[int, msgspec.Meta(ge=0)]

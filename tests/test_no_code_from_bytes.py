@@ -20,10 +20,10 @@ import pytest
 
 import carpool
 from carpool.http.app import App
-from tests.http.door import get
-from tests.http.net import Client, predict, serving
-from tests.serving import Served, serve
-from tests.test_layers import MODULES, imports
+from tests.support.http.door import get
+from tests.support.http.net import Client, predict, serving
+from tests.support.serving import Served, serve
+from tests.support.sources import MODULES, imports
 
 PICKLES = {
     "carpool.wire.payload": "objects between our own processes",

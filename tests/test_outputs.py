@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 
 from carpool.observe.outlet import _MOST_LINES, Outlet
-from tests.drive.test_faults import wait_until
+from tests.support.waiting import wait_until
 
 PROGRAM = """
     import sys, time
     import carpool
-    from tests import models
+    from tests.support import models
 
     if __name__ == "__main__":
         with carpool.Service(carpool.Stage(models.Prints)).run() as service:
@@ -125,7 +125,7 @@ def test_a_server_whose_log_goes_nowhere_serves_on(kind: str, unread: int) -> No
     else:
         stderr = os.dup(unread)
     port = free_port()
-    command = [sys.executable, "-m", "carpool", "serve", "tests.serving_models:prints", "--port", str(port)]
+    command = [sys.executable, "-m", "carpool", "serve", "tests.support.serving_models:prints", "--port", str(port)]
     process = subprocess.Popen([*command, "--log", "json"], stderr=stderr, stdout=subprocess.DEVNULL)
     os.close(stderr)
     try:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import carpool
-from tests.effort import share
+from tests.effort import examples
 
 Make = Callable[[Any], Any]
 
@@ -55,7 +55,7 @@ def test_shorter_rows_are_filled_up_to_the_longest(make: Make, side: str, padded
     assert [result.tolist() for result in results] == [[4], [15, 24]]
 
 
-@settings(max_examples=share(60), deadline=None)
+@examples(60)
 @given(data=st.data())
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 @pytest.mark.parametrize("side", ["right", "left"])

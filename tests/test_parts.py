@@ -19,7 +19,7 @@ from carpool import parts
 from carpool.clock import VirtualClock
 from carpool.errors import ModelError
 from carpool.parts import Caller, Failed, Trouble, as_results, run_now
-from tests.core.stub import PROPERTY
+from tests.support.properties import PROPERTY
 
 
 class Poisoned:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from carpool import schema
 from carpool.errors import ModelError, ValidationError
-from tests.http.typed import Person, Tree
+from tests.support.http.typed import Person, Tree
 
 NAN, INFINITY = float("nan"), float("inf")
 

@@ -17,15 +17,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.drive.test_faults import alive, children, wait_until
-from tests.drive.test_guard import guards_of
 from tests.effort import slow_where
-from tests.http.door import post
-from tests.http.net import PATIENCE_S, Client, Gate, until
-from tests.http.test_statuses import job
-from tests.serving import Served, serve
+from tests.support.http.door import post
+from tests.support.http.jobs import job
+from tests.support.http.net import Client, Gate
+from tests.support.processes import alive, children, guards_of
+from tests.support.serving import Served, serve
+from tests.support.waiting import PATIENCE_S, wait_until
 
-GATED = "tests.http.models:gated"
+GATED = "tests.support.http.models:gated"
 BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 
 
@@ -50,7 +50,7 @@ def send_in(served: Served, gate: Gate) -> tuple[Client, Client]:
     running.send(job(0, gate, path="/predict"))
     gate.knocked()
     queued.send(job(1, path="/predict"))
-    until(lambda: bool(re.search(rb"(?m)^carpool_queue_length{.*} 1", served.ask("GET", "/metrics")[1])))
+    wait_until(lambda: bool(re.search(rb"(?m)^carpool_queue_length{.*} 1", served.ask("GET", "/metrics")[1])))
     return running, queued
 
 
@@ -69,7 +69,7 @@ def test_those_inside_are_answered(gate: Gate, number: signal.Signals) -> None:
         running, queued = send_in(served, gate)
         idle = Client(served.port)  # does not hold up the end
         served.process.send_signal(number)
-        until(lambda: not is_ready(served))
+        wait_until(lambda: not is_ready(served))
         assert served.ask("GET", "/livez")[0] == 200
         status, body, headers = served.ask("POST", "/predict", {"value": 2})
         assert (status, json.loads(body)["error"]["code"]) == (503, "draining")
@@ -95,10 +95,10 @@ def test_a_second_signal_ends_it_at_once(gate: Gate, number: signal.Signals) -> 
         workers = workers_of(served.process)
         running, queued = send_in(served, gate)
         served.process.send_signal(number)
-        until(lambda: not is_ready(served))
+        wait_until(lambda: not is_ready(served))
         served.process.send_signal(number)
         assert served.wait() == 128 + number
-        until(lambda: not any(alive(pid) for pid in workers))
+        wait_until(lambda: not any(alive(pid) for pid in workers))
         assert running.at_end() and queued.at_end()
         running.close()
         queued.close()
@@ -113,13 +113,13 @@ def test_a_signal_while_the_model_is_loading(
 ) -> None:
     """It does not wait for the load, which never ends here, and leaves no worker behind."""
     monkeypatch.setenv("CARPOOL_TEST_GATE", gate.path)
-    with serve("tests.http.models:slow_to_load", ready=False) as served:
+    with serve("tests.support.http.models:slow_to_load", ready=False) as served:
         gate.knocked()
         workers = workers_of(served.process)
         served.process.send_signal(number)
         assert served.process.wait(timeout=4.0) == 0  # a worker that is ready would have 5 s to tear down
         served.wait()
-        until(lambda: not any(alive(pid) for pid in workers))
+        wait_until(lambda: not any(alive(pid) for pid in workers))
     assert "stopped" in served.log[-1]
     assert "Traceback" not in "".join(served.log)
 
@@ -157,7 +157,7 @@ def test_a_signal_for_all_processes_is_one_shutdown(gate: Gate, number: signal.S
         running, queued = send_in(served, gate)
         for pid in (*everybody, served.process.pid):
             os.kill(pid, number)
-        until(lambda: not is_ready(served))
+        wait_until(lambda: not is_ready(served))
         assert all(alive(pid) for pid in everybody)
         gate.open()
         assert [json.loads(client.answer().body)["value"] for client in (running, queued)] == [0, 1]
@@ -185,11 +185,11 @@ def test_under_load_every_request_gets_its_answer() -> None:
                 told.append((began, 0))
         connection.close()
 
-    with serve("tests.serving_models:sleeps") as served:
+    with serve("tests.support.serving_models:sleeps") as served:
         clients = [threading.Thread(target=client, args=(served.port, mine)) for mine in told]
         for each in clients:
             each.start()
-        until(lambda: min(map(len, told)) > 10)
+        wait_until(lambda: min(map(len, told)) > 10)
         signalled = time.monotonic()
         served.process.terminate()
         for each in clients:
@@ -201,9 +201,9 @@ def test_under_load_every_request_gets_its_answer() -> None:
 
 def test_a_hung_call_does_not_hold_up_the_end() -> None:
     """SIGTERM while a call hangs: it is given up as ever, its client hears an error, and the server ends."""
-    with serve("tests.serving_models:hangs") as served, Client(served.port) as client:
+    with serve("tests.support.serving_models:hangs") as served, Client(served.port) as client:
         client.send(post(b"600.0"))
-        until(lambda: inside(served) == 1)
+        wait_until(lambda: inside(served) == 1)
         served.process.terminate()
         assert client.answer().status in (500, 504)
         assert served.wait() == 0
@@ -221,11 +221,15 @@ def inside(served: Served) -> int:
 
 def test_a_server_that_was_stopped_goes_on_as_if_nothing_had_happened() -> None:
     """SIGSTOP for longer than calls may last, then SIGCONT: who is expired hears so, the workers are the same."""
-    with serve("tests.serving_models:sleeps") as served, Client(served.port) as patient, Client(served.port) as hasty:
+    with (
+        serve("tests.support.serving_models:sleeps") as served,
+        Client(served.port) as patient,
+        Client(served.port) as hasty,
+    ):
         workers = workers_of(served.process)
         patient.send(post(b"1.4"))
         hasty.send(post(b"1.4", "/predict", "X-Request-Timeout-Ms: 2000"))  # the workers answer while it stands still
-        until(lambda: inside(served) == 2)
+        wait_until(lambda: inside(served) == 2)
         os.kill(served.process.pid, signal.SIGSTOP)
         time.sleep(3.0)
         os.kill(served.process.pid, signal.SIGCONT)
@@ -238,15 +242,15 @@ def test_a_server_that_was_stopped_goes_on_as_if_nothing_had_happened() -> None:
 @pytest.mark.slow
 def test_a_pause_of_all_is_nobodys_hang() -> None:
     """A container that was paused in the middle of a call: the worker has its time anew and answers."""
-    with serve("tests.serving_models:sleeps") as served, Client(served.port) as client:
+    with serve("tests.support.serving_models:sleeps") as served, Client(served.port) as client:
         workers = workers_of(served.process)
         client.send(post(b"1.5"))
-        until(lambda: inside(served) == 1)
+        wait_until(lambda: inside(served) == 1)
         for pid in (served.process.pid, *workers):
             os.kill(pid, signal.SIGSTOP)
         time.sleep(4.0)
         os.kill(served.process.pid, signal.SIGCONT)  # first: an answer that is there already tells of no hang
-        until(lambda: any("this process did not run for" in line for line in served.log))
+        wait_until(lambda: any("this process did not run for" in line for line in served.log))
         for pid in workers:
             os.kill(pid, signal.SIGCONT)
         assert client.answer().status == 200
@@ -258,7 +262,7 @@ def test_a_pause_of_all_is_nobodys_hang() -> None:
 
 def test_without_file_descriptors_open_connections_are_served() -> None:
     """Nobody new comes in, who dies may have to wait, nothing spins; once there are some again, all is well."""
-    with serve("tests.serving_models:sleeps") as served, Client(served.port) as client:
+    with serve("tests.support.serving_models:sleeps") as served, Client(served.port) as client:
         pid = served.process.pid
         soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         assert client.ask(post(b"0.0")).status == 200
@@ -274,8 +278,8 @@ def test_without_file_descriptors_open_connections_are_served() -> None:
             time.sleep(0.1)
         assert cpu_seconds(pid) - busy_before < 0.5 * (time.monotonic() - began)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
-        until(lambda: len(workers_of(served.process)) == 3)  # two workers and the guard
-        until(lambda: served.ask("POST", "/predict", 0.0)[0] == 200)
+        wait_until(lambda: len(workers_of(served.process)) == 3)  # two workers and the guard
+        wait_until(lambda: served.ask("POST", "/predict", 0.0)[0] == 200)
         for newcomer in newcomers:
             newcomer.close()
     assert not any("has failed" in line for line in served.log)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import msgspec
@@ -13,7 +12,8 @@ from carpool import Stage
 from carpool.errors import CarpoolError, InvalidRequest, ModelError, ValidationError
 from carpool.weigh import Weigher, units, weigher_of
 from carpool.wire.payload import JSON, MSGPACK, RAW, dump
-from tests import models
+from tests.support import models
+from tests.support.kinds import UNUSUAL
 
 
 def word_count(text: str) -> int:
@@ -67,28 +67,6 @@ def test_a_size_function_that_raises_is_the_model_s_fault() -> None:
     assert (caught.value.type_name, "KeyError" in caught.value.traceback) == ("KeyError", True)
 
 
-class Unspeakable(Exception):
-    """Has no text."""
-
-    def __str__(self) -> str:
-        raise ValueError("no text")
-
-    __repr__ = __str__
-
-
-KINDS = [
-    StopIteration,
-    StopAsyncIteration,
-    GeneratorExit,
-    asyncio.CancelledError,
-    KeyboardInterrupt,
-    SystemExit,
-    MemoryError,
-    RecursionError,
-    Unspeakable,
-]
-
-
 class Index:
     """A number that cannot be had."""
 
@@ -116,7 +94,7 @@ class Trap:
         raise cls.kind
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", UNUSUAL)
 def test_whatever_foreign_code_raises_is_an_error_of_the_item(kind: type[BaseException]) -> None:
     """Regression: of a size function, a number or a type that raised unusually nobody was told, or the loop ended."""
 

@@ -14,7 +14,7 @@ from carpool.errors import DeadlineExceeded, Unavailable
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, OneByOne, Policy, Static
 from carpool.policy.base import Decision, QueueView
 from carpool.request import DONE, Request
-from tests.core.stub import ask, asks, items, outcome, pipeline_of, reply, stage
+from tests.support.pipelines import ask, asks, items, outcome, pipeline_of, reply, stage
 
 U = 2**-9  # about two milliseconds
 TOOK_S = 8 * U  # what batches take here; where it matters who comes meanwhile, one may go ahead after half of it

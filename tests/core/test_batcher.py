@@ -10,8 +10,8 @@ from carpool.core.batcher import INFINITY, Batch, Batcher
 from carpool.policy import Decision, Greedy, Static
 from carpool.policy.base import TOO_LATE
 from carpool.request import DONE, RUNNING, Request
-from tests.core.stub import Scripted, ask, asks, items, stage, state_of
-from tests.models import Trainee
+from tests.support.models import Trainee
+from tests.support.pipelines import Scripted, ask, asks, items, stage, state_of
 
 
 def enter(batcher: Batcher, now: float, requests: list[Request]) -> list[Request]:

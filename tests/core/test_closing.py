@@ -8,7 +8,7 @@ from carpool.core.line import Line
 from carpool.core.pipeline import Pipeline
 from carpool.errors import Unavailable
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Decision, Greedy, Policy, Static
-from tests.core.stub import Scripted, ask, asks, items, outcome, pipeline_of, reply, stage
+from tests.support.pipelines import Scripted, ask, asks, items, outcome, pipeline_of, reply, stage
 
 CLOSED = Unavailable("closed")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from carpool.errors import DeadlineExceeded, Overloaded, Unavailable
 from carpool.policy import Decision, Static
-from tests.core.stub import Scripted, ask, asks, assert_counts, items, outcome, pipeline_of, reply, stage
+from tests.support.pipelines import Scripted, ask, asks, assert_counts, items, outcome, pipeline_of, reply, stage
 
 
 def test_patient_callers_wait_and_impatient_ones_are_refused() -> None:

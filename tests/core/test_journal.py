@@ -5,7 +5,7 @@ from __future__ import annotations
 from carpool.core.journal import Journal
 from carpool.core.pipeline import Pipeline
 from carpool.errors import ModelError, Unavailable
-from tests.core.stub import ask, asks, pipeline_of, reply, stage
+from tests.support.pipelines import ask, asks, pipeline_of, reply, stage
 
 
 def told(journal: Journal, request_id: int) -> list[str]:

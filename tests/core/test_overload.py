@@ -11,8 +11,8 @@ from carpool.core.batcher import Batch
 from carpool.drive.virtual import VirtualDriver
 from carpool.policy import Adaptive, Greedy, Policy
 from carpool.request import Request
-from tests.core.stub import asks, items, pipeline_of, stage
 from tests.effort import slow_where
+from tests.support.pipelines import asks, items, pipeline_of, stage
 
 MOST = 64
 

@@ -8,7 +8,7 @@ from carpool.core.batcher import INFINITY, Batch
 from carpool.core.patience import Patience
 from carpool.core.pipeline import Pipeline
 from carpool.errors import DeadlineExceeded, Unavailable
-from tests.core.stub import ask, asks, items, outcome, pipeline_of, reply, stage
+from tests.support.pipelines import ask, asks, items, outcome, pipeline_of, reply, stage
 
 
 def running(*requests: object, timeout: float = INFINITY, **settings: object) -> tuple[Pipeline, Batch]:

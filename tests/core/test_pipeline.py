@@ -11,7 +11,18 @@ from carpool.core.pipeline import Pipeline
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, Unavailable
 from carpool.policy import Decision, Greedy, OneByOne, QueueView, Static
 from carpool.request import DONE, Request
-from tests.core.stub import Scripted, ask, asks, assert_counts, items, outcome, pipeline_of, reply, stage, state_of
+from tests.support.pipelines import (
+    Scripted,
+    ask,
+    asks,
+    assert_counts,
+    items,
+    outcome,
+    pipeline_of,
+    reply,
+    stage,
+    state_of,
+)
 
 
 def answers(to: Pipeline, now: float) -> list[object]:

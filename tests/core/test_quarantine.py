@@ -13,7 +13,7 @@ from carpool.drive.virtual import VirtualDriver
 from carpool.errors import DeadlineExceeded, ModelError, Unavailable
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Decision, Greedy, OneByOne, Policy, Static
 from carpool.request import DEFAULT_LANE, Request
-from tests.core.stub import Scripted, ask, asks, items, outcome, pipeline_of, reply, stage
+from tests.support.pipelines import Scripted, ask, asks, items, outcome, pipeline_of, reply, stage
 
 POLICIES = [Greedy, Static, AIMD, Cork, Deadline, Adaptive]
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from carpool.core.batcher import INFINITY
 from carpool.core.queue import Alone, Queue
 from carpool.request import DONE, QUEUED, RUNNING, Request
-from tests.core.stub import PROPERTY, ask, asks, items
+from tests.support.pipelines import ask, asks, items
+from tests.support.properties import PROPERTY
 
 
 def queue_of(*requests: Request) -> Queue:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from carpool.core.batcher import INFINITY
 from carpool.core.queue import AGEING_S, Queue
 from carpool.request import DONE, Lane, Request
-from tests.core.stub import PROPERTY, ask
+from tests.support.pipelines import ask
+from tests.support.properties import PROPERTY
 
 
 class NaiveQueue:

@@ -13,7 +13,7 @@ from carpool.core.pipeline import Pipeline
 from carpool.errors import ModelError, Unavailable
 from carpool.policy import Decision, Policy, QueueView
 from carpool.request import DONE, Request
-from tests.core.stub import ask, asks, outcome, pipeline_of, reply, stage
+from tests.support.pipelines import ask, asks, outcome, pipeline_of, reply, stage
 
 CALLS = ("decide", "arrived", "arrived_together", "left", "completed", "trained", "limit", "predicted_wait_s")
 KINDS: tuple[type[BaseException], ...] = (

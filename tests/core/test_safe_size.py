@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from carpool.core.batcher import INFINITY, Batcher
 from carpool.core.safe_size import SafeSize
-from tests.core.stub import PROPERTY, ask, asks, pipeline_of, reply, stage
+from tests.support.pipelines import ask, asks, pipeline_of, reply, stage
+from tests.support.properties import PROPERTY
 
 
 class Memory:

@@ -9,7 +9,7 @@ from carpool.drive.virtual import VirtualDriver
 from carpool.errors import DeadlineExceeded, Overloaded
 from carpool.policy import Adaptive, Greedy, Policy, Static
 from carpool.request import Request
-from tests.core.stub import ask, asks, pipeline_of, reply, stage
+from tests.support.pipelines import ask, asks, pipeline_of, reply, stage
 
 
 def chain(**settings: int) -> Pipeline:

@@ -14,7 +14,7 @@ from carpool.drive.virtual import VirtualDriver
 from carpool.errors import DeadlineExceeded, ModelError
 from carpool.policy import Decision, Greedy, Policy, QueueView, Static
 from carpool.request import Request
-from tests.core.stub import items, outcome, pipeline_of, stage
+from tests.support.pipelines import items, outcome, pipeline_of, stage
 
 
 def driver(

@@ -22,7 +22,7 @@ from carpool.core.trail import AT_THE_DOOR
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, Unavailable
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, OneByOne, Policy, Static
 from carpool.request import DONE, NEW, QUEUED, RUNNING, Lane, Request
-from tests.core.stub import state_of
+from tests.support.pipelines import state_of
 
 Item = tuple[int, ...]
 """A request's number, then the index of each stage that has worked on it."""

@@ -18,24 +18,9 @@ import pytest
 
 import carpool
 from carpool import Service, Stage
-from tests import models
-
-
-def wait_until(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
-    """Until something is true, or fail."""
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it did not come about in time"
-        time.sleep(0.01)
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
+from tests.support import models
+from tests.support.processes import alive, children
+from tests.support.waiting import wait_until
 
 # -- workers
 
@@ -218,7 +203,7 @@ def test_a_long_batch_of_short_single_calls_is_no_hang() -> None:
 PARENT = """
     import sys, threading, time
     import carpool
-    from tests import models
+    from tests.support import models
 
     if __name__ == "__main__":
         kind = sys.argv[1]
@@ -255,15 +240,6 @@ def parent(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()] + [
-        int(child)
-        for task in Path(f"/proc/{pid}/task").iterdir()
-        if task.name != str(pid)
-        for child in (task / "children").read_text().split()
-    ]
 
 
 @pytest.mark.parametrize("doing", ["idle", "predict", "gil", "setup"])

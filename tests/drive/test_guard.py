@@ -18,16 +18,17 @@ import pytest
 
 from carpool import Service
 from carpool.drive.guard import Guard
-from tests import models
-from tests.drive.test_faults import alive, children, wait_until
 from tests.effort import slow_where
+from tests.support import models
+from tests.support.processes import alive, guards_of
+from tests.support.waiting import wait_until
 
 GONE_S = 2.0
 
 PROGRAM = """
     import os, sys, threading, time
     import carpool
-    from tests import models
+    from tests.support import models
 
     if __name__ == "__main__":
         pids, when, how = sys.argv[1:]
@@ -64,11 +65,6 @@ def program(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[byt
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # its fork too
         process.wait()
-
-
-def guards_of(pid: int) -> list[int]:
-    """The guards among a process's children."""
-    return [child for child in children(pid) if b"guard.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 Program = Callable[..., tuple[subprocess.Popen[bytes], list[int]]]

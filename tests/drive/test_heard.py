@@ -22,8 +22,8 @@ from carpool.observe.stats import Stats
 from carpool.parts import Trouble
 from carpool.request import DONE, Request
 from carpool.wire.frame import Frame, FrameError, Kind
-from tests import models
-from tests.core import stub
+from tests.support import models
+from tests.support.properties import PROPERTY
 
 N = 3  # requests in the batch that the worker has
 
@@ -118,7 +118,7 @@ async def listen(heard: list[Frame]) -> tuple[list[Told], list[Frame], Driver]:
     return requests, taken, driver
 
 
-@stub.PROPERTY
+@PROPERTY
 @given(st.lists(frames(), max_size=5))
 def test_only_what_is_allowed_is_taken(heard: list[Frame]) -> None:
     """Anything else raises FrameError; every request has at most one answer, its own."""

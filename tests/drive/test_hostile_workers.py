@@ -11,7 +11,7 @@ import pytest
 from carpool import Service, Stage
 from carpool.observe import prometheus
 from tests.drive.hostile import ATTACKS, TRUNCATED, Hostile
-from tests.drive.test_faults import wait_until
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

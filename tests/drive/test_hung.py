@@ -14,10 +14,11 @@ import pytest
 
 import carpool
 from carpool import Service, Stage
-from tests import models
-from tests.drive.test_faults import alive, wait_until
-from tests.drive.test_workers import Output
 from tests.effort import slow_where
+from tests.support import models
+from tests.support.output import Output
+from tests.support.processes import alive
+from tests.support.waiting import wait_until
 
 LIMIT_S = 0.5
 

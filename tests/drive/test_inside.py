@@ -14,8 +14,8 @@ import pytest
 
 import carpool
 from carpool import Service, Stage
-from tests.drive.test_workers import Output
 from tests.effort import slow_where
+from tests.support.output import Output
 
 
 class Mute(Exception):

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.drive.test_faults import children
-from tests.drive.test_guard import guards_of
 from tests.effort import slow_where
-from tests.serving import serve
+from tests.support.processes import children, guards_of
+from tests.support.serving import serve
 
 LIMITS = {
     "files of no length": (resource.RLIMIT_FSIZE, 0),
@@ -28,7 +27,7 @@ LIMITS = {
 @pytest.mark.parametrize(("limit", "value"), LIMITS.values(), ids=LIMITS.keys())
 def test_serving_goes_on_within_limits(limit: int, value: int) -> None:
     """For the server, and for a worker that is started under them."""
-    with serve("tests.http.models:scale") as served:
+    with serve("tests.support.http.models:scale") as served:
         pid = served.process.pid
         resource.prlimit(pid, limit, (value, value))
         (worker,) = set(children(pid)) - set(guards_of(pid))
@@ -48,7 +47,7 @@ def test_no_process_can_be_started() -> None:
     program = """
         import asyncio, os, resource
         import carpool, carpool.handle
-        from tests import models
+        from tests.support import models
 
         async def main():
             resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
@@ -76,7 +75,7 @@ def test_no_process_can_be_started() -> None:
 PROGRAM = """
     import os, sys
     import carpool
-    from tests import models
+    from tests.support import models
 
     if __name__ == "__main__":
         before = [fd for fd in range(3) if os.path.exists(f"/proc/self/fd/{fd}")]

@@ -13,7 +13,7 @@ import carpool
 from carpool import Service, Stage, parts
 from carpool.observe import prometheus
 from carpool.observe.stats import StageSnapshot
-from tests import models
+from tests.support import models
 
 
 def sizes_since(before: StageSnapshot, after: StageSnapshot) -> list[int]:
@@ -30,7 +30,7 @@ def sizes_since(before: StageSnapshot, after: StageSnapshot) -> list[int]:
         Stage(models.Narrow, max_batch_size=64, policy="greedy", isolate_errors=False),
         Stage(
             models.Narrow, max_batch_size=64, policy="greedy", kwargs={"full": models.MemoryFull},
-            oom_errors=["tests.models.MemoryFull"],
+            oom_errors=["tests.support.models.MemoryFull"],
         ),
     ],
     ids=["processes", "thread", "loop", "without isolation", "an error of its own"],

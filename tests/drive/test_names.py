@@ -14,8 +14,8 @@ import pytest
 
 import carpool
 from carpool import Service, Stage
-from tests import models
-from tests.serving import serve
+from tests.support import models
+from tests.support.serving import serve
 
 
 class Named(carpool.Model):
@@ -87,7 +87,7 @@ def test_the_log_tells_of_starts_readiness_and_ends(caplog: pytest.LogCaptureFix
 
 def test_the_command_line_s_log_says_nothing_twice() -> None:
     """Each worker and each service has its lines once, and their output comes once."""
-    with serve("tests.serving_models:talks") as served:
+    with serve("tests.support.serving_models:talks") as served:
         served.ask("POST", "/predict", "hello")
     records = [json.loads(line) for line in served.log]
     lines = [record["message"] for record in records if "worker" not in record]

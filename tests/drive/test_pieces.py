@@ -13,8 +13,8 @@ from carpool import Service, Stage
 from carpool.drive import process
 from carpool.wire import frame as wire
 from carpool.wire.memory import Memory
-from tests import models
-from tests.drive.test_workers import Output
+from tests.support import models
+from tests.support.output import Output
 
 LIMIT = 100_000
 

@@ -10,8 +10,9 @@ import pytest
 
 import carpool
 from carpool import Service, Stage
-from tests import models
-from tests.drive.test_faults import alive, wait_until
+from tests.support import models
+from tests.support.processes import alive
+from tests.support.waiting import wait_until
 
 
 def test_a_lone_request_has_all_of_its_time() -> None:

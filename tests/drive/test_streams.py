@@ -16,8 +16,8 @@ import pytest
 
 import carpool
 from carpool import Service, Stage
-from tests import models
 from tests.effort import slow_where
+from tests.support import models
 
 Collect = Callable[..., list[Any]]
 

@@ -19,9 +19,10 @@ import carpool
 from carpool import Service, Stage
 from carpool.core.roster import MOST_DEATHS
 from carpool.handle import Handle
-from tests import models
-from tests.drive.test_faults import alive, wait_until
-from tests.serving import serve
+from tests.support import models
+from tests.support.processes import alive
+from tests.support.serving import serve
+from tests.support.waiting import wait_until
 
 
 def most_at_a_time(diary: Path) -> int:
@@ -176,7 +177,7 @@ def test_what_cannot_be_started_now_is_started_later(monkeypatch: pytest.MonkeyP
 
 FAILING = """
     import carpool
-    from tests import models
+    from tests.support import models
 
     one = carpool.Service(carpool.Stage(models.double, name="one"))
     two = carpool.Service(carpool.Stage(models.double, name="two"))

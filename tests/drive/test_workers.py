@@ -17,22 +17,8 @@ import pytest
 
 import carpool
 from carpool import Service, Stage
-from tests import models
-
-
-class Output:
-    """A line sink that remembers."""
-
-    def __init__(self) -> None:
-        self.lines: list[tuple[str, bool, str]] = []
-
-    def __call__(self, worker: str, is_error: bool, line: str) -> None:
-        self.lines.append((worker, is_error, line))
-
-    @property
-    def texts(self) -> list[str]:
-        return [line for _, _, line in self.lines]
-
+from tests.support import models
+from tests.support.output import Output
 
 # -- what can be a model
 

@@ -10,7 +10,6 @@ from typing import Any
 import carpool
 from carpool.policy import Static
 from tests.foreign import models
-from tests.foreign.kinds import KINDS, fail, is_of
 from tests.foreign.models import Results, Spiny, bad, good, trip
 from tests.foreign.services import OTHERS, Input
 from tests.foreign.table import (
@@ -21,6 +20,7 @@ from tests.foreign.table import (
     place,
 )
 from tests.foreign.ways import TIMEOUT_S, LoopThread, Told, all_at_once, closing, raised_by, within
+from tests.support.kinds import KINDS, fail, is_of
 
 FUNCTIONS = [name for name in BATCHES if "method" not in name]
 METHODS = [name for name in BATCHES if "method" in name]

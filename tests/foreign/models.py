@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from carpool import Model
-from tests.foreign.kinds import KINDS, fail
+from tests.support.kinds import KINDS, fail
 
 
 def good(n: int) -> dict[str, Any]:

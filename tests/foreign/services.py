@@ -8,7 +8,6 @@ from typing import Any
 
 import carpool
 from tests.foreign import models
-from tests.foreign.kinds import KINDS, fail, is_of
 from tests.foreign.models import Spiny, Thing, bad, good
 from tests.foreign.table import (
     BATCHES,
@@ -32,8 +31,9 @@ from tests.foreign.ways import (
     closing,
     logged,
     raised_by,
-    wait_until,
 )
+from tests.support.kinds import KINDS, fail, is_of
+from tests.support.waiting import wait_until
 
 NO_WORKER = "there is no worker: functions and models are called by the callers themselves"
 NO_BYTES = "items and results are the callers' own objects, never bytes"

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from carpool import Policy, Service, Stage
 from carpool.policy import Static
 from tests.foreign import models, typed
-from tests.foreign.kinds import KINDS, fail
 from tests.foreign.ways import DOORS, LIMIT_S, TIMEOUT_S
+from tests.support.kinds import KINDS, fail
+from tests.support.processes import children
 
 RUN_IN = ("process", "thread", "loop")
 PROCESSES, THREADS, LOOPS = ([f"{run_in} by {door}" for door in DOORS] for run_in in RUN_IN)
@@ -154,16 +153,6 @@ class Way:
     def _left(self) -> list[str]:
         threads = {each for each in threading.enumerate() if each.name != "carpool-output"} - self._threads
         return [repr(each) for each in threads] + [f"child {pid}" for pid in set(children()) - self._children]
-
-
-def children() -> list[int]:
-    """Processes that this one has started."""
-    tasks = Path(f"/proc/{os.getpid()}/task")
-    found: list[int] = []
-    for task in tasks.iterdir():
-        with contextlib.suppress(OSError):  # a thread that has just ended
-            found += [int(pid) for pid in (task / "children").read_text().split()]
-    return found
 
 
 def _close_quietly(thing: Any) -> None:

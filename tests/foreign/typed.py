@@ -8,7 +8,7 @@ import msgspec
 from pydantic import BaseModel, field_validator
 
 from carpool import Model
-from tests.foreign.kinds import fail
+from tests.support.kinds import fail
 
 
 class Checked(BaseModel):

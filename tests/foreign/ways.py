@@ -79,14 +79,6 @@ def within(call: Callable[[], T], limit_s: float = LIMIT_S) -> T:
     return told.value  # type: ignore[no-any-return]
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    """Wait for what comes a little later, such as the lines of a worker."""
-    until = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < until, "it never came true"
-        time.sleep(0.001)
-
-
 def raised_by(call: Callable[[], object]) -> BaseException:
     """What a call raises, which it must."""
     try:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from carpool.http.app import App
-from tests.http import models
-from tests.http.net import Gate, RunningServer, serving
+from tests.support.http import models
+from tests.support.http.net import Gate, RunningServer, serving
 
 _SERVICES = (models.scale, models.echo, models.gated, models.moody, models.csv, models.reverse, models.two_steps)
 

@@ -7,73 +7,28 @@ import json
 import os
 import re
 import signal
-import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from typing import Any
 
-import msgspec
 import pytest
-import uvicorn
 import uvloop
 
 from carpool import Service, Stage
 from carpool.core import roster
 from carpool.http.app import App
-from tests.drive.test_faults import alive, children
-from tests.drive.test_guard import guards_of
 from tests.effort import slow_where
-from tests.http import models
-from tests.http.door import chunked, get, post
-from tests.http.net import PATIENCE_S, Client, Gate, RunningServer, code_of, predict, serving, until
-from tests.http.test_statuses import job, outcome, small_queue
-from tests.http.wire import Answer
-from tests.models import Pid
-
-LIMIT = 2**20  # of a body, on the servers of this folder
-ID = "X-Request-Id: mine"
-LARGEST = b'"' + b"x" * (LIMIT - 2) + b'"'
-
-
-class Uvicorn:
-    """An app behind uvicorn, on a loop that runs in another thread.
-
-    Args:
-        app: any ASGI app.
-        loop: where it runs.
-        options: of uvicorn; without a lifespan, unless they say otherwise.
-    """
-
-    def __init__(self, app: Any, loop: asyncio.AbstractEventLoop, **options: Any) -> None:
-        self._sock = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._sock.getsockname()[1]
-        config = uvicorn.Config(app, log_config=None, ws="none", **{"lifespan": "off", **options})
-        self._server = uvicorn.Server(config)
-        self._ended = asyncio.run_coroutine_threadsafe(self._server.serve([self._sock]), loop)
-
-    @property
-    def started(self) -> bool:
-        return self._server.started
-
-    def stop(self) -> None:
-        """As a signal would."""
-        self._server.should_exit = True
-        self._ended.result(PATIENCE_S)
-
-
-@contextmanager
-def behind(app: Any, loop: asyncio.AbstractEventLoop, **options: Any) -> Iterator[Uvicorn]:
-    """An app behind a uvicorn that is up."""
-    server = Uvicorn(app, loop, **options)
-    try:
-        until(lambda: server.started)
-        yield server
-    finally:
-        server.stop()
+from tests.http.doors import Uvicorn, asked, behind, both_doors, said, stopped_in_the_end, workers_of
+from tests.http.sample_requests import ID, REQUESTS
+from tests.http.uvicorn_program import Program, broken, listens, pids
+from tests.support.http import models
+from tests.support.http.door import get, post
+from tests.support.http.jobs import job, outcome, small_queue
+from tests.support.http.net import Client, Gate, RunningServer, code_of, predict, serving
+from tests.support.http.wire import Answer
+from tests.support.processes import alive, children, guards_of
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 class Call:
@@ -101,18 +56,6 @@ class Call:
         self.sent.append(message)
 
 
-def asked(port: int, data: bytes, method: str = "POST") -> Answer:
-    """The answer on a connection of its own."""
-    with Client(port) as client:
-        return client.ask(data, method)
-
-
-def said(answer: Answer) -> tuple[int, dict[str, str], bytes]:
-    """What the app has said: without what each server adds of its own."""
-    own = {"date", "server", "connection"}
-    return answer.status, {name: value for name, value in answer.headers.items() if name not in own}, answer.body
-
-
 def timeless(answer: Answer) -> tuple[int, dict[str, str], bytes]:
     """The same, but for the seconds that it tells of."""
     status, headers, body = said(answer)
@@ -120,51 +63,6 @@ def timeless(answer: Answer) -> tuple[int, dict[str, str], bytes]:
 
 
 # -- every answer is the same
-
-REQUESTS: dict[str, tuple[int, bytes]] = {
-    "JSON": (200, post(b"3.0")),
-    "by name": (200, post(b"3.0", "/models/scale/predict")),
-    "a name that is quoted": (200, post(b"40", "/models/two%20steps/predict")),
-    "a query": (200, post(b"3.0", "/predict?x=%20y")),
-    "msgpack": (200, post(msgspec.msgpack.encode(3.0), "/predict", "Content-Type: application/msgpack")),
-    "msgpack wanted": (200, post(b"3.0", "/predict", "Accept: application/msgpack")),
-    "nothing wanted that there is": (200, post(b"3.0", "/predict", "Accept: image/png")),
-    "a type of the model's own": (200, post(b"1,2", "/models/csv/predict", "Content-Type: text/csv; charset=utf-8")),
-    "bytes": (200, post(b"\x00\xff\r\n", "/models/reverse/predict", "Content-Type: image/png")),
-    "the largest body": (200, post(LARGEST, "/models/echo/predict")),
-    "chunks": (200, chunked(b"[1", b",2", b",3]", path="/models/echo/predict")),
-    "an expectation": (200, post(b"3.0", "/predict", "Expect: 100-continue")),
-    "time-out and priority": (200, post(b"3.0", "/predict", "X-Request-Timeout-Ms: 9000", "X-Request-Priority: -7")),
-    "live": (200, get("/livez")),
-    "ready": (200, get("/readyz")),
-    "the document": (200, get("/openapi.json")),
-    "bad syntax": (400, post(b"[1,", "/models/echo/predict", ID)),
-    "no body": (400, post(b"", "/predict", ID)),
-    "no UTF-8": (400, post(b'"\xff"', "/models/echo/predict", ID)),
-    "nested too deep": (400, post(b"[" * 100_000 + b"]" * 100_000, "/models/echo/predict", ID)),
-    "a bad time-out": (400, post(b"3.0", "/predict", ID, "X-Request-Timeout-Ms: soon")),
-    "a bad priority": (400, post(b"3.0", "/predict", ID, "X-Request-Priority: 101")),
-    "no such address": (404, post(b"3.0", "/predicted", ID)),
-    "the root": (404, get("/", ID)),
-    "no such model": (404, post(b"3.0", "/models/nobody/predict", ID)),
-    "GET of a model": (405, get("/predict", ID)),
-    "POST to a probe": (405, post(b"", "/livez", ID)),
-    "PUT": (405, get("/models/scale/predict", ID, method="PUT")),
-    "too long": (413, post(LARGEST + b" ", "/models/echo/predict", ID)),
-    "too long by counting": (
-        413,
-        chunked(LARGEST[:-9], LARGEST[-9:], b" ", path="/models/echo/predict", headers=(ID,)),
-    ),
-    "a content type": (415, post(b"3.0", "/predict", ID, "Content-Type: text/csv")),
-    "a character set": (415, post(b"3.0", "/predict", ID, "Content-Type: application/json; charset=latin-1")),
-    "compressed": (415, post(b"3.0", "/predict", ID, "Content-Encoding: gzip")),
-    "a type that does not fit": (422, post(b'"3"', "/predict", ID)),
-    "a field that does not fit": (422, post(b'{"value": "no"}', "/models/gated/predict", ID)),
-    "the model says no": (422, post(b'"invalid"', "/models/moody/predict", ID)),
-    "the model raises": (500, post(b'"raise"', "/models/moody/predict", ID)),
-    "the model fails for one item": (500, post(b'"fails"', "/models/moody/predict", ID)),
-    "a result that does not fit": (500, post(b'"wrong"', "/models/moody/predict", ID)),
-}
 
 
 @pytest.fixture(scope="module", params=["httptools", "h11"])
@@ -225,13 +123,6 @@ def test_an_id_that_is_none_is_not_repeated(other: Uvicorn) -> None:
     assert ids == [answer.headers["x-request-id"] for answer in answers]
     assert len(set(ids)) == 2
     assert "<b>" not in ids
-
-
-@contextmanager
-def both_doors(app: App) -> Iterator[tuple[RunningServer, Uvicorn]]:
-    """One app behind our own server and behind uvicorn."""
-    with serving(app) as running, behind(app, running.loop) as other:
-        yield running, other
 
 
 def test_names_that_need_quoting() -> None:
@@ -303,7 +194,7 @@ def test_503_of_lost_workers_behind_both(monkeypatch: pytest.MonkeyPatch) -> Non
         lost = [asked(server.port, post(b'"die"', "/predict", ID)) for server in (running, other)]
         assert outcome(lost[0]) == (503, "worker_lost")
         assert said(lost[0]) == said(lost[1])
-        until(lambda: code_of(predict(running.port, "live")) == "stage_failed")
+        wait_until(lambda: code_of(predict(running.port, "live")) == "stage_failed")
         failed = [asked(server.port, post(b'"live"', "/predict", ID)) for server in (running, other)]
         assert outcome(failed[0]) == (503, "stage_failed")
         assert "retry-after" in failed[0].headers
@@ -395,21 +286,6 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     one.close()
 
 
-@contextmanager
-def stopped_in_the_end(app: App, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Without a lifespan nobody else stops the app, short of the end of the process."""
-    try:
-        yield
-    finally:
-        asyncio.run_coroutine_threadsafe(app.stop(), loop).result(PATIENCE_S)
-
-
-def workers_of(app: App) -> list[int]:
-    """Their process ids; none before the app is started."""
-    handle = app.endpoints[0].handle
-    return [] if handle is None else handle.pids
-
-
 def test_the_lifespan_starts_and_stops_the_workers(loop: asyncio.AbstractEventLoop) -> None:
     """They are ready before the server listens, and gone when it has ended."""
     app = App(models.scale)
@@ -425,28 +301,20 @@ def test_the_end_waits_for_those_inside(loop: asyncio.AbstractEventLoop, gate: G
     """What is running and what is queued is answered before the workers end."""
     app = App(small_queue())
     server = Uvicorn(app, loop, lifespan="on")
-    until(lambda: server.started)
+    wait_until(lambda: server.started)
     (pid,) = workers_of(app)
     with Client(server.port) as running, Client(server.port) as queued, ThreadPoolExecutor(1) as pool:
         running.send(job(1, gate, path="/predict"))
         gate.knocked()
         queued.send(job(2, path="/predict"))
-        until(lambda: app.endpoints[0].driver.pipeline.waiting == 1)  # type: ignore[union-attr]
+        wait_until(lambda: app.endpoints[0].driver.pipeline.waiting == 1)  # type: ignore[union-attr]
         ended = pool.submit(server.stop)
-        until(lambda: not listens(server.port))
+        wait_until(lambda: not listens(server.port))
         assert alive(pid)
         gate.open()
         assert [json.loads(client.answer().body)["value"] for client in (running, queued)] == [1, 2]
         ended.result(PATIENCE_S)
     assert not alive(pid)
-
-
-def listens(port: int) -> bool:
-    """Whether a new client is let in."""
-    with suppress(ConnectionError):
-        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S).close()
-        return True
-    return False
 
 
 def test_without_a_lifespan_the_first_requests_start_the_workers(loop: asyncio.AbstractEventLoop) -> None:
@@ -534,69 +402,6 @@ def test_mounted(loop: asyncio.AbstractEventLoop, root: str, strips: bool) -> No
 # -- uvicorn as a program
 
 
-def pids() -> App:
-    """Says which worker answers."""
-    return App(Service(Stage(Pid), name="pids"))
-
-
-def broken() -> App:
-    """Cannot start."""
-    return App(models.broken)
-
-
-class Program:
-    """`uvicorn` in a process of its own.
-
-    Args:
-        factory: of this file.
-        options: of its command line.
-
-    Attributes:
-        log: what it has said so far.
-    """
-
-    def __init__(self, factory: Callable[[], App], *options: str) -> None:
-        target = f"{__name__}:{factory.__name__}"
-        command = [sys.executable, "-m", "uvicorn", "--factory", target, "--host", "127.0.0.1", "--port", "0", *options]
-        env = {**os.environ, "NO_COLOR": "1"}
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True
-        )
-        self.log = ""
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def __enter__(self) -> Program:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)  # whatever a failed test leaves; all are gone otherwise
-        self.wait()
-
-    def port(self) -> int:
-        """Where it listens; waits until it does."""
-        until(lambda: "Uvicorn running on" in self.log)
-        found = re.search(r"Uvicorn running on http://127\.0\.0\.1:(\d+)", self.log)
-        assert found, self.log
-        port = int(found[1])
-        until(lambda: listens(port))  # with several processes it says so too early
-        return port
-
-    def wait(self) -> int:
-        """Its exit status, once all it had to say has been read."""
-        status = self.process.wait(PATIENCE_S)
-        self._reader.join(PATIENCE_S)
-        assert not self._reader.is_alive(), "something still holds its stderr"
-        return status
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        with self.process.stderr as lines:
-            for line in lines:
-                self.log += line
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("lifespan", ["on", "off"])
 def test_a_signal_ends_uvicorn_and_the_workers(lifespan: str) -> None:
@@ -607,7 +412,7 @@ def test_a_signal_ends_uvicorn_and_the_workers(lifespan: str) -> None:
         assert alive(answer["pid"])
         program.process.send_signal(signal.SIGTERM)
         program.wait()
-        until(lambda: not alive(answer["pid"]))
+        wait_until(lambda: not alive(answer["pid"]))
         assert "Traceback" not in program.log
 
 
@@ -624,11 +429,11 @@ def test_two_server_processes_have_a_worker_each() -> None:
                 answered.add(json.loads(answer.body)["pid"])
             return len(answered) > 1
 
-        until(both_have_answered)
+        wait_until(both_have_answered)
         assert len(answered) == 2
         program.process.send_signal(signal.SIGTERM)
         program.wait()
-        until(lambda: not any(alive(pid) for pid in answered))
+        wait_until(lambda: not any(alive(pid) for pid in answered))
         assert "Traceback" not in program.log
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.http.bad_requests import ALL, DROP, SECRET, Bad
-from tests.http.door import Door, get, post
-from tests.http.jump import run, turns
-from tests.http.net import Client, RunningServer
-from tests.http.wire import Answer
+from tests.support.http.door import Door, get, post
+from tests.support.http.jump import run, turns
+from tests.support.http.net import Client, RunningServer
+from tests.support.http.wire import Answer
 
 _NEVER_SAID = (b"Traceback", b"carpool", b".py", b"/work", b"/tmp", b"0x", b"File ", SECRET.encode())
 

@@ -11,9 +11,9 @@ import uvloop
 
 from carpool import Service, Stage
 from carpool.http.app import App
-from tests.http import models
-from tests.http.net import Client, Gate, RunningServer, serving
-from tests.http.test_statuses import job
+from tests.support.http import models
+from tests.support.http.jobs import job
+from tests.support.http.net import Client, Gate, RunningServer, serving
 
 
 @pytest.fixture(scope="module", params=["uvloop", "asyncio"])

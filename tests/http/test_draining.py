@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.http.door import Door, get, post
-from tests.http.jump import run, turns
+from tests.support.http.door import Door, get, post
+from tests.support.http.jump import run, turns
 
 
 def test_idle_connections_close_at_once() -> None:

@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
-from tests.http.door import chunked, post
-from tests.http.net import PATIENCE_S, Client, Gate, RunningServer
-from tests.http.wire import Answer
+from tests.support.http.door import chunked, post
+from tests.support.http.net import Client, Gate, RunningServer
+from tests.support.http.wire import Answer
+from tests.support.waiting import PATIENCE_S
 
 JSON, MSGPACK, RAW, CSV = (
     "application/json",

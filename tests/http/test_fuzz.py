@@ -8,17 +8,17 @@ import logging
 from collections.abc import Callable, Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.http.listener import Limits
 from carpool.http.reader import LARGE_BODY
 from carpool.request import Request
-from tests.effort import share
+from tests.effort import examples
 from tests.http.bad_requests import ALL
-from tests.http.door import Door, chunked, get, post
-from tests.http.jump import run, turns
-from tests.http.wire import Wire
+from tests.support.http.door import Door, chunked, get, post
+from tests.support.http.jump import run, turns
+from tests.support.http.wire import Wire
 
 LIMITS = Limits(header_s=10.0, body_s=30.0, idle_s=75.0, pipelined=3, body_bytes_in_flight=3 * LARGE_BODY)
 LONGEST_S = 2 * LIMITS.idle_s + 60.0
@@ -119,7 +119,7 @@ def check_answers(wire: Wire) -> None:
         data = rest[length:]
 
 
-@settings(max_examples=share(300), deadline=None)
+@examples(300)
 @given(data=st.binary(max_size=300), cuts=st.sets(st.integers(1, 300), max_size=4))
 def test_random_bytes(data: bytes, cuts: set[int]) -> None:
     """Noise is refused or waited out."""
@@ -135,7 +135,7 @@ def test_random_bytes(data: bytes, cuts: set[int]) -> None:
     run(main())
 
 
-@settings(max_examples=share(600), deadline=None)
+@examples(600)
 @given(
     data=mutated(),
     cuts=st.sets(st.integers(1, 800), max_size=5),
@@ -158,7 +158,7 @@ def test_mutated_requests(data: bytes, cuts: set[int], ends: bool, cost_s: float
     run(main())
 
 
-@settings(max_examples=share(200), deadline=None)
+@examples(200)
 @given(data=mutated(), after=st.integers(0, 800), reads=st.booleans())
 def test_clients_that_leave_at_any_byte(data: bytes, after: int, reads: bool) -> None:
     """A reset leaves nothing behind."""
@@ -195,7 +195,7 @@ _ANSWERS: dict[str, Callable[[int], tuple[int, str]]] = {
 }
 
 
-@settings(max_examples=share(200), deadline=None)
+@examples(200)
 @given(
     kinds=st.lists(st.sampled_from(sorted(_REQUESTS)), min_size=1, max_size=30),
     cuts=st.sets(st.integers(1, 3000), max_size=6),

@@ -13,10 +13,10 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from tests.effort import slow_where
-from tests.http.door import chunked, get, post
 from tests.http.hostile_server import LARGEST
-from tests.http.net import Client
-from tests.serving import Served
+from tests.support.http.door import chunked, get, post
+from tests.support.http.net import Client
+from tests.support.serving import Served
 
 FLOOR_S = 0.9
 """A p99 below this is good, whatever it was before: other programs on the machine may cost that much by themselves.

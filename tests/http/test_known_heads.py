@@ -7,16 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.http.app import App
 from carpool.http.exchange import Exchange
 from carpool.http.listener import Limits, Listener
-from tests.effort import share
-from tests.http.door import Door, chunked, get, post
-from tests.http.jump import run, turns
-from tests.http.wire import Wire
+from tests.effort import examples
+from tests.support.http.door import Door, chunked, get, post
+from tests.support.http.jump import run, turns
+from tests.support.http.wire import Wire
 
 Seen = tuple[bytes, bytes, dict[bytes, bytes], bytes]
 
@@ -294,7 +294,7 @@ def conversations(draw: st.DrawFn) -> list[list[bytes]]:
     return connections
 
 
-@settings(max_examples=share(600), deadline=None)
+@examples(600)
 @given(conversations())
 def test_the_memory_never_changes_the_meaning(connections: list[list[bytes]]) -> None:
     """With it and without it, the app sees the same requests and the clients get the same bytes."""

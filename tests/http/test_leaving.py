@@ -8,8 +8,8 @@ import errno
 import pytest
 
 from carpool.http.reader import LARGE_BODY
-from tests.http.door import Door, chunked, get, post
-from tests.http.jump import run, turns
+from tests.support.http.door import Door, chunked, get, post
+from tests.support.http.jump import run, turns
 
 
 def test_a_half_closed_client_gets_its_answer() -> None:

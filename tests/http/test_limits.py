@@ -17,10 +17,10 @@ from carpool.http.connection import Connection
 from carpool.http.listener import Limits
 from carpool.http.reader import LARGE_BODY, LARGEST_READ
 from carpool.wire.memory import Memory
-from tests.http.door import Door, chunked, get, post
-from tests.http.jump import run, turns
-from tests.http.net import Client, code_of, serving
-from tests.http.wire import Answer, Wire
+from tests.support.http.door import Door, chunked, get, post
+from tests.support.http.jump import run, turns
+from tests.support.http.net import Client, code_of, serving
+from tests.support.http.wire import Answer, Wire
 
 FIELD = 4  # ": " and the line's end
 

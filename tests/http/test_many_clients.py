@@ -10,10 +10,10 @@ import pytest
 import uvloop
 
 from carpool import Service, Stage
-from tests.drive.test_faults import alive, children
-from tests.http import models
-from tests.http.door import post
-from tests.serving import serve
+from tests.support.http import models
+from tests.support.http.door import post
+from tests.support.processes import alive, children
+from tests.support.serving import serve
 
 CLIENTS = 64
 CALLS = 2_000

@@ -24,11 +24,11 @@ from carpool.observe.prometheus import render
 from carpool.observe.stats import DURATION_BOUNDS, OUTCOMES, REASONS, Durations, Stats, outcome_of
 from carpool.policy import Greedy
 from carpool.request import Request
-from tests.http import models
-from tests.http.door import Door, chunked, get, post
-from tests.http.jump import run, turns
-from tests.http.net import Client, Gate, RunningServer, predict, serving
-from tests.http.test_statuses import job
+from tests.support.http import models
+from tests.support.http.door import Door, chunked, get, post
+from tests.support.http.jobs import job
+from tests.support.http.jump import run, turns
+from tests.support.http.net import Client, Gate, RunningServer, predict, serving
 
 OPEN = "application/openmetrics-text; version=1.0.0"
 

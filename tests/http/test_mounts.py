@@ -31,14 +31,17 @@ import carpool
 from carpool import Model, Service, Stage, StartupError
 from carpool.http import asgi
 from carpool.http.app import App
-from tests.drive.test_faults import alive, children
 from tests.effort import slow_where
-from tests.http import models
-from tests.http.door import get, post
-from tests.http.net import PATIENCE_S, Client, Gate, RunningServer, predict, until
-from tests.http.test_asgi import REQUESTS, Program, asked, behind, pids, said, stopped_in_the_end, workers_of
-from tests.http.test_statuses import job, outcome, small_queue
-from tests.serving import serve
+from tests.http.doors import asked, behind, said, stopped_in_the_end, workers_of
+from tests.http.sample_requests import REQUESTS
+from tests.http.uvicorn_program import Program, pids
+from tests.support.http import models
+from tests.support.http.door import get, post
+from tests.support.http.jobs import job, outcome, small_queue
+from tests.support.http.net import Client, Gate, RunningServer, predict
+from tests.support.processes import alive, children
+from tests.support.serving import serve
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 class Hypercorn:
@@ -132,9 +135,9 @@ def test_a_client_that_leaves_hypercorn_while_queued(loop: asyncio.AbstractEvent
         gate.knocked()
         gone = Client(server.port)
         gone.send(job(666, path="/predict"))
-        until(lambda: waiting(app) == 1)
+        wait_until(lambda: waiting(app) == 1)
         gone.close()
-        until(lambda: waiting(app) == 0)
+        wait_until(lambda: waiting(app) == 0)
         gate.open()
         assert busy.answer().status == 200
         assert json.loads(busy.ask(job(-1, path="/predict")).body)["seen"] == [1, -1]
@@ -286,7 +289,7 @@ def test_thread_and_loop_stages_need_no_process(
         assert outcome(predict(server.port, "x", prefix + "/predict")) == (422, "invalid_item")
         assert asked(server.port, get(prefix + "/readyz")).status == 200
         assert workers_of(app) == []
-    until(lambda: "carpool InThread/0" not in {thread.name for thread in threading.enumerate()})
+    wait_until(lambda: "carpool InThread/0" not in {thread.name for thread in threading.enumerate()})
 
 
 def threads_of_models() -> list[str]:
@@ -298,7 +301,7 @@ def test_an_app_whose_loop_has_ended_is_stopped_on_another_one() -> None:
     app = App(Service(Stage(InThread, max_batch_size=8, run_in="thread")))
     asyncio.run(app.ensure_started())
     asyncio.run(app.stop())
-    until(lambda: not threads_of_models())
+    wait_until(lambda: not threads_of_models())
 
 
 def test_whoever_asks_for_a_start_while_it_is_under_way_gets_the_same_one() -> None:
@@ -312,7 +315,7 @@ def test_whoever_asks_for_a_start_while_it_is_under_way_gets_the_same_one() -> N
         return found
 
     assert asyncio.run(start_twice()) == 1
-    until(lambda: not threads_of_models())
+    wait_until(lambda: not threads_of_models())
 
 
 def test_an_app_that_is_stopped_before_its_start_has_begun_is_stopped() -> None:
@@ -332,7 +335,7 @@ def test_an_app_that_is_stopped_before_its_start_has_begun_is_stopped() -> None:
         return found
 
     assert asyncio.run(start_and_stop()) == [0, 1]
-    until(lambda: not threads_of_models())
+    wait_until(lambda: not threads_of_models())
 
 
 # -- one of several
@@ -393,7 +396,7 @@ def test_the_only_one_does_not(
 def test_carpool_serve_has_no_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is one process whatever the environment says of other servers."""
     monkeypatch.setenv("WEB_CONCURRENCY", "4")
-    with serve("tests.serving_models:talks") as served:
+    with serve("tests.support.serving_models:talks") as served:
         assert served.ask("POST", "/predict", "hello")[0] == 200
     assert served.wait() == 0
     assert WARNING not in "".join(served.log)
@@ -406,7 +409,7 @@ def test_uvicorns_workers_say_so_once_each(workers: int) -> None:
     expected = workers if workers > 1 else 0
     with Program(pids, "--workers", str(workers)) as program:
         assert predict(program.port(), 0.0).status == 200
-        until(lambda: program.log.count(WARNING) >= expected)
+        wait_until(lambda: program.log.count(WARNING) >= expected)
         program.process.send_signal(signal.SIGTERM)
         program.wait()
     assert program.log.count(WARNING) == expected

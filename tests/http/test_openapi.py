@@ -12,10 +12,10 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from carpool import Service
 from carpool.http import openapi
 from carpool.http.app import App
-from tests.http import models, typed
-from tests.http.door import Door, get, post
-from tests.http.jump import run, turns
-from tests.http.net import Client, RunningServer, predict, serving
+from tests.support.http import models, typed
+from tests.support.http.door import Door, get, post
+from tests.support.http.jump import run, turns
+from tests.support.http.net import Client, RunningServer, predict, serving
 
 TYPED = (typed.shift, typed.measure, typed.greet, typed.prune, typed.double, typed.total, typed.checked)
 EVERY_ERROR = {"400", "413", "415", "422", "429", "500", "503", "504"}

@@ -9,8 +9,8 @@ import pytest
 
 from carpool.http.connection import HttpExchange
 from carpool.http.listener import Limits
-from tests.http.door import Door, get, post
-from tests.http.jump import run, turns
+from tests.support.http.door import Door, get, post
+from tests.support.http.jump import run, turns
 
 
 def test_answers_keep_the_order_of_their_requests() -> None:

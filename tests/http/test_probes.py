@@ -11,11 +11,12 @@ import pytest
 
 from carpool import Service, Stage
 from carpool.http.app import App
-from tests.http import models
-from tests.http.door import Door, get, post
-from tests.http.jump import run, turns
-from tests.http.net import PATIENCE_S, Client, Gate, RunningServer, code_of, predict, serving, until
-from tests.http.wire import Answer
+from tests.support.http import models
+from tests.support.http.door import Door, get, post
+from tests.support.http.jump import run, turns
+from tests.support.http.net import Client, Gate, RunningServer, code_of, predict, serving
+from tests.support.http.wire import Answer
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 def probe(running: RunningServer, path: str, method: str = "GET") -> Answer:
@@ -74,9 +75,9 @@ def test_without_a_worker() -> None:
     with serving(App(models.scale)) as running:
         (pid,) = running.pids
         os.kill(pid, signal.SIGKILL)
-        until(lambda: probe(running, "/readyz").status == 503)
+        wait_until(lambda: probe(running, "/readyz").status == 503)
         assert probe(running, "/livez").status == 200
-        until(lambda: probe(running, "/readyz").status == 200)
+        wait_until(lambda: probe(running, "/readyz").status == 200)
         assert predict(running.port, 1.0).status == 200
 
 

@@ -16,10 +16,10 @@ from carpool.http.app import App
 from carpool.model import traits_of
 from carpool.wire import answer
 from tests.http import talkers
-from tests.http.door import post
-from tests.http.net import Client, code_of
-from tests.http.test_asgi import both_doors, said
-from tests.http.wire import Answer
+from tests.http.doors import both_doors, said
+from tests.support.http.door import post
+from tests.support.http.net import Client, code_of
+from tests.support.http.wire import Answer
 
 JSON, MSGPACK, RAW = "application/json", "application/msgpack", "application/octet-stream"
 EXPECTED: dict[str, tuple[int, str | None, bytes, dict[str, str]]] = {

@@ -13,11 +13,11 @@ from carpool import Model, Service, Stage
 from carpool.errors import CarpoolError, Overloaded, ValidationError
 from carpool.http.app import App
 from carpool.http.exchange import Exchange
-from tests.http.door import Door, get, nothing, post
-from tests.http.jump import run, turns
-from tests.http.net import code_of
-from tests.http.wire import Answer
-from tests.test_weigh import KINDS, Unspeakable
+from tests.support.http.door import Door, get, nothing, post
+from tests.support.http.jump import run, turns
+from tests.support.http.net import code_of
+from tests.support.http.wire import Answer
+from tests.support.kinds import KINDS, MuteError
 
 
 class Raising(App):
@@ -32,7 +32,7 @@ class Raising(App):
         raise self.kind
 
 
-@pytest.mark.parametrize("kind", [ValueError, *KINDS])
+@pytest.mark.parametrize("kind", KINDS.values())
 @pytest.mark.parametrize("known", [False, True])
 def test_a_route_that_raises(kind: type[BaseException], known: bool, caplog: pytest.LogCaptureFixture) -> None:
     """Regression: its request was never answered, nor anything behind it; from the second time on it was cut off."""
@@ -86,7 +86,7 @@ class Call:
         self.sent.append(message)
 
 
-@pytest.mark.parametrize("kind", [ValueError, *KINDS])
+@pytest.mark.parametrize("kind", KINDS.values())
 def test_a_route_that_raises_behind_asgi(kind: type[BaseException]) -> None:
     """The same answer, and the server hears of nothing."""
 
@@ -99,7 +99,7 @@ def test_a_route_that_raises_behind_asgi(kind: type[BaseException]) -> None:
     assert (answer.status, code_of(answer)) == (500, "internal_error")
 
 
-@pytest.mark.parametrize("kind", [ValueError, *KINDS])
+@pytest.mark.parametrize("kind", KINDS.values())
 def test_an_asgi_server_whose_receive_raises(kind: type[BaseException]) -> None:
     """It hears of that; the request is taken out, nothing is left running, the next one is served."""
 
@@ -124,7 +124,7 @@ def test_an_asgi_server_whose_receive_raises(kind: type[BaseException]) -> None:
     run(main())
 
 
-@pytest.mark.parametrize("kind", [ValueError, MemoryError, asyncio.CancelledError, Unspeakable])
+@pytest.mark.parametrize("kind", [ValueError, MemoryError, asyncio.CancelledError, MuteError])
 def test_an_asgi_server_whose_send_raises(kind: type[BaseException]) -> None:
     """The server hears of its own exception; the request has been answered as far as carpool is concerned."""
 
@@ -148,7 +148,7 @@ def odd(kind: type[CarpoolError], **attributes: Any) -> CarpoolError:
 
 
 ODD = {
-    "no text": odd(ValidationError, __str__=Unspeakable.__str__),
+    "no text": odd(ValidationError, __str__=MuteError.__str__),
     "no such status": odd(CarpoolError, status=999),
     "a status that is none": odd(CarpoolError, status="400"),
     "an endless wait": odd(Overloaded, __init__=lambda self, text: None, retry_after_s=float("inf")),
@@ -180,7 +180,7 @@ def sized(size: Callable[[Any], int]) -> Service:
     return Service(Stage(nothing, name="echo", max_batch_size=64, size=size))
 
 
-@pytest.mark.parametrize("kind", [ValueError, *KINDS])
+@pytest.mark.parametrize("kind", KINDS.values())
 def test_a_size_function_that_raises(kind: type[BaseException]) -> None:
     """Regression: its request hung, and with SystemExit the loop ended, where the size could not be had."""
 

@@ -9,9 +9,9 @@ import pytest
 
 from carpool import Service, Stage
 from carpool.http.app import App
-from tests.http import models
-from tests.http.door import get, post
-from tests.http.net import Client, RunningServer, predict, serving
+from tests.support.http import models
+from tests.support.http.door import get, post
+from tests.support.http.net import Client, RunningServer, predict, serving
 
 
 def test_each_has_its_address(server: RunningServer) -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from carpool import Service, Stage
 from carpool.http.app import App
-from tests.http import models
-from tests.http.door import post
-from tests.http.net import Client, Gate, RunningServer, code_of, serving
-from tests.http.test_statuses import job
+from tests.support.http import models
+from tests.support.http.door import post
+from tests.support.http.jobs import job
+from tests.support.http.net import Client, Gate, RunningServer, code_of, serving
 
 
 def weight(job: models.Job) -> int:

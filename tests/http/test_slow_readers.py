@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from carpool.http.listener import Limits
-from tests.http.door import Door, get, post
-from tests.http.jump import run, turns
+from tests.support.http.door import Door, get, post
+from tests.support.http.jump import run, turns
 
 BIG = 100_000
 LIMITS = Limits(write_buffer_bytes=BIG, write_s=20.0, idle_s=75.0)

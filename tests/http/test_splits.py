@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.http.reader import LARGE_BODY
-from tests.effort import share
-from tests.http.door import Door, chunked, get, post
-from tests.http.jump import run, turns
-from tests.http.wire import Wire
+from tests.effort import examples
+from tests.support.http.door import Door, chunked, get, post
+from tests.support.http.jump import run, turns
+from tests.support.http.wire import Wire
 
 LARGE = b"x" * LARGE_BODY
 _DATE = re.compile(rb"date: [^\r]*\r\n")
@@ -152,7 +152,7 @@ def test_one_byte_at_a_time(name: str) -> None:
     run(main())
 
 
-@settings(max_examples=share(150), deadline=None)
+@examples(150)
 @given(name=st.sampled_from(sorted(STREAMS)), data=st.data())
 def test_splits_in_many(name: str, data: Any) -> None:
     """Cut in any number of places."""

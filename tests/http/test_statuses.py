@@ -13,23 +13,13 @@ import pytest
 from carpool import Service, Stage
 from carpool.core import roster
 from carpool.http.app import App
-from tests.http import models, typed
-from tests.http.door import chunked, post
-from tests.http.net import PATIENCE_S, Client, Gate, RunningServer, code_of, predict, serving, until
-from tests.http.wire import Answer
+from tests.support.http import models, typed
+from tests.support.http.door import chunked, post
+from tests.support.http.jobs import GATED, job, outcome, small_queue
+from tests.support.http.net import Client, Gate, RunningServer, code_of, predict, serving
+from tests.support.waiting import PATIENCE_S, wait_until
 
-GATED = "/models/gated/predict"
 MOODY = "/models/moody/predict"
-
-
-def job(value: int, gate: Gate | None = None, *headers: str, path: str = GATED) -> bytes:
-    """A request to `models.Gated`."""
-    return post(json.dumps({"value": value, "gate": gate.path if gate else ""}).encode(), path, *headers)
-
-
-def outcome(answer: Answer) -> tuple[int, str]:
-    """Status and code."""
-    return answer.status, code_of(answer)
 
 
 def test_200(server: RunningServer) -> None:
@@ -197,11 +187,6 @@ def test_500_leaves_batch_mates_alone() -> None:
     assert [int(a.body) for a in answers if a.status == 200] == [x for x in range(20) if x != 13]
 
 
-def small_queue(**settings: object) -> Service:
-    """One worker, batches of one, room for two."""
-    return Service(Stage(models.Gated, max_batch_size=1, max_queue_size=2), name="gated", **settings)  # type: ignore[arg-type]
-
-
 def test_429_when_the_queue_is_full(gate: Gate) -> None:
     """Refused at once, with the time after which to come again; those inside are not disturbed."""
     with serving(App(small_queue())) as running:
@@ -332,7 +317,7 @@ def test_503_after_a_stage_has_failed(monkeypatch: pytest.MonkeyPatch, caplog: p
     with serving(App(Service(Stage(models.Mortal, idempotent=False), name="mortal"))) as running:
         with caplog.at_level(logging.CRITICAL):
             assert predict(running.port, "die").status == 503
-            until(lambda: "has failed" in caplog.text)
+            wait_until(lambda: "has failed" in caplog.text)
         assert outcome(predict(running.port, "live")) == (503, "stage_failed")
         with Client(running.port) as client:
             assert client.ask(post(b"").replace(b"POST /predict", b"GET /readyz")).status == 503
@@ -343,7 +328,7 @@ def test_503_of_a_failed_stage_says_when_to_come_again(monkeypatch: pytest.Monke
     monkeypatch.setattr(roster, "MOST_DEATHS", 1)
     with serving(App(Service(Stage(models.Mortal, idempotent=False), name="mortal"))) as running:
         predict(running.port, "die")
-        until(lambda: code_of(predict(running.port, "live")) == "stage_failed")
+        wait_until(lambda: code_of(predict(running.port, "live")) == "stage_failed")
         assert "retry-after" in predict(running.port, "live").headers
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from carpool.http.listener import Limits
 from carpool.http.reader import LARGE_BODY
-from tests.http.door import Door, chunked, get, post
-from tests.http.jump import run, turns
-from tests.http.wire import Wire
+from tests.support.http.door import Door, chunked, get, post
+from tests.support.http.jump import run, turns
+from tests.support.http.wire import Wire
 
 LIMITS = Limits(header_s=10.0, body_s=30.0, idle_s=75.0, write_s=20.0)
 

@@ -12,9 +12,9 @@ import pytest
 from carpool import Model, Service, Stage
 from carpool.http import openapi
 from carpool.http.app import App
-from tests.http import typed
-from tests.http.door import post
-from tests.http.net import Client, RunningServer, predict, serving
+from tests.support.http import typed
+from tests.support.http.door import post
+from tests.support.http.net import Client, RunningServer, predict, serving
 
 
 @pytest.fixture(scope="module")

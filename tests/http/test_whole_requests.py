@@ -16,11 +16,12 @@ from carpool.http.app import App
 from carpool.http.listener import Limits, Listener
 from carpool.http_request import Headers, RequestMaker, pack_head
 from carpool.model import traits_of
-from tests.http import models, talkers
-from tests.http.door import post
-from tests.http.net import Client, RunningServer
-from tests.http.test_asgi import Uvicorn, both_doors
-from tests.http.wire import Answer
+from tests.http import talkers
+from tests.http.doors import Uvicorn, both_doors
+from tests.support.http import models
+from tests.support.http.door import post
+from tests.support.http.net import Client, RunningServer
+from tests.support.http.wire import Answer
 
 PLAIN = "Content-Type: text/plain"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.batcher import INFINITY
@@ -17,9 +17,9 @@ from carpool.policy import Adaptive, Decision
 from carpool.policy.base import NOTHING
 from carpool.request import DEFAULT_LANE, Request
 from carpool.simulate import Affine, Closed, Cost, Knee, Report, run
-from tests.core.stub import PROPERTY, pipeline_of, stage
-from tests.effort import share
+from tests.effort import examples
 from tests.policy.learned import FIXED, KNEE, TILES
+from tests.support.pipelines import pipeline_of, stage
 
 BALANCED = Affine(0.002, 0.001)
 NOW = 100.0
@@ -517,7 +517,7 @@ waiting = st.lists(
 )
 
 
-@settings(PROPERTY, max_examples=share(100))
+@examples(100, derandomize=True)
 @given(waiting, st.sampled_from([0.0, 1000.0, 2500.0]), st.integers(1, 3), st.integers(0, 2))
 def test_nobody_is_refused_who_could_go_now(requests: list[Request], rate: float, free: int, busy: int) -> None:
     """Below capacity: whoever is dropped, of whatever lane, could not be answered in time in a batch of all."""
@@ -532,7 +532,7 @@ def test_nobody_is_refused_who_could_go_now(requests: list[Request], rate: float
     assert decision.take or decision.wake_at is not None or len(decision.drop) == len(requests)
 
 
-@settings(PROPERTY, max_examples=share(200))
+@examples(200, derandomize=True)
 @given(
     waiting,
     st.sampled_from([FIXED, TILES, KNEE, BALANCED]),

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from carpool.errors import CarpoolError, InvalidRequest, Overloaded
 from carpool.policy.admission import LEAST_RETRY_S, MOST_RETRY_S, Admission
-from tests.core.stub import PROPERTY, ask
+from tests.support.pipelines import ask
+from tests.support.properties import PROPERTY
 
 INFINITY = float("inf")
 

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from carpool.policy import AIMD, Decision
 from carpool.policy.base import NOTHING
-from tests.core.stub import PROPERTY, ask
 from tests.policy.view import waiting
+from tests.support.pipelines import ask
+from tests.support.properties import PROPERTY
 
 
 def after(policy: AIMD, *batches: tuple[int, float]) -> AIMD:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.policy.arrivals import Arrivals
-from tests.core.stub import PROPERTY
+from tests.support.properties import PROPERTY
 
 gaps = st.lists(st.tuples(st.floats(0.001, 1), st.integers(1, 40)), min_size=1, max_size=300)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.policy.backlog import Backlog, Pace
-from tests.core.stub import PROPERTY
+from tests.support.properties import PROPERTY
 
 CAPACITY, SLO_S, AHEAD_S = 1000.0, 1.0, 0.0499  # 900 can be served in time, as batches vary
 BATCH, BATCH_S = 50, 0.05

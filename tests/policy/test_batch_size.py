@@ -5,15 +5,15 @@ from __future__ import annotations
 from math import sqrt
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from carpool.policy.batch_size import BatchSize
 from carpool.policy.cost import CostModel
 from carpool.simulate import Affine, Cost, Tile
-from tests.core.stub import PROPERTY
-from tests.effort import share
+from tests.effort import examples
 from tests.policy.learned import FIXED, KNEE, TILES, learned
+from tests.support.properties import PROPERTY
 
 BALANCED = Affine(0.002, 0.001)
 
@@ -115,7 +115,7 @@ def test_tiles(load: float) -> None:
 affine = st.builds(Affine, st.floats(0.0002, 0.02), st.floats(0.0001, 0.01))
 
 
-@settings(PROPERTY, max_examples=share(100))
+@examples(100, derandomize=True)
 @given(affine, st.integers(1, 64), st.floats(0, 0.95))
 def test_no_size_is_much_better_for_a_line(cost: Cost, waiting: int, load: float) -> None:
     """Looked for among all: what is chosen has the least expected delay, within the one percent that all are given."""
@@ -127,7 +127,7 @@ def test_no_size_is_much_better_for_a_line(cost: Cost, waiting: int, load: float
     assert delay(cost, waiting, n, load, size.capacity) <= least / 0.985
 
 
-@settings(PROPERTY, max_examples=share(100))
+@examples(100, derandomize=True)
 @given(st.lists(st.floats(0.0001, 0.01), min_size=24, max_size=24), st.integers(1, 24), st.floats(0, 0.95))
 def test_no_choice_is_worse_than_all(steps: list[float], waiting: int, load: float) -> None:
     """Whatever the curve."""

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from carpool.policy.cost import CostModel
 from carpool.simulate import Affine, Cost, Sqrt
-from tests.core.stub import PROPERTY
 from tests.policy.learned import FIXED, KNEE, TILES, learned
+from tests.support.properties import PROPERTY
 
 batches = st.lists(st.tuples(st.integers(1, 200), st.floats(1e-6, 100)), min_size=1, max_size=80)
 

@@ -10,8 +10,8 @@ from carpool.core.queue import Queue
 from carpool.policy import Deadline, Decision
 from carpool.policy.base import NOTHING
 from carpool.policy.deadline import Line
-from tests.core.stub import PROPERTY
 from tests.policy.view import waiting
+from tests.support.properties import PROPERTY
 
 
 def profiled(limit: int = 8) -> Deadline:

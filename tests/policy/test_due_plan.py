@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.policy.cost import CostModel
 from carpool.policy.due_plan import DuePlan
 from carpool.request import Request
-from tests.core import stub
-from tests.effort import share
+from tests.effort import examples
 from tests.policy.learned import learned
 
-PROPERTY = settings(stub.PROPERTY, max_examples=share(100))
+PROPERTY = examples(100, derandomize=True)
 LIMIT = 16
 LINE = learned(lambda n: 2.0 + n, LIMIT)
 STEPS = learned(lambda n: 2.0 + 4 * -(-n // 4), LIMIT)

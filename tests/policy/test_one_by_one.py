@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from carpool.policy import Decision, OneByOne
 from carpool.policy.base import NOTHING
 from carpool.policy.one_by_one import HOP_BUDGET_S, MOST_IN_A_HOP
-from tests.core.stub import PROPERTY
 from tests.policy.view import waiting
+from tests.support.properties import PROPERTY
 
 
 def learned(*item_s: float) -> OneByOne:

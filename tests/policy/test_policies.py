@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.policy import AIMD, BY_NAME, Cork, Deadline, Greedy, OneByOne, Policy, Static
-from tests.core.stub import PROPERTY
 from tests.policy.view import waiting
+from tests.support.properties import PROPERTY
 
 arrivals = st.lists(st.integers(0, 50).map(float), max_size=12)
 delays = st.one_of(st.none(), st.integers(0, 20).map(float))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.policy.shape import MOST_KNOTS, Shape, knots_for
-from tests.core.stub import PROPERTY
+from tests.support.properties import PROPERTY
 
 limits = st.one_of(st.integers(1, 300), st.integers(1, 1_000_000))
 batches = st.lists(st.tuples(st.integers(1, 100), st.floats(1e-5, 10)), min_size=1, max_size=60)

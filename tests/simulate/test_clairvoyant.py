@@ -6,11 +6,11 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.simulate.clairvoyant import clairvoyant_attainment
-from tests.effort import share
+from tests.effort import examples
 
 
 def most_on_time(arrivals: list[float], dues: list[float], seconds: list[float]) -> int:
@@ -42,7 +42,7 @@ def instances(draw: st.DrawFn) -> tuple[list[float], list[float], list[float]]:
 
 
 @given(instances())
-@settings(max_examples=share(150), deadline=None)
+@examples(150)
 def test_no_schedule_does_better_and_one_does_as_well(instance: tuple[list[float], list[float], list[float]]) -> None:
     """The bound is exact, for any rising batch costs, while later arrivals are due later."""
     arrivals, dues, seconds = instance

@@ -5,14 +5,14 @@ from __future__ import annotations
 from math import ceil, sqrt
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.queue import Queue
 from carpool.policy.base import NOTHING, Decision
 from carpool.request import Request
 from carpool.simulate.optimal import Optimal, optimal_mean_latency
-from tests.effort import share, slow_where
+from tests.effort import examples, slow_where
 
 COSTS_MS = {
     "fixed": lambda n: 8 + 0.25 * n,
@@ -46,7 +46,7 @@ def test_another_implementation_found_the_same(name: str) -> None:
 
 
 @given(load=st.floats(0.05, 0.9), seconds=st.floats(1e-4, 10.0))
-@settings(max_examples=share(25), deadline=None)
+@examples(25)
 def test_single_items_wait_as_pollaczek_and_khinchin_say(load: float, seconds: float) -> None:
     """With a batch limit of 1 nothing is to decide: the mean latency of M/D/1."""
     expected = seconds + load * seconds / (2 * (1 - load))
@@ -55,7 +55,7 @@ def test_single_items_wait_as_pollaczek_and_khinchin_say(load: float, seconds: f
 
 
 @given(load=st.floats(0.1, 0.9), setup=st.floats(0.1, 10.0), limit=st.integers(2, 12))
-@settings(max_examples=share(25), deadline=None)
+@examples(25)
 def test_a_larger_batch_limit_never_hurts(load: float, setup: float, limit: int) -> None:
     """What was possible stays possible, so the optimum can only fall."""
     rate = load / (setup + 1)

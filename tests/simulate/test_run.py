@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import carpool
@@ -14,7 +14,7 @@ from carpool.simulate import Affine, Closed, Noisy, Pareto, Poisson, Report, Tra
 from carpool.simulate.arrivals import arrivals_of
 from carpool.simulate.servers import Servers
 from carpool.simulate.traffic import Traffic
-from tests.effort import share
+from tests.effort import examples
 
 
 @pytest.mark.parametrize("rho", [0.6, 0.8])
@@ -136,7 +136,7 @@ COSTS = st.sampled_from(["affine:a=8ms,b=0.25ms", "tile:a=1ms,step=3ms,width=8+n
     st.booleans(),
     st.integers(0, 9),
 )
-@settings(max_examples=share(60), deadline=None, derandomize=True)
+@examples(60, derandomize=True)
 def test_nobody_is_lost(
     policy: str, arrivals: str, cost: str, slo_s: Any, workers: int, limit: int, heavy: bool, seed: int
 ) -> None:

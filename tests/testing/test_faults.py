@@ -11,9 +11,9 @@ import pytest
 import carpool
 from carpool import faults
 from carpool.faults import EVERY_PASS, FaultPlan, InjectedFault, WorkerPoints, environment
-from tests import models
-from tests.drive.test_faults import wait_until
 from tests.effort import slow_where
+from tests.support import models
+from tests.support.waiting import wait_until
 
 
 def stage(*plans: FaultPlan, once: Path | None = None, **settings: Any) -> carpool.Stage:

@@ -12,8 +12,8 @@ import numpy as np
 
 import carpool
 from carpool.testing import EVERY_PASS, FaultPlan, environment
-from tests import models
-from tests.drive.test_faults import wait_until
+from tests.support import models
+from tests.support.waiting import wait_until
 
 
 def test_an_idle_worker_is_lost() -> None:

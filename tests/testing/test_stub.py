@@ -13,7 +13,7 @@ from carpool.drive import process
 from carpool.testing import Misbehaviour, StubWorker, stub_workers
 from carpool.testing.wire import FRAMES, data_of, plain
 from carpool.wire.frame import Frame, FrameError, FrameReader, Kind
-from tests import models
+from tests.support import models
 
 
 def exchange(misbehaviour: Misbehaviour | None, *frames: Frame, on_batch: int = 1) -> bytes:

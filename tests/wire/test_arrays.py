@@ -17,7 +17,7 @@ from carpool.wire import arrays
 from carpool.wire.arrays import Block, block_of, block_of_rows, read_head
 from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameReader, Kind, encode, in_pieces
 from carpool.wire.payload import LARGE, Payload, dump, load, size_of
-from tests.core.stub import PROPERTY
+from tests.support.properties import PROPERTY
 
 Array = np.ndarray[Any, Any]
 DTYPES = ["?", "b", "B", "h", "H", "i", "I", "l", "L", "q", "Q", "e", "f", "d", "F", "D"]

@@ -15,7 +15,7 @@ from carpool.testing.wire import FRAMES, data_of, header, plain, receive
 from carpool.wire import frame as wire
 from carpool.wire.frame import MAX_ITEMS, Frame, FrameError, FrameReader, Kind, encode
 from carpool.wire.payload import LARGE
-from tests.core.stub import PROPERTY
+from tests.support.properties import PROPERTY
 
 
 @pytest.fixture(params=[(LARGE, wire.SCRATCH_BYTES), (LARGE, 64), (8, 64), (1, 48)], ids=str)

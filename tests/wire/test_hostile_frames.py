@@ -14,7 +14,7 @@ from carpool.testing.wire import FRAMES, HOSTILE, data_of, header, plain, receiv
 from carpool.wire import frame as wire
 from carpool.wire.frame import MAX_BUFFERS, MAX_FRAME_BYTES, MAX_ITEMS, FrameError, FrameReader, Kind, encode
 from carpool.wire.payload import LARGE
-from tests.core.stub import PROPERTY
+from tests.support.properties import PROPERTY
 
 
 def whole(data: bytes) -> list[int]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from carpool.wire import memory as module
 from carpool.wire.memory import Memory
 from carpool.wire.payload import dump, load
-from tests.core.stub import PROPERTY
+from tests.support.properties import PROPERTY
 
 MIB = 2**20
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidRequest, ModelError, ValidationError
 from carpool.wire.outcome import Outcome, Report, pack, read, unpack
 from carpool.wire.payload import Payload
-from tests.core.stub import PROPERTY
+from tests.support.properties import PROPERTY
 
 UNREADABLE = Report("the worker's report could not be read")
 

@@ -19,7 +19,7 @@ from carpool.wire import frame as frame_module
 from carpool.wire import payload as payload_module
 from carpool.wire.frame import Frame, FrameReader, Kind
 from carpool.wire.payload import LARGE, Payload, dump, load, parts_of, size_of
-from tests.core.stub import PROPERTY
+from tests.support.properties import PROPERTY
 
 
 def sent(payload: Payload) -> Payload:

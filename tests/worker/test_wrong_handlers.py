@@ -24,7 +24,7 @@ from carpool.wire.outcome import Outcome, Report
 from carpool.wire.payload import JSON, MSGPACK, OBJECT, RAW, load
 from carpool.worker.serve import serve
 from tests.effort import slow_where
-from tests.worker.test_serve import Link, batch, live, setup_of
+from tests.worker.link import Link, batch, live, setup_of
 
 GOOD = 8  # the id of the batch after the wrong one
 

@@ -8,7 +8,6 @@ import socket
 import struct
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,10 +18,10 @@ import uvloop
 from carpool.http.app import App
 from carpool.http.listener import Limits
 from carpool.http.server import Server
-from tests.http.door import post
-from tests.http.wire import Answer, read_answers
+from tests.support.http.door import post
+from tests.support.http.wire import Answer, read_answers
+from tests.support.waiting import PATIENCE_S, wait_until
 
-PATIENCE_S = 20.0
 T = TypeVar("T")
 
 
@@ -83,7 +82,7 @@ class RunningServer:
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Wait until something is true on the server's loop."""
-        until(lambda: self.call(condition))
+        wait_until(lambda: self.call(condition))
 
     def outcomes(self, service: int = 0) -> dict[str, int]:
         """How often each outcome was counted, `cancelled` too."""
@@ -108,14 +107,6 @@ def serving(app: App, limits: Limits | None = None, **options: Any) -> Iterator[
         yield running
     finally:
         running.stop()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait until something is true."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.002)
 
 
 class Client:

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
-
-from hypothesis import settings
 
 from carpool.core.batcher import INFINITY, Batch, Batcher
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.policy import Decision, Greedy, Policy, QueueView
 from carpool.request import Request
-from tests.effort import share
-
-FUZZ_EXAMPLES = os.environ.get("FUZZ_EXAMPLES")  # set by `make fuzz`: many more, and other ones each time
-PROPERTY = settings(max_examples=int(FUZZ_EXAMPLES or share(200)), deadline=None, derandomize=FUZZ_EXAMPLES is None)
 
 
 def ask(

@@ -18,7 +18,7 @@ from carpool.http.listener import Limits, Listener
 from carpool.observe.stats import Stats
 from carpool.policy import Greedy
 from carpool.request import Request
-from tests.http.wire import Wire
+from tests.support.http.wire import Wire
 
 
 def nothing(x: Any) -> Any:
