@@ -19,6 +19,7 @@ import pytest
 
 import carpool
 from carpool.drive import threads as driver_of_threads
+from tests.support.loops import on_a_loop
 
 PATIENCE_S = 30.0
 
@@ -176,7 +177,8 @@ def test_what_ends_the_program_is_not_lost_with_its_callers(kind: type[BaseExcep
     loop.close()
 
 
-def test_a_task_factory_that_raises_or_takes_no_context() -> None:
+@on_a_loop
+async def test_a_task_factory_that_raises_or_takes_no_context() -> None:
     """The callers hear the first; the second is no hindrance."""
 
     @carpool.batch(timeout_s=PATIENCE_S)
@@ -189,17 +191,14 @@ def test_a_task_factory_that_raises_or_takes_no_context() -> None:
     def raises(loop: asyncio.AbstractEventLoop, coro: Any, **more: Any) -> asyncio.Task[Any]:
         raise LookupError("no tasks")
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_task_factory(old_style)  # type: ignore[arg-type]
-        assert await f(1) == 1
-        loop.set_task_factory(raises)
-        with pytest.raises(LookupError, match="no tasks"):
-            await f(1)
-        loop.set_task_factory(None)
-        assert await f(2) == 2
-
-    asyncio.run(main())
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(old_style)  # type: ignore[arg-type]
+    assert await f(1) == 1
+    loop.set_task_factory(raises)
+    with pytest.raises(LookupError, match="no tasks"):
+        await f(1)
+    loop.set_task_factory(None)
+    assert await f(2) == 2
 
 
 class BadLock:
@@ -322,7 +321,8 @@ def test_a_batch_of_threads_runs_in_no_callers_context() -> None:
 # -- functions that wait for each other
 
 
-def test_tasks_that_come_back_through_another_function() -> None:
+@on_a_loop
+async def test_tasks_that_come_back_through_another_function() -> None:
     """D33. f awaits g, which awaits f: an error at once, for callers of `many` too; each alone is fine."""
 
     @carpool.batch
@@ -333,13 +333,10 @@ def test_tasks_that_come_back_through_another_function() -> None:
     async def g(xs: list[int]) -> list[int]:
         return [x if x < 5 else (await f.many([x]))[0] for x in xs]
 
-    async def main() -> None:
-        assert await f(1) == 1
-        with pytest.raises(RuntimeError, match="f was called from inside itself"):
-            await asyncio.wait_for(f(7), PATIENCE_S)
-        assert await g(2) == 2
-
-    asyncio.run(main())
+    assert await f(1) == 1
+    with pytest.raises(RuntimeError, match="f was called from inside itself"):
+        await asyncio.wait_for(f(7), PATIENCE_S)
+    assert await g(2) == 2
 
 
 def test_threads_that_come_back_through_another_function() -> None:

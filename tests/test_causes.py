@@ -22,6 +22,7 @@ import carpool
 from carpool import ModelError, Service, Stage
 from carpool.errors import CarpoolError
 from carpool.wire.outcome import LONGEST_CAUSE, Outcome, Report, pack, read, unpack, with_cause
+from tests.support.loops import on_a_loop
 from tests.support.output import Output
 
 
@@ -148,20 +149,17 @@ def test_the_cause_is_what_the_model_raised(run_in: Any) -> None:
 
 
 @pytest.mark.parametrize("run_in", ["process", "thread", "loop"])
-def test_tasks_get_the_cause_too(run_in: Any) -> None:
+@on_a_loop
+async def test_tasks_get_the_cause_too(run_in: Any) -> None:
     """From `predict` and `stream` of a handle on one's own loop, also for kinds that mean something to asyncio."""
-
-    async def ask() -> None:
-        async with Service(stage(run_in)).run_async() as service:
-            for name in ("KeyError", "GeneratorExit", "CancelledError", "KeyboardInterrupt", "SystemExit"):
-                kind = type(RAISED[name]())
-                with pytest.raises(ModelError) as caught:
-                    await service.predict(name)
-                assert type(caught.value.__cause__) is kind
-                (error,) = [x async for x in service.stream([name], return_exceptions=True)]
-                assert type(error.__cause__) is kind
-
-    asyncio.run(ask())
+    async with Service(stage(run_in)).run_async() as service:
+        for name in ("KeyError", "GeneratorExit", "CancelledError", "KeyboardInterrupt", "SystemExit"):
+            kind = type(RAISED[name]())
+            with pytest.raises(ModelError) as caught:
+                await service.predict(name)
+            assert type(caught.value.__cause__) is kind
+            (error,) = [x async for x in service.stream([name], return_exceptions=True)]
+            assert type(error.__cause__) is kind
 
 
 def test_the_cause_can_be_raised_in_the_place_of_the_error() -> None:
@@ -304,26 +302,23 @@ def test_items_go_with_the_error(run_in: Any, way: str) -> None:
             gc.enable()
 
 
-def test_items_go_with_the_error_of_a_task() -> None:
+@on_a_loop
+async def test_items_go_with_the_error_of_a_task() -> None:
     """Likewise for callers on a loop of their own."""
-
-    async def ask() -> None:
-        async with Service(Stage(refuse_later, run_in="loop")).run_async() as service:
-            gc.collect()
-            gc.disable()
+    async with Service(Stage(refuse_later, run_in="loop")).run_async() as service:
+        gc.collect()
+        gc.disable()
+        try:
             try:
-                try:
-                    await service.predict(Item())
-                except ModelError as error:
-                    holds(error)
-                for _ in range(3):
-                    await asyncio.sleep(0)
-                assert Item.seen is not None
-                assert Item.seen() is None
-            finally:
-                gc.enable()
-
-    asyncio.run(ask())
+                await service.predict(Item())
+            except ModelError as error:
+                holds(error)
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert Item.seen is not None
+            assert Item.seen() is None
+        finally:
+            gc.enable()
 
 
 def test_items_of_a_batch_go_with_its_errors() -> None:

@@ -22,6 +22,7 @@ import uvloop
 import carpool
 from carpool import Service, Stage
 from tests.support import models
+from tests.support.loops import on_a_loop
 from tests.support.processes import existing, in_a_child
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -350,23 +351,20 @@ def test_while_its_loop_does_not_run(new_loop: Any, goes_on: bool, tmp_path: Pat
         assert existing(pids) == []
 
 
-def test_a_closing_that_is_cancelled_before_it_begins_ends_the_workers() -> None:
+@on_a_loop
+async def test_a_closing_that_is_cancelled_before_it_begins_ends_the_workers() -> None:
     """Whoever cancels all tasks: the service is closed then."""
-
-    async def main() -> None:
-        s = DOUBLE.run_async()
-        await s.start()
-        pids = s.pids
-        closing = s._running.begin_to_close(drain=True)
-        assert closing is not None
-        closing.cancel()
-        await asyncio.wait([closing], timeout=PATIENCE_S)
-        assert existing(pids) == []
-        with pytest.raises(carpool.Unavailable, match="has stopped"):
-            await s.predict(1)
-        await s.close()
-
-    asyncio.run(main())
+    s = DOUBLE.run_async()
+    await s.start()
+    pids = s.pids
+    closing = s._running.begin_to_close(drain=True)
+    assert closing is not None
+    closing.cancel()
+    await asyncio.wait([closing], timeout=PATIENCE_S)
+    assert existing(pids) == []
+    with pytest.raises(carpool.Unavailable, match="has stopped"):
+        await s.predict(1)
+    await s.close()
 
 
 def test_an_error_of_a_stream_s_input_does_not_hold_it() -> None:

@@ -28,6 +28,7 @@ from carpool.drive.workers import WorkerStage
 from carpool.policy.base import Decision
 from tests.effort import slow_where
 from tests.support import models
+from tests.support.loops import on_a_loop
 from tests.support.processes import in_a_child
 from tests.support.waiting import PATIENCE_S
 
@@ -195,53 +196,44 @@ def test_who_closes_without_draining_hurries_one_who_drains() -> None:
     assert isinstance(heard[0], carpool.Unavailable)
 
 
-def test_two_tasks_close_at_once() -> None:
+@on_a_loop
+async def test_two_tasks_close_at_once() -> None:
     """Neither waits for a time-out."""
-
-    async def main() -> None:
-        s = SLOW.run_async()
-        await s.start()
-        call = asyncio.ensure_future(s.predict(1))
-        await asyncio.sleep(0.05)
-        began = time.monotonic()
-        await asyncio.gather(s.close(), s.close(), s.close())
-        assert time.monotonic() - began < 4.0
-        assert await call == 1
-
-    asyncio.run(main())
+    s = SLOW.run_async()
+    await s.start()
+    call = asyncio.ensure_future(s.predict(1))
+    await asyncio.sleep(0.05)
+    began = time.monotonic()
+    await asyncio.gather(s.close(), s.close(), s.close())
+    assert time.monotonic() - began < 4.0
+    assert await call == 1
 
 
-def test_a_task_that_is_cancelled_while_it_closes_leaves_the_closing_to_go_on() -> None:
+@on_a_loop
+async def test_a_task_that_is_cancelled_while_it_closes_leaves_the_closing_to_go_on() -> None:
     """A time-out around `close` does not leave a service half closed."""
-
-    async def main() -> None:
-        s = SLOW.run_async()
-        await s.start()
-        call = asyncio.ensure_future(s.predict(1))
-        await asyncio.sleep(0.05)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(s.close(), 0.05)
-        await s.close()
-        assert await call == 1
-        with pytest.raises(carpool.Unavailable, match="has stopped"):
-            await s.predict(1)
-
-    asyncio.run(main())
+    s = SLOW.run_async()
+    await s.start()
+    call = asyncio.ensure_future(s.predict(1))
+    await asyncio.sleep(0.05)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(s.close(), 0.05)
+    await s.close()
+    assert await call == 1
+    with pytest.raises(carpool.Unavailable, match="has stopped"):
+        await s.predict(1)
 
 
-def test_a_service_that_is_closed_while_it_starts() -> None:
+@on_a_loop
+async def test_a_service_that_is_closed_while_it_starts() -> None:
     """Both calls end; the start says why."""
-
-    async def main() -> None:
-        s = Service(Stage(SlowToLoad, max_batch_size=1, run_in="thread")).run_async()
-        start = asyncio.ensure_future(s.start())
-        await asyncio.sleep(0.05)
-        await s.close()
-        with pytest.raises(carpool.Unavailable, match="closed while it was starting"):
-            await start
-        assert s.pids == []
-
-    asyncio.run(main())
+    s = Service(Stage(SlowToLoad, max_batch_size=1, run_in="thread")).run_async()
+    start = asyncio.ensure_future(s.start())
+    await asyncio.sleep(0.05)
+    await s.close()
+    with pytest.raises(carpool.Unavailable, match="closed while it was starting"):
+        await start
+    assert s.pids == []
 
 
 def test_a_closed_service_says_so_and_still_has_its_stats() -> None:
@@ -710,7 +702,8 @@ def frames(buffer: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("size", [1, 100, 20_000], ids=["list", "array", "large array"])
-def test_a_stream_takes_items_as_they_are_when_they_are_read(size: int) -> None:
+@on_a_loop
+async def test_a_stream_takes_items_as_they_are_when_they_are_read(size: int) -> None:
     """An input may use one buffer again and again, in threads and in asyncio."""
     service = Service(Stage(first, max_batch_size=8, run_in="thread"))
 
@@ -720,14 +713,12 @@ def test_a_stream_takes_items_as_they_are_when_they_are_read(size: int) -> None:
     with service.run() as s:
         assert list(s.stream(frames(buffer()))) == list(range(200))
 
-    async def main() -> None:
-        async with service.run_async() as s:
-            assert [y async for y in s.stream(frames(buffer()))] == list(range(200))
-
-    asyncio.run(main())
+    async with service.run_async() as s:
+        assert [y async for y in s.stream(frames(buffer()))] == list(range(200))
 
 
-def test_an_asynchronous_input_that_is_cancelled_ends_its_stream_with_that() -> None:
+@on_a_loop
+async def test_an_asynchronous_input_that_is_cancelled_ends_its_stream_with_that() -> None:
     """Not as if the input were complete."""
 
     async def source() -> AsyncIterator[int]:
@@ -737,14 +728,11 @@ def test_an_asynchronous_input_that_is_cancelled_ends_its_stream_with_that() -> 
         await other
         yield 2
 
-    async def main() -> None:
-        async with ON_LOOP.run_async() as s:
-            answers = s.stream(source())
-            assert await anext(answers) == 1
-            with pytest.raises(asyncio.CancelledError):
-                await anext(answers)
-
-    asyncio.run(main())
+    async with ON_LOOP.run_async() as s:
+        answers = s.stream(source())
+        assert await anext(answers) == 1
+        with pytest.raises(asyncio.CancelledError):
+            await anext(answers)
 
 
 def test_an_item_that_cannot_be_sent_is_returned_in_its_place_in_both_kinds_of_streams() -> None:

@@ -12,6 +12,7 @@ import pytest
 import carpool
 from carpool import Service, Stage
 from tests.support import models
+from tests.support.loops import on_a_loop
 
 SCALE = Service(Stage(models.scale, max_batch_size=16), name="scale", slo_s=5.0)
 
@@ -41,78 +42,66 @@ def test_predict_from_many_threads() -> None:
 
 
 @pytest.mark.slow
-def test_five_hundred_tasks_of_five_hundred_calls() -> None:
+@on_a_loop
+async def test_five_hundred_tasks_of_five_hundred_calls() -> None:
     """All answers right, none lost."""
+    async with SCALE.run_async() as service:
 
-    async def main() -> None:
-        async with SCALE.run_async() as service:
+        async def client(first: int) -> None:
+            for x in range(first, first + 500):
+                assert await service.predict(x) == 2 * x
 
-            async def client(first: int) -> None:
-                for x in range(first, first + 500):
-                    assert await service.predict(x) == 2 * x
-
-            await asyncio.gather(*[client(1000 * i) for i in range(500)])
-            assert service.stats().outcomes["ok"] == 250_000
-            assert service.stats().in_flight == 0
-
-    asyncio.run(main())
+        await asyncio.gather(*[client(1000 * i) for i in range(500)])
+        assert service.stats().outcomes["ok"] == 250_000
+        assert service.stats().in_flight == 0
 
 
-def test_a_full_queue_makes_a_caller_wait() -> None:
+@on_a_loop
+async def test_a_full_queue_makes_a_caller_wait() -> None:
     """Backpressure: nobody in the process is refused, and order of arrival is kept."""
-
-    async def main() -> None:
-        stage = Stage(models.Slow, max_batch_size=2, max_queue_size=2)
-        async with Service(stage).run_async() as service:
-            answers = await asyncio.gather(*[service.predict(0.01) for _ in range(30)])
-            assert len(answers) == 30
-            assert service.stats().outcomes["overloaded"] == 0
-
-    asyncio.run(main())
+    stage = Stage(models.Slow, max_batch_size=2, max_queue_size=2)
+    async with Service(stage).run_async() as service:
+        answers = await asyncio.gather(*[service.predict(0.01) for _ in range(30)])
+        assert len(answers) == 30
+        assert service.stats().outcomes["overloaded"] == 0
 
 
-def test_a_full_queue_of_a_static_policy_has_room_for_a_higher_priority() -> None:
+@on_a_loop
+async def test_a_full_queue_of_a_static_policy_has_room_for_a_higher_priority() -> None:
     """The newest of the lowest priority gives up its place, and hears that the queue is full."""
+    gate = asyncio.Event()
 
-    async def main() -> None:
-        gate = asyncio.Event()
+    async def gated(xs: list[int]) -> list[int]:
+        await gate.wait()
+        return xs
 
-        async def gated(xs: list[int]) -> list[int]:
-            await gate.wait()
-            return xs
-
-        stage = Stage(gated, max_batch_size=1, policy=carpool.Static(max_queued_batches=4), run_in="loop")
-        async with Service(stage).run_async() as service:
-            low = []
-            for x in range(5):  # one runs, four wait
-                low.append(asyncio.ensure_future(service.predict(x)))
-                await asyncio.sleep(0.01)
-            high = asyncio.ensure_future(service.predict(9, priority=5))
-            await asyncio.wait(low, timeout=10, return_when=asyncio.FIRST_COMPLETED)
-            gate.set()
-            assert await high == 9
-            *served, refused = await asyncio.gather(*low, return_exceptions=True)
-            assert served == [0, 1, 2, 3]
-            assert (type(refused), str(refused)) == (carpool.Overloaded, "the queue is full")
-
-    asyncio.run(main())
+    stage = Stage(gated, max_batch_size=1, policy=carpool.Static(max_queued_batches=4), run_in="loop")
+    async with Service(stage).run_async() as service:
+        low = []
+        for x in range(5):  # one runs, four wait
+            low.append(asyncio.ensure_future(service.predict(x)))
+            await asyncio.sleep(0.01)
+        high = asyncio.ensure_future(service.predict(9, priority=5))
+        await asyncio.wait(low, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        gate.set()
+        assert await high == 9
+        *served, refused = await asyncio.gather(*low, return_exceptions=True)
+        assert served == [0, 1, 2, 3]
+        assert (type(refused), str(refused)) == (carpool.Overloaded, "the queue is full")
 
 
-def test_who_waits_for_room_has_a_deadline_too() -> None:
+@on_a_loop
+async def test_who_waits_for_room_has_a_deadline_too() -> None:
     """It passes at the door as it does in the queue."""
-
-    async def main() -> None:
-        stage = Stage(models.Slow, max_batch_size=1, max_queue_size=1)
-        async with Service(stage).run_async() as service:
-            busy = [asyncio.ensure_future(service.predict(0.5)) for _ in range(2)]
-            await asyncio.sleep(0.1)
-            started = time.monotonic()
-            with pytest.raises(carpool.DeadlineExceeded, match="waiting for room"):
-                await service.predict(0.0, timeout_s=0.1)
-            assert time.monotonic() - started < 0.35
-            await asyncio.gather(*busy)
-
-    asyncio.run(main())
+    stage = Stage(models.Slow, max_batch_size=1, max_queue_size=1)
+    async with Service(stage).run_async() as service:
+        busy = [asyncio.ensure_future(service.predict(0.5)) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        started = time.monotonic()
+        with pytest.raises(carpool.DeadlineExceeded, match="waiting for room"):
+            await service.predict(0.0, timeout_s=0.1)
+        assert time.monotonic() - started < 0.35
+        await asyncio.gather(*busy)
 
 
 def test_a_timeout_can_only_shorten() -> None:
@@ -250,7 +239,8 @@ def test_stats_tell_why() -> None:
         assert service.stats().stages[0].policy == {"thread": "carpool"}
 
 
-def test_who_expires_while_the_loop_stands_still_hears_so() -> None:
+@on_a_loop
+async def test_who_expires_while_the_loop_stands_still_hears_so() -> None:
     """Whatever the loop reads first when it goes on: the answer came in time, but nobody was there to hand it over."""
     inside, leave = threading.Event(), threading.Event()
 
@@ -259,16 +249,13 @@ def test_who_expires_while_the_loop_stands_still_hears_so() -> None:
         leave.wait(10)
         return xs
 
-    async def main() -> None:
-        async with Service(Stage(gated, max_batch_size=1, run_in="thread")).run_async() as service:
-            hasty = asyncio.ensure_future(service.predict(1, timeout_s=0.3))
-            await asyncio.to_thread(inside.wait, 10)
-            leave.set()
-            time.sleep(0.6)  # noqa: ASYNC251 - the loop is to stand still
-            with pytest.raises(carpool.DeadlineExceeded):
-                await hasty
-
-    asyncio.run(main())
+    async with Service(Stage(gated, max_batch_size=1, run_in="thread")).run_async() as service:
+        hasty = asyncio.ensure_future(service.predict(1, timeout_s=0.3))
+        await asyncio.to_thread(inside.wait, 10)
+        leave.set()
+        time.sleep(0.6)  # noqa: ASYNC251 - the loop is to stand still
+        with pytest.raises(carpool.DeadlineExceeded):
+            await hasty
 
 
 def test_close_answers_what_is_inside() -> None:
@@ -291,21 +278,18 @@ def test_close_answers_what_is_inside() -> None:
     assert error.code == "stopped"
 
 
-def test_calls_while_stopping_are_refused() -> None:
+@on_a_loop
+async def test_calls_while_stopping_are_refused() -> None:
     """Draining takes no new requests."""
-
-    async def main() -> None:
-        service = Service(Stage(models.Slow, max_batch_size=1)).run_async()
-        await service.start()
-        inside = asyncio.ensure_future(service.predict(0.3))
-        await asyncio.sleep(0.1)
-        closing = asyncio.ensure_future(service.close())
-        await asyncio.sleep(0.05)
-        with pytest.raises(carpool.Unavailable, match="stopping"):
-            await service.predict(0.0)
-        await asyncio.gather(inside, closing)
-
-    asyncio.run(main())
+    service = Service(Stage(models.Slow, max_batch_size=1)).run_async()
+    await service.start()
+    inside = asyncio.ensure_future(service.predict(0.3))
+    await asyncio.sleep(0.1)
+    closing = asyncio.ensure_future(service.close())
+    await asyncio.sleep(0.05)
+    with pytest.raises(carpool.Unavailable, match="stopping"):
+        await service.predict(0.0)
+    await asyncio.gather(inside, closing)
 
 
 def test_the_story_of_a_request() -> None:

@@ -15,6 +15,7 @@ import pytest
 import carpool
 from carpool import Service, Stage
 from tests.effort import slow_where
+from tests.support.loops import on_a_loop
 from tests.support.output import Output
 
 
@@ -173,25 +174,22 @@ class Waits(carpool.Model):
 
 
 @pytest.mark.parametrize("at", ["idle", "in a call"])
-def test_a_cancelled_worker_ends(at: str) -> None:
+@on_a_loop
+async def test_a_cancelled_worker_ends(at: str) -> None:
     """A cancellation from outside is no error of an item: the task ends, and another one answers."""
-
-    async def main() -> None:
-        Waits.begun = 0
-        async with Service(Stage(Waits, run_in="loop", max_batch_size=2)).run_async() as service:
-            (worker,) = service.driver.executors[0]._workers.values()  # type: ignore[attr-defined]
-            if at == "in a call":
-                waiting = asyncio.ensure_future(service.predict("long"))
-                await asyncio.sleep(0.2)
-                assert Waits.begun
-                waiting.cancel()
-            worker._task.cancel()
-            await asyncio.wait([worker._task], timeout=5)
-            assert worker._task.done()
-            assert await service.predict("at once") == "at once"
-            assert service.stats().stages[0].restarts == 1
-
-    asyncio.run(main())
+    Waits.begun = 0
+    async with Service(Stage(Waits, run_in="loop", max_batch_size=2)).run_async() as service:
+        (worker,) = service.driver.executors[0]._workers.values()  # type: ignore[attr-defined]
+        if at == "in a call":
+            waiting = asyncio.ensure_future(service.predict("long"))
+            await asyncio.sleep(0.2)
+            assert Waits.begun
+            waiting.cancel()
+        worker._task.cancel()
+        await asyncio.wait([worker._task], timeout=5)
+        assert worker._task.done()
+        assert await service.predict("at once") == "at once"
+        assert service.stats().stages[0].restarts == 1
 
 
 def test_a_loop_that_ends_ends_its_workers() -> None:
@@ -213,24 +211,21 @@ def test_a_loop_that_ends_ends_its_workers() -> None:
 # -- where it hangs
 
 
-def test_the_stack_of_a_task_is_the_model_s() -> None:
+@on_a_loop
+async def test_the_stack_of_a_task_is_the_model_s() -> None:
     """Where it waits; what has called us is no part of it, and one that has ended has none."""
-
-    async def main() -> None:
-        async with Service(Stage(Waits, run_in="loop", max_batch_size=2)).run_async() as service:
-            (worker,) = service.driver.executors[0]._workers.values()  # type: ignore[attr-defined]
-            waiting = asyncio.ensure_future(service.predict("long"))
-            await asyncio.sleep(0.05)
-            stack = worker._stack()
-            assert "await asyncio.sleep" in stack
-            assert "in _stack" not in stack
-            assert "run_forever" not in stack
-            worker._task.cancel()
-            await asyncio.wait([worker._task])
-            assert worker._stack().splitlines() == [f"Task {worker._name}:"]
-            waiting.cancel()
-
-    asyncio.run(main())
+    async with Service(Stage(Waits, run_in="loop", max_batch_size=2)).run_async() as service:
+        (worker,) = service.driver.executors[0]._workers.values()  # type: ignore[attr-defined]
+        waiting = asyncio.ensure_future(service.predict("long"))
+        await asyncio.sleep(0.05)
+        stack = worker._stack()
+        assert "await asyncio.sleep" in stack
+        assert "in _stack" not in stack
+        assert "run_forever" not in stack
+        worker._task.cancel()
+        await asyncio.wait([worker._task])
+        assert worker._stack().splitlines() == [f"Task {worker._name}:"]
+        waiting.cancel()
 
 
 def test_no_thread_to_be_had_is_an_error_of_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 import carpool
 from carpool import Service, Stage
 from carpool.http.app import App
+from tests.support.loops import on_a_loop
 
 
 def double(xs: list[float]) -> list[float]:
@@ -80,47 +81,38 @@ def test_without_a_lifespan_a_request_on_a_new_loop_starts_the_app_anew() -> Non
         assert asyncio.run(ask(app, b"%d" % x)) == (200, b"%d.0" % (2 * x))
 
 
-def test_an_app_that_was_stopped_stays_so_until_it_is_started() -> None:
+@on_a_loop
+async def test_an_app_that_was_stopped_stays_so_until_it_is_started() -> None:
     """A request that comes too late starts nothing."""
-
-    async def main() -> None:
-        app = an_app()
+    app = an_app()
+    await app.start()
+    await app.stop()
+    status, body = await ask(app, b"1")
+    assert (status, b"draining" in body) == (503, True)
+    await app.start()
+    assert await ask(app, b"1") == (200, b"2.0")
+    with pytest.raises(RuntimeError, match="running already"):
         await app.start()
-        await app.stop()
-        status, body = await ask(app, b"1")
-        assert (status, b"draining" in body) == (503, True)
-        await app.start()
-        assert await ask(app, b"1") == (200, b"2.0")
-        with pytest.raises(RuntimeError, match="running already"):
-            await app.start()
-        await app.stop()
-
-    asyncio.run(main())
+    await app.stop()
 
 
-def test_requests_that_come_while_an_app_is_being_started_wait_for_that_start() -> None:
+@on_a_loop
+async def test_requests_that_come_while_an_app_is_being_started_wait_for_that_start() -> None:
     """There is one start, however many wait for it."""
-
-    async def main() -> None:
-        app = an_app()
-        start = asyncio.ensure_future(app.start())
-        await asyncio.sleep(0)
-        assert await asyncio.gather(*[ask(app, b"1") for _ in range(5)]) == [(200, b"2.0")] * 5
-        await start
-        assert [endpoint.handle.state.name for endpoint in app.endpoints if endpoint.handle] == ["OPEN"]
-        await app.stop()
-
-    asyncio.run(main())
+    app = an_app()
+    start = asyncio.ensure_future(app.start())
+    await asyncio.sleep(0)
+    assert await asyncio.gather(*[ask(app, b"1") for _ in range(5)]) == [(200, b"2.0")] * 5
+    await start
+    assert [endpoint.handle.state.name for endpoint in app.endpoints if endpoint.handle] == ["OPEN"]
+    await app.stop()
 
 
-def test_an_app_that_runs_on_another_loop_is_a_mistake() -> None:
+@on_a_loop
+async def test_an_app_that_runs_on_another_loop_is_a_mistake() -> None:
     """It is told at once, instead of waiting for ever."""
-
-    async def main() -> None:
-        app = an_app()
-        await app.start()
-        with pytest.raises(RuntimeError, match="another event loop"):
-            await asyncio.to_thread(lambda: asyncio.run(ask(app, b"1")))
-        await app.stop()
-
-    asyncio.run(main())
+    app = an_app()
+    await app.start()
+    with pytest.raises(RuntimeError, match="another event loop"):
+        await asyncio.to_thread(lambda: asyncio.run(ask(app, b"1")))
+    await app.stop()

@@ -10,7 +10,7 @@ import pytest
 
 from tests.http.bad_requests import ALL, DROP, SECRET, Bad
 from tests.support.http.door import Door, get, post
-from tests.support.http.jump import run, turns
+from tests.support.http.jump import on_a_jumping_loop, turns
 from tests.support.http.net import Client, RunningServer
 from tests.support.http.wire import Answer
 
@@ -100,16 +100,13 @@ def test_an_odd_request_that_is_good(server: RunningServer, name: str) -> None:
     assert (answer.status, answer.body) == (200, b"42.0")
 
 
-def test_no_interim_response_to_http_1_0() -> None:
+@on_a_jumping_loop
+async def test_no_interim_response_to_http_1_0() -> None:
     """A client of HTTP/1.0 that expects `100 Continue` would take it for the answer."""
-
-    async def main() -> None:
-        wire = Door().connect()
-        wire.send(post(b"1", "/predict", "Expect: 100-continue", version="1.0"))
-        await turns()
-        assert wire.received.startswith(b"HTTP/1.1 200")
-
-    run(main())
+    wire = Door().connect()
+    wire.send(post(b"1", "/predict", "Expect: 100-continue", version="1.0"))
+    await turns()
+    assert wire.received.startswith(b"HTTP/1.1 200")
 
 
 def test_the_client_s_own_id_is_repeated(server: RunningServer) -> None:

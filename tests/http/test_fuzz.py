@@ -17,7 +17,7 @@ from carpool.request import Request
 from tests.effort import examples
 from tests.http.bad_requests import ALL
 from tests.support.http.door import Door, chunked, get, post
-from tests.support.http.jump import run, turns
+from tests.support.http.jump import on_a_jumping_loop, turns
 from tests.support.http.wire import Wire
 
 LIMITS = Limits(header_s=10.0, body_s=30.0, idle_s=75.0, pipelined=3, body_bytes_in_flight=3 * LARGE_BODY)
@@ -121,18 +121,15 @@ def check_answers(wire: Wire) -> None:
 
 @examples(300)
 @given(data=st.binary(max_size=300), cuts=st.sets(st.integers(1, 300), max_size=4))
-def test_random_bytes(data: bytes, cuts: set[int]) -> None:
+@on_a_jumping_loop
+async def test_random_bytes(data: bytes, cuts: set[int]) -> None:
     """Noise is refused or waited out."""
-
-    async def main() -> None:
-        door = Door(LIMITS)
-        wire = door.connect()
-        for piece in pieces_of(data, cuts):
-            wire.send(piece)
-            await turns(2)
-        await survive(door, wire)
-
-    run(main())
+    door = Door(LIMITS)
+    wire = door.connect()
+    for piece in pieces_of(data, cuts):
+        wire.send(piece)
+        await turns(2)
+    await survive(door, wire)
 
 
 @examples(600)
@@ -142,39 +139,33 @@ def test_random_bytes(data: bytes, cuts: set[int]) -> None:
     ends=st.booleans(),
     cost_s=st.sampled_from([0.0, 3.0]),
 )
-def test_mutated_requests(data: bytes, cuts: set[int], ends: bool, cost_s: float) -> None:
+@on_a_jumping_loop
+async def test_mutated_requests(data: bytes, cuts: set[int], ends: bool, cost_s: float) -> None:
     """What is almost a request is a request or is refused; with or without an end of the stream."""
-
-    async def main() -> None:
-        door = Door(LIMITS, cost_s=cost_s)
-        wire = door.connect()
-        for piece in pieces_of(data, cuts):
-            wire.send(piece)
-            await turns(2)
-        if ends:
-            wire.end()
-        await survive(door, wire)
-
-    run(main())
+    door = Door(LIMITS, cost_s=cost_s)
+    wire = door.connect()
+    for piece in pieces_of(data, cuts):
+        wire.send(piece)
+        await turns(2)
+    if ends:
+        wire.end()
+    await survive(door, wire)
 
 
 @examples(200)
 @given(data=mutated(), after=st.integers(0, 800), reads=st.booleans())
-def test_clients_that_leave_at_any_byte(data: bytes, after: int, reads: bool) -> None:
+@on_a_jumping_loop
+async def test_clients_that_leave_at_any_byte(data: bytes, after: int, reads: bool) -> None:
     """A reset leaves nothing behind."""
-
-    async def main() -> None:
-        door = Door(LIMITS, cost_s=1.0)
-        wire = door.connect(reads)
-        wire.send(data[:after])
-        await turns(2)
-        wire.reset()
-        await asyncio.sleep(5.0)
-        assert door.listener.connections == set()
-        assert door.listener.bodies.held == 0
-        assert door.driver.pipeline.unanswered == 0
-
-    run(main())
+    door = Door(LIMITS, cost_s=1.0)
+    wire = door.connect(reads)
+    wire.send(data[:after])
+    await turns(2)
+    wire.reset()
+    await asyncio.sleep(5.0)
+    assert door.listener.connections == set()
+    assert door.listener.bodies.held == 0
+    assert door.driver.pipeline.unanswered == 0
 
 
 _REQUESTS: dict[str, Callable[[int], bytes]] = {
@@ -201,43 +192,36 @@ _ANSWERS: dict[str, Callable[[int], tuple[int, str]]] = {
     cuts=st.sets(st.integers(1, 3000), max_size=6),
     stops=st.lists(st.integers(1, 3), max_size=10),
 )
-def test_answers_are_in_order(kinds: list[str], cuts: set[int], stops: list[int]) -> None:
+@on_a_jumping_loop
+async def test_answers_are_in_order(kinds: list[str], cuts: set[int], stops: list[int]) -> None:
     """Requests of all kinds, pipelined, with batches that take their time: answer n belongs to request n."""
     requests = [_REQUESTS[kind](n) for n, kind in enumerate(kinds)]
 
-    async def main() -> None:
-        door = Door(LIMITS, cost_s=1.0, answer=lambda request: bytes(request.item))  # type: ignore[arg-type]
-        wire = door.connect()
-        for i, piece in enumerate(pieces_of(b"".join(requests), cuts)):
-            wire.send(piece)
-            await asyncio.sleep(stops[i] / 2 if i < len(stops) else 0)
-        await asyncio.sleep(2.0 * len(kinds))
-        answers = wire.answers(["HEAD" if kind == "head" else "POST" for kind in kinds])
-        got = [(a.status, a.headers.get("x-request-id") or a.body.decode()) for a in answers]
-        assert got == [_ANSWERS[kind](n) for n, kind in enumerate(kinds)]
-
-    run(main())
+    door = Door(LIMITS, cost_s=1.0, answer=lambda request: bytes(request.item))  # type: ignore[arg-type]
+    wire = door.connect()
+    for i, piece in enumerate(pieces_of(b"".join(requests), cuts)):
+        wire.send(piece)
+        await asyncio.sleep(stops[i] / 2 if i < len(stops) else 0)
+    await asyncio.sleep(2.0 * len(kinds))
+    answers = wire.answers(["HEAD" if kind == "head" else "POST" for kind in kinds])
+    got = [(a.status, a.headers.get("x-request-id") or a.body.decode()) for a in answers]
+    assert got == [_ANSWERS[kind](n) for n, kind in enumerate(kinds)]
 
 
-def test_a_model_that_answers_in_any_order() -> None:
+@on_a_jumping_loop
+async def test_a_model_that_answers_in_any_order() -> None:
     """Batches that finish at different times do not change the order on the connection."""
+    seen: list[Request] = []
 
-    async def main() -> None:
-        seen: list[Request] = []
+    def answer(request: Request) -> bytes:
+        seen.append(request)
+        return bytes(request.item)  # type: ignore[arg-type]
 
-        def answer(request: Request) -> bytes:
-            seen.append(request)
-            return bytes(request.item)  # type: ignore[arg-type]
-
-        door = Door(LIMITS, cost_s=1.0, answer=answer)
-        wire = door.connect()
-        wire.send(
-            post(b"1", "/predict", "X-Request-Priority: -5")
-            + post(b"2", "/predict", "X-Request-Priority: 5")
-            + post(b"3")
-        )
-        await asyncio.sleep(10.0)
-        assert [a.body for a in wire.answers()] == [b"1", b"2", b"3"]
-        assert [bytes(r.item) for r in seen] == [b"2", b"3", b"1"]  # type: ignore[arg-type]
-
-    run(main())
+    door = Door(LIMITS, cost_s=1.0, answer=answer)
+    wire = door.connect()
+    wire.send(
+        post(b"1", "/predict", "X-Request-Priority: -5") + post(b"2", "/predict", "X-Request-Priority: 5") + post(b"3")
+    )
+    await asyncio.sleep(10.0)
+    assert [a.body for a in wire.answers()] == [b"1", b"2", b"3"]
+    assert [bytes(r.item) for r in seen] == [b"2", b"3", b"1"]  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ from carpool.request import Request
 from tests.support.http import models
 from tests.support.http.door import Door, chunked, get, post
 from tests.support.http.jobs import job
-from tests.support.http.jump import run, turns
+from tests.support.http.jump import on_a_jumping_loop, turns
 from tests.support.http.net import Client, Gate, RunningServer, predict, serving
 
 OPEN = "application/openmetrics-text; version=1.0.0"
@@ -160,43 +160,41 @@ def series(metrics: dict[str, Metric]) -> set[tuple[str, tuple[tuple[str, str], 
     return {(s.name, tuple(sorted(s.labels.items()))) for metric in metrics.values() for s in metric.samples}
 
 
-def test_no_client_can_make_series() -> None:
+@on_a_jumping_loop
+async def test_no_client_can_make_series() -> None:
     """Random addresses, methods, priorities, types and ids: the same series as before, as soon as there are any."""
     dice = random.Random(7)
 
     def word() -> str:
         return "".join(dice.choices(string.ascii_letters, k=8))
 
-    async def main() -> None:
-        door = Door()
+    door = Door()
 
-        async def now() -> dict[str, Metric]:
+    async def now() -> dict[str, Metric]:
+        wire = door.connect()
+        wire.send(get("/metrics"))
+        await turns()
+        (answer,) = wire.answers()
+        return parse(answer.body, answer.headers["content-type"])
+
+    before = await now()
+    for _ in range(200):
+        for request in (
+            get(f"/{word()}", method=dice.choice(["GET", "PUT", "DELETE", "PATCH", "OPTIONS"])),
+            get(f"/models/{word()}/predict"),
+            get("/predict").replace(b"GET", word().upper().encode()),
+            post(word().encode(), "/predict", f"X-Request-Priority: {dice.randint(-200, 200)}"),
+            post(b"1", "/predict", f"Content-Type: {word()}/{word()}", f"Accept: {word()}/{word()}"),
+            post(b"1", "/predict", f"X-Request-Id: {word()}", f"X-Request-Timeout-Ms: {dice.randint(-5, 500)}"),
+            post(b"raise", f"/predict?{word()}"),
+        ):
             wire = door.connect()
-            wire.send(get("/metrics"))
-            await turns()
-            (answer,) = wire.answers()
-            return parse(answer.body, answer.headers["content-type"])
-
-        before = await now()
-        for _ in range(200):
-            for request in (
-                get(f"/{word()}", method=dice.choice(["GET", "PUT", "DELETE", "PATCH", "OPTIONS"])),
-                get(f"/models/{word()}/predict"),
-                get("/predict").replace(b"GET", word().upper().encode()),
-                post(word().encode(), "/predict", f"X-Request-Priority: {dice.randint(-200, 200)}"),
-                post(b"1", "/predict", f"Content-Type: {word()}/{word()}", f"Accept: {word()}/{word()}"),
-                post(b"1", "/predict", f"X-Request-Id: {word()}", f"X-Request-Timeout-Ms: {dice.randint(-5, 500)}"),
-                post(b"raise", f"/predict?{word()}"),
-            ):
-                wire = door.connect()
-                wire.send(request)
-                await turns(4)
-                wire.reset()
-        after = await now()
-        assert series(after) == series(before)
-        assert value(after, "carpool_requests", "_total", outcome="ok") > 0
-
-    run(main())
+            wire.send(request)
+            await turns(4)
+            wire.reset()
+    after = await now()
+    assert series(after) == series(before)
+    assert value(after, "carpool_requests", "_total", outcome="ok") > 0
 
 
 def test_labels_are_closed_sets(busy: RunningServer) -> None:

@@ -14,7 +14,7 @@ from carpool.http import openapi
 from carpool.http.app import App
 from tests.support.http import models, typed
 from tests.support.http.door import Door, get, post
-from tests.support.http.jump import run, turns
+from tests.support.http.jump import on_a_jumping_loop, run, turns
 from tests.support.http.net import Client, RunningServer, predict, serving
 
 TYPED = (typed.shift, typed.measure, typed.greet, typed.prune, typed.double, typed.total, typed.checked)
@@ -163,20 +163,17 @@ def test_limits_and_headers_are_named() -> None:
     }
 
 
-def test_it_is_there_before_the_models_are() -> None:
+@on_a_jumping_loop
+async def test_it_is_there_before_the_models_are() -> None:
     """It needs no worker, and HEAD has its length."""
-
-    async def main() -> None:
-        door = Door()
-        door.app.drain()
-        wire = door.connect()
-        wire.send(get("/openapi.json") + get("/openapi.json", method="HEAD") + post(b"1", "/openapi.json"))
-        await turns()
-        answers = wire.answers(["GET", "HEAD", "POST"])
-        assert [a.status for a in answers] == [200, 200, 405]
-        assert answers[1].headers["content-length"] == str(len(answers[0].body))
-
-    run(main())
+    door = Door()
+    door.app.drain()
+    wire = door.connect()
+    wire.send(get("/openapi.json") + get("/openapi.json", method="HEAD") + post(b"1", "/openapi.json"))
+    await turns()
+    answers = wire.answers(["GET", "HEAD", "POST"])
+    assert [a.status for a in answers] == [200, 200, 405]
+    assert answers[1].headers["content-length"] == str(len(answers[0].body))
 
 
 def test_a_real_server_gives_it(server: RunningServer) -> None:

@@ -13,7 +13,7 @@ from carpool import Service, Stage
 from carpool.http.app import App
 from tests.support.http import models
 from tests.support.http.door import Door, get, post
-from tests.support.http.jump import run, turns
+from tests.support.http.jump import on_a_jumping_loop, turns
 from tests.support.http.net import Client, Gate, RunningServer, code_of, predict, serving
 from tests.support.http.wire import Answer
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -55,19 +55,16 @@ def test_while_it_starts(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
         running.stop()
 
 
-def test_while_it_drains() -> None:
+@on_a_jumping_loop
+async def test_while_it_drains() -> None:
     """Live, but not ready."""
-
-    async def main() -> None:
-        door = Door()
-        wire = door.connect()
-        wire.send(get("/readyz"))
-        door.app.drain()
-        wire.send(get("/readyz") + get("/livez"))
-        await turns()
-        assert [a.status for a in wire.answers()] == [200, 503, 200]
-
-    run(main())
+    door = Door()
+    wire = door.connect()
+    wire.send(get("/readyz"))
+    door.app.drain()
+    wire.send(get("/readyz") + get("/livez"))
+    await turns()
+    assert [a.status for a in wire.answers()] == [200, 503, 200]
 
 
 def test_without_a_worker() -> None:

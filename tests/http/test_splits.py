@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from carpool.http.reader import LARGE_BODY
 from tests.effort import examples
 from tests.support.http.door import Door, chunked, get, post
-from tests.support.http.jump import run, turns
+from tests.support.http.jump import on_a_jumping_loop, turns
 from tests.support.http.wire import Wire
 
 LARGE = b"x" * LARGE_BODY
@@ -123,50 +123,44 @@ def check(stream: Stream, wire: Wire, seen: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_every_split_in_two(name: str) -> None:
+@on_a_jumping_loop
+async def test_every_split_in_two(name: str) -> None:
     """Cut anywhere, with the two pieces in one turn of the loop or far apart."""
     stream = STREAMS[name]
 
-    async def main() -> None:
-        whole = await answer(stream, [stream.data], False)
-        check(stream, whole[2], whole[0])
-        for i in range(1, len(stream.data)):
-            for pause in (False, True):
-                seen, received, _ = await answer(stream, [stream.data[:i], stream.data[i:]], pause)
-                assert (seen, received) == whole[:2], (i, pause)
-
-    run(main())
+    whole = await answer(stream, [stream.data], False)
+    check(stream, whole[2], whole[0])
+    for i in range(1, len(stream.data)):
+        for pause in (False, True):
+            seen, received, _ = await answer(stream, [stream.data[:i], stream.data[i:]], pause)
+            assert (seen, received) == whole[:2], (i, pause)
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_one_byte_at_a_time(name: str) -> None:
+@on_a_jumping_loop
+async def test_one_byte_at_a_time(name: str) -> None:
     """The finest split there is."""
     stream = STREAMS[name]
 
-    async def main() -> None:
-        whole = await answer(stream, [stream.data], False)
-        for pause in (False, True):
-            seen, received, _ = await answer(stream, [bytes([b]) for b in stream.data], pause)
-            assert (seen, received) == whole[:2]
-
-    run(main())
+    whole = await answer(stream, [stream.data], False)
+    for pause in (False, True):
+        seen, received, _ = await answer(stream, [bytes([b]) for b in stream.data], pause)
+        assert (seen, received) == whole[:2]
 
 
 @examples(150)
 @given(name=st.sampled_from(sorted(STREAMS)), data=st.data())
-def test_splits_in_many(name: str, data: Any) -> None:
+@on_a_jumping_loop
+async def test_splits_in_many(name: str, data: Any) -> None:
     """Cut in any number of places."""
     stream = STREAMS[name]
     cuts = sorted(data.draw(st.sets(st.integers(1, len(stream.data) - 1), max_size=12)))
     pieces = [stream.data[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream.data)], strict=True)]
 
-    async def main() -> None:
-        whole = await answer(stream, [stream.data], False)
-        for pause in (False, True):
-            seen, received, _ = await answer(stream, pieces, pause)
-            assert (seen, received) == whole[:2]
-
-    run(main())
+    whole = await answer(stream, [stream.data], False)
+    for pause in (False, True):
+        seen, received, _ = await answer(stream, pieces, pause)
+        assert (seen, received) == whole[:2]
 
 
 HEAD_OF_LARGE = len(post(LARGE)) - len(LARGE)
@@ -184,7 +178,8 @@ LARGE_STREAMS = {
 
 
 @pytest.mark.parametrize("name", LARGE_STREAMS)
-def test_a_large_body_is_cut_anywhere(name: str) -> None:
+@on_a_jumping_loop
+async def test_a_large_body_is_cut_anywhere(name: str) -> None:
     """It is received beside the parser, which does not show: cut in the heads, at the borders and within."""
     stream = LARGE_STREAMS[name]
     size = len(stream.data)
@@ -193,14 +188,11 @@ def test_a_large_body_is_cut_anywhere(name: str) -> None:
     }
     cuts = {*range(1, 150, 7), *range(1, size, 9973), *near_border, *range(size - 100, size, 9)}
 
-    async def main() -> None:
-        whole = await answer(stream, [stream.data], False)
-        check(stream, whole[2], whole[0])
-        for cut in sorted(c for c in cuts if 0 < c < size):
-            seen, received, _ = await answer(stream, [stream.data[:cut], stream.data[cut:]], True)
-            assert (seen, received) == whole[:2], cut
-        thirds = [stream.data[i : i + 1000] for i in range(0, size, 1000)]
-        seen, received, _ = await answer(stream, thirds, True)
-        assert (seen, received) == whole[:2]
-
-    run(main())
+    whole = await answer(stream, [stream.data], False)
+    check(stream, whole[2], whole[0])
+    for cut in sorted(c for c in cuts if 0 < c < size):
+        seen, received, _ = await answer(stream, [stream.data[:cut], stream.data[cut:]], True)
+        assert (seen, received) == whole[:2], cut
+    thirds = [stream.data[i : i + 1000] for i in range(0, size, 1000)]
+    seen, received, _ = await answer(stream, thirds, True)
+    assert (seen, received) == whole[:2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from tests.support.http import models
 from tests.support.http.door import post
 from tests.support.http.net import Client, RunningServer
 from tests.support.http.wire import Answer
+from tests.support.loops import on_a_loop
 
 PLAIN = "Content-Type: text/plain"
 
@@ -102,34 +102,32 @@ def test_an_error_in_the_place_of_an_item_is_that_item_s(doors: Any) -> None:
     assert b"it does not fit" in ask(doors[0], "picky", b"x", PLAIN, query="?invalid=1").body
 
 
-def test_headers_are_kept_for_those_only_who_ask() -> None:
+@on_a_loop
+async def test_headers_are_kept_for_those_only_who_ask() -> None:
     """An app of models that want bodies keeps what it looks at itself, and nothing is packed."""
     assert not App(models.csv).wants_heads
     app = App(models.csv, talkers.described)
     assert app.wants_heads
     app.refusing = None
 
-    async def main() -> None:
-        from carpool.http.reader import RequestReader
+    from carpool.http.reader import RequestReader
 
-        taken: list[Any] = []
+    taken: list[Any] = []
 
-        class Taker:
-            deaf, room = False, 10
+    class Taker:
+        deaf, room = False, 10
 
-            def take(self, head: Any, body: Any, refusal: Any) -> None:
-                taken.append((head, refusal))
+        def take(self, head: Any, body: Any, refusal: Any) -> None:
+            taken.append((head, refusal))
 
-        reader = RequestReader(Listener(app, Limits()), Taker())  # type: ignore[arg-type]
-        for name in ("csv", "described"):
-            reader.feed(post(b"1", f"/models/{name}/predict", "Content-Type: application/json", "X-A: 1"))
-        (csv, said), (described, also) = taken
-        assert said is also is None
-        assert csv.packed == b""
-        assert csv.route == app._predict
-        assert RequestMaker().make(described.packed, b"1").headers["x-a"] == "1"
-
-    asyncio.run(main())
+    reader = RequestReader(Listener(app, Limits()), Taker())  # type: ignore[arg-type]
+    for name in ("csv", "described"):
+        reader.feed(post(b"1", f"/models/{name}/predict", "Content-Type: application/json", "X-A: 1"))
+    (csv, said), (described, also) = taken
+    assert said is also is None
+    assert csv.packed == b""
+    assert csv.route == app._predict
+    assert RequestMaker().make(described.packed, b"1").headers["x-a"] == "1"
 
 
 def test_a_request_by_hand() -> None:
