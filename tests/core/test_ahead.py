@@ -42,7 +42,9 @@ def what(batches: list[Batch]) -> list[tuple[list[Any], int, bool]]:
 
 
 def test_a_full_batch_goes_before_its_worker_is_free() -> None:
-    """One at the most: it begins when the reply before it comes."""
+    """While a worker is at work, at most one full batch is handed to it in advance; it begins when
+    the reply before it comes.
+    """
     pipeline = pipeline_of(stage(2, runs_ahead=True))
     now = saturated(pipeline)
     pipeline.submit(now, asks("abc"))
@@ -65,7 +67,9 @@ def test_a_full_batch_goes_before_its_worker_is_free() -> None:
 
 
 def test_where_requests_differ_it_goes_no_sooner_than_it_must() -> None:
-    """Who comes with a higher priority until then is not overtaken."""
+    """Where requests differ in urgency, a batch goes ahead as late as it may, so that one of a
+    higher priority that comes until then is not overtaken.
+    """
     pipeline = pipeline_of(stage(2, runs_ahead=True))
     now = saturated(pipeline)
     pipeline.submit(now, [*asks("ab"), ask("urgent", priority=1), ask("more urgent", priority=1)])
@@ -76,7 +80,9 @@ def test_where_requests_differ_it_goes_no_sooner_than_it_must() -> None:
 
 
 def test_while_a_long_call_runs_all_wait() -> None:
-    """Until shortly before its learned end they can be cancelled; once that has passed, nobody knows when it ends."""
+    """During a long call all requests wait, and can be cancelled, until shortly before its learned
+    end; once that end has passed, none goes ahead, since nobody knows when the call ends.
+    """
     pipeline = pipeline_of(stage(1, runs_ahead=True))
     now = saturated(pipeline, took_s=8)
     pipeline.submit(now, asks("ab"))
@@ -88,7 +94,9 @@ def test_while_a_long_call_runs_all_wait() -> None:
 
 
 def test_short_batches_go_at_once() -> None:
-    """No timer is fine enough to hit the end of a call of a millisecond."""
+    """Behind calls of about a millisecond the next batch goes at once: no timer is fine enough to
+    hit their end.
+    """
     pipeline = pipeline_of(stage(1, runs_ahead=True), workers=2)
     now = saturated(pipeline, took_s=2**-10)
     pipeline.submit(now, asks("abcd"))
@@ -108,7 +116,9 @@ def test_short_batches_go_at_once() -> None:
     ids=lambda value: type(value).__name__ if isinstance(value, Policy) else "",
 )
 def test_policies_say_whether_a_full_batch_may_go(policy: Policy, goes: bool) -> None:
-    """Those that refuse or shrink batches by what they see when a worker is free keep all until then."""
+    """A policy that refuses requests or shrinks batches by what it sees when a worker is free keeps
+    all of them until then; the others let a full batch go ahead.
+    """
     pipeline = pipeline_of(stage(policy=policy, runs_ahead=True))
     now = saturated(pipeline)
     pipeline.submit(now, asks("abcdefgh"))
@@ -116,7 +126,9 @@ def test_policies_say_whether_a_full_batch_may_go(policy: Policy, goes: bool) ->
 
 
 def test_what_is_not_full_waits() -> None:
-    """Those who come back with the reply could make it better."""
+    """A batch that is not full waits for its worker: those who come back with the reply could still
+    join it.
+    """
     pipeline = pipeline_of(stage(3, runs_ahead=True))
     now = saturated(pipeline)
     pipeline.submit(now, asks("abcde"))
@@ -127,7 +139,9 @@ def test_what_is_not_full_waits() -> None:
 
 
 def test_who_is_urgent_is_not_overtaken() -> None:
-    """Where several priorities, keys or buckets wait, nothing goes ahead: the queue decides when a worker is free."""
+    """Where several priorities, keys or buckets wait, nothing goes ahead: the queue decides when a
+    worker is free.
+    """
     pipeline = pipeline_of(stage(2, runs_ahead=True))
     now = saturated(pipeline)
     pipeline.submit(now, asks("ab"))
@@ -139,7 +153,9 @@ def test_who_is_urgent_is_not_overtaken() -> None:
 
 
 def test_the_worker_that_is_free_first_gets_it_and_one_that_is_late_does_not() -> None:
-    """Of several workers; and if ends cannot be foretold, nobody gets anything before it is free."""
+    """Of several workers the one that will be free first gets the batch ahead, one that is late
+    does not; where ends cannot be foretold, no worker gets anything before it is free.
+    """
     pipeline = pipeline_of(stage(1, runs_ahead=True), workers=2)
     now = saturated(pipeline)
     pipeline.submit(now, asks("a"))
@@ -165,7 +181,9 @@ def test_the_worker_that_is_free_first_gets_it_and_one_that_is_late_does_not() -
 
 
 def test_a_lost_worker_has_not_looked_at_what_lay_ahead() -> None:
-    """It is back in its place, nobody is blamed for it, and one whose caller has gone meanwhile is not run."""
+    """A batch that lay ahead of a lost worker goes back to its place in the queue: none of its
+    requests is blamed, and one whose caller has gone meanwhile is not run.
+    """
     pipeline = pipeline_of(stage(2, runs_ahead=True), workers=1)
     now = saturated(pipeline)
     requests = asks("abcdef")
@@ -188,7 +206,9 @@ def test_a_lost_worker_has_not_looked_at_what_lay_ahead() -> None:
 
 
 def test_a_deadline_that_passes_ahead_is_told_at_once() -> None:
-    """Its caller does not wait for the worker to come to it."""
+    """A caller whose deadline passes while its request lies ahead hears it at once, and does not
+    wait for the worker to come to it.
+    """
     pipeline = pipeline_of(stage(1, runs_ahead=True))
     now = saturated(pipeline)
     pipeline.submit(now, asks("a"))
@@ -203,7 +223,9 @@ def test_a_deadline_that_passes_ahead_is_told_at_once() -> None:
 
 
 def test_credits_count_what_lies_ahead() -> None:
-    """The next stage has room for all that its predecessor has been handed."""
+    """The next stage keeps room for all that was handed to the stage before it, a batch ahead
+    included.
+    """
     pipeline = pipeline_of(stage(1, runs_ahead=True), stage(1, max_size=1), workers=[1, 0])
     first = pipeline.stages[0]
     pipeline.submit(0, asks("a"))
@@ -216,7 +238,9 @@ def test_credits_count_what_lies_ahead() -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"runs_ahead": True, "idempotent": False}])
 def test_only_where_a_request_may_be_run_twice(settings: dict[str, bool]) -> None:
-    """What lies with a worker that is given up may still be run by it."""
+    """Nothing goes ahead where a request must not run twice: a worker that is given up may still
+    run what lies with it.
+    """
     pipeline = pipeline_of(stage(1, **settings))
     now = saturated(pipeline)
     pipeline.submit(now, asks("ab"))
@@ -225,7 +249,9 @@ def test_only_where_a_request_may_be_run_twice(settings: dict[str, bool]) -> Non
 
 
 def test_no_batch_ahead_is_larger_than_memory_allows() -> None:
-    """What is known to fit is a full batch then."""
+    """Where memory is short, a full batch is one that is known to fit, and no batch ahead is
+    larger.
+    """
     pipeline = pipeline_of(stage(4, runs_ahead=True))
     now = saturated(pipeline)
     learned = SafeSize(None)
@@ -236,7 +262,9 @@ def test_no_batch_ahead_is_larger_than_memory_allows() -> None:
 
 
 def test_a_batch_ahead_that_never_reached_its_worker_is_answered() -> None:
-    """The driver had no memory for its message, say: its callers hear of it, and the batch under way is as it was."""
+    """If a batch ahead cannot be sent, for want of memory for its message for example, its callers
+    hear of it, and the batch under way is left as it was.
+    """
     pipeline = pipeline_of(stage(1, runs_ahead=True))
     now = saturated(pipeline)
     pipeline.submit(now, asks("abc"))
@@ -256,7 +284,7 @@ class Greedier(Greedy):
 
 
 def test_a_policy_that_asks_for_what_is_not_possible_is_told() -> None:
-    """As `decide` is: its stage fails, loudly."""
+    """If `decide_ahead` asks for what is not possible its stage fails, as it does for `decide`."""
     pipeline = pipeline_of(stage(policy=Greedier(1), runs_ahead=True))
     pipeline.stages[0].batch_s = TOOK_S  # as if it had run before
     pipeline.submit(0, asks("abc"))
@@ -265,7 +293,9 @@ def test_a_policy_that_asks_for_what_is_not_possible_is_told() -> None:
 
 
 def test_adaptive_goes_ahead_with_the_size_that_is_best() -> None:
-    """Once it knows what batches cost; it keeps what may have to be refused, so that it is there to be judged."""
+    """`Adaptive` sends a batch ahead once it knows what batches cost, with the size that it finds
+    best; requests that may have to be refused stay in the queue, where they are judged.
+    """
     for slo_s, ahead in ((None, True), (100.0, True), (4 * TOOK_S, False)):
         pipeline = pipeline_of(stage(policy=Adaptive(4), runs_ahead=True), slo_s=slo_s)
         now: float = 0
@@ -288,7 +318,9 @@ class DeafTo(Greedy):
 
 
 def test_all_that_a_lost_worker_had_is_back_before_the_policy_hears_of_it() -> None:
-    """It may raise, and then nobody is forgotten: neither what had not been sent nor what lay ahead."""
+    """When a worker is lost, its requests are back in the queue before the policy hears of it: if
+    the policy raises then, neither what had not been sent nor what lay ahead is forgotten.
+    """
     policy = DeafTo(2)
     pipeline = pipeline_of(stage(policy=policy, runs_ahead=True))
     now = saturated(pipeline)

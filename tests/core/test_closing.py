@@ -28,7 +28,9 @@ def closing(pipeline: Pipeline, now: float) -> list[tuple[int, list[object], str
 
 @pytest.mark.parametrize("policy", [Static(4, 100), Patient(4), Scripted(Decision())])
 def test_nothing_is_held_back(policy: Policy) -> None:
-    """Whatever the policy says, up to its limit for each free worker."""
+    """Once the pipeline is closing, waiting requests go to each free worker up to the batch limit,
+    whatever the policy says.
+    """
     pipeline = pipeline_of(stage(policy=policy), workers=2)
     pipeline.submit(0, asks("abc"))
     assert pipeline.poll(0).run == []
@@ -37,7 +39,9 @@ def test_nothing_is_held_back(policy: Policy) -> None:
 
 
 def test_no_batch_is_larger_than_the_limit() -> None:
-    """Of more than one batch the rest goes to the next worker, and then to the first that is free."""
+    """Also when closing, no batch is above the limit: the rest goes to the next worker, and then to
+    the first that is free.
+    """
     pipeline = pipeline_of(stage(policy=Patient(2)), workers=2)
     pipeline.submit(0, asks("abcde"))
 
@@ -47,7 +51,9 @@ def test_no_batch_is_larger_than_the_limit() -> None:
 
 
 def test_what_the_policy_refuses_is_refused() -> None:
-    """It may still drop, and what it takes itself it takes for its own reason."""
+    """A policy may still drop requests while closing, and a batch that it forms itself keeps the
+    reason that it gives.
+    """
     policy = Scripted(Decision())
     pipeline = pipeline_of(stage(policy=policy))
     requests = asks("ab")
@@ -59,7 +65,7 @@ def test_what_the_policy_refuses_is_refused() -> None:
 
 
 def test_lanes_go_one_by_one() -> None:
-    """Keys are not mixed, closing or not."""
+    """Requests of different keys are not mixed in a batch, closing or not."""
     pipeline = pipeline_of(stage(policy=Patient(4)), workers=2)
     pipeline.submit(0, [ask("a", key=1), ask("b", key=2), ask("c", key=1)])
 
@@ -67,7 +73,9 @@ def test_lanes_go_one_by_one() -> None:
 
 
 def test_later_stages_wait_for_those_who_can_still_come() -> None:
-    """While an earlier stage holds or runs something, theirs may be company; then nothing is held there either."""
+    """While an earlier stage holds or runs requests, a later one may wait for them as company; when
+    there are none, it holds nothing back either.
+    """
     pipeline = pipeline_of(stage(1, policy=Greedy(1)), stage(policy=Static(4, 100)))
     pipeline.submit(0, asks("ab"))
     (first,) = pipeline.poll(0).run
@@ -80,7 +88,9 @@ def test_later_stages_wait_for_those_who_can_still_come() -> None:
 
 
 def test_whom_nobody_waits_for_is_no_company() -> None:
-    """A call of an earlier stage goes on, but its caller has gone."""
+    """A request whose caller has gone is no company that a later stage would wait for, although its
+    call goes on.
+    """
     pipeline = pipeline_of(stage(1), stage(policy=Static(4, 100)))
     requests = asks("ab")
     pipeline.submit(0, requests)
@@ -92,7 +102,9 @@ def test_whom_nobody_waits_for_is_no_company() -> None:
 
 
 def test_those_at_the_door_are_company_if_there_is_room() -> None:
-    """A queue with room is filled first; a full one goes, whatever waits outside."""
+    """While closing, a queue with room is first filled with those at the door; a full one goes at
+    once, whatever waits outside.
+    """
     pipeline = pipeline_of(stage(policy=Patient(8), max_size=2))
     pipeline.submit(0, asks("abcd", patient=True))
     assert pipeline.poll(0).run == []
@@ -103,7 +115,7 @@ def test_those_at_the_door_are_company_if_there_is_room() -> None:
 
 
 def test_credits_count_all_the_same() -> None:
-    """No more goes than the next stage can take."""
+    """Also when closing, no more goes than the next stage has room for."""
     pipeline = pipeline_of(stage(policy=Patient(4)), stage(1, max_size=2))
     pipeline.submit(0, asks("abcd"))
 
@@ -112,7 +124,9 @@ def test_credits_count_all_the_same() -> None:
 
 @pytest.mark.parametrize("policy", [Greedy, Static, AIMD, Cork, Deadline, Adaptive])
 def test_every_policy_drains(policy: type[Policy]) -> None:
-    """Of all that we have, at any point of what they learn: a request is taken at the poll after closing."""
+    """With each of our policies, at any point of what it has learned, a waiting request is sent at
+    the poll after closing.
+    """
     for known in range(40):
         pipeline = pipeline_of(stage(policy=policy(4, 1e6)))
         now = 0.0
@@ -133,7 +147,9 @@ def test_every_policy_drains(policy: type[Policy]) -> None:
 
 
 def test_a_line_of_threads_is_run_at_once() -> None:
-    """Who leads after the line is closed finds a batch, although the policy would wait for more."""
+    """A thread that leads after its line was closed gets a batch at once, although the policy would
+    wait for more.
+    """
     line = Line(stage(policy=Static(4, 100)), 1)
     (request,) = asks("a", patient=True)
     waiter = Waiting([request])
@@ -166,7 +182,9 @@ class Waiting:
 
 
 def test_what_waits_for_somebody_who_expires_goes_in_the_same_moment() -> None:
-    """The last request that could have joined a later stage's batch is gone: the batch goes now."""
+    """If the last request that could have joined a later stage's batch expires, that batch goes in
+    the same moment.
+    """
     pipeline = pipeline_of(stage(1), stage(policy=Static(4, 100)), workers=[1, 1])
     pipeline.submit(0, asks("a"))
     pipeline.poll(0)

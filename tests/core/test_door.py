@@ -8,7 +8,9 @@ from tests.support.pipelines import Scripted, ask, asks, assert_counts, items, o
 
 
 def test_patient_callers_wait_and_impatient_ones_are_refused() -> None:
-    """The bound holds for both."""
+    """When the first queue is full, patient callers wait at the door up to its bound, and impatient
+    ones are refused.
+    """
     pipeline = pipeline_of(stage(1, max_size=1), workers=0)
     requests = [ask("a"), ask("b", patient=True), ask("c"), ask("d", patient=True)]
     pipeline.submit(0, requests)
@@ -19,7 +21,9 @@ def test_patient_callers_wait_and_impatient_ones_are_refused() -> None:
 
 
 def test_the_line_at_the_door_is_kept() -> None:
-    """First come, first let in; a newcomer does not get past those who wait, even when there is room for it."""
+    """Callers are let in in the order in which they came; a newcomer does not overtake those at the
+    door, even when there is room for it.
+    """
     pipeline = pipeline_of(stage(1, max_size=1))
     pipeline.submit(0, asks(range(5), patient=True))
     served = []
@@ -36,7 +40,7 @@ def test_the_line_at_the_door_is_kept() -> None:
 
 
 def test_priorities_count_at_the_door() -> None:
-    """Those who go first inside are let in first."""
+    """Of those at the door, the ones with the higher priority are let in first."""
     pipeline = pipeline_of(stage(1, max_size=1), workers=0)
     pipeline.submit(0, [ask("first"), ask("low", patient=True), ask("high", patient=True, priority=1)])
     pipeline.worker_ready(0, 0)
@@ -46,7 +50,9 @@ def test_priorities_count_at_the_door() -> None:
 
 
 def test_a_large_request_waits_for_its_bytes_and_is_not_overtaken() -> None:
-    """Small ones behind it would keep it waiting for ever."""
+    """A large request at the door waits until there is room for its bytes and is not overtaken:
+    small ones behind it would keep it waiting for ever.
+    """
     pipeline = pipeline_of(stage(1, max_bytes=10), workers=0)
     pipeline.submit(0, [ask("a", nbytes=4), ask("b", nbytes=4)])
     pipeline.submit(0, [ask("large", nbytes=9, patient=True), ask("small", nbytes=1, patient=True)])
@@ -63,7 +69,9 @@ def test_a_large_request_waits_for_its_bytes_and_is_not_overtaken() -> None:
 
 
 def test_who_expires_at_the_door_hears_at_once() -> None:
-    """The poll before says when; nobody is let in at its deadline."""
+    """A caller whose deadline passes at the door hears it at that moment, for which the poll before
+    has asked; nobody is let in at its deadline.
+    """
     pipeline = pipeline_of(stage(1, max_size=1), workers=0)
     pipeline.submit(0, [ask("a"), ask("b", 7, patient=True), ask("c", 9, patient=True)])
     wake_at = [pipeline.poll(0).wake_at]
@@ -77,7 +85,7 @@ def test_who_expires_at_the_door_hears_at_once() -> None:
 
 
 def test_who_leaves_the_door_is_not_let_in() -> None:
-    """A cancelled caller's place goes to the next one."""
+    """A caller that is cancelled at the door is not let in, and its place goes to the next one."""
     pipeline = pipeline_of(stage(1, max_size=1), workers=0)
     requests = asks("abc", patient=True)
     pipeline.submit(0, requests)
@@ -90,7 +98,7 @@ def test_who_leaves_the_door_is_not_let_in() -> None:
 
 
 def test_the_door_stays_open_while_workers_are_idle() -> None:
-    """One poll serves as many full queues as there are workers for."""
+    """One poll lets in as many full queues as there are idle workers."""
     pipeline = pipeline_of(stage(2, max_size=2), workers=4)
     pipeline.submit(0, asks(range(9), patient=True))
 
@@ -101,7 +109,9 @@ def test_the_door_stays_open_while_workers_are_idle() -> None:
 
 
 def test_time_at_the_door_is_not_time_in_the_queue() -> None:
-    """Static counts from when a caller was let in: before that the queue was full anyway."""
+    """For `Static` the waiting time of a caller counts from when it was let in: before that the
+    queue was full anyway.
+    """
     pipeline = pipeline_of(stage(2, max_size=2, policy=Static(2, 10)))
     pipeline.submit(0, asks("abc", patient=True))
     (batch,) = pipeline.poll(3).run
@@ -117,7 +127,9 @@ def test_time_at_the_door_is_not_time_in_the_queue() -> None:
 
 
 def test_a_higher_priority_takes_the_place_of_the_last_of_the_lowest() -> None:
-    """Who has to go is refused if it would have been, and told when to come again."""
+    """A request of higher priority takes the place of the last one of the lowest priority, which is
+    refused and told when to come again.
+    """
     pipeline = pipeline_of(stage(1, max_size=3), workers=0)
     low = asks("abc")
     pipeline.submit(0, low)
@@ -133,7 +145,9 @@ def test_a_higher_priority_takes_the_place_of_the_last_of_the_lowest() -> None:
 
 
 def test_a_patient_one_waits_outside_again() -> None:
-    """In its old place, ahead of those who came later; it is served in the end, and nobody is told anything before."""
+    """A patient caller that is displaced waits at the door in its old place, ahead of those who
+    came later; it hears nothing and is served in the end.
+    """
     pipeline = pipeline_of(stage(1, max_size=2), workers=0)
     pipeline.submit(0, asks("abc", patient=True))
     pipeline.submit(0.25, asks("xy", priority=1, patient=True))
@@ -152,7 +166,9 @@ def test_a_patient_one_waits_outside_again() -> None:
 
 
 def test_who_is_refused_all_the_same_displaces_nobody() -> None:
-    """Closed, or too large for the queue, or too late."""
+    """A request that is refused because the pipeline is closed, or because it is too large or too
+    late, displaces nobody.
+    """
     pipeline = pipeline_of(stage(1, max_size=2, max_bytes=9), workers=0)
     pipeline.submit(0, asks("ab"))
     pipeline.submit(0, [ask("large", nbytes=10, priority=1)])
@@ -164,7 +180,7 @@ def test_who_is_refused_all_the_same_displaces_nobody() -> None:
 
 
 def test_the_policy_hears_who_was_displaced() -> None:
-    """They have left its queue."""
+    """The policy hears that a displaced request has left its queue."""
     policy = Scripted(Decision())
     pipeline = pipeline_of(stage(policy=policy, max_size=2))
     pipeline.submit(0, asks("ab"))

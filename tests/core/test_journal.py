@@ -18,7 +18,8 @@ def two_stages() -> tuple[Pipeline, Journal]:
 
 
 def test_a_request_has_a_story() -> None:
-    """Everything that happened to it, in order, with times, stages and batches."""
+    """The journal tells all that happened to a request, in order, with times, stages and batches.
+    """
     pipeline, journal = two_stages()
     pipeline.submit(1, asks("ab"))
     (first,) = pipeline.poll(2).run
@@ -36,7 +37,8 @@ def test_a_request_has_a_story() -> None:
 
 
 def test_a_story_may_begin_at_the_door_and_end_badly() -> None:
-    """Waiting for room, a lost worker, and an error are told as well."""
+    """The journal also tells of waiting at the door, of a lost worker, and of an error at the end.
+    """
     pipeline, journal = two_stages()
     pipeline.worker_lost(0, 0, 1)
     pipeline.submit(1, asks("ab", patient=True))
@@ -57,7 +59,7 @@ def test_a_story_may_begin_at_the_door_and_end_badly() -> None:
 
 
 def test_a_story_may_end_with_its_caller() -> None:
-    """Whose place it was does not matter any more."""
+    """The journal of a request that is cancelled ends with its caller's leaving."""
     pipeline, journal = two_stages()
     request = ask("a")
     pipeline.submit(1, [request])
@@ -67,7 +69,7 @@ def test_a_story_may_end_with_its_caller() -> None:
 
 
 def test_the_journal_is_bounded() -> None:
-    """The oldest entries go first."""
+    """When the journal is full its oldest entries are dropped first."""
     journal = Journal(max_entries=3)
     for now in range(5):
         journal.record(now, f"event {now}", request_id=now % 2)
@@ -77,7 +79,7 @@ def test_the_journal_is_bounded() -> None:
 
 
 def test_with_a_journal_nothing_else_changes() -> None:
-    """The same requests, the same answers; only somebody writes."""
+    """With a journal the same requests get the same answers as without one."""
 
     def run(journal: Journal | None) -> list[object]:
         pipeline = pipeline_of(stage(2, max_size=4), stage(3, max_size=3), workers=2, journal=journal)

@@ -69,8 +69,10 @@ def serve(policy: Policy, requests: Sequence[Request], slo_s: float | None = Non
 def test_a_flood_of_low_priority_delays_a_higher_one_by_two_batches(
     policy: type[Policy], rate: int, patient: bool
 ) -> None:
-    """The one that runs and its own, at any rate, also where the queue is full; none of the higher priority is refused;
-    and the flood goes on being served, at full speed."""
+    """Under a flood of low priority, requests of a higher one wait at most for the running batch
+    and their own, and none of them is refused, also where the queue is full; the flood goes on
+    being served at full speed.
+    """
     high = list(poisson(20, 2, 1, patient, 30, seed=1))
     low = list(poisson(rate, 2, 0, patient, 4, seed=2))
     watch = serve(policy(MOST), high + low)
@@ -83,7 +85,9 @@ def test_a_flood_of_low_priority_delays_a_higher_one_by_two_batches(
 
 
 def test_low_priority_is_not_starved() -> None:
-    """Although more of the higher priority comes than can be served, all the time."""
+    """Requests of low priority are served now and then, although more of the higher priority comes
+    than can be served.
+    """
     high = list(poisson(8_000, 8, 1, False, 30, seed=1))
     low = list(poisson(20, 8, 0, True, 60, seed=2))
     watch = serve(Greedy(MOST), high + low)
@@ -95,7 +99,9 @@ def test_low_priority_is_not_starved() -> None:
 
 @pytest.mark.parametrize("timeout_s", [30.0, 0.06])
 def test_goodput_at_three_times_the_load(timeout_s: float) -> None:
-    """By `Adaptive`, with a goal of 60 ms, nine tenths of the best that any load gets; the rest is refused."""
+    """At three times the load `Adaptive` with a goal of 60 ms serves nine tenths of the best
+    goodput of any load, and refuses the rest.
+    """
     slo_s = 0.06
     capacity = MOST / batch_s(MOST)
 
@@ -110,7 +116,9 @@ def test_goodput_at_three_times_the_load(timeout_s: float) -> None:
 
 
 def test_the_model_sees_exactly_those_who_stayed() -> None:
-    """A hundred wait, sixty of them leave, at random: forty are run, each once."""
+    """When sixty of a hundred waiting callers leave at random, the model runs exactly the other
+    forty requests, each once.
+    """
     for seed in range(20):
         watch = Watch()
         pipeline = pipeline_of(stage(16), workers=0)

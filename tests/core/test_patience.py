@@ -31,7 +31,9 @@ def taught(pipeline: Pipeline, batch: Batch, *, took_s: float, times: int = 8) -
 
 
 def test_a_call_may_take_as_long_as_somebody_waits() -> None:
-    """While nothing is known of what calls take, however long that is."""
+    """While nothing is known of what calls take, a call may last for as long as somebody waits for
+    it.
+    """
     pipeline, batch = running("a")
 
     assert [pipeline.poll(now).kill for now in (3, 10, 1e6)] == [[], [], []]
@@ -40,7 +42,9 @@ def test_a_call_may_take_as_long_as_somebody_waits() -> None:
 
 
 def test_a_call_that_nobody_waits_for_is_given_up() -> None:
-    """Some time after the last deadline. The caller has heard then, and of the setting; nobody's request runs again."""
+    """A call is given up some time after the last deadline in its batch. Its callers have heard by
+    then which setting limits it, and no request runs again.
+    """
     pipeline, _ = running("a", timeout=9)
     pipeline.submit(1, [ask("b", 30)])
     todo = pipeline.poll(9)
@@ -65,7 +69,7 @@ def test_a_call_that_nobody_waits_for_is_given_up() -> None:
 
 
 def test_a_deadline_soon_after_the_start_says_nothing_of_the_call() -> None:
-    """It was not the call that took so long."""
+    """A deadline soon after the start of a call does not make the call a slow one."""
     pipeline, _ = running("a", timeout=2)
     (late,) = pipeline.poll(2).answer
 
@@ -73,7 +77,9 @@ def test_a_deadline_soon_after_the_start_says_nothing_of_the_call() -> None:
 
 
 def test_callers_who_go_are_waited_for_no_longer() -> None:
-    """The time counts from the last one that goes, be it by its deadline or by itself; not from the first."""
+    """A call is given up some time after the last of its callers has left, by deadline or by
+    itself; the first one that leaves does not count.
+    """
     pipeline, batch = running("a", "b")
     for now, request in zip((1, 4), batch.requests, strict=True):
         pipeline.cancel(now, request)
@@ -83,7 +89,9 @@ def test_callers_who_go_are_waited_for_no_longer() -> None:
 
 
 def test_an_answer_to_the_others_counts_too() -> None:
-    """One of two has gone, the other one is answered in part of a reply: from then on nobody waits."""
+    """Once those who still waited are answered by a part of the reply, nobody waits for the call
+    any more.
+    """
     pipeline, batch = running("a", "b")
     first, second = batch.requests
     pipeline.cancel(1, first)
@@ -93,7 +101,7 @@ def test_an_answer_to_the_others_counts_too() -> None:
 
 
 def test_each_call_of_a_batch_has_its_time() -> None:
-    """A worker that reports another call is alive, although nobody waits."""
+    """A worker that reports another call is alive and gets its time anew, although nobody waits."""
     pipeline, batch = running("a", timeout=1)
     pipeline.poll(1)
     pipeline.call_started(3, 0, batch.worker, batch.id)
@@ -102,7 +110,9 @@ def test_each_call_of_a_batch_has_its_time() -> None:
 
 
 def test_a_call_of_ten_times_its_cost_is_given_up_sooner() -> None:
-    """Though somebody waits, but not before it has taken as long as one may that nobody waits for."""
+    """A call that takes ten times what its size usually takes is given up although somebody waits,
+    but no sooner than one for which nobody waits.
+    """
     pipeline, batch = running("a")
     batch = taught(pipeline, batch, took_s=0.5)
 
@@ -115,7 +125,8 @@ def test_a_call_of_ten_times_its_cost_is_given_up_sooner() -> None:
 
 
 def test_what_is_quick_may_be_slow_for_the_whole_time() -> None:
-    """Ten times a millisecond is no reason to give anything up."""
+    """A call is not given up for taking ten times a trifle: ten times a millisecond is no reason.
+    """
     pipeline, batch = running("a")
     taught(pipeline, batch, took_s=0.125)
 
@@ -124,7 +135,9 @@ def test_what_is_quick_may_be_slow_for_the_whole_time() -> None:
 
 @pytest.mark.parametrize("times", [0, 1, 7])
 def test_few_batches_teach_nothing(times: int) -> None:
-    """The first ones may have been trifles."""
+    """As long as few batches have been timed no call is given up for its duration, since the first
+    ones may have been trifles.
+    """
     pipeline, batch = running("a")
     taught(pipeline, batch, took_s=0.125, times=times)
 
@@ -132,7 +145,9 @@ def test_few_batches_teach_nothing(times: int) -> None:
 
 
 def test_who_hangs_twice_is_told_of_the_limit() -> None:
-    """With company and then alone: 504 that names the setting, and nobody else fails."""
+    """A request that hangs twice, in company and then alone, is answered with 504 and the setting
+    that limits it; no other request fails.
+    """
     pipeline, batch = running(*"ab")
     batch = taught(pipeline, batch, took_s=0.5)
     pipeline.poll(9)
@@ -152,7 +167,9 @@ def test_who_hangs_twice_is_told_of_the_limit() -> None:
 
 
 def test_what_must_not_run_twice_is_told_of_the_limit() -> None:
-    """503, as after a crash, but with the reason."""
+    """A request that must not run twice is answered with 503 after a hang, as after a crash, and
+    hears the reason.
+    """
     pipeline, batch = running("a", idempotent=False)
     batch = taught(pipeline, batch, took_s=0.125)
     pipeline.poll(4)
@@ -165,7 +182,9 @@ def test_what_must_not_run_twice_is_told_of_the_limit() -> None:
 
 
 def test_a_limit_of_the_users_own_is_the_only_one() -> None:
-    """`max_batch_time_s`: neither what is learned nor who waits makes a difference."""
+    """With `max_batch_time_s` neither what was learned nor who waits makes a difference: it is the
+    only limit.
+    """
     pipeline, batch = running("a", max_batch_time_s=20)
     taught(pipeline, batch, took_s=0.125, times=20)
     pipeline.cancel(2.5, pipeline.stages[0].in_flight[0].requests[0])
@@ -174,7 +193,9 @@ def test_a_limit_of_the_users_own_is_the_only_one() -> None:
 
 
 def test_larger_batches_are_given_more_time() -> None:
-    """After single items of 1 s a batch of 64 may take ten times 64 s; after those, a single item as much."""
+    """Larger batches are given more time: after single items of 1 s a batch of 64 may take ten
+    times 64 s, and after those a single item as much.
+    """
     patience = Patience(unwanted_s=3)
     for _ in range(8):
         patience.learn(1, 1.0)
@@ -186,7 +207,9 @@ def test_larger_batches_are_given_more_time() -> None:
 
 
 def test_the_slowest_is_forgotten() -> None:
-    """One batch that took an hour does not give all others ten hours for ever."""
+    """One batch that took an hour does not give all others ten hours for ever: the slowest time is
+    forgotten again.
+    """
     patience = Patience(unwanted_s=3)
     for took_s in [3600.0, *[1.0] * 1000]:
         patience.learn(1, took_s)
@@ -195,7 +218,9 @@ def test_the_slowest_is_forgotten() -> None:
 
 
 def test_without_time_limits_nothing_is_ever_given_up() -> None:
-    """Where services have no time-out, and in functions."""
+    """Where there are no time limits, as in services without a time-out and in batched functions,
+    no call is ever given up.
+    """
     patience = Patience()
 
     assert patience.until(0, 0, 1) == INFINITY

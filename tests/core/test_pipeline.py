@@ -31,7 +31,9 @@ def answers(to: Pipeline, now: float) -> list[object]:
 
 
 def test_a_request_goes_through_all_stages() -> None:
-    """Each stage gets what the one before made of it; the last one's result is the answer."""
+    """Each stage gets what the one before made of a request, and the last one's result is the
+    answer.
+    """
     pipeline = pipeline_of(stage(), stage(), stage())
     (request,) = asks("x")
     pipeline.submit(0, [request])
@@ -47,7 +49,9 @@ def test_a_request_goes_through_all_stages() -> None:
 
 
 def test_ids_are_unique_and_rise() -> None:
-    """They pair answers with callers; 0 is nobody's."""
+    """Ids rise and are never used again, so that they pair answers with callers; 0 belongs to
+    nobody.
+    """
     pipeline = pipeline_of(stage(99))
     requests = asks(range(5))
     pipeline.submit(0, requests[:3])
@@ -57,7 +61,9 @@ def test_ids_are_unique_and_rise() -> None:
 
 
 def test_an_error_goes_straight_back() -> None:
-    """The next stage never sees the item, and its batch-mates go on."""
+    """An item's error goes straight back to its caller: the next stage never sees the item, and its
+    mates go on.
+    """
     pipeline = pipeline_of(stage(), stage())
     requests = asks("abc")
     pipeline.submit(0, requests)
@@ -73,7 +79,7 @@ def test_an_error_goes_straight_back() -> None:
 
 
 def test_an_error_in_the_last_stage_is_its_items_alone() -> None:
-    """The others have their results."""
+    """An error in the last stage fails only its own item; the others get their results."""
     pipeline = pipeline_of(stage())
     requests = asks("abc")
     pipeline.submit(0, requests)
@@ -84,7 +90,9 @@ def test_an_error_in_the_last_stage_is_its_items_alone() -> None:
 
 
 def test_the_last_stage_is_asked_first() -> None:
-    """The room it makes is used in the same poll."""
+    """Stages are asked from the last to the first, so that the room which one makes is used in the
+    same poll.
+    """
     pipeline = pipeline_of(stage(2), stage(2, max_size=2))
     pipeline.submit(0, asks("abcdef"))
     (first,) = pipeline.poll(0).run
@@ -96,7 +104,9 @@ def test_the_last_stage_is_asked_first() -> None:
 
 
 def test_a_stage_waits_for_credit() -> None:
-    """What runs and what waits downstream fit into its queue together, however many workers are idle."""
+    """What runs in a stage and what waits in the next one fit into the next one's queue together,
+    however many workers are idle.
+    """
     pipeline = pipeline_of(stage(2), stage(2, max_size=4), workers=(9, 0))
     pipeline.submit(0, asks(range(20)))
 
@@ -124,7 +134,9 @@ class DropsTheOld(Greedy):
 
 
 def test_who_is_left_after_a_drop_may_have_room() -> None:
-    """There was no credit for all of them, but there is for the others: nobody would ask again."""
+    """If a policy drops some requests because there was no room behind for all, the others are
+    asked for again in the same poll: nobody would ask later.
+    """
     pipeline = pipeline_of(stage(policy=DropsTheOld(4)), stage(4, max_size=4), workers=(1, 0))
     pipeline.submit(0, asks("abc"))
     reply(pipeline, 0, pipeline.poll(0).run[0])
@@ -139,7 +151,9 @@ def test_who_is_left_after_a_drop_may_have_room() -> None:
 
 
 def test_a_queue_that_is_full_of_bytes_gives_no_credit() -> None:
-    """Bounds by bytes hold between stages as well, up to the batch that is on its way."""
+    """A queue that is full by its bytes holds the stage before it back too, up to the batch that is
+    on its way.
+    """
     pipeline = pipeline_of(stage(2), stage(2, max_bytes=10), measure=lambda result: 5, workers=(1, 0))
     pipeline.submit(0, asks("abcd"))
     (batch,) = pipeline.poll(0).run
@@ -150,7 +164,7 @@ def test_a_queue_that_is_full_of_bytes_gives_no_credit() -> None:
 
 
 def test_bytes_between_stages_count_also_when_callers_wait_at_the_door() -> None:
-    """Letting callers in is no way round the credits."""
+    """Bounds on bytes between stages hold also when callers at the door are let in."""
     pipeline = pipeline_of(stage(1, max_size=1), stage(1, max_bytes=5), measure=lambda result: 5, workers=(1, 0))
     pipeline.submit(0, asks("a"))
     reply(pipeline, 1, pipeline.poll(0).run[0])
@@ -165,7 +179,9 @@ def test_bytes_between_stages_count_also_when_callers_wait_at_the_door() -> None
 
 
 def test_a_hop_of_many_does_not_wait_for_more_room_than_there_can_be() -> None:
-    """Single items that travel together fit the next queue, however small it is; they never stand still."""
+    """Items that travel together without being batched fit the next queue, however small it is, and
+    never stand still.
+    """
     policy = OneByOne()
     policy.completed(0, 1, 1, 1e-6, True)
     pipeline = pipeline_of(stage(policy=policy), stage(9, max_size=10))
@@ -185,7 +201,7 @@ def test_a_hop_of_many_does_not_wait_for_more_room_than_there_can_be() -> None:
 
 
 def test_a_stage_weighs_the_results_of_the_one_before() -> None:
-    """Sizes are a stage's own: those of the stage before count no more."""
+    """A stage that has `size=` weighs the results of the stage before it anew."""
     pipeline = pipeline_of(stage(8), stage(8, weigh=len), stage(8))  # type: ignore[arg-type]
     requests = [ask("abc"), ask("de"), ask("f")]
     for request in requests:
@@ -202,7 +218,7 @@ def test_a_stage_weighs_the_results_of_the_one_before() -> None:
 
 
 def test_a_result_that_cannot_be_weighed_fails_alone() -> None:
-    """Its batch-mates go on."""
+    """A result that cannot be weighed fails alone, and its mates go on."""
 
     def size(result: object) -> int:
         if result == "b'":
@@ -224,7 +240,7 @@ def test_a_result_that_cannot_be_weighed_fails_alone() -> None:
 
 @pytest.mark.parametrize("deadline", [4.0, 5.0])
 def test_nothing_is_dispatched_at_or_after_its_deadline(deadline: float) -> None:
-    """It is answered instead."""
+    """A request is never dispatched at or after its deadline; it is answered with that instead."""
     pipeline = pipeline_of(stage())
     pipeline.submit(0, [ask("late", deadline), ask("good", 6)])
 
@@ -235,7 +251,7 @@ def test_nothing_is_dispatched_at_or_after_its_deadline(deadline: float) -> None
 
 
 def test_a_deadline_is_checked_between_stages() -> None:
-    """A result that comes at its deadline goes no further."""
+    """A result that comes at its request's deadline is not passed on to the next stage."""
     pipeline = pipeline_of(stage(), stage())
     pipeline.submit(0, [ask("a", 5), ask("b", 6)])
     (batch,) = pipeline.poll(0).run
@@ -248,7 +264,9 @@ def test_a_deadline_is_checked_between_stages() -> None:
 
 
 def test_a_deadline_ends_the_waiting_also_while_the_item_runs() -> None:
-    """The caller hears at the deadline; the result, when it comes, is dropped and counted."""
+    """A caller hears at its deadline although its item still runs; the result is dropped and
+    counted when it comes.
+    """
     pipeline = pipeline_of(stage())
     pipeline.submit(0, [ask("a", 5)])
     todo = pipeline.poll(0)
@@ -264,7 +282,9 @@ def test_a_deadline_ends_the_waiting_also_while_the_item_runs() -> None:
 
 
 def test_a_reply_after_the_deadline_is_late_although_nobody_has_polled() -> None:
-    """A driver that stood still finds it before its timers; of the same batch, who has time gets the answer."""
+    """A reply after a deadline is late even if no poll came in between, as when the driver stood
+    still; mates in the same batch that have time get their answers.
+    """
     to = pipeline_of(stage())
     hasty, patient = ask(deadline=3), ask()
     to.submit(0, [hasty, patient])
@@ -278,7 +298,9 @@ def test_a_reply_after_the_deadline_is_late_although_nobody_has_polled() -> None
 
 
 def test_the_next_wake_up_is_the_earliest_there_is() -> None:
-    """Over all stages: deadlines, hang limits, and what policies ask for."""
+    """The next wake-up is the earliest of all stages' deadlines, hang limits and wishes of
+    policies.
+    """
     pipeline = pipeline_of(stage(max_batch_time_s=30), stage(policy=Static(4, 10)))
     pipeline.submit(0, asks("a", 50))
     todo = pipeline.poll(0)
@@ -293,14 +315,16 @@ def test_the_next_wake_up_is_the_earliest_there_is() -> None:
 
 
 def test_without_work_nobody_is_woken() -> None:
-    """Never is infinity."""
+    """A pipeline without work asks to be woken at infinity, that is never."""
     pipeline = pipeline_of(stage(), stage())
 
     assert pipeline.poll(0).wake_at == INFINITY
 
 
 def test_a_worker_that_hangs_is_named_once() -> None:
-    """At its limit; its requests are still owed until its death is reported."""
+    """A worker that hangs is named once, at its limit; its requests are owed until its death is
+    reported.
+    """
     pipeline = pipeline_of(stage(1, max_batch_time_s=10), workers=2)
     pipeline.submit(0, asks("ab"))
     pipeline.poll(0)
@@ -311,7 +335,9 @@ def test_a_worker_that_hangs_is_named_once() -> None:
 
 
 def test_the_start_of_another_call_gives_a_worker_new_time() -> None:
-    """A batch that is run in parts is held to the limit part by part."""
+    """When a batch is run in parts, the worker has the whole limit anew with each call that it
+    reports.
+    """
     pipeline = pipeline_of(stage(max_batch_time_s=10))
     pipeline.submit(0, asks("ab"))
     (batch,) = pipeline.poll(0).run
@@ -324,7 +350,9 @@ def test_the_start_of_another_call_gives_a_worker_new_time() -> None:
 
 
 def test_a_request_of_a_lost_worker_is_run_once_more() -> None:
-    """By another worker; the second loss is an error, and the request is not tried a third time."""
+    """A request of a lost worker is run once more by another one; a second loss is an error, and
+    there is no third try.
+    """
     pipeline = pipeline_of(stage(max_batch_time_s=10), workers=3)
     requests = asks("a")
     pipeline.submit(0, requests)
@@ -346,7 +374,9 @@ def test_a_request_of_a_lost_worker_is_run_once_more() -> None:
 
 @pytest.mark.parametrize("idempotent", [True, False])
 def test_what_a_lost_worker_had_not_been_sent_waits_again(idempotent: bool) -> None:
-    """It is not to blame, and may be run for the first time."""
+    """Requests that had not been sent to a lost worker wait again: they are not to blame, and have
+    not used up their second try.
+    """
     pipeline = pipeline_of(stage(max_batch_time_s=10, idempotent=idempotent), workers=2)
     requests = asks("abc")
     pipeline.submit(0, requests)
@@ -360,7 +390,9 @@ def test_what_a_lost_worker_had_not_been_sent_waits_again(idempotent: bool) -> N
 
 
 def test_what_must_not_run_twice_fails_at_once() -> None:
-    """`idempotent=False`: the worker may have done it before it died."""
+    """With `idempotent=False` the requests of a lost worker fail at once, since it may have done
+    them before it died.
+    """
     pipeline = pipeline_of(stage(idempotent=False), workers=2)
     (request,) = asks("a")
     pipeline.submit(0, [request])
@@ -375,7 +407,7 @@ def test_what_must_not_run_twice_fails_at_once() -> None:
 
 
 def test_losses_are_counted_per_stage() -> None:
-    """A request that was run again in one stage may be run again in the next."""
+    """A request that was run again in one stage may be run again in the next, too."""
     pipeline = pipeline_of(stage(), stage(), workers=3)
     (request,) = asks("a")
     pipeline.submit(0, [request])
@@ -389,7 +421,9 @@ def test_losses_are_counted_per_stage() -> None:
 
 
 def test_requests_of_a_lost_worker_go_ahead_of_later_ones() -> None:
-    """They wait in the order of their arrival, whether they are to blame or not."""
+    """Requests of a lost worker wait in the order of their arrival, ahead of later ones, whether
+    they are to blame or not.
+    """
     for lost in (Pipeline.worker_lost, Pipeline.worker_left):
         pipeline = pipeline_of(stage(3), workers=1)
         pipeline.submit(0, asks("abc"))
@@ -405,7 +439,9 @@ def test_requests_of_a_lost_worker_go_ahead_of_later_ones() -> None:
 
 
 def test_a_worker_that_leaves_costs_its_requests_nothing() -> None:
-    """However often: an interrupted thread is no crash."""
+    """A worker that leaves without a crash, such as an interrupted thread, costs its requests none
+    of their tries, however often it happens.
+    """
     pipeline = pipeline_of(stage(), workers=0)
     requests = asks("ab")
     pipeline.submit(0, requests)
@@ -419,7 +455,9 @@ def test_a_worker_that_leaves_costs_its_requests_nothing() -> None:
 
 
 def test_answers_that_nobody_waits_for_are_late_in_whole_replies_and_in_parts() -> None:
-    """Whoever was answered or has gone takes nothing; the others take theirs."""
+    """In a whole reply or in a part of it, those who were answered already or have gone take
+    nothing, and the others take their results.
+    """
     pipeline = pipeline_of(stage(6))
     requests = asks("abcdef")
     requests[1].deadline = 5
@@ -440,7 +478,9 @@ def test_answers_that_nobody_waits_for_are_late_in_whole_replies_and_in_parts() 
 
 
 def test_a_late_reply_of_a_lost_worker_is_nobodys() -> None:
-    """Its requests have been given to another one, whose answer counts."""
+    """A late reply of a lost worker is taken by nobody: its requests were given to another worker,
+    whose answer counts.
+    """
     pipeline = pipeline_of(stage(), workers=2)
     (request,) = asks("a")
     pipeline.submit(0, [request])
@@ -456,7 +496,7 @@ def test_a_late_reply_of_a_lost_worker_is_nobodys() -> None:
 
 
 def test_who_was_answered_or_has_gone_is_not_run_again() -> None:
-    """Expired and cancelled requests of a lost worker are forgotten."""
+    """Requests of a lost worker that have expired or were cancelled are not run again."""
     pipeline = pipeline_of(stage(), workers=2)
     requests = [ask("a", 5), ask("b"), ask("c")]
     pipeline.submit(0, requests)
@@ -472,7 +512,7 @@ def test_who_was_answered_or_has_gone_is_not_run_again() -> None:
 
 
 def test_a_queued_request_that_is_cancelled_never_runs() -> None:
-    """And nobody is told."""
+    """A queued request that is cancelled never runs, and nobody is told anything of it."""
     pipeline = pipeline_of(stage())
     requests = asks("ab")
     pipeline.submit(0, requests)
@@ -485,7 +525,7 @@ def test_a_queued_request_that_is_cancelled_never_runs() -> None:
 
 
 def test_a_cancelled_request_goes_no_further() -> None:
-    """One that runs when it is cancelled is neither passed on nor answered."""
+    """A request that is cancelled while it runs is neither passed on nor answered."""
     pipeline = pipeline_of(stage(), stage())
     requests = asks("ab")
     pipeline.submit(0, requests)
@@ -501,7 +541,7 @@ def test_a_cancelled_request_goes_no_further() -> None:
 
 
 def test_cancelling_in_a_later_queue_takes_it_out() -> None:
-    """Wherever it waits."""
+    """A request that is cancelled is taken out of whichever stage's queue it waits in."""
     pipeline = pipeline_of(stage(), stage(), workers=(1, 0))
     requests = asks("ab")
     pipeline.submit(0, requests)
@@ -513,7 +553,9 @@ def test_cancelling_in_a_later_queue_takes_it_out() -> None:
 
 
 def test_cancelling_before_submission_or_twice_is_harmless() -> None:
-    """A request that was cancelled first is passed over; a second cancel, or one after the answer, does nothing."""
+    """A request that was cancelled before it was submitted is passed over; cancelling a second
+    time, or after the answer, does nothing.
+    """
     pipeline = pipeline_of(stage(), journal=None)
     early, twice, answered = asks("abc")
     pipeline.cancel(0, early)
@@ -533,7 +575,9 @@ def test_cancelling_before_submission_or_twice_is_harmless() -> None:
 
 
 def test_a_closed_pipeline_refuses_and_finishes() -> None:
-    """New requests get the error, each its own; those inside are answered."""
+    """A closed pipeline refuses each new request with an error of its own, and answers those
+    inside.
+    """
     pipeline = pipeline_of(stage())
     inside, outside, patient = ask("a"), ask("b"), ask("c", patient=True)
     pipeline.submit(0, [inside])
@@ -550,7 +594,9 @@ def test_a_closed_pipeline_refuses_and_finishes() -> None:
 
 
 def test_abort_answers_all_that_is_inside() -> None:
-    """At the door, in queues and in workers: each once, and late replies change nothing."""
+    """Aborting answers all requests at the door, in queues and in workers, each once; late replies
+    change nothing then.
+    """
     pipeline = pipeline_of(stage(1, max_size=1), stage(1, max_size=1))
     requests = asks("abcdef", patient=True)
     pipeline.submit(0, requests)
@@ -577,7 +623,9 @@ def test_abort_answers_all_that_is_inside() -> None:
 
 
 def test_a_full_queue_refuses_and_says_when_to_try_again() -> None:
-    """After the predicted wait; a refused request was never admitted."""
+    """A full queue refuses a request, which is never admitted, and tells it to come again after the
+    predicted wait.
+    """
     pipeline = pipeline_of(stage(2, max_size=2))
     pipeline.submit(0, asks("ab"))
     reply(pipeline, 4, pipeline.poll(0).run[0], busy_s=4)
@@ -593,7 +641,7 @@ def test_a_full_queue_refuses_and_says_when_to_try_again() -> None:
 
 
 def test_some_of_a_crowd_may_get_in() -> None:
-    """Room for three of five: the first three are taken."""
+    """Where a queue has room for three of five requests, it takes the first three."""
     pipeline = pipeline_of(stage(2, max_size=3))
     requests = asks(range(5))
     pipeline.submit(0, requests)
@@ -603,7 +651,9 @@ def test_some_of_a_crowd_may_get_in() -> None:
 
 
 def test_a_request_larger_than_the_queue_is_too_large() -> None:
-    """413, not 429: trying again would not help; waiting at the door would not either."""
+    """A request that is larger than the whole queue gets 413 and not 429, since neither trying
+    again nor waiting at the door would help.
+    """
     pipeline = pipeline_of(stage(max_bytes=10))
     fits, too_large = ask("a", nbytes=10), ask("b", nbytes=11, patient=True)
     pipeline.submit(0, [too_large])
@@ -615,7 +665,9 @@ def test_a_request_larger_than_the_queue_is_too_large() -> None:
 
 
 def test_what_a_policy_drops_is_overloaded() -> None:
-    """The caller hears that it would not have made it."""
+    """A request that the policy drops is answered with `Overloaded`: it would not have made its
+    deadline.
+    """
     policy = Scripted(Decision())
     pipeline = pipeline_of(stage(policy=policy))
     requests = asks("ab")
@@ -627,7 +679,9 @@ def test_what_a_policy_drops_is_overloaded() -> None:
 
 
 def test_trying_again_makes_sense_once_those_inside_are_served() -> None:
-    """The rest of what runs, and what waits in batches, at the door too; never at once."""
+    """`Retry-After` is the rest of what runs plus what waits in batches, at the door too, and is
+    never zero.
+    """
     pipeline = pipeline_of(stage(2, max_size=5), workers=2)
     unknown = pipeline.retry_after_s(0)
     pipeline.submit(0, asks("ab"))
@@ -672,7 +726,9 @@ def verdict(pipeline: Pipeline, now: float, request: Request) -> object:
 
 @pytest.mark.parametrize(("deadline", "told"), [(15.9, Overloaded), (16.0, None)])
 def test_who_cannot_make_its_deadline_is_refused_on_arrival(deadline: float, told: object) -> None:
-    """The running batch ends at 4, two more go before it, and it takes a batch itself; then it says when to come."""
+    """A request that could not make its deadline behind the running batch, two more and its own is
+    refused on arrival, and told when to come.
+    """
     pipeline = learned(4.0)
     pipeline.submit(0, crowd(2))
     pipeline.poll(0)
@@ -687,7 +743,9 @@ def test_who_cannot_make_its_deadline_is_refused_on_arrival(deadline: float, tol
 
 
 def test_an_idle_service_refuses_nobody() -> None:
-    """However long its batches took: the next one may be quicker, and only so it can learn."""
+    """An idle service admits every request, however long its batches took: the next one may be
+    quicker, and only by trying can it learn.
+    """
     pipeline = learned(4.0)
 
     assert verdict(pipeline, 0, ask("hurried", 0.5)) is None
@@ -696,7 +754,7 @@ def test_an_idle_service_refuses_nobody() -> None:
 
 
 def test_who_goes_first_does_not_wait_for_the_others() -> None:
-    """Only what is ahead counts: by priority, and by what is due earlier."""
+    """The predicted wait counts only what is ahead of a request, by priority and by due time."""
     pipeline = learned(4.0)
     pipeline.submit(0, asks(range(2)))
     pipeline.poll(0)
@@ -709,7 +767,7 @@ def test_who_goes_first_does_not_wait_for_the_others() -> None:
 
 
 def test_a_patient_caller_waits_for_its_deadline() -> None:
-    """It was not made to be refused."""
+    """A patient caller is never refused on arrival; it waits until its deadline."""
     pipeline = learned(4.0)
     pipeline.submit(0, asks(range(9)))
     pipeline.poll(0)
@@ -718,7 +776,7 @@ def test_a_patient_caller_waits_for_its_deadline() -> None:
 
 
 def test_the_stages_behind_take_their_time_too() -> None:
-    """What they need at least counts for the deadline."""
+    """The prediction on arrival adds the time that the stages behind need at least."""
     pipeline = learned(4.0, 3.0)
     pipeline.submit(0, asks(range(2)))
     pipeline.poll(0)
@@ -728,7 +786,7 @@ def test_the_stages_behind_take_their_time_too() -> None:
 
 
 def test_sizes_count_in_what_is_ahead() -> None:
-    """Two batches of one large request each go before it."""
+    """The prediction on arrival counts sizes: two batches of one large request each go first."""
     pipeline = learned(4.0)
     pipeline.submit(0, asks(range(2)))
     pipeline.poll(0)
@@ -745,7 +803,9 @@ def test_sizes_count_in_what_is_ahead() -> None:
 
 
 def test_each_stage_knows_what_lies_ahead() -> None:
-    """The time of the stages behind it: their fastest batch when they are empty, else their queue and a batch more."""
+    """Each stage knows how much time the stages behind it take: their fastest batch if they are
+    empty, else their queue and one more batch.
+    """
     pipeline = learned(1.0, 2.0, 4.0)
     seen = [[one.policy.ahead_s for one in pipeline.stages]]
     pipeline.submit(0, asks("abcd"))
@@ -768,7 +828,7 @@ def test_each_stage_knows_what_lies_ahead() -> None:
 @pytest.mark.parametrize("case", ["queued", "running", "answered", "in one list"])
 @pytest.mark.parametrize("full", [False, True])
 def test_submitting_a_request_twice_is_an_error_that_changes_nothing(case: str, full: bool) -> None:
-    """None of the list is taken."""
+    """Submitting a request twice is an error, and none of the list is taken."""
     pipeline = pipeline_of(stage(1, max_size=2))
     known, other = asks("ab", patient=True)
     again = [other, known]
@@ -793,7 +853,9 @@ def test_submitting_a_request_twice_is_an_error_that_changes_nothing(case: str, 
 
 @pytest.mark.parametrize("results", [[], ["a'"], ["a'", "b'", "c'"]])
 def test_a_reply_with_another_number_of_results_is_an_error_that_changes_nothing(results: list[str]) -> None:
-    """Nobody gets another one's answer, and the batch is still owed."""
+    """A reply with another number of results is an error: nobody gets another one's answer, and the
+    batch is still owed.
+    """
     pipeline = pipeline_of(stage())
     pipeline.submit(0, asks("ab"))
     (batch,) = pipeline.poll(0).run
@@ -806,7 +868,9 @@ def test_a_reply_with_another_number_of_results_is_an_error_that_changes_nothing
 
 
 def test_a_policy_that_asks_for_too_much_harms_nobody_else() -> None:
-    """The poll fails; what was decided before and after is not lost."""
+    """If a policy asks for too much, the poll fails, but what was decided before and after it is
+    not lost.
+    """
     policy = Scripted(Decision(take=9))
     pipeline = pipeline_of(stage(), stage(policy=policy))
     pipeline.submit(0, asks("a"))
@@ -820,7 +884,9 @@ def test_a_policy_that_asks_for_too_much_harms_nobody_else() -> None:
 
 
 def test_it_tells_what_it_is() -> None:
-    """For people who debug."""
+    """The `repr` of a pipeline says of each stage what waits in it, what runs, and how many workers
+    are idle.
+    """
     pipeline = pipeline_of(stage(name="decode"), stage(name="infer"))
     request = ask("a", 5)
     pipeline.submit(0, [request])
@@ -832,7 +898,9 @@ def test_it_tells_what_it_is() -> None:
 
 
 def test_a_stage_whose_memory_is_short_needs_less_credit() -> None:
-    """As much as the batch that it can make now, not one that it could make before."""
+    """A stage whose memory is short asks for room behind it only for the batch that it can make
+    now.
+    """
     pipeline = pipeline_of(stage(4), stage(4, max_size=5), workers=(1, 0))
     pipeline.submit(0, asks("abcd"))
     (batch,) = pipeline.poll(0).run

@@ -64,7 +64,9 @@ def killer(*policies: Policy, workers: int = 1) -> tuple[VirtualDriver, Killer]:
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("stages", [1, 2])
 def test_mates_of_a_poison_request_are_answered_right(policy: type[Policy], workers: int, stages: int) -> None:
-    """Under traffic, whatever the policy: two workers are lost to each poison, and nobody else fails."""
+    """Under traffic and whatever the policy, each poison request costs two workers and fails, and
+    all others are answered right.
+    """
     run, watcher = killer(*[policy(8, 1.0) for _ in range(stages)], workers=workers)
     for i in range(100):
         run.arrive(0.1 * i, "poison" + str(i) if i in (30, 31, 60) else i)
@@ -79,7 +81,9 @@ def test_mates_of_a_poison_request_are_answered_right(policy: type[Policy], work
 
 @pytest.mark.parametrize("policy", [*POLICIES, OneByOne])
 def test_a_suspect_runs_alone_and_at_once(policy: type[Policy]) -> None:
-    """No policy makes it wait for company, although there is none and others are due to come."""
+    """A request that may have crashed a worker is run alone and at once: no policy makes it wait
+    for company.
+    """
     made = policy() if policy is OneByOne else policy(8, 1000.0)
     for _ in range(12):
         made.completed(0, 1, 1, 1e-6, True)  # it is past its training, and lets single items travel together
@@ -103,7 +107,9 @@ def test_a_suspect_runs_alone_and_at_once(policy: type[Policy]) -> None:
 
 
 def test_the_poison_is_found_and_only_its_deaths_are_forgiven() -> None:
-    """The first death could be anybody's; the second, of a worker that had one suspect only, says whose both were."""
+    """The first death could be any request's fault; the second, with one suspect only, shows that
+    both were this one's, and only these two are forgiven the stage.
+    """
     pipeline = pipeline_of(stage(4))
     requests = asks("abcd")
     pipeline.submit(0, requests)
@@ -129,7 +135,9 @@ def test_the_poison_is_found_and_only_its_deaths_are_forgiven() -> None:
 
 
 def test_a_request_whose_time_is_up_may_still_be_to_blame() -> None:
-    """It hangs, its caller hears at its deadline, and the worker that is killed afterwards is its second."""
+    """If a request hangs and its caller has already heard of its deadline, the worker that is
+    killed for it afterwards still counts as its second.
+    """
     pipeline = pipeline_of(stage(max_batch_time_s=10))
     pipeline.submit(0, [ask("hangs", 15)])
     (batch,) = pipeline.poll(0).run
@@ -144,14 +152,16 @@ def test_a_request_whose_time_is_up_may_still_be_to_blame() -> None:
 
 
 def test_no_request_is_to_blame_for_a_worker_that_had_none() -> None:
-    """Nor for one that is not there."""
+    """No request is blamed for the loss of a worker that had none, or that is not there."""
     pipeline = pipeline_of(stage())
 
     assert (pipeline.worker_lost(0, 0, 0), pipeline.worker_lost(0, 0, 7)) == (False, False)
 
 
 def test_what_must_not_run_twice_has_no_second_chance() -> None:
-    """`idempotent=False`: 503 for the whole batch at once, and nobody is blamed."""
+    """With `idempotent=False` the whole batch of a crashed worker is answered with 503 at once, and
+    no request is blamed.
+    """
     pipeline = pipeline_of(stage(idempotent=False))
     requests = asks("ab")
     pipeline.submit(0, requests)
@@ -163,7 +173,9 @@ def test_what_must_not_run_twice_has_no_second_chance() -> None:
 
 
 def test_suspects_keep_their_place() -> None:
-    """Ahead of who came after them; behind who has a higher priority; nothing of their own lane gets past them."""
+    """A suspect waits ahead of those that came after it and behind those of higher priority, and
+    nothing of its own lane overtakes it.
+    """
     pipeline = pipeline_of(stage(2))
     pipeline.submit(0, asks("ab"))
     (batch,) = pipeline.poll(0).run
@@ -182,7 +194,9 @@ def test_suspects_keep_their_place() -> None:
 
 
 def test_many_suspects_do_not_outlast_a_higher_priority() -> None:
-    """They have waited for long, but are served: their lane does not rise for being many."""
+    """Many suspects that have waited for long are served, but do not rise above a higher priority
+    for being many.
+    """
     pipeline = pipeline_of(stage(64))
     pipeline.submit(0, asks(range(64)))
     (batch,) = pipeline.poll(0).run
@@ -198,7 +212,9 @@ def test_many_suspects_do_not_outlast_a_higher_priority() -> None:
 
 
 def test_the_next_stage_knows_nothing_of_it() -> None:
-    """Who came through alone shares the next batch, in its old lane, and may be run once more there too."""
+    """A suspect that came through alone shares the next stage's batch in its old lane, and may be
+    run once more there, too.
+    """
     pipeline = pipeline_of(stage(), stage(), workers=(1, 0))
     requests = asks("ab", key="k", priority=3)
     pipeline.submit(0, requests)
@@ -216,7 +232,7 @@ def test_the_next_stage_knows_nothing_of_it() -> None:
 
 
 def test_a_suspect_waits_for_credit_like_others() -> None:
-    """The next stage's queue is bounded for it too."""
+    """A suspect waits for room in the next stage as all requests do."""
     pipeline = pipeline_of(stage(1), stage(1, max_size=1), workers=(1, 0))
     pipeline.submit(0, asks("ab"))
     reply(pipeline, 0, pipeline.poll(0).run[0])
@@ -234,7 +250,7 @@ def test_a_suspect_waits_for_credit_like_others() -> None:
 
 @pytest.mark.parametrize("how", ["answered", "cancelled", "expired", "poison"])
 def test_lanes_of_suspects_are_forgotten(how: str) -> None:
-    """However they end; nothing of the quarantine is left, and the queue goes on."""
+    """However suspects end, nothing of their lanes is left, and the queue goes on."""
     pipeline = pipeline_of(stage(4))
     requests = asks("abcd", 50, key="key")
     queue = pipeline.stages[0].queue
@@ -263,7 +279,9 @@ def test_lanes_of_suspects_are_forgotten(how: str) -> None:
 
 
 def test_the_policy_is_not_told_of_the_quarantine() -> None:
-    """Nobody has arrived, and a batch of one on a new worker teaches nothing about the usual ones."""
+    """The policy hears of no arrival when a suspect waits again, and learns nothing from its batch
+    of one on a new worker.
+    """
     policy = Scripted(Decision(take=2))
     pipeline = pipeline_of(stage(policy=policy))
     pipeline.submit(0, asks("ab"))
@@ -277,7 +295,9 @@ def test_the_policy_is_not_told_of_the_quarantine() -> None:
 
 
 def test_suspects_count_in_the_bounds_of_the_queue() -> None:
-    """They take up room, and may be over the bound by what had been taken out."""
+    """Suspects count in the bounds of their queue, which they may exceed by what had been taken out
+    of it.
+    """
     pipeline = pipeline_of(stage(2, max_size=3))
     pipeline.submit(0, asks("ab", nbytes=5))
     (batch,) = pipeline.poll(0).run
@@ -292,7 +312,7 @@ def test_suspects_count_in_the_bounds_of_the_queue() -> None:
 
 
 def test_deadlines_of_suspects_are_watched() -> None:
-    """The driver is woken for them."""
+    """The driver is woken for the deadlines of suspects, too."""
     pipeline = pipeline_of(stage(2))
     pipeline.submit(0, [ask("a", 9), ask("b", 7)])
     (batch,) = pipeline.poll(0).run

@@ -153,7 +153,9 @@ class Story:
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("where", [0, 1])
 def test_each_request_is_answered_once(call: str, kind: type[BaseException], where: int) -> None:
-    """Whichever call of a policy raises, at whichever time: what has not been answered then is answered by `abort`."""
+    """Whichever call of a policy raises, and at whichever time, `abort` then answers all requests
+    that have not been answered, each once.
+    """
     n = 0
     while True:
         broken = Raising(call, n, kind)
@@ -178,7 +180,9 @@ def test_each_request_is_answered_once(call: str, kind: type[BaseException], whe
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_lies_ahead_is_answered_too(kind: type[BaseException]) -> None:
-    """A policy that raises when it is asked for a batch ahead, with one under way and one that lies there already."""
+    """If a policy raises when it is asked for a batch ahead, the requests of the batch under way
+    and of the one that lies ahead are answered, too.
+    """
     policy = Raising("decide_ahead", 2, kind)
     pipeline = pipeline_of(stage(policy=policy, runs_ahead=True), workers=2)
     pipeline.stages[0].batch_s = 2**-6  # as if it had run before
@@ -198,7 +202,7 @@ def test_what_lies_ahead_is_answered_too(kind: type[BaseException]) -> None:
 
 
 def test_the_story_is_one_of_everything() -> None:
-    """In it each call of a policy is made, and each kind of answer is given."""
+    """The run that these tests use makes each call of a policy and gives each kind of answer."""
     heard: set[str] = set()
 
     class Listening(Raising):
@@ -217,7 +221,9 @@ def test_the_story_is_one_of_everything() -> None:
 
 
 def test_a_policy_that_takes_no_whole_number_changes_nothing() -> None:
-    """Neither the queue nor the workers: the error says so."""
+    """A policy that asks for a number of requests which is not a whole one changes neither the
+    queue nor the workers, and the error says so.
+    """
 
     class Half(Policy):
         def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
@@ -238,7 +244,9 @@ class _Unspeakable(Exception):
 
 @pytest.mark.parametrize("kind", [*KINDS, MemoryError, _Unspeakable])
 def test_an_item_that_cannot_be_weighed_fails_alone(kind: type[BaseException]) -> None:
-    """Whatever `size=` of the next stage raises, its caller hears of it and the others go on."""
+    """Whatever `size=` of the next stage raises, the caller of that item hears of it and the others
+    go on.
+    """
 
     def weigh(result: object) -> int:
         if result == "b'":

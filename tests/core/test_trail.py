@@ -41,7 +41,9 @@ WAYS = [
 
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_in_a_queue(at: int) -> None:
-    """All stages before, and the wait for this one."""
+    """A request that expires in a queue is told its time in all stages before, and its wait for
+    this one.
+    """
     pipeline = chain()
     to_stage(pipeline, at, ask("a", at + 0.125))
 
@@ -51,7 +53,7 @@ def test_in_a_queue(at: int) -> None:
 
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_in_a_worker(at: int) -> None:
-    """The wait for it, and the time in it."""
+    """A request that expires in a worker is told its wait for the worker and its time in it."""
     pipeline = chain()
     to_stage(pipeline, at, ask("a", at + 1))
     assert pipeline.poll(at + 0.25 * (at + 1)).run
@@ -60,7 +62,9 @@ def test_in_a_worker(at: int) -> None:
 
 
 def test_a_result_that_comes_too_late_for_the_next_stage() -> None:
-    """It has spent all of its time in stages that it has left."""
+    """A result that comes too late for the next stage has spent all of its time in stages that it
+    has left, and is told so.
+    """
     pipeline = chain()
     to_stage(pipeline, 1, ask("a", 2))
     (batch,) = pipeline.poll(1.5).run
@@ -70,7 +74,9 @@ def test_a_result_that_comes_too_late_for_the_next_stage() -> None:
 
 
 def test_what_a_worker_refuses_as_too_late() -> None:
-    """It only says so; how the time was spent is known here."""
+    """When a worker refuses an item as too late, the caller is told how the time was spent, which
+    only the pipeline knows.
+    """
     pipeline = chain()
     to_stage(pipeline, 2, ask("a", 3))
     (batch,) = pipeline.poll(2.75).run
@@ -80,7 +86,7 @@ def test_what_a_worker_refuses_as_too_late() -> None:
 
 
 def test_at_the_door() -> None:
-    """Before there was room in the queue."""
+    """A request that expires at the door is told how long it waited for room."""
     pipeline = chain(max_size=1)
     pipeline.submit(0, asks("ab"))
     pipeline.poll(0)
@@ -91,7 +97,7 @@ def test_at_the_door() -> None:
 
 
 def test_through_the_door() -> None:
-    """The wait for room stays a part of it."""
+    """A request that came through the door is told its wait for room as well."""
     pipeline = chain(max_size=1)
     pipeline.submit(0, asks("a"))
     (batch,) = pipeline.poll(0).run
@@ -109,7 +115,9 @@ def test_through_the_door() -> None:
 
 
 def test_through_the_door_and_on() -> None:
-    """Once the first stage has been left, the wait for room is one for that stage."""
+    """For a request that has left the first stage, the wait for room is told as part of the wait
+    for that stage.
+    """
     pipeline = chain(max_size=1)
     pipeline.submit(0, asks("a"))
     (batch,) = pipeline.poll(0).run
@@ -127,7 +135,7 @@ def test_through_the_door_and_on() -> None:
 
 
 def test_after_a_worker_was_lost() -> None:
-    """The time with it is told as waiting, and why."""
+    """Time with a worker that was lost is told as waiting, with the reason."""
     pipeline = chain()
     pipeline.submit(0, [ask("a", 3)])
     (batch,) = pipeline.poll(0).run
@@ -142,8 +150,9 @@ def test_after_a_worker_was_lost() -> None:
 @pytest.mark.parametrize("policy", [Greedy, Static, Adaptive])
 @pytest.mark.parametrize("patient", [True, False])
 def test_expired_work_reaches_no_worker(policy: type[Policy], patient: bool) -> None:
-    """Three stages, 50 ms, twice the load that can be served: no batch starts with an expired item, all are answered,
-    and those whose time is up hear where it went."""
+    """With three stages, 50 ms and twice the load that can be served, no batch starts with an
+    expired item, all requests are answered, and those whose time is up hear where it went.
+    """
     pipeline = pipeline_of(*[stage(policy=policy(8), name=name, max_size=256) for name in NAMES], workers=0)
     run = VirtualDriver(pipeline, [lambda n: 0.004 + 0.001 * n] * 3, [1] * 3)
     capacity = 8 / 0.012

@@ -56,7 +56,9 @@ async def live(app: App, body: bytes) -> tuple[int, bytes]:
 
 
 def test_each_lifespan_starts_the_app_anew() -> None:
-    """On one loop and on several, by itself and mounted in another app."""
+    """Each lifespan starts the app anew, on one loop or on several, by itself or mounted in another
+    app.
+    """
     app = an_app()
 
     async def twice() -> None:
@@ -75,7 +77,9 @@ def test_each_lifespan_starts_the_app_anew() -> None:
 
 
 def test_without_a_lifespan_a_request_on_a_new_loop_starts_the_app_anew() -> None:
-    """As test clients do it that run each request on a loop of its own."""
+    """Test clients that run each request on a loop of its own, without a lifespan, start the app
+    anew with each loop.
+    """
     app = an_app()
     for x in (1, 2, 3):
         assert asyncio.run(ask(app, b"%d" % x)) == (200, b"%d.0" % (2 * x))
@@ -83,7 +87,9 @@ def test_without_a_lifespan_a_request_on_a_new_loop_starts_the_app_anew() -> Non
 
 @on_a_loop
 async def test_an_app_that_was_stopped_stays_so_until_it_is_started() -> None:
-    """A request that comes too late starts nothing."""
+    """An app that was stopped answers 503 to a request that comes too late, and stays stopped until
+    it is started again.
+    """
     app = an_app()
     await app.start()
     await app.stop()
@@ -98,7 +104,9 @@ async def test_an_app_that_was_stopped_stays_so_until_it_is_started() -> None:
 
 @on_a_loop
 async def test_requests_that_come_while_an_app_is_being_started_wait_for_that_start() -> None:
-    """There is one start, however many wait for it."""
+    """Requests that come while an app is being started wait for that start, and there is only one,
+    however many they are.
+    """
     app = an_app()
     start = asyncio.ensure_future(app.start())
     await asyncio.sleep(0)
@@ -110,7 +118,9 @@ async def test_requests_that_come_while_an_app_is_being_started_wait_for_that_st
 
 @on_a_loop
 async def test_an_app_that_runs_on_another_loop_is_a_mistake() -> None:
-    """It is told at once, instead of waiting for ever."""
+    """A request to an app that runs on another loop is told of the mistake at once, instead of
+    waiting for ever.
+    """
     app = an_app()
     await app.start()
     with pytest.raises(RuntimeError, match="another event loop"):

@@ -74,7 +74,7 @@ def other(request: pytest.FixtureRequest, server: RunningServer) -> Iterator[Uvi
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_both_doors_answer_the_same(server: RunningServer, other: Uvicorn, name: str) -> None:
-    """Status, headers and body, whatever is asked."""
+    """Uvicorn and our own server give the same status, headers and body, whatever is asked."""
     status, data = REQUESTS[name]
     ours, theirs = asked(server.port, data), asked(other.port, data)
     assert ours.status == status
@@ -83,7 +83,7 @@ def test_both_doors_answer_the_same(server: RunningServer, other: Uvicorn, name:
 
 @pytest.mark.parametrize("path", ["/livez", "/openapi.json", "/predict"])
 def test_both_doors_answer_the_same_to_head(server: RunningServer, other: Uvicorn, path: str) -> None:
-    """The headers of a GET and no body."""
+    """The answer to HEAD has the headers of a GET and no body, by either door."""
     data = get(path, ID, method="HEAD")
     ours = asked(server.port, data, "HEAD")
     assert ours.body == b""
@@ -91,7 +91,9 @@ def test_both_doors_answer_the_same_to_head(server: RunningServer, other: Uvicor
 
 
 def test_an_answer_to_head_has_no_body_even_for_the_server(server: RunningServer) -> None:
-    """uvicorn would leave it out by itself; not every server does."""
+    """The app itself gives no body with an answer to HEAD: uvicorn would leave it out, but not
+    every server does.
+    """
     call = Call({"type": "http.request"})
     server.wait(call.of(server.app, "HEAD", "/livez"))
     start, body = call.sent
@@ -100,7 +102,7 @@ def test_an_answer_to_head_has_no_body_even_for_the_server(server: RunningServer
 
 
 def test_both_doors_count_for_the_same_metrics(server: RunningServer, other: Uvicorn) -> None:
-    """It is one app: what comes in through one door is seen through the other."""
+    """Requests through one door show in the metrics that are asked for through the other."""
     before = server.outcomes()["ok"]
     assert asked(other.port, post(b"3.0")).status == 200
     metrics = asked(other.port, get("/metrics"))
@@ -109,7 +111,8 @@ def test_both_doors_count_for_the_same_metrics(server: RunningServer, other: Uvi
 
 
 def test_requests_on_one_connection(other: Uvicorn) -> None:
-    """It stays open, also after a refusal whose body has been read."""
+    """A connection stays open for several requests, also after a refusal whose body has been read.
+    """
     with Client(other.port) as client:
         for n in range(20):
             assert client.ask(post(b"%d" % n)).body == b"%d.0" % (2 * n)
@@ -117,7 +120,9 @@ def test_requests_on_one_connection(other: Uvicorn) -> None:
 
 
 def test_an_id_that_is_none_is_not_repeated(other: Uvicorn) -> None:
-    """Each error gets one of its own, in the header and in the body."""
+    """A request id that is not plain text is not repeated: each error gets one of its own, in the
+    header and in the body.
+    """
     answers = [asked(other.port, post(b'"3"', "/predict", "X-Request-Id: <b>")) for _ in range(2)]
     ids = [json.loads(answer.body)["error"]["request_id"] for answer in answers]
     assert ids == [answer.headers["x-request-id"] for answer in answers]
@@ -126,7 +131,7 @@ def test_an_id_that_is_none_is_not_repeated(other: Uvicorn) -> None:
 
 
 def test_names_that_need_quoting() -> None:
-    """A slash in a name is part of it."""
+    """A slash in a service's name is part of the name by either door."""
     names = {"org/model": "org%2Fmodel", "llama:7b": "llama%3A7b", "é %41": "%C3%A9%20%2541"}
     services = [Service(Stage(models.Echo, max_batch_size=8), name=name) for name in names]
     with both_doors(App(*services)) as (running, other):
@@ -139,7 +144,9 @@ def test_names_that_need_quoting() -> None:
 
 
 def test_429_and_504_behind_both(gate: Gate) -> None:
-    """A full queue refuses with the same time to come again; what is too late is told so."""
+    """Both doors answer 429 of a full queue with the same `Retry-After`, and 504 of a request that
+    is too late.
+    """
     with both_doors(App(small_queue())) as (running, other):
         busy, *queued = clients = [Client(running.port), Client(other.port), Client(running.port)]
         busy.send(job(0, gate, path="/predict"))
@@ -161,7 +168,7 @@ def test_429_and_504_behind_both(gate: Gate) -> None:
 
 
 def test_408_behind_both(gate: Gate) -> None:
-    """The status of a missed deadline is the app's setting."""
+    """The status of a missed deadline, 504 or 408, is a setting of the app, by either door."""
     with both_doors(App(small_queue(), timeout_status=408)) as (running, other), Client(running.port) as busy:
         busy.send(job(0, gate, path="/predict"))
         gate.knocked()
@@ -173,7 +180,9 @@ def test_408_behind_both(gate: Gate) -> None:
 
 
 def test_503_while_draining_behind_both(gate: Gate) -> None:
-    """New requests are refused and the app is not ready; those inside are answered."""
+    """While draining both doors refuse new requests and are not ready; requests inside are
+    answered.
+    """
     with both_doors(App(small_queue())) as (running, other), Client(other.port) as inside:
         inside.send(job(0, gate, path="/predict"))
         gate.knocked()
@@ -188,7 +197,7 @@ def test_503_while_draining_behind_both(gate: Gate) -> None:
 
 
 def test_503_of_lost_workers_behind_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    """First a request that kills its worker, then a stage that has failed."""
+    """Both doors answer alike when a request kills its worker, and when a stage has failed."""
     monkeypatch.setattr(roster, "MOST_DEATHS", 2)
     with both_doors(App(Service(Stage(models.Mortal, idempotent=False), name="mortal"))) as (running, other):
         lost = [asked(server.port, post(b'"die"', "/predict", ID)) for server in (running, other)]
@@ -213,7 +222,9 @@ def waiting(running: RunningServer) -> int:
 
 @pytest.mark.parametrize("how", ["close", "reset"])
 def test_a_client_that_leaves_while_queued(gate: Gate, how: str) -> None:
-    """The model never sees its request; those before and behind it are answered."""
+    """If a client of uvicorn leaves while its request is queued, the model never sees it; those
+    before and behind it are answered.
+    """
     service = Service(Stage(models.Gated, max_batch_size=1), name="gated")
     with both_doors(App(service)) as (running, other), Client(other.port) as busy, Client(other.port) as behind_it:
         gone = Client(other.port)
@@ -232,7 +243,9 @@ def test_a_client_that_leaves_while_queued(gate: Gate, how: str) -> None:
 
 
 def test_a_client_that_leaves_in_the_middle_of_its_body() -> None:
-    """Nothing reaches the model, and the next client is served."""
+    """If a client of uvicorn leaves in the middle of its body, nothing reaches the model, and the
+    next client is served.
+    """
     request = post(b"[" + b"1," * 50_000 + b"1]", "/predict")
     with both_doors(App(models.echo)) as (running, other):
         ended = []
@@ -247,7 +260,9 @@ def test_a_client_that_leaves_in_the_middle_of_its_body() -> None:
 
 
 def test_a_call_that_is_cancelled_while_queued(gate: Gate) -> None:
-    """Some servers and middlewares cancel the app instead of telling it: its request is taken out all the same."""
+    """Some servers and middlewares cancel the app's call when a client leaves: its request is taken
+    out of the queue all the same.
+    """
     with serving(App(small_queue())) as running, Client(running.port) as busy:
         busy.send(job(1, gate, path="/predict"))
         gate.knocked()
@@ -263,7 +278,9 @@ def test_a_call_that_is_cancelled_while_queued(gate: Gate) -> None:
 
 
 def test_a_client_that_has_left_before_its_body() -> None:
-    """It is not asked for, and nobody is answered."""
+    """If the server says that the client has gone before its body came, nothing is run and nobody
+    is answered.
+    """
     with serving(App(models.echo)) as running:
         call = Call({"type": "http.disconnect"})
         running.wait(call.of(running.app, "POST", "/predict"))
@@ -287,7 +304,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 def test_the_lifespan_starts_and_stops_the_workers(loop: asyncio.AbstractEventLoop) -> None:
-    """They are ready before the server listens, and gone when it has ended."""
+    """With a lifespan, workers are ready before the server listens, and gone when it has ended."""
     app = App(models.scale)
     with behind(app, loop, lifespan="on") as server:
         (pid,) = workers_of(app)
@@ -298,7 +315,9 @@ def test_the_lifespan_starts_and_stops_the_workers(loop: asyncio.AbstractEventLo
 
 
 def test_the_end_waits_for_those_inside(loop: asyncio.AbstractEventLoop, gate: Gate) -> None:
-    """What is running and what is queued is answered before the workers end."""
+    """At the end of the lifespan requests that run and those in the queue are answered before the
+    workers end.
+    """
     app = App(small_queue())
     server = Uvicorn(app, loop, lifespan="on")
     wait_until(lambda: server.started)
@@ -318,7 +337,9 @@ def test_the_end_waits_for_those_inside(loop: asyncio.AbstractEventLoop, gate: G
 
 
 def test_without_a_lifespan_the_first_requests_start_the_workers(loop: asyncio.AbstractEventLoop) -> None:
-    """However many come at once, the app is started once, and all are answered."""
+    """Without a lifespan the first requests start the app, once however many come together, and all
+    are answered.
+    """
     app = App(models.scale)
     before = set(children(os.getpid()))
     with behind(app, loop) as server, stopped_in_the_end(app, loop):
@@ -335,7 +356,9 @@ def test_without_a_lifespan_the_first_requests_start_the_workers(loop: asyncio.A
 def test_without_a_lifespan_a_failed_start_is_logged_and_told(
     loop: asyncio.AbstractEventLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each request is refused with a text of ours; why is in the log."""
+    """Without a lifespan a failed start refuses each request in our own words, and its cause is in
+    the log.
+    """
     app = App(models.broken)
     with behind(app, loop) as server:
         answers = [predict(server.port, 1.0) for _ in range(2)]
@@ -346,7 +369,7 @@ def test_without_a_lifespan_a_failed_start_is_logged_and_told(
 
 
 def test_a_failed_start_is_told_to_the_lifespan() -> None:
-    """With the stage, the step and the user's traceback."""
+    """A failed start fails the lifespan with the stage, the step and the user's traceback."""
     call = Call({"type": "lifespan.startup"})
     asyncio.run(App(models.broken)({"type": "lifespan"}, call.receive, call.send))
     (told,) = call.sent
@@ -356,7 +379,7 @@ def test_a_failed_start_is_told_to_the_lifespan() -> None:
 
 
 def test_other_protocols_are_refused_with_their_name() -> None:
-    """A server that offers a websocket hears what is spoken here."""
+    """A scope of another protocol, such as a websocket, is refused with what is spoken here."""
     call = Call()
     with pytest.raises(RuntimeError, match="speaks HTTP, not websocket"):
         asyncio.run(App(models.scale)({"type": "websocket"}, call.receive, call.send))
@@ -386,7 +409,9 @@ def router(app: App, prefix: str, *, strips: bool) -> Callable[..., Awaitable[No
 @pytest.mark.parametrize("strips", [False, True], ids=["root_path", "cut off"])
 @pytest.mark.parametrize("root", ["", "/behind a proxy"])
 def test_mounted(loop: asyncio.AbstractEventLoop, root: str, strips: bool) -> None:
-    """Addresses are those below the mount, whatever is above it; the first request starts the app."""
+    """A mounted app answers at the addresses below its mount, whatever is above it, and is started
+    by the first request.
+    """
     app = App(models.scale, models.two_steps, Service(Stage(models.Echo, max_batch_size=8), name="org/predict"))
     mounted = router(app, "/predict", strips=strips)
     with behind(mounted, loop, root_path=root, lifespan="auto") as server, stopped_in_the_end(app, loop):
@@ -405,7 +430,9 @@ def test_mounted(loop: asyncio.AbstractEventLoop, root: str, strips: bool) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("lifespan", ["on", "off"])
 def test_a_signal_ends_uvicorn_and_the_workers(lifespan: str) -> None:
-    """With a lifespan the app is stopped; without one the workers notice that their server is gone."""
+    """When a signal ends uvicorn, a lifespan stops the app; without one the workers notice that
+    their server is gone.
+    """
     with Program(pids, "--lifespan", lifespan) as program:
         port = program.port()
         answer = json.loads(predict(port, 0.0).body)
@@ -418,7 +445,8 @@ def test_a_signal_ends_uvicorn_and_the_workers(lifespan: str) -> None:
 
 @pytest.mark.slow
 def test_two_server_processes_have_a_worker_each() -> None:
-    """Both answer, each through its own; all of them end with uvicorn."""
+    """Two server processes of uvicorn answer through a worker each, and all of these end with it.
+    """
     with Program(pids, "--workers", "2") as program, ThreadPoolExecutor(16) as pool:
         port = program.port()
         answered: set[int] = set()
@@ -439,7 +467,9 @@ def test_two_server_processes_have_a_worker_each() -> None:
 
 @pytest.mark.slow
 def test_a_failed_start_ends_uvicorn() -> None:
-    """With its own exit status for this, and our text in its log."""
+    """If the app cannot be started uvicorn ends with its own exit status for this, and our text is
+    in its log.
+    """
     with Program(broken) as program:
         assert program.wait() == 3
         assert "worker 0 of stage Broken could not start" in program.log

@@ -35,7 +35,9 @@ def waiting(running: RunningServer) -> int:
 
 @pytest.mark.parametrize("how", ["close", "reset", "close after a pipelined row"])
 def test_a_client_that_leaves_while_queued(running: RunningServer, gate: Gate, how: str) -> None:
-    """The model never sees its requests; those before and behind it are answered."""
+    """If a client leaves while its requests are queued, the model never sees them; those before and
+    behind are answered.
+    """
     before = running.outcomes().get("cancelled", 0)
     with Client(running.port) as busy, Client(running.port) as behind:
         gone = Client(running.port)
@@ -59,7 +61,9 @@ def test_a_client_that_leaves_while_queued(running: RunningServer, gate: Gate, h
 
 
 def test_a_client_that_half_closes(running: RunningServer, gate: Gate) -> None:
-    """It has sent all it has to say and waits; however long that takes, its answer comes, and then the end."""
+    """A client that has closed its own side after a request gets its answer, however long that
+    takes, and then the end.
+    """
     with Client(running.port) as busy, Client(running.port) as half:
         busy.send(job(1, gate, path="/predict"))
         gate.knocked()
@@ -77,7 +81,9 @@ def test_a_client_that_half_closes(running: RunningServer, gate: Gate) -> None:
 
 
 def test_a_client_that_leaves_while_its_batch_runs(running: RunningServer, gate: Gate) -> None:
-    """Nothing is disturbed: the next client is served by the same worker."""
+    """A client that leaves while its batch runs disturbs nothing: the next one is served by the
+    same worker.
+    """
     pids = running.pids
     gone = Client(running.port)
     gone.send(job(5, gate, path="/predict"))
@@ -90,7 +96,9 @@ def test_a_client_that_leaves_while_its_batch_runs(running: RunningServer, gate:
 
 
 def test_a_hundred_clients_that_come_and_go(running: RunningServer) -> None:
-    """Connect and reset, at every stage of a request: no connection stays behind."""
+    """When a hundred clients connect and reset, each at another point of a request, no connection
+    stays behind.
+    """
     request = job(7, path="/predict")
     for n in range(100):
         client = Client(running.port)

@@ -10,7 +10,9 @@ from tests.support.http.jump import on_a_jumping_loop, turns
 
 @on_a_jumping_loop
 async def test_idle_connections_close_at_once() -> None:
-    """Also those that never asked anything."""
+    """A listener that drains closes idle connections at once, also those on which nothing was ever
+    asked.
+    """
     door = Door()
     silent, idle = door.connect(), door.connect()
     idle.send(get())
@@ -22,7 +24,7 @@ async def test_idle_connections_close_at_once() -> None:
 
 @on_a_jumping_loop
 async def test_what_is_owed_is_answered_first() -> None:
-    """And the last answer says that the connection ends; the ones before it do not."""
+    """A connection with requests inside is closed after the last answer, which alone says so."""
     door = Door(cost_s=5.0)
     one, row = door.connect(), door.connect()
     one.send(post(b"1"))
@@ -38,7 +40,8 @@ async def test_what_is_owed_is_answered_first() -> None:
 
 @on_a_jumping_loop
 async def test_a_request_on_its_way_is_answered() -> None:
-    """Half of it is there when the listener drains; it is not cut off."""
+    """A request of which a half is there when the listener drains is read to its end and answered.
+    """
     door = Door()
     wire = door.connect()
     wire.send(get()[:10])
@@ -52,7 +55,9 @@ async def test_a_request_on_its_way_is_answered() -> None:
 
 @on_a_jumping_loop
 async def test_an_answer_before_a_request_on_its_way() -> None:
-    """The connection waits for the rest of the second, whose answer is the last."""
+    """While draining, a connection with an answer to give and half of a further request waits for
+    the rest of that, whose answer is the last.
+    """
     door = Door(cost_s=1.0)
     wire = door.connect()
     wire.send(post(b"1") + post(b"2")[:-1])
@@ -65,7 +70,7 @@ async def test_an_answer_before_a_request_on_its_way() -> None:
 
 @on_a_jumping_loop
 async def test_abort_ends_everything() -> None:
-    """Whatever it is doing; what is queued is not run."""
+    """`abort` ends all connections, whatever they are doing, and what is queued is not run."""
     door = Door(cost_s=None)
     wires = [door.connect() for _ in range(3)]
     wires[0].send(post(b"1"))
@@ -83,5 +88,5 @@ async def test_abort_ends_everything() -> None:
 
 @on_a_jumping_loop
 async def test_an_empty_listener_is_empty() -> None:
-    """There is nothing to wait for."""
+    """A listener without connections has drained at once."""
     await Door().listener.empty()

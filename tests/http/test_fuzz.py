@@ -123,7 +123,7 @@ def check_answers(wire: Wire) -> None:
 @given(data=st.binary(max_size=300), cuts=st.sets(st.integers(1, 300), max_size=4))
 @on_a_jumping_loop
 async def test_random_bytes(data: bytes, cuts: set[int]) -> None:
-    """Noise is refused or waited out."""
+    """Random bytes are refused or waited out, and raise nothing."""
     door = Door(LIMITS)
     wire = door.connect()
     for piece in pieces_of(data, cuts):
@@ -141,7 +141,9 @@ async def test_random_bytes(data: bytes, cuts: set[int]) -> None:
 )
 @on_a_jumping_loop
 async def test_mutated_requests(data: bytes, cuts: set[int], ends: bool, cost_s: float) -> None:
-    """What is almost a request is a request or is refused; with or without an end of the stream."""
+    """A request with some bytes changed is answered or refused, with an end of the stream or
+    without.
+    """
     door = Door(LIMITS, cost_s=cost_s)
     wire = door.connect()
     for piece in pieces_of(data, cuts):
@@ -156,7 +158,7 @@ async def test_mutated_requests(data: bytes, cuts: set[int], ends: bool, cost_s:
 @given(data=mutated(), after=st.integers(0, 800), reads=st.booleans())
 @on_a_jumping_loop
 async def test_clients_that_leave_at_any_byte(data: bytes, after: int, reads: bool) -> None:
-    """A reset leaves nothing behind."""
+    """A client that resets at any byte leaves nothing behind."""
     door = Door(LIMITS, cost_s=1.0)
     wire = door.connect(reads)
     wire.send(data[:after])
@@ -194,7 +196,9 @@ _ANSWERS: dict[str, Callable[[int], tuple[int, str]]] = {
 )
 @on_a_jumping_loop
 async def test_answers_are_in_order(kinds: list[str], cuts: set[int], stops: list[int]) -> None:
-    """Requests of all kinds, pipelined, with batches that take their time: answer n belongs to request n."""
+    """Of pipelined requests of all kinds, in batches that take their time, answer n belongs to
+    request n.
+    """
     requests = [_REQUESTS[kind](n) for n, kind in enumerate(kinds)]
 
     door = Door(LIMITS, cost_s=1.0, answer=lambda request: bytes(request.item))  # type: ignore[arg-type]
@@ -210,7 +214,7 @@ async def test_answers_are_in_order(kinds: list[str], cuts: set[int], stops: lis
 
 @on_a_jumping_loop
 async def test_a_model_that_answers_in_any_order() -> None:
-    """Batches that finish at different times do not change the order on the connection."""
+    """Batches that finish in any order do not change the order of answers on a connection."""
     seen: list[Request] = []
 
     def answer(request: Request) -> bytes:

@@ -207,7 +207,9 @@ def p99(found: list[float]) -> float:
 @slow_where(lambda name: name not in QUICK)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_client_does_not_hurt_others(served: Served, name: str) -> None:
-    """Nobody else is refused, and their p99 is at most ten times that of a quiet moment."""
+    """While one client does its worst, no other is refused, and their p99 is at most ten times that
+    of a quiet moment.
+    """
     quiet = p99(latencies(served.port, MEASURED_S / 2))
     stop = threading.Event()
 

@@ -76,7 +76,9 @@ class Deaf:
 
 @on_a_jumping_loop
 async def test_a_head_seen_before_is_not_parsed_again() -> None:
-    """The memory works at all: the tests below are worth nothing if it does not."""
+    """A head that was seen before is not parsed again; if it were, the tests below would be worth
+    nothing.
+    """
     door = Door()
     wire = door.connect()
     wire.send(post(b"ab"))
@@ -107,7 +109,9 @@ NEVER_KNOWN = {
 @pytest.mark.parametrize("name", NEVER_KNOWN)
 @on_a_jumping_loop
 async def test_heads_that_are_not_kept(name: str) -> None:
-    """Those that mean more than their bytes say, that are refused, or that cost much to keep."""
+    """Heads that mean more than their bytes say, that are refused, or that cost much to keep are
+    not remembered.
+    """
     door = Door()
     door.connect().send(NEVER_KNOWN[name])
     await turns()
@@ -128,7 +132,9 @@ async def test_heads_that_are_not_kept(name: str) -> None:
 )
 @on_a_jumping_loop
 async def test_an_address_as_for_a_proxy(target: str, status: int, known: bool) -> None:
-    """A server has to take it (RFC 9112, 3.2.2); it means what its path means, known or not."""
+    """A whole URI in the place of a path, which a server has to take (RFC 9112, 3.2.2), means what
+    its path means, whether the head is known or not.
+    """
     door = Door()
     if known:
         door.connect().send(post(b"0", target))
@@ -170,7 +176,7 @@ async def test_a_slow_body_does_not_spoil_its_head_for_others() -> None:
 
 @on_a_jumping_loop
 async def test_known_heads_are_refused_while_draining() -> None:
-    """The memory does not let anybody past a closed door."""
+    """A draining server refuses requests with heads that it knows, as it refuses others."""
     door = Door()
     wire = door.connect()
     wire.send(post(b"ab"))
@@ -184,7 +190,7 @@ async def test_known_heads_are_refused_while_draining() -> None:
 
 @on_a_jumping_loop
 async def test_the_memory_is_bounded() -> None:
-    """A client that changes its head each time fills nothing."""
+    """A client that changes its head with every request does not fill the memory of heads."""
     door = Door()
     wire = door.connect()
     for n in range(3000):
@@ -277,7 +283,9 @@ def conversations(draw: st.DrawFn) -> list[list[bytes]]:
 @given(conversations())
 @on_a_jumping_loop
 async def test_the_memory_never_changes_the_meaning(connections: list[list[bytes]]) -> None:
-    """With it and without it, the app sees the same requests and the clients get the same bytes."""
+    """With the memory of heads and without it, the app sees the same requests and the clients get
+    the same bytes.
+    """
     with_memory = await play(Door(app=WatchedApp), connections)
     without = await play(forgetful(Door(app=WatchedApp)), connections)
     assert with_memory == without
@@ -285,7 +293,9 @@ async def test_the_memory_never_changes_the_meaning(connections: list[list[bytes
 
 @on_a_jumping_loop
 async def test_the_listener_is_asked_to_remember() -> None:
-    """What `forgetful` switches off is all there is: a listener without memory keeps no head."""
+    """A listener whose memory `forgetful` has switched off keeps no head, so the comparison above
+    compares.
+    """
     door = forgetful(Door())
     assert isinstance(door.listener, Listener)
     wire = door.connect()

@@ -14,7 +14,7 @@ from tests.support.http.jump import on_a_jumping_loop, turns
 
 @on_a_jumping_loop
 async def test_a_half_closed_client_gets_its_answer() -> None:
-    """It has said all it wanted; the connection ends after the answer."""
+    """A client that has closed its own side gets its answer, and then the connection ends."""
     door = Door(cost_s=5.0)
     wire = door.connect()
     wire.send(post(b"1") + get("/livez"))
@@ -27,7 +27,7 @@ async def test_a_half_closed_client_gets_its_answer() -> None:
 
 @on_a_jumping_loop
 async def test_a_client_that_closes_without_a_question() -> None:
-    """Nothing is owed: the connection ends at once."""
+    """If a client closes its side and nothing is owed to it, the connection ends at once."""
     door = Door()
     wire = door.connect()
     wire.send(get())
@@ -44,7 +44,7 @@ async def test_a_client_that_closes_without_a_question() -> None:
 )
 @on_a_jumping_loop
 async def test_a_request_that_is_cut_short_is_not_run(data: bytes) -> None:
-    """The end of the stream does not complete it."""
+    """The end of the stream does not complete a request, which is not run then."""
     door = Door()
     wire = door.connect()
     wire.send(data)
@@ -58,7 +58,9 @@ async def test_a_request_that_is_cut_short_is_not_run(data: bytes) -> None:
 
 @on_a_jumping_loop
 async def test_a_reset_takes_queued_requests_out() -> None:
-    """What has not been given to a worker never will be; neighbours in the same queue are untouched."""
+    """When a client resets, its queued requests never reach a worker, and its neighbours in the
+    queue are untouched.
+    """
     door = Door(cost_s=None)
     busy, gone, stays = door.connect(), door.connect(), door.connect()
     busy.send(post(b"0"))
@@ -80,7 +82,9 @@ async def test_a_reset_takes_queued_requests_out() -> None:
 
 @on_a_jumping_loop
 async def test_a_reset_in_the_turn_of_arrival() -> None:
-    """The request has not even entered the queue yet."""
+    """When a client resets in the turn of the loop in which its request came, that never enters the
+    queue.
+    """
     door = Door()
     gone, stays = door.connect(), door.connect()
     gone.send(post(b"1"))
@@ -94,7 +98,9 @@ async def test_a_reset_in_the_turn_of_arrival() -> None:
 @pytest.mark.parametrize("when", ["running", "answered in this turn"])
 @on_a_jumping_loop
 async def test_a_reset_while_it_runs(when: str) -> None:
-    """The answer is dropped without a word, and batch-mates get theirs."""
+    """When a client resets while its request runs, the answer is dropped without a word, and mates
+    in the batch get theirs.
+    """
     door = Door(cost_s=None)
     gone, stays = door.connect(), door.connect()
     gone.send(post(b"1") + post(b"2"))
@@ -118,7 +124,9 @@ async def test_a_reset_while_it_runs(when: str) -> None:
 
 @on_a_jumping_loop
 async def test_a_client_that_has_gone_after_half_closing() -> None:
-    """Closing looks like half-closing, so something is sent to see: a reset in reply, and its request is dropped."""
+    """Closing looks like half-closing, so something is sent to a client that has ended its side; if
+    a reset comes back, its request is dropped.
+    """
     door = Door(cost_s=None)
     busy, gone = door.connect(), door.connect()
     busy.send(post(b"0"))
@@ -138,7 +146,9 @@ async def test_a_client_that_has_gone_after_half_closing() -> None:
 @pytest.mark.parametrize(("version", "probes"), [("1.1", 1), ("1.0", 0)])
 @on_a_jumping_loop
 async def test_what_a_half_closed_client_is_sent(version: str, probes: int) -> None:
-    """One interim response, which HTTP/1.1 clients skip; those of HTTP/1.0 know no such thing."""
+    """A half-closed client is sent one interim response, which clients of HTTP/1.1 skip; those of
+    HTTP/1.0 know no such thing and are sent none.
+    """
     door = Door(cost_s=60.0)
     wire = door.connect()
     wire.send(post(b"1", version=version))
@@ -151,7 +161,9 @@ async def test_what_a_half_closed_client_is_sent(version: str, probes: int) -> N
 
 @on_a_jumping_loop
 async def test_an_answer_that_fails_to_be_sent_harms_nobody() -> None:
-    """A transport that is closing is not written to; the rest of the batch gets its answers."""
+    """Nothing is written to a transport that is closing, and the rest of the batch gets its
+    answers.
+    """
     door = Door(cost_s=None)
     gone, stays = door.connect(), door.connect()
     gone.send(post(b"1") + get())

@@ -73,7 +73,9 @@ SIZES = {
 @pytest.mark.parametrize("what", SIZES)
 @on_a_jumping_loop
 async def test_the_border(what: str, piece: int | None) -> None:
-    """At the limit 200, one over it the status that says why, with the connection closed."""
+    """A request at a limit is answered with 200; one over it gets the status that says why, and the
+    connection closes.
+    """
     request, limit, status, code = SIZES[what]
 
     door = Door(max_body_bytes=100_000)
@@ -85,7 +87,9 @@ async def test_the_border(what: str, piece: int | None) -> None:
 
 @on_a_jumping_loop
 async def test_a_body_that_is_too_large_is_not_waited_for() -> None:
-    """413 as soon as the head says so, without `100 Continue`, and nothing of the body is kept."""
+    """A body that its head says is too large gets 413 at once, without `100 Continue`, and nothing
+    of it is kept.
+    """
     door = Door(max_body_bytes=100)
     wire = door.connect()
     wire.send(post(b"x" * 101, "/predict", "Expect: 100-continue")[:-101])
@@ -117,7 +121,9 @@ async def test_the_limit_holds_for_every_address() -> None:
 )
 @on_a_jumping_loop
 async def test_what_never_ends_is_cut_off(endless: bytes) -> None:
-    """Bytes that complete nothing are counted too, although the parser swallows them."""
+    """Bytes that complete no line or chunk count against the limits, too, although the parser
+    swallows them.
+    """
     door = Door()
     wire = door.connect()
     wire.send(endless)
@@ -164,7 +170,9 @@ async def test_promised_bytes_do_not_count(request_of: Callable[[bytes], bytes])
 @pytest.mark.parametrize("request_of", [post, chunked])
 @on_a_jumping_loop
 async def test_who_fills_the_memory_and_stands_still_is_ended_first(request_of: Callable[[bytes], bytes]) -> None:
-    """When there is no more room, the body of which the smallest part has come lately gets 408."""
+    """When there is no more room for bodies, the one of which the smallest part has come lately
+    gets 408.
+    """
     door = small_account()
     body = b"x" * 2 * LARGE_BODY
     slow, quick, good = [door.connect() for _ in range(3)]
@@ -186,7 +194,9 @@ async def test_who_fills_the_memory_and_stands_still_is_ended_first(request_of: 
 
 @on_a_jumping_loop
 async def test_a_share_is_everybody_s_own() -> None:
-    """Within its share nobody is ended or refused, however slow it is and whoever needs room."""
+    """A client within its share of the memory is neither ended nor refused, however slow it is and
+    whoever needs room.
+    """
     door = small_account()
     share = door.listener.bodies.share
     slow = [door.connect() for _ in range(4)]
@@ -207,7 +217,9 @@ async def test_a_share_is_everybody_s_own() -> None:
 
 @on_a_jumping_loop
 async def test_who_is_the_slowest_itself_is_told_to_come_again() -> None:
-    """429: it is not that it came too late, but there is no room for it among others that are quicker."""
+    """If the client that needs room is itself the slowest, it gets 429 and not 408: it came in
+    time, but there is no room for it among quicker ones.
+    """
     door = small_account()
     trickling, quick = door.connect(), door.connect()
     body = chunked(b"x" * (LARGE_BODY + 1))[:-5]
@@ -233,7 +245,9 @@ async def test_the_account_holds_the_largest_body_twice() -> None:
 
 
 def test_memory_is_taken_when_it_is_filled() -> None:
-    """A fresh buffer takes none, however large; a part that is written takes that part."""
+    """A fresh buffer for a body takes no memory, however large it is; a part that is written takes
+    memory for that part.
+    """
     memory = Memory()
     before = resident_bytes()
     buffers = [memory.buffer(64 * 2**20 + n) for n in range(16)]
@@ -244,7 +258,8 @@ def test_memory_is_taken_when_it_is_filled() -> None:
 
 @on_a_jumping_loop
 async def test_connections() -> None:
-    """One more than the limit is told 503; when one closes there is room again."""
+    """One connection more than the limit is told 503, and when another closes there is room again.
+    """
     door = Door(Limits(connections=3))
     first = [door.connect() for _ in range(3)]
     late = door.connect()
@@ -261,7 +276,9 @@ async def test_connections() -> None:
 
 @on_a_jumping_loop
 async def test_a_crowd_of_connections() -> None:
-    """Refused ones linger for a moment; with twice the limit open, more are cut off, so that all stays bounded."""
+    """Refused connections stay open for a moment; with twice the limit open further ones are cut
+    off, so that their number is bounded.
+    """
     door = Door(Limits(connections=3))
     wires = [door.connect() for _ in range(100)]
     await turns()
@@ -274,7 +291,9 @@ async def test_a_crowd_of_connections() -> None:
 
 @on_a_jumping_loop
 async def test_refusals_are_counted() -> None:
-    """What is refused before its body was read is an outcome of its model like any other."""
+    """A request that is refused before its body was read is counted as an outcome of its model like
+    any other.
+    """
     door = Door(max_body_bytes=10)
     for request in (
         post(b"x" * 11),
@@ -294,7 +313,9 @@ def length(body: bytes) -> int:
 
 
 def test_an_open_connection_does_not_keep_a_body_that_was_answered() -> None:
-    """60 clients stay after a request of 4 MiB each: the memory of a few bodies, and not of all, is held."""
+    """When 60 clients stay connected after a request of 4 MiB each, the memory of a few bodies is
+    held, and not of all.
+    """
     body = post(bytes(4 * 2**20), "/predict", "Content-Type: application/octet-stream")
     service = Service(Stage(length, run_in="thread"))
     with serving(App(service)) as running, ExitStack() as stack:
@@ -320,7 +341,9 @@ class Gone(Wire):
 
 @on_a_jumping_loop
 async def test_a_refused_client_may_be_gone_already() -> None:
-    """The refusal of a connection too many raises nothing into the loop, whatever the transport says to it."""
+    """Refusing a connection too many raises nothing into the loop, whatever the transport says to
+    it.
+    """
     door = Door(limits=Limits(connections=1))
     door.connect()
     wire = Gone(lambda: Connection(door.listener))

@@ -41,7 +41,9 @@ async def client(port: int, number: int) -> list[tuple[float, bytes]]:
 
 @pytest.mark.slow
 def test_every_client_gets_its_own_answers() -> None:
-    """64 clients that keep their connections and call 2,000 times each: all answers are right, and counted once."""
+    """64 clients that keep their connections and call 2,000 times each get the right answers, which
+    are counted once.
+    """
 
     async def main(port: int) -> list[tuple[float, bytes]]:
         wrong = await asyncio.gather(*[client(port, number) for number in range(CLIENTS)])

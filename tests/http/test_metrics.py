@@ -87,7 +87,7 @@ def busy() -> Iterator[RunningServer]:
 
 @pytest.mark.parametrize("accept", ["", OPEN, "text/plain;version=0.0.4", "*/*"])
 def test_outcomes_add_up(busy: RunningServer, accept: str) -> None:
-    """Every request is counted once, under what became of it."""
+    """Every request is counted once, under its outcome."""
     metrics = scrape(busy, accept)
     counted = {
         outcome: value(metrics, "carpool_requests", "_total", model="gated", outcome=outcome)
@@ -108,7 +108,9 @@ def test_outcomes_add_up(busy: RunningServer, accept: str) -> None:
 
 
 def test_numbers_agree(busy: RunningServer) -> None:
-    """Histograms have as many entries as there were things to count, and gauges are back at zero."""
+    """Histograms have as many entries as there were things to count, and gauges are back at zero in
+    the end.
+    """
     metrics = scrape(busy)
     gated = {"model": "gated", "stage": "Gated"}
     run_by_worker = 7 + 1 + 1  # good, unreadable and unfit; the others never got there
@@ -138,7 +140,7 @@ def test_numbers_agree(busy: RunningServer) -> None:
 
 
 def test_a_queue_can_be_seen(gate: Gate) -> None:
-    """While it is there: length, bytes, what is in flight."""
+    """While requests wait, their number and bytes and what is in flight can be seen."""
     with serving(App(models.gated)) as running, Client(running.port) as first, Client(running.port) as second:
         first.send(job(0, gate, path="/predict"))
         gate.knocked()
@@ -162,7 +164,9 @@ def series(metrics: dict[str, Metric]) -> set[tuple[str, tuple[tuple[str, str], 
 
 @on_a_jumping_loop
 async def test_no_client_can_make_series() -> None:
-    """Random addresses, methods, priorities, types and ids: the same series as before, as soon as there are any."""
+    """Random addresses, methods, priorities, types and ids make no series beyond those that there
+    are from the first answer on.
+    """
     dice = random.Random(7)
 
     def word() -> str:
@@ -198,7 +202,9 @@ async def test_no_client_can_make_series() -> None:
 
 
 def test_labels_are_closed_sets(busy: RunningServer) -> None:
-    """Models and stages as declared; outcomes, reasons and states from fixed lists."""
+    """Models and stages are labelled as they are declared, and outcomes, reasons and states are
+    from fixed lists.
+    """
     allowed = {
         "model": {"gated", "moody"},
         "stage": {"Gated", "Moody"},
@@ -216,7 +222,9 @@ def test_labels_are_closed_sets(busy: RunningServer) -> None:
 
 
 def test_what_a_policy_explains_is_exported() -> None:
-    """Numbers that mean the same for every policy, with the smallest and the largest of the learned costs."""
+    """What a policy explains is exported as numbers that mean the same for every policy, with the
+    smallest and the largest of the learned costs.
+    """
 
     class Wise(Greedy):
         def explain(self, now: float) -> dict[str, Any]:
@@ -254,7 +262,9 @@ def test_what_a_policy_explains_is_exported() -> None:
 
 
 def test_a_change_of_rule_is_told_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
-    """At most every ten seconds, and only to those who ask for it."""
+    """A change of the policy's rule is reported at most every ten seconds, and only to those who
+    ask for it.
+    """
     pipeline = Pipeline([Batcher("one", Greedy(64), Queue())])
     stats = Stats("both", pipeline, [None], [False]).stages[0]
 
@@ -275,7 +285,7 @@ def test_a_change_of_rule_is_told_now_and_then(caplog: pytest.LogCaptureFixture)
 
 
 def test_padding_is_counted() -> None:
-    """What was added to batches, as a number and as a share."""
+    """What padding adds to batches is shown as a number and as a share."""
     policy = Greedy(8)
     policy.allowed_batch_sizes = [4, 8]
     stats = Stats("padded", Pipeline([Batcher("one", policy, Queue())]), [None], [False])
@@ -287,7 +297,7 @@ def test_padding_is_counted() -> None:
 
 
 def test_head(server: RunningServer) -> None:
-    """The same headers, without the numbers."""
+    """HEAD of `/metrics` has the headers of a GET and no body."""
     with Client(server.port) as client:
         answer = client.ask(get("/metrics", method="HEAD"), "HEAD")
         assert (answer.status, answer.body) == (200, b"")
@@ -305,12 +315,12 @@ def test_head(server: RunningServer) -> None:
     ],
 )
 def test_outcome_of_an_error(error: Exception, outcome: str) -> None:
-    """Every error has one, also those that are none of ours."""
+    """Every exception is counted under one outcome, also one that is not of carpool."""
     assert outcome_of(error) == outcome
 
 
 def test_durations() -> None:
-    """A duration is counted in the first bucket whose bound it is not over."""
+    """A duration is counted in the first bucket whose bound is not below it."""
     for i, bound in enumerate(DURATION_BOUNDS):
         durations = Durations()
         durations.add(bound * 0.99)

@@ -109,7 +109,9 @@ def other(server: RunningServer) -> Iterator[Hypercorn]:
 
 @pytest.mark.parametrize("name", [name for name, (status, _) in REQUESTS.items() if status != 413])
 def test_hypercorn_answers_as_our_own_server_does(server: RunningServer, other: Hypercorn, name: str) -> None:
-    """Status, headers and body. A 413 is left out: hypercorn hangs up on a body that nobody reads."""
+    """Hypercorn and our own server give the same status, headers and body. A 413 is left out:
+    hypercorn hangs up on a body that nobody reads.
+    """
     status, data = REQUESTS[name]
     ours, theirs = asked(server.port, data), asked(other.port, data)
     assert ours.status == status
@@ -117,7 +119,9 @@ def test_hypercorn_answers_as_our_own_server_does(server: RunningServer, other: 
 
 
 def test_hypercorns_lifespan_starts_and_stops_the_workers(loop: asyncio.AbstractEventLoop) -> None:
-    """The first answer comes from workers that were there before it, and all are gone when hypercorn has ended."""
+    """Behind hypercorn the first answer comes from workers that were there before it, and all are
+    gone when hypercorn has ended.
+    """
     app = App(models.scale)
     with behind_hypercorn(app, loop) as server:
         assert asked(server.port, get("/readyz")).status == 200
@@ -128,7 +132,7 @@ def test_hypercorns_lifespan_starts_and_stops_the_workers(loop: asyncio.Abstract
 
 
 def test_a_client_that_leaves_hypercorn_while_queued(loop: asyncio.AbstractEventLoop, gate: Gate) -> None:
-    """The model never sees its request."""
+    """If a client of hypercorn leaves while its request is queued, the model never sees that."""
     app = App(small_queue())
     with behind_hypercorn(app, loop) as server, Client(server.port) as busy:
         busy.send(job(1, gate, path="/predict"))
@@ -199,7 +203,9 @@ def check_all_routes(port: int) -> None:
 @fronts
 @hosts
 def test_mounted_with_our_lifespan(loop: asyncio.AbstractEventLoop, host: Host, front: Front) -> None:
-    """The workers are there before the first request, which is not one for them, and gone after the last."""
+    """With our lifespan in the host's, workers are there before the first request, which is not for
+    one of our addresses, and gone after the last.
+    """
     app = App(models.scale, models.two_steps)
     with front(host(app, carpool.lifespan(app)), loop) as server:
         assert json.loads(asked(server.port, get("/hello?name=you")).body) == {"hello": "you"}
@@ -213,7 +219,9 @@ def test_mounted_with_our_lifespan(loop: asyncio.AbstractEventLoop, host: Host, 
 @fronts
 @hosts
 def test_mounted_without_a_lifespan(loop: asyncio.AbstractEventLoop, host: Host, front: Front) -> None:
-    """The first request to one of our addresses starts the workers, not one to the host's."""
+    """Without a lifespan the first request to one of our addresses starts the workers; one to the
+    host's does not.
+    """
     app = App(models.scale, models.two_steps)
     with stopped_in_the_end(app, loop), front(host(app, None), loop) as server:
         assert json.loads(asked(server.port, get("/hello?name=you")).body) == {"hello": "you"}
@@ -225,7 +233,9 @@ def test_mounted_without_a_lifespan(loop: asyncio.AbstractEventLoop, host: Host,
 
 
 def test_the_lifespan_of_two_apps_stops_the_first_if_the_second_cannot_start() -> None:
-    """And tells why; nothing is left behind."""
+    """If the second of two apps in one lifespan cannot start, the first is stopped, the reason is
+    told, and nothing is left behind.
+    """
     good, broken = App(models.scale), App(models.broken)
     started: list[int] = []
 
@@ -271,7 +281,9 @@ async def in_task(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_thread_and_loop_stages_need_no_process(
     loop: asyncio.AbstractEventLoop, host: Host | None, front: Front
 ) -> None:
-    """Everything runs in the server's process; types, errors and probes are those of any other service."""
+    """An app of thread and loop stages runs wholly in the server's process; types, errors and
+    probes are those of any service.
+    """
     stages = Stage(InThread, max_batch_size=8, run_in="thread"), Stage(in_task, max_batch_size=8, run_in="loop")
     app = App(Service(*stages, name="inside"))
     prefix = "" if host is None else "/ml"
@@ -297,7 +309,9 @@ def threads_of_models() -> list[str]:
 
 
 def test_an_app_whose_loop_has_ended_is_stopped_on_another_one() -> None:
-    """Its workers have ended with the loop, and nobody hears of the loop that is gone."""
+    """An app whose loop has ended can be stopped on another one: its workers have ended with the
+    loop, and nothing is reported.
+    """
     app = App(Service(Stage(InThread, max_batch_size=8, run_in="thread")))
     asyncio.run(app.ensure_started())
     asyncio.run(app.stop())
@@ -305,7 +319,8 @@ def test_an_app_whose_loop_has_ended_is_stopped_on_another_one() -> None:
 
 
 def test_whoever_asks_for_a_start_while_it_is_under_way_gets_the_same_one() -> None:
-    """A request that comes while `start` is at work starts nothing a second time."""
+    """A request that comes while `start` is at work waits for it, and starts nothing a second time.
+    """
     app = App(Service(Stage(InThread, max_batch_size=8, run_in="thread")))
 
     async def start_twice() -> int:
@@ -319,7 +334,9 @@ def test_whoever_asks_for_a_start_while_it_is_under_way_gets_the_same_one() -> N
 
 
 def test_an_app_that_is_stopped_before_its_start_has_begun_is_stopped() -> None:
-    """What had only been asked for does not begin afterwards; and the app can be started anew at once."""
+    """An app that is stopped before its start has begun does not start afterwards, and can be
+    started anew at once.
+    """
     app = App(Service(Stage(InThread, max_batch_size=8, run_in="thread")))
 
     async def start_and_stop() -> list[int]:
@@ -370,7 +387,9 @@ def warnings_of_two_starts(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_one_of_several_says_so_once(
     sign: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever tells that there are others, and however many apps there are."""
+    """An app that can tell that it is one of several server processes warns of it once, however it
+    can tell and however many apps there are.
+    """
     if sign == "a parent":
         monkeypatch.setattr(multiprocessing, "parent_process", lambda: multiprocessing.current_process())
     elif sign == "gunicorn":
@@ -385,7 +404,7 @@ def test_one_of_several_says_so_once(
 def test_the_only_one_does_not(
     concurrency: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing tells that there are others."""
+    """An app without signs of other server processes does not warn."""
     if concurrency is None:
         monkeypatch.delenv("WEB_CONCURRENCY", raising=False)
     else:
@@ -394,7 +413,9 @@ def test_the_only_one_does_not(
 
 
 def test_carpool_serve_has_no_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is one process whatever the environment says of other servers."""
+    """`carpool serve` is one process and does not warn, whatever the environment says of other
+    servers.
+    """
     monkeypatch.setenv("WEB_CONCURRENCY", "4")
     with serve("tests.support.serving_models:talks") as served:
         assert served.ask("POST", "/predict", "hello")[0] == 200
@@ -405,7 +426,7 @@ def test_carpool_serve_has_no_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_uvicorns_workers_say_so_once_each(workers: int) -> None:
-    """Two processes warn once each, a single one does not."""
+    """Each of uvicorn's two server processes warns once, and a single one does not."""
     expected = workers if workers > 1 else 0
     with Program(pids, "--workers", str(workers)) as program:
         assert predict(program.port(), 0.0).status == 200

@@ -15,7 +15,7 @@ from tests.support.http.jump import on_a_jumping_loop, turns
 
 @on_a_jumping_loop
 async def test_answers_keep_the_order_of_their_requests() -> None:
-    """An answer that is there at once waits for those before it."""
+    """An answer that is there at once waits for the answers to the requests before it."""
     door = Door(cost_s=1.0)
     wire = door.connect()
     wire.send(post(b"1") + get("/livez") + get("/nowhere") + post(b"2"))
@@ -45,7 +45,9 @@ async def test_a_long_row_behind_a_slow_request(path: str) -> None:
 @pytest.mark.parametrize("known", [False, True])
 @on_a_jumping_loop
 async def test_only_so_many_are_inside(known: bool) -> None:
-    """More than `pipelined` requests of one connection never wait in the app, and reading stops meanwhile."""
+    """Never more than `pipelined` requests of one connection wait in the app, and reading stops
+    meanwhile.
+    """
     door = Door(Limits(pipelined=4), cost_s=None)
     if known:
         door.connect().send(post(b"0"))
@@ -109,7 +111,8 @@ def _counted(init: Callable[..., None], made: list[int]) -> Callable[..., None]:
 @pytest.mark.parametrize("piece", [10_000, 250_000])
 @on_a_jumping_loop
 async def test_a_long_row_takes_turns_with_others(known: bool, piece: int) -> None:
-    """However many requests come in one piece, others are served before all of them are."""
+    """However many requests come in one piece, other connections are served before all of them are.
+    """
     door = Door()
     if known:
         door.connect().send(get("/livez"))
@@ -128,7 +131,9 @@ async def test_a_long_row_takes_turns_with_others(known: bool, piece: int) -> No
 @pytest.mark.parametrize("behind", [False, True], ids=["first", "behind a slow one"])
 @on_a_jumping_loop
 async def test_long_pages_come_one_per_turn(known: bool, behind: bool) -> None:
-    """Writing `/metrics` takes milliseconds: however many clients ask for it and how often, others have their turns."""
+    """However many clients ask for `/metrics` and how often, one page is written in a turn, since
+    it takes milliseconds, and others have their turns.
+    """
     door = Door(cost_s=None)
     if known:
         door.connect().send(get("/metrics"))
@@ -153,7 +158,9 @@ async def test_long_pages_come_one_per_turn(known: bool, behind: bool) -> None:
 @pytest.mark.parametrize("ending", ["reset", "drain"])
 @on_a_jumping_loop
 async def test_requests_that_were_not_read_yet(ending: str) -> None:
-    """They go with their client, and are still answered by a server that ends."""
+    """Requests that wait unread in a connection go with their client, and are still answered by a
+    server that drains.
+    """
     door = Door(cost_s=1.0)
     wire = door.connect()
     wire.send(post(b"1") * 40)
@@ -174,7 +181,9 @@ async def test_requests_that_were_not_read_yet(ending: str) -> None:
 
 @on_a_jumping_loop
 async def test_reading_goes_on_in_the_middle_of_a_request() -> None:
-    """What was held back is read when there is room again, also if a head or body was cut in two."""
+    """Bytes that were held back are read when there is room again, also if a head or body was cut
+    in two.
+    """
     door = Door(Limits(pipelined=2), cost_s=1.0)
     wire = door.connect()
     row = post(b"1") + post(b"2") + post(b"3") + post(b"4")
@@ -201,7 +210,9 @@ async def test_who_has_to_wait_is_not_too_slow() -> None:
 
 @on_a_jumping_loop
 async def test_a_request_behind_a_refused_one_is_not_run() -> None:
-    """A request whose body is not read ends the connection: nobody knows where the next one would begin."""
+    """A request whose body is not read ends the connection, and what comes behind it is not run:
+    nobody knows where it would begin.
+    """
     door = Door()
     wire = door.connect()
     wire.send(post(b"1") + post(b"2", "/nowhere") + post(b"3"))

@@ -86,7 +86,9 @@ class Call:
 @pytest.mark.parametrize("kind", KINDS.values())
 @on_a_jumping_loop
 async def test_a_route_that_raises_behind_asgi(kind: type[BaseException]) -> None:
-    """The same answer, and the server hears of nothing."""
+    """A route that raises behind an ASGI server gives the same answer as by our own, and the server
+    hears of nothing.
+    """
     door = Door(app=Raising)
     door.app.kind = kind  # type: ignore[attr-defined]
     answer = await Call().of(door.app, "/raise")
@@ -96,7 +98,9 @@ async def test_a_route_that_raises_behind_asgi(kind: type[BaseException]) -> Non
 @pytest.mark.parametrize("kind", KINDS.values())
 @on_a_jumping_loop
 async def test_an_asgi_server_whose_receive_raises(kind: type[BaseException]) -> None:
-    """It hears of that; the request is taken out, nothing is left running, the next one is served."""
+    """When the server's `receive` raises, the server hears of it, the request is taken out, nothing
+    is left running, and the next one is served.
+    """
 
     async def fail() -> dict[str, Any]:
         raise kind
@@ -119,7 +123,9 @@ async def test_an_asgi_server_whose_receive_raises(kind: type[BaseException]) ->
 @pytest.mark.parametrize("kind", [ValueError, MemoryError, asyncio.CancelledError, MuteError])
 @on_a_jumping_loop
 async def test_an_asgi_server_whose_send_raises(kind: type[BaseException]) -> None:
-    """The server hears of its own exception; the request has been answered as far as carpool is concerned."""
+    """When the server's `send` raises, the server hears of its own exception; for carpool the
+    request has been answered.
+    """
 
     class Failing(Call):
         async def send(self, message: dict[str, Any]) -> None:
@@ -150,7 +156,9 @@ ODD = {
 @pytest.mark.parametrize("name", ODD)
 @on_a_jumping_loop
 async def test_an_error_that_cannot_be_told(name: str) -> None:
-    """Whatever a `size=` raises in the guise of an error of ours, its caller is answered."""
+    """Whatever a `size=` raises in the guise of an error of ours, also one that cannot be shown,
+    its caller is answered.
+    """
 
     def size(x: Any) -> int:
         raise ODD[name]
@@ -187,7 +195,7 @@ async def test_a_size_function_that_raises(kind: type[BaseException]) -> None:
 
 @on_a_jumping_loop
 async def test_metrics_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """500, and everything else goes on."""
+    """If the metrics cannot be made the answer is 500, and everything else goes on."""
     door = Door()
     monkeypatch.setattr("carpool.observe.prometheus.render", None)
     wire = door.connect()

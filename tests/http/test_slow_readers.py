@@ -21,7 +21,9 @@ def big_door(**settings: object) -> Door:
 
 @on_a_jumping_loop
 async def test_a_slow_reader_is_held_back() -> None:
-    """With enough answers waiting for it, no more of its requests are read or run, until it has read."""
+    """When enough answers wait for a client, no more of its requests are read or run until it has
+    read.
+    """
     door = big_door()
     wire = door.connect(reads=False)
     for _ in range(10):
@@ -39,7 +41,9 @@ async def test_a_slow_reader_is_held_back() -> None:
 
 @on_a_jumping_loop
 async def test_pipelined_requests_of_a_slow_reader_wait() -> None:
-    """Those read already wait in the connection; those in the app finish."""
+    """Of a slow reader's pipelined requests, those already read wait in the connection, and those
+    in the app finish.
+    """
     door = big_door(cost_s=1.0)
     wire = door.connect(reads=False)
     wire.send(post(b"1") * 40)
@@ -53,7 +57,7 @@ async def test_pipelined_requests_of_a_slow_reader_wait() -> None:
 
 @on_a_jumping_loop
 async def test_one_that_never_reads_is_dropped() -> None:
-    """When `write_s` is over; its answers are forgotten."""
+    """A client that never reads is dropped after `write_s`, and its answers are forgotten."""
     door = big_door()
     wire = door.connect(reads=False)
     wire.send(post(b"1") + post(b"2"))
@@ -65,7 +69,7 @@ async def test_one_that_never_reads_is_dropped() -> None:
 
 @on_a_jumping_loop
 async def test_one_that_reads_in_time_is_kept() -> None:
-    """The clock runs only while too much is waiting."""
+    """A client that reads in time is kept: the clock runs only while too much is waiting."""
     door = big_door()
     wire = door.connect(reads=False)
     for _ in range(5):
@@ -106,7 +110,9 @@ async def test_one_that_reads_steadily_gets_all_of_a_large_answer(reads: int) ->
 
 @on_a_jumping_loop
 async def test_one_that_stops_reading_in_the_middle_is_dropped() -> None:
-    """The clock runs from the last byte that it took, give or take a period."""
+    """A client that stops reading in the middle of an answer is dropped `write_s` after the last
+    byte that it took, give or take a period.
+    """
     door = Door(LIMITS, answer=lambda request: b"x" * 10 * BIG)
     wire = door.connect(reads=False)
     wire.send(post(b"1"))
@@ -120,7 +126,7 @@ async def test_one_that_stops_reading_in_the_middle_is_dropped() -> None:
 
 @on_a_jumping_loop
 async def test_answers_that_are_added_meanwhile_are_no_reason_to_drop_a_reader() -> None:
-    """What has been taken counts, and not what is left."""
+    """A client that takes bytes is kept although further answers make what is left grow."""
     door = Door(LIMITS, cost_s=15.0, answer=lambda request: b"x" * 3 * BIG)
     wire = door.connect(reads=False)
     wire.send(post(b"1"))
@@ -149,7 +155,9 @@ async def test_a_refusal_behind_answers_that_are_read_slowly() -> None:
 
 @on_a_jumping_loop
 async def test_the_answers_before_a_refusal_are_read_to_their_end() -> None:
-    """However slowly, as long as something is taken."""
+    """Answers before a refusal are written as long as the client takes something of them, however
+    slowly.
+    """
     door = big_door()
     wire = door.connect(reads=False)
     wire.send(post(b"1") + b"NONSENSE\r\n\r\n")
@@ -162,7 +170,9 @@ async def test_the_answers_before_a_refusal_are_read_to_their_end() -> None:
 
 @on_a_jumping_loop
 async def test_a_slow_reader_does_not_hold_up_others() -> None:
-    """Its requests share a batch with those of others, which are answered at once."""
+    """A slow reader whose requests share a batch with others' does not hold up these others'
+    answers.
+    """
     door = big_door()
     slow, quick = door.connect(reads=False), door.connect()
     slow.send(post(b"1") + post(b"2") + post(b"3"))

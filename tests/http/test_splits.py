@@ -125,7 +125,9 @@ def check(stream: Stream, wire: Wire, seen: list[bytes]) -> None:
 @pytest.mark.parametrize("name", STREAMS)
 @on_a_jumping_loop
 async def test_every_split_in_two(name: str) -> None:
-    """Cut anywhere, with the two pieces in one turn of the loop or far apart."""
+    """A stream that is cut in two anywhere, with the pieces in one turn of the loop or far apart,
+    is answered with the same bytes.
+    """
     stream = STREAMS[name]
 
     whole = await answer(stream, [stream.data], False)
@@ -139,7 +141,7 @@ async def test_every_split_in_two(name: str) -> None:
 @pytest.mark.parametrize("name", STREAMS)
 @on_a_jumping_loop
 async def test_one_byte_at_a_time(name: str) -> None:
-    """The finest split there is."""
+    """A stream that comes byte by byte is answered with the same bytes."""
     stream = STREAMS[name]
 
     whole = await answer(stream, [stream.data], False)
@@ -152,7 +154,7 @@ async def test_one_byte_at_a_time(name: str) -> None:
 @given(name=st.sampled_from(sorted(STREAMS)), data=st.data())
 @on_a_jumping_loop
 async def test_splits_in_many(name: str, data: Any) -> None:
-    """Cut in any number of places."""
+    """A stream that is cut in any number of places is answered with the same bytes."""
     stream = STREAMS[name]
     cuts = sorted(data.draw(st.sets(st.integers(1, len(stream.data) - 1), max_size=12)))
     pieces = [stream.data[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream.data)], strict=True)]
@@ -180,7 +182,9 @@ LARGE_STREAMS = {
 @pytest.mark.parametrize("name", LARGE_STREAMS)
 @on_a_jumping_loop
 async def test_a_large_body_is_cut_anywhere(name: str) -> None:
-    """It is received beside the parser, which does not show: cut in the heads, at the borders and within."""
+    """A large body is received beside the parser, which does not show wherever the stream is cut:
+    in the heads, at the borders or within.
+    """
     stream = LARGE_STREAMS[name]
     size = len(stream.data)
     near_border = {

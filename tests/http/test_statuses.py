@@ -23,14 +23,14 @@ MOODY = "/models/moody/predict"
 
 
 def test_200(server: RunningServer) -> None:
-    """The body is the item, the answer's body is the result."""
+    """The body of a request is the item, and the body of its answer is the result."""
     answer = predict(server.port, 3.0)
     assert (answer.status, answer.body, answer.headers["content-type"]) == (200, b"6.0", "application/json")
 
 
 @pytest.mark.parametrize("body", [b"{", b"[1,", b"nul", b""])
 def test_400_bad_syntax(server: RunningServer, body: bytes) -> None:
-    """The message says what is wrong with the syntax and where, in one line."""
+    """The message of a 400 says in one line what is wrong with the syntax, and where."""
     with Client(server.port) as client:
         answer = client.ask(post(body, "/models/echo/predict"))
     assert outcome(answer) == (400, "invalid_request")
@@ -38,7 +38,7 @@ def test_400_bad_syntax(server: RunningServer, body: bytes) -> None:
 
 
 def test_400_nested_too_deep(server: RunningServer) -> None:
-    """No recursion of ours is spent on it."""
+    """A body that is nested too deep gets 400, and costs us no recursion."""
     with Client(server.port) as client:
         answer = client.ask(post(b"[" * 100_000 + b"]" * 100_000, "/models/echo/predict"))
     assert outcome(answer) == (400, "invalid_request")
@@ -57,7 +57,7 @@ def test_413_by_length_and_by_counting(server: RunningServer) -> None:
 
 
 def test_413_over_the_queue_s_bytes() -> None:
-    """What no queue could ever take is refused at once, also with when_full="wait"."""
+    """A body that no queue could ever take gets 413 at once, also with when_full="wait"."""
     service = Service(Stage(models.Echo, max_batch_size=8, max_queue_bytes=1000), name="small")
     with serving(App(service, when_full="wait")) as running:
         assert outcome(predict(running.port, "x" * 1000)) == (413, "too_large")
@@ -65,7 +65,7 @@ def test_413_over_the_queue_s_bytes() -> None:
 
 
 def test_415(server: RunningServer) -> None:
-    """A content type that the model does not read; the message names those it does."""
+    """A content type that the model does not read gets 415, with those that it does."""
     with Client(server.port) as client:
         answer = client.ask(post(b"1", "/predict", "Content-Type: text/csv"))
     assert outcome(answer) == (415, "unsupported_media_type")
@@ -73,7 +73,7 @@ def test_415(server: RunningServer) -> None:
 
 
 def test_422_names_the_field() -> None:
-    """What is wrong and where, for every kind of type."""
+    """A 422 says what is wrong and where, for every kind of type."""
     with serving(App(typed.shift, typed.measure, typed.greet, typed.double, typed.total)) as running:
         for item, path, words in (
             ({"x": "1"}, "shift", ["int", "$.x"]),
@@ -100,7 +100,9 @@ def test_422_names_the_field() -> None:
 
 
 def test_422_tells_every_fault() -> None:
-    """For msgspec's types and pydantic's, each with its place and kind, in JSON and msgpack; other errors have none."""
+    """A 422 lists each fault with its place and kind, for types of msgspec and pydantic, in JSON
+    and msgpack; other errors have no list.
+    """
     with serving(App(typed.shift, typed.greet, typed.double)) as running:
         for item, path, places in (
             ({"x": 101, "color": "green", "tags": [1]}, "shift", [["x"], ["color"], ["tags", 0]]),
@@ -123,7 +125,7 @@ def test_422_tells_every_fault() -> None:
 
 
 def test_422_leaves_batch_mates_alone(server: RunningServer, gate: Gate) -> None:
-    """In one batch with sound items, only the items that do not fit are refused."""
+    """In a batch with sound items only those that do not fit their type get 422."""
     items = [b'{"value": 1}', b'{"value": "no"}', b'{"value": 3}', b"{", b'{"value": 5}', b'{"valu": 6}']
     with ThreadPoolExecutor(len(items) + 1) as pool:
         clients = [Client(server.port) for _ in range(len(items) + 1)]
@@ -145,7 +147,9 @@ def test_422_leaves_batch_mates_alone(server: RunningServer, gate: Gate) -> None
 
 
 def test_422_that_the_model_raises(server: RunningServer) -> None:
-    """`carpool.ValidationError` in an item's place is the client's fault, with the model's words, cut to a length."""
+    """A `carpool.ValidationError` in an item's place is the client's fault, with the model's words,
+    cut to a length.
+    """
     answer = predict(server.port, "invalid", MOODY)
     assert outcome(answer) == (422, "invalid_item")
     told = json.loads(answer.body)["error"]
@@ -160,7 +164,9 @@ def test_422_that_the_model_raises(server: RunningServer) -> None:
     ("mood", "code"), [("raise", "model_error"), ("fails", "model_error"), ("wrong", "bad_result")]
 )
 def test_500(server: RunningServer, mood: str, code: str, caplog: pytest.LogCaptureFixture) -> None:
-    """User code that raises, for the batch or in an item's place, or whose result does not fit; our words only."""
+    """User code that raises for the batch or in an item's place, or whose result does not fit, is a
+    500 in our words only.
+    """
     with caplog.at_level(logging.ERROR):
         answer = predict(server.port, mood, MOODY)
     assert outcome(answer) == (500, code)
@@ -171,7 +177,7 @@ def test_500(server: RunningServer, mood: str, code: str, caplog: pytest.LogCapt
 
 
 def test_debug_shows_the_texts() -> None:
-    """Only there; a traceback never leaves."""
+    """With `debug` the texts of exceptions are shown, but never a traceback."""
     with serving(App(models.moody, debug=True)) as running:
         raised, wrong = predict(running.port, "raise"), predict(running.port, "wrong")
     assert json.loads(raised.body)["error"]["message"] == "the secret is 1234"
@@ -180,7 +186,7 @@ def test_debug_shows_the_texts() -> None:
 
 
 def test_500_leaves_batch_mates_alone() -> None:
-    """A result that does not fit is a 500 for its item alone."""
+    """A result that does not fit its type is a 500 for its item alone."""
     with serving(App(typed.checked)) as running, ThreadPoolExecutor(20) as pool:
         answers = list(pool.map(lambda x: predict(running.port, {"x": x}), range(20)))
     assert [a.status for a in answers] == [500 if x == 13 else 200 for x in range(20)]
@@ -188,7 +194,9 @@ def test_500_leaves_batch_mates_alone() -> None:
 
 
 def test_429_when_the_queue_is_full(gate: Gate) -> None:
-    """Refused at once, with the time after which to come again; those inside are not disturbed."""
+    """A request to a full queue gets 429 at once, with the time after which to come again; those
+    inside are not disturbed.
+    """
     with serving(App(small_queue())) as running:
         clients = [Client(running.port) for _ in range(4)]
         clients[0].send(job(0, gate, path="/predict"))
@@ -209,7 +217,7 @@ def test_429_when_the_queue_is_full(gate: Gate) -> None:
 
 
 def test_when_full_wait(gate: Gate) -> None:
-    """Nobody is refused; all get in as room is made, and in order."""
+    """With when_full="wait" nobody is refused: all get in as room is made, and in order."""
     with serving(App(small_queue(), when_full="wait")) as running:
         clients = [Client(running.port) for _ in range(8)]
         clients[0].send(job(0, gate, path="/predict"))
@@ -228,7 +236,9 @@ def test_when_full_wait(gate: Gate) -> None:
 @pytest.mark.parametrize("when_full", ["refuse", "wait"])
 @pytest.mark.parametrize("status", [504, 408])
 def test_504_or_408(gate: Gate, status: int, when_full: str) -> None:
-    """A deadline that passes in the queue, at the door or at the worker; what was queued is never run."""
+    """A deadline that passes in the queue, at the door or at the worker gets 504, or 408 if so set;
+    what was queued is never run.
+    """
     with serving(App(small_queue(), timeout_status=status, when_full=when_full)) as running:
         waiting = 5 if when_full == "wait" else 3
         clients = [Client(running.port) for _ in range(waiting)]
@@ -246,7 +256,7 @@ def test_504_or_408(gate: Gate, status: int, when_full: str) -> None:
 
 
 def test_the_service_s_own_time_out(gate: Gate) -> None:
-    """The header can only shorten it."""
+    """The time-out header of a request can only shorten the service's own."""
     service = Service(Stage(models.Gated, max_batch_size=1, max_batch_time_s=10.0), name="gated", timeout_s=0.2)
     with serving(App(service)) as running, Client(running.port) as client:
         assert client.ask(job(0, gate, "X-Request-Timeout-Ms: 60000", path="/predict")).status == 504
