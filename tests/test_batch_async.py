@@ -43,7 +43,7 @@ async def turns(n: int = 5) -> None:
 
 
 def test_arrivals_of_one_turn_share_a_batch() -> None:
-    """A lone call does not wait for company."""
+    """Calls of one turn of the loop share a batch, and a lone call does not wait for company."""
     sizes = []
 
     @carpool.batch
@@ -63,7 +63,8 @@ def test_arrivals_of_one_turn_share_a_batch() -> None:
 
 @on_a_loop
 async def test_five_hundred_tasks_of_five_hundred_calls() -> None:
-    """All answers are right, none is lost, and there is no thread of ours."""
+    """Of 500 tasks with 500 calls each all get the right answers, and there is no thread of ours.
+    """
 
     @carpool.batch
     async def double(xs: list[int]) -> list[int]:
@@ -79,7 +80,9 @@ async def test_five_hundred_tasks_of_five_hundred_calls() -> None:
 
 @on_a_loop
 async def test_several_batches_in_flight() -> None:
-    """As many as `max_in_flight_batches`; the next line forms meanwhile."""
+    """As many batches run at a time as `max_in_flight_batches` says, and the next line forms
+    meanwhile.
+    """
     function = Gated()
     f = carpool.batch(max_batch_size=2, max_in_flight_batches=2)(function)
     calls = [asyncio.ensure_future(f(x)) for x in range(6)]
@@ -91,7 +94,9 @@ async def test_several_batches_in_flight() -> None:
 
 @on_a_loop
 async def test_cancelling_one_never_touches_another() -> None:
-    """While it waits it is taken out; while it runs only its answer is dropped."""
+    """A call that is cancelled while it waits is taken out; while it runs only its answer is
+    dropped, and no other call notices.
+    """
     function = Gated()
     f = carpool.batch(function)
     first = [asyncio.ensure_future(f(x)) for x in range(3)]
@@ -109,7 +114,8 @@ async def test_cancelling_one_never_touches_another() -> None:
 
 @on_a_loop
 async def test_an_exception_reaches_every_caller_of_the_batch() -> None:
-    """And nobody of the next batch."""
+    """An exception of the function reaches every caller of its batch, and nobody of the next one.
+    """
     function = Gated()
     function.let(9)
     f = carpool.batch(max_batch_size=3)(function)
@@ -122,7 +128,7 @@ async def test_an_exception_reaches_every_caller_of_the_batch() -> None:
 
 @on_a_loop
 async def test_a_time_out() -> None:
-    """The caller hears at its deadline; the loop is not held up."""
+    """A caller hears at its deadline, and the loop is not held up by its call."""
     function = Gated()
     f = carpool.batch(timeout_s=0.02)(function)
     with pytest.raises(carpool.DeadlineExceeded):
@@ -134,7 +140,9 @@ async def test_a_time_out() -> None:
 
 @on_a_loop
 async def test_many_items_of_one_caller() -> None:
-    """In order, whatever the batches; if one fails its error is raised."""
+    """The answers to many items of one caller are in order, whatever the batches; if one fails its
+    error is raised.
+    """
     function = Gated()
     function.let(99)
     f = carpool.batch(max_batch_size=4)(function)
@@ -146,7 +154,9 @@ async def test_many_items_of_one_caller() -> None:
 
 @on_a_loop
 async def test_a_call_from_inside_is_an_error_at_once() -> None:
-    """It would wait for the batch that makes it; a call of another function is none."""
+    """A call of a function from inside itself would wait for the batch that makes it, and is an
+    error at once; a call of another function is none.
+    """
 
     @carpool.batch
     async def other(xs: list[int]) -> list[int]:
@@ -162,7 +172,7 @@ async def test_a_call_from_inside_is_an_error_at_once() -> None:
 
 
 def test_each_loop_has_a_line_of_its_own() -> None:
-    """Two loops in two threads, and one after the other."""
+    """Each loop has a line of its own, whether two run in two threads or one after the other."""
     sizes: list[int] = []
 
     @carpool.batch
@@ -187,7 +197,9 @@ def test_each_loop_has_a_line_of_its_own() -> None:
 
 
 def test_callers_whose_loop_is_gone_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    """They can never be answered; the next loop says how many they were."""
+    """When a loop has gone its callers can never be answered; the next loop says in the log how
+    many they were.
+    """
 
     async def never(xs: list[int]) -> list[int]:
         return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
@@ -213,7 +225,7 @@ def test_callers_whose_loop_is_gone_are_told_of(caplog: pytest.LogCaptureFixture
 
 
 def test_callers_contexts_do_not_leak_into_the_batch() -> None:
-    """A batch belongs to many callers; it runs in the context of none."""
+    """A batch belongs to many callers, so it runs in the context of none of them."""
     user = contextvars.ContextVar("user", default="nobody")
 
     @carpool.batch
@@ -229,7 +241,7 @@ def test_callers_contexts_do_not_leak_into_the_batch() -> None:
 
 @on_a_loop
 async def test_a_shared_lock_lets_one_function_run_at_a_time() -> None:
-    """Two functions, one asyncio.Lock."""
+    """Two functions that share an asyncio.Lock never run at the same time."""
     lock = asyncio.Lock()
     inside = 0
 
@@ -259,7 +271,7 @@ class Scaled:
 
 @on_a_loop
 async def test_a_method_has_a_line_for_each_instance() -> None:
-    """Instances never share a batch."""
+    """A batched method has a line for each instance, so that instances never share a batch."""
     two, three = Scaled(2), Scaled(3)
     answers = await asyncio.gather(*[(two, three)[x % 2].scale(x) for x in range(8)])
     assert answers == [(2, 3)[x % 2] * x for x in range(8)]
@@ -267,7 +279,9 @@ async def test_a_method_has_a_line_for_each_instance() -> None:
 
 
 def test_the_line_of_a_method_dies_with_its_instance() -> None:
-    """Nothing keeps the instance alive, not even the line that its calls have opened."""
+    """The line of a batched method dies with its instance, which nothing keeps alive, not even the
+    line that its calls have opened.
+    """
 
     async def main() -> None:
         scaled = Scaled(2)
@@ -292,13 +306,13 @@ class Polite(carpool.Model):
 
 @on_a_loop
 async def test_a_model_with_async_hooks() -> None:
-    """Class or instance."""
+    """A model with `async` hooks can be given as a class or as an instance."""
     f: Any = carpool.batch(Polite)
     assert await f(" Ann ") == "hello Ann"
 
 
 def test_merged_arrays() -> None:
-    """A caller with more rows than a batch holds is split; all get their own rows."""
+    """A caller with more rows than a batch holds is split, and all callers get their own rows."""
     rows = []
 
     @carpool.batch(merge=True, max_batch_size=8)
@@ -330,7 +344,9 @@ async def test_items_may_count_for_more_than_one() -> None:
 
 @on_a_loop
 async def test_an_item_of_no_size_counts_for_one() -> None:
-    """Else a line of such items would look empty, and they would wait for ever."""
+    """An item of size 0 counts for one: else a line of such items would look empty, and they would
+    wait for ever.
+    """
     function = Gated()
     function.let(9)
     f = carpool.batch(size=len)(function)
@@ -339,7 +355,9 @@ async def test_an_item_of_no_size_counts_for_one() -> None:
 
 @on_a_loop
 async def test_a_function_that_is_cancelled_fails_its_batch() -> None:
-    """Its callers hear of it instead of waiting for ever."""
+    """If the function is cancelled, the callers of its batch hear of it instead of waiting for
+    ever.
+    """
 
     @carpool.batch
     async def gives_up(xs: list[int]) -> list[int]:
@@ -369,7 +387,9 @@ class Connected(carpool.Model):
 
 @on_a_loop
 async def test_an_async_setup_is_awaited_before_the_first_batch() -> None:
-    """A failure reaches the callers of that batch; the next one tries again, and then it is done once and for all."""
+    """An `async` setup is awaited before the first batch; its failure reaches the callers of that
+    batch, the next one tries again, and then it is done once and for all.
+    """
     f: Any = carpool.batch(max_batch_size=2, max_in_flight_batches=2)(Connected)
     answers = await asyncio.gather(f(1), f(2), return_exceptions=True)
     assert [str(answer) for answer in answers] == ["not yet", "not yet"]
@@ -378,7 +398,9 @@ async def test_an_async_setup_is_awaited_before_the_first_batch() -> None:
 
 
 def test_close_waits_for_the_calls_inside_and_tears_down() -> None:
-    """Whoever called before has an answer, also from methods; whoever calls later is told, in other loops too."""
+    """`close` waits until all earlier callers have their answers, also those of methods, and tears
+    the model down; later callers are told, in other loops too.
+    """
     torn_down: list[str] = []
 
     class Slow(carpool.Model):
@@ -414,7 +436,7 @@ def test_close_waits_for_the_calls_inside_and_tears_down() -> None:
 
 @on_a_loop
 async def test_closing_a_function_that_nobody_called() -> None:
-    """There is nothing to wait for, and nothing to tear down."""
+    """Closing a function that nobody has called waits for nothing and tears nothing down."""
 
     @carpool.batch
     async def same(xs: list[int]) -> list[int]:
@@ -427,7 +449,9 @@ async def test_closing_a_function_that_nobody_called() -> None:
 
 @on_a_loop
 async def test_slo_s_is_what_a_policy_may_plan_for() -> None:
-    """Without one, calls are never due; what the policy refuses, its caller hears as overload."""
+    """Without `slo_s` calls are never due for a policy; a call that the policy refuses raises
+    `Overloaded`.
+    """
 
     async def same(xs: list[int]) -> list[int]:
         return xs
@@ -447,7 +471,7 @@ class Closing(carpool.Model):
 
 
 def test_a_models_attributes_do_not_replace_ours() -> None:
-    """Whatever its methods are called."""
+    """Attributes of a model whose names are those of ours, such as `close`, do not replace ours."""
     f = carpool.batch(Closing)
     assert f(1) == 1
     f.close()
@@ -456,7 +480,8 @@ def test_a_models_attributes_do_not_replace_ours() -> None:
 
 
 def test_a_loop_that_ends_before_a_close_has_begun_says_nothing() -> None:
-    """A coroutine that nobody awaits would be complained of, which is an error here."""
+    """If a loop ends before a close has begun, no coroutine is left that Python would complain of.
+    """
 
     @carpool.batch
     async def call(xs: list[int]) -> list[int]:

@@ -32,7 +32,9 @@ def quick() -> Iterator[None]:
 
 
 def test_a_function_for_threads() -> None:
-    """A ticket that nobody waits for, and a caller that waits for company."""
+    """Closing a function for threads ends the waiting of a ticket that nobody waits for, and of a
+    caller that waits for company.
+    """
     call = carpool.batch(max_batch_size=10, policy="static", max_queue_delay_s=DELAY_S)(lambda xs: [-x for x in xs])
     ticket = call.submit(3)
     answers: list[int] = []
@@ -46,7 +48,7 @@ def test_a_function_for_threads() -> None:
 
 
 def test_a_function_for_tasks() -> None:
-    """Those of this loop."""
+    """Closing a function for tasks ends the waiting for company of those of this loop."""
 
     async def main() -> int:
         @carpool.batch(max_batch_size=10, policy="static", max_queue_delay_s=DELAY_S)
@@ -64,7 +66,9 @@ def test_a_function_for_tasks() -> None:
 
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_service(stages: int) -> None:
-    """Of any number of stages: the next one waits for what may come of this one, and no longer."""
+    """In a service that closes, a stage waits for what may still come of the one before it, and no
+    longer.
+    """
     line = [
         Stage(models.scale, name=f"s{i}", run_in="thread", max_batch_size=8, policy="static", max_queue_delay_s=DELAY_S)
         for i in range(stages)
@@ -82,7 +86,9 @@ def test_a_service(stages: int) -> None:
 
 
 def test_a_server_that_is_sent_sigterm() -> None:
-    """The client is answered at once, and the server ends with status 0."""
+    """When a server that holds a request for company gets SIGTERM, the client is answered at once,
+    and the server ends with status 0.
+    """
     with serve("tests.support.serving_models:patient") as served, quick():
         with Client(served.port) as client:
             client.send(post(b"0.0"))

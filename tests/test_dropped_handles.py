@@ -81,7 +81,7 @@ def without_collector() -> Iterator[None]:
 
 
 def test_its_workers_and_its_thread_end(tmp_path: Path) -> None:
-    """In good order: the models are torn down."""
+    """When a handle is dropped its models are torn down, and its workers and its thread end."""
     before = set(threading.enumerate())
     diary = tmp_path / "diary"
     s = Service(Stage(Diary, kwargs={"path": str(diary)}), name="doubling").start()
@@ -95,7 +95,9 @@ def test_its_workers_and_its_thread_end(tmp_path: Path) -> None:
 
 
 def test_nobody_but_its_user_holds_it() -> None:
-    """Whatever was called before: it goes with the last reference, and needs no collector."""
+    """Whatever was called before, a handle goes with its user's last reference, and needs no
+    collector.
+    """
     s = Service(models.double, Stage(echo, run_in="loop"), name="doubling").start()
     assert s.predict(1) == 2
     assert list(s.stream(range(3))) == [0, 2, 4]
@@ -108,7 +110,9 @@ def test_nobody_but_its_user_holds_it() -> None:
 
 
 def test_the_warning_is_of_the_line_that_drops_it() -> None:
-    """As far as a line has done so, and not the collector."""
+    """The warning of a dropped handle names the line that drops it, if a line does so and not the
+    collector.
+    """
     s = DOUBLE.start()
     with pytest.warns(ResourceWarning, match="was dropped") as heard:
         del s
@@ -116,7 +120,7 @@ def test_the_warning_is_of_the_line_that_drops_it() -> None:
 
 
 def test_a_stream_holds_it() -> None:
-    """Until it has ended or is dropped itself."""
+    """A stream holds its handle until it has ended or is dropped itself."""
     with told():
         assert list(DOUBLE.start().stream(range(100))) == [2 * i for i in range(100)]
     s = DOUBLE.start()
@@ -131,7 +135,7 @@ def test_a_stream_holds_it() -> None:
 
 
 def test_a_call_holds_it() -> None:
-    """It is answered, and then the service ends."""
+    """A call whose handle is dropped meanwhile is answered, and then the service ends."""
     heard: list[Any] = []
     with told("Slow"):
         thread = threading.Thread(target=lambda: heard.append(Service(Slow).start().predict(0.3)))
@@ -141,7 +145,9 @@ def test_a_call_holds_it() -> None:
 
 
 def test_in_the_thread_of_its_own_loop() -> None:
-    """A callback or a model may be the last one to hold it."""
+    """A callback or a model may be the last one to hold a handle, so that it is dropped in the
+    thread of its own loop.
+    """
     held = [DOUBLE.start()]
     thread, pids = held[0]._thread, held[0].pids
     assert thread is not None
@@ -151,7 +157,9 @@ def test_in_the_thread_of_its_own_loop() -> None:
 
 
 def test_while_somebody_holds_our_locks() -> None:
-    """The collector may come in the midst of `post`, in the thread that holds the lock and in any other."""
+    """A handle may be collected in the midst of `post`, in the thread that holds our locks and in
+    any other.
+    """
     for in_another in (False, True):
         held = [DOUBLE.start()]
         thread, pids = held[0]._thread, held[0].pids
@@ -168,7 +176,9 @@ def test_while_somebody_holds_our_locks() -> None:
 
 
 def test_while_its_loop_stands_still() -> None:
-    """The one who drops it does not wait; the workers end when the loop goes on."""
+    """Who drops a handle whose loop stands still does not wait; the workers end when the loop goes
+    on.
+    """
     go_on = threading.Event()
     s = DOUBLE.start()
     thread, pids = s._thread, s.pids
@@ -184,7 +194,7 @@ def test_while_its_loop_stands_still() -> None:
 
 
 def test_in_a_forked_child_nothing_is_done() -> None:
-    """It is the parent's, and goes on there."""
+    """In a forked child a dropped handle does nothing: it is the parent's, and goes on there."""
     held = [DOUBLE.start()]
     try:
         with warnings.catch_warnings():
@@ -197,7 +207,7 @@ def test_in_a_forked_child_nothing_is_done() -> None:
 
 
 def test_one_that_does_not_run_is_dropped_in_silence() -> None:
-    """It was closed, never started, or has failed to start."""
+    """A handle that was closed, never started or has failed to start is dropped in silence."""
     handles = [DOUBLE.start(), DOUBLE.run(), Service(models.RaisesInSetup).run()]
     handles[0].close()
     with pytest.raises(carpool.StartupError):
@@ -207,7 +217,9 @@ def test_one_that_does_not_run_is_dropped_in_silence() -> None:
 
 
 def test_a_program_that_ends_says_nothing() -> None:
-    """What it leaves open ends with it, whether it is in a global, in a cycle or in a thread."""
+    """A program that ends says nothing of handles that it leaves open, in a global, in a cycle or
+    in a thread.
+    """
     program = """
         import os, carpool
         from tests.support import models
@@ -238,7 +250,9 @@ def test_a_program_that_ends_says_nothing() -> None:
 
 @LOOPS
 def test_on_a_loop_that_goes_on(new_loop: Any) -> None:
-    """It leaves no task and no worker behind; a call or a stream under way holds it."""
+    """An async handle that is dropped while its loop goes on leaves no task and no worker behind; a
+    call or a stream under way holds it.
+    """
 
     async def main() -> None:
         before = asyncio.all_tasks()
@@ -261,7 +275,7 @@ def test_on_a_loop_that_goes_on(new_loop: Any) -> None:
 
 @LOOPS
 def test_in_another_thread_than_its_loop_s(new_loop: Any) -> None:
-    """The loop hears of it."""
+    """When an async handle is dropped in another thread than its loop's, the loop hears of it."""
 
     async def main() -> None:
         held = [DOUBLE.run_async()]
@@ -278,7 +292,9 @@ def test_in_another_thread_than_its_loop_s(new_loop: Any) -> None:
 @LOOPS
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_program_that_returns_without_closing(new_loop: Any, inside: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """The loop's end meets the closing before it begins, or in its midst; nothing is left all the same, unclosed."""
+    """If a program returns without having closed its handle, the loop's end meets the closing
+    before it begins or in its midst, and nothing is left all the same.
+    """
     pids: list[int] = []
 
     async def main() -> None:
@@ -298,7 +314,9 @@ def test_a_program_that_returns_without_closing(new_loop: Any, inside: bool, cap
 
 @LOOPS
 def test_when_its_loop_ends(new_loop: Any) -> None:
-    """Whoever still holds it: its workers end with the loop, and dropping it later is no news."""
+    """The workers of an async handle end with its loop, whoever still holds it, and dropping it
+    later says nothing more.
+    """
     held: list[carpool.AsyncHandle] = []
 
     async def main() -> None:
@@ -320,7 +338,9 @@ def test_when_its_loop_ends(new_loop: Any) -> None:
 
 @LOOPS
 def test_after_its_loop_has_been_closed(new_loop: Any) -> None:
-    """With nothing more said to it than `close`, which tells nobody: the workers end when the handle is dropped."""
+    """A loop that is closed by `close` alone tells nobody: the workers of its handle end when that
+    is dropped.
+    """
     held = [DOUBLE.run_async()]
     loop = new_loop()
     loop.run_until_complete(held[0].start())
@@ -335,7 +355,9 @@ def test_after_its_loop_has_been_closed(new_loop: Any) -> None:
 @LOOPS
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_while_its_loop_does_not_run(new_loop: Any, goes_on: bool, tmp_path: Path) -> None:
-    """The workers end by themselves, torn down; whether the loop runs once more or is closed, it lets go of them."""
+    """If an async handle is dropped while its loop does not run its workers end by themselves, torn
+    down; whether the loop runs once more or is closed, it lets go of them.
+    """
     diary = tmp_path / "diary"
     held = [Service(Stage(Diary, kwargs={"path": str(diary)}), name="doubling").run_async()]
     loop = new_loop()
@@ -353,7 +375,9 @@ def test_while_its_loop_does_not_run(new_loop: Any, goes_on: bool, tmp_path: Pat
 
 @on_a_loop
 async def test_a_closing_that_is_cancelled_before_it_begins_ends_the_workers() -> None:
-    """Whoever cancels all tasks: the service is closed then."""
+    """Cancelling all tasks also cancels a closing that has not begun, and the workers end all the
+    same: the service is closed then.
+    """
     s = DOUBLE.run_async()
     await s.start()
     pids = s.pids
@@ -368,7 +392,9 @@ async def test_a_closing_that_is_cancelled_before_it_begins_ends_the_workers() -
 
 
 def test_an_error_of_a_stream_s_input_does_not_hold_it() -> None:
-    """Whoever keeps the error keeps the frames that it went through, and not the service."""
+    """An error of a stream's input that is kept holds the frames that it went through, and not the
+    service.
+    """
 
     def items() -> Iterator[int]:
         yield 1

@@ -27,7 +27,9 @@ def recipe(target: str) -> str:
 
 @pytest.mark.parametrize(("of", "quick"), [(10_000, 2500), (100, 25), (60, 20), (20, 20), (3, 3)])
 def test_a_share_is_a_quarter_but_not_less_than_twenty(of: int, quick: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a quick run, that is; a thorough one tries all."""
+    """A quick run tries a quarter of the examples, but at least twenty, or all where there are
+    fewer; a thorough one tries all.
+    """
     for max_examples, expected in ((25, quick), (effort.WHOLE, of)):
         monkeypatch.setattr(effort, "settings", SimpleNamespace(default=SimpleNamespace(max_examples=max_examples)))
         assert share(of) == expected
@@ -39,7 +41,9 @@ def test_properties_know_how_much_the_run_tries() -> None:
 
 
 def test_a_condition_sees_the_parameters_that_it_names() -> None:
-    """Others of the case do not matter."""
+    """The condition of `slow_where` is called with the parameters that it names, and other
+    parameters of the case do not matter.
+    """
     mark = slow_where(lambda n, kind: n > 2 and kind == "dear").mark
 
     assert is_slow(mark, {"n": 3, "kind": "dear", "other": 1})
@@ -70,7 +74,7 @@ def test_make_test_is_the_quick_run_and_make_test_all_the_thorough_one() -> None
 
 
 def test_continuous_integration_lints_and_tests() -> None:
-    """By the commands that the README and CONTRIBUTING name."""
+    """CI runs the commands that the README and CONTRIBUTING name."""
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
 
     assert [line for line in lines if line.startswith("make")] == ["make lint", "make test"]

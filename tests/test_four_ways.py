@@ -123,7 +123,7 @@ WAYS = [in_threads, in_tasks, in_processes, over_http]
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_the_same_model_the_same_answers_the_same_errors(way: Callable[[], Any]) -> None:
-    """Hooks, types and errors per item mean the same everywhere."""
+    """Hooks, types and errors per item mean the same by each of the four ways to run a model."""
     with way() as ask:
         answers = ask(ITEMS)
 

@@ -86,7 +86,9 @@ def in_threads(n: int, work: Callable[[], object]) -> list[object]:
 
 
 def test_a_stream_that_outlives_its_service_ends_with_an_error() -> None:
-    """What was inside is answered; for the rest the service has stopped."""
+    """When a service closes, its streams give the answers of what was inside and then raise that it
+    has stopped.
+    """
     with THREADED.run() as s:
         answers = s.stream(range(1000))
         assert next(answers) == 0
@@ -95,7 +97,9 @@ def test_a_stream_that_outlives_its_service_ends_with_an_error() -> None:
 
 
 def test_a_stream_whose_input_is_slow_hears_of_the_end_at_its_next_item() -> None:
-    """Its consumer is not left waiting for what was read after the service had closed."""
+    """A stream whose input is slow raises at its next item after the service has closed, and does
+    not wait for what was read later.
+    """
     more = threading.Event()
 
     def source() -> Iterator[int]:
@@ -113,7 +117,9 @@ def test_a_stream_whose_input_is_slow_hears_of_the_end_at_its_next_item() -> Non
 
 
 def test_a_stream_that_is_dropped_after_the_service_has_closed_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    """No "Exception ignored" from a generator that is thrown away."""
+    """Dropping a stream after its service has closed prints no "Exception ignored" for a generator
+    that is thrown away.
+    """
     with THREADED.run() as s:
         answers = s.stream(range(1000))
         next(answers)
@@ -124,7 +130,9 @@ def test_a_stream_that_is_dropped_after_the_service_has_closed_says_nothing(capf
 
 @pytest.mark.parametrize("drain", [True, False])
 def test_calls_that_meet_the_end_are_answered(drain: bool) -> None:
-    """Many threads call all the time while the service closes: each ends, with its answer or Unavailable."""
+    """While many threads call all the time and the service closes, each call ends with its answer
+    or `Unavailable`.
+    """
     for _ in range(5):
         s = THREADED.start()
         closed = threading.Event()
@@ -156,7 +164,9 @@ def test_calls_that_meet_the_end_are_answered(drain: bool) -> None:
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_many_threads_close_at_once(busy: bool) -> None:
-    """All return once everything has ended, and closing again does nothing."""
+    """When many threads close at once all return once everything has ended, and closing again does
+    nothing.
+    """
     before = set(threading.enumerate())
     s = SLOW.start()
     caller = threading.Thread(target=lambda: s.predict(1)) if busy else None
@@ -172,7 +182,9 @@ def test_many_threads_close_at_once(busy: bool) -> None:
 
 @pytest.mark.slow
 def test_who_closes_without_draining_hurries_one_who_drains() -> None:
-    """What is inside is failed at once, and both return."""
+    """When one thread drains and another closes without draining, what is inside is failed at once,
+    and both return.
+    """
     s = Service(Stage(models.Slow, max_batch_size=1), timeout_s=30).start()
     heard: list[BaseException] = []
 
@@ -198,7 +210,7 @@ def test_who_closes_without_draining_hurries_one_who_drains() -> None:
 
 @on_a_loop
 async def test_two_tasks_close_at_once() -> None:
-    """Neither waits for a time-out."""
+    """When two tasks close at once neither waits for a time-out."""
     s = SLOW.run_async()
     await s.start()
     call = asyncio.ensure_future(s.predict(1))
@@ -211,7 +223,9 @@ async def test_two_tasks_close_at_once() -> None:
 
 @on_a_loop
 async def test_a_task_that_is_cancelled_while_it_closes_leaves_the_closing_to_go_on() -> None:
-    """A time-out around `close` does not leave a service half closed."""
+    """A time-out around `close` does not leave a service half closed: if the task is cancelled, the
+    closing goes on.
+    """
     s = SLOW.run_async()
     await s.start()
     call = asyncio.ensure_future(s.predict(1))
@@ -226,7 +240,7 @@ async def test_a_task_that_is_cancelled_while_it_closes_leaves_the_closing_to_go
 
 @on_a_loop
 async def test_a_service_that_is_closed_while_it_starts() -> None:
-    """Both calls end; the start says why."""
+    """If a service is closed while it starts both calls end, and the start says why."""
     s = Service(Stage(SlowToLoad, max_batch_size=1, run_in="thread")).run_async()
     start = asyncio.ensure_future(s.start())
     await asyncio.sleep(0.05)
@@ -237,7 +251,7 @@ async def test_a_service_that_is_closed_while_it_starts() -> None:
 
 
 def test_a_closed_service_says_so_and_still_has_its_stats() -> None:
-    """A call is Unavailable; what was counted can be read."""
+    """A closed service answers calls with `Unavailable`, and its stats can still be read."""
     with THREADED.run() as s:
         s.predict(1)
     for call in (lambda: s.predict(1), lambda: next(s.stream([1]))):
@@ -249,7 +263,7 @@ def test_a_closed_service_says_so_and_still_has_its_stats() -> None:
 
 
 def test_a_start_that_is_refused_can_be_made_again() -> None:
-    """Nothing was started, so nothing is over."""
+    """A start that was refused has started nothing, and can be made again."""
 
     def local(xs: list[Any]) -> list[Any]:
         return xs
@@ -265,7 +279,9 @@ def test_a_start_that_is_refused_can_be_made_again() -> None:
 
 
 def test_a_start_that_is_interrupted_ends_whoever_begins_to_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the start itself is already closing what it began, the thread that was interrupted still stops the loop."""
+    """If a start is interrupted while it is closing what it began, the interrupted thread still
+    stops the loop.
+    """
     handle = Service(Stage(SlowToLoad, max_batch_size=8), timeout_s=5).run()
     post = loop_thread.LoopThread.post
 
@@ -288,7 +304,9 @@ def test_a_start_that_is_interrupted_ends_whoever_begins_to_close(monkeypatch: p
 
 
 def test_a_start_without_a_thread_to_be_had_can_be_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the system has not given this time, it may give the next time."""
+    """A start for which the system had no thread can be made again, since the system may have one
+    then.
+    """
     handle = THREADED.run()
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", _refuse_thread)
@@ -330,7 +348,9 @@ class LeavesTasks(carpool.Model):
 def test_tasks_that_do_not_end_do_not_keep_a_service_from_being_closed(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Closing ends in bounded time whatever becomes of the tasks of `async def` models when they are cancelled."""
+    """Closing ends in bounded time, whatever becomes of the tasks of `async def` models when they
+    are cancelled.
+    """
     monkeypatch.setattr(loop_thread, "_TASKS_END_S", 0.2)
     handle = Service(Stage(LeavesTasks, kwargs={"kind": kind}, max_batch_size=8, run_in="loop"), timeout_s=0.5).start()
     if kind == "hangs":
@@ -340,7 +360,9 @@ def test_tasks_that_do_not_end_do_not_keep_a_service_from_being_closed(
 
 
 def test_a_thread_may_post_while_it_posts() -> None:
-    """A signal handler or a collected generator may come in the midst of a call, and has something to say, too."""
+    """A thread may post to the loop while it is posting, as when a signal handler or a collected
+    generator comes in the midst of it.
+    """
     thread = loop_thread.LoopThread("test")
     mailbox, done = thread._mailbox, []
 

@@ -72,7 +72,9 @@ Program = Callable[..., tuple[subprocess.Popen[bytes], list[int]]]
 
 @pytest.mark.parametrize("when", ["setup", "predict"])
 def test_a_killed_parent_leaves_nobody_behind(program: Program, when: str) -> None:
-    """`kill -9`, while the worker holds the GIL and has a child of its own: two seconds later all are gone."""
+    """Two seconds after `kill -9` of the parent all are gone: the worker, which holds the GIL, its
+    child, and the guard.
+    """
     process, family = program(when)
     assert len(family) == 3
 
@@ -83,7 +85,9 @@ def test_a_killed_parent_leaves_nobody_behind(program: Program, when: str) -> No
 
 
 def test_a_fork_of_the_parent_does_not_hide_its_death(program: Program) -> None:
-    """It still holds the pipe: the guard looks at the parent itself."""
+    """A fork of the parent still holds the guard's pipe, so the guard looks at the parent itself
+    and notices its death.
+    """
     process, family = program(how="forked late")
 
     process.kill()
@@ -95,7 +99,9 @@ def test_a_fork_of_the_parent_does_not_hide_its_death(program: Program) -> None:
 @slow_where(lambda number: number != signal.SIGTERM)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_signals_for_all_do_not_end_the_guard(program: Program, number: signal.Signals) -> None:
-    """Ctrl-C in a terminal, the end of a session, a supervisor that signals every process: the parent decides."""
+    """Signals that reach every process, by Ctrl-C, the end of a session or a supervisor, do not end
+    the guard: the parent decides.
+    """
     process, family = program()
     guard = family[-1]
 
@@ -109,7 +115,7 @@ def test_signals_for_all_do_not_end_the_guard(program: Program, number: signal.S
 
 
 def test_a_dead_guard_harms_nobody_and_is_replaced(program: Program) -> None:
-    """Its successor is told of the workers that are there."""
+    """If the guard dies its successor is told of all workers, and serving goes on."""
     process, family = program()
     *family, guard = family
 
@@ -125,7 +131,9 @@ def test_a_dead_guard_harms_nobody_and_is_replaced(program: Program) -> None:
 
 
 def test_workers_end_without_the_guard_too(program: Program) -> None:
-    """It dies in the same moment as the parent: the kernel ends the worker, although that holds the GIL."""
+    """If the guard dies in the same moment as the parent, the kernel ends the workers, although
+    they hold the GIL.
+    """
     process, (worker, child, guard) = program()
 
     for pid in (guard, process.pid):
@@ -139,7 +147,7 @@ def test_workers_end_without_the_guard_too(program: Program) -> None:
 
 
 def test_it_goes_with_its_service() -> None:
-    """Each service has one; it ends, and is reaped, when the service is closed."""
+    """Each service has a guard, which ends and is reaped when the service is closed."""
     before = guards_of(os.getpid())
     with Service(models.double).run() as service:
         (guard,) = set(guards_of(os.getpid())) - set(before)
@@ -148,7 +156,8 @@ def test_it_goes_with_its_service() -> None:
 
 
 def test_workers_inside_the_process_need_none() -> None:
-    """Threads and tasks die with it anyway."""
+    """A service whose workers are threads or tasks has no guard: they die with the process anyway.
+    """
     from carpool import Stage
 
     before = guards_of(os.getpid())
@@ -166,7 +175,9 @@ def groups_of_sleepers(n: int) -> list[subprocess.Popen[bytes]]:
 
 
 def test_it_kills_the_groups_it_knows_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    """Not those that are over, whose numbers may be others' by now."""
+    """A guard kills the process groups that it was told of, except those that are over, whose
+    numbers may be others' by now.
+    """
     known, over, foreign = sleepers = groups_of_sleepers(3)
 
     async def scenario() -> None:
@@ -193,7 +204,9 @@ def test_it_kills_the_groups_it_knows_and_no_other(caplog: pytest.LogCaptureFixt
 
 
 def test_closing_kills_nobody() -> None:
-    """It is told to quit, whatever groups it knows."""
+    """When a service is closed its guard is told to quit, and kills nobody, whatever groups it
+    knows.
+    """
     (sleeper,) = groups_of_sleepers(1)
 
     async def scenario() -> None:
@@ -215,7 +228,9 @@ def test_closing_kills_nobody() -> None:
 
 
 def test_one_that_does_not_listen_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
-    """It is stopped and its pipe runs full: telling it never blocks, and another one is told all."""
+    """A guard that is stopped, and whose pipe runs full, never blocks the parent; another one takes
+    its place and is told all.
+    """
 
     async def scenario() -> None:
         guard = Guard()
@@ -236,7 +251,7 @@ def test_one_that_does_not_listen_is_replaced(caplog: pytest.LogCaptureFixture) 
 
 
 def test_without_room_for_it_serving_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """It is tried again later."""
+    """If no guard can be started serving goes on, and it is tried again later."""
 
     def no_room(*args: object, **options: object) -> None:
         raise OSError(11, "Resource temporarily unavailable")

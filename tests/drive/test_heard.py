@@ -121,7 +121,9 @@ async def listen(heard: list[Frame]) -> tuple[list[Told], list[Frame], Driver]:
 @PROPERTY
 @given(st.lists(frames(), max_size=5))
 def test_only_what_is_allowed_is_taken(heard: list[Frame]) -> None:
-    """Anything else raises FrameError; every request has at most one answer, its own."""
+    """A message of a worker that the protocol does not allow raises `FrameError`; whatever comes,
+    every request has at most one answer, its own.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(workers._KINDS, "process", Silent)
         requests, taken, driver = asyncio.run(listen(heard))
@@ -143,7 +145,7 @@ def test_only_what_is_allowed_is_taken(heard: list[Frame]) -> None:
 
 
 def test_a_sound_reply_is_taken() -> None:
-    """In one piece, or in several."""
+    """A reply that is sound is taken, in one piece or in several."""
     whole = Frame(Kind.REPLY, 1, [1, 2, 3], bytes(N), payloads=[b"a", b"b", b"c"])
     parts = [replace(whole, ids=[id], formats=b"\0", payloads=[p]) for id, p in ((2, b"b"), (3, b"c"), (1, b"a"))]
     for heard in ([whole], parts):

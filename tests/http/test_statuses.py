@@ -265,7 +265,7 @@ def test_the_service_s_own_time_out(gate: Gate) -> None:
 
 
 def test_503_while_starting(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server answers before its models do; then they are there."""
+    """A server answers 503 before its models are ready, and serves them as soon as they are."""
     monkeypatch.setenv("CARPOOL_TEST_GATE", gate.path)
     running = RunningServer(App(models.slow_to_load))
     running.listen()
@@ -284,7 +284,9 @@ def test_503_while_starting(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_503_while_draining(gate: Gate) -> None:
-    """New requests are refused with the time to come again, also on open connections; those inside are answered."""
+    """While draining, new requests get 503 with the time to come again, also on open connections,
+    and those inside are answered.
+    """
     with serving(App(small_queue())) as running:
         inside, queued, late = Client(running.port), Client(running.port), Client(running.port)
         inside.send(job(0, gate, path="/predict"))
@@ -302,7 +304,9 @@ def test_503_while_draining(gate: Gate) -> None:
 
 
 def test_500_when_the_request_has_crashed_two_workers() -> None:
-    """It is run once more; if that kills a worker too, it is told so, and the service goes on."""
+    """A request whose worker dies is run once more; if that kills a worker too, it gets 500 that
+    says so, and the service goes on.
+    """
     service = Service(Stage(models.Mortal), name="mortal")
     with serving(App(service)) as running:
         answer = predict(running.port, "die")
@@ -312,7 +316,7 @@ def test_500_when_the_request_has_crashed_two_workers() -> None:
 
 
 def test_503_when_the_worker_dies() -> None:
-    """With a request that must not be run again; the service goes on."""
+    """A request that must not be run again gets 503 if its worker dies, and the service goes on."""
     service = Service(Stage(models.Mortal, idempotent=False), name="mortal")
     with serving(App(service)) as running:
         answer = predict(running.port, "die")
@@ -322,7 +326,9 @@ def test_503_when_the_worker_dies() -> None:
 
 
 def test_503_after_a_stage_has_failed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Its workers died too often: every request is refused at once from then on, and it is not ready."""
+    """When a stage has failed because its workers died too often, every request gets 503 at once,
+    and the server is not ready.
+    """
     monkeypatch.setattr(roster, "MOST_DEATHS", 1)
     with serving(App(Service(Stage(models.Mortal, idempotent=False), name="mortal"))) as running:
         with caplog.at_level(logging.CRITICAL):
@@ -334,7 +340,7 @@ def test_503_after_a_stage_has_failed(monkeypatch: pytest.MonkeyPatch, caplog: p
 
 
 def test_503_of_a_failed_stage_says_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As every 503 does."""
+    """The 503 of a failed stage has a `Retry-After`, as every 503 has."""
     monkeypatch.setattr(roster, "MOST_DEATHS", 1)
     with serving(App(Service(Stage(models.Mortal, idempotent=False), name="mortal"))) as running:
         predict(running.port, "die")
@@ -343,7 +349,9 @@ def test_503_of_a_failed_stage_says_when_to_come_again(monkeypatch: pytest.Monke
 
 
 def test_a_504_tells_where_the_time_went(gate: Gate) -> None:
-    """In a queue and in a worker; the seconds add up."""
+    """A 504 says how long the request was in a queue and how long in a worker, and these seconds
+    add up to the whole.
+    """
     with serving(App(small_queue())) as running, Client(running.port) as first, Client(running.port) as second:
         first.send(job(0, gate, "X-Request-Timeout-Ms: 300", path="/predict"))
         gate.knocked()
@@ -360,7 +368,9 @@ def test_a_504_tells_where_the_time_went(gate: Gate) -> None:
 
 
 def test_priority_goes_first(gate: Gate) -> None:
-    """What waits is run in the order of its priority, and of arrival within one."""
+    """Waiting requests are run in the order of their priority, and within one in the order of their
+    arrival.
+    """
     service = Service(Stage(models.Gated, max_batch_size=1), name="gated")
     with serving(App(service)) as running:
         order = [(1, "-5"), (2, "0"), (3, "100"), (4, "+5"), (5, "5"), (6, "-100")]
@@ -379,7 +389,9 @@ def test_priority_goes_first(gate: Gate) -> None:
 
 
 def test_every_error_has_an_id_of_its_own(server: RunningServer) -> None:
-    """It is in the header, in the body, and the same as the client's if that is given."""
+    """Every error has an id, the same in its header and its body, which is the client's if that
+    gave one.
+    """
     answers = [
         predict(server.port, "x"),
         predict(server.port, "x"),

@@ -42,7 +42,9 @@ HALF_SENT = {
 @pytest.mark.parametrize("name", HALF_SENT)
 @on_a_jumping_loop
 async def test_a_request_that_stops(name: str) -> None:
-    """It gets 408 when its time is up, and the connection ends; one that never began just ends."""
+    """A request that stops in the middle gets 408 when its time is up, and the connection ends; one
+    that never began just ends.
+    """
     data, wait_s, statuses = HALF_SENT[name]
 
     door = Door(LIMITS)
@@ -57,7 +59,9 @@ async def test_a_request_that_stops(name: str) -> None:
 
 @on_a_jumping_loop
 async def test_a_request_without_a_chance_is_told_at_once() -> None:
-    """429 with the time after which it may try again, as soon as it is known that its time-out cannot be met."""
+    """A request whose time-out cannot be met gets 429 as soon as that is known, with the time after
+    which it may try again.
+    """
     door = Door(cost_s=4.0)
     first, running, hurried, patient = [door.connect() for _ in range(4)]
     first.send(post(b"1"))
@@ -77,7 +81,9 @@ async def test_a_request_without_a_chance_is_told_at_once() -> None:
 
 @on_a_jumping_loop
 async def test_a_trickle_is_too_slow() -> None:
-    """One byte now and then does not stop the clock: it runs from the first byte of the request."""
+    """A client that sends a byte now and then gets 408: the clock runs from the first byte of the
+    request.
+    """
     door = Door(LIMITS)
     wire = door.connect()
     loop = asyncio.get_running_loop()
@@ -92,7 +98,9 @@ async def test_a_trickle_is_too_slow() -> None:
 
 @on_a_jumping_loop
 async def test_the_clock_starts_anew_for_the_body_and_the_next_request() -> None:
-    """Each part that arrives in its own time is in time, however long they take together."""
+    """The headers, the body and the next request have a time of their own each: parts that come in
+    time are in time, however long they take together.
+    """
     door = Door(LIMITS)
     wire = door.connect()
     for _ in range(3):
@@ -109,7 +117,7 @@ async def test_the_clock_starts_anew_for_the_body_and_the_next_request() -> None
 
 @on_a_jumping_loop
 async def test_an_idle_connection_is_closed() -> None:
-    """After one to two idle periods without a request."""
+    """A connection without a request is closed after one to two idle periods."""
     door = Door(LIMITS)
     wire = door.connect()
     wire.send(get())
@@ -120,7 +128,9 @@ async def test_an_idle_connection_is_closed() -> None:
 
 @on_a_jumping_loop
 async def test_a_connection_in_use_is_not_idle() -> None:
-    """Neither one that asks now and then, nor one that waits for its answer, nor one that half asked."""
+    """A connection is not idle if it asks now and then, waits for its answer, or has sent half of a
+    request.
+    """
     door = Door(LIMITS, cost_s=None, timeout_s=600.0)
     asking, waiting = door.connect(), door.connect()
     waiting.send(post(b"1"))
@@ -133,7 +143,7 @@ async def test_a_connection_in_use_is_not_idle() -> None:
 
 @on_a_jumping_loop
 async def test_a_408_comes_in_its_turn() -> None:
-    """The answer to a request before it is not overtaken."""
+    """A 408 does not overtake the answer to a request before it."""
     door = Door(LIMITS, cost_s=15.0)
     wire = door.connect()
     wire.send(post(b"1") + post(b"abc")[:20])
