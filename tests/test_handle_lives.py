@@ -385,7 +385,9 @@ def test_a_thread_may_post_while_it_posts() -> None:
 
 @pytest.mark.parametrize("who", ["the service, once more", "the task itself"])
 def test_a_loop_that_is_stopped_while_it_ends_its_tasks_still_ends_them_all(who: str) -> None:
-    """Of two who close at a time one may come when the tasks are being cancelled; and those may call `stop()`, too."""
+    """A loop that is stopped while it ends its tasks still ends them all: a second closer may come
+    by then, and the tasks themselves may call `stop()`.
+    """
     thread, ended = loop_thread.LoopThread("test"), []
 
     async def linger() -> None:
@@ -405,7 +407,9 @@ def test_a_loop_that_is_stopped_while_it_ends_its_tasks_still_ends_them_all(who:
 
 
 def test_a_forked_child_can_neither_use_nor_hang_in_its_parent_s_service() -> None:
-    """Calls raise, closing and leaving the block do nothing, and the parent's service goes on."""
+    """In a forked child calls of the parent's service raise, closing it and leaving its block do
+    nothing, and the parent's goes on.
+    """
     with THREADED.run() as s:
         s.predict(1)
         assert in_a_child(s.close) == 7
@@ -417,7 +421,9 @@ def test_a_forked_child_can_neither_use_nor_hang_in_its_parent_s_service() -> No
 
 
 def test_a_child_that_is_forked_while_the_loop_ends_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the end of the workers and that of the loop a handle is closed already, but its loop still has work."""
+    """A child that is forked while the handle is closed already, but its loop still has work, does
+    not wait for that loop.
+    """
     ending, go_on = threading.Event(), threading.Event()
 
     async def linger(until: float) -> None:
@@ -438,7 +444,9 @@ def test_a_child_that_is_forked_while_the_loop_ends_does_not_wait_for_it(monkeyp
 
 
 def test_a_handle_that_was_made_before_a_fork_can_be_started_in_the_child() -> None:
-    """Only a life that has begun ends with a fork."""
+    """A handle that was made before a fork and never started can be started in the child: only a
+    life that has begun ends with a fork.
+    """
     s = THREADED.run()
 
     def use() -> None:
@@ -451,7 +459,9 @@ def test_a_handle_that_was_made_before_a_fork_can_be_started_in_the_child() -> N
 
 
 def test_a_service_must_not_be_asked_in_the_thread_of_its_own_loop() -> None:
-    """It would wait for itself: a sink, a size= function or an async model hears so."""
+    """A sink, a size function or an async model that calls its own service would wait for itself,
+    and gets an error.
+    """
     heard: list[BaseException] = []
 
     class Asking(carpool.Model):
@@ -471,7 +481,9 @@ def test_a_service_must_not_be_asked_in_the_thread_of_its_own_loop() -> None:
 
 
 def test_nor_by_a_sink_or_a_size_of_its_own() -> None:
-    """The sink's line is told, the item that cannot be weighed fails alone, and the next ones are answered."""
+    """When a sink or a `size` calls its own service the sink's line is reported, the item that
+    cannot be weighed fails alone, and the next ones are answered.
+    """
     heard: list[str] = []
 
     def ask(*_: object) -> int:
@@ -503,7 +515,9 @@ def test_nor_by_a_sink_or_a_size_of_its_own() -> None:
 
 
 def test_an_async_handle_belongs_to_its_loop() -> None:
-    """On another one its calls raise at once, whether the first one still runs or not."""
+    """On a loop other than its own the calls of an async handle raise at once, whether that one
+    still runs or not.
+    """
     held: list[carpool.AsyncHandle] = []
 
     async def start() -> None:
@@ -536,7 +550,9 @@ def test_an_async_handle_belongs_to_its_loop() -> None:
 
 
 def test_workers_of_a_loop_that_ended_are_ended_when_that_is_noticed() -> None:
-    """`asyncio.run` that ends without `close`, and then a call on another loop."""
+    """When `asyncio.run` has ended without `close`, the workers of a handle are ended by the next
+    call on another loop.
+    """
     service = Service(Stage(models.scale, max_batch_size=8))
     held: list[carpool.AsyncHandle] = []
     pids: list[int] = []
@@ -556,7 +572,7 @@ def test_workers_of_a_loop_that_ended_are_ended_when_that_is_noticed() -> None:
 
 
 def test_a_program_that_ends_with_a_service_open_ends() -> None:
-    """Whatever still waits inside it."""
+    """A program that ends while a service is open does end, whatever still waits inside it."""
     program = """
         import threading, time
         import carpool
@@ -589,7 +605,7 @@ class Blocking(carpool.Policy):
 
 @pytest.mark.slow
 def test_a_thread_does_not_wait_for_a_loop_that_stands_still() -> None:
-    """A second after its deadline it is told so."""
+    """A thread whose service's loop stands still is told so a second after its deadline."""
     service = Service(Stage(echo, max_batch_size=8, run_in="thread", policy=Blocking()), timeout_s=0.5)
     with service.run() as s:
         began = time.monotonic()
@@ -599,7 +615,9 @@ def test_a_thread_does_not_wait_for_a_loop_that_stands_still() -> None:
 
 
 def test_statistics_do_not_wait_for_a_loop_that_stands_still() -> None:
-    """They are asked for on the loop, and end with the service's time-out and its second, too."""
+    """`stats()` asks on the loop; if that stands still it ends with an error after the service's
+    time-out and a second.
+    """
     go_on = threading.Event()
 
     async def block(xs: list[Any]) -> list[Any]:
@@ -619,7 +637,9 @@ def test_statistics_do_not_wait_for_a_loop_that_stands_still() -> None:
 
 @pytest.mark.slow
 def test_closing_does_not_wait_for_ever_for_a_loop_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says so, and can be called again; worker processes are ended meanwhile."""
+    """If the loop stands still `close` says so, and can be called again; worker processes are ended
+    meanwhile.
+    """
     monkeypatch.setattr(handle, "_SILENT_S", 0.5)
     stages = (
         Stage(echo, max_batch_size=8),
@@ -640,7 +660,9 @@ def test_closing_does_not_wait_for_ever_for_a_loop_that_stands_still(monkeypatch
 
 
 def test_a_batch_that_cannot_be_handed_over_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No memory for its message, say: its callers hear so, and the next ones are served."""
+    """If a batch cannot be handed over, for want of memory for its message for example, its callers
+    hear of it, and the next ones are served.
+    """
     run = WorkerStage.run
     raised: list[int] = []
 
@@ -692,7 +714,9 @@ class Raising(carpool.Policy):
 def test_a_policy_that_raises_fails_its_stage_loudly(
     where: str, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All who are inside and all who come hear so at once; closing works."""
+    """When a policy raises all who are inside its stage and all who come hear so at once, and
+    closing works.
+    """
     service = Service(Stage(echo, max_batch_size=8, run_in="thread", policy=Raising(where, error)), timeout_s=30)
     with service.run() as s:
         began = time.monotonic()
@@ -706,7 +730,7 @@ def test_a_policy_that_raises_fails_its_stage_loudly(
 
 
 def test_a_policy_that_cannot_explain_itself_harms_nobody() -> None:
-    """Its stats say so."""
+    """If a policy's `explain` raises the stats say so, and nothing else is harmed."""
     policy = Raising("explain", ValueError("no words"))
     with Service(Stage(echo, max_batch_size=8, run_in="thread", policy=policy)).run() as s:
         assert s.predict(1) == 1
@@ -726,7 +750,9 @@ def frames(buffer: Any) -> Iterator[Any]:
 @pytest.mark.parametrize("size", [1, 100, 20_000], ids=["list", "array", "large array"])
 @on_a_loop
 async def test_a_stream_takes_items_as_they_are_when_they_are_read(size: int) -> None:
-    """An input may use one buffer again and again, in threads and in asyncio."""
+    """A stream takes each item as it is when it is read, so an input may use one buffer again and
+    again, in threads and in asyncio.
+    """
     service = Service(Stage(first, max_batch_size=8, run_in="thread"))
 
     def buffer() -> Any:
@@ -741,7 +767,9 @@ async def test_a_stream_takes_items_as_they_are_when_they_are_read(size: int) ->
 
 @on_a_loop
 async def test_an_asynchronous_input_that_is_cancelled_ends_its_stream_with_that() -> None:
-    """Not as if the input were complete."""
+    """When an asynchronous input is cancelled, its stream raises that, and does not end as if the
+    input were complete.
+    """
 
     async def source() -> AsyncIterator[int]:
         yield 1
@@ -758,7 +786,9 @@ async def test_an_asynchronous_input_that_is_cancelled_ends_its_stream_with_that
 
 
 def test_an_item_that_cannot_be_sent_is_returned_in_its_place_in_both_kinds_of_streams() -> None:
-    """With `return_exceptions`, as any other error of an item."""
+    """With `return_exceptions` an item that cannot be sent is returned as an error in its place, in
+    both kinds of streams.
+    """
     items = [1, lambda: None, 2]
     with THREADED.run() as s:
         in_threads_heard = list(s.stream(items, return_exceptions=True))

@@ -63,20 +63,20 @@ def is_ours(module: str) -> bool:
 
 
 def test_every_module_has_one_place() -> None:
-    """ARCHITECTURE.md lists all that there are, each once, and nothing that is gone."""
+    """ARCHITECTURE.md lists all modules that there are, each once, and none that is gone."""
     assert sorted(ORDER) == sorted(MODULES)
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_a_module_imports_only_what_is_listed_before_it(module: str) -> None:
-    """Also inside functions."""
+    """A module imports only modules that ARCHITECTURE.md lists before it, also inside functions."""
     allowed = {*ORDER[: ORDER.index(module)], *(what for who, what in EXCEPTIONS if who == module)}
 
     assert [name for name in imports(MODULES[module]) if is_ours(name) and name not in allowed] == []
 
 
 def test_each_exception_is_one() -> None:
-    """What is excepted is there, and would not be allowed otherwise."""
+    """Each import that is excepted is still there, and would not be allowed otherwise."""
     for who, what in EXCEPTIONS:
         assert what in imports(MODULES[who])
         assert ORDER.index(what) > ORDER.index(who)
@@ -84,7 +84,9 @@ def test_each_exception_is_one() -> None:
 
 @pytest.mark.parametrize("module", [name for name in MODULES if folder_of(name) in SANS_IO])
 def test_what_decides_does_nothing_else(module: str) -> None:
-    """No clock, lock, log, file or socket: neither in such a module nor in any that it imports."""
+    """Modules of core, policies and wire use no clock, lock, log, file or socket, neither
+    themselves nor by any module that they import.
+    """
     allowed = SANS_IO[folder_of(module)]
     reached, found = {module}, [module]
     while found:
@@ -100,7 +102,9 @@ def test_what_decides_does_nothing_else(module: str) -> None:
 
 
 def test_hidden_imports_are_found() -> None:
-    """In a function, in a condition, by a name as text, relative; but not those for types only."""
+    """Imports in a function, in a condition, by a name as text, and relative ones are found; those
+    for types only do not count.
+    """
     text = """
 from __future__ import annotations
 import time as clock, os.path

@@ -63,7 +63,9 @@ def is_ready(served: Served) -> bool:
 
 @BOTH
 def test_those_inside_are_answered(gate: Gate, number: signal.Signals) -> None:
-    """Meanwhile it is alive, not ready, and refuses what is new; then it ends with status 0 and without a traceback."""
+    """After SIGTERM requests inside are answered; meanwhile the server is alive, not ready, and
+    refuses new ones; then it ends with status 0 and without a traceback.
+    """
     with serve(GATED) as served:
         workers = workers_of(served.process)
         running, queued = send_in(served, gate)
@@ -90,7 +92,9 @@ def test_those_inside_are_answered(gate: Gate, number: signal.Signals) -> None:
 @slow_where(lambda number: number == signal.SIGTERM)
 @BOTH
 def test_a_second_signal_ends_it_at_once(gate: Gate, number: signal.Signals) -> None:
-    """Although a call is running, whose client hears no more; the status is the one of a process that was killed."""
+    """A second signal ends the server at once, although a call is running, whose client hears no
+    more; its status is that of a process that was killed.
+    """
     with serve(GATED) as served:
         workers = workers_of(served.process)
         running, queued = send_in(served, gate)
@@ -111,7 +115,9 @@ def test_a_second_signal_ends_it_at_once(gate: Gate, number: signal.Signals) -> 
 def test_a_signal_while_the_model_is_loading(
     gate: Gate, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does not wait for the load, which never ends here, and leaves no worker behind."""
+    """After a signal the server does not wait for a load, which never ends here, and leaves no
+    worker behind.
+    """
     monkeypatch.setenv("CARPOOL_TEST_GATE", gate.path)
     with serve("tests.support.http.models:slow_to_load", ready=False) as served:
         gate.knocked()
@@ -125,7 +131,9 @@ def test_a_signal_while_the_model_is_loading(
 
 
 def test_ctrl_c_while_the_module_is_imported(gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is nothing to finish yet: it ends, as a program that was interrupted, without a traceback."""
+    """Ctrl-C while the module is imported ends the server as a program that was interrupted,
+    without a traceback.
+    """
     text = f"import socket\nsock = socket.socket(socket.AF_UNIX)\nsock.connect({gate.path!r})\nsock.recv(1)\n"
     (tmp_path / "heavy.py").write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -137,7 +145,7 @@ def test_ctrl_c_while_the_module_is_imported(gate: Gate, tmp_path: Path, monkeyp
 
 
 def test_no_worker_outlives_a_killed_server(gate: Gate) -> None:
-    """`kill -9` of the server in the middle of a call: two seconds later no worker is alive."""
+    """Two seconds after `kill -9` of the server in the middle of a call no worker is alive."""
     with serve(GATED) as served:
         workers = workers_of(served.process)
         running, queued = send_in(served, gate)
@@ -151,7 +159,9 @@ def test_no_worker_outlives_a_killed_server(gate: Gate) -> None:
 @slow_where(lambda number: number == signal.SIGTERM)
 @BOTH
 def test_a_signal_for_all_processes_is_one_shutdown(gate: Gate, number: signal.Signals) -> None:
-    """As supervisors and terminals may send it: workers and guard leave it to the server, which finishes in peace."""
+    """If a supervisor or terminal sends the signal to every process, workers and guard leave it to
+    the server, which finishes in peace.
+    """
     with serve(GATED) as served:
         everybody = workers_of(served.process)
         running, queued = send_in(served, gate)
@@ -169,7 +179,9 @@ def test_a_signal_for_all_processes_is_one_shutdown(gate: Gate, number: signal.S
 
 
 def test_under_load_every_request_gets_its_answer() -> None:
-    """SIGTERM while eight clients ask and ask on their connections: 200 or, from then on, 503; none is cut off."""
+    """When SIGTERM comes while eight clients ask and ask on their connections, they get 200 or,
+    from then on, 503, and none is cut off.
+    """
     told: list[list[tuple[float, int]]] = [[] for _ in range(8)]
 
     def client(port: int, told: list[tuple[float, int]]) -> None:
@@ -200,7 +212,9 @@ def test_under_load_every_request_gets_its_answer() -> None:
 
 
 def test_a_hung_call_does_not_hold_up_the_end() -> None:
-    """SIGTERM while a call hangs: it is given up as ever, its client hears an error, and the server ends."""
+    """When SIGTERM comes while a call hangs, it is given up as ever, its client hears an error, and
+    the server ends.
+    """
     with serve("tests.support.serving_models:hangs") as served, Client(served.port) as client:
         client.send(post(b"600.0"))
         wait_until(lambda: inside(served) == 1)
@@ -220,7 +234,9 @@ def inside(served: Served) -> int:
 
 
 def test_a_server_that_was_stopped_goes_on_as_if_nothing_had_happened() -> None:
-    """SIGSTOP for longer than calls may last, then SIGCONT: who is expired hears so, the workers are the same."""
+    """A server that was stopped for longer than calls may last and then continued answers; requests
+    that expired hear so, and the workers are the same.
+    """
     with (
         serve("tests.support.serving_models:sleeps") as served,
         Client(served.port) as patient,
@@ -241,7 +257,9 @@ def test_a_server_that_was_stopped_goes_on_as_if_nothing_had_happened() -> None:
 
 @pytest.mark.slow
 def test_a_pause_of_all_is_nobodys_hang() -> None:
-    """A container that was paused in the middle of a call: the worker has its time anew and answers."""
+    """When all processes are paused in the middle of a call, as containers are, the worker has its
+    time anew and answers.
+    """
     with serve("tests.support.serving_models:sleeps") as served, Client(served.port) as client:
         workers = workers_of(served.process)
         client.send(post(b"1.5"))
@@ -261,7 +279,9 @@ def test_a_pause_of_all_is_nobodys_hang() -> None:
 
 
 def test_without_file_descriptors_open_connections_are_served() -> None:
-    """Nobody new comes in, who dies may have to wait, nothing spins; once there are some again, all is well."""
+    """Without descriptors nobody new comes in, a worker that dies may have to wait for its
+    successor, and nothing spins; once there are some again, all is well.
+    """
     with serve("tests.support.serving_models:sleeps") as served, Client(served.port) as client:
         pid = served.process.pid
         soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)

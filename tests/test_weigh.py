@@ -26,7 +26,9 @@ def weigher(size: Any = word_count, input_type: Any = str) -> Weigher:
 
 
 def test_an_item_weighs_the_same_in_every_form() -> None:
-    """As an object, as our own bytes, as JSON and as msgpack; raw bytes are the item."""
+    """An item weighs the same as an object, as our own bytes, as JSON and as msgpack; of raw bytes
+    these are the item.
+    """
     text = "one two three"
 
     assert weigher().of(text) == 3
@@ -37,13 +39,15 @@ def test_an_item_weighs_the_same_in_every_form() -> None:
 
 
 def test_an_array_of_another_stage_is_weighed_by_its_rows() -> None:
-    """Large buffers travel beside the pickle; they are looked at where they are."""
+    """An array from another stage, which travels beside its pickle, is weighed by its rows where it
+    is.
+    """
     assert weigher(len, Any).of_encoded(dump(np.zeros((7, 20_000)))) == 7
 
 
 @pytest.mark.parametrize(("returned", "size"), [(3, 3), (1, 1), (0, 1), (np.int64(5), 5), (True, 1)])
 def test_whole_numbers_are_sizes(returned: Any, size: int) -> None:
-    """Also numpy's; an empty item takes a place all the same."""
+    """Whole numbers are sizes, numpy's too, and an empty item takes a place all the same."""
     assert units(returned, "f") == size
 
 
