@@ -63,8 +63,7 @@ def test_arrivals_of_one_turn_share_a_batch() -> None:
 
 @on_a_loop
 async def test_five_hundred_tasks_of_five_hundred_calls() -> None:
-    """Of 500 tasks with 500 calls each all get the right answers, and there is no thread of ours.
-    """
+    """Of 500 tasks with 500 calls each all get the right answers, and there is no thread of ours."""
 
     @carpool.batch
     async def double(xs: list[int]) -> list[int]:
@@ -114,8 +113,7 @@ async def test_cancelling_one_never_touches_another() -> None:
 
 @on_a_loop
 async def test_an_exception_reaches_every_caller_of_the_batch() -> None:
-    """An exception of the function reaches every caller of its batch, and nobody of the next one.
-    """
+    """An exception of the function reaches every caller of its batch, and nobody of the next one."""
     function = Gated()
     function.let(9)
     f = carpool.batch(max_batch_size=3)(function)
@@ -480,8 +478,7 @@ def test_a_models_attributes_do_not_replace_ours() -> None:
 
 
 def test_a_loop_that_ends_before_a_close_has_begun_says_nothing() -> None:
-    """If a loop ends before a close has begun, no coroutine is left that Python would complain of.
-    """
+    """If a loop ends before a close has begun, no coroutine is left that Python would complain of."""
 
     @carpool.batch
     async def call(xs: list[int]) -> list[int]:

@@ -316,8 +316,7 @@ def test_leaders_that_are_killed_from_outside() -> None:
 
 
 def test_a_batch_of_threads_runs_in_no_callers_context() -> None:
-    """The function does not see the context of any caller, and what it sets there is seen by none.
-    """
+    """The function does not see the context of any caller, and what it sets there is seen by none."""
     user: ContextVar[str] = ContextVar("user", default="nobody")
 
     @carpool.batch

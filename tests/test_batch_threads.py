@@ -157,8 +157,7 @@ def test_an_exception_reaches_every_caller_of_the_batch(pool: ThreadPoolExecutor
 
 
 def test_an_exception_that_cannot_be_copied_is_shared(pool: ThreadPoolExecutor) -> None:
-    """If an exception cannot be copied all callers get the same object, rather than another error.
-    """
+    """If an exception cannot be copied all callers get the same object, rather than another error."""
 
     class Odd(Exception):
         def __init__(self, a: int, b: int) -> None:
@@ -471,8 +470,7 @@ def test_a_delay_fills_batches(pool: ThreadPoolExecutor) -> None:
 
 
 def test_items_may_count_for_more_than_one(pool: ThreadPoolExecutor) -> None:
-    """`size` says how much of a batch an item takes up, and an item that is too large goes alone.
-    """
+    """`size` says how much of a batch an item takes up, and an item that is too large goes alone."""
     function = Gated()
     function.let(99)
     f = carpool.batch(max_batch_size=10, size=len)(function)
@@ -892,8 +890,7 @@ def test_the_line_of_a_method_dies_with_its_instance() -> None:
 
 
 def test_an_instance_without_weak_references_is_explained() -> None:
-    """An instance that cannot be referred to weakly is refused with a text that says what to add.
-    """
+    """An instance that cannot be referred to weakly is refused with a text that says what to add."""
 
     class Slotted:
         __slots__ = ()
@@ -935,8 +932,7 @@ def test_a_model_class_is_set_up_and_its_hooks_are_used() -> None:
 
 
 def test_a_forked_child_starts_with_an_empty_line() -> None:
-    """A forked child starts with an empty line: who was in the line or led it stayed in the parent.
-    """
+    """A forked child starts with an empty line: who was in the line or led it stayed in the parent."""
     function = Gated()
     f = carpool.batch(function)
     ticket = f.submit("parent's")
@@ -1085,8 +1081,7 @@ def test_slo_s_is_what_a_policy_may_plan_for() -> None:
     ],
 )
 def test_wrong_settings_are_explained(settings: dict[str, Any], told: str) -> None:
-    """A wrong setting is refused when the function is declared, by its name and with what would do.
-    """
+    """A wrong setting is refused when the function is declared, by its name and with what would do."""
     with pytest.raises((ValueError, TypeError), match=told):
         carpool.batch(**settings)
 

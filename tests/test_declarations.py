@@ -100,8 +100,7 @@ class Decodes(carpool.Model):
     ],
 )
 def test_a_stage_refuses_what_cannot_be(settings: dict[str, Any], told: str) -> None:
-    """A stage refuses settings that cannot work, and the text names the setting and what would do.
-    """
+    """A stage refuses settings that cannot work, and the text names the setting and what would do."""
     with pytest.raises(ValueError, match=told):
         Stage(identity, **settings)
 

@@ -27,8 +27,7 @@ def run_module(name: str) -> str:
 
 @pytest.mark.slow
 def test_digits() -> None:
-    """The example answers real images over HTTP, and tells a client with a wrong one what is wrong.
-    """
+    """The example answers real images over HTTP, and tells a client with a wrong one what is wrong."""
     from examples.digits import halves
 
     _, _, images, labels = halves()

@@ -120,8 +120,7 @@ def test_a_timeout_can_only_shorten() -> None:
 
 
 def test_a_deadline_is_a_timeout_error() -> None:
-    """`except TimeoutError` catches a missed deadline, and `except ValueError` a validation error.
-    """
+    """`except TimeoutError` catches a missed deadline, and `except ValueError` a validation error."""
     assert issubclass(carpool.DeadlineExceeded, TimeoutError)
     assert issubclass(carpool.ValidationError, ValueError)
     assert all(issubclass(e, carpool.CarpoolError) for e in (carpool.Overloaded, carpool.Unavailable))

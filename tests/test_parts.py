@@ -372,8 +372,7 @@ def test_an_item_that_is_too_large_by_itself_fails_alone() -> None:
 
 
 def test_items_that_are_too_large_have_no_more_time_than_others() -> None:
-    """The time for items that are too large by themselves is bounded as it is for any guilty items.
-    """
+    """The time for items that are too large by themselves is bounded as it is for any guilty items."""
     model = Small(100, 5)
     clock = VirtualClock()
 

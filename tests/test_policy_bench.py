@@ -92,8 +92,7 @@ def test_the_sources_of_a_policy_are_its_own_and_the_simulators() -> None:
 
 
 def test_words_about_the_code_change_no_figure() -> None:
-    """Comments, docstrings and line breaks may change without making runs again; a number may not.
-    """
+    """Comments, docstrings and line breaks may change without making runs again; a number may not."""
     code = 'def f(x):\n    """Halve."""\n    return x / 2\n'
     reworded = 'def f(x):\n    """One half\n\n    of it."""\n    return (\n        x / 2  # why\n    )\n'
 

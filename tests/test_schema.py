@@ -213,8 +213,7 @@ def test_a_deep_item_is_read_as_deep_as_pydantic_can() -> None:
     ],
 )
 def test_a_number_out_of_range_does_not_fit(kind: Any, item: Any, told: str) -> None:
-    """A number out of range does not fit, and silently becomes neither infinity nor another number.
-    """
+    """A number out of range does not fit, and silently becomes neither infinity nor another number."""
     for read, body in (
         (schema.json_reader(kind), msgspec.json.encode(item)),
         (schema.msgpack_reader(kind), msgspec.msgpack.encode(item)),

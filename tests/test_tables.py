@@ -259,8 +259,7 @@ def test_every_cell_reads_in_company_as_alone(base: Any, kind: Any) -> None:
 
 
 def test_a_number_that_has_no_room_is_refused() -> None:
-    """A number that has no room in its column's type is refused: pandas would make another of it.
-    """
+    """A number that has no room in its column's type is refused: pandas would make another of it."""
 
     class Small(Pandas):
         columns: ClassVar[dict[str, Any]] = {"v": "int8"}

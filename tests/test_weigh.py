@@ -55,7 +55,9 @@ def test_whole_numbers_are_sizes(returned: Any, size: int) -> None:
     "returned", [-1, 2.0, "3", None, [1], "x" * 1000, 2**53 + 1, pytest.param(10**5000, id="vast")]
 )
 def test_anything_else_is_the_model_s_fault(returned: Any) -> None:
-    """Said with what was returned and what would do."""
+    """A size that is no whole number is the model's fault, and the error says what was returned and
+    what would do.
+    """
     with pytest.raises(ModelError, match=r"size= of f returned .*: it must return a whole number") as caught:
         units(returned, "f")
 
@@ -64,7 +66,9 @@ def test_anything_else_is_the_model_s_fault(returned: Any) -> None:
 
 
 def test_a_size_function_that_raises_is_the_model_s_fault() -> None:
-    """With its type's name and its traceback."""
+    """If a size function raises that is the model's fault, and the error has the type's name and
+    the traceback.
+    """
     with pytest.raises(ModelError, match="size= of stage s raised KeyError: 'tokens'") as caught:
         weigher(lambda item: item["tokens"], dict).of({})
 
@@ -119,14 +123,16 @@ def test_whatever_foreign_code_raises_is_an_error_of_the_item(kind: type[BaseExc
 
 
 def test_a_result_that_cannot_be_shown() -> None:
-    """No number, and no text either."""
+    """If `size` returns an object that is no number and cannot be shown either, the error says so
+    without it.
+    """
     nothing = type("Nothing", (), {"__repr__": Index(SystemExit).__repr__, "kind": SystemExit})
     with pytest.raises(ModelError, match="returned an object of type Nothing: it must"):
         units(nothing(), "f")
 
 
 def test_a_size_function_may_refuse_an_item() -> None:
-    """Its own validation error stays one."""
+    """A `ValidationError` that a size function raises reaches the caller as it is."""
 
     def strict(text: str) -> int:
         raise ValidationError("too long")
@@ -136,7 +142,7 @@ def test_a_size_function_may_refuse_an_item() -> None:
 
 
 def test_a_body_that_does_not_fit_is_the_caller_s_fault() -> None:
-    """As when a worker reads it: malformed, or of another type."""
+    """A body that is malformed or of another type is the caller's fault, as when a worker reads it."""
     with pytest.raises(InvalidRequest, match="the body is no valid JSON"):
         weigher().of_encoded(b'"abc', JSON)
     with pytest.raises(InvalidRequest, match="the body is no valid msgpack"):
@@ -146,13 +152,15 @@ def test_a_body_that_does_not_fit_is_the_caller_s_fault() -> None:
 
 
 def test_a_result_that_cannot_be_read_is_the_model_s_fault() -> None:
-    """No caller has sent it."""
+    """A result of the stage before that cannot be read is the model's fault, since no caller has
+    sent it.
+    """
     with pytest.raises(ModelError, match="cannot be read for its size="):
         weigher().of_encoded(b"\x80nonsense")
 
 
 def test_most_stages_weigh_nothing() -> None:
-    """Only `size=` makes a weigher."""
+    """A stage without `size=` has no weigher."""
     assert weigher_of(Stage(models.scale, max_batch_size=8)) is None
     sized = weigher_of(Stage(models.scale, max_batch_size=8, size=abs))
     assert sized is not None

@@ -34,7 +34,7 @@ TAKES_TIME = (
 @pytest.mark.parametrize("promise", PROMISES)
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_a_driver_keeps_its_promises(driver: str, promise: str) -> None:
-    """Each promise on each driver."""
+    """Every driver keeps each promise, but for those that it cannot by its nature."""
     if why := CANNOT.get((driver, promise)):
         pytest.skip(why)
     asyncio.run(PROMISES[promise](DRIVERS[driver]))
@@ -111,7 +111,7 @@ class OneAtATime(Spoilt):
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
 def test_a_broken_driver_is_found(kind: type[Spoilt], promise: str) -> None:
-    """With the name of the promise."""
+    """A driver that breaks a promise is found, and the error names the promise."""
 
     @contextlib.asynccontextmanager
     async def start(**settings: Any) -> AsyncIterator[Driven]:
@@ -123,7 +123,7 @@ def test_a_broken_driver_is_found(kind: type[Spoilt], promise: str) -> None:
 
 
 def test_promises_may_be_left_out() -> None:
-    """By name, and only those that there are."""
+    """Promises may be left out by name, and a name that there is not is an error."""
     asyncio.run(check_driver(virtual, without=["a_deadline_is_kept"]))
     with pytest.raises(ValueError, match="no such promise: to_fly; there are each_caller"):
         asyncio.run(check_driver(virtual, without=["to_fly"]))

@@ -168,8 +168,7 @@ def test_a_lost_worker_owes_what_is_unanswered() -> None:
 
 
 def test_losing_an_idle_or_unknown_worker_loses_nothing() -> None:
-    """Losing a worker that is idle or unknown loses no request; it only takes no batches any more.
-    """
+    """Losing a worker that is idle or unknown loses no request; it only takes no batches any more."""
     batcher = stage(4)
     batcher.worker_ready(0)
     lost = (batcher.worker_lost(0), batcher.worker_lost(7))

@@ -18,8 +18,7 @@ def two_stages() -> tuple[Pipeline, Journal]:
 
 
 def test_a_request_has_a_story() -> None:
-    """The journal tells all that happened to a request, in order, with times, stages and batches.
-    """
+    """The journal tells all that happened to a request, in order, with times, stages and batches."""
     pipeline, journal = two_stages()
     pipeline.submit(1, asks("ab"))
     (first,) = pipeline.poll(2).run
@@ -37,8 +36,7 @@ def test_a_request_has_a_story() -> None:
 
 
 def test_a_story_may_begin_at_the_door_and_end_badly() -> None:
-    """The journal also tells of waiting at the door, of a lost worker, and of an error at the end.
-    """
+    """The journal also tells of waiting at the door, of a lost worker, and of an error at the end."""
     pipeline, journal = two_stages()
     pipeline.worker_lost(0, 0, 1)
     pipeline.submit(1, asks("ab", patient=True))

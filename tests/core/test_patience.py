@@ -125,8 +125,7 @@ def test_a_call_of_ten_times_its_cost_is_given_up_sooner() -> None:
 
 
 def test_what_is_quick_may_be_slow_for_the_whole_time() -> None:
-    """A call is not given up for taking ten times a trifle: ten times a millisecond is no reason.
-    """
+    """A call is not given up for taking ten times a trifle: ten times a millisecond is no reason."""
     pipeline, batch = running("a")
     taught(pipeline, batch, took_s=0.125)
 

@@ -142,8 +142,7 @@ def test_the_delay_is_spread_by_the_dice(dice: float, share: float) -> None:
 
 
 def test_no_delay_is_longer_than_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many deaths a stage bears, no restart is delayed for longer than the longest delay.
-    """
+    """However many deaths a stage bears, no restart is delayed for longer than the longest delay."""
     monkeypatch.setattr("carpool.core.roster.MOST_DEATHS", 100)
     one, now, delays = roster(), 0.0, []
     for _ in range(20):
@@ -241,8 +240,7 @@ def test_who_hangs_is_lost_at_once_and_replaced_when_gone() -> None:
 
 
 def test_only_who_hangs_is_gone_later() -> None:
-    """Only a worker that was given up can be gone later: one that runs or is dead already cannot.
-    """
+    """Only a worker that was given up can be gone later: one that runs or is dead already cannot."""
     one = roster()
     with pytest.raises(ValueError, match="did not hang"):
         one.is_gone(0)

@@ -136,8 +136,7 @@ def random_run(seed: int) -> list[object]:
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
-    """A run with the same seed has the same batches and answers; one with another seed has others.
-    """
+    """A run with the same seed has the same batches and answers; one with another seed has others."""
     assert random_run(1) == random_run(1)
     assert random_run(1) != random_run(2)
 

@@ -156,8 +156,7 @@ def test_it_goes_with_its_service() -> None:
 
 
 def test_workers_inside_the_process_need_none() -> None:
-    """A service whose workers are threads or tasks has no guard: they die with the process anyway.
-    """
+    """A service whose workers are threads or tasks has no guard: they die with the process anyway."""
     from carpool import Stage
 
     before = guards_of(os.getpid())

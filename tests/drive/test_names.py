@@ -33,8 +33,7 @@ def command(pid: int) -> list[str]:
 
 
 def test_a_worker_process_bears_its_stage_s_name_and_its_number() -> None:
-    """A worker process shows its stage's name and its number in `ps`, and to the model that asks.
-    """
+    """A worker process shows its stage's name and its number in `ps`, and to the model that asks."""
     with Service(Stage(Named, workers=2, name="Digits"), name="service").run() as s:
         names = {tuple(s.predict(0)) for _ in range(20)}
         assert [command(pid)[-1] for pid in s.pids] == ["carpool Digits/0", "carpool Digits/1"]

@@ -45,8 +45,7 @@ DOUBLE = Service(Stage(models.scale, max_batch_size=64, workers=2))
 
 
 def test_a_stream_keeps_order(collect: Collect) -> None:
-    """A stream gives its results in the order of its items, whatever order the workers finish in.
-    """
+    """A stream gives its results in the order of its items, whatever order the workers finish in."""
     assert collect(DOUBLE, range(5000)) == [2 * x for x in range(5000)]
 
 
@@ -63,8 +62,7 @@ def test_any_window_works(collect: Collect, window: int) -> None:
 
 
 def test_an_error_is_raised_in_its_place(collect: Collect) -> None:
-    """A stream raises the error of an item in its place, after the results of the items before it.
-    """
+    """A stream raises the error of an item in its place, after the results of the items before it."""
     got: list[Any] = []
 
     def main() -> None:
@@ -79,8 +77,7 @@ def test_an_error_is_raised_in_its_place(collect: Collect) -> None:
 
 
 def test_errors_can_be_returned(collect: Collect) -> None:
-    """With `return_exceptions=True` a stream gives the error of an item in its place and goes on.
-    """
+    """With `return_exceptions=True` a stream gives the error of an item in its place and goes on."""
     answers = collect(Service(models.RaisesInPredict), [1, 0, 2], return_exceptions=True)
 
     assert [a if isinstance(a, float) else type(a) for a in answers] == [1.0, carpool.ModelError, 0.5]
@@ -184,8 +181,7 @@ def resident_bytes() -> int:
 
 @pytest.mark.slow
 def test_a_million_items_in_constant_memory() -> None:
-    """A stream of a million items holds its window and not its history, and keeps order throughout.
-    """
+    """A stream of a million items holds its window and not its history, and keeps order throughout."""
     with Service(Stage(models.scale, max_batch_size=64)).run() as handle:
         early = 0
         for x, y in enumerate(handle.stream(iter(range(1_000_000)))):

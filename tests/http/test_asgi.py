@@ -111,8 +111,7 @@ def test_both_doors_count_for_the_same_metrics(server: RunningServer, other: Uvi
 
 
 def test_requests_on_one_connection(other: Uvicorn) -> None:
-    """A connection stays open for several requests, also after a refusal whose body has been read.
-    """
+    """A connection stays open for several requests, also after a refusal whose body has been read."""
     with Client(other.port) as client:
         for n in range(20):
             assert client.ask(post(b"%d" % n)).body == b"%d.0" % (2 * n)
@@ -445,8 +444,7 @@ def test_a_signal_ends_uvicorn_and_the_workers(lifespan: str) -> None:
 
 @pytest.mark.slow
 def test_two_server_processes_have_a_worker_each() -> None:
-    """Two server processes of uvicorn answer through a worker each, and all of these end with it.
-    """
+    """Two server processes of uvicorn answer through a worker each, and all of these end with it."""
     with Program(pids, "--workers", "2") as program, ThreadPoolExecutor(16) as pool:
         port = program.port()
         answered: set[int] = set()

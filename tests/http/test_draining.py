@@ -40,8 +40,7 @@ async def test_what_is_owed_is_answered_first() -> None:
 
 @on_a_jumping_loop
 async def test_a_request_on_its_way_is_answered() -> None:
-    """A request of which a half is there when the listener drains is read to its end and answered.
-    """
+    """A request of which a half is there when the listener drains is read to its end and answered."""
     door = Door()
     wire = door.connect()
     wire.send(get()[:10])

@@ -258,8 +258,7 @@ def test_memory_is_taken_when_it_is_filled() -> None:
 
 @on_a_jumping_loop
 async def test_connections() -> None:
-    """One connection more than the limit is told 503, and when another closes there is room again.
-    """
+    """One connection more than the limit is told 503, and when another closes there is room again."""
     door = Door(Limits(connections=3))
     first = [door.connect() for _ in range(3)]
     late = door.connect()

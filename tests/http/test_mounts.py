@@ -319,8 +319,7 @@ def test_an_app_whose_loop_has_ended_is_stopped_on_another_one() -> None:
 
 
 def test_whoever_asks_for_a_start_while_it_is_under_way_gets_the_same_one() -> None:
-    """A request that comes while `start` is at work waits for it, and starts nothing a second time.
-    """
+    """A request that comes while `start` is at work waits for it, and starts nothing a second time."""
     app = App(Service(Stage(InThread, max_batch_size=8, run_in="thread")))
 
     async def start_twice() -> int:

@@ -99,8 +99,7 @@ def test_errors_are_as_their_schema_says(server: RunningServer) -> None:
 
 @pytest.mark.parametrize("name", [service.name for service in TYPED])
 def test_examples_and_answers_fit_their_schemas(name: str) -> None:
-    """The examples of the document can be sent as they are, and the answers are what it promises.
-    """
+    """The examples of the document can be sent as they are, and the answers are what it promises."""
     service = next(service for service in TYPED if service.name == name)
     doc = document(service)
     operation = doc["paths"]["/predict"]["post"]

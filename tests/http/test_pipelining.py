@@ -111,8 +111,7 @@ def _counted(init: Callable[..., None], made: list[int]) -> Callable[..., None]:
 @pytest.mark.parametrize("piece", [10_000, 250_000])
 @on_a_jumping_loop
 async def test_a_long_row_takes_turns_with_others(known: bool, piece: int) -> None:
-    """However many requests come in one piece, other connections are served before all of them are.
-    """
+    """However many requests come in one piece, other connections are served before all of them are."""
     door = Door()
     if known:
         door.connect().send(get("/livez"))

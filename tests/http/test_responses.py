@@ -175,8 +175,7 @@ def test_python_callers_get_the_object(run_in: Any) -> None:
 def test_what_cannot_be_sent_is_refused_where_it_is_made(
     arguments: dict[str, Any], error: type[Exception], text: str
 ) -> None:
-    """A response that cannot be sent is refused where it is made, and the text names what is wrong.
-    """
+    """A response that cannot be sent is refused where it is made, and the text names what is wrong."""
     with pytest.raises(error, match=text):
         Response(**arguments)
 

@@ -182,8 +182,7 @@ def test_the_stages_behind_count() -> None:
 
 
 def test_if_all_are_hopeless_all_are_refused() -> None:
-    """If no request can be in time all are refused, and the worker stays free for those who come.
-    """
+    """If no request can be in time all are refused, and the worker stays free for those who come."""
     queue = alike(5, 0.06, arrived=NOW - 0.055)
 
     assert decide(taught(), queue) == Decision(queue.peek(5))
@@ -222,8 +221,7 @@ def test_without_overload_a_long_queue_is_kept() -> None:
 
 
 def test_an_overload_that_has_just_begun_is_borne() -> None:
-    """Nothing is refused in an overload while less waits than half of what can be served in time.
-    """
+    """Nothing is refused in an overload while less waits than half of what can be served in time."""
     policy = taught(rate=2 * 2667)
 
     assert decide(policy, queued(*crowd(350, 0.3, 2 * 2667))) == Decision([], 64, "full")
@@ -643,8 +641,7 @@ def test_tiles_are_filled() -> None:
 
 
 def test_a_knee_is_not_overrun() -> None:
-    """Batches end at the knee of the curve under a load with which full batches could not keep up.
-    """
+    """Batches end at the knee of the curve under a load with which full batches could not keep up."""
     adaptive, greedy = both("greedy", "poisson:rho=0.9", Knee(0.008, 0.00025, 32, 0.0009), 0.06, 6)
 
     assert adaptive.goodput > 1.3 * greedy.goodput

@@ -21,8 +21,7 @@ def came(*arrivals: tuple[float, int]) -> Arrivals:
 
 
 def test_a_steady_stream_has_its_rate() -> None:
-    """Four requests a second have a rate of four, by both windows, before these are full and after.
-    """
+    """Four requests a second have a rate of four, by both windows, before these are full and after."""
     for n in (2, 20, 32, 100, 256, 1000):
         arrivals = came(*[(i / 4, 1) for i in range(n)])
 

@@ -77,8 +77,7 @@ def test_the_working_size_does_not_follow_small_changes() -> None:
 
 
 def test_noise_makes_the_working_size_larger() -> None:
-    """Where noise hides which size is best, the working size is the largest of those that may be.
-    """
+    """Where noise hides which size is best, the working size is the largest of those that may be."""
     cost = bending(0.03)
     for n in [*range(1, 65)] * 20:
         for factor in (1.15, 1 / 1.15):

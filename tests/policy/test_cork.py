@@ -139,8 +139,7 @@ def test_the_training_waits_for_two_and_for_three() -> None:
 
 
 def test_batches_under_way_count_in_training() -> None:
-    """Batches under way count in training, so that with many workers it is no longer than with one.
-    """
+    """Batches under way count in training, so that with many workers it is no longer than with one."""
     policy = Cork(8, slo_s=30)
 
     assert policy.decide(0, seen(policy, 0), free=1, busy=8).take == 1

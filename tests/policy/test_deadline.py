@@ -124,8 +124,7 @@ lines = st.tuples(st.floats(0, 5), st.floats(0, 5))
 @PROPERTY
 @given(lines, st.lists(st.integers(1, 64), min_size=2, max_size=60, unique=True))
 def test_a_line_is_found(line: tuple[float, float], sizes: list[int]) -> None:
-    """Batches that lie on a line teach it, but for the little that ties the slope to what it was.
-    """
+    """Batches that lie on a line teach it, but for the little that ties the slope to what it was."""
     a, b = line
     learned = Line()
     for n in sizes * 30:

@@ -72,8 +72,7 @@ def test_clients_in_a_closed_loop_are_waited_for() -> None:
 
 
 def test_clients_that_were_gathered_are_waited_for_again() -> None:
-    """Once the clients are in one group the policy goes on waiting for them, with the same window.
-    """
+    """Once the clients are in one group the policy goes on waiting for them, with the same window."""
     assert 0.0014 < Rounds().play(16, 0, uniform(16, 0.0005, 0.0015)).window_s < 0.0026
 
 

@@ -59,8 +59,7 @@ def test_a_fast_item_is_believed_slowly() -> None:
 
 
 def test_the_time_is_that_of_one_item() -> None:
-    """What is learned from a frame is the time of one item: eight items that took 8 ms teach 1 ms.
-    """
+    """What is learned from a frame is the time of one item: eight items that took 8 ms teach 1 ms."""
     policy = OneByOne()
     policy.completed(0, 8, 8, 2**-7, True)
 
@@ -68,8 +67,7 @@ def test_the_time_is_that_of_one_item() -> None:
 
 
 def test_without_a_free_worker_or_work_there_is_nothing_to_do() -> None:
-    """Without a free worker or waiting items nothing is sent: nothing goes ahead to a busy worker.
-    """
+    """Without a free worker or waiting items nothing is sent: nothing goes ahead to a busy worker."""
     assert learned(1e-6).decide(0, waiting(0, 0), free=0, busy=1) is NOTHING
     assert learned(1e-6).decide(0, waiting(), free=1, busy=0) is NOTHING
 
@@ -77,8 +75,7 @@ def test_without_a_free_worker_or_work_there_is_nothing_to_do() -> None:
 @PROPERTY
 @given(st.lists(st.tuples(st.integers(1, 128), st.floats(0, 10)), max_size=20), st.integers(0, 300), st.integers(1, 8))
 def test_a_hop_never_holds_more_than_the_budget(seen: list[tuple[int, float]], n: int, free: int) -> None:
-    """Whatever was learned, several items travel together only within about a millisecond of work.
-    """
+    """Whatever was learned, several items travel together only within about a millisecond of work."""
     policy = OneByOne()
     for items, busy_s in seen:
         policy.completed(0, items, items, busy_s, True)

@@ -47,8 +47,7 @@ def test_knots(limit: int) -> None:
 
 @pytest.mark.parametrize("limit", [2**20, 2**21, 2**21 + 1, 10**7, 2**31])
 def test_there_are_few_knots_however_large_the_limit(limit: int) -> None:
-    """However large the limit is, as that of a batch without one, the table stays as short as any.
-    """
+    """However large the limit is, as that of a batch without one, the table stays as short as any."""
     knots = knots_for(limit)
 
     assert len(knots) <= MOST_KNOTS
