@@ -30,7 +30,7 @@ from tests.effort import slow_where
 from tests.support import models
 from tests.support.loops import on_a_loop
 from tests.support.processes import in_a_child
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 def echo(xs: list[Any]) -> list[Any]:
@@ -499,9 +499,7 @@ def test_nor_by_a_sink_or_a_size_of_its_own() -> None:
     weighed = Stage(echo, name="weighed", max_batch_size=8, run_in="thread", size=lambda x: ask() if x == "ask" else 1)
     with Service(Stage(models.Talks), weighed, timeout_s=5).run(output=sink) as s:
         said = s.predict("x")
-        deadline = time.monotonic() + PATIENCE_S
-        while not heard and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: heard)
         assert s.predict("x") == said
     of_the_sink = len(heard)
 

@@ -12,7 +12,7 @@ import pytest
 from carpool.errors import DeadlineExceeded
 from carpool.testing import DriverError, check_driver
 from carpool.testing.driver import PROMISES, Driven
-from tests.contract.drivers import DRIVERS, virtual
+from tests.contract.drivers import DRIVERS, batched_tasks, virtual
 from tests.effort import slow_where
 
 CANNOT = {
@@ -120,6 +120,16 @@ def test_a_broken_driver_is_found(kind: type[Spoilt], promise: str) -> None:
 
     with pytest.raises(DriverError, match=promise):
         asyncio.run(check_driver(start))
+
+
+def test_a_driver_that_leaves_a_worker_idle_is_found() -> None:
+    """A driver that gives all batches to one of its two workers is late each time, so it is found."""
+
+    def start(*, workers: int, **settings: Any) -> contextlib.AbstractAsyncContextManager[Driven]:
+        return batched_tasks(workers=1, **settings)
+
+    with pytest.raises(DriverError, match=r"five rounds of 0\.05 s took"):
+        asyncio.run(PROMISES["no_worker_is_idle_while_work_waits"](start))
 
 
 def test_promises_may_be_left_out() -> None:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +15,8 @@ import carpool
 from carpool import Service, Stage
 from tests.effort import slow_where
 from tests.support import models
+from tests.support.processes import resident_bytes
+from tests.support.waiting import wait_until
 
 Collect = Callable[..., list[Any]]
 
@@ -151,10 +150,7 @@ def test_a_stream_that_is_left_early_gives_everything_back() -> None:
         for y in handle.stream(itertools.count()):
             if y == 200:
                 break
-        end = time.monotonic() + 10
-        while threading.active_count() > before or handle.stats().in_flight:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        wait_until(lambda: threading.active_count() <= before and not handle.stats().in_flight)
         assert handle.predict(1) == 2
 
 
@@ -173,10 +169,6 @@ def test_several_streams_at_once_do_not_mix() -> None:
             thread.join()
 
     assert results == {s: [2 * x for x in range(s, s + 2000)] for s in range(0, 4_000_000, 1_000_000)}
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from carpool import Service, Stage
 from tests.effort import slow_where
 from tests.support import models
 from tests.support.output import Output
-from tests.support.processes import alive
+from tests.support.processes import alive, resident_bytes
 from tests.support.waiting import wait_until
 
 
@@ -148,11 +148,6 @@ def test_a_worker_that_floods_is_replaced() -> None:
         assert service.predict("pid") > 0
         wait_until(lambda: service.stats().stages[0].workers == {"ready": 2})
         assert first in service.pids or service.stats().stages[0].restarts == 1
-
-
-def resident_bytes() -> int:
-    """Of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @slow_where(lambda how: how not in ("raises", "crashes"))

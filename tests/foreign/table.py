@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 from carpool import Policy, Service, Stage
 from carpool.policy import Static
 from tests.foreign import models, typed
-from tests.foreign.ways import DOORS, LIMIT_S, TIMEOUT_S
+from tests.foreign.ways import DOORS, LIMIT_S, TIMEOUT_S, close_quietly
 from tests.support.kinds import KINDS, fail
 from tests.support.processes import children
 
@@ -92,7 +91,7 @@ class Way:
         """Something has failed: the next cell gets a service of its own, and nobody waits for this one."""
         shared, self._shared = self._shared, None
         if shared is not None:
-            threading.Thread(target=_close_quietly, args=(shared,), daemon=True).start()
+            threading.Thread(target=close_quietly, args=(shared,), daemon=True).start()
         self._threads |= set(threading.enumerate())
 
     def close(self) -> None:
@@ -153,8 +152,3 @@ class Way:
     def _left(self) -> list[str]:
         threads = {each for each in threading.enumerate() if each.name != "carpool-output"} - self._threads
         return [repr(each) for each in threads] + [f"child {pid}" for pid in set(children()) - self._children]
-
-
-def _close_quietly(thing: Any) -> None:
-    with contextlib.suppress(BaseException):
-        thing.close()

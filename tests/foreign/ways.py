@@ -399,11 +399,11 @@ def closing(thing: Any) -> Iterator[Any]:
     try:
         yield thing
     except BaseException:
-        threading.Thread(target=_close_quietly, args=(thing,), daemon=True).start()
+        threading.Thread(target=close_quietly, args=(thing,), daemon=True).start()
         raise
     thing.close()
 
 
-def _close_quietly(thing: Any) -> None:
+def close_quietly(thing: Any) -> None:
     with contextlib.suppress(BaseException):
         thing.close()

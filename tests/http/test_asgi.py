@@ -7,13 +7,11 @@ import json
 import os
 import re
 import signal
-import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import uvloop
 
 from carpool import Service, Stage
 from carpool.core import roster
@@ -25,7 +23,7 @@ from tests.http.uvicorn_program import Program, broken, listens, pids
 from tests.support.http import models
 from tests.support.http.door import get, post
 from tests.support.http.jobs import job, outcome, small_queue
-from tests.support.http.net import Client, Gate, RunningServer, code_of, predict, serving
+from tests.support.http.net import Client, Gate, RunningServer, code_of, predict, serving, waiting
 from tests.support.http.wire import Answer
 from tests.support.processes import alive, children, guards_of
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -155,7 +153,7 @@ def test_429_and_504_behind_both(gate: Gate) -> None:
         assert timeless(late[0]) == timeless(late[1])
         for n, client in enumerate(queued):
             client.send(job(n + 1, path="/predict"))
-        running.until(lambda: waiting(running) == 2)
+        running.wait_until(lambda: waiting(running.app) == 2)
         full = [asked(server.port, job(3, None, ID, path="/predict")) for server in (running, other)]
         assert outcome(full[0]) == (429, "overloaded")
         assert int(full[0].headers["retry-after"]) >= 1
@@ -212,13 +210,6 @@ def test_503_of_lost_workers_behind_both(monkeypatch: pytest.MonkeyPatch) -> Non
 # -- clients that leave
 
 
-def waiting(running: RunningServer) -> int:
-    """How many requests are queued."""
-    driver = running.app.endpoints[0].driver
-    assert driver is not None
-    return driver.pipeline.waiting
-
-
 @pytest.mark.parametrize("how", ["close", "reset"])
 def test_a_client_that_leaves_while_queued(gate: Gate, how: str) -> None:
     """If a client of uvicorn leaves while its request is queued, the model never sees it; those
@@ -230,11 +221,11 @@ def test_a_client_that_leaves_while_queued(gate: Gate, how: str) -> None:
         busy.send(job(1, gate, path="/predict"))
         gate.knocked()
         gone.send(job(666, path="/predict"))
-        running.until(lambda: waiting(running) == 1)
+        running.wait_until(lambda: waiting(running.app) == 1)
         behind_it.send(job(2, path="/predict"))
-        running.until(lambda: waiting(running) == 2)
+        running.wait_until(lambda: waiting(running.app) == 2)
         gone.reset() if how == "reset" else gone.close()
-        running.until(lambda: waiting(running) == 1)
+        running.wait_until(lambda: waiting(running.app) == 1)
         gate.open()
         assert [json.loads(client.answer().body)["value"] for client in (busy, behind_it)] == [1, 2]
         assert json.loads(busy.ask(job(-1, path="/predict")).body)["seen"] == [1, 2, -1]
@@ -252,7 +243,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_body() -> None:
         running.app.admit = lambda head: ended.append(head) or answer_of(head)  # type: ignore[method-assign]
         gone = Client(other.port)
         gone.send(request[:-1])
-        running.until(lambda: len(ended) == 1)  # its headers have been read
+        running.wait_until(lambda: len(ended) == 1)  # its headers have been read
         gone.reset()
         assert asked(other.port, post(b"1")).body == b"1"
         assert running.outcomes() == {"ok": 1}
@@ -267,9 +258,9 @@ def test_a_call_that_is_cancelled_while_queued(gate: Gate) -> None:
         gate.knocked()
         call = Call({"type": "http.request", "body": b'{"value": 666}'})
         done = asyncio.run_coroutine_threadsafe(call.of(running.app, "POST", "/predict"), running.loop)
-        running.until(lambda: waiting(running) == 1)
+        running.wait_until(lambda: waiting(running.app) == 1)
         done.cancel()
-        running.until(lambda: waiting(running) == 0)
+        running.wait_until(lambda: waiting(running.app) == 0)
         gate.open()
         assert busy.answer().status == 200
         assert running.outcomes() == {"ok": 1, "cancelled": 1}
@@ -288,18 +279,6 @@ def test_a_client_that_has_left_before_its_body() -> None:
 
 
 # -- start and end
-
-
-@pytest.fixture
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """A loop in a thread of its own."""
-    one = uvloop.new_event_loop()
-    thread = threading.Thread(target=one.run_forever, daemon=True)
-    thread.start()
-    yield one
-    one.call_soon_threadsafe(one.stop)
-    thread.join(PATIENCE_S)
-    one.close()
 
 
 def test_the_lifespan_starts_and_stops_the_workers(loop: asyncio.AbstractEventLoop) -> None:
@@ -325,7 +304,7 @@ def test_the_end_waits_for_those_inside(loop: asyncio.AbstractEventLoop, gate: G
         running.send(job(1, gate, path="/predict"))
         gate.knocked()
         queued.send(job(2, path="/predict"))
-        wait_until(lambda: app.endpoints[0].driver.pipeline.waiting == 1)  # type: ignore[union-attr]
+        wait_until(lambda: waiting(app) == 1)
         ended = pool.submit(server.stop)
         wait_until(lambda: not listens(server.port))
         assert alive(pid)

@@ -13,7 +13,7 @@ from carpool import Service, Stage
 from carpool.http.app import App
 from tests.support.http import models
 from tests.support.http.jobs import job
-from tests.support.http.net import Client, Gate, RunningServer, serving
+from tests.support.http.net import Client, Gate, RunningServer, serving, waiting
 
 
 @pytest.fixture(scope="module", params=["uvloop", "asyncio"])
@@ -24,13 +24,6 @@ def running(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
         App(Service(Stage(models.Gated, max_batch_size=1, idempotent=False), name="gated")), loop=loop
     ) as server:
         yield server
-
-
-def waiting(running: RunningServer) -> int:
-    """How many requests are queued."""
-    driver = running.app.endpoints[0].driver
-    assert driver is not None
-    return driver.pipeline.waiting
 
 
 @pytest.mark.parametrize("how", ["close", "reset", "close after a pipelined row"])
@@ -45,14 +38,14 @@ def test_a_client_that_leaves_while_queued(running: RunningServer, gate: Gate, h
         gate.knocked()
         count = 5 if "row" in how else 1
         gone.send(job(666, path="/predict") * count)
-        running.until(lambda: waiting(running) == count)
+        running.wait_until(lambda: waiting(running.app) == count)
         behind.send(job(2, path="/predict"))
-        running.until(lambda: waiting(running) == count + 1)
+        running.wait_until(lambda: waiting(running.app) == count + 1)
         if how == "reset":
             gone.reset()
         else:
             gone.close()
-        running.until(lambda: waiting(running) == 1)
+        running.wait_until(lambda: waiting(running.app) == 1)
         gate.open()
         assert [json.loads(client.answer().body)["value"] for client in (busy, behind)] == [1, 2]
         seen = json.loads(busy.ask(job(-1, path="/predict")).body)["seen"]
@@ -69,7 +62,7 @@ def test_a_client_that_half_closes(running: RunningServer, gate: Gate) -> None:
         gate.knocked()
         half.send(job(3, path="/predict") + job(4, path="/predict"))
         half.end()
-        running.until(lambda: waiting(running) == 2)
+        running.wait_until(lambda: waiting(running.app) == 2)
         half.sock.settimeout(0.3)  # the probe for its presence has been sent by then
         with pytest.raises(TimeoutError):
             half.answer()
@@ -108,4 +101,4 @@ def test_a_hundred_clients_that_come_and_go(running: RunningServer) -> None:
         assert json.loads(client.ask(request).body)["value"] == 7
     listener = running.server._listener
     assert listener is not None
-    running.until(lambda: not listener.connections)
+    running.wait_until(lambda: not listener.connections)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tests.support.http.door import chunked, post
-from tests.support.http.net import Client, Gate, RunningServer
+from tests.support.http.net import Client, Gate, RunningServer, waiting
 from tests.support.http.wire import Answer
 from tests.support.waiting import PATIENCE_S
 
@@ -144,13 +144,11 @@ def test_all_formats_in_one_batch(server: RunningServer, gate: Gate) -> None:
         (b"{", JSON, MSGPACK, 400),
         (b"{}", JSON, JSON, 422),
     ]
-    driver = server.app.endpoints[2].driver
-    assert driver is not None
     with ThreadPoolExecutor(len(requests) + 1) as pool:
         first = pool.submit(send, server, gated, json.dumps({"value": 0, "gate": gate.path}).encode(), JSON)
         gate.knocked()
         answers = [pool.submit(send, server, gated, body, kind, accept) for body, kind, accept, _ in requests]
-        server.until(lambda: driver.pipeline.waiting == len(requests))
+        server.wait_until(lambda: waiting(server.app, 2) == len(requests))
         gate.open()
         assert first.result(PATIENCE_S).status == 200
         for answer, (_, _, accept, status) in zip(answers, requests, strict=True):

@@ -7,7 +7,6 @@ import errno
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -21,6 +20,7 @@ from tests.support.http.door import Door, chunked, get, post
 from tests.support.http.jump import on_a_jumping_loop, turns
 from tests.support.http.net import Client, code_of, serving
 from tests.support.http.wire import Answer, Wire
+from tests.support.processes import resident_bytes
 
 FIELD = 4  # ": " and the line's end
 
@@ -323,12 +323,6 @@ def test_an_open_connection_does_not_keep_a_body_that_was_answered() -> None:
             client = stack.enter_context(Client(running.port))
             assert client.ask(body).body == b"4194304"
         assert resident_bytes() - before < 120 * 2**20
-
-
-def resident_bytes() -> int:
-    """The memory of this process, which is the server's too."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmRSS:")[2].split()[0]) * 1024
 
 
 class Gone(Wire):

@@ -28,7 +28,7 @@ from tests.support.http import models
 from tests.support.http.door import Door, chunked, get, post
 from tests.support.http.jobs import job
 from tests.support.http.jump import on_a_jumping_loop, turns
-from tests.support.http.net import Client, Gate, RunningServer, predict, serving
+from tests.support.http.net import Client, Gate, RunningServer, predict, serving, waiting
 
 OPEN = "application/openmetrics-text; version=1.0.0"
 
@@ -65,12 +65,12 @@ def busy() -> Iterator[RunningServer]:
             gate.knocked()
             gone = Client(running.port)
             gone.send(job(1, path="/predict"))
-            running.until(lambda: running.app.endpoints[0].driver.pipeline.waiting == 1)  # type: ignore[union-attr]
+            running.wait_until(lambda: waiting(running.app) == 1)
             gone.reset()
-            running.until(lambda: running.app.endpoints[0].driver.pipeline.waiting == 0)  # type: ignore[union-attr]
+            running.wait_until(lambda: waiting(running.app) == 0)
             assert second.ask(job(2, None, "X-Request-Timeout-Ms: 200", path="/predict")).status == 504
             second.send(job(3, path="/predict"))
-            running.until(lambda: running.app.endpoints[0].driver.pipeline.waiting == 1)  # type: ignore[union-attr]
+            running.wait_until(lambda: waiting(running.app) == 1)
             assert third.ask(job(4, path="/predict")).status == 429
             gate.open()
             assert [first.answer().status, second.answer().status] == [200, 200]
@@ -145,7 +145,7 @@ def test_a_queue_can_be_seen(gate: Gate) -> None:
         first.send(job(0, gate, path="/predict"))
         gate.knocked()
         second.send(job(1, path="/predict") * 3)
-        running.until(lambda: running.app.endpoints[0].driver.pipeline.waiting == 3)  # type: ignore[union-attr]
+        running.wait_until(lambda: waiting(running.app) == 3)
         metrics = scrape(running)
         assert value(metrics, "carpool_in_flight_requests") == 4
         assert value(metrics, "carpool_queue_length") == 3

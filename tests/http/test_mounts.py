@@ -18,7 +18,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import uvloop
 from fastapi import FastAPI
 from hypercorn.asyncio import serve as hypercorn_serve
 from hypercorn.config import Config
@@ -38,7 +37,7 @@ from tests.http.uvicorn_program import Program, pids
 from tests.support.http import models
 from tests.support.http.door import get, post
 from tests.support.http.jobs import job, outcome, small_queue
-from tests.support.http.net import Client, Gate, RunningServer, predict
+from tests.support.http.net import Client, Gate, RunningServer, predict, waiting
 from tests.support.processes import alive, children
 from tests.support.serving import serve
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -77,18 +76,6 @@ def behind_hypercorn(app: Any, loop: asyncio.AbstractEventLoop) -> Iterator[Hype
         yield server
     finally:
         server.stop()
-
-
-@pytest.fixture
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """A loop in a thread of its own."""
-    one = uvloop.new_event_loop()
-    thread = threading.Thread(target=one.run_forever, daemon=True)
-    thread.start()
-    yield one
-    one.call_soon_threadsafe(one.stop)
-    thread.join(PATIENCE_S)
-    one.close()
 
 
 # -- hypercorn
@@ -145,13 +132,6 @@ def test_a_client_that_leaves_hypercorn_while_queued(loop: asyncio.AbstractEvent
         gate.open()
         assert busy.answer().status == 200
         assert json.loads(busy.ask(job(-1, path="/predict")).body)["seen"] == [1, -1]
-
-
-def waiting(app: App) -> int:
-    """How many requests are queued."""
-    driver = app.endpoints[0].driver
-    assert driver is not None
-    return driver.pipeline.waiting
 
 
 # -- mounted beside ordinary routes

@@ -42,7 +42,7 @@ def test_batches_hold_no_more_than_the_limit() -> None:
         gate.knocked()
         for n, (client, value) in enumerate(zip(clients[1:], (4, 6, 5, 500, 9, 1), strict=True), 1):
             client.send(job(value, path="/predict"))
-            running.until(lambda n=n: waiting(running)[0] == n)  # type: ignore[misc]
+            running.wait_until(lambda n=n: waiting(running)[0] == n)  # type: ignore[misc]
         seen = running.call(lambda: waiting(running))
         gate.open()
         answers = [json.loads(client.answer().body) for client in clients]

@@ -16,7 +16,7 @@ from carpool.http.app import App
 from tests.support.http import models, typed
 from tests.support.http.door import chunked, post
 from tests.support.http.jobs import GATED, job, outcome, small_queue
-from tests.support.http.net import Client, Gate, RunningServer, code_of, predict, serving
+from tests.support.http.net import Client, Gate, RunningServer, code_of, predict, serving, waiting
 from tests.support.waiting import PATIENCE_S, wait_until
 
 MOODY = "/models/moody/predict"
@@ -131,9 +131,9 @@ def test_422_leaves_batch_mates_alone(server: RunningServer, gate: Gate) -> None
         clients = [Client(server.port) for _ in range(len(items) + 1)]
         first = pool.submit(clients[0].ask, job(0, gate))
         gate.knocked()
-        before = server.call(lambda: server.app.endpoints[2].driver.pipeline.waiting)  # type: ignore[union-attr]
+        before = server.call(lambda: waiting(server.app, 2))
         answers = [pool.submit(c.ask, post(item, GATED)) for c, item in zip(clients[1:], items, strict=True)]
-        server.until(lambda: server.app.endpoints[2].driver.pipeline.waiting == before + len(items))  # type: ignore[union-attr]
+        server.wait_until(lambda: waiting(server.app, 2) == before + len(items))
         gate.open()
         assert first.result(PATIENCE_S).status == 200
         results = [answer.result(PATIENCE_S) for answer in answers]
@@ -203,7 +203,7 @@ def test_429_when_the_queue_is_full(gate: Gate) -> None:
         gate.knocked()
         for n in (1, 2):
             clients[n].send(job(n, path="/predict"))
-        running.until(lambda: running.app.endpoints[0].driver.pipeline.waiting == 2)  # type: ignore[union-attr]
+        running.wait_until(lambda: waiting(running.app) == 2)
         refused = clients[3].ask(job(3, path="/predict"))
         assert outcome(refused) == (429, "overloaded")
         assert int(refused.headers["retry-after"]) >= 1
@@ -224,7 +224,7 @@ def test_when_full_wait(gate: Gate) -> None:
         gate.knocked()
         for n in range(1, 8):
             clients[n].send(job(n, path="/predict"))
-            running.until(lambda n=n: running.app.endpoints[0].driver.pipeline.waiting == n)  # type: ignore[union-attr,misc]
+            running.wait_until(lambda n=n: waiting(running.app) == n)
         gate.open()
         assert [json.loads(c.answer().body)["value"] for c in clients] == list(range(8))
         seen = json.loads(clients[0].ask(job(-1, path="/predict")).body)["seen"]
@@ -292,7 +292,7 @@ def test_503_while_draining(gate: Gate) -> None:
         inside.send(job(0, gate, path="/predict"))
         gate.knocked()
         queued.send(job(1, path="/predict"))
-        running.until(lambda: running.app.endpoints[0].driver.pipeline.waiting == 1)  # type: ignore[union-attr]
+        running.wait_until(lambda: waiting(running.app) == 1)
         running.call(running.app.drain)
         for answer in (late.ask(job(2, path="/predict")), predict(running.port, {"value": 3})):
             assert outcome(answer) == (503, "draining")
@@ -379,7 +379,7 @@ def test_priority_goes_first(gate: Gate) -> None:
         gate.knocked()
         for client, (value, priority) in zip(clients[1:], order, strict=True):
             client.send(job(value, None, f"X-Request-Priority: {priority}", path="/predict"))
-            running.until(lambda v=value: running.app.endpoints[0].driver.pipeline.waiting == v)  # type: ignore[union-attr,misc]
+            running.wait_until(lambda v=value: waiting(running.app) == v)
         gate.open()
         assert [json.loads(c.answer().body)["value"] for c in clients] == [0, 1, 2, 3, 4, 5, 6]
         seen = json.loads(clients[0].ask(job(-1, path="/predict")).body)["seen"]

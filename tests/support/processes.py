@@ -1,4 +1,4 @@
-"""Which processes there are, and children that a test forks."""
+"""Which processes there are, what this one holds, and children that a test forks."""
 
 from __future__ import annotations
 
@@ -46,6 +46,11 @@ def command_of(pid: int) -> str:
 def guards_of(pid: int) -> list[int]:
     """The guards among a process's children."""
     return [child for child in children(pid) if b"guard.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def resident_bytes() -> int:
+    """The memory that this process has in use."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def in_a_child(act: Callable[[], object]) -> int:

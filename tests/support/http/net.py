@@ -80,7 +80,7 @@ class RunningServer:
 
         return self.wait(call())
 
-    def until(self, condition: Callable[[], bool]) -> None:
+    def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait until something is true on the server's loop."""
         wait_until(lambda: self.call(condition))
 
@@ -95,6 +95,13 @@ class RunningServer:
     def pids(self) -> list[int]:
         """The worker processes."""
         return [pid for endpoint in self.app.endpoints if endpoint.handle is not None for pid in endpoint.handle.pids]
+
+
+def waiting(app: App, service: int = 0) -> int:
+    """How many requests wait in a service's queues; to be asked on the app's loop."""
+    driver = app.endpoints[service].driver
+    assert driver is not None
+    return driver.pipeline.waiting
 
 
 @contextmanager
