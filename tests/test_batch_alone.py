@@ -168,7 +168,7 @@ def test_both_ways_come_to_the_same(
 
 @contextlib.contextmanager
 def joins(f: Any) -> Iterator[list[Any]]:
-    """Who joins the line meanwhile."""
+    """The items of those who join the line meanwhile."""
     line, seen = f._line, []
     join = line.join
 

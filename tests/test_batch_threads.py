@@ -1140,7 +1140,7 @@ def test_threads_that_look_up_while_they_are_being_woken_leave_nobody_asleep() -
 
 
 class Raising(carpool.Policy):
-    """Raises in one of its calls."""
+    """A policy that raises in one of its calls."""
 
     def __init__(self, where: str) -> None:
         super().__init__()

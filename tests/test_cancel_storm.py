@@ -110,7 +110,7 @@ class Crowd:
             going.join()
 
     def leave(self, tickets: list[Any]) -> None:
-        """Cancel these."""
+        """Cancel these tickets, and count those that could be."""
         for ticket in tickets:
             gone = ticket.cancel()
             with self._lock:

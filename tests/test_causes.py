@@ -42,14 +42,14 @@ class TwoArguments(Exception):
 
 
 class NotItself(Exception):
-    """Is read as something else."""
+    """An exception that is read as something else."""
 
     def __reduce__(self) -> Any:
         return str, ("no exception",)
 
 
 class Quits(Exception):
-    """Ends whoever reads it."""
+    """An exception that ends the program which reads it."""
 
     def __init__(self, text: str = "") -> None:
         super().__init__(text)
@@ -62,7 +62,7 @@ class Quits(Exception):
 
 
 class NoNotes(Exception):
-    """Takes no note."""
+    """An exception that takes no note."""
 
     __notes__ = property(lambda self: 1 / 0)
 
@@ -362,7 +362,7 @@ def test_items_of_a_batch_go_with_its_errors() -> None:
 
 
 class Trap(Exception):
-    """Must not be asked."""
+    """An exception that must not be asked for anything."""
 
     __cause__ = property(lambda self: 1 / 0)
 

@@ -228,7 +228,7 @@ def test_kwargs_must_fit_the_constructor(kwargs: dict[str, Any] | None) -> None:
 
 
 class Breaks:
-    """Has a length and cannot be read."""
+    """Examples that have a length and cannot be read."""
 
     def __len__(self) -> int:
         return 3
@@ -306,7 +306,7 @@ def test_a_large_batch_is_for_threads() -> None:
 
 
 class HeldBack(Static):
-    """Static in name only."""
+    """A policy that is `Static` in name only."""
 
     decide = Greedy.decide  # type: ignore[assignment]
 

@@ -31,7 +31,7 @@ LOOPS = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_
 
 
 class Diary(carpool.Model):
-    """Writes down its end."""
+    """A model that writes down its end."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)

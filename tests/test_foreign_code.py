@@ -86,7 +86,7 @@ def test_the_quick_walk_comes_everywhere_and_meets_every_kind() -> None:
 
 
 def of(cell: Cell) -> Any:
-    """A test's parameters and name."""
+    """The parameters of a test, with its name."""
     name = re.sub(r"[^\w .=,-]", "", f"{cell.place} {cell.what}".strip())
     name = f"{cell.way}-{name}-{cell.kind}".replace(" ", "_")
     return pytest.param(cell.way, cell, id=name, marks=() if cell in QUICK_WALK else pytest.mark.slow)

@@ -594,7 +594,7 @@ def test_a_program_that_ends_with_a_service_open_ends() -> None:
 
 
 class Blocking(carpool.Policy):
-    """Blocks the loop of its service."""
+    """A policy that blocks the loop of its service."""
 
     def decide(self, now: float, queue: Any, free: int, busy: int) -> Decision:
         time.sleep(4.0)
@@ -681,7 +681,7 @@ def test_a_batch_that_cannot_be_handed_over_fails_alone(monkeypatch: pytest.Monk
 
 
 class Raising(carpool.Policy):
-    """Raises in one of its calls."""
+    """A policy that raises in one of its calls."""
 
     def __init__(self, where: str, error: BaseException) -> None:
         super().__init__()

@@ -413,7 +413,7 @@ def test_details_that_a_worker_makes_up_do_no_harm(details: Any) -> None:
 
 
 class Refuses(carpool.Model):
-    """Raises what the item says."""
+    """A type that raises what the item says."""
 
     def predict(self, x: str) -> str:
         if x == "with details":

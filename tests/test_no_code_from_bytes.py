@@ -143,7 +143,7 @@ CONTENT_TYPES = [
 
 
 class Canary:
-    """Unpickled, it makes a folder."""
+    """An object that makes a folder when it is unpickled."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -209,7 +209,7 @@ def test_a_pickle_is_never_read_whatever_it_is_called(served: Served, tmp_path: 
 
 
 class Sings(Exception):
-    """Read again, it makes a folder."""
+    """An exception that makes a folder when it is unpickled."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return os.mkdir, self.args

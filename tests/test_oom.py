@@ -17,11 +17,11 @@ def error_class(name: str, module: str, base: type[Exception] = RuntimeError) ->
 
 
 class Mine(Exception):
-    """A user's own."""
+    """A user's own exception."""
 
 
 class Derived(Mine):
-    """Another one."""
+    """An exception derived from the user's own."""
 
 
 @pytest.mark.parametrize(

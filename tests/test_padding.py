@@ -27,7 +27,7 @@ def make(request: pytest.FixtureRequest) -> Make:
 
 
 def together(function: Any, chunks: list[Any]) -> list[Any]:
-    """What callers in one batch get."""
+    """The results of callers whose chunks are in one batch."""
     tickets = [function.submit(chunk) for chunk in chunks]
     function.close()
     return [ticket.result() for ticket in tickets]

@@ -184,7 +184,7 @@ def test_an_async_model_is_no_different() -> None:
 
 
 class Ends(BaseException):
-    """Goes through."""
+    """An exception that is let through."""
 
 
 def test_what_goes_through_ends_the_call_at_any_depth() -> None:
@@ -514,7 +514,7 @@ class Endless(Sequence[int]):
 
 
 class Huge(Sequence[int]):
-    """Says that it has very many."""
+    """A result that says it has very many items."""
 
     def __len__(self) -> int:
         return 2**62

@@ -42,7 +42,7 @@ class Use(NamedTuple):
 
 
 def uses() -> Iterator[Use]:
-    """Every call of `re`."""
+    """Every call of `re` in the sources."""
     for path in sorted(SOURCE.rglob("*.py")):
         source = path.read_text()
         for function, node in calls(ast.parse(source), "module"):
@@ -55,7 +55,7 @@ def uses() -> Iterator[Use]:
 
 
 def line_of(source: str, node: ast.Call) -> str:
-    """Where a pattern gets its name."""
+    """The line in which a pattern gets its name."""
     return source.splitlines()[node.lineno - 1]
 
 

@@ -37,7 +37,7 @@ def gate() -> Iterator[Gate]:
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[int]:
-    """Their process ids."""
+    """The process ids of a server's workers."""
     pids = children(process.pid)
     assert pids
     assert all(alive(pid) for pid in pids)
@@ -55,7 +55,7 @@ def send_in(served: Served, gate: Gate) -> tuple[Client, Client]:
 
 
 def is_ready(served: Served) -> bool:
-    """What an orchestrator is told."""
+    """Whether an orchestrator would be told that the server is ready."""
     status = served.ask("GET", "/readyz")[0]
     assert status in (200, 503)
     return status == 200
@@ -306,6 +306,6 @@ def test_without_file_descriptors_open_connections_are_served() -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process has used."""
+    """The processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -52,7 +52,7 @@ class Sum(Pandas):
 
 
 class PolarsSum(Polars):
-    """Likewise."""
+    """The same model for polars."""
 
     columns: ClassVar[dict[str, Any]] = {"a": pl.Float64, "b": pl.Int64, "plan": pl.String}
 

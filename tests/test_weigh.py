@@ -76,7 +76,7 @@ def test_a_size_function_that_raises_is_the_model_s_fault() -> None:
 
 
 class Index:
-    """A number that cannot be had."""
+    """A number that raises when it is asked for its value."""
 
     def __init__(self, kind: type[BaseException]) -> None:
         self.kind = kind

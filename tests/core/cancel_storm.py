@@ -78,7 +78,7 @@ class Storm:
         return self.left.total() - self.left[_STATES[DONE]]
 
     def heard(self, number: int, request: Request) -> None:
-        """A caller has its answer."""
+        """Note that a caller has its answer."""
         assert self.ledger.pop(number) is request, "an answer that nobody waits for"
         if request.error is None:
             assert request.result == 2 * number + 1, "somebody else's answer"
@@ -118,7 +118,7 @@ class Storm:
 
 
 class _Caller:
-    """Waits for one answer."""
+    """A caller that waits for one answer."""
 
     __slots__ = ("_number", "_storm")
 
@@ -130,7 +130,7 @@ class _Caller:
 
 
 class _Leaving:
-    """One caller's going away."""
+    """The event that one caller leaves."""
 
     __slots__ = ("_number", "_request", "_storm")
 
@@ -153,7 +153,7 @@ class _Leaving:
 
 
 def storm(cancels: int, seed: int) -> Storm:
-    """One storm that is over."""
+    """Play one storm to its end."""
     made = Storm(cancels, seed)
     made.rage()
     return made

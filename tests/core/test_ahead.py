@@ -277,7 +277,7 @@ def test_a_batch_ahead_that_never_reached_its_worker_is_answered() -> None:
 
 
 class Greedier(Greedy):
-    """Asks for more than it may."""
+    """A policy that asks for more than it may."""
 
     def decide_ahead(self, now: float, queue: QueueView, free_in_s: float) -> Decision:
         return Decision(take=self.limit + 1)

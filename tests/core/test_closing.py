@@ -14,7 +14,7 @@ CLOSED = Unavailable("closed")
 
 
 class Patient(Policy):
-    """Waits for ever for a full batch."""
+    """A policy that waits for ever for a full batch."""
 
     def decide(self, now: float, queue: object, free: int, busy: int) -> Decision:
         return Decision(wake_at=1e9)
@@ -166,7 +166,7 @@ def test_a_line_of_threads_is_run_at_once() -> None:
 
 
 class Waiting:
-    """A thread's seat."""
+    """The seat of a thread in a line."""
 
     asleep = False
     deadline = 1e9

@@ -70,7 +70,7 @@ class World:
     runs: dict[str, int] = field(default_factory=dict)
 
     def moves(self) -> list[tuple[str, int]]:
-        """What can happen next."""
+        """All that can happen next."""
         found: list[tuple[str, int]] = []
         for i, thread in enumerate(self.threads):
             if thread.at == "gone" or (thread.at == "join" and i and self.threads[i - 1].at == "join"):

@@ -376,7 +376,7 @@ def test_a_policy_cannot_stop_the_clock() -> None:
 
 
 class Watching:
-    """Notes what it is told."""
+    """A watcher that notes what it is told."""
 
     def __init__(self) -> None:
         self.told: list[object] = []

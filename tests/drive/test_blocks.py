@@ -33,7 +33,7 @@ class Told(carpool.Model):
 
 
 class ToldLater(Told):
-    """The same on the loop."""
+    """The same model as `async def`, for the loop."""
 
     async def predict(self, xs: NDArray[np.float32]) -> list[Any]:  # type: ignore[override]
         return super().predict(xs)
@@ -59,7 +59,7 @@ class Listed(carpool.Model):
 
 
 class Refusing(carpool.Model):
-    """Cannot stand a negative number."""
+    """A model that raises if one of its numbers is negative."""
 
     def predict(self, xs: NDArray[np.float64]) -> Array:
         if (xs < 0).any():

@@ -29,7 +29,7 @@ N = 3  # requests in the batch that the worker has
 
 
 class Silent:
-    """A worker that only takes."""
+    """A worker that takes batches and never answers."""
 
     pid = None
     broke_protocol = False
@@ -45,7 +45,7 @@ class Silent:
 
 
 class Told(Request):
-    """Counts its answers."""
+    """A caller that counts its answers."""
 
     __slots__ = ("answers",)
 

@@ -90,7 +90,7 @@ class Raises(carpool.Model):
 
 
 class RaisesOnLoop(Raises):
-    """Counts as asynchronous."""
+    """The same model as `async def`, for the loop."""
 
     async def setup(self) -> None: ...
 

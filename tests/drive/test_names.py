@@ -19,7 +19,7 @@ from tests.support.serving import serve
 
 
 class Named(carpool.Model):
-    """Its name at every age."""
+    """A model that tells which names of its worker it sees in its set-up and in its calls."""
 
     def setup(self) -> None:
         self.name = multiprocessing.current_process().name

@@ -199,13 +199,13 @@ FAILING = """
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With a module of services."""
+    """A folder with a module of services."""
     (tmp_path / "failing.py").write_text(re.sub("(?m)^    ", "", FAILING))
     return tmp_path
 
 
 def workers_of(pid: int) -> list[int]:
-    """Without the guards."""
+    """The workers among a process's children, without the guards."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
     return [child for child in children if b"worker.main" in Path(f"/proc/{child}/cmdline").read_bytes()]

@@ -335,7 +335,7 @@ class Input:
 
 
 class AsyncInput(Input):
-    """The same for `async for`."""
+    """The same input for `async for`."""
 
     __iter__ = None  # type: ignore[assignment]
 
@@ -410,7 +410,7 @@ left_out("`__aiter__` and `__anext__` of a stream's input", BATCHES, "`many` tak
 
 @place("`__reduce__` of an item", HANDLES, "in a stream")
 def item_in_a_stream(way: Way, kind: str) -> None:
-    """It alone fails, in its place."""
+    """The item fails alone, in its place in the stream."""
     answers, told = streamed(way, [good(1), Thing("__reduce__", kind), good(3)], return_exceptions=True)
     assert told.error is None, told
     assert answers[::2] == [10, 30]

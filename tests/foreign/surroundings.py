@@ -80,7 +80,7 @@ LOG = "handlers of the log"
 
 
 class BadHandler(logging.Handler):
-    """Raises whatever it is given."""
+    """A handler of the log that raises."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()

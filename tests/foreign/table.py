@@ -107,7 +107,7 @@ class Way:
             time.sleep(0.01)
 
     def hooks(self) -> Service:
-        """Two stages."""
+        """A service of two stages whose models have hooks."""
         asynchronous = self.run_in == "loop"
         common: dict[str, Any] = {"run_in": self.run_in, "max_batch_size": 3, "max_batch_time_s": 20.0}
         first = Stage(
@@ -127,11 +127,11 @@ class Way:
         return Service(first, later, name="hooks", timeout_s=TIMEOUT_S)
 
     def custom(self) -> Service:
-        """A format of its own."""
+        """A service whose model has a format of its own."""
         return self.service(models.AsyncCustom if self.run_in == "loop" else models.Custom, name="custom")
 
     def typed(self) -> Service:
-        """Types of its own."""
+        """A service whose model has types of its own."""
         return self.service(typed.AsyncTyped if self.run_in == "loop" else typed.Typed, name="typed")
 
     def service(self, model: Any, name: str = "one", policy: Policy | None = None, **settings: Any) -> Service:

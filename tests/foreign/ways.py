@@ -262,7 +262,7 @@ class _AppDoor:
         return self.loop.ask([lambda body=body: self.request("POST", path, body, headers) for body in bodies])  # type: ignore[misc]
 
     def get(self, path: str) -> Told:
-        """What stands at another address."""
+        """Ask for another address of the server."""
         (told,) = self.loop.ask([lambda: self.request("GET", path, b"", {})])
         return told
 

@@ -17,7 +17,7 @@ from carpool import Service, Stage
 from carpool.core import roster
 from carpool.http.app import App
 from tests.effort import slow_where
-from tests.http.doors import Uvicorn, asked, behind, both_doors, said, stopped_in_the_end, workers_of
+from tests.http.both_doors import Uvicorn, asked, behind, both_doors, said, stopped_in_the_end, workers_of
 from tests.http.sample_requests import ID, REQUESTS
 from tests.http.uvicorn_program import Program, broken, listens, pids
 from tests.support.http import models

@@ -82,7 +82,7 @@ def mutated(draw: st.DrawFn) -> bytes:
 
 
 def pieces_of(data: bytes, cuts: set[int]) -> list[bytes]:
-    """The data, cut there."""
+    """The data, cut at these places."""
     inside = sorted(cut for cut in cuts if 0 < cut < len(data))
     return [data[a:b] for a, b in zip([0, *inside], [*inside, len(data)], strict=True)]
 

@@ -141,7 +141,7 @@ def small_account(**limits: float) -> Door:
 
 
 def statuses(*wires: Wire) -> list[int]:
-    """Of the answers that they got."""
+    """The statuses of the answers that these connections got."""
     return [answer.status for wire in wires for answer in wire.answers()]
 
 

@@ -42,7 +42,7 @@ def scrape(running: RunningServer, accept: str = "") -> dict[str, Metric]:
 
 
 def parse(body: bytes, content_type: str) -> dict[str, Metric]:
-    """As a strict scraper reads them."""
+    """Read metrics as a strict scraper does."""
     parser = prometheus_client.openmetrics.parser if "openmetrics" in content_type else prometheus_client.parser
     return {metric.name: metric for metric in parser.text_string_to_metric_families(body.decode())}
 

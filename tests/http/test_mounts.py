@@ -31,7 +31,7 @@ from carpool import Model, Service, Stage, StartupError
 from carpool.http import asgi
 from carpool.http.app import App
 from tests.effort import slow_where
-from tests.http.doors import asked, behind, said, stopped_in_the_end, workers_of
+from tests.http.both_doors import asked, behind, said, stopped_in_the_end, workers_of
 from tests.http.sample_requests import REQUESTS
 from tests.http.uvicorn_program import Program, pids
 from tests.support.http import models
@@ -63,7 +63,7 @@ class Hypercorn:
         self._ended = asyncio.run_coroutine_threadsafe(serving, loop)
 
     def stop(self) -> None:
-        """As a signal would."""
+        """End the server as a signal would."""
         self._loop.call_soon_threadsafe(self._stopping.set)
         self._ended.result(PATIENCE_S)
 
@@ -150,7 +150,7 @@ def in_fastapi(app: App, lifespan: Any) -> FastAPI:
 
 
 def in_starlette(app: App, lifespan: Any) -> Starlette:
-    """The same in Starlette."""
+    """The app mounted in Starlette."""
 
     async def hello(request: Request) -> JSONResponse:
         return JSONResponse({"hello": request.query_params["name"]})
@@ -240,7 +240,7 @@ def test_the_lifespan_of_two_apps_stops_the_first_if_the_second_cannot_start() -
 
 
 class InThread(Model):
-    """Doubles, and says where."""
+    """A model that doubles, and says in which thread it runs."""
 
     def predict(self, xs: list[float]) -> list[dict[str, Any]]:
         if 13.0 in xs:
@@ -249,7 +249,7 @@ class InThread(Model):
 
 
 async def in_task(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Adds where it is."""
+    """A model on the loop that adds in which task it runs."""
     await asyncio.sleep(0)
     task = asyncio.current_task()
     assert task is not None

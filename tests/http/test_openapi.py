@@ -22,7 +22,7 @@ EVERY_ERROR = {"400", "413", "415", "422", "429", "500", "503", "504"}
 
 
 def document(*services: Service, **settings: Any) -> dict[str, Any]:
-    """As a client gets it."""
+    """The document as a client gets it."""
 
     async def main() -> dict[str, Any]:
         door = Door()

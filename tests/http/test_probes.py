@@ -20,7 +20,7 @@ from tests.support.waiting import PATIENCE_S, wait_until
 
 
 def probe(running: RunningServer, path: str, method: str = "GET") -> Answer:
-    """Ask once."""
+    """Ask for a probe on a connection of its own."""
     with Client(running.port) as client:
         return client.ask(get(path, method=method), method)
 

@@ -16,7 +16,7 @@ from carpool.http.app import App
 from carpool.model import traits_of
 from carpool.wire import answer
 from tests.http import talkers
-from tests.http.doors import both_doors, said
+from tests.http.both_doors import both_doors, said
 from tests.support.http.door import post
 from tests.support.http.net import Client, code_of
 from tests.support.http.wire import Answer

@@ -65,7 +65,7 @@ class Call:
         self._receive = receive
 
     async def of(self, app: App, path: str, method: str = "GET") -> Answer:
-        """A request; its answer."""
+        """Make a request, and return its answer."""
         scope = {"type": "http", "method": method, "path": path, "headers": []}
         await app(scope, self.receive, self.send)
         start, end = self.sent

@@ -16,7 +16,7 @@ from carpool.http.listener import Limits, Listener
 from carpool.http_request import Headers, RequestMaker, pack_head
 from carpool.model import traits_of
 from tests.http import talkers
-from tests.http.doors import Uvicorn, both_doors
+from tests.http.both_doors import Uvicorn, both_doors
 from tests.support.http import models
 from tests.support.http.door import post
 from tests.support.http.net import Client, RunningServer

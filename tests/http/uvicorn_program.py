@@ -28,12 +28,12 @@ def listens(port: int) -> bool:
 
 
 def pids() -> App:
-    """Says which worker answers."""
+    """An app that says which worker answers."""
     return App(Service(Stage(Pid), name="pids"))
 
 
 def broken() -> App:
-    """Cannot start."""
+    """An app that cannot start."""
     return App(models.broken)
 
 

@@ -45,7 +45,7 @@ def request(arrived: float, due: float, size: int = 1, priority: int = 0) -> Req
 
 
 def queued(*requests: Request) -> Queue:
-    """They wait."""
+    """A queue in which these requests wait."""
     queue = Queue()
     for one in requests:
         queue.push([one])
@@ -53,12 +53,12 @@ def queued(*requests: Request) -> Queue:
 
 
 def alike(n: int, slo_s: float = INFINITY, arrived: float = NOW) -> Queue:
-    """So many that have come together."""
+    """So many requests that have come together."""
     return queued(*[request(arrived, arrived + slo_s) for _ in range(n)])
 
 
 def decide(policy: Adaptive, queue: Queue, now: float = NOW, free: int = 1, busy: int = 0) -> Decision:
-    """The same, asked twice."""
+    """Ask a policy twice; it must say the same."""
     first = policy.decide(now, queue, free, busy)
     assert policy.decide(now, queue, free, busy) == first
     return first
@@ -323,7 +323,7 @@ def test_what_no_refusal_would_help_is_borne() -> None:
 
 
 def hurried(head_slo_s: float, others: int, others_slo_s: float = 0.2) -> Queue:
-    """One in a hurry, and others."""
+    """One request in a hurry, and others that are not."""
     return queued(request(NOW, NOW + head_slo_s), *[request(NOW, NOW + others_slo_s) for _ in range(others)])
 
 

@@ -19,7 +19,7 @@ BALANCED = Affine(0.002, 0.001)
 
 
 def sized(cost: CostModel) -> BatchSize:
-    """What is made of this cost."""
+    """The chooser of sizes for this cost."""
     size = BatchSize(cost)
     size.refresh()
     return size

@@ -17,7 +17,7 @@ from tests.support.properties import PROPERTY
 def trained(
     item_s: float = 1.0, fixed_s: float = 2.0, wait_s: float = 0.0, *, slo_s: float = 100.0, limit: int = 8
 ) -> Cork:
-    """A policy that has learned these."""
+    """A policy that has learned from these batches."""
     policy = Cork(limit, slo_s=slo_s)
     for _ in range(TRAINING):
         policy.completed(0, 1, 1, 1.0, True)

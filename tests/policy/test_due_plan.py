@@ -71,12 +71,12 @@ def cases(sizes: Sequence[int] = (1, 1, 2, 3, 7)) -> st.SearchStrategy[Case]:
 
 
 def plan(case: Case) -> DuePlan:
-    """What is under test."""
+    """The plan that is under test."""
     return DuePlan(case.requests, sum(case.sizes), case.cost, case.most, case.workers)
 
 
 def first_in_time(case: Case, start: int, at: float) -> int:
-    """Looked for one after the other."""
+    """Look for the first request in time one after the other."""
     found = (i for i in range(start, len(case.dues)) if case.dues[i] - at >= case.seconds(i))
     return next(found, len(case.dues))
 

@@ -44,7 +44,7 @@ def test_whatever_happens_with_settings(make: MakePolicy) -> None:
 
 
 class Broken(Greedy):
-    """Greedy, with one thing wrong."""
+    """A greedy policy with one thing wrong."""
 
     def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
         return self.spoil(super().decide(now, queue, free, busy), now, queue)

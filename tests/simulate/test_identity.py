@@ -232,7 +232,7 @@ def in_virtual_time(setting: Setting, recording: Recording, think_s: float | Non
 
 
 def on_a_loop(setting: Setting, recording: Recording, think_s: float | None = None) -> Decisions:
-    """Through the asyncio driver."""
+    """Play a setting through the asyncio driver, on a loop whose time jumps."""
     decisions = Decisions()
     loop = JumpingLoop(setting.turn_s)
     pipeline = setting.pipeline()

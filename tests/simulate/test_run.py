@@ -69,7 +69,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 
 class Seen(Greedy):
-    """Notes what arrives."""
+    """A policy that notes what arrives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Seen(Greedy):
 
 
 class SeenSlowly(Seen):
-    """The same, in single items."""
+    """A policy that notes what arrives and takes single items."""
 
     @property
     def limit(self) -> int:

@@ -37,7 +37,7 @@ def asks(items: Sequence[Any], deadline: float = INFINITY, **settings: Any) -> l
 
 
 def items(requests: Sequence[Request]) -> list[Any]:
-    """What the requests are about."""
+    """The items of the requests."""
     return [request.item for request in requests]
 
 

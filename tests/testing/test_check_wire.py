@@ -57,7 +57,7 @@ class Misreads(FrameReader):
 
 
 class Timid(FrameReader):
-    """Refuses what is allowed."""
+    """A reader that refuses what is allowed."""
 
     def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
         super().__init__(100)

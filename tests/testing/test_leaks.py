@@ -28,7 +28,7 @@ def held(
     shared: frozenset[str] = frozenset(),
     temporary: frozenset[str] = frozenset(),
 ) -> Holdings:
-    """A server and its workers."""
+    """What a server and its workers hold."""
     others = [(10 + i, 10 + i) for i in range(workers)]
     return Holdings(
         {(1, 1): rss, **dict.fromkeys(others, 30 * MIB)},

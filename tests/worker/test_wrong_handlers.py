@@ -141,7 +141,7 @@ class RaisesInAwait:
 
 
 class Tensor:
-    """As a tensor looks, and is none."""
+    """A result that looks like a tensor and is none."""
 
     ndim = 1
 
@@ -150,7 +150,7 @@ class Tensor:
 
 
 class Evasive:
-    """Nothing can be asked of it."""
+    """A result that raises whatever it is asked."""
 
     def __getattribute__(self, name: str) -> Any:
         raise SystemExit(name)
@@ -227,7 +227,7 @@ def nested(depth: int) -> list[Any]:
 
 
 class Unwritable:
-    """Raises when it is pickled."""
+    """A result that raises when it is pickled."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -480,7 +480,7 @@ def test_the_model_error_that_a_model_raises_is_told_as_it_is() -> None:
 
 
 class Hooks(Model):
-    """A hook raises for one item."""
+    """A model with a hook that raises for one item."""
 
     def __init__(self, hook: str, error: BaseException) -> None:
         self.hook, self.error = hook, error

@@ -199,7 +199,7 @@ async def no_worker_is_idle_while_work_waits(start: Start) -> None:
     The best of three tries counts: a machine with much else to do may be late, and a driver that leaves a worker idle
     is late each time.
     """
-    took_s = []
+    took_s: list[float] = []
     async with start(cost_s=0.05, max_batch_size=4, workers=2) as service:
         while len(took_s) < 3 and min(took_s, default=1.0) >= 0.05 * 5 * 2:
             started = time.monotonic()

@@ -56,7 +56,7 @@ class StubWorker:
             asyncio.get_running_loop().call_later(self.cost_s, self.finish)
 
     def finish(self) -> None:
-        """The present batch is done."""
+        """Answer the present batch."""
         batch, self._batch = self._batch, None
         assert batch is not None
         results = [self.answer(request) for request in batch.requests]

@@ -19,7 +19,7 @@ def job(value: int, gate: Gate | None = None, *headers: str, path: str = GATED) 
 
 
 def outcome(answer: Answer) -> tuple[int, str]:
-    """Status and code."""
+    """The status and the error code of an answer."""
     return answer.status, code_of(answer)
 
 

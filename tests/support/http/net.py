@@ -165,7 +165,7 @@ class Client:
             return True
 
     def reset(self) -> None:
-        """Be gone, with a reset."""
+        """Close with a reset."""
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close()
 
@@ -220,7 +220,7 @@ class Gate:
         self._folder.cleanup()
 
     def knocked(self) -> None:
-        """Wait until a model has come."""
+        """Wait until a model has come to the gate."""
         self._waiting.append(self._sock.accept()[0])
 
     def open(self) -> None:

@@ -37,7 +37,7 @@ class Uvicorn:
         return self._server.started
 
     def stop(self) -> None:
-        """As a signal would."""
+        """End the server as a signal would."""
         self._server.should_exit = True
         self._ended.result(PATIENCE_S)
 
