@@ -14,7 +14,7 @@ PAGE = (ROOT / "docs" / "testing.md").read_text()
 
 
 def test_every_test_file_that_is_named_exists() -> None:
-    """A reader can open each."""
+    """Every test file that the page names exists."""
     named = set(re.findall(r"`(tests/[\w/]+\.py)", PAGE)) | set(re.findall(r"\]\(\.\./([\w/]+\.py)\)", PAGE))
 
     assert len(named) > 30
@@ -23,7 +23,7 @@ def test_every_test_file_that_is_named_exists() -> None:
 
 @pytest.mark.parametrize("word", [*testing.POINTS, *testing.ACTIONS])
 def test_every_point_and_action_is_described(word: str) -> None:
-    """In the section for users."""
+    """The section for users describes every fault point and action."""
     section = PAGE.partition("## For your own parts")[2]
 
     assert f"`{word}`" in section
@@ -31,5 +31,5 @@ def test_every_point_and_action_is_described(word: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in testing.__all__ if name.startswith(("check_", "stub_"))])
 def test_every_entry_point_is_shown(name: str) -> None:
-    """Somewhere on the page."""
+    """The page shows every entry point of `carpool.testing`."""
     assert name in PAGE
