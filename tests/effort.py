@@ -23,6 +23,11 @@ def share(of: int) -> int:
     return max(min(of, 20), of * settings.default.max_examples // WHOLE)
 
 
+def examples(of: int, **more: Any) -> settings:
+    """Decorates a property, of which so many examples are tried in a thorough run, and a `share` in a quick one."""
+    return settings(max_examples=share(of), deadline=None, **more)
+
+
 def slow_where(condition: Callable[..., bool]) -> pytest.MarkDecorator:
     """Marks those cases of a test as slow for which the condition is true; it names the parameters that it looks at.
 

@@ -6,13 +6,12 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import carpool
@@ -22,8 +21,8 @@ from carpool.clock import VirtualClock
 from carpool.core.batcher import Batcher
 from carpool.drive.threads import LeaderFollower
 from carpool.policy import BY_NAME, Adaptive, Decision, Greedy, Policy, Static
-
-PATIENCE_S = 10.0
+from tests.effort import examples
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 class Listening(Greedy):
@@ -141,7 +140,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(
     steps=STEPS,
     timeout_s=st.sampled_from([None, None, 0.01, 5.0]),
@@ -151,7 +150,9 @@ STEPS = st.lists(
 def test_both_ways_come_to_the_same(
     policy: str, steps: list[Any], timeout_s: float | None, slo_s: float | None, isolated: bool
 ) -> None:
-    """The same batches in the same order, answers, errors and counts, and the policy has learned the same."""
+    """The quick way of a lone caller and the long one make the same batches in the same order, the
+    same answers, errors and counts, and teach the policy the same.
+    """
     others = {"timeout_s": timeout_s, "slo_s": slo_s, "isolate_errors": isolated}
     quick, slow = (Side(each, POLICIES[policy](), **others) for each in (True, False))
     for what, item, times in steps:
@@ -167,7 +168,7 @@ def test_both_ways_come_to_the_same(
 
 @contextlib.contextmanager
 def joins(f: Any) -> Iterator[list[Any]]:
-    """Who joins the line meanwhile."""
+    """The items of those who join the line meanwhile."""
     line, seen = f._line, []
     join = line.join
 
@@ -180,21 +181,15 @@ def joins(f: Any) -> Iterator[list[Any]]:
     line.join = join
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what will be true soon."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def same(xs: list[Any]) -> list[Any]:
     return xs
 
 
 @pytest.mark.parametrize("lock", [None, carpool.Lock, threading.Lock, threading.RLock])
 def test_a_lone_caller_does_not_join_the_line(lock: Callable[[], Any] | None) -> None:
-    """With the default policy as soon as it has seen a few batches, and with a lock that is free."""
+    """With the default policy a lone caller runs its item without joining the line as soon as a few
+    batches have been seen, also with a lock that is free.
+    """
     f = carpool.batch(execution_lock=lock and lock(), timeout_s=5.0)(same)
     for x in range(10):
         assert f(x) == x
@@ -205,7 +200,9 @@ def test_a_lone_caller_does_not_join_the_line(lock: Callable[[], Any] | None) ->
 
 
 def test_who_is_behind_somebody_joins_the_line() -> None:
-    """Whether that one runs alone or is a ticket that nobody has run yet."""
+    """A caller behind another one joins the line, whether that one runs alone or is a ticket that
+    nobody has run yet.
+    """
     entered, go = threading.Event(), threading.Event()
 
     def slow(xs: list[int]) -> list[int]:
@@ -218,7 +215,7 @@ def test_who_is_behind_somebody_joins_the_line() -> None:
         first = pool.submit(f, 0)
         entered.wait(PATIENCE_S)
         others = [pool.submit(f, x) for x in (1, 2)]
-        until(lambda: len(seen) == 2)
+        wait_until(lambda: len(seen) == 2)
         go.set()
         assert first.result(PATIENCE_S) == 1
         assert [other.result(PATIENCE_S) for other in others] in (
@@ -233,7 +230,9 @@ def test_who_is_behind_somebody_joins_the_line() -> None:
 
 
 def test_a_policy_of_ones_own_is_asked_and_told_step_by_step() -> None:
-    """Also one that inherits what is said of lone requests, but not the rule that it is said of."""
+    """A policy of one's own is asked and told step by step, also one that inherits what is said of
+    lone requests, but not the rule of which it is said.
+    """
 
     class Late(Greedy):
         def decide(self, now: float, queue: Any, free: int, busy: int) -> Decision:
@@ -250,7 +249,9 @@ def test_a_policy_of_ones_own_is_asked_and_told_step_by_step() -> None:
 
 
 def test_a_policy_that_lets_go_and_then_does_not_fails_loudly(caplog: pytest.LogCaptureFixture) -> None:
-    """It contradicts itself, which is a bug of the policy's: the line fails, and everybody hears."""
+    """A policy that first lets a lone caller go and then does not contradicts itself: the line
+    fails, and everybody hears of it.
+    """
 
     class Fickle(Policy):
         def lets_go(self, slack_s: float) -> bool:
@@ -269,7 +270,9 @@ def test_a_policy_that_lets_go_and_then_does_not_fails_loudly(caplog: pytest.Log
 
 
 def test_a_policy_that_raises_when_a_lone_caller_is_done_and_others_have_come() -> None:
-    """All who are inside hear, the one who ran alone too."""
+    """If a policy raises when a lone caller is done, all hear of it who are inside by then, the one
+    that ran alone too.
+    """
 
     class Bad(Greedy):
         def lets_go(self, slack_s: float) -> bool:
@@ -299,7 +302,9 @@ def test_a_policy_that_raises_when_a_lone_caller_is_done_and_others_have_come() 
 
 
 def test_a_lone_caller_inside_its_function_is_an_error_at_once() -> None:
-    """As for any leader: the same function, and one that comes back through another."""
+    """A lone caller that calls its own function from inside, directly or through another function,
+    gets an error at once, as any leader does.
+    """
 
     @carpool.batch(policy="greedy")
     def f(xs: list[int]) -> list[int]:
@@ -316,7 +321,9 @@ def test_a_lone_caller_inside_its_function_is_an_error_at_once() -> None:
 
 
 def test_two_lone_callers_who_wait_for_each_other_are_told() -> None:
-    """Each runs its own item alone, and comes to the other's line from inside: one of them hears of the circle."""
+    """When two lone callers wait for each other from inside their functions, one of them hears of
+    the circle.
+    """
     together = threading.Barrier(2)
 
     def calls(other: Callable[[], Any]) -> Callable[[list[int]], list[int]]:
@@ -340,7 +347,9 @@ def test_two_lone_callers_who_wait_for_each_other_are_told() -> None:
 
 
 def test_a_lone_caller_is_interrupted_and_others_have_come() -> None:
-    """Its own call ends, and they are run by another leader."""
+    """If a lone caller is interrupted its own call ends, and those that have come meanwhile are run
+    by another leader.
+    """
     entered, go = threading.Event(), threading.Event()
 
     def slow(xs: list[Any]) -> list[Any]:
@@ -355,14 +364,14 @@ def test_a_lone_caller_is_interrupted_and_others_have_come() -> None:
         first = pool.submit(f, "interrupt")
         entered.wait(PATIENCE_S)
         others = [pool.submit(f, x) for x in (1, 2)]
-        until(lambda: len(seen) == 2)
+        wait_until(lambda: len(seen) == 2)
         go.set()
         assert [other.result(PATIENCE_S) for other in others] == [1, 2]
         assert isinstance(first.exception(PATIENCE_S), KeyboardInterrupt)
 
 
 def test_closing_waits_for_a_lone_caller() -> None:
-    """And refuses those who come after."""
+    """Closing waits for a lone caller, and refuses those who come after."""
     entered, go = threading.Event(), threading.Event()
 
     def slow(xs: list[int]) -> list[int]:
@@ -387,7 +396,9 @@ def test_closing_waits_for_a_lone_caller() -> None:
 
 @pytest.mark.parametrize("company", [False, True])
 def test_a_fork_inside_a_lone_call(company: bool) -> None:
-    """The child's copy of the caller gets its answer, and its line is a new one; the parent's goes on."""
+    """When a lone call forks, the child's copy of the caller gets its answer and its line is a new
+    one; the parent's goes on.
+    """
     read, write = os.pipe()
     pids: list[int] = []
 
@@ -415,7 +426,9 @@ def test_a_fork_inside_a_lone_call(company: bool) -> None:
 
 
 def test_a_signal_handler_that_calls_a_function_that_its_thread_runs_alone() -> None:
-    """That is a call from inside: an error at once, and the call that was interrupted goes on."""
+    """A signal handler that calls the function which its own thread is running alone gets an error
+    at once, and the interrupted call goes on.
+    """
     heard: list[BaseException | int] = []
 
     @carpool.batch(policy="greedy")
@@ -440,7 +453,9 @@ def test_a_signal_handler_that_calls_a_function_that_its_thread_runs_alone() -> 
 
 
 def test_an_interrupt_of_who_joins_a_lone_caller_leaves_no_place_taken() -> None:
-    """Ctrl-C while the second caller catches up, or a policy that raises there: those after it are served."""
+    """If Ctrl-C or a raising policy meets the second caller while it catches up with a lone one, no
+    place stays taken, and those after it are served.
+    """
     inside, go_on = threading.Event(), threading.Event()
     asked = iter([KeyboardInterrupt])
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import carpool
-from tests import models
+from tests.support import models
+from tests.support.loops import on_a_loop
 
 
 class Gated:
@@ -42,7 +43,7 @@ async def turns(n: int = 5) -> None:
 
 
 def test_arrivals_of_one_turn_share_a_batch() -> None:
-    """A lone call does not wait for company."""
+    """Calls of one turn of the loop share a batch, and a lone call does not wait for company."""
     sizes = []
 
     @carpool.batch
@@ -60,8 +61,9 @@ def test_arrivals_of_one_turn_share_a_batch() -> None:
     assert double.__name__ == "double"
 
 
-def test_five_hundred_tasks_of_five_hundred_calls() -> None:
-    """All answers are right, none is lost, and there is no thread of ours."""
+@on_a_loop
+async def test_five_hundred_tasks_of_five_hundred_calls() -> None:
+    """Of 500 tasks with 500 calls each all get the right answers, and there is no thread of ours."""
 
     @carpool.batch
     async def double(xs: list[int]) -> list[int]:
@@ -70,98 +72,89 @@ def test_five_hundred_tasks_of_five_hundred_calls() -> None:
     async def caller(k: int) -> int:
         return sum([await double(i) == 2 * i for i in range(k * 500, k * 500 + 500)])
 
-    async def main() -> None:
-        before = threading.active_count()
-        assert await asyncio.gather(*[caller(k) for k in range(500)]) == [500] * 500
-        assert threading.active_count() == before
-
-    asyncio.run(main())
+    before = threading.active_count()
+    assert await asyncio.gather(*[caller(k) for k in range(500)]) == [500] * 500
+    assert threading.active_count() == before
 
 
-def test_several_batches_in_flight() -> None:
-    """As many as `max_in_flight_batches`; the next line forms meanwhile."""
-
-    async def main() -> None:
-        function = Gated()
-        f = carpool.batch(max_batch_size=2, max_in_flight_batches=2)(function)
-        calls = [asyncio.ensure_future(f(x)) for x in range(6)]
-        await turns()
-        assert function.batches == [[0, 1], [2, 3]]
-        function.let(3)
-        assert await asyncio.gather(*calls) == [(x, 2) for x in range(6)]
-
-    asyncio.run(main())
-
-
-def test_cancelling_one_never_touches_another() -> None:
-    """While it waits it is taken out; while it runs only its answer is dropped."""
-
-    async def main() -> None:
-        function = Gated()
-        f = carpool.batch(function)
-        first = [asyncio.ensure_future(f(x)) for x in range(3)]
-        await turns()
-        behind = [asyncio.ensure_future(f(x)) for x in range(3, 6)]
-        await turns()
-        first[0].cancel()
-        behind[1].cancel()
-        function.let(2)
-        answers = await asyncio.gather(*first, *behind, return_exceptions=True)
-        assert [type(answer) for answer in answers].count(asyncio.CancelledError) == 2
-        assert [answers[i] for i in (1, 2, 3, 5)] == [(1, 3), (2, 3), (3, 2), (5, 2)]
-        assert function.batches == [[0, 1, 2], [3, 5]]
-
-    asyncio.run(main())
+@on_a_loop
+async def test_several_batches_in_flight() -> None:
+    """As many batches run at a time as `max_in_flight_batches` says, and the next line forms
+    meanwhile.
+    """
+    function = Gated()
+    f = carpool.batch(max_batch_size=2, max_in_flight_batches=2)(function)
+    calls = [asyncio.ensure_future(f(x)) for x in range(6)]
+    await turns()
+    assert function.batches == [[0, 1], [2, 3]]
+    function.let(3)
+    assert await asyncio.gather(*calls) == [(x, 2) for x in range(6)]
 
 
-def test_an_exception_reaches_every_caller_of_the_batch() -> None:
-    """And nobody of the next batch."""
-
-    async def main() -> None:
-        function = Gated()
-        function.let(9)
-        f = carpool.batch(max_batch_size=3)(function)
-        calls = [f(x) for x in (1, "raise", 2, 3)]
-        answers = await asyncio.gather(*calls, return_exceptions=True)
-        assert [type(answer) for answer in answers[:3]] == [LookupError] * 3
-        assert len(set(map(id, answers[:3]))) == 3
-        assert answers[3] == (3, 1)
-
-    asyncio.run(main())
-
-
-def test_a_time_out() -> None:
-    """The caller hears at its deadline; the loop is not held up."""
-
-    async def main() -> None:
-        function = Gated()
-        f = carpool.batch(timeout_s=0.02)(function)
-        with pytest.raises(carpool.DeadlineExceeded):
-            await f(1)
-        function.let(2)
-        await turns(20)
-        assert await f(2) == (2, 1)
-
-    asyncio.run(main())
+@on_a_loop
+async def test_cancelling_one_never_touches_another() -> None:
+    """A call that is cancelled while it waits is taken out; while it runs only its answer is
+    dropped, and no other call notices.
+    """
+    function = Gated()
+    f = carpool.batch(function)
+    first = [asyncio.ensure_future(f(x)) for x in range(3)]
+    await turns()
+    behind = [asyncio.ensure_future(f(x)) for x in range(3, 6)]
+    await turns()
+    first[0].cancel()
+    behind[1].cancel()
+    function.let(2)
+    answers = await asyncio.gather(*first, *behind, return_exceptions=True)
+    assert [type(answer) for answer in answers].count(asyncio.CancelledError) == 2
+    assert [answers[i] for i in (1, 2, 3, 5)] == [(1, 3), (2, 3), (3, 2), (5, 2)]
+    assert function.batches == [[0, 1, 2], [3, 5]]
 
 
-def test_many_items_of_one_caller() -> None:
-    """In order, whatever the batches; if one fails its error is raised."""
-
-    async def main() -> None:
-        function = Gated()
-        function.let(99)
-        f = carpool.batch(max_batch_size=4)(function)
-        assert [x for x, _ in await f.many(range(10))] == list(range(10))
-        with pytest.raises(LookupError):
-            await f.many([1, "raise"])
-        assert await f.many([]) == []
-
-    asyncio.run(main())
+@on_a_loop
+async def test_an_exception_reaches_every_caller_of_the_batch() -> None:
+    """An exception of the function reaches every caller of its batch, and nobody of the next one."""
+    function = Gated()
+    function.let(9)
+    f = carpool.batch(max_batch_size=3)(function)
+    calls = [f(x) for x in (1, "raise", 2, 3)]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(answer) for answer in answers[:3]] == [LookupError] * 3
+    assert len(set(map(id, answers[:3]))) == 3
+    assert answers[3] == (3, 1)
 
 
-def test_a_call_from_inside_is_an_error_at_once() -> None:
-    """It would wait for the batch that makes it; a call of another function is none."""
+@on_a_loop
+async def test_a_time_out() -> None:
+    """A caller hears at its deadline, and the loop is not held up by its call."""
+    function = Gated()
+    f = carpool.batch(timeout_s=0.02)(function)
+    with pytest.raises(carpool.DeadlineExceeded):
+        await f(1)
+    function.let(2)
+    await turns(20)
+    assert await f(2) == (2, 1)
+
+
+@on_a_loop
+async def test_many_items_of_one_caller() -> None:
+    """The answers to many items of one caller are in order, whatever the batches; if one fails its
+    error is raised.
+    """
+    function = Gated()
+    function.let(99)
+    f = carpool.batch(max_batch_size=4)(function)
+    assert [x for x, _ in await f.many(range(10))] == list(range(10))
+    with pytest.raises(LookupError):
+        await f.many([1, "raise"])
+    assert await f.many([]) == []
+
+
+@on_a_loop
+async def test_a_call_from_inside_is_an_error_at_once() -> None:
+    """A call of a function from inside itself would wait for the batch that makes it, and is an
+    error at once; a call of another function is none.
+    """
 
     @carpool.batch
     async def other(xs: list[int]) -> list[int]:
@@ -171,16 +164,13 @@ def test_a_call_from_inside_is_an_error_at_once() -> None:
     async def again(xs: list[int]) -> list[int]:
         return [await again(await other(x)) for x in xs]
 
-    async def main() -> None:
-        with pytest.raises(RuntimeError, match="again was called from inside itself"):
-            await again(1)
-        assert await other(1) == 2
-
-    asyncio.run(main())
+    with pytest.raises(RuntimeError, match="again was called from inside itself"):
+        await again(1)
+    assert await other(1) == 2
 
 
 def test_each_loop_has_a_line_of_its_own() -> None:
-    """Two loops in two threads, and one after the other."""
+    """Each loop has a line of its own, whether two run in two threads or one after the other."""
     sizes: list[int] = []
 
     @carpool.batch
@@ -205,7 +195,9 @@ def test_each_loop_has_a_line_of_its_own() -> None:
 
 
 def test_callers_whose_loop_is_gone_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    """They can never be answered; the next loop says how many they were."""
+    """When a loop has gone its callers can never be answered; the next loop says in the log how
+    many they were.
+    """
 
     async def never(xs: list[int]) -> list[int]:
         return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
@@ -231,7 +223,7 @@ def test_callers_whose_loop_is_gone_are_told_of(caplog: pytest.LogCaptureFixture
 
 
 def test_callers_contexts_do_not_leak_into_the_batch() -> None:
-    """A batch belongs to many callers; it runs in the context of none."""
+    """A batch belongs to many callers, so it runs in the context of none of them."""
     user = contextvars.ContextVar("user", default="nobody")
 
     @carpool.batch
@@ -245,26 +237,23 @@ def test_callers_contexts_do_not_leak_into_the_batch() -> None:
     assert asyncio.run(main()) == "nobody"
 
 
-def test_a_shared_lock_lets_one_function_run_at_a_time() -> None:
-    """Two functions, one asyncio.Lock."""
+@on_a_loop
+async def test_a_shared_lock_lets_one_function_run_at_a_time() -> None:
+    """Two functions that share an asyncio.Lock never run at the same time."""
+    lock = asyncio.Lock()
+    inside = 0
 
-    async def main() -> None:
-        lock = asyncio.Lock()
-        inside = 0
+    async def alone(xs: list[int]) -> list[int]:
+        nonlocal inside
+        inside += 1
+        await turns()
+        assert inside == 1
+        inside -= 1
+        return xs
 
-        async def alone(xs: list[int]) -> list[int]:
-            nonlocal inside
-            inside += 1
-            await turns()
-            assert inside == 1
-            inside -= 1
-            return xs
-
-        f = carpool.batch(execution_lock=lock)(alone)
-        g = carpool.batch(execution_lock=lock)(alone)
-        assert await asyncio.gather(*[(f, g)[x % 2](x) for x in range(20)]) == list(range(20))
-
-    asyncio.run(main())
+    f = carpool.batch(execution_lock=lock)(alone)
+    g = carpool.batch(execution_lock=lock)(alone)
+    assert await asyncio.gather(*[(f, g)[x % 2](x) for x in range(20)]) == list(range(20))
 
 
 class Scaled:
@@ -278,20 +267,19 @@ class Scaled:
         return [self.factor * x for x in xs]
 
 
-def test_a_method_has_a_line_for_each_instance() -> None:
-    """Instances never share a batch."""
-
-    async def main() -> None:
-        two, three = Scaled(2), Scaled(3)
-        answers = await asyncio.gather(*[(two, three)[x % 2].scale(x) for x in range(8)])
-        assert answers == [(2, 3)[x % 2] * x for x in range(8)]
-        assert two.sizes == three.sizes == [4]
-
-    asyncio.run(main())
+@on_a_loop
+async def test_a_method_has_a_line_for_each_instance() -> None:
+    """A batched method has a line for each instance, so that instances never share a batch."""
+    two, three = Scaled(2), Scaled(3)
+    answers = await asyncio.gather(*[(two, three)[x % 2].scale(x) for x in range(8)])
+    assert answers == [(2, 3)[x % 2] * x for x in range(8)]
+    assert two.sizes == three.sizes == [4]
 
 
 def test_the_line_of_a_method_dies_with_its_instance() -> None:
-    """Nothing keeps the instance alive, not even the line that its calls have opened."""
+    """The line of a batched method dies with its instance, which nothing keeps alive, not even the
+    line that its calls have opened.
+    """
 
     async def main() -> None:
         scaled = Scaled(2)
@@ -314,18 +302,15 @@ class Polite(carpool.Model):
         return [f"hello {name}" for name in names]
 
 
-def test_a_model_with_async_hooks() -> None:
-    """Class or instance."""
-
-    async def main() -> None:
-        f: Any = carpool.batch(Polite)
-        assert await f(" Ann ") == "hello Ann"
-
-    asyncio.run(main())
+@on_a_loop
+async def test_a_model_with_async_hooks() -> None:
+    """A model with `async` hooks can be given as a class or as an instance."""
+    f: Any = carpool.batch(Polite)
+    assert await f(" Ann ") == "hello Ann"
 
 
 def test_merged_arrays() -> None:
-    """A caller with more rows than a batch holds is split; all get their own rows."""
+    """A caller with more rows than a batch holds is split, and all callers get their own rows."""
     rows = []
 
     @carpool.batch(merge=True, max_batch_size=8)
@@ -345,43 +330,39 @@ def test_merged_arrays() -> None:
     assert sum(rows) == 29
 
 
-def test_items_may_count_for_more_than_one() -> None:
+@on_a_loop
+async def test_items_may_count_for_more_than_one() -> None:
     """`size` says how much of a batch an item takes up."""
-
-    async def main() -> None:
-        function = Gated()
-        function.let(9)
-        f = carpool.batch(max_batch_size=10, size=len)(function)
-        await asyncio.gather(*[f("x" * n) for n in (4, 4, 4, 25, 1)])
-        assert [[len(x) for x in batch] for batch in function.batches] == [[4, 4], [4], [25], [1]]
-
-    asyncio.run(main())
+    function = Gated()
+    function.let(9)
+    f = carpool.batch(max_batch_size=10, size=len)(function)
+    await asyncio.gather(*[f("x" * n) for n in (4, 4, 4, 25, 1)])
+    assert [[len(x) for x in batch] for batch in function.batches] == [[4, 4], [4], [25], [1]]
 
 
-def test_an_item_of_no_size_counts_for_one() -> None:
-    """Else a line of such items would look empty, and they would wait for ever."""
+@on_a_loop
+async def test_an_item_of_no_size_counts_for_one() -> None:
+    """An item of size 0 counts for one: else a line of such items would look empty, and they would
+    wait for ever.
+    """
+    function = Gated()
+    function.let(9)
+    f = carpool.batch(size=len)(function)
+    assert await asyncio.wait_for(f(""), 10) == ("", 1)
 
-    async def main() -> None:
-        function = Gated()
-        function.let(9)
-        f = carpool.batch(size=len)(function)
-        assert await asyncio.wait_for(f(""), 10) == ("", 1)
 
-    asyncio.run(main())
-
-
-def test_a_function_that_is_cancelled_fails_its_batch() -> None:
-    """Its callers hear of it instead of waiting for ever."""
+@on_a_loop
+async def test_a_function_that_is_cancelled_fails_its_batch() -> None:
+    """If the function is cancelled, the callers of its batch hear of it instead of waiting for
+    ever.
+    """
 
     @carpool.batch
     async def gives_up(xs: list[int]) -> list[int]:
         raise asyncio.CancelledError
 
-    async def main() -> None:
-        with pytest.raises(carpool.ModelError, match="the batch was broken off: CancelledError"):
-            await gives_up(1)
-
-    asyncio.run(main())
+    with pytest.raises(carpool.ModelError, match="the batch was broken off: CancelledError"):
+        await gives_up(1)
 
 
 class Connected(carpool.Model):
@@ -402,21 +383,22 @@ class Connected(carpool.Model):
         return xs
 
 
-def test_an_async_setup_is_awaited_before_the_first_batch() -> None:
-    """A failure reaches the callers of that batch; the next one tries again, and then it is done once and for all."""
-
-    async def main() -> None:
-        f: Any = carpool.batch(max_batch_size=2, max_in_flight_batches=2)(Connected)
-        answers = await asyncio.gather(f(1), f(2), return_exceptions=True)
-        assert [str(answer) for answer in answers] == ["not yet", "not yet"]
-        assert await asyncio.gather(*[f(x) for x in range(6)]) == list(range(6))
-        assert Connected.attempts == 2
-
-    asyncio.run(main())
+@on_a_loop
+async def test_an_async_setup_is_awaited_before_the_first_batch() -> None:
+    """An `async` setup is awaited before the first batch; its failure reaches the callers of that
+    batch, the next one tries again, and then it is done once and for all.
+    """
+    f: Any = carpool.batch(max_batch_size=2, max_in_flight_batches=2)(Connected)
+    answers = await asyncio.gather(f(1), f(2), return_exceptions=True)
+    assert [str(answer) for answer in answers] == ["not yet", "not yet"]
+    assert await asyncio.gather(*[f(x) for x in range(6)]) == list(range(6))
+    assert Connected.attempts == 2
 
 
 def test_close_waits_for_the_calls_inside_and_tears_down() -> None:
-    """Whoever called before has an answer, also from methods; whoever calls later is told, in other loops too."""
+    """`close` waits until all earlier callers have their answers, also those of methods, and tears
+    the model down; later callers are told, in other loops too.
+    """
     torn_down: list[str] = []
 
     class Slow(carpool.Model):
@@ -450,34 +432,32 @@ def test_close_waits_for_the_calls_inside_and_tears_down() -> None:
     assert torn_down == ["Slow"]
 
 
-def test_closing_a_function_that_nobody_called() -> None:
-    """There is nothing to wait for, and nothing to tear down."""
+@on_a_loop
+async def test_closing_a_function_that_nobody_called() -> None:
+    """Closing a function that nobody has called waits for nothing and tears nothing down."""
 
     @carpool.batch
     async def same(xs: list[int]) -> list[int]:
         return xs
 
-    async def main() -> None:
-        await same.close()
-        with pytest.raises(carpool.Unavailable, match="same is closed"):
-            await same(1)
-
-    asyncio.run(main())
+    await same.close()
+    with pytest.raises(carpool.Unavailable, match="same is closed"):
+        await same(1)
 
 
-def test_slo_s_is_what_a_policy_may_plan_for() -> None:
-    """Without one, calls are never due; what the policy refuses, its caller hears as overload."""
+@on_a_loop
+async def test_slo_s_is_what_a_policy_may_plan_for() -> None:
+    """Without `slo_s` calls are never due for a policy; a call that the policy refuses raises
+    `Overloaded`.
+    """
 
     async def same(xs: list[int]) -> list[int]:
         return xs
 
-    async def main() -> None:
-        policy = models.RefusesWhatIsDue(4)
-        assert await carpool.batch(policy=policy)(same)(1) == 1
-        with pytest.raises(carpool.Overloaded, match="would not make its deadline"):
-            await carpool.batch(policy=policy, slo_s=60.0)(same)(1)
-
-    asyncio.run(main())
+    policy = models.RefusesWhatIsDue(4)
+    assert await carpool.batch(policy=policy)(same)(1) == 1
+    with pytest.raises(carpool.Overloaded, match="would not make its deadline"):
+        await carpool.batch(policy=policy, slo_s=60.0)(same)(1)
 
 
 class Closing(carpool.Model):
@@ -489,7 +469,7 @@ class Closing(carpool.Model):
 
 
 def test_a_models_attributes_do_not_replace_ours() -> None:
-    """Whatever its methods are called."""
+    """Attributes of a model whose names are those of ours, such as `close`, do not replace ours."""
     f = carpool.batch(Closing)
     assert f(1) == 1
     f.close()
@@ -498,7 +478,7 @@ def test_a_models_attributes_do_not_replace_ours() -> None:
 
 
 def test_a_loop_that_ends_before_a_close_has_begun_says_nothing() -> None:
-    """A coroutine that nobody awaits would be complained of, which is an error here."""
+    """If a loop ends before a close has begun, no coroutine is left that Python would complain of."""
 
     @carpool.batch
     async def call(xs: list[int]) -> list[int]:

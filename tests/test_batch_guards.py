@@ -19,6 +19,7 @@ import pytest
 
 import carpool
 from carpool.drive import threads as driver_of_threads
+from tests.support.loops import on_a_loop
 
 PATIENCE_S = 30.0
 
@@ -105,7 +106,9 @@ def check(told: Any, kind: type[BaseException], text: str) -> None:
 @pytest.mark.parametrize(("kind", "heard", "text"), KINDS, ids=IDS)
 @pytest.mark.parametrize("place", [*ALONE, "predict"])
 def test_threads_are_all_answered(place: str, kind: type[BaseException], heard: type[BaseException], text: str) -> None:
-    """Of a hook, the guilty hears; of the function, all of the batch; then the line goes on."""
+    """In threads, an exception of a hook reaches the guilty caller and one of the function all of
+    its batch; then the line goes on.
+    """
     f: Any = carpool.batch(max_batch_size=4)(Raises(kind, place))
     tickets = [f.submit(x) for x in (1, "bad", 2)]
     with ThreadPoolExecutor(3) as pool:
@@ -123,7 +126,9 @@ def test_threads_are_all_answered(place: str, kind: type[BaseException], heard: 
 @pytest.mark.parametrize(("kind", "heard", "text"), KINDS, ids=IDS)
 @pytest.mark.parametrize("place", [*ALONE, "predict"])
 def test_tasks_are_all_answered(place: str, kind: type[BaseException], heard: type[BaseException], text: str) -> None:
-    """D5. Of a hook, the guilty hears; of the function, all of the batch; then the line goes on."""
+    """In tasks, an exception of a hook reaches the guilty caller and one of the function all of its
+    batch; then the line goes on (D5).
+    """
     loop = asyncio.new_event_loop()
     f: Any = carpool.batch(max_batch_size=4, timeout_s=PATIENCE_S)(AsyncRaises(kind, place))
 
@@ -151,7 +156,9 @@ def test_tasks_are_all_answered(place: str, kind: type[BaseException], heard: ty
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 def test_what_ends_the_program_is_not_lost_with_its_callers(kind: type[BaseException]) -> None:
-    """All have left when it is raised: then the loop hears of it."""
+    """An exception that ends the program is raised into the loop if all callers of its batch have
+    left.
+    """
     go = asyncio.Event()
 
     @carpool.batch
@@ -176,8 +183,11 @@ def test_what_ends_the_program_is_not_lost_with_its_callers(kind: type[BaseExcep
     loop.close()
 
 
-def test_a_task_factory_that_raises_or_takes_no_context() -> None:
-    """The callers hear the first; the second is no hindrance."""
+@on_a_loop
+async def test_a_task_factory_that_raises_or_takes_no_context() -> None:
+    """If the loop's task factory raises the callers hear of it; one that takes no context is no
+    hindrance.
+    """
 
     @carpool.batch(timeout_s=PATIENCE_S)
     async def f(xs: list[int]) -> list[int]:
@@ -189,17 +199,14 @@ def test_a_task_factory_that_raises_or_takes_no_context() -> None:
     def raises(loop: asyncio.AbstractEventLoop, coro: Any, **more: Any) -> asyncio.Task[Any]:
         raise LookupError("no tasks")
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_task_factory(old_style)  # type: ignore[arg-type]
-        assert await f(1) == 1
-        loop.set_task_factory(raises)
-        with pytest.raises(LookupError, match="no tasks"):
-            await f(1)
-        loop.set_task_factory(None)
-        assert await f(2) == 2
-
-    asyncio.run(main())
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(old_style)  # type: ignore[arg-type]
+    assert await f(1) == 1
+    loop.set_task_factory(raises)
+    with pytest.raises(LookupError, match="no tasks"):
+        await f(1)
+    loop.set_task_factory(None)
+    assert await f(2) == 2
 
 
 class BadLock:
@@ -221,7 +228,9 @@ class BadLock:
 
 @pytest.mark.parametrize("place", ["acquire", "release"])
 def test_an_execution_lock_that_raises(place: str) -> None:
-    """Each caller is answered; one who led hears of the lock, and what has been run is not run again."""
+    """If an execution lock raises, each caller is answered: one that led hears of the lock, and
+    what has been run is not run again.
+    """
     lock = BadLock(place)
     runs: list[int] = []
 
@@ -242,7 +251,7 @@ def test_an_execution_lock_that_raises(place: str) -> None:
 
 @pytest.mark.parametrize(("kind", "heard", "text"), KINDS, ids=IDS)
 def test_a_size_that_raises(kind: type[BaseException], heard: type[BaseException], text: str) -> None:
-    """Its own caller hears, before it joins the line."""
+    """What `size` raises reaches the caller of that item before it joins the line."""
 
     def size(x: Any) -> int:
         if x == "bad":
@@ -259,7 +268,9 @@ def test_a_size_that_raises(kind: type[BaseException], heard: type[BaseException
 
 
 def test_leaders_that_are_killed_from_outside() -> None:
-    """Exceptions that other threads throw into theirs, anywhere: everybody ends, nobody has another's answer."""
+    """Exceptions that other threads throw into leaders, at whatever point, end these callers;
+    everybody else is served, and nobody has another's answer.
+    """
 
     @carpool.batch(max_batch_size=8)
     def double(xs: list[int]) -> list[int]:
@@ -305,7 +316,7 @@ def test_leaders_that_are_killed_from_outside() -> None:
 
 
 def test_a_batch_of_threads_runs_in_no_callers_context() -> None:
-    """What a caller has set is not seen by the function, and what the function sets is not seen by anybody."""
+    """The function does not see the context of any caller, and what it sets there is seen by none."""
     user: ContextVar[str] = ContextVar("user", default="nobody")
 
     @carpool.batch
@@ -322,8 +333,11 @@ def test_a_batch_of_threads_runs_in_no_callers_context() -> None:
 # -- functions that wait for each other
 
 
-def test_tasks_that_come_back_through_another_function() -> None:
-    """D33. f awaits g, which awaits f: an error at once, for callers of `many` too; each alone is fine."""
+@on_a_loop
+async def test_tasks_that_come_back_through_another_function() -> None:
+    """If f awaits g, which awaits f, that is an error at once, for callers of `many` too; each of
+    the two alone is fine (D33).
+    """
 
     @carpool.batch
     async def f(xs: list[int]) -> list[int]:
@@ -333,17 +347,16 @@ def test_tasks_that_come_back_through_another_function() -> None:
     async def g(xs: list[int]) -> list[int]:
         return [x if x < 5 else (await f.many([x]))[0] for x in xs]
 
-    async def main() -> None:
-        assert await f(1) == 1
-        with pytest.raises(RuntimeError, match="f was called from inside itself"):
-            await asyncio.wait_for(f(7), PATIENCE_S)
-        assert await g(2) == 2
-
-    asyncio.run(main())
+    assert await f(1) == 1
+    with pytest.raises(RuntimeError, match="f was called from inside itself"):
+        await asyncio.wait_for(f(7), PATIENCE_S)
+    assert await g(2) == 2
 
 
 def test_threads_that_come_back_through_another_function() -> None:
-    """f waits for g, whose leader is another thread, which waits for f: one of the two is told."""
+    """If f waits for g, whose leader is another thread that waits for f, one of the two is told of
+    the circle.
+    """
     entered, go = threading.Event(), threading.Event()
 
     @carpool.batch(max_batch_size=1)
@@ -373,7 +386,9 @@ def test_threads_that_come_back_through_another_function() -> None:
 
 
 def test_a_leader_may_wait_for_a_function_that_another_runs() -> None:
-    """That is no circle: the other one comes to its end."""
+    """A leader may wait for a function that another thread leads: without a circle, that one comes
+    to its end.
+    """
     entered, go = threading.Event(), threading.Event()
 
     @carpool.batch(max_batch_size=1)
@@ -396,7 +411,9 @@ def test_a_leader_may_wait_for_a_function_that_another_runs() -> None:
 
 
 def test_a_call_from_a_signal_handler_inside_the_line_is_an_error() -> None:
-    """D40. Its own thread holds the line's lock, which it would wait for; the call that it interrupts goes on."""
+    """A signal handler's call that comes while its own thread holds the line's lock would wait for
+    that, and is an error; the interrupted call goes on (D40).
+    """
     errors: list[Any] = []
 
     @carpool.batch
@@ -421,7 +438,9 @@ def test_a_call_from_a_signal_handler_inside_the_line_is_an_error() -> None:
 
 
 def test_a_call_from_a_signal_handler_between_two_steps_of_a_leader_is_an_error() -> None:
-    """D40. Its own thread has claimed the only slot, for which it would wait; the call that it interrupts goes on."""
+    """A signal handler's call that comes while its own thread has claimed the only slot would wait
+    for that, and is an error; the interrupted call goes on (D40).
+    """
     errors: list[Any] = []
 
     @carpool.batch(timeout_s=2.0)
@@ -455,7 +474,7 @@ def test_a_call_from_a_signal_handler_between_two_steps_of_a_leader_is_an_error(
 
 
 def test_loops_in_many_threads_open_and_drop_lines_at_once() -> None:
-    """D17. While one thread looks for lines of loops that are gone, others add theirs."""
+    """While one thread looks for lines of loops that are gone, others may add theirs (D17)."""
 
     @carpool.batch
     async def f(xs: list[int]) -> list[int]:
@@ -520,14 +539,16 @@ def twin(request: pytest.FixtureRequest) -> Iterator[Callable[[Any], Any]]:
 
 
 def test_functions_are_copied_by_name(twin: Callable[[Any], Any]) -> None:
-    """D39. As functions are: what comes out is the same object."""
+    """A batched function is pickled and copied by its name, as functions are: what comes out is the
+    same object (D39).
+    """
     for function in (module_level, module_level_async, Holder.add):
         assert twin(function) is function
         assert copy.copy(function) is function
 
 
 def test_objects_that_hold_batched_functions(twin: Callable[[Any], Any]) -> None:
-    """D39. Methods belong to the copy then."""
+    """When an object is copied, its batched methods belong to the copy (D39)."""
     one = Holder(1)
     two = twin(one)
     two.n = 10
@@ -538,7 +559,9 @@ def test_objects_that_hold_batched_functions(twin: Callable[[Any], Any]) -> None
 
 
 def test_what_has_no_name_is_not_pickled() -> None:
-    """The text says what to do; a copy is the function itself all the same."""
+    """A batched function that has no name to be found by is not pickled, and the text says what to
+    do; a copy is the function itself all the same.
+    """
     local = carpool.batch(lambda xs: xs)
 
     with pytest.raises(TypeError, match=r"nothing in tests.test_batch_guards leads to it"):

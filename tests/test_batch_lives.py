@@ -248,7 +248,7 @@ class start(threading.Thread):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_every_call_ends(situation: str, kind: str) -> None:
-    """With an answer or a clear error, whatever meets whatever."""
+    """In every situation, whatever meets whatever, a call ends with an answer or a clear error."""
     program, expected = SITUATIONS[situation]
     asynchronous = kind.startswith("async")
     parts = [PRELUDE, KINDS[kind], START, TASKS if asynchronous else THREADS, program, ENDS if asynchronous else ""]
@@ -264,7 +264,9 @@ def alone(program: str) -> str:
 
 
 def test_closing_runs_tickets_that_nobody_waits_for() -> None:
-    """Also those that another closer's batch has left, in a line that somebody leads."""
+    """Closing runs tickets that nobody waits for, also those that another closer's batch has left,
+    in a line that somebody leads.
+    """
     program = """
         @carpool.batch(max_batch_size=2)
         def f(xs):
@@ -286,7 +288,9 @@ def test_closing_runs_tickets_that_nobody_waits_for() -> None:
 
 
 def test_closing_waits_for_a_batch_that_all_have_left() -> None:
-    """The function still runs, and the model is not torn down below it."""
+    """If all callers of a batch have left while the function still runs, closing waits for it, and
+    the model is not torn down below it.
+    """
     program = """
         class M(carpool.Model):
             inside = False
@@ -321,7 +325,9 @@ def test_closing_waits_for_a_batch_that_all_have_left() -> None:
 
 @pytest.mark.parametrize("how", ["", "async "])
 def test_closing_from_inside_is_an_error_at_once(how: str) -> None:
-    """It would wait for its own caller; the line goes on."""
+    """Closing a function from inside would wait for its own caller, and is an error at once; the
+    line goes on.
+    """
     program = f"""
         class M(carpool.Model):
             {how}def predict(self, xs):
@@ -342,7 +348,9 @@ def test_closing_from_inside_is_an_error_at_once(how: str) -> None:
 
 
 def test_a_ticket_of_the_parent_is_refused_in_a_child() -> None:
-    """Its place is in the parent's line, where it keeps it."""
+    """A ticket of the parent is refused in a forked child, and keeps its place in the parent's
+    line.
+    """
     program = """
         @carpool.batch
         def f(xs): return done(xs)
@@ -366,7 +374,9 @@ def test_a_ticket_of_the_parent_is_refused_in_a_child() -> None:
 
 @pytest.mark.parametrize("ends", ["return done(xs)", "sys.exit(7)", "raise KeyboardInterrupt"])
 def test_a_fork_inside_the_function(ends: str) -> None:
-    """The child's copy of the leader has its own answer, or is told; there and here the function can be called."""
+    """When the function forks, the child's copy of the leader has its own answer or an error, and
+    in both processes the function can be called.
+    """
     program = f"""
         pids = []
         @carpool.batch(max_batch_size=2)
@@ -391,7 +401,9 @@ def test_a_fork_inside_the_function(ends: str) -> None:
 
 
 def test_a_forked_child_does_not_wait_for_a_lock_of_a_thread_that_is_not_there() -> None:
-    """Neither the line's nor a shared `carpool.Lock`."""
+    """A forked child does not wait for a lock that a thread of its parent held, neither the line's
+    nor a shared `carpool.Lock`.
+    """
     program = """
         lock = carpool.Lock()
         @carpool.batch(execution_lock=lock)
@@ -413,7 +425,9 @@ def test_a_forked_child_does_not_wait_for_a_lock_of_a_thread_that_is_not_there()
 
 
 def test_a_ticket_is_left_when_the_interpreter_ends() -> None:
-    """Nobody waits for it, so nobody runs it, and nothing is said."""
+    """A ticket that nobody waits for is not run when the interpreter ends, and nothing is said of
+    it.
+    """
     program = """
         @carpool.batch
         def f(xs): print("ran"); return xs
@@ -427,7 +441,9 @@ def test_a_ticket_is_left_when_the_interpreter_ends() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 100])
 def test_a_loop_that_ends_unclosed(size: int) -> None:
-    """Its callers are cancelled with it, nothing is said, and the function serves the next loop."""
+    """The callers of a loop that ends without a close are cancelled with it, nothing is said, and
+    the function serves the next loop.
+    """
     program = f"""
         @carpool.batch(max_batch_size={size})
         async def f(xs):
@@ -445,7 +461,9 @@ def test_a_loop_that_ends_unclosed(size: int) -> None:
 
 
 def test_one_who_closes_is_cancelled() -> None:
-    """The others who close, and the callers inside, do not notice."""
+    """If one of several who close is cancelled, the others who close and the callers inside do not
+    notice.
+    """
     program = """
         @carpool.batch
         async def f(xs):
@@ -465,7 +483,9 @@ def test_one_who_closes_is_cancelled() -> None:
 
 
 def test_a_model_is_set_up_once_for_loops_in_several_threads() -> None:
-    """Who comes from another loop meanwhile waits; if that loop goes away, it sets the model up itself."""
+    """A model is set up once for loops in several threads: another loop's caller waits meanwhile,
+    and sets the model up itself if the first loop goes away.
+    """
     program = """
         class M(carpool.Model):
             n = 0
@@ -488,7 +508,9 @@ def test_a_model_is_set_up_once_for_loops_in_several_threads() -> None:
 
 
 def test_calls_of_another_loop_after_the_model_is_torn_down() -> None:
-    """They are told that the function is closed; the model is not set up for them again."""
+    """After the model was torn down, calls of another loop are told that the function is closed,
+    and do not set it up again.
+    """
     program = """
         class M(carpool.Model):
             ups = 0

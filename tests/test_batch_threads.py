@@ -20,21 +20,14 @@ import pytest
 import carpool
 from carpool.policy import BY_NAME, Static
 from carpool.policy.base import Decision
-from tests import models
+from tests.support import models
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(64) as pool:
         yield pool
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what will be true soon."""
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 class Gated:
@@ -67,7 +60,7 @@ def waiting(batched: Any) -> int:
 
 
 def test_a_lone_call_is_a_batch_of_one() -> None:
-    """Nobody waits for company, and the function runs in the caller's own thread."""
+    """A lone call runs at once, in the caller's own thread."""
     seen = []
 
     @carpool.batch
@@ -81,13 +74,13 @@ def test_a_lone_call_is_a_batch_of_one() -> None:
 
 
 def test_those_behind_share_the_next_call(pool: ThreadPoolExecutor) -> None:
-    """While the first batch runs the next line forms."""
+    """Callers that come while a batch runs share the next one."""
     function = Gated()
     f = carpool.batch(function)
     first = pool.submit(f, 0)
     function.entered.acquire()
     others = [pool.submit(f, x) for x in range(1, 6)]
-    until(lambda: waiting(f) == 5)
+    wait_until(lambda: waiting(f) == 5)
     function.let(2)
 
     assert first.result() == (0, 1)
@@ -97,7 +90,9 @@ def test_those_behind_share_the_next_call(pool: ThreadPoolExecutor) -> None:
 
 @pytest.mark.slow
 def test_two_hundred_threads_of_five_hundred_calls() -> None:
-    """All answers are right, none is lost, and while they run there is no thread but the callers'."""
+    """Of two hundred threads with 500 calls each all get the right answers, and while they run
+    there is no thread but the callers'.
+    """
 
     @carpool.batch(max_batch_size=32)
     def double(xs: list[int]) -> list[int]:
@@ -125,13 +120,13 @@ def test_two_hundred_threads_of_five_hundred_calls() -> None:
 
 
 def test_several_batches_at_a_time(pool: ThreadPoolExecutor) -> None:
-    """As many as `max_in_flight_batches`, and not one more."""
+    """As many batches run at a time as `max_in_flight_batches` says, and not one more."""
     function = Gated()
     f = carpool.batch(max_batch_size=1, max_in_flight_batches=2)(function)
     calls = [pool.submit(f, x) for x in range(3)]
     function.entered.acquire()
     function.entered.acquire()
-    until(lambda: waiting(f) == 1)
+    wait_until(lambda: waiting(f) == 1)
     assert not function.entered.acquire(timeout=0.05)
     function.let(3)
 
@@ -142,13 +137,15 @@ def test_several_batches_at_a_time(pool: ThreadPoolExecutor) -> None:
 
 
 def test_an_exception_reaches_every_caller_of_the_batch(pool: ThreadPoolExecutor) -> None:
-    """The first gets it as it was raised, the others a copy each, with the original as its cause."""
+    """Of an exception of the function the first caller of the batch gets the original, and each
+    other a copy with that as its cause.
+    """
     function = Gated()
     f = carpool.batch(function)
     first = pool.submit(f, 0)
     function.entered.acquire()
     others = [pool.submit(f, x) for x in (1, "raise", 2)]
-    until(lambda: waiting(f) == 3)
+    wait_until(lambda: waiting(f) == 3)
     function.let(2)
     errors = [other.exception() for other in others]
 
@@ -160,7 +157,7 @@ def test_an_exception_reaches_every_caller_of_the_batch(pool: ThreadPoolExecutor
 
 
 def test_an_exception_that_cannot_be_copied_is_shared(pool: ThreadPoolExecutor) -> None:
-    """Better the same object twice than another error."""
+    """If an exception cannot be copied all callers get the same object, rather than another error."""
 
     class Odd(Exception):
         def __init__(self, a: int, b: int) -> None:
@@ -175,7 +172,9 @@ def test_an_exception_that_cannot_be_copied_is_shared(pool: ThreadPoolExecutor) 
 
 
 def test_isolated_errors_reach_only_the_guilty() -> None:
-    """With `isolate_errors` the batch is run again in parts."""
+    """With `isolate_errors` a batch that raises is run again in parts, and only the guilty callers
+    get the error.
+    """
 
     @carpool.batch(isolate_errors=True)
     def reciprocal(xs: list[int]) -> list[float]:
@@ -189,7 +188,7 @@ def test_isolated_errors_reach_only_the_guilty() -> None:
 
 
 def test_an_error_in_the_place_of_a_result_is_raised() -> None:
-    """For that caller alone."""
+    """An exception in the place of a result is raised for that caller alone."""
 
     @carpool.batch
     def positive(xs: list[int]) -> list[Any]:
@@ -203,7 +202,7 @@ def test_an_error_in_the_place_of_a_result_is_raised() -> None:
 
 
 def test_a_wrong_number_of_results_is_an_error() -> None:
-    """It names both numbers."""
+    """A wrong number of results is an error that names both numbers."""
 
     @carpool.batch
     def short(xs: list[int]) -> list[int]:
@@ -214,7 +213,9 @@ def test_a_wrong_number_of_results_is_an_error() -> None:
 
 
 def test_a_call_from_inside_is_an_error_at_once() -> None:
-    """It would wait for the batch that makes it."""
+    """A call of a function from inside itself would wait for the batch that makes it, and is an
+    error at once.
+    """
 
     @carpool.batch
     def again(xs: list[int]) -> list[int]:
@@ -228,13 +229,15 @@ def test_a_call_from_inside_is_an_error_at_once() -> None:
 
 
 def test_a_follower_that_times_out_leaves_the_others_unharmed(pool: ThreadPoolExecutor) -> None:
-    """It is not run any more if it still waits."""
+    """If a follower's time-out comes while it waits its item is not run any more, and the other
+    callers are served.
+    """
     function = Gated()
     f = carpool.batch(function)
     first = pool.submit(f, 0)
     function.entered.acquire()
     late, other = f.submit("late"), pool.submit(f, 1)
-    until(lambda: waiting(f) == 2)
+    wait_until(lambda: waiting(f) == 2)
     with pytest.raises(carpool.DeadlineExceeded):
         late.result(timeout_s=0.02)
     assert late.cancel()
@@ -246,7 +249,9 @@ def test_a_follower_that_times_out_leaves_the_others_unharmed(pool: ThreadPoolEx
 
 
 def test_the_functions_own_time_out(pool: ThreadPoolExecutor) -> None:
-    """A caller hears at its deadline although the batch before it still runs; the leader waits for its own."""
+    """A caller hears at the function's time-out although the batch before it still runs; a leader
+    waits for its own batch.
+    """
     function = Gated()
     f = carpool.batch(timeout_s=0.05)(function)
     first = pool.submit(f, 0)
@@ -260,7 +265,9 @@ def test_the_functions_own_time_out(pool: ThreadPoolExecutor) -> None:
 
 
 def test_an_interrupted_leader_leaves_its_batch_to_the_next(pool: ThreadPoolExecutor) -> None:
-    """Its own caller gets the KeyboardInterrupt, the others their answers."""
+    """If a leader is interrupted its caller gets the KeyboardInterrupt, and the others of its batch
+    get their answers from the next one.
+    """
     function = Gated()
     f = carpool.batch(function)
     tickets = [f.submit(1), f.submit(2)]
@@ -278,7 +285,7 @@ def test_an_interrupted_leader_leaves_its_batch_to_the_next(pool: ThreadPoolExec
 
 
 def test_a_ticket_is_run_when_somebody_waits() -> None:
-    """For it, or for another call behind it."""
+    """A ticket is run when somebody waits for it, or for another call behind it."""
     function = Gated()
     function.let(9)
     f = carpool.batch(function)
@@ -293,7 +300,9 @@ def test_a_ticket_is_run_when_somebody_waits() -> None:
 
 
 def test_a_cancelled_ticket_is_not_run() -> None:
-    """Whoever waits for it hears so; one that was answered stays answered."""
+    """Whoever waits for a cancelled ticket hears that it was, and it is not run; one that was
+    answered stays answered.
+    """
     function = Gated()
     function.let(9)
     f = carpool.batch(function)
@@ -308,14 +317,14 @@ def test_a_cancelled_ticket_is_not_run() -> None:
 
 
 def test_cancelling_wakes_a_thread_that_waits(pool: ThreadPoolExecutor) -> None:
-    """It does not sleep for an answer that never comes."""
+    """A thread that waits for a ticket wakes up when that is cancelled."""
     function = Gated()
     f = carpool.batch(function)
     first = pool.submit(f, 0)
     function.entered.acquire()
     ticket = f.submit(1)
     waits = pool.submit(ticket.result)
-    until(lambda: ticket._seat.asleep)
+    wait_until(lambda: ticket._seat.asleep)
     ticket.cancel()
 
     assert isinstance(waits.exception(timeout=10), carpool.Unavailable)
@@ -324,7 +333,9 @@ def test_cancelling_wakes_a_thread_that_waits(pool: ThreadPoolExecutor) -> None:
 
 
 def test_a_ticket_that_nobody_waits_for_any_more_holds_nobody_up(pool: ThreadPoolExecutor) -> None:
-    """Its thread slept in the line when its time-out came; the next leader is one who still waits."""
+    """If the waiter for a ticket gave up while it slept in the line, the next leader is one that
+    still waits.
+    """
     function = Gated()
     f = carpool.batch(max_batch_size=1)(function)
     first = pool.submit(f, 0)
@@ -333,7 +344,7 @@ def test_a_ticket_that_nobody_waits_for_any_more_holds_nobody_up(pool: ThreadPoo
     with pytest.raises(TimeoutError):
         ticket.result(timeout_s=0.01)
     other = pool.submit(f, 2)
-    until(lambda: waiting(f) == 2)
+    wait_until(lambda: waiting(f) == 2)
     time.sleep(0.02)  # it goes to sleep
     function.let(3)
 
@@ -343,13 +354,15 @@ def test_a_ticket_that_nobody_waits_for_any_more_holds_nobody_up(pool: ThreadPoo
 
 
 def test_all_who_wait_for_a_ticket_get_its_result(pool: ThreadPoolExecutor) -> None:
-    """Also when one of them has run it while another one slept."""
+    """All who wait for a ticket get its result, also when one of them has run it while another one
+    slept.
+    """
     function = Gated()
     function.let(9)
     f = carpool.batch(max_batch_size=2, policy="static", max_queue_delay_s=60)(function)
     ticket = f.submit(1)
     asleep = pool.submit(ticket.result)
-    until(lambda: f._line._line.elect is not None)  # until the policy's delay is over
+    wait_until(lambda: f._line._line.elect is not None)  # until the policy's delay is over
     f.submit(2)
 
     assert ticket.result() == (1, 2)
@@ -357,7 +370,9 @@ def test_all_who_wait_for_a_ticket_get_its_result(pool: ThreadPoolExecutor) -> N
 
 
 def test_a_ticket_whose_waiter_failed_says_so_again() -> None:
-    """It has left the line then; who asks later must not take nothing for the result."""
+    """A ticket whose waiter failed has left the line; whoever asks it later gets the same error,
+    and not nothing.
+    """
     lock = threading.Lock()
     f = carpool.batch(execution_lock=lock, timeout_s=0.05)(Gated())
     ticket = f.submit(1)
@@ -369,7 +384,7 @@ def test_a_ticket_whose_waiter_failed_says_so_again() -> None:
 
 
 def test_close_runs_what_is_in_the_line() -> None:
-    """Tickets nobody waited for too; then callers are refused."""
+    """`close` runs tickets that nobody waited for, and refuses later callers."""
     function = Gated()
     function.let(9)
     f = carpool.batch(function)
@@ -383,7 +398,9 @@ def test_close_runs_what_is_in_the_line() -> None:
 
 
 def test_close_tears_a_model_down_that_was_set_up_here() -> None:
-    """Once; an instance that the user made stays the user's."""
+    """`close` tears down, once, a model that was set up here; an instance that the user made stays
+    the user's.
+    """
     events: list[str] = []
 
     class Held(carpool.Model):
@@ -409,7 +426,9 @@ def test_close_tears_a_model_down_that_was_set_up_here() -> None:
 
 
 def test_many_items_of_one_caller_keep_their_order() -> None:
-    """In as many batches as it takes, also where the queue is smaller than that."""
+    """Many items of one caller keep their order in as many batches as it takes, also where the
+    queue is smaller than that.
+    """
     sizes = []
 
     @carpool.batch(max_batch_size=10, max_queue_size=20)
@@ -424,23 +443,25 @@ def test_many_items_of_one_caller_keep_their_order() -> None:
 
 
 def test_a_full_queue_makes_callers_wait(pool: ThreadPoolExecutor) -> None:
-    """Nobody is refused."""
+    """When the queue is full callers wait, and none is refused."""
     function = Gated()
     f = carpool.batch(max_batch_size=2, max_queue_size=2)(function)
     calls = [pool.submit(f, x) for x in range(9)]
-    until(lambda: waiting(f) == 8)
+    wait_until(lambda: waiting(f) == 8)
     function.let(9)
 
     assert sorted(call.result()[0] for call in calls) == list(range(9))
 
 
 def test_a_delay_fills_batches(pool: ThreadPoolExecutor) -> None:
-    """Static: the first two wait for a third, which makes the batch full; a lone one goes when its time has come."""
+    """With the policy `Static` the first two callers wait for a third, which makes the batch full;
+    a lone one goes when its time has come.
+    """
     function = Gated()
     function.let(9)
     f = carpool.batch(max_batch_size=3, policy="static", max_queue_delay_s=5.0)(function)
     calls = [pool.submit(f, x) for x in range(2)]
-    until(lambda: waiting(f) == 2)
+    wait_until(lambda: waiting(f) == 2)
     assert f(2) == (2, 3)
     assert [call.result() for call in calls] == [(0, 3), (1, 3)]
 
@@ -449,7 +470,7 @@ def test_a_delay_fills_batches(pool: ThreadPoolExecutor) -> None:
 
 
 def test_items_may_count_for_more_than_one(pool: ThreadPoolExecutor) -> None:
-    """`size` says how much of a batch an item takes up; one that is too large goes alone."""
+    """`size` says how much of a batch an item takes up, and an item that is too large goes alone."""
     function = Gated()
     function.let(99)
     f = carpool.batch(max_batch_size=10, size=len)(function)
@@ -465,7 +486,7 @@ def test_items_may_count_for_more_than_one(pool: ThreadPoolExecutor) -> None:
 
 @pytest.mark.parametrize("lock", [carpool.Lock, threading.Lock, threading.RLock])
 def test_a_shared_lock_lets_one_function_run_at_a_time(pool: ThreadPoolExecutor, lock: Callable[[], Any]) -> None:
-    """Two functions, one lock: never both inside."""
+    """Two functions that share a lock never run at the same time."""
     shared = lock()
     inside: list[str] = []
     overlaps: list[list[str]] = []
@@ -490,7 +511,9 @@ def test_a_shared_lock_lets_one_function_run_at_a_time(pool: ThreadPoolExecutor,
 
 @pytest.mark.parametrize("lock", [carpool.Lock, threading.RLock])
 def test_a_lock_that_the_caller_holds_is_an_error_at_once(lock: Callable[[], Any]) -> None:
-    """Waiting for it would be waiting for oneself."""
+    """A caller that already holds the `carpool.Lock` of the function gets an error at once, since
+    it would wait for itself.
+    """
     held = lock()
     f = carpool.batch(execution_lock=held)(lambda xs: xs)
     with held, pytest.raises(RuntimeError, match="already holds the execution lock"):
@@ -499,7 +522,9 @@ def test_a_lock_that_the_caller_holds_is_an_error_at_once(lock: Callable[[], Any
 
 
 def test_a_plain_lock_that_the_caller_holds_times_out() -> None:
-    """It cannot tell whose it is; the error names the likely reason, and the next call is served."""
+    """A plain lock cannot tell who holds it, so a caller that holds it times out; the error names
+    the likely reason, and the next call is served.
+    """
     held = threading.Lock()
     f = carpool.batch(execution_lock=held, timeout_s=0.02)(lambda xs: xs)
     with held, pytest.raises(carpool.DeadlineExceeded, match="does this thread hold it already"):
@@ -508,14 +533,14 @@ def test_a_plain_lock_that_the_caller_holds_times_out() -> None:
 
 
 def test_while_the_lock_is_taken_the_line_grows(pool: ThreadPoolExecutor) -> None:
-    """Who comes while the leader waits for the lock shares its batch."""
+    """Callers that come while the leader waits for the execution lock share its batch."""
     held = threading.Lock()
     function = Gated()
     function.let(9)
     f = carpool.batch(execution_lock=held)(function)
     with held:
         calls = [pool.submit(f, x) for x in range(5)]
-        until(lambda: waiting(f) == 5)
+        wait_until(lambda: waiting(f) == 5)
 
     assert sorted(call.result() for call in calls) == [(x, 5) for x in range(5)]
 
@@ -581,7 +606,9 @@ LOCKS = [
 
 @pytest.mark.parametrize("kind", LOCKS)
 def test_anything_that_can_be_held_is_an_execution_lock(pool: ThreadPoolExecutor, kind: Callable[[], Any]) -> None:
-    """Two functions share it, and never are both inside; a caller who holds it by another thread's hand waits."""
+    """Any context manager can be an execution lock: two functions share it and never run at the
+    same time, and a caller for whom another thread holds it waits.
+    """
     lock = kind()
     inside: list[int] = []
     most: list[int] = []
@@ -601,7 +628,9 @@ def test_anything_that_can_be_held_is_an_execution_lock(pool: ThreadPoolExecutor
 
 
 def test_a_lock_that_comes_late_is_given_back() -> None:
-    """Nobody can say how long to wait for it: the time-out is judged when it is there, as with any other."""
+    """If an execution lock with no time-out of its own comes too late for the leader, it is given
+    back.
+    """
     lock = Entering(takes_s=0.05)
     f = carpool.batch(execution_lock=lock, timeout_s=0.02)(lambda xs: xs)
     with pytest.raises(carpool.DeadlineExceeded, match="execution lock was not free within"):
@@ -618,7 +647,9 @@ def test_a_lock_that_comes_late_is_given_back() -> None:
 
 @pytest.mark.parametrize("bad", ["enter", "exit"])
 def test_a_lock_that_raises_when_entered_or_left(bad: str) -> None:
-    """Whoever takes it or gives it back ends with it, the next one tries, and what has been run is not run again."""
+    """If an execution lock raises when it is taken or given back, that leader's call ends, the next
+    one tries, and what has been run is not run again.
+    """
     lock = Entering(bad=bad)
     runs: list[int] = []
     f = carpool.batch(execution_lock=lock, policy="greedy")(lambda xs: runs.extend(xs) or xs)
@@ -639,7 +670,9 @@ def once() -> Iterator[None]:
 
 @pytest.mark.parametrize("lock", [3, "lock", object(), threading.Lock, carpool.Lock, asyncio.Lock(), once(), open])
 def test_what_cannot_be_held_is_refused_where_it_is_declared(lock: Any) -> None:
-    """By the name of the function, before any call; a class is no lock yet, and a generator is held but once."""
+    """What cannot be held as a lock is refused by the name of the function before any call: a class
+    is no lock yet, and a generator is held but once.
+    """
 
     def halve(xs: list[int]) -> list[float]:
         return [x / 2 for x in xs]
@@ -661,7 +694,9 @@ def test_what_cannot_be_held_is_refused_where_it_is_declared(lock: Any) -> None:
 
 @pytest.mark.parametrize("policy", BY_NAME)
 def test_a_batch_without_a_limit_holds_all_who_wait(policy: str) -> None:
-    """Whatever the policy: three hundred tickets are one call, as soon as the policy has seen what calls take."""
+    """Without a limit three hundred tickets are one call, whatever the policy, as soon as that has
+    seen what calls take.
+    """
     batches: list[int] = []
 
     def count(xs: list[int]) -> list[int]:
@@ -681,7 +716,7 @@ def test_a_batch_without_a_limit_holds_all_who_wait(policy: str) -> None:
 @pytest.mark.parametrize("policy", BY_NAME)
 @pytest.mark.parametrize("timeout_s", [None, 30.0])
 def test_rows_without_a_limit(policy: str, timeout_s: float | None) -> None:
-    """No chunk is cut up, and chunks of any size share a call."""
+    """Without a limit no chunk is cut up, and chunks of any size share a call."""
     batches: list[int] = []
 
     def count(rows: list[int]) -> list[int]:
@@ -696,7 +731,7 @@ def test_rows_without_a_limit(policy: str, timeout_s: float | None) -> None:
 
 
 def test_a_policys_own_limit_stands() -> None:
-    """That of the function is none; it has one."""
+    """A policy that has a limit keeps it where the function has none."""
     batches: list[int] = []
     f = carpool.batch(max_batch_size=None, policy=Static(max_batch_size=8))(lambda xs: batches.append(len(xs)) or xs)
     assert f.many(range(20)) == list(range(20))
@@ -707,7 +742,9 @@ def test_a_policys_own_limit_stands() -> None:
 
 
 def test_a_ticket_may_be_run_there_and_then() -> None:
-    """For itself and all who wait; what the function raises is raised by its result."""
+    """A ticket may be run at once by who submits it, for itself and all who wait; what the function
+    raises is raised by its `result`.
+    """
     batches: list[list[Any]] = []
 
     def run(xs: list[Any]) -> list[Any]:
@@ -738,7 +775,9 @@ def test_a_ticket_may_be_run_there_and_then() -> None:
 
 
 def test_who_submits_waits_for_no_other_leader(pool: ThreadPoolExecutor) -> None:
-    """While somebody else leads it is a ticket like any other, which the next leader runs."""
+    """If somebody else leads, a ticket that might be run at once is one like any other, which the
+    next leader runs.
+    """
     function = Gated()
     f = carpool.batch(function)
     first = pool.submit(f, 1)
@@ -751,7 +790,9 @@ def test_who_submits_waits_for_no_other_leader(pool: ThreadPoolExecutor) -> None
 
 
 def test_a_ticket_that_the_policy_holds_back_is_not_waited_for() -> None:
-    """Company may come; the ticket keeps its place."""
+    """If the policy holds a ticket back for company, submitting it does not wait, and it keeps its
+    place.
+    """
     f = carpool.batch(max_batch_size=2, max_queue_delay_s=5.0, policy="static")(lambda xs: [len(xs)] * len(xs))
     ticket = f.submit(1, lead=True)
     assert not ticket.done()
@@ -760,7 +801,9 @@ def test_a_ticket_that_the_policy_holds_back_is_not_waited_for() -> None:
 
 
 def test_who_leads_at_once_waits_for_the_execution_lock(pool: ThreadPoolExecutor) -> None:
-    """As any leader does, since the batch is run there and then; and no longer than the function's time-out."""
+    """Who leads on submitting waits for the execution lock as any leader does, and no longer than
+    the function's time-out.
+    """
     held = threading.Lock()
     f = carpool.batch(execution_lock=held, timeout_s=0.05)(lambda xs: xs)
     with held, pytest.raises(carpool.DeadlineExceeded, match="execution lock was not free"):
@@ -774,7 +817,9 @@ def test_who_leads_at_once_waits_for_the_execution_lock(pool: ThreadPoolExecutor
 
 
 def test_an_interrupted_leader_has_no_ticket() -> None:
-    """Its place is given up, and the others are run by the next leader."""
+    """If submitting is interrupted while it leads, its place is given up and the next leader runs
+    the others.
+    """
     runs: list[list[Any]] = []
 
     def run(xs: list[Any]) -> list[Any]:
@@ -792,7 +837,9 @@ def test_an_interrupted_leader_has_no_ticket() -> None:
 
 
 def test_our_lock_says_when_it_is_taken_twice() -> None:
-    """As a RuntimeError instead of a deadlock; another thread simply waits."""
+    """A thread that takes a `carpool.Lock` twice gets a RuntimeError instead of a deadlock; another
+    thread simply waits.
+    """
     lock = carpool.Lock()
     with lock:
         assert lock.locked()
@@ -818,7 +865,7 @@ class Scaled:
 
 
 def test_a_method_has_a_line_for_each_instance() -> None:
-    """Instances never share a batch."""
+    """A batched method has a line for each instance, so that instances never share a batch."""
     two, three = Scaled(2), Scaled(3)
     tickets = [two.scale.submit(1), three.scale.submit(1), two.scale.submit(5)]
 
@@ -830,7 +877,7 @@ def test_a_method_has_a_line_for_each_instance() -> None:
 
 
 def test_the_line_of_a_method_dies_with_its_instance() -> None:
-    """Nothing keeps the instance alive."""
+    """The line of a batched method dies with its instance, which nothing keeps alive."""
     scaled = Scaled(2)
     scaled.scale(1)
     gone = weakref.ref(scaled)
@@ -843,7 +890,7 @@ def test_the_line_of_a_method_dies_with_its_instance() -> None:
 
 
 def test_an_instance_without_weak_references_is_explained() -> None:
-    """The text says what to add."""
+    """An instance that cannot be referred to weakly is refused with a text that says what to add."""
 
     class Slotted:
         __slots__ = ()
@@ -876,7 +923,7 @@ class Polite(carpool.Model):
 
 
 def test_a_model_class_is_set_up_and_its_hooks_are_used() -> None:
-    """An instance is taken as it is."""
+    """A model class is set up, and its hooks are used; an instance is taken as it is."""
     ready = Polite("hi")
     ready.setup()
 
@@ -885,7 +932,7 @@ def test_a_model_class_is_set_up_and_its_hooks_are_used() -> None:
 
 
 def test_a_forked_child_starts_with_an_empty_line() -> None:
-    """Who was in the line, or leading it, stayed in the parent."""
+    """A forked child starts with an empty line: who was in the line or led it stayed in the parent."""
     function = Gated()
     f = carpool.batch(function)
     ticket = f.submit("parent's")
@@ -910,7 +957,9 @@ def test_a_forked_child_starts_with_an_empty_line() -> None:
 
 
 def test_merged_arrays_of_different_length(pool: ThreadPoolExecutor) -> None:
-    """Callers bring rows, the function sees one array, each gets its own rows back."""
+    """Callers bring arrays of different length, the function sees one array, and each caller gets
+    its own rows back.
+    """
     shapes = []
 
     @carpool.batch(merge=True)
@@ -928,7 +977,9 @@ def test_merged_arrays_of_different_length(pool: ThreadPoolExecutor) -> None:
 
 
 def test_limits_count_rows() -> None:
-    """A batch has at most `max_batch_size` rows; a caller with more is split, and gets one answer in its order."""
+    """A merged batch has at most `max_batch_size` rows; a caller with more is split, and gets one
+    answer in its order.
+    """
     rows = []
 
     @carpool.batch(merge=True, max_batch_size=4)
@@ -945,7 +996,9 @@ def test_limits_count_rows() -> None:
 
 
 def test_merged_dicts() -> None:
-    """Every part by itself; the parts of a chunk must have equally many rows."""
+    """Of merged dicts each part is joined by itself, and the parts of a chunk must have equally
+    many rows.
+    """
 
     @carpool.batch(merge=True)
     def total(table: dict[str, Any]) -> dict[str, Any]:
@@ -961,7 +1014,9 @@ def test_merged_dicts() -> None:
 
 
 def test_merge_functions_of_ones_own() -> None:
-    """For what we do not know how to join; `size` counts its rows."""
+    """For what we do not know how to join there are merge functions of one's own, with `size` to
+    count rows.
+    """
     batched = carpool.batch(
         merge=" ".join, split=lambda text, counts: [f"{text}:{n}" for n in counts], size=lambda s: len(s.split())
     )(str.upper)
@@ -972,7 +1027,9 @@ def test_merge_functions_of_ones_own() -> None:
 
 
 def test_an_output_with_other_rows_is_an_error() -> None:
-    """It says how many there should have been."""
+    """If the function returns another number of rows, the error says how many there should have
+    been.
+    """
     f = carpool.batch(merge=True)(lambda xs: xs[:1])
 
     with pytest.raises(ValueError, match="had 2 rows, but the output has 1"):
@@ -981,7 +1038,9 @@ def test_an_output_with_other_rows_is_an_error() -> None:
 
 @pytest.mark.parametrize("size", [-1, 1.5, None])
 def test_a_size_that_is_none_is_told(size: Any) -> None:
-    """To the caller whose item it is, before it joins the line."""
+    """If `size` returns what is no size, the caller of that item hears of it before it joins the
+    line.
+    """
     f = carpool.batch(size=lambda x: size)(lambda xs: xs)
 
     with pytest.raises(carpool.ModelError, match=r"size= of @carpool.batch returned .* a whole number"):
@@ -992,7 +1051,9 @@ def test_a_size_that_is_none_is_told(size: Any) -> None:
 
 
 def test_slo_s_is_what_a_policy_may_plan_for() -> None:
-    """Without one, calls are never due; what the policy refuses, its caller hears as overload."""
+    """Without `slo_s` calls are never due for a policy; a call that the policy refuses raises
+    `Overloaded`.
+    """
     told: list[str] = []
     policy = models.RefusesWhatIsDue(4)
 
@@ -1020,13 +1081,15 @@ def test_slo_s_is_what_a_policy_may_plan_for() -> None:
     ],
 )
 def test_wrong_settings_are_explained(settings: dict[str, Any], told: str) -> None:
-    """At the decoration, with the name and what would do."""
+    """A wrong setting is refused when the function is declared, by its name and with what would do."""
     with pytest.raises((ValueError, TypeError), match=told):
         carpool.batch(**settings)
 
 
 def test_the_wrong_kind_of_lock_is_explained() -> None:
-    """An asyncio lock cannot be held by a thread, and the other way round."""
+    """An asyncio lock for a function in threads, and a thread's lock for an `async` one, are
+    refused with the reason.
+    """
     import asyncio
 
     async def slow(xs: list[int]) -> list[int]:
@@ -1039,7 +1102,9 @@ def test_the_wrong_kind_of_lock_is_explained() -> None:
 
 
 def test_what_is_no_function_is_explained() -> None:
-    """Numbers, and decorators in the wrong order."""
+    """What is no function, such as a number, and decorators in the wrong order are refused with the
+    reason.
+    """
     with pytest.raises(TypeError, match="a model is a class with predict or a callable"):
         carpool.batch(3)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="put @staticmethod above"):
@@ -1047,7 +1112,9 @@ def test_what_is_no_function_is_explained() -> None:
 
 
 def test_threads_that_look_up_while_they_are_being_woken_leave_nobody_asleep() -> None:
-    """Every waiter looks up each millisecond, so that many time-outs fall into a chain of wake-ups."""
+    """When waiters look up each millisecond, so that many time-outs fall into a chain of wake-ups,
+    nobody is left asleep.
+    """
 
     @carpool.batch(max_batch_size=32)
     def double(xs: list[int]) -> list[int]:
@@ -1073,7 +1140,7 @@ def test_threads_that_look_up_while_they_are_being_woken_leave_nobody_asleep() -
 
 
 class Raising(carpool.Policy):
-    """Raises in one of its calls."""
+    """A policy that raises in one of its calls."""
 
     def __init__(self, where: str) -> None:
         super().__init__()
@@ -1101,7 +1168,9 @@ class Raising(carpool.Policy):
 
 @pytest.mark.parametrize("where", ["decide", "arrived", "left", "completed"])
 def test_a_policy_that_raises_fails_its_line_loudly(where: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Everybody who is inside and whoever comes hears so, and closing returns."""
+    """When a policy raises, everybody inside its line and whoever comes hears of it, and closing
+    returns.
+    """
     batched = carpool.batch(max_batch_size=4, policy=Raising(where), timeout_s=20)(lambda xs: xs)
     heard: list[object] = []
 

@@ -62,7 +62,7 @@ async def storm_of_tasks(seed: int) -> tuple[int, int]:
 
 
 def test_tasks_that_are_cancelled() -> None:
-    """Those who stay have their own answers."""
+    """When tasks are cancelled at random moments, those that stay get their own answers."""
     cancelled, served = asyncio.run(storm_of_tasks(seed=1))
 
     assert cancelled >= CANCELS
@@ -110,7 +110,7 @@ class Crowd:
             going.join()
 
     def leave(self, tickets: list[Any]) -> None:
-        """Cancel these."""
+        """Cancel these tickets, and count those that could be."""
         for ticket in tickets:
             gone = ticket.cancel()
             with self._lock:
@@ -118,7 +118,9 @@ class Crowd:
 
 
 def test_tickets_that_are_cancelled() -> None:
-    """While threads wait for them, lead batches of others, or time out; no thread is left waiting."""
+    """When tickets are cancelled at random, while threads wait for them, lead batches of others or
+    time out, no thread is left waiting.
+    """
     crowd = Crowd()
     threads = [threading.Thread(target=crowd.caller, args=(i,), daemon=True) for i in range(8)]
     for thread in threads:

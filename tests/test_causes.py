@@ -22,7 +22,8 @@ import carpool
 from carpool import ModelError, Service, Stage
 from carpool.errors import CarpoolError
 from carpool.wire.outcome import LONGEST_CAUSE, FailureReport, Outcome, pack, read, unpack, with_cause
-from tests.drive.test_workers import Output
+from tests.support.loops import on_a_loop
+from tests.support.output import Output
 
 
 class Plain(Exception):
@@ -41,14 +42,14 @@ class TwoArguments(Exception):
 
 
 class NotItself(Exception):
-    """Is read as something else."""
+    """An exception that is read as something else."""
 
     def __reduce__(self) -> Any:
         return str, ("no exception",)
 
 
 class Quits(Exception):
-    """Ends whoever reads it."""
+    """An exception that ends the program which reads it."""
 
     def __init__(self, text: str = "") -> None:
         super().__init__(text)
@@ -61,7 +62,7 @@ class Quits(Exception):
 
 
 class NoNotes(Exception):
-    """Takes no note."""
+    """An exception that takes no note."""
 
     __notes__ = property(lambda self: 1 / 0)
 
@@ -129,7 +130,9 @@ def failed(ask: Callable[[], Any]) -> ModelError:
 
 @pytest.mark.parametrize("run_in", ["process", "thread", "loop"])
 def test_the_cause_is_what_the_model_raised(run_in: Any) -> None:
-    """An exception of the same class and arguments, by each way to ask; from a process only if it can be had here."""
+    """The `__cause__` of a `ModelError` is an exception of the class and arguments that the model
+    raised, by each way to ask; from a process only if the class can be had here.
+    """
     with Service(stage(run_in)).run() as service:
         for name, make in RAISED.items():
             if run_in == "loop" and name == "StopIteration":
@@ -148,24 +151,23 @@ def test_the_cause_is_what_the_model_raised(run_in: Any) -> None:
 
 
 @pytest.mark.parametrize("run_in", ["process", "thread", "loop"])
-def test_tasks_get_the_cause_too(run_in: Any) -> None:
-    """From `predict` and `stream` of a handle on one's own loop, also for kinds that mean something to asyncio."""
-
-    async def ask() -> None:
-        async with Service(stage(run_in)).run_async() as service:
-            for name in ("KeyError", "GeneratorExit", "CancelledError", "KeyboardInterrupt", "SystemExit"):
-                kind = type(RAISED[name]())
-                with pytest.raises(ModelError) as caught:
-                    await service.predict(name)
-                assert type(caught.value.__cause__) is kind
-                (error,) = [x async for x in service.stream([name], return_exceptions=True)]
-                assert type(error.__cause__) is kind
-
-    asyncio.run(ask())
+@on_a_loop
+async def test_tasks_get_the_cause_too(run_in: Any) -> None:
+    """Tasks that use `predict` and `stream` on a loop of their own get the cause, also of kinds
+    that mean something to asyncio.
+    """
+    async with Service(stage(run_in)).run_async() as service:
+        for name in ("KeyError", "GeneratorExit", "CancelledError", "KeyboardInterrupt", "SystemExit"):
+            kind = type(RAISED[name]())
+            with pytest.raises(ModelError) as caught:
+                await service.predict(name)
+            assert type(caught.value.__cause__) is kind
+            (error,) = [x async for x in service.stream([name], return_exceptions=True)]
+            assert type(error.__cause__) is kind
 
 
 def test_the_cause_can_be_raised_in_the_place_of_the_error() -> None:
-    """As the docs have it."""
+    """The cause can be raised in the place of the error, as the docs show."""
 
     def ask(name: str) -> Any:
         try:
@@ -181,7 +183,9 @@ def test_the_cause_can_be_raised_in_the_place_of_the_error() -> None:
 
 
 def test_from_a_process_it_has_attributes_and_the_worker_s_traceback() -> None:
-    """As a note, so that whoever sees the exception sees where it was raised."""
+    """A cause from a worker process has its attributes, and the worker's traceback as a note for
+    whoever sees it.
+    """
     with Service(stage("process")).run() as service:
         cause = failed(lambda: service.predict("a class of one's own")).__cause__
 
@@ -195,7 +199,9 @@ def test_from_a_process_it_has_attributes_and_the_worker_s_traceback() -> None:
 
 @pytest.mark.parametrize("run_in", ["thread", "loop"])
 def test_inside_the_process_it_is_the_object_itself(run_in: Any) -> None:
-    """Callers of one batch have errors of their own and share it; its traceback begins in the user's code."""
+    """From a worker inside the process the cause is the object itself, which callers of one batch
+    share by errors of their own; its traceback begins in the user's code.
+    """
 
     async def together(names: list[str]) -> list[str]:
         return fails_together(names)
@@ -213,7 +219,9 @@ def test_inside_the_process_it_is_the_object_itself(run_in: Any) -> None:
 
 
 def test_a_model_error_of_the_model_s_own_stands_for_itself() -> None:
-    """It is not its own cause; what it comes from is, as over a process."""
+    """A `ModelError` that the model itself raises is not its own cause; what it was raised from is
+    its cause, as over a process.
+    """
 
     def refuses(x: str) -> str:
         try:
@@ -228,7 +236,9 @@ def test_a_model_error_of_the_model_s_own_stands_for_itself() -> None:
 
 
 def test_results_that_cannot_leave_the_worker_have_a_cause() -> None:
-    """Not only what the model's own code raises."""
+    """Results that cannot leave the worker have a cause, too, not only what the model's own code
+    raises.
+    """
     with Service(Stage(lambda_of, run_in="thread")).run() as service:
         error = failed(lambda: service.predict(1))
     assert isinstance(error.__cause__, (AttributeError, pickle.PicklingError, TypeError))
@@ -239,7 +249,7 @@ def lambda_of(x: Any) -> Any:
 
 
 def test_a_cause_from_a_later_stage_and_of_hooks_comes_through() -> None:
-    """Whichever stage it was."""
+    """Causes from later stages and of hooks come through as well."""
     stages = Stage(echo, run_in="thread"), Stage(fails)
     with Service(*stages).run() as service:
         assert type(failed(lambda: service.predict("KeyError")).__cause__) is KeyError
@@ -281,7 +291,9 @@ def holds(error: ModelError) -> None:
 @pytest.mark.parametrize("run_in", ["thread", "loop"])
 @pytest.mark.parametrize("way", ["predict", "stream", "streamed errors"])
 def test_items_go_with_the_error(run_in: Any, way: str) -> None:
-    """The traceback of a cause holds the model's frames and so its items: as long as the error does, and no longer."""
+    """The traceback of a cause holds the model's frames, and so its items, for as long as the error
+    lives and no longer.
+    """
     model = refuse_later if run_in == "loop" else refuse
 
     def ask(service: Any) -> None:
@@ -304,30 +316,31 @@ def test_items_go_with_the_error(run_in: Any, way: str) -> None:
             gc.enable()
 
 
-def test_items_go_with_the_error_of_a_task() -> None:
-    """Likewise for callers on a loop of their own."""
-
-    async def ask() -> None:
-        async with Service(Stage(refuse_later, run_in="loop")).run_async() as service:
-            gc.collect()
-            gc.disable()
+@on_a_loop
+async def test_items_go_with_the_error_of_a_task() -> None:
+    """Errors that a task got hold the items of the model's frames for as long as they live and no
+    longer.
+    """
+    async with Service(Stage(refuse_later, run_in="loop")).run_async() as service:
+        gc.collect()
+        gc.disable()
+        try:
             try:
-                try:
-                    await service.predict(Item())
-                except ModelError as error:
-                    holds(error)
-                for _ in range(3):
-                    await asyncio.sleep(0)
-                assert Item.seen is not None
-                assert Item.seen() is None
-            finally:
-                gc.enable()
-
-    asyncio.run(ask())
+                await service.predict(Item())
+            except ModelError as error:
+                holds(error)
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert Item.seen is not None
+            assert Item.seen() is None
+        finally:
+            gc.enable()
 
 
 def test_items_of_a_batch_go_with_its_errors() -> None:
-    """Also where the batch was run again in parts, whose errors our own frames have held together."""
+    """Errors of a batch that was run again in parts, which our own frames have held together, let
+    its items go with them, too.
+    """
     seen: list[weakref.ref[Any]] = []
 
     def refuse_all(items: list[Any]) -> Any:
@@ -349,7 +362,7 @@ def test_items_of_a_batch_go_with_its_errors() -> None:
 
 
 class Trap(Exception):
-    """Must not be asked."""
+    """An exception that must not be asked for anything."""
 
     __cause__ = property(lambda self: 1 / 0)
 
@@ -360,7 +373,9 @@ class Unsendable:
 
 
 def test_only_errors_of_ours_are_asked_for_a_cause() -> None:
-    """What an item raises when it is pickled is its caller's as it is."""
+    """What an item raises when it is pickled reaches its caller as it is: only errors of ours have
+    causes that are looked for.
+    """
     with Service(Stage(echo, run_in="thread")).run() as service:
         with pytest.raises(Trap, match="planned"):
             service.predict(Unsendable())
@@ -369,7 +384,9 @@ def test_only_errors_of_ours_are_asked_for_a_cause() -> None:
 
 
 def test_nothing_is_imported_for_a_cause(tmp_path: Path) -> None:
-    """A class that only the worker knows is told as text, and its module is not loaded here; stages have names."""
+    """If only the worker knows a cause's class it is told as text, and its module is not loaded
+    here.
+    """
     (tmp_path / "heavy.py").write_text("class HeavyError(Exception): pass\n")
     (tmp_path / "program.py").write_text(
         textwrap.dedent(
@@ -413,7 +430,7 @@ def test_nothing_is_imported_for_a_cause(tmp_path: Path) -> None:
 
 
 def test_a_cause_is_opened_when_it_is_asked_for() -> None:
-    """Not by whoever makes the error, which is the loop; and once."""
+    """A cause is unpickled once, when it is asked for, and not on the loop that makes the error."""
     report = with_cause(FailureReport("text", "Opens", "Traceback"), Opens("x"))
     Opens.opened = 0
     error = unpack(Outcome.MODEL_ERROR, pack(report))
@@ -434,7 +451,9 @@ class Opens(Exception):
 
 
 def test_a_cause_that_is_set_is_the_cause() -> None:
-    """By `raise ... from`, or by hand; what a worker has sent is forgotten then."""
+    """A cause that was set, by `raise ... from` or by hand, is the cause, and what a worker has
+    sent is forgotten then.
+    """
     error = unpack(Outcome.MODEL_ERROR, pack(with_cause(FailureReport("text"), KeyError("x"))))
     other = ValueError("other")
     with pytest.raises(ModelError) as caught:
@@ -446,14 +465,16 @@ def test_a_cause_that_is_set_is_the_cause() -> None:
 
 @pytest.mark.parametrize("cause", [b"", b"no pickle", b"\x80\x05", b"\x80\x05N.", pickle.dumps("text"), b"x" * 10**6])
 def test_bytes_that_are_no_exception_are_no_cause(cause: bytes) -> None:
-    """Whatever a worker sends in its place."""
+    """Bytes in the place of a cause that are no pickled exception are ignored, whatever a worker
+    has sent.
+    """
     report = FailureReport("text", cause=cause, module="builtins")
     error = unpack(Outcome.MODEL_ERROR, msgspec.msgpack.encode(report))
     assert (str(error), error.__cause__) == ("text", None)
 
 
 def test_pickling_ends_at_the_limit() -> None:
-    """What has no end costs no more than its beginning."""
+    """Pickling a cause that has no end costs no more than its beginning."""
     steps = 0
 
     class Endless(Exception):
@@ -471,7 +492,9 @@ def test_pickling_ends_at_the_limit() -> None:
 
 
 def test_the_causes_of_a_reply_have_a_bound() -> None:
-    """A batch that fails as a whole does not multiply a large exception by its items; texts are told all the same."""
+    """A batch that fails as a whole does not send a large exception once per item; the texts are
+    told all the same.
+    """
     output = Output()
     large = Stage(fails_at_large, max_batch_size=64, isolate_errors=False, policy=carpool.Static(max_queue_delay_s=0.1))
     with Service(large).run(output=output) as service:
@@ -487,7 +510,7 @@ def fails_at_large(xs: list[int]) -> list[int]:
 
 
 def test_reports_without_a_cause_are_as_they_were() -> None:
-    """For errors that are no ModelErrors nothing is pickled."""
+    """For errors that are no `ModelError` nothing is pickled."""
     for outcome in (Outcome.INVALID, Outcome.INVALID_ITEM, Outcome.EXPIRED):
         error: CarpoolError = unpack(outcome, pack(with_cause(FailureReport("x"), KeyError("x"))))
         assert error.__cause__ is None

@@ -14,9 +14,9 @@ import pytest
 import carpool
 from carpool import cli
 from carpool.http import App
-from tests import models
 from tests.effort import slow_where
-from tests.serving import serve
+from tests.support import models
+from tests.support.serving import serve
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -26,7 +26,7 @@ def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess
 
 
 def test_help_teaches() -> None:
-    """Commands, what they do, and where to begin."""
+    """`carpool --help` names the commands, what they do, and where to begin."""
     done = run("--help")
 
     assert done.returncode == 0
@@ -35,7 +35,7 @@ def test_help_teaches() -> None:
 
 
 def test_help_of_serve_has_an_example_and_every_option() -> None:
-    """Each option with its meaning and default."""
+    """The help of `serve` has an example, and each option with its meaning and default."""
     text = run("serve", "--help").stdout
 
     for word in (
@@ -51,7 +51,7 @@ def test_help_of_serve_has_an_example_and_every_option() -> None:
 
 
 def test_version() -> None:
-    """The package's."""
+    """`--version` prints that of the package."""
     assert run("--version").stdout.strip() == carpool.__version__
 
 
@@ -69,7 +69,7 @@ def test_version() -> None:
     ],
 )
 def test_a_wrong_target_is_one_line(target: str, told: str) -> None:
-    """What is wrong, and what there is."""
+    """A target that does not exist is reported in one line, with what there is."""
     done = run("serve", target)
 
     assert done.returncode == 2
@@ -90,7 +90,7 @@ def test_a_wrong_target_is_one_line(target: str, told: str) -> None:
     ],
 )
 def test_a_wrong_option_is_explained(options: list[str], told: str) -> None:
-    """Before anything starts."""
+    """A wrong option is explained before anything starts."""
     done = run("serve", "examples.digits:service", *options)
 
     assert done.returncode != 0
@@ -99,7 +99,7 @@ def test_a_wrong_option_is_explained(options: list[str], told: str) -> None:
 
 
 def test_a_port_in_use_is_one_line() -> None:
-    """It says so before models are loaded, and what to do."""
+    """A port that is in use is reported in one line, with what to do, before models are loaded."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = run("serve", "examples.digits:service", "--port", str(port))
@@ -111,7 +111,7 @@ def test_a_port_in_use_is_one_line() -> None:
 
 @pytest.mark.slow
 def test_a_host_that_is_not_ours_is_one_line() -> None:
-    """An address of another machine cannot be listened on."""
+    """The address of another machine cannot be listened on, which is reported in one line."""
     done = run("serve", "examples.digits:service", "--host", "192.0.2.1", "--port", "0")
 
     assert done.returncode == 2
@@ -120,7 +120,7 @@ def test_a_host_that_is_not_ours_is_one_line() -> None:
 
 @pytest.mark.slow
 def test_two_services_of_one_name_are_refused() -> None:
-    """They would answer at one address."""
+    """Two services of one name are refused, since they would answer at one address."""
     done = run("serve", "examples.digits:service", "examples.pipeline:service")
 
     assert done.returncode == 2
@@ -128,7 +128,7 @@ def test_two_services_of_one_name_are_refused() -> None:
 
 
 def test_a_model_that_cannot_load_ends_the_server(tmp_path: Path) -> None:
-    """With the user's traceback and exit status 1."""
+    """If a model cannot load, the server ends with the user's traceback and exit status 1."""
     (tmp_path / "broken.py").write_text(
         "import carpool\n"
         "class Broken(carpool.Model):\n"
@@ -145,7 +145,7 @@ def test_a_model_that_cannot_load_ends_the_server(tmp_path: Path) -> None:
 
 
 def test_an_import_that_fails_shows_its_own_traceback(tmp_path: Path) -> None:
-    """A module with a mistake in it is not the same as no module."""
+    """If a module's import fails, its own traceback is shown: that is not the same as no module."""
     (tmp_path / "mistaken.py").write_text("import not_there\n")
 
     done = run("serve", "mistaken:service", cwd=tmp_path)
@@ -156,7 +156,7 @@ def test_an_import_that_fails_shows_its_own_traceback(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_summary_says_what_is_served() -> None:
-    """Address, models, stages, workers, policy: a person sees at a glance what runs."""
+    """The summary shows at a glance what runs: address, models, stages, workers and policy."""
     command = [sys.executable, "-m", "carpool", "serve", "examples.digits:service", "--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"})
     assert process.stderr is not None
@@ -188,8 +188,8 @@ def test_the_summary_shows_the_address_that_answers(capsys: pytest.CaptureFixtur
 
 
 def test_json_logs_are_json() -> None:
-    """One object a line, also for what workers print."""
-    with serve("tests.serving_models:talks") as served:
+    """With `--log json` each line is one object, also for what workers print."""
+    with serve("tests.support.serving_models:talks") as served:
         status, body, _ = served.ask("POST", "/predict", "hi\x1b[31m")
         assert (status, json.loads(body)) == (200, "hi\x1b[31m")
 

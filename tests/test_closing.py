@@ -14,10 +14,11 @@ import pytest
 
 import carpool
 from carpool import Service, Stage
-from tests import models
-from tests.http.door import post
-from tests.http.net import Client, until
-from tests.serving import serve
+from tests.support import models
+from tests.support.http.door import post
+from tests.support.http.net import Client
+from tests.support.serving import serve
+from tests.support.waiting import wait_until
 
 DELAY_S = 50.0
 
@@ -31,21 +32,23 @@ def quick() -> Iterator[None]:
 
 
 def test_a_function_for_threads() -> None:
-    """A ticket that nobody waits for, and a caller that waits for company."""
+    """Closing a function for threads ends the waiting of a ticket that nobody waits for, and of a
+    caller that waits for company.
+    """
     call = carpool.batch(max_batch_size=10, policy="static", max_queue_delay_s=DELAY_S)(lambda xs: [-x for x in xs])
     ticket = call.submit(3)
     answers: list[int] = []
     caller = Thread(target=lambda: answers.append(call(4)))
     with quick():
         caller.start()
-        until(lambda: call._line._line.pipeline.waiting == 2)
+        wait_until(lambda: call._line._line.pipeline.waiting == 2)
         call.close()
         caller.join()
         assert (ticket.result(), answers) == (-3, [-4])
 
 
 def test_a_function_for_tasks() -> None:
-    """Those of this loop."""
+    """Closing a function for tasks ends the waiting for company of those of this loop."""
 
     async def main() -> int:
         @carpool.batch(max_batch_size=10, policy="static", max_queue_delay_s=DELAY_S)
@@ -63,7 +66,9 @@ def test_a_function_for_tasks() -> None:
 
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_service(stages: int) -> None:
-    """Of any number of stages: the next one waits for what may come of this one, and no longer."""
+    """In a service that closes, a stage waits for what may still come of the one before it, and no
+    longer.
+    """
     line = [
         Stage(models.scale, name=f"s{i}", run_in="thread", max_batch_size=8, policy="static", max_queue_delay_s=DELAY_S)
         for i in range(stages)
@@ -74,18 +79,20 @@ def test_a_service(stages: int) -> None:
             callers = [Thread(target=lambda x=x: answers.append(service.predict(x))) for x in (1.0, 2.0)]
             for caller in callers:
                 caller.start()
-            until(lambda: service.stats().stages[0].queued == 2)
+            wait_until(lambda: service.stats().stages[0].queued == 2)
         for caller in callers:
             caller.join()
     assert sorted(answers) == [2.0**stages, 2 * 2.0**stages]
 
 
 def test_a_server_that_is_sent_sigterm() -> None:
-    """The client is answered at once, and the server ends with status 0."""
-    with serve("tests.serving_models:patient") as served, quick():
+    """When a server that holds a request for company gets SIGTERM, the client is answered at once,
+    and the server ends with status 0.
+    """
+    with serve("tests.support.serving_models:patient") as served, quick():
         with Client(served.port) as client:
             client.send(post(b"0.0"))
-            until(lambda: bool(re.search(rb"(?m)^carpool_queue_length{.*} 1", served.ask("GET", "/metrics")[1])))
+            wait_until(lambda: bool(re.search(rb"(?m)^carpool_queue_length{.*} 1", served.ask("GET", "/metrics")[1])))
             served.process.send_signal(signal.SIGTERM)
             assert client.answer().status == 200
         assert served.wait() == 0

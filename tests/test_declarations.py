@@ -16,7 +16,7 @@ import carpool
 from carpool import Adaptive, Greedy, Policy, Service, Stage, Static
 from carpool.policy import BY_NAME, OneByOne
 from carpool.wire.frame import MAX_ITEMS
-from tests import models
+from tests.support import models
 
 
 def identity(x: Any) -> Any:
@@ -100,7 +100,7 @@ class Decodes(carpool.Model):
     ],
 )
 def test_a_stage_refuses_what_cannot_be(settings: dict[str, Any], told: str) -> None:
-    """The text names the setting and what would do."""
+    """A stage refuses settings that cannot work, and the text names the setting and what would do."""
     with pytest.raises(ValueError, match=told):
         Stage(identity, **settings)
 
@@ -125,7 +125,9 @@ def test_a_stage_refuses_what_cannot_be(settings: dict[str, Any], told: str) -> 
     ],
 )
 def test_a_stage_refuses_settings_of_the_wrong_kind(settings: dict[str, Any], told: str) -> None:
-    """What counts as something else in Python by accident is no setting, and the text names it."""
+    """A setting of the wrong kind that Python would take by accident, such as True for 1, is
+    refused by its name.
+    """
     with pytest.raises(TypeError, match=told):
         Stage(identity, **settings)
 
@@ -179,7 +181,9 @@ GENERATORS: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("model", "name"), GENERATORS)
 @pytest.mark.parametrize("declare", [Stage, functools.partial(Stage, max_batch_size=8), carpool.batch])
 def test_generators_are_refused_when_declared(declare: Any, model: Any, name: str) -> None:
-    """Functions, callables and hooks that yield, and the text says what to do instead."""
+    """Functions, callables and hooks that yield are refused when they are declared, and the text
+    says what to do instead.
+    """
     with pytest.raises(TypeError, match=rf"^{name} is a generator .* cannot be served yet: collect .* `return`"):
         declare(model)
 
@@ -204,7 +208,9 @@ class Scaled(carpool.Model):
 
 
 def test_a_partial_of_a_model_class_names_kwargs() -> None:
-    """It would be called with items; one of a plain class, such as int, is a function like any other."""
+    """A partial of a model class is refused, since it would be called with items: `kwargs` belong
+    to the stage. One of a plain class, such as int, is a function like any other.
+    """
     for partial in (functools.partial(Scaled, k=5), functools.partial(functools.partial(Scaled), k=5)):
         with pytest.raises(TypeError, match=r"Stage\(Scaled, kwargs=\{'k': \.\.\.\}\)"):
             Stage(partial)
@@ -213,14 +219,16 @@ def test_a_partial_of_a_model_class_names_kwargs() -> None:
 
 @pytest.mark.parametrize("kwargs", [None, {"offset": 1}, {"k": 1, "factor": 2}])
 def test_kwargs_must_fit_the_constructor(kwargs: dict[str, Any] | None) -> None:
-    """A missing or an unknown argument is told when the stage is declared, not when each worker starts."""
+    """A missing or unknown argument of a model's constructor is reported when the stage is
+    declared, not when each worker starts.
+    """
     with pytest.raises(TypeError, match=r"kwargs does not fit Scaled.__init__: .*('k'|'factor')"):
         Stage(Scaled, kwargs=kwargs)
     assert Stage(Scaled, kwargs={"k": 1}).kwargs == {"k": 1}
 
 
 class Breaks:
-    """Has a length and cannot be read."""
+    """Examples that have a length and cannot be read."""
 
     def __len__(self) -> int:
         return 3
@@ -250,7 +258,9 @@ class Breaks:
     ],
 )
 def test_a_model_with_odd_attributes_is_refused(attributes: dict[str, Any], told: str) -> None:
-    """Examples, content types and hooks of the wrong kind, for stages and batch functions alike."""
+    """A model with examples, content types or hooks of the wrong kind is refused, for stages and
+    batch functions alike.
+    """
     odd = type("Odd", (carpool.Model,), {"predict": lambda self, xs: xs, **attributes})
     for declare in (Stage, carpool.batch):
         with pytest.raises(TypeError, match=told):
@@ -258,13 +268,17 @@ def test_a_model_with_odd_attributes_is_refused(attributes: dict[str, Any], told
 
 
 def test_examples_may_be_the_rows_of_an_array() -> None:
-    """Anything of a known length that can be read again and again."""
+    """Examples may be the rows of an array, or anything of a known length that can be read again
+    and again.
+    """
     rows = type("Rows", (carpool.Model,), {"predict": lambda self, xs: xs, "examples": np.ones((3, 2))})
     assert len(Stage(rows).traits.examples) == 3
 
 
 def test_whole_numbers_may_be_numpys() -> None:
-    """They are kept as Python's, so that whatever is made of them can be sent and written."""
+    """Whole numbers may be numpy's; they are kept as Python's, so that whatever is made of them can
+    be sent and written.
+    """
     four = np.int64(4)
     stage = Stage(
         identity, max_batch_size=four, workers=four, max_queue_size=four, max_queue_bytes=four,
@@ -282,7 +296,9 @@ def test_whole_numbers_may_be_numpys() -> None:
 
 
 def test_a_large_batch_is_for_threads() -> None:
-    """Only a message to a process has an end; and where sizes are counted, the queue bounds the items."""
+    """A batch limit beyond what one message holds is refused for processes and allowed for threads;
+    where sizes are counted, the queue bounds the items.
+    """
     large = {"max_batch_size": 10**6, "max_queue_size": 10**6}
     assert Stage(identity, run_in="thread", **large).max_batch_size == 10**6  # type: ignore[arg-type]
     assert Stage(len, max_batch_size=10**6, size=len).max_batch_size == 10**6
@@ -290,13 +306,15 @@ def test_a_large_batch_is_for_threads() -> None:
 
 
 class HeldBack(Static):
-    """Static in name only."""
+    """A policy that is `Static` in name only."""
 
     decide = Greedy.decide  # type: ignore[assignment]
 
 
 def test_a_delay_must_be_shorter_than_the_time_out() -> None:
-    """A policy that is certain to hold a lone request back for all of its time is refused; of all stages together."""
+    """A policy that is certain to hold a lone request back for all of its time, over all stages
+    together, is refused.
+    """
 
     def held(delay_s: float, policy: Policy | str | None = "static", name: str = "a", limit: int = 2) -> Stage:
         return Stage(identity, name=name, max_batch_size=limit, policy=policy, max_queue_delay_s=delay_s)
@@ -314,7 +332,9 @@ def test_a_delay_must_be_shorter_than_the_time_out() -> None:
 
 
 def test_a_policy_must_be_constructed() -> None:
-    """One whose constructor forgets its base has nothing that a stage could fill in."""
+    """A policy whose constructor forgets its base is refused: there is nothing in it that a stage
+    could fill in.
+    """
 
     class Forgetful(Greedy):
         def __init__(self) -> None:
@@ -339,7 +359,9 @@ def test_a_policy_must_be_constructed() -> None:
     ],
 )
 def test_a_batch_function_refuses_what_cannot_be(settings: dict[str, Any], told: str) -> None:
-    """The same texts as a stage's, when it is declared and not at each call."""
+    """A batch function refuses what a stage refuses, with the same texts, when it is declared and
+    not at each call.
+    """
     with pytest.raises(ValueError, match=told):
         carpool.batch(**settings)
 
@@ -356,13 +378,17 @@ def test_a_batch_function_refuses_what_cannot_be(settings: dict[str, Any], told:
     ],
 )
 def test_a_batch_function_refuses_settings_of_the_wrong_kind(settings: dict[str, Any], told: str) -> None:
-    """Likewise."""
+    """A setting of the wrong kind that Python would take by accident is refused by a batch
+    function, too.
+    """
     with pytest.raises(TypeError, match=told):
         carpool.batch(**settings)(identity)
 
 
 def test_a_batch_function_takes_what_can_be() -> None:
-    """A queue counts callers where batches count rows, and any lock that can be taken will do."""
+    """A batch function takes a queue that counts callers where batches count rows, and any lock
+    that can be taken.
+    """
     carpool.batch(max_batch_size=64, max_queue_size=8, size=len)
     carpool.batch(max_batch_size=64, max_queue_size=8, merge=True)
     assert carpool.batch(execution_lock=threading.RLock())(identity)(1) == 1
@@ -378,13 +404,15 @@ def test_a_batch_function_takes_what_can_be() -> None:
     ],
 )
 def test_a_stage_refuses_what_is_no_model(model: Any, told: str) -> None:
-    """Said when it is written down, not when it starts."""
+    """What is no model is refused when the stage is written down, not when it starts."""
     with pytest.raises(TypeError, match=told):
         Stage(model)
 
 
 def test_a_size_must_be_a_function_of_what_the_front_can_read() -> None:
-    """No number; and no formats that only the model can decode, in its worker."""
+    """A `size` must be a function, and the formats must not be ones that only the model in its
+    worker can decode.
+    """
     with pytest.raises(TypeError, match="size must be a function of an item, not 3"):
         Stage(identity, max_batch_size=8, size=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"only Decodes\.decode can read"):
@@ -392,14 +420,16 @@ def test_a_size_must_be_a_function_of_what_the_front_can_read() -> None:
 
 
 def test_sizes_are_no_counts() -> None:
-    """A limit in tokens may be far above the number of requests that may wait, here and in the stage behind."""
+    """A limit in tokens may be far above the number of requests that may wait, in this stage and in
+    the one behind.
+    """
     stage = Stage(models.lengths, max_batch_size=8192, size=len, max_queue_size=16)
 
     assert Service(stage, Stage(identity, max_queue_size=4)).stages[0].max_batch_size == 8192
 
 
 def test_a_policy_must_be_a_name_or_a_policy() -> None:
-    """A class, say, is neither."""
+    """A policy must be a name or a policy object: a class is neither."""
     with pytest.raises(TypeError, match="policy must be a name or a Policy object"):
         Stage(identity, max_batch_size=2, policy=3)  # type: ignore[arg-type]
 
@@ -422,19 +452,19 @@ def test_a_policy_must_be_a_name_or_a_policy() -> None:
     ],
 )
 def test_a_service_refuses_what_cannot_be(stages: list[Any], settings: dict[str, Any], told: str) -> None:
-    """Each with the name of what is wrong."""
+    """A service refuses settings that cannot work, each by its name."""
     with pytest.raises(ValueError, match=told):
         Service(*stages, **settings)
 
 
 def test_no_time_out() -> None:
-    """None means no limit, as for batch functions, and is the same as infinity."""
+    """A time-out of None means no limit, as for batch functions, and is the same as infinity."""
     assert Service(identity, timeout_s=None).timeout_s == Service(identity, timeout_s=math.inf).timeout_s == math.inf
 
 
 @pytest.mark.parametrize("settings", [{"journal_size": "9"}, {"journal_size": -1}])
 def test_a_run_refuses_what_cannot_be(settings: dict[str, Any]) -> None:
-    """What is told to `run` and `run_async` is checked as well."""
+    """The arguments of `run` and `run_async` are checked as well."""
     for run in (Service(identity).run, Service(identity).run_async, Service(identity).start):
         with pytest.raises(ValueError, match="journal_size must be a whole number"):
             run(**settings)
@@ -443,7 +473,9 @@ def test_a_run_refuses_what_cannot_be(settings: dict[str, Any]) -> None:
 
 
 def test_defaults_of_a_stage() -> None:
-    """Names come from the model, workers from cpus, isolation from idempotence."""
+    """By default a stage's name comes from its model, its workers from `cpus`, and its isolation
+    from `idempotent`.
+    """
     assert Stage(identity).name == "identity"
     assert Stage(functools.partial(models.scale, factor=2)).name == "scale"
     assert Stage(models.Affine).name == "Affine"
@@ -455,14 +487,16 @@ def test_defaults_of_a_stage() -> None:
 
 
 def test_a_stage_cannot_be_changed() -> None:
-    """What is declared stays as it was checked."""
+    """A stage cannot be changed: what is declared stays as it was checked."""
     stage = Stage(identity)
     with pytest.raises(AttributeError):
         stage.workers = 3  # type: ignore[misc]
 
 
 def test_each_run_gets_a_policy_of_its_own() -> None:
-    """With the stage's limits filled in; a declared object stays as it is."""
+    """Each run gets a copy of the policy with the stage's limits filled in, and a declared object
+    stays as it is.
+    """
     declared = Static(max_queue_delay_s=0.01)
     stage = Stage(identity, max_batch_size=8, policy=declared, allowed_batch_sizes=[2, 4, 8])
 
@@ -480,14 +514,16 @@ def test_each_run_gets_a_policy_of_its_own() -> None:
 
 
 def test_a_service_is_named_after_its_last_stage() -> None:
-    """Unless it is given a name."""
+    """A service is named after its last stage unless it is given a name."""
     assert Service(identity, models.double).name == "double"
     assert Service(identity, name="mine").name == "mine"
     assert repr(Service(identity, models.double)) == "<Service double: identity -> double>"
 
 
 def test_types_are_read_off_the_model() -> None:
-    """Input from preprocess, else predict; output from postprocess, else predict; a batch's item type."""
+    """The type of the input is read off `preprocess`, else `predict`, that of the output off
+    `postprocess`, else `predict`; of a batch it is the item type.
+    """
     assert Stage(models.scale, max_batch_size=2).traits.input_type is float
     assert Stage(models.scale, max_batch_size=2).traits.output_type is float
     affine = Stage(models.Affine, max_batch_size=2).traits
@@ -497,7 +533,7 @@ def test_types_are_read_off_the_model() -> None:
 
 
 def test_types_that_cannot_be_resolved_are_no_obstacle(caplog: pytest.LogCaptureFixture) -> None:
-    """They are named in a warning, and items go unchecked."""
+    """Types that cannot be resolved are named in a warning, and items go unchecked."""
 
     def odd(x: Missing) -> int:  # type: ignore[name-defined]  # noqa: F821
         return 1
@@ -509,7 +545,9 @@ def test_types_that_cannot_be_resolved_are_no_obstacle(caplog: pytest.LogCapture
 @pytest.mark.parametrize("policy", [*sorted(BY_NAME)])
 @pytest.mark.parametrize("slo_s", [None, 5.0])
 def test_a_service_without_a_time_out_answers(policy: str, slo_s: float | None) -> None:
-    """Infinity goes through all that is done with deadlines: planning, frames, timers, streams and closing."""
+    """A service without a time-out answers: infinity goes through planning, frames, timers, streams
+    and closing.
+    """
     stage = Stage(identity, max_batch_size=8, policy=policy, max_queue_delay_s=0.001, run_in="thread")
     with Service(stage, timeout_s=None, slo_s=slo_s).run() as service:
         assert service.predict(1) == 1
@@ -524,7 +562,9 @@ def test_a_service_without_a_time_out_answers(policy: str, slo_s: float | None) 
 
 
 def test_an_endless_time_out_of_a_process_and_of_a_batch_function() -> None:
-    """Likewise in messages to worker processes, and in the locks that threads wait for."""
+    """An endless time-out goes through messages to worker processes, and through locks that threads
+    wait for.
+    """
     with Service(Stage(models.double, name="double"), timeout_s=math.inf).run() as service:
         assert service.predict(2) == 4
     for endless in (math.inf, 1e300):
@@ -562,7 +602,9 @@ def hooked(item: Any, takes: Any, gives: Any = None, hook: str = "preprocess") -
     ],
 )
 def test_a_hook_that_is_hinted_to_take_the_batch_is_refused(model: type[carpool.Model], told: str) -> None:
-    """It gets one item, and the text says where code for whole batches belongs."""
+    """A hook gets one item, so one that is hinted to take the batch is refused, and the text says
+    where code for whole batches belongs.
+    """
     with pytest.raises(TypeError, match=told):
         Stage(model, max_batch_size=8)
     with pytest.raises(TypeError, match=told):
@@ -588,11 +630,11 @@ def test_a_hook_that_is_hinted_to_take_the_batch_is_refused(model: type[carpool.
     ],
 )
 def test_a_hook_may_take_a_list_that_is_an_item(model: type[carpool.Model]) -> None:
-    """Where a list can be what one item is, nothing is refused; and not where there are no batches."""
+    """A hook may take a list where a list can be what one item is."""
     Stage(model, max_batch_size=8)
 
 
 def test_without_batches_hooks_may_take_lists() -> None:
-    """There a list is an item."""
+    """Without batches hooks may take lists, since there a list is an item."""
     Stage(hooked(list[float], list[float]))
     Stage(hooked(list[float], list[float], hook="postprocess"))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving import serve
+from tests.support.serving import serve
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -44,7 +44,9 @@ def write(page: str, folder: Path) -> None:
 
 @pytest.mark.parametrize(("page", "name"), [(page, name) for page, found in PROGRAMS.items() for name in found])
 def test_a_program_prints_what_it_says(page: str, name: str, tmp_path: Path) -> None:
-    """Every `print` has its output as a comment behind it, in the order in which they run."""
+    """Every `print` in a program of the docs has its output as a comment behind it, in the order in
+    which they run.
+    """
     write(page, tmp_path)
     command = [sys.executable, "-W", "error", name]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
@@ -54,7 +56,7 @@ def test_a_program_prints_what_it_says(page: str, name: str, tmp_path: Path) -> 
 
 
 def test_every_section_has_programs() -> None:
-    """All Python in ways.md runs; each system in coming_from.md has a program of ours."""
+    """All Python in ways.md runs, and each system in coming_from.md has a program of ours."""
     ways, coming = ((DOCS / page).read_text() for page in PAGES)
     assert len(PROGRAMS["ways.md"]) == ways.count("```python") >= 6
     for section in coming.split("\n## ")[1:]:
@@ -64,7 +66,9 @@ def test_every_section_has_programs() -> None:
 
 
 def test_the_service_of_the_page_over_http(tmp_path: Path) -> None:
-    """`carpool serve` as the page says, from the folder of its programs."""
+    """The service of the page runs by `carpool serve` as the page says, from the folder of its
+    programs.
+    """
     page = (DOCS / "ways.md").read_text()
     (target,) = re.findall(r"^carpool serve (\S+)", page, re.MULTILINE)
     write("ways.md", tmp_path)

@@ -38,7 +38,9 @@ def run(*arguments: str) -> str:
 @pytest.mark.parametrize("side", ["document", "carpool"])
 @pytest.mark.parametrize(("document", "row"), [("1", "floats"), ("2", "scale_shift"), ("3", "free")])
 def test_a_turn_of_a_side_gives_its_figures(document: str, row: str, side: str) -> None:
-    """Every answer is checked in it, so a design that answers wrongly, or not at all, fails here."""
+    """A turn of a side gives its figures; every answer is checked in it, so a design that answers
+    wrongly, or not at all, fails here.
+    """
     figures = json.loads(run("bench.documents.rows", document, row, side, "0.2"))
 
     assert figures["seconds_per_item"] > 0
@@ -49,7 +51,9 @@ def test_a_turn_of_a_side_gives_its_figures(document: str, row: str, side: str) 
 
 @pytest.mark.slow
 def test_the_program_prints_a_table_and_writes_every_turn(tmp_path: Path) -> None:
-    """For the rows that are asked for, document and carpool in turn."""
+    """The program runs the rows that are asked for, document and carpool in turn, prints a table
+    and writes every turn.
+    """
     file = tmp_path / "figures.json"
     printed = run("bench.documents", "3", "--rows=alone", "--rounds=2", "--seconds=0.1", f"--json={file}")
 
@@ -65,7 +69,7 @@ def turns(seconds_per_item: float, **more: float) -> list[dict[str, Any]]:
 
 
 def test_a_ratio_is_that_of_the_rates() -> None:
-    """Above 1 carpool answers more."""
+    """A ratio above 1 means that carpool answers more."""
     result = Result("3", "free", "free function", turns(1e-4), turns(5e-5))
 
     assert result.ratios == [2.0] * 3
@@ -79,7 +83,9 @@ def test_a_ratio_is_that_of_the_rates() -> None:
 
 @pytest.mark.parametrize("document", ["1", "2", "3", "5"])
 def test_each_document_has_rows_with_as_many_cells_as_columns(document: str) -> None:
-    """Those of the worker and of the clients included."""
+    """Each document has rows with as many cells as columns, those of the worker and of the clients
+    included.
+    """
     more = {"items_per_batch": 100.0, "call_s": 5e-3, "between_s": 1e-4, "idle_s": 5e-5, "p50_s": 1e-3, "p99_s": 2e-3}
     for row in rows_of(document):
         title = ROWS[document][row].title if document in ROWS else "CSV"
@@ -89,7 +95,7 @@ def test_each_document_has_rows_with_as_many_cells_as_columns(document: str) -> 
 
 
 def test_the_line_of_threads_answers_everybody() -> None:
-    """Each thread gets its own answer, and batches form while one runs."""
+    """In the line of threads each thread gets its own answer, and batches form while one runs."""
     sizes = []
 
     def double(xs: list[int]) -> list[int]:
@@ -103,7 +109,9 @@ def test_the_line_of_threads_answers_everybody() -> None:
 
 
 def test_a_worker_tells_its_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches, items, and what lies between two calls; the sums of all workers that tell."""
+    """A worker tells its batches, its items and what lies between two calls, and the sums are those
+    of all workers that tell.
+    """
     monkeypatch.setenv(clocks.FOLDER, str(tmp_path))
     assert clocks.read_all() == clocks.Times()
     clock = clocks.Clock()

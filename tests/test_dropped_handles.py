@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import subprocess
 import sys
 import textwrap
@@ -12,7 +11,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,15 +21,17 @@ import uvloop
 
 import carpool
 from carpool import Service, Stage
-from tests import models
-from tests.test_handle_lives import BOUND_S, in_a_child
+from tests.support import models
+from tests.support.loops import on_a_loop
+from tests.support.processes import existing, in_a_child
+from tests.support.waiting import PATIENCE_S, wait_until
 
 DOUBLE = Service(models.double, name="doubling")
 LOOPS = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 
 
 class Diary(carpool.Model):
-    """Writes down its end."""
+    """A model that writes down its end."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
@@ -50,25 +51,6 @@ class Slow(carpool.Model):
 
 async def echo(x: Any) -> Any:
     return x
-
-
-def alive(pids: Sequence[int]) -> list[int]:
-    """Those that exist, and be it as zombies."""
-    found = []
-    for pid in pids:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            continue
-        found.append(pid)
-    return found
-
-
-def until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + BOUND_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @contextmanager
@@ -99,7 +81,7 @@ def without_collector() -> Iterator[None]:
 
 
 def test_its_workers_and_its_thread_end(tmp_path: Path) -> None:
-    """In good order: the models are torn down."""
+    """When a handle is dropped its models are torn down, and its workers and its thread end."""
     before = set(threading.enumerate())
     diary = tmp_path / "diary"
     s = Service(Stage(Diary, kwargs={"path": str(diary)}), name="doubling").start()
@@ -107,13 +89,15 @@ def test_its_workers_and_its_thread_end(tmp_path: Path) -> None:
     pids = s.pids
     with told():
         del s
-        until(lambda: not alive(pids))
+        wait_until(lambda: not existing(pids))
     assert diary.read_text() == "torn down"
-    until(lambda: {thread for thread in threading.enumerate() if thread.name == "carpool"} <= before)
+    wait_until(lambda: {thread for thread in threading.enumerate() if thread.name == "carpool"} <= before)
 
 
 def test_nobody_but_its_user_holds_it() -> None:
-    """Whatever was called before: it goes with the last reference, and needs no collector."""
+    """Whatever was called before, a handle goes with its user's last reference, and needs no
+    collector.
+    """
     s = Service(models.double, Stage(echo, run_in="loop"), name="doubling").start()
     assert s.predict(1) == 2
     assert list(s.stream(range(3))) == [0, 2, 4]
@@ -122,11 +106,13 @@ def test_nobody_but_its_user_holds_it() -> None:
     with told(), without_collector():
         del s
         assert gone() is None
-        until(lambda: not alive(pids))
+        wait_until(lambda: not existing(pids))
 
 
 def test_the_warning_is_of_the_line_that_drops_it() -> None:
-    """As far as a line has done so, and not the collector."""
+    """The warning of a dropped handle names the line that drops it, if a line does so and not the
+    collector.
+    """
     s = DOUBLE.start()
     with pytest.warns(ResourceWarning, match="was dropped") as heard:
         del s
@@ -134,7 +120,7 @@ def test_the_warning_is_of_the_line_that_drops_it() -> None:
 
 
 def test_a_stream_holds_it() -> None:
-    """Until it has ended or is dropped itself."""
+    """A stream holds its handle until it has ended or is dropped itself."""
     with told():
         assert list(DOUBLE.start().stream(range(100))) == [2 * i for i in range(100)]
     s = DOUBLE.start()
@@ -142,34 +128,38 @@ def test_a_stream_holds_it() -> None:
     del s
     assert next(answers) == 0
     gc.collect()
-    assert alive(pids) == pids
+    assert existing(pids) == pids
     with told():
         del answers
-        until(lambda: not alive(pids))
+        wait_until(lambda: not existing(pids))
 
 
 def test_a_call_holds_it() -> None:
-    """It is answered, and then the service ends."""
+    """A call whose handle is dropped meanwhile is answered, and then the service ends."""
     heard: list[Any] = []
     with told("Slow"):
         thread = threading.Thread(target=lambda: heard.append(Service(Slow).start().predict(0.3)))
         thread.start()
-        thread.join(BOUND_S)
+        thread.join(PATIENCE_S)
     assert heard == [0.3]
 
 
 def test_in_the_thread_of_its_own_loop() -> None:
-    """A callback or a model may be the last one to hold it."""
+    """A callback or a model may be the last one to hold a handle, so that it is dropped in the
+    thread of its own loop.
+    """
     held = [DOUBLE.start()]
     thread, pids = held[0]._thread, held[0].pids
     assert thread is not None
     with told():
         thread.post(held.clear)
-        until(lambda: not alive(pids))
+        wait_until(lambda: not existing(pids))
 
 
 def test_while_somebody_holds_our_locks() -> None:
-    """The collector may come in the midst of `post`, in the thread that holds the lock and in any other."""
+    """A handle may be collected in the midst of `post`, in the thread that holds our locks and in
+    any other.
+    """
     for in_another in (False, True):
         held = [DOUBLE.start()]
         thread, pids = held[0]._thread, held[0].pids
@@ -178,31 +168,33 @@ def test_while_somebody_holds_our_locks() -> None:
             with thread._lock, thread._afterwards:
                 dropping = threading.Thread(target=held.clear)
                 (dropping.run if not in_another else dropping.start)()
-                until(lambda held=held: not held)
+                wait_until(lambda held=held: not held)
                 if in_another:
-                    dropping.join(BOUND_S)
+                    dropping.join(PATIENCE_S)
                     assert not dropping.is_alive()
-            until(lambda pids=pids: not alive(pids))
+            wait_until(lambda pids=pids: not existing(pids))
 
 
 def test_while_its_loop_stands_still() -> None:
-    """The one who drops it does not wait; the workers end when the loop goes on."""
+    """Who drops a handle whose loop stands still does not wait; the workers end when the loop goes
+    on.
+    """
     go_on = threading.Event()
     s = DOUBLE.start()
     thread, pids = s._thread, s.pids
     assert thread is not None
-    thread.post(lambda: go_on.wait(BOUND_S))
+    thread.post(lambda: go_on.wait(PATIENCE_S))
     with told():
         began = time.monotonic()
         del s
-        assert time.monotonic() - began < BOUND_S / 2
-        assert alive(pids) == pids
+        assert time.monotonic() - began < PATIENCE_S / 2
+        assert existing(pids) == pids
         go_on.set()
-        until(lambda: not alive(pids))
+        wait_until(lambda: not existing(pids))
 
 
 def test_in_a_forked_child_nothing_is_done() -> None:
-    """It is the parent's, and goes on there."""
+    """In a forked child a dropped handle does nothing: it is the parent's, and goes on there."""
     held = [DOUBLE.start()]
     try:
         with warnings.catch_warnings():
@@ -215,7 +207,7 @@ def test_in_a_forked_child_nothing_is_done() -> None:
 
 
 def test_one_that_does_not_run_is_dropped_in_silence() -> None:
-    """It was closed, never started, or has failed to start."""
+    """A handle that was closed, never started or has failed to start is dropped in silence."""
     handles = [DOUBLE.start(), DOUBLE.run(), Service(models.RaisesInSetup).run()]
     handles[0].close()
     with pytest.raises(carpool.StartupError):
@@ -225,10 +217,12 @@ def test_one_that_does_not_run_is_dropped_in_silence() -> None:
 
 
 def test_a_program_that_ends_says_nothing() -> None:
-    """What it leaves open ends with it, whether it is in a global, in a cycle or in a thread."""
+    """A program that ends says nothing of handles that it leaves open, in a global, in a cycle or
+    in a thread.
+    """
     program = """
         import os, carpool
-        from tests import models
+        from tests.support import models
 
         class Holder: pass
 
@@ -240,12 +234,15 @@ def test_a_program_that_ends_says_nothing() -> None:
             del holder
     """
     done = subprocess.run(
-        [sys.executable, "-X", "dev", "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=BOUND_S
+        [sys.executable, "-X", "dev", "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     first, second, *pids = map(int, done.stdout.split())
     assert (first, second, done.returncode) == (2, 4, 0)
     assert "was dropped" not in done.stderr
-    until(lambda: not alive(pids))
+    wait_until(lambda: not existing(pids))
 
 
 # -- in asyncio
@@ -253,7 +250,9 @@ def test_a_program_that_ends_says_nothing() -> None:
 
 @LOOPS
 def test_on_a_loop_that_goes_on(new_loop: Any) -> None:
-    """It leaves no task and no worker behind; a call or a stream under way holds it."""
+    """An async handle that is dropped while its loop goes on leaves no task and no worker behind; a
+    call or a stream under way holds it.
+    """
 
     async def main() -> None:
         before = asyncio.all_tasks()
@@ -265,35 +264,37 @@ def test_on_a_loop_that_goes_on(new_loop: Any) -> None:
         assert await call == 2
         assert [y async for y in answers] == [2 * i for i in range(100)]
         del call, answers
-        while alive(pids):  # noqa: ASYNC110
+        while existing(pids):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         while asyncio.all_tasks() != before:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
     with asyncio.Runner(loop_factory=new_loop) as runner, told():
-        runner.run(asyncio.wait_for(main(), BOUND_S))
+        runner.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
 @LOOPS
 def test_in_another_thread_than_its_loop_s(new_loop: Any) -> None:
-    """The loop hears of it."""
+    """When an async handle is dropped in another thread than its loop's, the loop hears of it."""
 
     async def main() -> None:
         held = [DOUBLE.run_async()]
         await held[0].start()
         pids = held[0].pids
         await asyncio.to_thread(held.clear)
-        while alive(pids):  # noqa: ASYNC110
+        while existing(pids):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
     with asyncio.Runner(loop_factory=new_loop) as runner, told():
-        runner.run(asyncio.wait_for(main(), BOUND_S))
+        runner.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
 @LOOPS
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_program_that_returns_without_closing(new_loop: Any, inside: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """The loop's end meets the closing before it begins, or in its midst; nothing is left all the same, unclosed."""
+    """If a program returns without having closed its handle, the loop's end meets the closing
+    before it begins or in its midst, and nothing is left all the same.
+    """
     pids: list[int] = []
 
     async def main() -> None:
@@ -307,13 +308,15 @@ def test_a_program_that_returns_without_closing(new_loop: Any, inside: bool, cap
     with told():
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(main())
-        assert alive(pids) == []
+        assert existing(pids) == []
     assert [record.getMessage() for record in caplog.records] == []  # of tasks that were destroyed, say
 
 
 @LOOPS
 def test_when_its_loop_ends(new_loop: Any) -> None:
-    """Whoever still holds it: its workers end with the loop, and dropping it later is no news."""
+    """The workers of an async handle end with its loop, whoever still holds it, and dropping it
+    later says nothing more.
+    """
     held: list[carpool.AsyncHandle] = []
 
     async def main() -> None:
@@ -326,8 +329,8 @@ def test_when_its_loop_ends(new_loop: Any) -> None:
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(main())
             pids = held[0].pids
-            assert alive(pids) == pids
-        assert alive(pids) == []
+            assert existing(pids) == pids
+        assert existing(pids) == []
         with pytest.raises(RuntimeError, match="has ended: start it anew"):
             asyncio.run(ask())
         held.clear()
@@ -335,22 +338,26 @@ def test_when_its_loop_ends(new_loop: Any) -> None:
 
 @LOOPS
 def test_after_its_loop_has_been_closed(new_loop: Any) -> None:
-    """With nothing more said to it than `close`, which tells nobody: the workers end when the handle is dropped."""
+    """A loop that is closed by `close` alone tells nobody: the workers of its handle end when that
+    is dropped.
+    """
     held = [DOUBLE.run_async()]
     loop = new_loop()
     loop.run_until_complete(held[0].start())
     pids = held[0].pids
     loop.close()
-    assert alive(pids) == pids
+    assert existing(pids) == pids
     with told():
         held.clear()
-        assert alive(pids) == []
+        assert existing(pids) == []
 
 
 @LOOPS
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_while_its_loop_does_not_run(new_loop: Any, goes_on: bool, tmp_path: Path) -> None:
-    """The workers end by themselves, torn down; whether the loop runs once more or is closed, it lets go of them."""
+    """If an async handle is dropped while its loop does not run its workers end by themselves, torn
+    down; whether the loop runs once more or is closed, it lets go of them.
+    """
     diary = tmp_path / "diary"
     held = [Service(Stage(Diary, kwargs={"path": str(diary)}), name="doubling").run_async()]
     loop = new_loop()
@@ -358,35 +365,36 @@ def test_while_its_loop_does_not_run(new_loop: Any, goes_on: bool, tmp_path: Pat
     pids = held[0].pids
     with told():
         held.clear()
-        until(diary.exists)
+        wait_until(diary.exists)
         if goes_on:
             loop.run_until_complete(asyncio.sleep(0.5))
-            assert alive(pids) == []
+            assert existing(pids) == []
         loop.close()
-        assert alive(pids) == []
+        assert existing(pids) == []
 
 
-def test_a_closing_that_is_cancelled_before_it_begins_ends_the_workers() -> None:
-    """Whoever cancels all tasks: the service is closed then."""
-
-    async def main() -> None:
-        s = DOUBLE.run_async()
-        await s.start()
-        pids = s.pids
-        closing = s._running.begin_to_close(drain=True)
-        assert closing is not None
-        closing.cancel()
-        await asyncio.wait([closing], timeout=BOUND_S)
-        assert alive(pids) == []
-        with pytest.raises(carpool.Unavailable, match="has stopped"):
-            await s.predict(1)
-        await s.close()
-
-    asyncio.run(main())
+@on_a_loop
+async def test_a_closing_that_is_cancelled_before_it_begins_ends_the_workers() -> None:
+    """Cancelling all tasks also cancels a closing that has not begun, and the workers end all the
+    same: the service is closed then.
+    """
+    s = DOUBLE.run_async()
+    await s.start()
+    pids = s.pids
+    closing = s._running.begin_to_close(drain=True)
+    assert closing is not None
+    closing.cancel()
+    await asyncio.wait([closing], timeout=PATIENCE_S)
+    assert existing(pids) == []
+    with pytest.raises(carpool.Unavailable, match="has stopped"):
+        await s.predict(1)
+    await s.close()
 
 
 def test_an_error_of_a_stream_s_input_does_not_hold_it() -> None:
-    """Whoever keeps the error keeps the frames that it went through, and not the service."""
+    """An error of a stream's input that is kept holds the frames that it went through, and not the
+    service.
+    """
 
     def items() -> Iterator[int]:
         yield 1
@@ -400,4 +408,4 @@ def test_an_error_of_a_stream_s_input_does_not_hold_it() -> None:
         del handle
         gc.collect()
     assert kept.value.__traceback__ is not None
-    until(lambda: not alive(pids))
+    wait_until(lambda: not existing(pids))

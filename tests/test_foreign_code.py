@@ -29,14 +29,16 @@ def rows() -> list[str]:
 
 
 def test_the_table_is_walked() -> None:
-    """What ARCHITECTURE.md lists is tested, and the other way round."""
+    """All places that ARCHITECTURE.md lists are tested, and all that are tested are listed."""
     assert sorted(set(rows())) == sorted({cell.place for cell in CELLS})
     assert len(rows()) == len(set(rows()))
 
 
 @pytest.mark.parametrize("place", rows())
 def test_every_way_to_a_place_is_walked_or_left_out_for_a_reason(place: str) -> None:
-    """Each driver, behind each of its doors; and none is both."""
+    """Each driver, behind each of its doors, is walked at each place or left out for a reason, and
+    none is both.
+    """
     walked = {cell.way for cell in CELLS if cell.place == place}
     left_out = {way for name, way in LEFT_OUT if name == place}
     assert walked | left_out == set(WAYS)
@@ -72,7 +74,9 @@ QUICK_WALK = quick_walk()
 
 
 def test_the_quick_walk_comes_everywhere_and_meets_every_kind() -> None:
-    """Each check by each way, and by each way each kind; it is the same walk each time."""
+    """The quick walk makes each check by each way, and meets each kind by each way; it is the same
+    walk each time.
+    """
     assert {(cell.place, cell.what, cell.way) for cell in QUICK_WALK} == {
         (cell.place, cell.what, cell.way) for cell in CELLS
     }
@@ -82,7 +86,7 @@ def test_the_quick_walk_comes_everywhere_and_meets_every_kind() -> None:
 
 
 def of(cell: Cell) -> Any:
-    """A test's parameters and name."""
+    """The parameters of a test, with its name."""
     name = re.sub(r"[^\w .=,-]", "", f"{cell.place} {cell.what}".strip())
     name = f"{cell.way}-{name}-{cell.kind}".replace(" ", "_")
     return pytest.param(cell.way, cell, id=name, marks=() if cell in QUICK_WALK else pytest.mark.slow)
@@ -95,7 +99,9 @@ def of(cell: Cell) -> Any:
     scope="module",  # or pytest would open each way anew for each cell
 )
 def test_whatever_foreign_code_raises_every_call_ends_and_the_next_is_served(way: Way, cell: Cell) -> None:
-    """One place, one way, one kind; in a quick run not all of them."""
+    """Whatever one kind raises at one place by one way, every call ends, and the next one is
+    served.
+    """
     try:
         cell.check(way, cell.kind)
     except BaseException as error:

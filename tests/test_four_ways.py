@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import carpool
-from tests.http.net import Client, serving
+from tests.support.http.net import Client, serving
 
 Ask = Callable[[list[Any]], list[Any]]
 """Items in, answers out; an error stands for an answer as its kind, and its text where users are told it."""
@@ -123,7 +123,7 @@ WAYS = [in_threads, in_tasks, in_processes, over_http]
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_the_same_model_the_same_answers_the_same_errors(way: Callable[[], Any]) -> None:
-    """Hooks, types and errors per item mean the same everywhere."""
+    """Hooks, types and errors per item mean the same by each of the four ways to run a model."""
     with way() as ask:
         answers = ask(ITEMS)
 

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import gc
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -28,10 +27,11 @@ from carpool.drive import loop_thread
 from carpool.drive.worker_pool import WorkerPool
 from carpool.policy.base import Decision
 from carpool.service import handle
-from tests import models
 from tests.effort import slow_where
-
-BOUND_S = 20.0  # against hangs: nothing here takes more than a second or two
+from tests.support import models
+from tests.support.loops import on_a_loop
+from tests.support.processes import in_a_child
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 def echo(xs: list[Any]) -> list[Any]:
@@ -78,35 +78,18 @@ def in_threads(n: int, work: Callable[[], object]) -> list[object]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(BOUND_S)
+        thread.join(PATIENCE_S)
     assert len(heard) == n, f"{n - len(heard)} of {n} threads hang"
     return heard
-
-
-def in_a_child(act: Callable[[], object]) -> int:
-    """The exit code of a forked child that does this; it may not hang."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os._exit(7 if act() is None else 1)
-        except BaseException as error:
-            os._exit(8 if isinstance(error, RuntimeError) and "another process" in str(error) else 2)
-    end = time.monotonic() + BOUND_S
-    while time.monotonic() < end:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    raise AssertionError("the child hangs")
 
 
 # -- closing
 
 
 def test_a_stream_that_outlives_its_service_ends_with_an_error() -> None:
-    """What was inside is answered; for the rest the service has stopped."""
+    """When a service closes, its streams give the answers of what was inside and then raise that it
+    has stopped.
+    """
     with THREADED.run() as s:
         answers = s.stream(range(1000))
         assert next(answers) == 0
@@ -115,12 +98,14 @@ def test_a_stream_that_outlives_its_service_ends_with_an_error() -> None:
 
 
 def test_a_stream_whose_input_is_slow_hears_of_the_end_at_its_next_item() -> None:
-    """Its consumer is not left waiting for what was read after the service had closed."""
+    """A stream whose input is slow raises at its next item after the service has closed, and does
+    not wait for what was read later.
+    """
     more = threading.Event()
 
     def source() -> Iterator[int]:
         yield 1
-        more.wait(BOUND_S)
+        more.wait(PATIENCE_S)
         yield 2
 
     s = THREADED.start()
@@ -133,7 +118,9 @@ def test_a_stream_whose_input_is_slow_hears_of_the_end_at_its_next_item() -> Non
 
 
 def test_a_stream_that_is_dropped_after_the_service_has_closed_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    """No "Exception ignored" from a generator that is thrown away."""
+    """Dropping a stream after its service has closed prints no "Exception ignored" for a generator
+    that is thrown away.
+    """
     with THREADED.run() as s:
         answers = s.stream(range(1000))
         next(answers)
@@ -144,7 +131,9 @@ def test_a_stream_that_is_dropped_after_the_service_has_closed_says_nothing(capf
 
 @pytest.mark.parametrize("drain", [True, False])
 def test_calls_that_meet_the_end_are_answered(drain: bool) -> None:
-    """Many threads call all the time while the service closes: each ends, with its answer or Unavailable."""
+    """While many threads call all the time and the service closes, each call ends with its answer
+    or `Unavailable`.
+    """
     for _ in range(5):
         s = THREADED.start()
         closed = threading.Event()
@@ -176,7 +165,9 @@ def test_calls_that_meet_the_end_are_answered(drain: bool) -> None:
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_many_threads_close_at_once(busy: bool) -> None:
-    """All return once everything has ended, and closing again does nothing."""
+    """When many threads close at once all return once everything has ended, and closing again does
+    nothing.
+    """
     before = set(threading.enumerate())
     s = SLOW.start()
     caller = threading.Thread(target=lambda: s.predict(1)) if busy else None
@@ -186,13 +177,15 @@ def test_many_threads_close_at_once(busy: bool) -> None:
     assert in_threads(4, s.close) == [None] * 4
     s.close()
     if caller is not None:
-        caller.join(BOUND_S)
+        caller.join(PATIENCE_S)
     assert [t.name for t in set(threading.enumerate()) - before if t.name.startswith("carpool")] == []
 
 
 @pytest.mark.slow
 def test_who_closes_without_draining_hurries_one_who_drains() -> None:
-    """What is inside is failed at once, and both return."""
+    """When one thread drains and another closes without draining, what is inside is failed at once,
+    and both return.
+    """
     s = Service(Stage(models.Slow, max_batch_size=1), timeout_s=30).start()
     heard: list[BaseException] = []
 
@@ -210,63 +203,56 @@ def test_who_closes_without_draining_hurries_one_who_drains() -> None:
     closer.start()
     time.sleep(0.1)
     s.close(drain=False)
-    closer.join(BOUND_S)
-    caller.join(BOUND_S)
+    closer.join(PATIENCE_S)
+    caller.join(PATIENCE_S)
     assert time.monotonic() - began < 8.0
     assert isinstance(heard[0], carpool.Unavailable)
 
 
-def test_two_tasks_close_at_once() -> None:
-    """Neither waits for a time-out."""
-
-    async def main() -> None:
-        s = SLOW.run_async()
-        await s.start()
-        call = asyncio.ensure_future(s.predict(1))
-        await asyncio.sleep(0.05)
-        began = time.monotonic()
-        await asyncio.gather(s.close(), s.close(), s.close())
-        assert time.monotonic() - began < 4.0
-        assert await call == 1
-
-    asyncio.run(main())
+@on_a_loop
+async def test_two_tasks_close_at_once() -> None:
+    """When two tasks close at once neither waits for a time-out."""
+    s = SLOW.run_async()
+    await s.start()
+    call = asyncio.ensure_future(s.predict(1))
+    await asyncio.sleep(0.05)
+    began = time.monotonic()
+    await asyncio.gather(s.close(), s.close(), s.close())
+    assert time.monotonic() - began < 4.0
+    assert await call == 1
 
 
-def test_a_task_that_is_cancelled_while_it_closes_leaves_the_closing_to_go_on() -> None:
-    """A time-out around `close` does not leave a service half closed."""
+@on_a_loop
+async def test_a_task_that_is_cancelled_while_it_closes_leaves_the_closing_to_go_on() -> None:
+    """A time-out around `close` does not leave a service half closed: if the task is cancelled, the
+    closing goes on.
+    """
+    s = SLOW.run_async()
+    await s.start()
+    call = asyncio.ensure_future(s.predict(1))
+    await asyncio.sleep(0.05)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(s.close(), 0.05)
+    await s.close()
+    assert await call == 1
+    with pytest.raises(carpool.Unavailable, match="has stopped"):
+        await s.predict(1)
 
-    async def main() -> None:
-        s = SLOW.run_async()
-        await s.start()
-        call = asyncio.ensure_future(s.predict(1))
-        await asyncio.sleep(0.05)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(s.close(), 0.05)
-        await s.close()
-        assert await call == 1
-        with pytest.raises(carpool.Unavailable, match="has stopped"):
-            await s.predict(1)
 
-    asyncio.run(main())
-
-
-def test_a_service_that_is_closed_while_it_starts() -> None:
-    """Both calls end; the start says why."""
-
-    async def main() -> None:
-        s = Service(Stage(SlowToLoad, max_batch_size=1, run_in="thread")).run_async()
-        start = asyncio.ensure_future(s.start())
-        await asyncio.sleep(0.05)
-        await s.close()
-        with pytest.raises(carpool.Unavailable, match="closed while it was starting"):
-            await start
-        assert s.pids == []
-
-    asyncio.run(main())
+@on_a_loop
+async def test_a_service_that_is_closed_while_it_starts() -> None:
+    """If a service is closed while it starts both calls end, and the start says why."""
+    s = Service(Stage(SlowToLoad, max_batch_size=1, run_in="thread")).run_async()
+    start = asyncio.ensure_future(s.start())
+    await asyncio.sleep(0.05)
+    await s.close()
+    with pytest.raises(carpool.Unavailable, match="closed while it was starting"):
+        await start
+    assert s.pids == []
 
 
 def test_a_closed_service_says_so_and_still_has_its_stats() -> None:
-    """A call is Unavailable; what was counted can be read."""
+    """A closed service answers calls with `Unavailable`, and its stats can still be read."""
     with THREADED.run() as s:
         s.predict(1)
     for call in (lambda: s.predict(1), lambda: next(s.stream([1]))):
@@ -278,7 +264,7 @@ def test_a_closed_service_says_so_and_still_has_its_stats() -> None:
 
 
 def test_a_start_that_is_refused_can_be_made_again() -> None:
-    """Nothing was started, so nothing is over."""
+    """A start that was refused has started nothing, and can be made again."""
 
     def local(xs: list[Any]) -> list[Any]:
         return xs
@@ -294,12 +280,14 @@ def test_a_start_that_is_refused_can_be_made_again() -> None:
 
 
 def test_a_start_that_is_interrupted_ends_whoever_begins_to_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the start itself is already closing what it began, the thread that was interrupted still stops the loop."""
+    """If a start is interrupted while it is closing what it began, the interrupted thread still
+    stops the loop.
+    """
     handle = Service(Stage(SlowToLoad, max_batch_size=8), timeout_s=5).run()
     post = loop_thread.LoopThread.post
 
     def post_late(thread: loop_thread.LoopThread, work: Callable[[], object]) -> None:
-        deadline = time.monotonic() + BOUND_S
+        deadline = time.monotonic() + PATIENCE_S
         while handle._inner.state is not LifeState.DRAINING and time.monotonic() < deadline:
             time.sleep(0)
         post(thread, work)
@@ -317,7 +305,9 @@ def test_a_start_that_is_interrupted_ends_whoever_begins_to_close(monkeypatch: p
 
 
 def test_a_start_without_a_thread_to_be_had_can_be_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the system has not given this time, it may give the next time."""
+    """A start for which the system had no thread can be made again, since the system may have one
+    then.
+    """
     handle = THREADED.run()
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", _refuse_thread)
@@ -359,7 +349,9 @@ class LeavesTasks(carpool.Model):
 def test_tasks_that_do_not_end_do_not_keep_a_service_from_being_closed(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Closing ends in bounded time whatever becomes of the tasks of `async def` models when they are cancelled."""
+    """Closing ends in bounded time, whatever becomes of the tasks of `async def` models when they
+    are cancelled.
+    """
     monkeypatch.setattr(loop_thread, "_TASKS_END_S", 0.2)
     handle = Service(Stage(LeavesTasks, kwargs={"kind": kind}, max_batch_size=8, run_in="loop"), timeout_s=0.5).start()
     if kind == "hangs":
@@ -369,7 +361,9 @@ def test_tasks_that_do_not_end_do_not_keep_a_service_from_being_closed(
 
 
 def test_a_thread_may_post_while_it_posts() -> None:
-    """A signal handler or a collected generator may come in the midst of a call, and has something to say, too."""
+    """A thread may post to the loop while it is posting, as when a signal handler or a collected
+    generator comes in the midst of it.
+    """
     thread = loop_thread.LoopThread("test")
     mailbox, done = thread._mailbox, []
 
@@ -384,35 +378,39 @@ def test_a_thread_may_post_while_it_posts() -> None:
     thread._mailbox = Interrupted()
     (heard,) = in_threads(1, lambda: thread.post(lambda: done.append("around")))
     assert heard is None
-    thread.ask(lambda: None, BOUND_S)
+    thread.ask(lambda: None, PATIENCE_S)
     assert done == ["within", "around"]
     thread.post(thread.stop)
-    thread.wait_until_ended(BOUND_S)
+    thread.wait_until_ended(PATIENCE_S)
 
 
 @pytest.mark.parametrize("who", ["the service, once more", "the task itself"])
 def test_a_loop_that_is_stopped_while_it_ends_its_tasks_still_ends_them_all(who: str) -> None:
-    """Of two who close at a time one may come when the tasks are being cancelled; and those may call `stop()`, too."""
+    """A loop that is stopped while it ends its tasks still ends them all: a second closer may come
+    by then, and the tasks themselves may call `stop()`.
+    """
     thread, ended = loop_thread.LoopThread("test"), []
 
     async def linger() -> None:
         try:
-            await asyncio.sleep(BOUND_S)
+            await asyncio.sleep(PATIENCE_S)
         finally:
             (thread if who == "the service, once more" else thread.loop).stop()
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0.05)
             ended.append(who)
 
-    tasks = thread.ask(lambda: [thread.loop.create_task(linger())], BOUND_S)
-    thread.ask(lambda: None, BOUND_S)
+    tasks = thread.ask(lambda: [thread.loop.create_task(linger())], PATIENCE_S)
+    thread.ask(lambda: None, PATIENCE_S)
     thread.post(thread.stop)
-    thread.wait_until_ended(BOUND_S)
+    thread.wait_until_ended(PATIENCE_S)
     assert ended == [who] and tasks[0].done()
 
 
 def test_a_forked_child_can_neither_use_nor_hang_in_its_parent_s_service() -> None:
-    """Calls raise, closing and leaving the block do nothing, and the parent's service goes on."""
+    """In a forked child calls of the parent's service raise, closing it and leaving its block do
+    nothing, and the parent's goes on.
+    """
     with THREADED.run() as s:
         s.predict(1)
         assert in_a_child(s.close) == 7
@@ -424,19 +422,21 @@ def test_a_forked_child_can_neither_use_nor_hang_in_its_parent_s_service() -> No
 
 
 def test_a_child_that_is_forked_while_the_loop_ends_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the end of the workers and that of the loop a handle is closed already, but its loop still has work."""
+    """A child that is forked while the handle is closed already, but its loop still has work, does
+    not wait for that loop.
+    """
     ending, go_on = threading.Event(), threading.Event()
 
     async def linger(until: float) -> None:
         ending.set()
-        go_on.wait(BOUND_S)
+        go_on.wait(PATIENCE_S)
 
     monkeypatch.setattr(loop_thread, "_end_tasks", linger)
     s = THREADED.start()
     closer = threading.Thread(target=s.close)
     closer.start()
     try:
-        assert ending.wait(BOUND_S)
+        assert ending.wait(PATIENCE_S)
         assert in_a_child(s.stats) == 8
         assert in_a_child(s.close) == 7
     finally:
@@ -445,7 +445,9 @@ def test_a_child_that_is_forked_while_the_loop_ends_does_not_wait_for_it(monkeyp
 
 
 def test_a_handle_that_was_made_before_a_fork_can_be_started_in_the_child() -> None:
-    """Only a life that has begun ends with a fork."""
+    """A handle that was made before a fork and never started can be started in the child: only a
+    life that has begun ends with a fork.
+    """
     s = THREADED.run()
 
     def use() -> None:
@@ -458,7 +460,9 @@ def test_a_handle_that_was_made_before_a_fork_can_be_started_in_the_child() -> N
 
 
 def test_a_service_must_not_be_asked_in_the_thread_of_its_own_loop() -> None:
-    """It would wait for itself: a sink, a size= function or an async model hears so."""
+    """A sink, a size function or an async model that calls its own service would wait for itself,
+    and gets an error.
+    """
     heard: list[BaseException] = []
 
     class Asking(carpool.Model):
@@ -478,7 +482,9 @@ def test_a_service_must_not_be_asked_in_the_thread_of_its_own_loop() -> None:
 
 
 def test_nor_by_a_sink_or_a_size_of_its_own() -> None:
-    """The sink's line is told, the item that cannot be weighed fails alone, and the next ones are answered."""
+    """When a sink or a `size` calls its own service the sink's line is reported, the item that
+    cannot be weighed fails alone, and the next ones are answered.
+    """
     heard: list[str] = []
 
     def ask(*_: object) -> int:
@@ -494,9 +500,7 @@ def test_nor_by_a_sink_or_a_size_of_its_own() -> None:
     weighed = Stage(echo, name="weighed", max_batch_size=8, run_in="thread", size=lambda x: ask() if x == "ask" else 1)
     with Service(Stage(models.Talks), weighed, timeout_s=5).run(output=sink) as s:
         said = s.predict("x")
-        deadline = time.monotonic() + BOUND_S
-        while not heard and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: heard)
         assert s.predict("x") == said
     of_the_sink = len(heard)
 
@@ -510,7 +514,9 @@ def test_nor_by_a_sink_or_a_size_of_its_own() -> None:
 
 
 def test_an_async_handle_belongs_to_its_loop() -> None:
-    """On another one its calls raise at once, whether the first one still runs or not."""
+    """On a loop other than its own the calls of an async handle raise at once, whether that one
+    still runs or not.
+    """
     held: list[carpool.AsyncHandle] = []
 
     async def start() -> None:
@@ -543,7 +549,9 @@ def test_an_async_handle_belongs_to_its_loop() -> None:
 
 
 def test_workers_of_a_loop_that_ended_are_ended_when_that_is_noticed() -> None:
-    """`asyncio.run` that ends without `close`, and then a call on another loop."""
+    """When `asyncio.run` has ended without `close`, the workers of a handle are ended by the next
+    call on another loop.
+    """
     service = Service(Stage(models.scale, max_batch_size=8))
     held: list[carpool.AsyncHandle] = []
     pids: list[int] = []
@@ -563,7 +571,7 @@ def test_workers_of_a_loop_that_ended_are_ended_when_that_is_noticed() -> None:
 
 
 def test_a_program_that_ends_with_a_service_open_ends() -> None:
-    """Whatever still waits inside it."""
+    """A program that ends while a service is open does end, whatever still waits inside it."""
     program = """
         import threading, time
         import carpool
@@ -578,7 +586,7 @@ def test_a_program_that_ends_with_a_service_open_ends() -> None:
         print("over")
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=BOUND_S
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert (done.stdout, done.stderr, done.returncode) == ("over\n", "", 0)
 
@@ -587,7 +595,7 @@ def test_a_program_that_ends_with_a_service_open_ends() -> None:
 
 
 class Blocking(carpool.Policy):
-    """Blocks the loop of its service."""
+    """A policy that blocks the loop of its service."""
 
     def decide(self, now: float, queue: Any, free: int, busy: int) -> Decision:
         time.sleep(4.0)
@@ -596,7 +604,7 @@ class Blocking(carpool.Policy):
 
 @pytest.mark.slow
 def test_a_thread_does_not_wait_for_a_loop_that_stands_still() -> None:
-    """A second after its deadline it is told so."""
+    """A thread whose service's loop stands still is told so a second after its deadline."""
     service = Service(Stage(echo, max_batch_size=8, run_in="thread", policy=Blocking()), timeout_s=0.5)
     with service.run() as s:
         began = time.monotonic()
@@ -606,11 +614,13 @@ def test_a_thread_does_not_wait_for_a_loop_that_stands_still() -> None:
 
 
 def test_statistics_do_not_wait_for_a_loop_that_stands_still() -> None:
-    """They are asked for on the loop, and end with the service's time-out and its second, too."""
+    """`stats()` asks on the loop; if that stands still it ends with an error after the service's
+    time-out and a second.
+    """
     go_on = threading.Event()
 
     async def block(xs: list[Any]) -> list[Any]:
-        go_on.wait(BOUND_S)
+        go_on.wait(PATIENCE_S)
         return xs
 
     with Service(Stage(block, max_batch_size=8, run_in="loop"), timeout_s=0.3).run() as s:
@@ -626,7 +636,9 @@ def test_statistics_do_not_wait_for_a_loop_that_stands_still() -> None:
 
 @pytest.mark.slow
 def test_closing_does_not_wait_for_ever_for_a_loop_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says so, and can be called again; worker processes are ended meanwhile."""
+    """If the loop stands still `close` says so, and can be called again; worker processes are ended
+    meanwhile.
+    """
     monkeypatch.setattr(handle, "_SILENT_S", 0.5)
     stages = (
         Stage(echo, max_batch_size=8),
@@ -641,13 +653,15 @@ def test_closing_does_not_wait_for_ever_for_a_loop_that_stands_still(monkeypatch
         s.close()
     time.sleep(4.0)  # the loop goes on meanwhile
     s.close()
-    caller.join(BOUND_S)
+    caller.join(PATIENCE_S)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
 
 def test_a_batch_that_cannot_be_handed_over_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No memory for its message, say: its callers hear so, and the next ones are served."""
+    """If a batch cannot be handed over, for want of memory for its message for example, its callers
+    hear of it, and the next ones are served.
+    """
     run = WorkerPool.run
     raised: list[int] = []
 
@@ -668,7 +682,7 @@ def test_a_batch_that_cannot_be_handed_over_fails_alone(monkeypatch: pytest.Monk
 
 
 class Raising(carpool.Policy):
-    """Raises in one of its calls."""
+    """A policy that raises in one of its calls."""
 
     def __init__(self, where: str, error: BaseException) -> None:
         super().__init__()
@@ -699,7 +713,9 @@ class Raising(carpool.Policy):
 def test_a_policy_that_raises_fails_its_stage_loudly(
     where: str, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All who are inside and all who come hear so at once; closing works."""
+    """When a policy raises all who are inside its stage and all who come hear so at once, and
+    closing works.
+    """
     service = Service(Stage(echo, max_batch_size=8, run_in="thread", policy=Raising(where, error)), timeout_s=30)
     with service.run() as s:
         began = time.monotonic()
@@ -713,7 +729,7 @@ def test_a_policy_that_raises_fails_its_stage_loudly(
 
 
 def test_a_policy_that_cannot_explain_itself_harms_nobody() -> None:
-    """Its stats say so."""
+    """If a policy's `explain` raises the stats say so, and nothing else is harmed."""
     policy = Raising("explain", ValueError("no words"))
     with Service(Stage(echo, max_batch_size=8, run_in="thread", policy=policy)).run() as s:
         assert s.predict(1) == 1
@@ -731,8 +747,11 @@ def frames(buffer: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("size", [1, 100, 20_000], ids=["list", "array", "large array"])
-def test_a_stream_takes_items_as_they_are_when_they_are_read(size: int) -> None:
-    """An input may use one buffer again and again, in threads and in asyncio."""
+@on_a_loop
+async def test_a_stream_takes_items_as_they_are_when_they_are_read(size: int) -> None:
+    """A stream takes each item as it is when it is read, so an input may use one buffer again and
+    again, in threads and in asyncio.
+    """
     service = Service(Stage(first, max_batch_size=8, run_in="thread"))
 
     def buffer() -> Any:
@@ -741,15 +760,15 @@ def test_a_stream_takes_items_as_they_are_when_they_are_read(size: int) -> None:
     with service.run() as s:
         assert list(s.stream(frames(buffer()))) == list(range(200))
 
-    async def main() -> None:
-        async with service.run_async() as s:
-            assert [y async for y in s.stream(frames(buffer()))] == list(range(200))
-
-    asyncio.run(main())
+    async with service.run_async() as s:
+        assert [y async for y in s.stream(frames(buffer()))] == list(range(200))
 
 
-def test_an_asynchronous_input_that_is_cancelled_ends_its_stream_with_that() -> None:
-    """Not as if the input were complete."""
+@on_a_loop
+async def test_an_asynchronous_input_that_is_cancelled_ends_its_stream_with_that() -> None:
+    """When an asynchronous input is cancelled, its stream raises that, and does not end as if the
+    input were complete.
+    """
 
     async def source() -> AsyncIterator[int]:
         yield 1
@@ -758,18 +777,17 @@ def test_an_asynchronous_input_that_is_cancelled_ends_its_stream_with_that() -> 
         await other
         yield 2
 
-    async def main() -> None:
-        async with ON_LOOP.run_async() as s:
-            answers = s.stream(source())
-            assert await anext(answers) == 1
-            with pytest.raises(asyncio.CancelledError):
-                await anext(answers)
-
-    asyncio.run(main())
+    async with ON_LOOP.run_async() as s:
+        answers = s.stream(source())
+        assert await anext(answers) == 1
+        with pytest.raises(asyncio.CancelledError):
+            await anext(answers)
 
 
 def test_an_item_that_cannot_be_sent_is_returned_in_its_place_in_both_kinds_of_streams() -> None:
-    """With `return_exceptions`, as any other error of an item."""
+    """With `return_exceptions` an item that cannot be sent is returned as an error in its place, in
+    both kinds of streams.
+    """
     items = [1, lambda: None, 2]
     with THREADED.run() as s:
         in_threads_heard = list(s.stream(items, return_exceptions=True))

@@ -11,13 +11,14 @@ import pytest
 
 import carpool
 from carpool import Service, Stage
-from tests import models
+from tests.support import models
+from tests.support.loops import on_a_loop
 
 SCALE = Service(Stage(models.scale, max_batch_size=16), name="scale", slo_s=5.0)
 
 
 def test_predict_from_many_threads() -> None:
-    """Every thread its own answers."""
+    """Of many threads that call `predict` each gets its own answers."""
     with SCALE.run() as service:
         wrong: list[tuple[int, float]] = []
 
@@ -41,82 +42,74 @@ def test_predict_from_many_threads() -> None:
 
 
 @pytest.mark.slow
-def test_five_hundred_tasks_of_five_hundred_calls() -> None:
-    """All answers right, none lost."""
+@on_a_loop
+async def test_five_hundred_tasks_of_five_hundred_calls() -> None:
+    """Of 500 tasks with 500 calls each all get the right answers, and none is lost."""
+    async with SCALE.run_async() as service:
 
-    async def main() -> None:
-        async with SCALE.run_async() as service:
+        async def client(first: int) -> None:
+            for x in range(first, first + 500):
+                assert await service.predict(x) == 2 * x
 
-            async def client(first: int) -> None:
-                for x in range(first, first + 500):
-                    assert await service.predict(x) == 2 * x
-
-            await asyncio.gather(*[client(1000 * i) for i in range(500)])
-            assert service.stats().outcomes["ok"] == 250_000
-            assert service.stats().in_flight == 0
-
-    asyncio.run(main())
+        await asyncio.gather(*[client(1000 * i) for i in range(500)])
+        assert service.stats().outcomes["ok"] == 250_000
+        assert service.stats().in_flight == 0
 
 
-def test_a_full_queue_makes_a_caller_wait() -> None:
-    """Backpressure: nobody in the process is refused, and order of arrival is kept."""
-
-    async def main() -> None:
-        stage = Stage(models.Slow, max_batch_size=2, max_queue_size=2)
-        async with Service(stage).run_async() as service:
-            answers = await asyncio.gather(*[service.predict(0.01) for _ in range(30)])
-            assert len(answers) == 30
-            assert service.stats().outcomes["overloaded"] == 0
-
-    asyncio.run(main())
-
-
-def test_a_full_queue_of_a_static_policy_has_room_for_a_higher_priority() -> None:
-    """The newest of the lowest priority gives up its place, and hears that the queue is full."""
-
-    async def main() -> None:
-        gate = asyncio.Event()
-
-        async def gated(xs: list[int]) -> list[int]:
-            await gate.wait()
-            return xs
-
-        stage = Stage(gated, max_batch_size=1, policy=carpool.Static(max_queued_batches=4), run_in="loop")
-        async with Service(stage).run_async() as service:
-            low = []
-            for x in range(5):  # one runs, four wait
-                low.append(asyncio.ensure_future(service.predict(x)))
-                await asyncio.sleep(0.01)
-            high = asyncio.ensure_future(service.predict(9, priority=5))
-            await asyncio.wait(low, timeout=10, return_when=asyncio.FIRST_COMPLETED)
-            gate.set()
-            assert await high == 9
-            *served, refused = await asyncio.gather(*low, return_exceptions=True)
-            assert served == [0, 1, 2, 3]
-            assert (type(refused), str(refused)) == (carpool.Overloaded, "the queue is full")
-
-    asyncio.run(main())
+@on_a_loop
+async def test_a_full_queue_makes_a_caller_wait() -> None:
+    """A full queue makes callers in the process wait instead of refusing them, and keeps the order
+    of their arrival.
+    """
+    stage = Stage(models.Slow, max_batch_size=2, max_queue_size=2)
+    async with Service(stage).run_async() as service:
+        answers = await asyncio.gather(*[service.predict(0.01) for _ in range(30)])
+        assert len(answers) == 30
+        assert service.stats().outcomes["overloaded"] == 0
 
 
-def test_who_waits_for_room_has_a_deadline_too() -> None:
-    """It passes at the door as it does in the queue."""
+@on_a_loop
+async def test_a_full_queue_of_a_static_policy_has_room_for_a_higher_priority() -> None:
+    """When the queue of a `Static` policy is full, the newest request of the lowest priority gives
+    up its place to a higher one, and hears that the queue is full.
+    """
+    gate = asyncio.Event()
 
-    async def main() -> None:
-        stage = Stage(models.Slow, max_batch_size=1, max_queue_size=1)
-        async with Service(stage).run_async() as service:
-            busy = [asyncio.ensure_future(service.predict(0.5)) for _ in range(2)]
-            await asyncio.sleep(0.1)
-            started = time.monotonic()
-            with pytest.raises(carpool.DeadlineExceeded, match="waiting for room"):
-                await service.predict(0.0, timeout_s=0.1)
-            assert time.monotonic() - started < 0.35
-            await asyncio.gather(*busy)
+    async def gated(xs: list[int]) -> list[int]:
+        await gate.wait()
+        return xs
 
-    asyncio.run(main())
+    stage = Stage(gated, max_batch_size=1, policy=carpool.Static(max_queued_batches=4), run_in="loop")
+    async with Service(stage).run_async() as service:
+        low = []
+        for x in range(5):  # one runs, four wait
+            low.append(asyncio.ensure_future(service.predict(x)))
+            await asyncio.sleep(0.01)
+        high = asyncio.ensure_future(service.predict(9, priority=5))
+        await asyncio.wait(low, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        gate.set()
+        assert await high == 9
+        *served, refused = await asyncio.gather(*low, return_exceptions=True)
+        assert served == [0, 1, 2, 3]
+        assert (type(refused), str(refused)) == (carpool.Overloaded, "the queue is full")
+
+
+@on_a_loop
+async def test_who_waits_for_room_has_a_deadline_too() -> None:
+    """The deadline of a caller that waits for room passes at the door as it does in the queue."""
+    stage = Stage(models.Slow, max_batch_size=1, max_queue_size=1)
+    async with Service(stage).run_async() as service:
+        busy = [asyncio.ensure_future(service.predict(0.5)) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        started = time.monotonic()
+        with pytest.raises(carpool.DeadlineExceeded, match="waiting for room"):
+            await service.predict(0.0, timeout_s=0.1)
+        assert time.monotonic() - started < 0.35
+        await asyncio.gather(*busy)
 
 
 def test_a_timeout_can_only_shorten() -> None:
-    """The service's own limit stands."""
+    """A caller's time-out can only shorten the service's own."""
     with Service(Stage(models.Slow, max_batch_size=2), timeout_s=0.3).run() as service:
         started = time.monotonic()
         with pytest.raises(carpool.DeadlineExceeded):
@@ -127,14 +120,14 @@ def test_a_timeout_can_only_shorten() -> None:
 
 
 def test_a_deadline_is_a_timeout_error() -> None:
-    """`except TimeoutError` catches it, `except ValueError` catches a validation error."""
+    """`except TimeoutError` catches a missed deadline, and `except ValueError` a validation error."""
     assert issubclass(carpool.DeadlineExceeded, TimeoutError)
     assert issubclass(carpool.ValidationError, ValueError)
     assert all(issubclass(e, carpool.CarpoolError) for e in (carpool.Overloaded, carpool.Unavailable))
 
 
 def test_larger_priority_goes_first() -> None:
-    """Of what waits, the most urgent is taken first."""
+    """Of all that waits, the request with the largest priority is taken first."""
     order: list[str] = []
 
     async def main() -> None:
@@ -155,7 +148,9 @@ def test_larger_priority_goes_first() -> None:
 
 
 def test_batches_are_limited_by_the_sum_of_sizes() -> None:
-    """Texts by their length: never more than the limit together; one that is longer goes alone; in their order."""
+    """Texts are batched in their order so that their lengths sum up to no more than the limit; one
+    that is longer goes alone.
+    """
     stage = Stage(models.lengths, max_batch_size=10, size=len, max_queue_size=8)
     texts = [n * "x" for n in (4, 4, 4, 30, 1, 9, 1, 0, 10, 3)]
 
@@ -169,7 +164,7 @@ def test_batches_are_limited_by_the_sum_of_sizes() -> None:
 
 
 def test_a_later_stage_weighs_what_it_gets() -> None:
-    """The result of the stage before, not the caller's item."""
+    """A later stage weighs the result of the stage before, not the caller's item."""
     stages = [Stage(models.spell), Stage(models.lengths, max_batch_size=10, size=len)]
 
     with Service(*stages).run() as service:
@@ -180,7 +175,9 @@ def test_a_later_stage_weighs_what_it_gets() -> None:
 
 
 def test_an_item_that_cannot_be_weighed_fails_alone() -> None:
-    """In a call and in a stream, of either kind; the others get their answers."""
+    """An item that cannot be weighed fails alone in a call and in a stream, of either kind, and the
+    others get their answers.
+    """
     stage = Stage(models.lengths, max_batch_size=10, size=len, run_in="thread")
     xs = ["a", 7, "ccc"]
 
@@ -201,7 +198,9 @@ def test_an_item_that_cannot_be_weighed_fails_alone() -> None:
 
 
 def test_batches_of_allowed_sizes() -> None:
-    """The model sees no other; the padding shows in the numbers, and everybody has the answer to their own item."""
+    """With `allowed_batch_sizes` the model sees no other size, the padding shows in the numbers,
+    and each caller gets the answer to its own item.
+    """
     stage = Stage(models.lengths, max_batch_size=8, allowed_batch_sizes=[4, 8])
     with Service(stage).run() as service:
         assert service.predict("abc") == [3, 3, 3, 3]
@@ -214,7 +213,7 @@ def test_batches_of_allowed_sizes() -> None:
 
 
 def test_a_policy_s_own_sizes_are_padded_to() -> None:
-    """Where the stage says nothing of its own."""
+    """If the stage has no allowed sizes, batches are padded to those of its policy."""
     policy = carpool.Static(allowed_batch_sizes=[2, 4])
     with Service(Stage(models.lengths, max_batch_size=8, policy=policy)).run() as service:
         assert service.predict("abc") == [3, 3]
@@ -222,7 +221,9 @@ def test_a_policy_s_own_sizes_are_padded_to() -> None:
 
 @pytest.mark.parametrize("priority", [101, -101, 1.5, True, "high", float("inf")])
 def test_a_priority_is_a_small_whole_number(priority: object) -> None:
-    """Anything else is told at once; the largest are taken."""
+    """A priority is a whole number between -100 and 100, both included; anything else is an error
+    at once.
+    """
     with Service(Stage(models.scale, max_batch_size=2, run_in="thread")).run() as service:
         with pytest.raises(ValueError, match="priority must be a whole number from -100 to 100"):
             service.predict(1, priority=priority)  # type: ignore[arg-type]
@@ -230,7 +231,9 @@ def test_a_priority_is_a_small_whole_number(priority: object) -> None:
 
 
 def test_policies_know_the_service_s_wish_and_its_slo() -> None:
-    """`overload` reaches each stage's policy; with an SLO of its own, a refusing policy is heard as overload."""
+    """The policy of each stage is told the service's `overload`; with an SLO of its own, its
+    refusals are heard as overload.
+    """
     stage = Stage(models.scale, max_batch_size=2, run_in="thread", policy=models.RefusesWhatIsDue())
 
     async def main() -> list[str]:
@@ -243,15 +246,20 @@ def test_policies_know_the_service_s_wish_and_its_slo() -> None:
 
 
 def test_stats_tell_why() -> None:
-    """Each stage's policy explains itself; it is asked in the thread that it belongs to."""
+    """The stats have what each stage's policy explains, which is asked in the thread that it
+    belongs to.
+    """
     stage = Stage(models.scale, max_batch_size=2, run_in="thread", policy=models.NamesItsThread())
     with Service(stage).run() as service:
         service.predict(1)
         assert service.stats().stages[0].policy == {"thread": "carpool"}
 
 
-def test_who_expires_while_the_loop_stands_still_hears_so() -> None:
-    """Whatever the loop reads first when it goes on: the answer came in time, but nobody was there to hand it over."""
+@on_a_loop
+async def test_who_expires_while_the_loop_stands_still_hears_so() -> None:
+    """A caller that expires while the loop stands still hears so, whatever the loop reads first
+    when it goes on, although the answer came in time.
+    """
     inside, leave = threading.Event(), threading.Event()
 
     def gated(xs: list[int]) -> list[int]:
@@ -259,20 +267,17 @@ def test_who_expires_while_the_loop_stands_still_hears_so() -> None:
         leave.wait(10)
         return xs
 
-    async def main() -> None:
-        async with Service(Stage(gated, max_batch_size=1, run_in="thread")).run_async() as service:
-            hasty = asyncio.ensure_future(service.predict(1, timeout_s=0.3))
-            await asyncio.to_thread(inside.wait, 10)
-            leave.set()
-            time.sleep(0.6)  # noqa: ASYNC251 - the loop is to stand still
-            with pytest.raises(carpool.DeadlineExceeded):
-                await hasty
-
-    asyncio.run(main())
+    async with Service(Stage(gated, max_batch_size=1, run_in="thread")).run_async() as service:
+        hasty = asyncio.ensure_future(service.predict(1, timeout_s=0.3))
+        await asyncio.to_thread(inside.wait, 10)
+        leave.set()
+        time.sleep(0.6)  # noqa: ASYNC251 - the loop is to stand still
+        with pytest.raises(carpool.DeadlineExceeded):
+            await hasty
 
 
 def test_close_answers_what_is_inside() -> None:
-    """With `drain`, the requests inside are finished; without, they fail at once."""
+    """`close` finishes the requests inside if it drains, and else fails them at once."""
 
     async def main(drain: bool) -> tuple[object, float]:
         service = Service(Stage(models.Slow, max_batch_size=1)).run_async()
@@ -291,25 +296,22 @@ def test_close_answers_what_is_inside() -> None:
     assert error.code == "stopped"
 
 
-def test_calls_while_stopping_are_refused() -> None:
-    """Draining takes no new requests."""
-
-    async def main() -> None:
-        service = Service(Stage(models.Slow, max_batch_size=1)).run_async()
-        await service.start()
-        inside = asyncio.ensure_future(service.predict(0.3))
-        await asyncio.sleep(0.1)
-        closing = asyncio.ensure_future(service.close())
-        await asyncio.sleep(0.05)
-        with pytest.raises(carpool.Unavailable, match="stopping"):
-            await service.predict(0.0)
-        await asyncio.gather(inside, closing)
-
-    asyncio.run(main())
+@on_a_loop
+async def test_calls_while_stopping_are_refused() -> None:
+    """A service that drains refuses new calls."""
+    service = Service(Stage(models.Slow, max_batch_size=1)).run_async()
+    await service.start()
+    inside = asyncio.ensure_future(service.predict(0.3))
+    await asyncio.sleep(0.1)
+    closing = asyncio.ensure_future(service.close())
+    await asyncio.sleep(0.05)
+    with pytest.raises(carpool.Unavailable, match="stopping"):
+        await service.predict(0.0)
+    await asyncio.gather(inside, closing)
 
 
 def test_the_story_of_a_request() -> None:
-    """With a journal, what happened to each request can be told, in order."""
+    """With a journal, what happened to each request can be told in order."""
     with SCALE.run(journal_size=100) as service:
         service.predict(1)
         service.predict(2)
@@ -319,14 +321,14 @@ def test_the_story_of_a_request() -> None:
 
 
 def test_the_journal_is_off_unless_asked_for() -> None:
-    """Then there is no story to tell."""
+    """Without a journal a request has no story to tell."""
     with SCALE.run() as service:
         service.predict(1)
         assert service.story(1) == []
 
 
 def test_a_handle_is_of_no_use_in_a_forked_child() -> None:
-    """It says so instead of hanging."""
+    """A handle of the parent raises in a forked child instead of hanging."""
     with SCALE.run() as service:
         read, write = os.pipe()
         pid = os.fork()
@@ -348,7 +350,7 @@ def test_a_handle_is_of_no_use_in_a_forked_child() -> None:
 
 
 def test_stats_tell_where_time_goes() -> None:
-    """Batch sizes, reasons, queue and compute time, workers."""
+    """The stats have batch sizes, reasons, times in queue and worker, and the workers."""
     with Service(Stage(models.Slow, max_batch_size=4), name="s").run() as service:
         list(service.stream([0.01] * 20))
         snapshot = service.stats()
@@ -362,7 +364,7 @@ def test_stats_tell_where_time_goes() -> None:
 
 
 def test_nothing_is_left_behind() -> None:
-    """Threads and file descriptors are those of before, after many starts and stops."""
+    """After many starts and stops there are as many threads and descriptors as before."""
     SCALE.start().close()
     threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
     for _ in range(5):

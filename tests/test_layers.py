@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-SOURCE = ROOT / "src"
+from tests.support.sources import MODULES, ROOT, imports
 
 EXCEPTIONS = {
     ("carpool", "carpool.http"),  # `carpool.http` without an import of its own; only when it is asked for
@@ -40,24 +37,9 @@ SANS_IO = {"policy": PURE, "core": PURE, "wire": PURE | {"ctypes", "msgspec", "n
 OUTSIDE_WORLD = frozenset({"open", "print", "input", "breakpoint", "__import__"})
 
 
-def module_name(path: Path) -> str:
-    """What a file is called when it is imported."""
-    parts = path.relative_to(SOURCE).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
 def folder_of(module: str) -> str:
     """The part of the package that a module belongs to; for what lies in none, its own name."""
     return module.removeprefix("carpool.").split(".")[0]
-
-
-def says_something(tree: ast.Module) -> bool:
-    """Whether there is anything but a docstring."""
-    return any(not isinstance(node, ast.Expr) for node in tree.body)
-
-
-PARSED = {module_name(path): ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")}
-MODULES = {name: tree for name, tree in PARSED.items() if says_something(tree)}
 
 
 def listed() -> list[str]:
@@ -75,47 +57,26 @@ def listed() -> list[str]:
 ORDER = listed()
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
-    """Full names of the modules that are imported, at the top or anywhere deeper, but not for types only."""
-    for node in ast.iter_child_nodes(tree):
-        match node:
-            case ast.If(test=ast.Name("TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
-                for other in node.orelse:
-                    yield from imports(ast.Module([other], []))
-            case ast.Import():
-                yield from [alias.name for alias in node.names]
-            case ast.ImportFrom(module=str(module), level=0):
-                for alias in node.names:
-                    inner = f"{module}.{alias.name}"
-                    yield inner if inner in PARSED else module
-            case ast.ImportFrom():
-                yield "." * node.level + (node.module or "")
-            case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(module)), *_]):
-                yield module
-            case _:
-                yield from imports(node)
-
-
 def is_ours(module: str) -> bool:
     """Whether it is a module of this package; a relative import can be no other."""
     return module.split(".")[0] in ("carpool", "")
 
 
 def test_every_module_has_one_place() -> None:
-    """ARCHITECTURE.md lists all that there are, each once, and nothing that is gone."""
+    """ARCHITECTURE.md lists all modules that there are, each once, and none that is gone."""
     assert sorted(ORDER) == sorted(MODULES)
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_a_module_imports_only_what_is_listed_before_it(module: str) -> None:
-    """Also inside functions."""
+    """A module imports only modules that ARCHITECTURE.md lists before it, also inside functions."""
     allowed = {*ORDER[: ORDER.index(module)], *(what for who, what in EXCEPTIONS if who == module)}
 
     assert [name for name in imports(MODULES[module]) if is_ours(name) and name not in allowed] == []
 
 
 def test_each_exception_is_one() -> None:
-    """What is excepted is there, and would not be allowed otherwise."""
+    """Each import that is excepted is still there, and would not be allowed otherwise."""
     for who, what in EXCEPTIONS:
         assert what in imports(MODULES[who])
         assert ORDER.index(what) > ORDER.index(who)
@@ -123,7 +84,9 @@ def test_each_exception_is_one() -> None:
 
 @pytest.mark.parametrize("module", [name for name in MODULES if folder_of(name) in SANS_IO])
 def test_what_decides_does_nothing_else(module: str) -> None:
-    """No clock, lock, log, file or socket: neither in such a module nor in any that it imports."""
+    """Modules of core, policies and wire use no clock, lock, log, file or socket, neither
+    themselves nor by any module that they import.
+    """
     allowed = SANS_IO[folder_of(module)]
     reached, found = {module}, [module]
     while found:
@@ -139,7 +102,9 @@ def test_what_decides_does_nothing_else(module: str) -> None:
 
 
 def test_hidden_imports_are_found() -> None:
-    """In a function, in a condition, by a name as text, relative; but not those for types only."""
+    """Imports in a function, in a condition, by a name as text, and relative ones are found; those
+    for types only do not count.
+    """
     text = """
 from __future__ import annotations
 import time as clock, os.path

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import carpool
 from carpool.policy import BY_NAME
-from tests.effort import share
+from tests.effort import examples
 
 LIBRARIES = ("builtins", "numpy", "torch", "pandas", "polars", "pyarrow", "dicts")
 
@@ -193,10 +193,12 @@ def alike(seen: list[Any], chunks: list[Any]) -> bool:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-@settings(max_examples=share(60), deadline=None)
+@examples(60)
 @given(data=st.data())
 def test_merged_equals_alone_in_threads(library: str, data: st.DataObject) -> None:
-    """Whoever calls at the same time, each caller's result is that of its own chunk, to the last bit."""
+    """Whoever calls at the same time in other threads, each caller's merged result is that of its
+    own chunk, to the last bit.
+    """
     chunks = data.draw(chunks_of(library))
     seen: list[Any] = []
 
@@ -214,10 +216,12 @@ def test_merged_equals_alone_in_threads(library: str, data: st.DataObject) -> No
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-@settings(max_examples=share(30), deadline=None)
+@examples(30)
 @given(data=st.data())
 def test_merged_equals_alone_in_asyncio(library: str, data: st.DataObject) -> None:
-    """The same for tasks."""
+    """Whichever tasks call at the same time, each caller's merged result is that of its own chunk,
+    to the last bit.
+    """
     chunks = data.draw(chunks_of(library))
     seen: list[Any] = []
 
@@ -238,10 +242,12 @@ def test_merged_equals_alone_in_asyncio(library: str, data: st.DataObject) -> No
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-@settings(max_examples=share(20), deadline=None)
+@examples(20)
 @given(data=st.data())
 def test_equal_chunks_share_a_call(library: str, data: st.DataObject) -> None:
-    """What is alike goes together: nothing of the above holds only because everyone goes alone."""
+    """Chunks that are alike do share a call, so the tests above do not hold only because everyone
+    goes alone.
+    """
     chunk = data.draw(chunks_of(library))[0]
     calls: list[Any] = []
     function = carpool.batch(merge=True, policy="static")(lambda x: calls.append(x) or x)
@@ -253,7 +259,9 @@ def test_equal_chunks_share_a_call(library: str, data: st.DataObject) -> None:
 
 
 def test_gradients_reach_each_caller() -> None:
-    """A tensor that requires gradients gets its own ones, through the merged call, whose graph its callers share."""
+    """A tensor that requires gradients gets its own ones through the merged call, whose graph its
+    callers share.
+    """
     torch = pytest.importorskip("torch")
     function = carpool.batch(merge=True)(lambda x: x * x)
     mine, yours = torch.tensor([3.0], requires_grad=True), torch.tensor([5.0, 7.0], requires_grad=True)
@@ -278,7 +286,9 @@ UNLIKE: list[Any] = [
 
 @pytest.mark.parametrize("policy", sorted(BY_NAME))
 def test_every_policy_serves_all_that_cannot_share_a_call(policy: str) -> None:
-    """Callers of many kinds at once are all served, each with its own, whatever rule makes the batches."""
+    """Threads that bring chunks of many kinds at once are all served, each with its own result,
+    whatever rule makes the batches.
+    """
     function = carpool.batch(merge=True, policy=policy, max_batch_size=4, max_queue_delay_s=0.01)(lambda x: x)
     chunks = UNLIKE * 20
     with ThreadPoolExecutor(16) as threads:
@@ -289,7 +299,9 @@ def test_every_policy_serves_all_that_cannot_share_a_call(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", sorted(BY_NAME))
 def test_every_policy_serves_all_tasks_that_cannot_share_a_call(policy: str) -> None:
-    """The same in asyncio, where all of them wait at once."""
+    """Tasks that bring chunks of many kinds at once are all served, each with its own result,
+    whatever rule makes the batches.
+    """
 
     @carpool.batch(merge=True, policy=policy, max_batch_size=4, max_queue_delay_s=0.01)
     async def function(x: Any) -> Any:
@@ -305,7 +317,9 @@ def test_every_policy_serves_all_tasks_that_cannot_share_a_call(policy: str) -> 
 
 
 def test_a_kind_that_floods_keeps_no_other_out() -> None:
-    """Kinds take turns: one caller's array goes after at most one more batch of the many that came before it."""
+    """Kinds of chunks take turns: one caller's array goes after at most one more batch of the many
+    that came before it.
+    """
     served: list[type] = []
     function = carpool.batch(merge=True, max_batch_size=2)(lambda x: served.append(type(x)) or x)
     for _ in range(20):
@@ -361,7 +375,9 @@ def refused_by_others() -> dict[str, Any]:
 
 @pytest.mark.parametrize("which", [refused, refused_by_others])
 def test_what_cannot_be_joined_is_refused_at_the_first_call(which: Callable[[], dict[str, Any]]) -> None:
-    """By name, of a lone caller too, with what to use instead; whether called, submitted, among many or in a dict."""
+    """What cannot be joined is refused by name at the first call, of a lone caller too, with what
+    to use instead; whether it is called, submitted, among many or in a dict.
+    """
     called: list[Any] = []
     function = carpool.batch(merge=True, max_batch_size=1)(lambda x: called.append(x) or x)
 
@@ -381,7 +397,9 @@ def test_what_cannot_be_joined_is_refused_at_the_first_call(which: Callable[[], 
 
 @pytest.mark.parametrize("which", [refused, refused_by_others])
 def test_an_output_that_cannot_be_cut_up_is_an_error(which: Callable[[], dict[str, Any]]) -> None:
-    """A pair of arrays, for one, is no output of two rows; a lone caller hears it, too."""
+    """An output that cannot be cut up, such as a pair of arrays for two rows, is an error, for a
+    lone caller too.
+    """
     for name, output in which().items():
         function = carpool.batch(merge=True)(lambda x, output=output: output)
         with pytest.raises(TypeError, match=f"what the function returned cannot be shared out.*{name}"):
@@ -389,7 +407,9 @@ def test_an_output_that_cannot_be_cut_up_is_an_error(which: Callable[[], dict[st
 
 
 def test_results_that_do_not_fit_together_are_an_error() -> None:
-    """Where one caller's rows took several calls, their results are joined only if none of them changes by that."""
+    """Results of one caller's rows from several calls are joined only if none of them changes by
+    that; else that is an error.
+    """
     function = carpool.batch(merge=True, max_batch_size=2)(lambda x: x if x.max() < 3 else x / 2)
 
     assert function(np.arange(3)).tolist() == [0, 1, 2]
@@ -398,7 +418,7 @@ def test_results_that_do_not_fit_together_are_an_error() -> None:
 
 
 def test_nothing_is_imported() -> None:
-    """A program that merges lists loads none of the libraries."""
+    """A program that merges lists loads none of the array libraries."""
     program = """
 import sys, carpool
 assert carpool.batch(merge=True, max_batch_size=2)(lambda x: x)([1, 2, 3]) == [1, 2, 3]
@@ -412,7 +432,9 @@ print(sorted({"numpy", "torch", "pandas", "polars", "pyarrow"} & sys.modules.key
 
 
 def test_sizes_limit_the_batch_and_rows_cut_the_output() -> None:
-    """With `size=` too, each caller gets its own rows; a chunk above the limit is halved as far as it can be."""
+    """With `size=` each caller still gets its own rows, and a chunk above the limit is halved as
+    far as it can be.
+    """
     calls: list[list[int]] = []
     function = carpool.batch(merge=True, size=lambda x: int(x.sum()), max_batch_size=5)(
         lambda x: calls.append(x.tolist()) or x
@@ -425,7 +447,9 @@ def test_sizes_limit_the_batch_and_rows_cut_the_output() -> None:
 
 
 def test_a_chunk_among_many_is_cut_up_too() -> None:
-    """No call has more rows than it may, and each of the items gets one result."""
+    """A chunk among the items of `many` is cut up so that no call has more rows than it may, and
+    each item gets one result.
+    """
     calls: list[int] = []
     function = carpool.batch(merge=True, max_batch_size=4)(lambda x: calls.append(len(x)) or x)
 
@@ -444,13 +468,15 @@ def test_a_chunk_among_many_is_cut_up_too() -> None:
 
 @pytest.mark.parametrize("merge", ["yes", 3, [len]])
 def test_what_is_no_way_to_merge_is_refused(merge: Any) -> None:
-    """Where it is written."""
+    """What is no way to merge is refused where the function is declared."""
     with pytest.raises(TypeError, match=r"merge must be True, carpool.pad\(\.\.\.\) or a function"):
         carpool.batch(merge=merge)
 
 
 def test_what_has_no_length_needs_size() -> None:
-    """With functions of the user's own, `size=` says how many rows there are."""
+    """With merge functions of the user's own and values without a length, `size=` says how many
+    rows there are.
+    """
     function = carpool.batch(merge=sum, split=lambda y, counts: [y for _ in counts])(lambda x: x)
 
     with pytest.raises(TypeError, match=r"a int has no length: with merge= and split=, size= must say"):
@@ -458,7 +484,9 @@ def test_what_has_no_length_needs_size() -> None:
 
 
 def test_a_list_that_changes_during_the_call_shifts_nobody() -> None:
-    """Who gets which rows is settled before the function is called."""
+    """If a list changes during the call nobody gets another's rows: who gets which is settled
+    before the function is called.
+    """
 
     def function(x: list[int]) -> list[int]:
         mine.append(0)

@@ -22,7 +22,7 @@ from carpool.details import MOST, plain
 from carpool.errors import ValidationError
 from carpool.hints import misfits, schema
 from carpool.wire.outcome import FailureReport, Outcome, pack, unpack
-from tests.core.stub import PROPERTY
+from tests.support.properties import PROPERTY
 
 T = TypeVar("T")
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -185,14 +185,16 @@ CASES = [case for case in CASES if case[2]]
 @pytest.mark.parametrize(("kind", "item", "faults"), CASES)
 @pytest.mark.parametrize("what", ["JSON", "msgpack"])
 def test_every_fault_of_an_item_is_told(kind: Any, item: Any, faults: list[tuple[str, str]], what: str) -> None:
-    """Where and of which kind, in the order of the type's fields; the message is one line of the first."""
+    """Every fault of an item is listed with its place and kind, in the order of the type's fields;
+    the message is one line about the first.
+    """
     if what == "msgpack" and kind is Query:
         item = {**item, "page": {**item["page"], "scores": {1: "x"}}} if "page" in item else item
     assert places(kind, item, what) == faults
 
 
 def test_what_types_own_code_says_is_told() -> None:
-    """Of `__post_init__` and of readers of our own, for each part that they refuse."""
+    """What `__post_init__` and readers of our own say is told for each part that they refuse."""
     found = error_of(list[Checked], [{"low": 2, "high": 1}, {"low": "x", "high": "y"}]).details
     assert [(each["loc"], each["type"]) for each in found] == [
         ([0], "value_error"),
@@ -205,20 +207,24 @@ def test_what_types_own_code_says_is_told() -> None:
 
 
 def test_keys_of_a_dict_are_named() -> None:
-    """Those that cannot be what the type says."""
+    """Keys of a dict that cannot be what the type says are named."""
     found = error_of(dict[int, float], {"a": 1.0, "2": 2.0, "b": 3.0}).details
     assert [each["loc"] for each in found] == [["a"], ["b"]]
 
 
 def test_a_secret_is_not_repeated() -> None:
-    """pydantic's own list has the input, its link and its context; ours says what is wrong."""
+    """pydantic's own list has the input, its link and its context; ours says what is wrong, and
+    repeats no secret.
+    """
     error = error_of(Person, {"text": "hunter2", "n": 0, "secret": 17})
     assert "hunter2" not in json.dumps(error.details)
     assert {frozenset(each) for each in error.details} == {frozenset({"loc", "msg", "type"})}
 
 
 def test_details_are_bounded() -> None:
-    """In number, depth and length, whatever the item; a large item tells its first fault."""
+    """Whatever the item, details are bounded in number, depth and length; of a large item only the
+    first fault is told.
+    """
     assert len(error_of(list[int], ["x"] * 1000).details) == MOST
     (long,) = error_of(dict[str, int], {"k" * 10_000: "x"}).details
     assert len(json.dumps(long)) < 1000
@@ -231,7 +237,9 @@ def test_details_are_bounded() -> None:
 
 
 def test_looking_for_faults_ends() -> None:
-    """The first one is told where there is too much to be looked at."""
+    """Where there is too much to be looked at the search for faults ends, and the first one is
+    told.
+    """
     calls = 0
 
     class Counts(pydantic.BaseModel):
@@ -252,7 +260,9 @@ def test_looking_for_faults_ends() -> None:
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, RecursionError])
 def test_a_type_that_raises_later_on_costs_only_details(error: type[BaseException]) -> None:
-    """Types have code of their own, which may fail at the second look: then the first fault is told."""
+    """If a type's own code raises at the second look, only details are lost: the first fault is
+    told.
+    """
     calls = 0
 
     class Moody(msgspec.Struct):
@@ -269,7 +279,9 @@ def test_a_type_that_raises_later_on_costs_only_details(error: type[BaseExceptio
 
 
 def test_what_a_type_s_own_exception_holds_is_not_looked_at() -> None:
-    """It may have details of its own, or a trap in their place; the item does not fit all the same."""
+    """Details of a type's own exception, or a trap in their place, are not looked at; the item does
+    not fit all the same.
+    """
 
     class Odd(ValueError):
         details = property(lambda self: 1 / 0)
@@ -318,7 +330,9 @@ KINDS = [
 @given(st.sampled_from(KINDS), VALUES, st.sampled_from(["JSON", "msgpack"]))
 @example(tuple[int, Tree], [None], "JSON")  # too short, of which one reader does not speak first
 def test_whatever_does_not_fit_has_details(kind: Any, item: Any, what: str) -> None:
-    """At least one, all of them at places that are there or missing; and the place of the first one is among them."""
+    """Whatever does not fit has at least one detail, all of them at places that are there or
+    missing, and that of the first fault is among them.
+    """
     body = msgspec.msgpack.encode(item) if what == "msgpack" else json.dumps(item).encode()
     try:
         (schema.msgpack_reader if what == "msgpack" else schema.json_reader)(kind)(body)
@@ -366,7 +380,7 @@ class Awkward:
     ],
 )
 def test_details_are_made_plain(given: Any, expected: list[Any]) -> None:
-    """Short texts and numbers, whatever they were."""
+    """Details become short texts and numbers, whatever they were."""
     found = plain(given)
     if expected and isinstance(expected[0], list):
         assert [found[0]["loc"], found[0]["msg"], found[0]["type"]] == expected
@@ -376,7 +390,7 @@ def test_details_are_made_plain(given: Any, expected: list[Any]) -> None:
 
 
 def test_details_cross_the_process_border() -> None:
-    """As plain data."""
+    """Details cross the border between processes as plain data."""
     details = [{"loc": ["a", 1], "msg": "m", "type": "t"}]
     error = unpack(Outcome.INVALID_ITEM, pack(FailureReport("x", details=details)))  # type: ignore[arg-type]
     assert isinstance(error, ValidationError)
@@ -388,7 +402,7 @@ def test_details_cross_the_process_border() -> None:
     [3, "x", [3], [{"loc": 3, "msg": "", "type": ""}], [{"loc": [1.5], "msg": "", "type": ""}], [{}]],
 )
 def test_details_that_a_worker_makes_up_do_no_harm(details: Any) -> None:
-    """They are none, or the report is unreadable."""
+    """Details that a worker makes up are read as none, or the report as unreadable."""
     error = unpack(Outcome.INVALID_ITEM, msgspec.msgpack.encode(["x", "", "", details]))
     assert isinstance(error, ValidationError)
     assert error.details == ()
@@ -400,7 +414,7 @@ def test_details_that_a_worker_makes_up_do_no_harm(details: Any) -> None:
 
 
 class Refuses(carpool.Model):
-    """Raises what the item says."""
+    """A type that raises what the item says."""
 
     def predict(self, x: str) -> str:
         if x == "with details":
@@ -414,7 +428,7 @@ class Refuses(carpool.Model):
 
 @pytest.mark.parametrize("run_in", ["process", "thread"])
 def test_a_model_may_give_details_of_its_own(run_in: Any) -> None:
-    """Python callers find them on the error, as they were given."""
+    """Python callers find the details that a model gives on the error, as they were given."""
     with Service(Stage(Refuses, run_in=run_in)).run() as service:
         for item, expected in (
             ("with details", ({"loc": ["a"], "msg": "bad", "type": "mine"},)),
@@ -427,7 +441,7 @@ def test_a_model_may_give_details_of_its_own(run_in: Any) -> None:
 
 
 def test_an_error_keeps_its_details_when_it_is_copied(roundtrip: Callable[[Any], Any]) -> None:
-    """They are part of it."""
+    """A copy of an error has its details."""
     error = roundtrip(ValidationError("x", details=[{"loc": ["a"], "msg": "bad", "type": "mine"}]))
     assert (str(error), error.details[0]["loc"]) == ("x", ["a"])
 

@@ -28,7 +28,9 @@ def nested(depth: int, inside: Any = 1) -> Any:
 @pytest.mark.parametrize("kind", ["json", "msgpack"])
 @pytest.mark.parametrize("inside", [1, FILLER], ids=["little", "much"])
 def test_the_border(kind: str, inside: Any) -> None:
-    """Exactly so many levels are shallow; one more is deep, whatever strings and neighbours look like."""
+    """A value with exactly the allowed levels is shallow, and one with one more is deep, whatever
+    strings and neighbours look like.
+    """
     encode = getattr(msgspec, kind).encode
     is_deep = getattr(nesting, f"is_deep_{kind}")
     own = 4 if inside is FILLER else 0
@@ -66,7 +68,7 @@ VALUES = st.recursive(
 
 @given(VALUES, st.integers(0, 6))
 def test_any_value(value: Any, most: int) -> None:
-    """What the scan says is what a recursive look at the value says."""
+    """For any value the scan says of its depth what a recursive look says."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nesting, "MOST_LEVELS", most)
         assert is_deep_msgpack(msgspec.msgpack.encode(value)) == (depth_of(value) > most)
@@ -75,7 +77,7 @@ def test_any_value(value: Any, most: int) -> None:
 
 @given(st.binary(max_size=300))
 def test_any_bytes(body: bytes) -> None:
-    """Noise gets an answer, too."""
+    """The scan gives an answer for random bytes, too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nesting, "MOST_LEVELS", 2)
         assert is_deep_msgpack(body) in (True, False)
@@ -83,7 +85,9 @@ def test_any_bytes(body: bytes) -> None:
 
 
 def test_strings_and_broken_bodies_do_not_count() -> None:
-    """Brackets in strings are text, whatever is escaped there, and what follows an error is never read."""
+    """Brackets in strings are text, whatever is escaped there, and what follows an error is never
+    read.
+    """
     many = b"[" * (MOST_LEVELS + 1)
 
     assert is_deep_json(many)
@@ -96,7 +100,9 @@ def test_strings_and_broken_bodies_do_not_count() -> None:
 
 
 def test_small_bodies_and_usual_limits_cost_a_comparison() -> None:
-    """The scan is not asked where a body is too short to be deep, nor where the interpreter itself is on guard."""
+    """A body that is too short to be deep is not scanned, nor is any while the interpreter itself
+    is on guard.
+    """
     asked = []
     read = nesting.bounded(len, lambda body: bool(asked.append(body)))  # type: ignore[func-returns-value]
 
@@ -144,7 +150,7 @@ def test_a_program_with_a_raised_recursion_limit_is_not_ended() -> None:
 
 @pytest.mark.parametrize(("kind", "body"), [("json", b"[" * 10**5), ("msgpack", b"\x91" * 10**5)])
 def test_the_usual_limit_is_a_guard(kind: str, body: bytes) -> None:
-    """With it the interpreter refuses the same bodies by itself."""
+    """With the usual recursion limit the interpreter refuses the same bodies by itself."""
     with pytest.raises(RecursionError) as caught:
         getattr(schema, f"{kind}_reader")(Any)(body)
 
@@ -152,7 +158,9 @@ def test_the_usual_limit_is_a_guard(kind: str, body: bytes) -> None:
 
 
 def test_a_batch_is_looked_over_only_where_the_recursion_limit_has_been_raised() -> None:
-    """The readers of a batch ask once; with the usual limit the interpreter itself refuses what is too deep."""
+    """A batch is scanned for depth only where the recursion limit has been raised, for which its
+    readers ask once.
+    """
     reader = schema.json_reader(Any)
     with raised_limit():
         assert nesting.for_now(reader) is reader

@@ -20,10 +20,10 @@ import pytest
 
 import carpool
 from carpool.http.app import App
-from tests.http.door import get
-from tests.http.net import Client, predict, serving
-from tests.serving import Served, serve
-from tests.test_layers import MODULES, imports
+from tests.support.http.door import get
+from tests.support.http.net import Client, predict, serving
+from tests.support.serving import Served, serve
+from tests.support.sources import MODULES, imports
 
 PICKLES = {
     "carpool.wire.payload": "objects between our own processes",
@@ -62,7 +62,9 @@ def functions_that_use(tree: ast.AST, name: str) -> set[str]:
 
 
 def test_pickle_is_used_only_where_it_is_listed() -> None:
-    """And only by its name, so that reading finds it."""
+    """`pickle` is used only in the modules that are listed, and only by its name, so that reading
+    finds it.
+    """
     assert {name for name, tree in MODULES.items() if "pickle" in imports(tree)} == set(PICKLES)
     for tree in MODULES.values():
         for node in ast.walk(tree):
@@ -73,13 +75,15 @@ def test_pickle_is_used_only_where_it_is_listed() -> None:
 
 
 def test_unpickling_happens_in_three_functions() -> None:
-    """What is read there has been written by our own processes."""
+    """Only three functions unpickle, and what they read has been written by our own processes."""
     loads = {name: functions_that_use(tree, "loads") for name, tree in MODULES.items()}
     assert {name: found for name, found in loads.items() if found} == LOADS
 
 
 def test_the_front_never_reads_payloads() -> None:
-    """It forwards bodies as they are; the worker's decoders for the network are JSON, msgpack and raw."""
+    """The front forwards bodies as they are, and the worker's decoders for the network are JSON,
+    msgpack and raw.
+    """
     users = set()
     for name, tree in MODULES.items():
         for node in ast.walk(tree):
@@ -92,7 +96,9 @@ def test_the_front_never_reads_payloads() -> None:
 
 
 def test_the_front_never_asks_for_a_cause() -> None:
-    """That of a `ModelError` is a pickle until somebody asks: a Python caller, in one place for those with a thread."""
+    """The cause of a `ModelError` stays a pickle until a Python caller asks for it, in one place
+    for those with a thread; the front never does.
+    """
     askers = set()
     for name, tree in MODULES.items():
         for node in ast.walk(tree):
@@ -111,7 +117,9 @@ def test_the_front_never_asks_for_a_cause() -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_nothing_else_that_runs_code_from_bytes_is_there(module: str) -> None:
-    """No other serializer of that kind, no eval; `runpy` runs the user's own main file in a worker."""
+    """There is no other serializer that can run code and no `eval`; `runpy` runs the user's own
+    main file in a worker.
+    """
     tree = MODULES[module]
     assert not {name for name in imports(tree) if name.split(".")[0] in DANGEROUS_MODULES}
     assert "runpy" not in imports(tree) or module == "carpool.worker.program"
@@ -135,7 +143,7 @@ CONTENT_TYPES = [
 
 
 class Canary:
-    """Unpickled, it makes a folder."""
+    """An object that makes a folder when it is unpickled."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -177,7 +185,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def test_a_pickle_is_never_read_whatever_it_is_called(served: Served, tmp_path: Path) -> None:
-    """Under every content type, to models that take anything, numbers or bytes; nor as what the caller accepts."""
+    """A pickle as a body is never unpickled under any content type, by models that take anything,
+    numbers or bytes, nor where `Accept` asks for it.
+    """
     canary = tmp_path / "canary"
     pickled = pickle.dumps(Canary(str(canary)))
     bodies = [
@@ -199,7 +209,7 @@ def test_a_pickle_is_never_read_whatever_it_is_called(served: Served, tmp_path: 
 
 
 class Sings(Exception):
-    """Read again, it makes a folder."""
+    """An exception that makes a folder when it is unpickled."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return os.mkdir, self.args
@@ -222,7 +232,9 @@ class Fails(carpool.Model):
 
 
 def test_http_never_reads_an_exception_of_the_model(tmp_path: Path) -> None:
-    """It comes from the worker as a pickle, which a Python caller opens: no answer, health check or log does."""
+    """An exception that comes from a worker as a pickle is opened by Python callers only: no
+    answer, health check or log does.
+    """
     canary = tmp_path / "canary"
     stage = carpool.Stage(Fails, kwargs={"path": str(canary)})
     with serving(App(carpool.Service(stage, name="fails"), idle_check_s=0.0, debug=True)) as running:
@@ -238,7 +250,7 @@ def test_http_never_reads_an_exception_of_the_model(tmp_path: Path) -> None:
 
 
 def test_the_canary_sings() -> None:
-    """If it were unpickled, both signs would be seen."""
+    """If the canary were unpickled, both of its signs would be seen."""
     code = textwrap.dedent(PROGRAM).partition("def echo")[0] + "import pickle; pickle.loads(sys.stdin.buffer.read())"
     done = subprocess.run(
         [sys.executable, "-c", code], input=pickle.dumps(Canary("/nowhere/at/all")), capture_output=True, check=False

@@ -17,11 +17,11 @@ def error_class(name: str, module: str, base: type[Exception] = RuntimeError) ->
 
 
 class Mine(Exception):
-    """A user's own."""
+    """A user's own exception."""
 
 
 class Derived(Mine):
-    """Another one."""
+    """An exception derived from the user's own."""
 
 
 @pytest.mark.parametrize(
@@ -36,14 +36,16 @@ class Derived(Mine):
     ids=lambda kind: f"{kind.__module__}.{kind.__name__}",
 )
 def test_what_means_out_of_memory(kind: type[Exception]) -> None:
-    """Python's, numpy's, torch's old and new, and what derives from them."""
+    """Out of memory are Python's, numpy's and torch's old and new errors, and what derives from
+    them.
+    """
     before = "torch" in sys.modules
     assert is_out_of_memory(kind())
     assert ("torch" in sys.modules) == before
 
 
 def test_numpy_s_own() -> None:
-    """An array that cannot be had."""
+    """numpy's error for an array that it cannot have counts as out of memory."""
     with pytest.raises(MemoryError) as caught:
         np.empty(2**60, dtype=np.uint8)
     assert is_out_of_memory(caught.value)
@@ -62,12 +64,14 @@ def test_numpy_s_own() -> None:
     ids=lambda kind: f"{kind.__module__}.{kind.__name__}",
 )
 def test_what_does_not(kind: type[Exception]) -> None:
-    """Others, also by the same name."""
+    """Other errors do not count as out of memory, also those of the same name."""
     assert not is_out_of_memory(kind())
 
 
 def test_users_list_their_own() -> None:
-    """By class or by full name; classes derived from it count as well."""
+    """Users list their own errors by class or by full name, and classes derived from these count as
+    well.
+    """
     for listed in (Mine, f"{__name__}.Mine"):
         names = names_of([listed])
         assert names == (f"{__name__}.Mine",)
@@ -77,13 +81,15 @@ def test_users_list_their_own() -> None:
 
 
 def test_what_a_program_defines_itself_is_known_in_its_workers() -> None:
-    """There the main module has another name."""
+    """An error that the program itself defines is known in its workers, where the main module has
+    another name.
+    """
     assert is_out_of_memory(error_class("Full", "__mp_main__")(), names_of([error_class("Full", "__main__")]))
 
 
 @pytest.mark.parametrize("wrong", [[int], ["Full"], [ValueError()], "a.B", ValueError, [None]])
 def test_what_cannot_be_listed(wrong: Any) -> None:
-    """The error shows what would do."""
+    """What cannot be listed as an error is refused, with what would do."""
     with pytest.raises(TypeError, match="oom_errors"):
         names_of(wrong)
 
@@ -102,7 +108,9 @@ class Cuda(types.SimpleNamespace):
 
 @pytest.mark.parametrize("initialized", [True, False])
 def test_torch_gives_its_cache_back_only_where_it_is_in_use(initialized: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`empty_cache` before the first use of a GPU would start it."""
+    """torch is asked to give its cache back only where it is in use: before the first use of a GPU
+    `empty_cache` would start that.
+    """
     cuda = Cuda(initialized)
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))  # type: ignore[arg-type]
     give_back(MemoryError())
@@ -110,7 +118,7 @@ def test_torch_gives_its_cache_back_only_where_it_is_in_use(initialized: bool, m
 
 
 def test_what_all_frames_of_a_chain_hold_is_let_go() -> None:
-    """Also those of the exceptions that led to this one."""
+    """The frames of an exception and of those that led to it let go of what they hold."""
 
     def inner(held: list[int]) -> None:
         raise KeyError

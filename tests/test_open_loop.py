@@ -86,7 +86,9 @@ def generated(port: int, times: list[float], connections: int) -> Generator:
 
 @pytest.mark.parametrize("connections", [1, 50])
 def test_every_request_leaves_and_gets_its_answer(connections: int) -> None:
-    """In time of its own; one connection is enough, since requests then follow each other on it."""
+    """Every request leaves in its own time and gets its answer; one connection is enough, since
+    requests then follow each other on it.
+    """
     times = [0.0005 * i for i in range(50)]
     with serving(lambda n: answer(200, RIGHT)) as port:
         generator = generated(port, times, connections)
@@ -97,7 +99,7 @@ def test_every_request_leaves_and_gets_its_answer(connections: int) -> None:
 
 
 def test_requests_do_not_wait_for_answers() -> None:
-    """All leave although none is answered before the last one has come."""
+    """All requests leave on time although none is answered before the last one has come."""
     held: list[bytes] = []
 
     def reply(n: int) -> bytes:
@@ -113,7 +115,9 @@ def test_requests_do_not_wait_for_answers() -> None:
 
 
 def test_refusals_wrong_answers_and_broken_connections_are_told_apart() -> None:
-    """A closed connection is replaced, so that the requests after it leave as well."""
+    """Refusals, wrong answers and broken connections are counted apart, and a closed connection is
+    replaced, so that the requests after it leave as well.
+    """
     times = [-1.0, 0.0, 0.0, 0.0, 0.4]  # the last one is long after the connection was closed
     replies = [answer(200, RIGHT), answer(429, b"{}"), answer(200, WRONG), None, answer(200, RIGHT)]
     with serving(lambda n: replies[n]) as port:
@@ -127,7 +131,9 @@ def test_refusals_wrong_answers_and_broken_connections_are_told_apart() -> None:
 
 
 def test_latency_counts_from_when_a_request_should_have_left() -> None:
-    """A generator that was a second late has not seen a fast server."""
+    """Latency counts from when a request should have left: a generator that was a second late has
+    not seen a fast server.
+    """
     with serving(lambda n: answer(200, RIGHT)) as port:
         generator = generated(port, [-1.0, -1.0], 1)
 
@@ -138,7 +144,9 @@ def test_latency_counts_from_when_a_request_should_have_left() -> None:
 
 
 def test_departures_are_the_same_with_and_without_a_warm_up() -> None:
-    """So the simulator can be given those that count; they come at the rate asked for."""
+    """Departures come at the rate asked for and are the same with and without a warm-up, so that
+    the simulator can be given those that count.
+    """
     times = poisson_times(1000, 20, seed=7)
 
     assert departures(1000, 20, 2.0, seed=7)[-len(times) :] == [2.0 + when for when in times]

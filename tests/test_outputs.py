@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 
 from carpool.observe.outlet import _MOST_LINES, Outlet
-from tests.drive.test_faults import wait_until
+from tests.support.waiting import wait_until
 
 PROGRAM = """
     import sys, time
     import carpool
-    from tests import models
+    from tests.support import models
 
     if __name__ == "__main__":
         with carpool.Service(carpool.Stage(models.Prints)).run() as service:
@@ -46,7 +46,7 @@ class Waits(io.StringIO):
 
 
 def test_lines_come_out_in_their_order() -> None:
-    """All of them, once it is waited for."""
+    """Lines come out in their order, all of them once they are waited for."""
     stream = io.StringIO()
     outlet = Outlet(lambda: stream)
     for n in range(100):
@@ -57,7 +57,9 @@ def test_lines_come_out_in_their_order() -> None:
 
 
 def test_what_nobody_reads_is_dropped_and_counted() -> None:
-    """Writing never blocks, what waits is bounded, and how much is missing is told where it is missing."""
+    """Writing never blocks: what nobody reads is bounded, then dropped, and how much is missing is
+    said where it is missing.
+    """
     stream = Waits()
     outlet = Outlet(lambda: stream)
     began = time.monotonic()
@@ -77,7 +79,7 @@ def test_what_nobody_reads_is_dropped_and_counted() -> None:
 
 
 def test_waiting_for_it_is_bounded() -> None:
-    """The end of a program does not hang either."""
+    """Waiting for lines to come out is bounded, so that the end of a program does not hang."""
     stream = Waits()
     outlet = Outlet(lambda: stream)
     outlet.write("never")
@@ -88,7 +90,9 @@ def test_waiting_for_it_is_bounded() -> None:
 
 
 def test_a_stream_that_fails_is_passed_over() -> None:
-    """A closed one, and the next line finds the one that has replaced it."""
+    """If a stream is closed its line is lost, and the next one finds the stream that has replaced
+    it.
+    """
     closed, open_ = io.StringIO(), io.StringIO()
     closed.close()
     streams = iter([closed, open_])
@@ -114,8 +118,8 @@ def unread() -> Iterator[int]:
 
 @pytest.mark.parametrize("kind", ["unread", "full", "closed"])
 def test_a_server_whose_log_goes_nowhere_serves_on(kind: str, unread: int) -> None:
-    """stderr is a pipe that nobody reads, a full disk, or a closed pipe: a megabyte of log later it still answers,
-    and ends with status 0.
+    """With stderr at a pipe that nobody reads, at a full disk or at a closed pipe, a server still
+    answers a megabyte of log later, and ends with status 0.
     """
     if kind == "full":
         stderr = os.open("/dev/full", os.O_WRONLY)
@@ -125,7 +129,7 @@ def test_a_server_whose_log_goes_nowhere_serves_on(kind: str, unread: int) -> No
     else:
         stderr = os.dup(unread)
     port = free_port()
-    command = [sys.executable, "-m", "carpool", "serve", "tests.serving_models:prints", "--port", str(port)]
+    command = [sys.executable, "-m", "carpool", "serve", "tests.support.serving_models:prints", "--port", str(port)]
     process = subprocess.Popen([*command, "--log", "json"], stderr=stderr, stdout=subprocess.DEVNULL)
     os.close(stderr)
     try:
@@ -160,7 +164,9 @@ def answers(port: int, method: str, path: str, body: object = None) -> bytes | N
 
 
 def test_a_program_whose_output_nobody_reads_goes_on(unread: int, tmp_path: Path) -> None:
-    """What its workers print waits, and is dropped; requests are answered and the program ends."""
+    """If nobody reads a program's output, what its workers print waits and is then dropped;
+    requests are answered and the program ends.
+    """
     (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
     path = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, str(tmp_path / "program.py"), str(tmp_path / "done")]

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import carpool
-from tests.effort import share
+from tests.effort import examples
 
 Make = Callable[[Any], Any]
 
@@ -27,7 +27,7 @@ def make(request: pytest.FixtureRequest) -> Make:
 
 
 def together(function: Any, chunks: list[Any]) -> list[Any]:
-    """What callers in one batch get."""
+    """The results of callers whose chunks are in one batch."""
     tickets = [function.submit(chunk) for chunk in chunks]
     function.close()
     return [ticket.result() for ticket in tickets]
@@ -37,7 +37,9 @@ def together(function: Any, chunks: list[Any]) -> list[Any]:
     ("side", "padded"), [("right", [[1, 2, -1], [3, 4, 5], [6, 7, 8]]), ("left", [[-1, 1, 2], [3, 4, 5], [6, 7, 8]])]
 )
 def test_shorter_rows_are_filled_up_to_the_longest(make: Make, side: str, padded: list[list[int]]) -> None:
-    """On the side that was asked for, with the value, in the caller's dtype; the function is told the lengths."""
+    """Shorter rows are filled up on the side that was asked for, with the value, in the caller's
+    dtype, and the function is told the lengths.
+    """
     seen: list[Any] = []
 
     @carpool.batch(merge=carpool.pad(value=-1, side=side))
@@ -55,12 +57,14 @@ def test_shorter_rows_are_filled_up_to_the_longest(make: Make, side: str, padded
     assert [result.tolist() for result in results] == [[4], [15, 24]]
 
 
-@settings(max_examples=share(60), deadline=None)
+@examples(60)
 @given(data=st.data())
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_merged_equals_alone(library: str, side: str, data: st.DataObject) -> None:
-    """With a function that goes by its lengths, each caller gets what it gets alone, in threads and in asyncio."""
+    """With a function that goes by its lengths each caller gets what it gets alone, in threads and
+    in asyncio.
+    """
     shapes = data.draw(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), min_size=1, max_size=5))
     chunks: list[Any] = [np.arange(rows * length, dtype="f4").reshape(rows, length) for rows, length in shapes]
     if library == "torch":
@@ -84,7 +88,9 @@ def test_merged_equals_alone(library: str, side: str, data: st.DataObject) -> No
 
 
 def test_parts_of_dicts_are_padded_each_by_itself(make: Make) -> None:
-    """Those that have no lengths are joined as they are, and are not among the lengths."""
+    """Parts of dicts are padded each by itself; those that have no lengths are joined as they are,
+    and are not among the lengths.
+    """
     seen: list[Any] = []
 
     @carpool.batch(merge=carpool.pad())
@@ -103,7 +109,7 @@ def test_parts_of_dicts_are_padded_each_by_itself(make: Make) -> None:
 
 
 def test_other_dtypes_and_axes_share_no_call() -> None:
-    """Only lengths may differ."""
+    """Arrays share a call if they differ in length only, and not in dtype or in other axes."""
     seen: list[Any] = []
     function = carpool.batch(merge=carpool.pad())(lambda x, lengths: seen.append(x) or [0] * len(x))
     together(function, [np.ones((1, 1)), np.ones((1, 2), "f4"), np.ones((1, 2, 1)), np.ones((1, 3))])
@@ -115,7 +121,9 @@ def test_other_dtypes_and_axes_share_no_call() -> None:
 
 @pytest.mark.parametrize("output", [lambda x: x, lambda x: x.tolist(), lambda x: {"y": [0] * len(x), "x": x}])
 def test_results_are_never_cut_by_a_guess(make: Make, output: Callable[[Any], Any]) -> None:
-    """An output with the padded length may have it by chance: who does not ask for lengths hears an error instead."""
+    """An output with the padded length may have it by chance, so it is an error where the function
+    does not ask for lengths.
+    """
     function = carpool.batch(merge=carpool.pad())(output)
 
     assert len(function(make([[1, 2]]))) == len(output(make([[1, 2]])))  # nothing was padded
@@ -126,7 +134,9 @@ def test_results_are_never_cut_by_a_guess(make: Make, output: Callable[[Any], An
 
 
 def test_an_output_of_another_length_is_cut_by_rows(make: Make) -> None:
-    """It has nothing to do with the padding, and a function that takes lengths is believed in any case."""
+    """An output of another length than the padded one is cut by rows; a function that takes lengths
+    is believed in any case.
+    """
 
     def classes(x: Any) -> Any:
         return make(np.ones((len(x), 10)))
@@ -139,7 +149,7 @@ def test_an_output_of_another_length_is_cut_by_rows(make: Make) -> None:
 
 
 def test_methods_are_told_lengths_too() -> None:
-    """With `self` before the array."""
+    """A batched method gets the lengths too, with `self` before the array."""
 
     class Model:
         @carpool.batch(merge=carpool.pad())
@@ -150,7 +160,7 @@ def test_methods_are_told_lengths_too() -> None:
 
 
 def test_gradients_pass_through_padding() -> None:
-    """As through torch's own functions."""
+    """Gradients pass through padding as through torch's own functions."""
     torch = pytest.importorskip("torch")
     mine = torch.ones((1, 2), requires_grad=True)
     first, _ = together(
@@ -165,7 +175,9 @@ def test_gradients_pass_through_padding() -> None:
     ("value", "dtype"), [(0.5, "i8"), (-1, "u1"), (2, "?"), (float("nan"), "i4"), (0, "M8[s]"), ("long", "U2")]
 )
 def test_a_value_that_does_not_fit_is_refused(value: Any, dtype: str) -> None:
-    """At the first call, of a lone caller too: numpy and torch would quietly make another value of it."""
+    """A fill value that does not fit the array is refused at the first call, of a lone caller too:
+    numpy and torch would quietly make another value of it.
+    """
     function = carpool.batch(merge=carpool.pad(value))(lambda x: x)
 
     with pytest.raises(ValueError, match=r"cannot fill up an array of .*: give a value that it can hold"):
@@ -180,7 +192,7 @@ def test_a_value_that_does_not_fit_is_refused(value: Any, dtype: str) -> None:
     ("value", "dtype"), [(0, "f4"), (0.1, "f4"), (float("nan"), "f8"), (True, "?"), (np.datetime64("NaT"), "M8[s]")]
 )
 def test_a_value_that_fits_is_not(value: Any, dtype: str) -> None:
-    """Rounding to the array's own precision is meant."""
+    """A fill value that is only rounded to the array's own precision is taken."""
     chunks = [np.ones((1, n), "i8").astype(dtype) for n in (1, 2)]
     (filled, _) = together(carpool.batch(merge=carpool.pad(value))(lambda x, lengths: x), chunks)
 
@@ -189,13 +201,17 @@ def test_a_value_that_fits_is_not(value: Any, dtype: str) -> None:
 
 @pytest.mark.parametrize("chunk", [np.ones(3), [[1, 2], [3]], {"a": np.ones(3)}])
 def test_what_has_nothing_to_pad_is_refused(chunk: Any) -> None:
-    """A single sequence would be taken for as many rows."""
+    """An argument without an axis to pad, such as a single sequence, is refused: its items would be
+    taken for rows.
+    """
     with pytest.raises(TypeError, match=r"of at least two axes, rows and positions.*a single row is x\[None\]"):
         carpool.batch(merge=carpool.pad())(lambda x: x)(chunk)
 
 
 def test_wrong_sides_are_explained() -> None:
-    """There are two; and `split=` is for merge functions."""
+    """Another side than the two that there are is refused with their names, and so is `split=`,
+    which is for merge functions.
+    """
     with pytest.raises(ValueError, match="side must be 'right' or 'left', not 'top'"):
         carpool.pad(side="top")
     with pytest.raises(ValueError, match="a merge function needs a split function"):

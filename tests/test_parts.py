@@ -19,7 +19,7 @@ from carpool.call import retry
 from carpool.call.retry import Failed, Retrier, Trouble, as_results, run_now
 from carpool.clock import VirtualClock
 from carpool.errors import ModelError
-from tests.core.stub import PROPERTY
+from tests.support.properties import PROPERTY
 
 
 class Poisoned:
@@ -74,7 +74,7 @@ def failed(results: list[Any]) -> list[int]:
 
 @pytest.mark.parametrize("guilty", [(0,), (31,), (13,), (0, 31), (0, 1), (5, 21), (0, 1, 2), (7, 8, 24), (0, 15, 31)])
 def test_up_to_three_guilty_items_of_32_fail_alone(guilty: tuple[int, ...]) -> None:
-    """Each with its own error; all others are answered."""
+    """Up to three guilty items of 32 fail, each with its own error, and all others are answered."""
     results, trouble = call(Poisoned(*guilty), 32)
 
     assert failed(results) == list(guilty)
@@ -83,7 +83,7 @@ def test_up_to_three_guilty_items_of_32_fail_alone(guilty: tuple[int, ...]) -> N
 
 
 def test_any_three_of_32() -> None:
-    """All 4960 sets of them, in at most 27 calls."""
+    """All 4960 sets of three guilty items of 32 are found in at most 27 calls."""
     most = 0
     for guilty in combinations(range(32), 3):
         model = Poisoned(*guilty)
@@ -94,7 +94,7 @@ def test_any_three_of_32() -> None:
 
 @pytest.mark.parametrize("place", range(32))
 def test_one_guilty_item_of_32_takes_eleven_calls(place: int) -> None:
-    """Twice the logarithm, and the first."""
+    """One guilty item of 32 is found in eleven calls, twice the logarithm and the first."""
     model = Poisoned(place)
     call(model, 32)
     assert len(model.calls) == 11
@@ -102,7 +102,9 @@ def test_one_guilty_item_of_32_takes_eleven_calls(place: int) -> None:
 
 @pytest.mark.parametrize("n", [2, 3, 7, 8, 32, 64, 1000])
 def test_a_model_that_is_broken_is_given_up_ever_sooner(n: int) -> None:
-    """Every caller has the error; items by themselves are tried in vain, and half as many in the next batch."""
+    """If a model is broken every caller gets the error, and each batch tries half as many items by
+    themselves as the one before.
+    """
     caller = Retrier(isolate_errors=True)
     costs = []
     for _ in range(8):
@@ -117,7 +119,9 @@ def test_a_model_that_is_broken_is_given_up_ever_sooner(n: int) -> None:
 
 
 def test_one_success_and_a_broken_model_is_given_its_chance_again() -> None:
-    """After an outage, too, the single good item of a batch is found."""
+    """After an outage, too, the single good item of a batch is found: one success gives the model
+    its chance again.
+    """
     caller = Retrier(isolate_errors=True)
     for _ in range(8):
         call(Poisoned(*range(32)), 32, caller)
@@ -131,7 +135,9 @@ def test_one_success_and_a_broken_model_is_given_its_chance_again() -> None:
 
 @pytest.mark.parametrize("n", [2, 3, 7, 8, 32, 64])
 def test_every_second_item_is_guilty(n: int) -> None:
-    """The good ones are answered all the same, and the items are run one by one before long."""
+    """If every second item is guilty the good ones are answered all the same, and the items are run
+    one by one before long.
+    """
     guilty = tuple(range(0, n, 2))
     model = Poisoned(*guilty)
     results, _ = call(model, n)
@@ -141,7 +147,7 @@ def test_every_second_item_is_guilty(n: int) -> None:
 
 
 def test_a_batch_that_raises_fails_as_a_whole_without_isolation() -> None:
-    """One call, and one error for all."""
+    """Without isolation a batch that raises is one call and one error for all."""
     model = Poisoned(3)
     results, trouble = call(model, 8, Retrier(isolate_errors=False))
 
@@ -151,7 +157,9 @@ def test_a_batch_that_raises_fails_as_a_whole_without_isolation() -> None:
 
 
 def test_the_wrong_number_of_results_is_not_tried_again() -> None:
-    """A model that cannot count will not count better with less."""
+    """A wrong number of results is not tried again: a model that cannot count will not count better
+    with less.
+    """
     calls: list[int] = []
 
     def short(xs: list[int]) -> list[int]:
@@ -164,7 +172,7 @@ def test_the_wrong_number_of_results_is_not_tried_again() -> None:
 
 
 def test_an_async_model_is_no_different() -> None:
-    """Its calls are awaited one after the other."""
+    """The calls of an async model are awaited one after the other, with the same outcome."""
     model = Poisoned(3)
 
     async def predict(xs: list[int]) -> list[int]:
@@ -176,11 +184,13 @@ def test_an_async_model_is_no_different() -> None:
 
 
 class Ends(BaseException):
-    """Goes through."""
+    """An exception that is let through."""
 
 
 def test_what_goes_through_ends_the_call_at_any_depth() -> None:
-    """In the first call, and in those for parts."""
+    """Exceptions that are let through end the batch from its first call as from those for its
+    parts.
+    """
     caller = Retrier(isolate_errors=True, through=(Ends,))
     for most in (100, 3):
 
@@ -205,7 +215,7 @@ class Nasty(Exception):
 
 
 def test_an_exception_is_asked_nothing() -> None:
-    """Its attributes may be traps."""
+    """No attribute of an exception is read, since that may be a trap."""
 
     def predict(xs: list[int]) -> list[int]:
         raise Nasty
@@ -259,8 +269,8 @@ COSTS = {"by the call": (0.01, 0.0), "by the item": (0.0, 0.001)}
     ],
 )
 def test_less_than_one_in_a_hundred_of_the_good_fail(n: int, bad: float, calls: float, items: float, cost: str) -> None:
-    """However much is bad, up to every second item, and however calls cost; and at most so many calls are made for a
-    batch, of so many times its items.
+    """Up to every second item being bad, and however calls cost, fewer than one in a hundred good
+    items fail; and the calls for a batch are at most so many times its items.
     """
     call_s, item_s = COSTS[cost]
     model = Timed(bad, n, call_s=call_s, item_s=item_s)
@@ -273,8 +283,8 @@ def test_less_than_one_in_a_hundred_of_the_good_fail(n: int, bad: float, calls: 
 
 @pytest.mark.parametrize("cost", COSTS)
 def test_a_worker_that_is_never_free_keeps_a_share_of_its_time(cost: str) -> None:
-    """Whatever comes, batches are run again for no more than so many seconds to each other one; what there is no time
-    for fails as a whole, after one call.
+    """Whatever comes, batches are run again for no more than so many seconds to each other one; a
+    batch for which there is no time fails as a whole, after one call.
     """
     call_s, item_s = COSTS[cost]
     model = Timed(0.5, 256, call_s=call_s, item_s=item_s)
@@ -288,7 +298,9 @@ def test_a_worker_that_is_never_free_keeps_a_share_of_its_time(cost: str) -> Non
 
 
 def test_a_rest_earns_time() -> None:
-    """After less than a second in which nothing was run again, there is all that can be saved up."""
+    """After less than a second in which nothing was run again, all the time is there that can be
+    saved up.
+    """
     model = Timed(0.5, 256, call_s=0.01, item_s=0.0)
     while not model.unsplit:
         model.serve(1)
@@ -314,7 +326,9 @@ def test_nothing_is_run_again_for_those_who_wait_no_longer() -> None:
 
 
 def test_a_batch_that_is_too_large_is_run_in_smaller_calls() -> None:
-    """No caller notices; what was too much is tried once, not in every part."""
+    """A batch that is too large is run in smaller calls, and no caller notices; what was too much
+    is tried once, not in every part.
+    """
     model = Small(12)
     results, (trouble,) = call(model, 64)
 
@@ -326,7 +340,9 @@ def test_a_batch_that_is_too_large_is_run_in_smaller_calls() -> None:
 
 
 def test_memory_needs_no_isolation_and_costs_no_budget() -> None:
-    """It is nobody's fault, and the next batch will be smaller."""
+    """Smaller calls for want of memory need no isolation and cost no budget: it is nobody's fault,
+    and the next batch will be smaller.
+    """
     model = Small(3)
     caller = Retrier(isolate_errors=False)
     for _ in range(100):
@@ -334,7 +350,7 @@ def test_memory_needs_no_isolation_and_costs_no_budget() -> None:
 
 
 def test_what_must_not_run_twice_fails() -> None:
-    """The size is told all the same."""
+    """What must not run twice fails when memory runs out, and its size is reported all the same."""
     model = Small(12)
     results, (trouble,) = call(model, 64, Retrier(isolate_errors=False, halve=False))
 
@@ -344,7 +360,9 @@ def test_what_must_not_run_twice_fails() -> None:
 
 
 def test_an_item_that_is_too_large_by_itself_fails_alone() -> None:
-    """And says nothing about how many of the others fit."""
+    """An item that is too large by itself fails alone, and says nothing about how many of the
+    others fit.
+    """
     model = Small(100, 5)
     results, (trouble,) = call(model, 32)
 
@@ -354,7 +372,7 @@ def test_an_item_that_is_too_large_by_itself_fails_alone() -> None:
 
 
 def test_items_that_are_too_large_have_no_more_time_than_others() -> None:
-    """As with any other guilty items."""
+    """The time for items that are too large by themselves is bounded as it is for any guilty items."""
     model = Small(100, 5)
     clock = VirtualClock()
 
@@ -370,7 +388,7 @@ def test_items_that_are_too_large_have_no_more_time_than_others() -> None:
 
 
 def test_when_nothing_fits_it_is_given_up_soon() -> None:
-    """Memory is gone altogether; every caller hears it."""
+    """If memory is gone altogether the batch is given up soon, and every caller hears of it."""
     model = Small(0)
     results, (trouble,) = call(model, 64)
 
@@ -380,7 +398,7 @@ def test_when_nothing_fits_it_is_given_up_soon() -> None:
 
 
 def test_guilty_items_and_too_large_a_batch() -> None:
-    """Both at once: parts that fit are still halved for the guilty."""
+    """If a batch is too large and has guilty items, parts that fit are still halved for these."""
     small, poisoned = Small(12), Poisoned(20)
 
     def predict(xs: list[int]) -> list[int]:
@@ -394,14 +412,14 @@ def test_guilty_items_and_too_large_a_batch() -> None:
 
 
 def test_places_are_those_in_the_batch() -> None:
-    """Where the call is not for all of it."""
+    """Where the call is not for all of the batch, places in it are still those in the batch."""
     _, (trouble,) = call(Small(2), 4, places=[3, 5, 7, 9])
     assert trouble.ran_out == [[3, 5, 7, 9]]
     assert trouble.fitted == [[3, 5], [7, 9]]
 
 
 def test_smaller_calls_are_padded_too() -> None:
-    """The model never sees another size."""
+    """Smaller calls are padded, too, so that the model never sees another size."""
     model = Small(4)
     results, _ = call(model, 7, sizes=(1, 2, 4, 8))
     assert failed(results) == []
@@ -409,7 +427,7 @@ def test_smaller_calls_are_padded_too() -> None:
 
 
 def test_nothing_means_out_of_memory_if_it_is_turned_off() -> None:
-    """Then a MemoryError is as any other."""
+    """If `oom_errors` is turned off a MemoryError is as any other error."""
     model = Small(2)
     results, trouble = call(model, 4, Retrier(isolate_errors=False, oom_errors=None))
     assert failed(results) == [0, 1, 2, 3]
@@ -421,7 +439,9 @@ class Tensor:
 
 
 def test_what_the_failed_call_held_is_let_go_before_the_next() -> None:
-    """Its variables, and its result where that was what could not be read: tensors would fill the memory."""
+    """The variables of a failed call are let go before the next one, and so is a result that could
+    not be read: tensors would fill the memory.
+    """
     alive: list[weakref.ref[Tensor]] = []
 
     class Unreadable(UserList[int]):
@@ -459,8 +479,9 @@ def test_what_the_failed_call_held_is_let_go_before_the_next() -> None:
     st.integers(1, 70),
 )
 def test_every_item_has_its_own_answer(n: int, guilty: set[int], giants: set[int], most: int) -> None:
-    """Whatever fails: an innocent one is answered right or, where memory is gone altogether, with an error; calls are
-    bounded."""
+    """Whatever fails, an innocent item is answered right or, where memory is gone altogether, with
+    an error, and the number of calls is bounded.
+    """
     small, poisoned = Small(most, *giants), Poisoned(*guilty)
 
     def predict(xs: list[int]) -> list[int]:
@@ -493,7 +514,7 @@ class Endless(Sequence[int]):
 
 
 class Huge(Sequence[int]):
-    """Says that it has very many."""
+    """A result that says it has very many items."""
 
     def __len__(self) -> int:
         return 2**62
@@ -512,7 +533,9 @@ class Huge(Sequence[int]):
     ids=lambda value: type(value).__name__,
 )
 def test_what_is_no_sequence_of_as_many_results(returned: Any) -> None:
-    """One clear error, at once, with both numbers or the kind; nothing is iterated that may have no end."""
+    """What is no sequence of as many results is one clear error at once, with both numbers or the
+    kind; nothing is iterated that may have no end.
+    """
     with pytest.raises(ModelError, match="a batch of 3 needs") as caught:
         as_results(returned, 3)
     assert caught.value.code == "bad_result"
@@ -520,5 +543,5 @@ def test_what_is_no_sequence_of_as_many_results(returned: Any) -> None:
 
 @pytest.mark.parametrize("returned", [[1, 2, 3], (1, 2, 3), range(1, 4), UserList([1, 2, 3])])
 def test_any_sequence_of_as_many_results_will_do(returned: Any) -> None:
-    """A list, a tuple, a range, one of the user's own."""
+    """Results may be any sequence: a list, a tuple, a range, or one of the user's own."""
     assert list(as_results(returned, 3)) == [1, 2, 3]

@@ -16,7 +16,7 @@ import pytest
 from carpool.http.codec import Formats
 from carpool.model import traits_of
 from carpool.simulate import specs
-from tests.http.door import nothing
+from tests.support.http.door import nothing
 
 SOURCE = Path(__file__).parents[1] / "src"
 SIZES = (2**11, 2**14)
@@ -42,7 +42,7 @@ class Use(NamedTuple):
 
 
 def uses() -> Iterator[Use]:
-    """Every call of `re`."""
+    """Every call of `re` in the sources."""
     for path in sorted(SOURCE.rglob("*.py")):
         source = path.read_text()
         for function, node in calls(ast.parse(source), "module"):
@@ -55,7 +55,7 @@ def uses() -> Iterator[Use]:
 
 
 def line_of(source: str, node: ast.Call) -> str:
-    """Where a pattern gets its name."""
+    """The line in which a pattern gets its name."""
     return source.splitlines()[node.lineno - 1]
 
 
@@ -148,19 +148,23 @@ def test_patterns_are_linear(use: Use) -> None:
 
 @pytest.mark.parametrize("place", PUT_TOGETHER)
 def test_patterns_that_are_put_together_are_linear(place: str) -> None:
-    """Called as they are used."""
+    """Regular expressions that are put together take linear time when they are called as they are
+    used.
+    """
     assert_linear(PUT_TOGETHER[place], {"", "a", "+a", "+", "a:", ",a="})
 
 
 def test_every_pattern_is_tried() -> None:
-    """One that is put together when it is used has to be added to the table here."""
+    """Every regular expression in the source is tried: one that is put together when it is used has
+    to be added to the table here.
+    """
     assert {use.place for use in ALL if use.pattern is None} == set(PUT_TOGETHER)
     assert len(ALL) > 5
     assert all(use.methods for use in ALL)
 
 
 def test_the_trial_finds_what_it_looks_for() -> None:
-    """Patterns that are known to be quadratic, or worse."""
+    """The trial finds patterns that are known to take quadratic time, or worse."""
     for pattern in (r"[^,;\s]+/[^,;\s]+", r"x\s*\s*y"):
         with pytest.raises(AssertionError):
             assert_linear(ways(pattern, ("findall",)), beginnings_of(pattern))
@@ -168,7 +172,9 @@ def test_the_trial_finds_what_it_looks_for() -> None:
 
 @pytest.mark.parametrize("beginning", ["", "a/b", "a/b;q=", '"', "application/json; charset="])
 def test_the_content_types_of_a_request(beginning: str) -> None:
-    """As they are read, whatever they are read with: the memory for those seen before is passed by."""
+    """Content types are read in linear time by all that reads them, with the memory for those seen
+    before passed by.
+    """
     formats = Formats(traits_of(nothing, False), traits_of(nothing, False))
     reads = lambda text: formats._writes(text.encode(), 0, b"a/b")  # noqa: E731  two of a kind
     assert_linear(reads, {beginning})

@@ -23,7 +23,9 @@ def means(goodput: float, mean_s: float = 0.01) -> Means:
 
 
 def test_there_are_113_workloads_and_each_can_be_run() -> None:
-    """With names of their own, in all groups; every one goes through the simulator for a moment."""
+    """All 113 workloads of all groups have names of their own, and each goes through the simulator
+    for a moment.
+    """
     workloads = load()
 
     assert len({workload.name for workload in workloads}) == 113
@@ -33,7 +35,9 @@ def test_there_are_113_workloads_and_each_can_be_run() -> None:
 
 
 def test_scenarios_follow_from_their_seed_alone() -> None:
-    """The same text draws the same, another one others; all of them can be run and have requests to serve."""
+    """The same text draws the same scenarios and another one others; all of them can be run and
+    have requests to serve.
+    """
     drawn = scenarios.draw(30, "abc")
 
     assert scenarios.draw(30, "abc") == drawn
@@ -51,8 +55,10 @@ def test_scenarios_follow_from_their_seed_alone() -> None:
 
 
 def test_a_run_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also across programs and after a line that was cut off; not for other seeds or other sources. Sources that change
-    while we run are not what is in memory, so nothing may be remembered by them."""
+    """A run with the same seed and sources is made once, also across programs and after a line that
+    was cut off. Sources that change while we run are not what is in memory, so nothing may be
+    remembered by them.
+    """
     made: list[int] = []
     simulate = policy_runs.simulate
     monkeypatch.setattr(policy_runs, "simulate", lambda case: made.append(case.seed) or simulate(case))
@@ -74,7 +80,9 @@ def test_a_run_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_sources_of_a_policy_are_its_own_and_the_simulators() -> None:
-    """A change of one policy must not make the runs of another again, one of the core must."""
+    """A change of one policy does not make the runs of another again, and one of the core makes all
+    of them.
+    """
     source = {name: policy_runs._source(name) for name in ("carpool.policy.greedy", "carpool.policy.cork")}
 
     assert source["carpool.policy.greedy"] != source["carpool.policy.cork"] != ""
@@ -85,7 +93,7 @@ def test_the_sources_of_a_policy_are_its_own_and_the_simulators() -> None:
 
 
 def test_words_about_the_code_change_no_figure() -> None:
-    """Comments, docstrings and line breaks may be mended without making all runs again; a number may not."""
+    """Comments, docstrings and line breaks may change without making runs again; a number may not."""
     code = 'def f(x):\n    """Halve."""\n    return x / 2\n'
     reworded = 'def f(x):\n    """One half\n\n    of it."""\n    return (\n        x / 2  # why\n    )\n'
 
@@ -95,7 +103,9 @@ def test_words_about_the_code_change_no_figure() -> None:
 
 @pytest.mark.parametrize("training", ["warm", "known"])
 def test_a_trained_policy_knows_the_cost(training: str) -> None:
-    """Of the least and of the largest batch at least, before its first request."""
+    """A policy that is trained knows the cost at least of the smallest and of the largest batch
+    before its first request.
+    """
     policy = policy_runs.trained("adaptive", training, SETTINGS)
 
     assert isinstance(policy, Adaptive)
@@ -103,7 +113,9 @@ def test_a_trained_policy_knows_the_cost(training: str) -> None:
 
 
 def test_ours_is_set_beside_the_best_of_the_rivals() -> None:
-    """The best by goodput; latency is compared only with those whose goodput is as good, and only if ours is too."""
+    """Ours is set beside the rival with the best goodput; latency is compared only with those whose
+    goodput is as good, and only if ours is too.
+    """
     results = {
         ("w", "adaptive"): means(99.5, 0.02),
         ("w", "greedy"): means(100.0, 0.025),
@@ -120,7 +132,9 @@ def test_ours_is_set_beside_the_best_of_the_rivals() -> None:
 
 
 def test_the_summary_counts_what_is_better_level_and_worse() -> None:
-    """By 1 %, with the worst by name, and geometric means; without an SLO there is no penalised mean."""
+    """The summary counts what is better, level and worse by 1 %, names the worst, and has geometric
+    means; without an SLO there is no penalised mean.
+    """
     workloads = [Workload(name, {"slo_s": slo_s}) for name, slo_s in (("a", 1.0), ("b", 1.0), ("c", None))]
     results = {
         ("a", "adaptive"): means(200.0, 0.01),
@@ -138,7 +152,9 @@ def test_the_summary_counts_what_is_better_level_and_worse() -> None:
 
 
 def test_sections_are_written_between_their_markers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And nowhere else; a section without a place is told of."""
+    """Sections are written between their markers and nowhere else, and a section without a place is
+    reported.
+    """
     page = tmp_path / "page.md"
     page.write_text("a\n<!-- bench: table -->\nold\n<!-- end -->\nb\n<!-- bench: other -->\nkept\n<!-- end -->\n")
 
@@ -151,7 +167,7 @@ def test_sections_are_written_between_their_markers(tmp_path: Path, capsys: pyte
 
 
 def test_the_docs_have_a_place_for_every_section() -> None:
-    """On one page, so that no figure of a long run is lost."""
+    """The docs have a place for every section, so that no figure of a long run is lost."""
     text = "".join(page.read_text() for page in DOCS.glob("*.md"))
 
     sections = ("table", "summary", "best", "latency", "clairvoyant", "random", "trace", "ablation")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from carpool.errors import ModelError, ValidationError
 from carpool.hints import schema
-from tests.http.typed import Person, Tree
+from tests.support.http.typed import Person, Tree
 
 NAN, INFINITY = float("nan"), float("inf")
 
@@ -92,7 +92,9 @@ PAGE = Page([ACCOUNT], np.ones(2, dtype=np.float32))
     ],
 )
 def test_a_result_that_is_what_the_hint_says_is_written(kind: Any, value: Any, written: Any) -> None:
-    """A pydantic model as its own JSON form, by alias; what its library has checked is not read back."""
+    """A result that is what its hint says is written, a pydantic model as its own JSON form, by
+    alias; what its library has checked is not read back.
+    """
     expected = value if written is None else written
     assert json.loads(schema.json_writer(kind)(value)) == expected
     assert msgspec.msgpack.decode(schema.msgpack_writer(kind)(value)) == expected
@@ -113,7 +115,9 @@ def test_a_result_that_is_what_the_hint_says_is_written(kind: Any, value: Any, w
 )
 @pytest.mark.parametrize("writer", [schema.json_writer, schema.msgpack_writer])
 def test_a_result_that_is_something_else_is_not(writer: Callable[[Any], Any], kind: Any, value: Any) -> None:
-    """Also where it is inside something that fits."""
+    """A result that is something else than its hint says is refused, also where it is inside
+    something that fits.
+    """
     with pytest.raises(ModelError, match="does not fit") as caught:
         writer(kind)(value)
     assert caught.value.code == "bad_result"
@@ -136,7 +140,9 @@ def test_a_result_that_is_something_else_is_not(writer: Callable[[Any], Any], ki
     ],
 )
 def test_json_has_no_words_for_nan(kind: Any, of: Callable[[float], Any], number: float) -> None:
-    """NaN and infinities fit no type over JSON, a hint or none, an array or a number; msgpack has them."""
+    """In JSON NaN and infinities fit no type, with a hint or without, in an array or as a number;
+    msgpack has them.
+    """
     with pytest.raises(ModelError, match="NaN and infinities cannot be written as JSON") as caught:
         schema.json_writer(kind)(of(number))
     assert caught.value.code == "bad_result"
@@ -144,13 +150,17 @@ def test_json_has_no_words_for_nan(kind: Any, of: Callable[[float], Any], number
 
 
 def test_nulls_that_are_meant_are_written() -> None:
-    """A null, the word null, and bytes that look like a NaN in msgpack."""
+    """A null, the word null, and bytes that look like a NaN in msgpack are written as what they
+    are.
+    """
     for value in (None, {"a": None, "b": "null"}, [None, b"\xcb\x7f\xf8null"], {1: None, "x": 1e308}, [None, 10**30]):
         schema.json_writer(Any)(value)
 
 
 def test_strict_dates_are_read_from_json() -> None:
-    """As pydantic reads them from JSON: as text, alone or inside other types. In msgpack they are timestamps."""
+    """Strict dates are read from JSON as text, as pydantic does, alone or inside other types; in
+    msgpack they are timestamps.
+    """
     when = datetime.datetime(2026, 1, 2, 3, tzinfo=datetime.UTC)
     text = {"when": "2026-01-02T03:00:00Z"}
     assert schema.json_reader(Strict)(json.dumps(text).encode()) == Strict(when=when)
@@ -171,7 +181,9 @@ def test_strict_dates_are_read_from_json() -> None:
     ],
 )
 def test_what_is_no_json_is_told_from_what_does_not_fit(body: bytes, told: str, status: int) -> None:
-    """msgspec says what JSON is, for pydantic's models too, and the field is named."""
+    """msgspec says what is not JSON, for pydantic's models too; of what does not fit the field is
+    named.
+    """
     with pytest.raises(Exception) as caught:
         schema.json_reader(Strict)(body)
     error = schema.as_our_error(caught.value, "JSON")
@@ -180,7 +192,9 @@ def test_what_is_no_json_is_told_from_what_does_not_fit(body: bytes, told: str, 
 
 
 def test_a_deep_item_is_read_as_deep_as_pydantic_can() -> None:
-    """Its parser of JSON gives up before its validation does."""
+    """JSON as deep as pydantic's validation can take is read, although its own parser gives up
+    before that.
+    """
     depth = 150
     item = schema.json_reader(Tree)(b'{"branches":[' * depth + b"{}" + b"]}" * depth)
     for _ in range(depth):
@@ -199,7 +213,7 @@ def test_a_deep_item_is_read_as_deep_as_pydantic_can() -> None:
     ],
 )
 def test_a_number_out_of_range_does_not_fit(kind: Any, item: Any, told: str) -> None:
-    """It does not silently become infinity, or another number."""
+    """A number out of range does not fit, and silently becomes neither infinity nor another number."""
     for read, body in (
         (schema.json_reader(kind), msgspec.json.encode(item)),
         (schema.msgpack_reader(kind), msgspec.msgpack.encode(item)),
@@ -209,7 +223,7 @@ def test_a_number_out_of_range_does_not_fit(kind: Any, item: Any, told: str) -> 
 
 
 def test_infinity_that_was_sent_stays() -> None:
-    """In msgpack, which has it."""
+    """Infinity that was sent in msgpack, which has it, stays so."""
     array = schema.msgpack_reader(NDArray[np.float32])(msgspec.msgpack.encode([INFINITY, 1.0]))
     assert (array.dtype, array.tolist()) == (np.float32, [INFINITY, 1.0])
 
@@ -231,7 +245,9 @@ def test_infinity_that_was_sent_stays() -> None:
     ],
 )
 def test_types_that_cannot_be_read(kind: Any, why: str | None) -> None:
-    """Told beforehand, with the reason; a document of them says that anything goes."""
+    """Types that cannot be read are known beforehand, with the reason, and the OpenAPI document
+    says that anything goes.
+    """
     found = schema.why_unreadable(kind)
     assert why in found if why is not None and found is not None else found is why
     if why is not None and "union" in why:
@@ -239,7 +255,7 @@ def test_types_that_cannot_be_read(kind: Any, why: str | None) -> None:
 
 
 def test_a_reader_is_made_when_it_is_needed() -> None:
-    """Once, and not before."""
+    """A reader is made once, and not before it is needed."""
     made: list[int] = []
     readers = schema.MadeWhenNeeded({0: bytes}, {1: lambda: made.append(1) or bytes})  # type: ignore[func-returns-value]
     assert (readers[0], made) == (bytes, [])
@@ -247,6 +263,6 @@ def test_a_reader_is_made_when_it_is_needed() -> None:
 
 
 def test_pydantics_first_complaint_is_told() -> None:
-    """With the path to the field, inside other types too."""
+    """pydantic's first complaint is told with the path to the field, inside other types too."""
     with pytest.raises(ValidationError, match=r"at `\$.no`"):
         schema.json_reader(Account)(b'{"no": "x"}')

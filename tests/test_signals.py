@@ -17,15 +17,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.drive.test_faults import alive, children, wait_until
-from tests.drive.test_guard import guards_of
 from tests.effort import slow_where
-from tests.http.door import post
-from tests.http.net import PATIENCE_S, Client, Gate, until
-from tests.http.test_statuses import job
-from tests.serving import Served, serve
+from tests.support.http.door import post
+from tests.support.http.jobs import job
+from tests.support.http.net import Client, Gate
+from tests.support.processes import alive, children, guards_of
+from tests.support.serving import Served, serve
+from tests.support.waiting import PATIENCE_S, wait_until
 
-GATED = "tests.http.models:gated"
+GATED = "tests.support.http.models:gated"
 BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 
 
@@ -37,7 +37,7 @@ def gate() -> Iterator[Gate]:
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[int]:
-    """Their process ids."""
+    """The process ids of a server's workers."""
     pids = children(process.pid)
     assert pids
     assert all(alive(pid) for pid in pids)
@@ -50,12 +50,12 @@ def send_in(served: Served, gate: Gate) -> tuple[Client, Client]:
     running.send(job(0, gate, path="/predict"))
     gate.knocked()
     queued.send(job(1, path="/predict"))
-    until(lambda: bool(re.search(rb"(?m)^carpool_queue_length{.*} 1", served.ask("GET", "/metrics")[1])))
+    wait_until(lambda: bool(re.search(rb"(?m)^carpool_queue_length{.*} 1", served.ask("GET", "/metrics")[1])))
     return running, queued
 
 
 def is_ready(served: Served) -> bool:
-    """What an orchestrator is told."""
+    """Whether an orchestrator would be told that the server is ready."""
     status = served.ask("GET", "/readyz")[0]
     assert status in (200, 503)
     return status == 200
@@ -63,13 +63,15 @@ def is_ready(served: Served) -> bool:
 
 @BOTH
 def test_those_inside_are_answered(gate: Gate, number: signal.Signals) -> None:
-    """Meanwhile it is alive, not ready, and refuses what is new; then it ends with status 0 and without a traceback."""
+    """After SIGTERM requests inside are answered; meanwhile the server is alive, not ready, and
+    refuses new ones; then it ends with status 0 and without a traceback.
+    """
     with serve(GATED) as served:
         workers = workers_of(served.process)
         running, queued = send_in(served, gate)
         idle = Client(served.port)  # does not hold up the end
         served.process.send_signal(number)
-        until(lambda: not is_ready(served))
+        wait_until(lambda: not is_ready(served))
         assert served.ask("GET", "/livez")[0] == 200
         status, body, headers = served.ask("POST", "/predict", {"value": 2})
         assert (status, json.loads(body)["error"]["code"]) == (503, "draining")
@@ -90,15 +92,17 @@ def test_those_inside_are_answered(gate: Gate, number: signal.Signals) -> None:
 @slow_where(lambda number: number == signal.SIGTERM)
 @BOTH
 def test_a_second_signal_ends_it_at_once(gate: Gate, number: signal.Signals) -> None:
-    """Although a call is running, whose client hears no more; the status is the one of a process that was killed."""
+    """A second signal ends the server at once, although a call is running, whose client hears no
+    more; its status is that of a process that was killed.
+    """
     with serve(GATED) as served:
         workers = workers_of(served.process)
         running, queued = send_in(served, gate)
         served.process.send_signal(number)
-        until(lambda: not is_ready(served))
+        wait_until(lambda: not is_ready(served))
         served.process.send_signal(number)
         assert served.wait() == 128 + number
-        until(lambda: not any(alive(pid) for pid in workers))
+        wait_until(lambda: not any(alive(pid) for pid in workers))
         assert running.at_end() and queued.at_end()
         running.close()
         queued.close()
@@ -111,21 +115,25 @@ def test_a_second_signal_ends_it_at_once(gate: Gate, number: signal.Signals) -> 
 def test_a_signal_while_the_model_is_loading(
     gate: Gate, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does not wait for the load, which never ends here, and leaves no worker behind."""
+    """After a signal the server does not wait for a load, which never ends here, and leaves no
+    worker behind.
+    """
     monkeypatch.setenv("CARPOOL_TEST_GATE", gate.path)
-    with serve("tests.http.models:slow_to_load", ready=False) as served:
+    with serve("tests.support.http.models:slow_to_load", ready=False) as served:
         gate.knocked()
         workers = workers_of(served.process)
         served.process.send_signal(number)
         assert served.process.wait(timeout=4.0) == 0  # a worker that is ready would have 5 s to tear down
         served.wait()
-        until(lambda: not any(alive(pid) for pid in workers))
+        wait_until(lambda: not any(alive(pid) for pid in workers))
     assert "stopped" in served.log[-1]
     assert "Traceback" not in "".join(served.log)
 
 
 def test_ctrl_c_while_the_module_is_imported(gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is nothing to finish yet: it ends, as a program that was interrupted, without a traceback."""
+    """Ctrl-C while the module is imported ends the server as a program that was interrupted,
+    without a traceback.
+    """
     text = f"import socket\nsock = socket.socket(socket.AF_UNIX)\nsock.connect({gate.path!r})\nsock.recv(1)\n"
     (tmp_path / "heavy.py").write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -137,7 +145,7 @@ def test_ctrl_c_while_the_module_is_imported(gate: Gate, tmp_path: Path, monkeyp
 
 
 def test_no_worker_outlives_a_killed_server(gate: Gate) -> None:
-    """`kill -9` of the server in the middle of a call: two seconds later no worker is alive."""
+    """Two seconds after `kill -9` of the server in the middle of a call no worker is alive."""
     with serve(GATED) as served:
         workers = workers_of(served.process)
         running, queued = send_in(served, gate)
@@ -151,13 +159,15 @@ def test_no_worker_outlives_a_killed_server(gate: Gate) -> None:
 @slow_where(lambda number: number == signal.SIGTERM)
 @BOTH
 def test_a_signal_for_all_processes_is_one_shutdown(gate: Gate, number: signal.Signals) -> None:
-    """As supervisors and terminals may send it: workers and guard leave it to the server, which finishes in peace."""
+    """If a supervisor or terminal sends the signal to every process, workers and guard leave it to
+    the server, which finishes in peace.
+    """
     with serve(GATED) as served:
         everybody = workers_of(served.process)
         running, queued = send_in(served, gate)
         for pid in (*everybody, served.process.pid):
             os.kill(pid, number)
-        until(lambda: not is_ready(served))
+        wait_until(lambda: not is_ready(served))
         assert all(alive(pid) for pid in everybody)
         gate.open()
         assert [json.loads(client.answer().body)["value"] for client in (running, queued)] == [0, 1]
@@ -169,7 +179,9 @@ def test_a_signal_for_all_processes_is_one_shutdown(gate: Gate, number: signal.S
 
 
 def test_under_load_every_request_gets_its_answer() -> None:
-    """SIGTERM while eight clients ask and ask on their connections: 200 or, from then on, 503; none is cut off."""
+    """When SIGTERM comes while eight clients ask and ask on their connections, they get 200 or,
+    from then on, 503, and none is cut off.
+    """
     told: list[list[tuple[float, int]]] = [[] for _ in range(8)]
 
     def client(port: int, told: list[tuple[float, int]]) -> None:
@@ -185,11 +197,11 @@ def test_under_load_every_request_gets_its_answer() -> None:
                 told.append((began, 0))
         connection.close()
 
-    with serve("tests.serving_models:sleeps") as served:
+    with serve("tests.support.serving_models:sleeps") as served:
         clients = [threading.Thread(target=client, args=(served.port, mine)) for mine in told]
         for each in clients:
             each.start()
-        until(lambda: min(map(len, told)) > 10)
+        wait_until(lambda: min(map(len, told)) > 10)
         signalled = time.monotonic()
         served.process.terminate()
         for each in clients:
@@ -200,10 +212,12 @@ def test_under_load_every_request_gets_its_answer() -> None:
 
 
 def test_a_hung_call_does_not_hold_up_the_end() -> None:
-    """SIGTERM while a call hangs: it is given up as ever, its client hears an error, and the server ends."""
-    with serve("tests.serving_models:hangs") as served, Client(served.port) as client:
+    """When SIGTERM comes while a call hangs, it is given up as ever, its client hears an error, and
+    the server ends.
+    """
+    with serve("tests.support.serving_models:hangs") as served, Client(served.port) as client:
         client.send(post(b"600.0"))
-        until(lambda: inside(served) == 1)
+        wait_until(lambda: inside(served) == 1)
         served.process.terminate()
         assert client.answer().status in (500, 504)
         assert served.wait() == 0
@@ -220,12 +234,18 @@ def inside(served: Served) -> int:
 
 
 def test_a_server_that_was_stopped_goes_on_as_if_nothing_had_happened() -> None:
-    """SIGSTOP for longer than calls may last, then SIGCONT: who is expired hears so, the workers are the same."""
-    with serve("tests.serving_models:sleeps") as served, Client(served.port) as patient, Client(served.port) as hasty:
+    """A server that was stopped for longer than calls may last and then continued answers; requests
+    that expired hear so, and the workers are the same.
+    """
+    with (
+        serve("tests.support.serving_models:sleeps") as served,
+        Client(served.port) as patient,
+        Client(served.port) as hasty,
+    ):
         workers = workers_of(served.process)
         patient.send(post(b"1.4"))
         hasty.send(post(b"1.4", "/predict", "X-Request-Timeout-Ms: 2000"))  # the workers answer while it stands still
-        until(lambda: inside(served) == 2)
+        wait_until(lambda: inside(served) == 2)
         os.kill(served.process.pid, signal.SIGSTOP)
         time.sleep(3.0)
         os.kill(served.process.pid, signal.SIGCONT)
@@ -237,16 +257,18 @@ def test_a_server_that_was_stopped_goes_on_as_if_nothing_had_happened() -> None:
 
 @pytest.mark.slow
 def test_a_pause_of_all_is_nobodys_hang() -> None:
-    """A container that was paused in the middle of a call: the worker has its time anew and answers."""
-    with serve("tests.serving_models:sleeps") as served, Client(served.port) as client:
+    """When all processes are paused in the middle of a call, as containers are, the worker has its
+    time anew and answers.
+    """
+    with serve("tests.support.serving_models:sleeps") as served, Client(served.port) as client:
         workers = workers_of(served.process)
         client.send(post(b"1.5"))
-        until(lambda: inside(served) == 1)
+        wait_until(lambda: inside(served) == 1)
         for pid in (served.process.pid, *workers):
             os.kill(pid, signal.SIGSTOP)
         time.sleep(4.0)
         os.kill(served.process.pid, signal.SIGCONT)  # first: an answer that is there already tells of no hang
-        until(lambda: any("this process did not run for" in line for line in served.log))
+        wait_until(lambda: any("this process did not run for" in line for line in served.log))
         for pid in workers:
             os.kill(pid, signal.SIGCONT)
         assert client.answer().status == 200
@@ -257,8 +279,10 @@ def test_a_pause_of_all_is_nobodys_hang() -> None:
 
 
 def test_without_file_descriptors_open_connections_are_served() -> None:
-    """Nobody new comes in, who dies may have to wait, nothing spins; once there are some again, all is well."""
-    with serve("tests.serving_models:sleeps") as served, Client(served.port) as client:
+    """Without descriptors nobody new comes in, a worker that dies may have to wait for its
+    successor, and nothing spins; once there are some again, all is well.
+    """
+    with serve("tests.support.serving_models:sleeps") as served, Client(served.port) as client:
         pid = served.process.pid
         soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         assert client.ask(post(b"0.0")).status == 200
@@ -274,14 +298,14 @@ def test_without_file_descriptors_open_connections_are_served() -> None:
             time.sleep(0.1)
         assert cpu_seconds(pid) - busy_before < 0.5 * (time.monotonic() - began)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
-        until(lambda: len(workers_of(served.process)) == 3)  # two workers and the guard
-        until(lambda: served.ask("POST", "/predict", 0.0)[0] == 200)
+        wait_until(lambda: len(workers_of(served.process)) == 3)  # two workers and the guard
+        wait_until(lambda: served.ask("POST", "/predict", 0.0)[0] == 200)
         for newcomer in newcomers:
             newcomer.close()
     assert not any("has failed" in line for line in served.log)
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process has used."""
+    """The processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -22,8 +22,8 @@ from carpool.frames import Pandas, Polars
 from carpool.frames.sheets import as_sheet
 from carpool.http.app import App
 from carpool.model import traits_of
-from tests.http.door import post
-from tests.http.net import Client, serving
+from tests.support.http.door import post
+from tests.support.http.net import Client, serving
 
 CSV, JSON, MSGPACK, ARROW = (
     "text/csv",
@@ -52,7 +52,7 @@ class Sum(Pandas):
 
 
 class PolarsSum(Polars):
-    """Likewise."""
+    """The same model for polars."""
 
     columns: ClassVar[dict[str, Any]] = {"a": pl.Float64, "b": pl.Int64, "plan": pl.String}
 
@@ -103,7 +103,9 @@ def arrow(**columns: list[Any]) -> bytes:
 
 @pytest.mark.parametrize("cls", [Sum, PolarsSum])
 def test_all_formats_share_one_call(cls: Any) -> None:
-    """CSV, records, one record, msgpack and Arrow; every one gets its own rows' answers, in order."""
+    """CSV, records, one record, msgpack and Arrow share one call, and each request gets its own
+    rows' answers, in order.
+    """
     model = made(cls)
     answers = through(
         model,
@@ -141,7 +143,7 @@ BODIES = {
 
 @pytest.mark.parametrize("name", BODIES)
 def test_a_body_reads_in_company_as_alone(name: str) -> None:
-    """Whatever quotes, ends of lines and marks it has."""
+    """Whatever quotes, line ends and marks a body has, it reads in company as alone."""
     body, plans = BODIES[name]
     plain, model = of("a,b,plan\n0,0,plain\n0,0,plain\n"), made(Sum)
     (alone,) = through(model, of(body))
@@ -177,7 +179,7 @@ BAD = {
 @pytest.mark.parametrize("cls", [Sum, PolarsSum])
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_body_fails_alone_and_is_told_why(cls: Any, name: str) -> None:
-    """Its mates are answered from one call, as ever."""
+    """A bad body fails alone and is told why; its mates are answered from one call, as ever."""
     bad, text = BAD[name]
     if cls is PolarsSum and name == "missing number":
         pytest.skip("polars has a null for it")
@@ -197,7 +199,9 @@ def test_a_bad_body_fails_alone_and_is_told_why(cls: Any, name: str) -> None:
 
 @pytest.mark.parametrize("cls", [Sum, PolarsSum])
 def test_nobody_s_numbers_change_in_company(cls: Any) -> None:
-    """Whole numbers beyond what a float can hold, beside what would make floats of them."""
+    """Whole numbers beyond what a float can hold do not change beside values that would make floats
+    of them.
+    """
     large = 2**53 + 1
 
     class Keep(cls):  # type: ignore[misc]
@@ -232,7 +236,9 @@ TYPES = [
 
 @pytest.mark.parametrize(("base", "kind"), TYPES)
 def test_every_cell_reads_in_company_as_alone(base: Any, kind: Any) -> None:
-    """Whatever stands above and below it, by every type that can be declared."""
+    """Every cell of every type that can be declared reads the same whatever stands above and below
+    it.
+    """
 
     class Shown(base):  # type: ignore[misc]
         columns: ClassVar[dict[str, Any]] = {"v": kind}
@@ -253,7 +259,7 @@ def test_every_cell_reads_in_company_as_alone(base: Any, kind: Any) -> None:
 
 
 def test_a_number_that_has_no_room_is_refused() -> None:
-    """pandas would make another of it."""
+    """A number that has no room in its column's type is refused: pandas would make another of it."""
 
     class Small(Pandas):
         columns: ClassVar[dict[str, Any]] = {"v": "int8"}
@@ -266,7 +272,9 @@ def test_a_number_that_has_no_room_is_refused() -> None:
 
 
 def test_without_columns_nothing_is_inferred_from_others() -> None:
-    """A column of numbers stays one beside a column of words of the same name."""
+    """Without declared columns, a column of numbers stays one beside a column of words of the same
+    name.
+    """
     answers = through(
         made(Inferred), of("x\n1\n"), of("x\nword\n"), of("x\n1.5\n2\n"), of('[{"x": 7}]', JSON), of("y\n1\n")
     )
@@ -275,7 +283,9 @@ def test_without_columns_nothing_is_inferred_from_others() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_tables_in_random_company(seed: int) -> None:
-    """Texts with all that CSV has a meaning for: the count of rows that is told beforehand is what a reader finds."""
+    """For random tables, with all texts to which CSV gives a meaning, the count of rows that is
+    told beforehand is what a reader finds.
+    """
     dice = random.Random(seed)
     model = made(Sum)
     requests, expected = [], []
@@ -295,7 +305,7 @@ def test_random_tables_in_random_company(seed: int) -> None:
 
 
 def test_which_bodies_are_joined() -> None:
-    """Those whose rows can be counted beyond doubt."""
+    """Bodies are joined if their rows can be counted beyond doubt."""
     assert as_sheet(b'a,b\n1,"x\ny"\n') == (b"a,b", b'1,"x\ny"\n', 1)
     assert as_sheet(b"a,b\r\n1,2") == (b"a,b", b"1,2\n", 1)
     for body in (b'a,b\n1,"x', b'a,b\n1,x"y"\n', b"a,b\r1,2\r", b'a,"b\nc"\n1,2\n', b'a\n"1"\n', b"a,b\n1,\0\n"):
@@ -303,7 +313,9 @@ def test_which_bodies_are_joined() -> None:
 
 
 def test_python_callers_bring_frames_and_records() -> None:
-    """And get a part of what `predict` returns, or plain values; rows are counted from 0."""
+    """Python callers bring frames and records, and get a part of what `predict` returns or plain
+    values; rows are counted from 0.
+    """
     frame = pd.DataFrame({"a": [1.0, 2.0], "b": [1, 2], "plan": ["x", "y"], "more": [0, 0]}, index=[7, 8])
     with Service(Stage(Sum, max_batch_size=8, run_in="thread")).run() as service:
         answers = list(
@@ -319,7 +331,9 @@ def test_python_callers_bring_frames_and_records() -> None:
 
 
 def test_a_call_that_fails_is_made_again_for_the_others() -> None:
-    """What it had done to its frame is not seen; only the guilty one fails."""
+    """A call that fails is made again for the others without what it had done to its frame, and
+    only the guilty request fails.
+    """
     with serving(App(Service(Stage(Sum, max_batch_size=16), name="sum"))) as server:
 
         def ask(n: int) -> tuple[int, bytes]:
@@ -337,7 +351,7 @@ def test_a_call_that_fails_is_made_again_for_the_others() -> None:
 
 
 def test_answers_in_the_format_of_the_request_or_of_the_wish() -> None:
-    """CSV to CSV, and each can be asked for."""
+    """Answers to CSV are CSV unless another format is asked for, and each can be."""
     with (
         serving(App(Service(Stage(Sum, max_batch_size=16, run_in="thread"), name="sum"))) as server,
         Client(server.port) as client,
@@ -374,7 +388,9 @@ def test_answers_in_the_format_of_the_request_or_of_the_wish() -> None:
     ],
 )
 def test_what_predict_may_return(answer: Any, expected: Any) -> None:
-    """One answer a row, in any of these; all can be written in every format."""
+    """`predict` may return one answer a row in any of these forms, and all can be written in every
+    format.
+    """
 
     class Some(Pandas):
         def predict(self, frame: Any) -> Any:
@@ -388,7 +404,7 @@ def test_what_predict_may_return(answer: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("returned", [[1], 3, "ab", None])
 def test_what_it_may_not_return(returned: Any) -> None:
-    """Anything but one answer a row."""
+    """Anything but one answer a row is an error of the model."""
 
     class Wrong(Pandas):
         def predict(self, frame: Any) -> Any:
@@ -399,7 +415,7 @@ def test_what_it_may_not_return(returned: Any) -> None:
 
 
 def test_what_cannot_be_declared_is_refused_there() -> None:
-    """With what would do."""
+    """A declaration that cannot work is refused where it is made, with what would do."""
 
     def declare(base: type[Any] = Pandas, **body: Any) -> None:
         type("Odd", (base,), {"predict": lambda self, frame: frame, **body})
@@ -424,7 +440,7 @@ def test_what_cannot_be_declared_is_refused_there() -> None:
 
 
 def test_in_a_pipeline() -> None:
-    """What a table gives goes on to the next stage as plain values."""
+    """What a model of tables gives goes on to the next stage as plain values."""
 
     def largest(rows: list[dict[str, Any]]) -> float:
         return max(row["sum"] for row in rows)
@@ -440,14 +456,14 @@ def test_in_a_pipeline() -> None:
 
 
 def test_carpool_does_not_import_them() -> None:
-    """Neither with `carpool` nor with `carpool.frames`."""
+    """Importing `carpool` or `carpool.frames` imports neither pandas nor polars."""
     code = "import sys, carpool, carpool.frames; print({'pandas', 'polars', 'pyarrow'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
 
 def test_openapi_names_the_formats() -> None:
-    """In and out."""
+    """`/openapi.json` names the formats of tables, for requests and for answers."""
     from carpool.http.codec import Formats
 
     traits = traits_of(Sum, True)

@@ -32,7 +32,7 @@ def check(checker: str, file: Path) -> tuple[int, str]:
 @slow_where(lambda checker: checker == "mypy")
 @pytest.mark.parametrize("checker", CHECKERS)
 def test_types_of_batched_functions(checker: str) -> None:
-    """Every `assert_type` of the file holds."""
+    """In mypy and pyright every `assert_type` of the file holds."""
     code, text = check(checker, FILE)
 
     assert code == 0, text
@@ -41,7 +41,7 @@ def test_types_of_batched_functions(checker: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("checker", CHECKERS)
 def test_mistakes_are_found(checker: str, tmp_path: Path) -> None:
-    """Each of the lines that are wrong is reported; so the test above is able to fail."""
+    """Each of the lines that are wrong is reported, so the test above is able to fail."""
     source = FILE.read_text()
     wrong = tmp_path / "wrong.py"
     wrong.write_text(source + MISTAKES)

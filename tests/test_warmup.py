@@ -29,28 +29,34 @@ class Texts(Model):
     ],
 )
 def test_from_one_to_a_full_batch(settings: dict[str, Any], sizes: list[int]) -> None:
-    """What the policy may ask for; allowed sizes all; single items are not timed."""
+    """A warm-up runs what the policy may ask for, from one to a full batch, and all allowed sizes;
+    single items are not timed.
+    """
     assert warm_up_sizes(Stage(Texts, **settings)) == {n: n for n in sizes}
 
 
 def test_sizes_are_sums() -> None:
-    """As many examples in turn as fit into a quarter, a half and a whole batch; never more than may wait."""
+    """Where batches are limited by size, as many examples in turn go as fit into a quarter, a half
+    and a whole batch, and never more than may wait.
+    """
     assert warm_up_sizes(Stage(Texts, max_batch_size=20, size=len)) == {1: 3, 2: 5, 3: 10, 6: 20}
     assert warm_up_sizes(Stage(Texts, max_batch_size=1000, size=len, max_queue_size=4)) == {1: 3, 4: 13}
 
 
 def test_examples_larger_than_a_batch_go_alone() -> None:
-    """As requests would."""
+    """Examples that are larger than a batch go alone, as requests would."""
     assert warm_up_sizes(Stage(Texts, max_batch_size=2, size=len)) == {1: 3}
 
 
 def test_a_model_without_examples_has_no_warm_up() -> None:
-    """Nor has a function."""
+    """A model without examples has no warm-up, and a function has none either."""
     assert warm_up_sizes(Stage(len, max_batch_size=8)) == {}
 
 
 def test_an_example_that_cannot_be_weighed_ends_the_start() -> None:
-    """By its number, with what the size function raised."""
+    """An example that cannot be weighed ends the start, with its number and what the size function
+    raised.
+    """
 
     def size(text: str) -> int:
         return 1 // (5 - len(text))

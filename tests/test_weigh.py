@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import msgspec
@@ -13,7 +12,8 @@ from carpool import Stage
 from carpool.errors import CarpoolError, InvalidRequest, ModelError, ValidationError
 from carpool.service.weigh import Weigher, units, weigher_of
 from carpool.wire.payload import JSON, MSGPACK, RAW, dump
-from tests import models
+from tests.support import models
+from tests.support.kinds import UNUSUAL
 
 
 def word_count(text: str) -> int:
@@ -26,7 +26,9 @@ def weigher(size: Any = word_count, input_type: Any = str) -> Weigher:
 
 
 def test_an_item_weighs_the_same_in_every_form() -> None:
-    """As an object, as our own bytes, as JSON and as msgpack; raw bytes are the item."""
+    """An item weighs the same as an object, as our own bytes, as JSON and as msgpack; of raw bytes
+    these are the item.
+    """
     text = "one two three"
 
     assert weigher().of(text) == 3
@@ -37,13 +39,15 @@ def test_an_item_weighs_the_same_in_every_form() -> None:
 
 
 def test_an_array_of_another_stage_is_weighed_by_its_rows() -> None:
-    """Large buffers travel beside the pickle; they are looked at where they are."""
+    """An array from another stage, which travels beside its pickle, is weighed by its rows where it
+    is.
+    """
     assert weigher(len, Any).of_encoded(dump(np.zeros((7, 20_000)))) == 7
 
 
 @pytest.mark.parametrize(("returned", "size"), [(3, 3), (1, 1), (0, 1), (np.int64(5), 5), (True, 1)])
 def test_whole_numbers_are_sizes(returned: Any, size: int) -> None:
-    """Also numpy's; an empty item takes a place all the same."""
+    """Whole numbers are sizes, numpy's too, and an empty item takes a place all the same."""
     assert units(returned, "f") == size
 
 
@@ -51,7 +55,9 @@ def test_whole_numbers_are_sizes(returned: Any, size: int) -> None:
     "returned", [-1, 2.0, "3", None, [1], "x" * 1000, 2**53 + 1, pytest.param(10**5000, id="vast")]
 )
 def test_anything_else_is_the_model_s_fault(returned: Any) -> None:
-    """Said with what was returned and what would do."""
+    """A size that is no whole number is the model's fault, and the error says what was returned and
+    what would do.
+    """
     with pytest.raises(ModelError, match=r"size= of f returned .*: it must return a whole number") as caught:
         units(returned, "f")
 
@@ -60,37 +66,17 @@ def test_anything_else_is_the_model_s_fault(returned: Any) -> None:
 
 
 def test_a_size_function_that_raises_is_the_model_s_fault() -> None:
-    """With its type's name and its traceback."""
+    """If a size function raises that is the model's fault, and the error has the type's name and
+    the traceback.
+    """
     with pytest.raises(ModelError, match="size= of stage s raised KeyError: 'tokens'") as caught:
         weigher(lambda item: item["tokens"], dict).of({})
 
     assert (caught.value.type_name, "KeyError" in caught.value.traceback) == ("KeyError", True)
 
 
-class Unspeakable(Exception):
-    """Has no text."""
-
-    def __str__(self) -> str:
-        raise ValueError("no text")
-
-    __repr__ = __str__
-
-
-KINDS = [
-    StopIteration,
-    StopAsyncIteration,
-    GeneratorExit,
-    asyncio.CancelledError,
-    KeyboardInterrupt,
-    SystemExit,
-    MemoryError,
-    RecursionError,
-    Unspeakable,
-]
-
-
 class Index:
-    """A number that cannot be had."""
+    """A number that raises when it is asked for its value."""
 
     def __init__(self, kind: type[BaseException]) -> None:
         self.kind = kind
@@ -116,7 +102,7 @@ class Trap:
         raise cls.kind
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", UNUSUAL)
 def test_whatever_foreign_code_raises_is_an_error_of_the_item(kind: type[BaseException]) -> None:
     """Regression: of a size function, a number or a type that raised unusually nobody was told, or the loop ended."""
 
@@ -137,14 +123,16 @@ def test_whatever_foreign_code_raises_is_an_error_of_the_item(kind: type[BaseExc
 
 
 def test_a_result_that_cannot_be_shown() -> None:
-    """No number, and no text either."""
+    """If `size` returns an object that is no number and cannot be shown either, the error says so
+    without it.
+    """
     nothing = type("Nothing", (), {"__repr__": Index(SystemExit).__repr__, "kind": SystemExit})
     with pytest.raises(ModelError, match="returned an object of type Nothing: it must"):
         units(nothing(), "f")
 
 
 def test_a_size_function_may_refuse_an_item() -> None:
-    """Its own validation error stays one."""
+    """A `ValidationError` that a size function raises reaches the caller as it is."""
 
     def strict(text: str) -> int:
         raise ValidationError("too long")
@@ -154,7 +142,7 @@ def test_a_size_function_may_refuse_an_item() -> None:
 
 
 def test_a_body_that_does_not_fit_is_the_caller_s_fault() -> None:
-    """As when a worker reads it: malformed, or of another type."""
+    """A body that is malformed or of another type is the caller's fault, as when a worker reads it."""
     with pytest.raises(InvalidRequest, match="the body is no valid JSON"):
         weigher().of_encoded(b'"abc', JSON)
     with pytest.raises(InvalidRequest, match="the body is no valid msgpack"):
@@ -164,13 +152,15 @@ def test_a_body_that_does_not_fit_is_the_caller_s_fault() -> None:
 
 
 def test_a_result_that_cannot_be_read_is_the_model_s_fault() -> None:
-    """No caller has sent it."""
+    """A result of the stage before that cannot be read is the model's fault, since no caller has
+    sent it.
+    """
     with pytest.raises(ModelError, match="cannot be read for its size="):
         weigher().of_encoded(b"\x80nonsense")
 
 
 def test_most_stages_weigh_nothing() -> None:
-    """Only `size=` makes a weigher."""
+    """A stage without `size=` has no weigher."""
     assert weigher_of(Stage(models.scale, max_batch_size=8)) is None
     sized = weigher_of(Stage(models.scale, max_batch_size=8, size=abs))
     assert sized is not None

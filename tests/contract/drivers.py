@@ -114,7 +114,7 @@ def _service(cost_s: float, max_batch_size: int, workers: int, run_in: Any = "pr
 
 
 class _Real:
-    """A driver whose time is ours."""
+    """A driver that runs in real time, so that a pause is a sleep."""
 
     async def pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -12,7 +12,7 @@ import pytest
 from carpool.errors import DeadlineExceeded
 from carpool.testing import DriverError, check_driver
 from carpool.testing.driver import PROMISES, Driven
-from tests.contract.drivers import DRIVERS, virtual
+from tests.contract.drivers import DRIVERS, batched_tasks, virtual
 from tests.effort import slow_where
 
 CANNOT = {
@@ -34,7 +34,7 @@ TAKES_TIME = (
 @pytest.mark.parametrize("promise", PROMISES)
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_a_driver_keeps_its_promises(driver: str, promise: str) -> None:
-    """Each promise on each driver."""
+    """Every driver keeps each promise, but for those that it cannot by its nature."""
     if why := CANNOT.get((driver, promise)):
         pytest.skip(why)
     asyncio.run(PROMISES[promise](DRIVERS[driver]))
@@ -111,7 +111,7 @@ class OneAtATime(Spoilt):
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
 def test_a_broken_driver_is_found(kind: type[Spoilt], promise: str) -> None:
-    """With the name of the promise."""
+    """A driver that breaks a promise is found, and the error names the promise."""
 
     @contextlib.asynccontextmanager
     async def start(**settings: Any) -> AsyncIterator[Driven]:
@@ -122,8 +122,18 @@ def test_a_broken_driver_is_found(kind: type[Spoilt], promise: str) -> None:
         asyncio.run(check_driver(start))
 
 
+def test_a_driver_that_leaves_a_worker_idle_is_found() -> None:
+    """A driver that gives all batches to one of its two workers is late each time, so it is found."""
+
+    def start(*, workers: int, **settings: Any) -> contextlib.AbstractAsyncContextManager[Driven]:
+        return batched_tasks(workers=1, **settings)
+
+    with pytest.raises(DriverError, match=r"five rounds of 0\.05 s took"):
+        asyncio.run(PROMISES["no_worker_is_idle_while_work_waits"](start))
+
+
 def test_promises_may_be_left_out() -> None:
-    """By name, and only those that there are."""
+    """Promises may be left out by name, and a name that there is not is an error."""
     asyncio.run(check_driver(virtual, without=["a_deadline_is_kept"]))
     with pytest.raises(ValueError, match="no such promise: to_fly; there are each_caller"):
         asyncio.run(check_driver(virtual, without=["to_fly"]))

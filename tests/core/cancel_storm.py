@@ -60,14 +60,16 @@ class Storm:
         """From the first arrival to the last answer; raises AssertionError if anything is left, lost or doubled."""
         self.run.feed(self._requests())
         self.run.run()
-        line = self.pipeline
+        pipeline = self.pipeline
         assert not self.ledger, f"{len(self.ledger)} wait for ever"
-        assert line.unanswered == line.waiting == 0
-        assert line.cancelled == self.left["at the door"] + self.left[_STATES[QUEUED]] + self.left[_STATES[RUNNING]]
-        assert line.answered + line.refused == self.served + self.failed + self.left["with its answer on the way"]
-        for queue in (line.door, *[stage.queue for stage in line.batchers]):
+        assert pipeline.unanswered == pipeline.waiting == 0
+        assert pipeline.cancelled == self.left["at the door"] + self.left[_STATES[QUEUED]] + self.left[_STATES[RUNNING]]
+        assert (
+            pipeline.answered + pipeline.refused == self.served + self.failed + self.left["with its answer on the way"]
+        )
+        for queue in (pipeline.door, *[stage.queue for stage in pipeline.batchers]):
             assert (queue.count, queue.nbytes, queue.size) == (0, 0, 0)
-        for stage in line.batchers:
+        for stage in pipeline.batchers:
             assert (stage.running, stage.in_flight, stage.idle) == (0, {}, 2)
 
     @property
@@ -76,7 +78,7 @@ class Storm:
         return self.left.total() - self.left[_STATES[DONE]]
 
     def heard(self, number: int, request: Request) -> None:
-        """A caller has its answer."""
+        """Note that a caller has its answer."""
         assert self.ledger.pop(number) is request, "an answer that nobody waits for"
         if request.error is None:
             assert request.result == 2 * number + 1, "somebody else's answer"
@@ -116,7 +118,7 @@ class Storm:
 
 
 class _Caller:
-    """Waits for one answer."""
+    """A caller that waits for one answer."""
 
     __slots__ = ("_number", "_storm")
 
@@ -128,7 +130,7 @@ class _Caller:
 
 
 class _Leaving:
-    """One caller's going away."""
+    """The event that one caller leaves."""
 
     __slots__ = ("_number", "_request", "_storm")
 
@@ -151,7 +153,7 @@ class _Leaving:
 
 
 def storm(cancels: int, seed: int) -> Storm:
-    """One storm that is over."""
+    """Play one storm to its end."""
     made = Storm(cancels, seed)
     made.rage()
     return made

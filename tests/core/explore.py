@@ -11,10 +11,10 @@ class World(Protocol):
     """Actors and what they use, at one moment."""
 
     def moves(self) -> Sequence[tuple[str, int]]:
-        """What can happen next."""
+        """All that can happen next."""
 
     def move(self, what: str, which: int) -> None:
-        """Let it happen."""
+        """Let one of the moves happen."""
 
     def state(self) -> str:
         """All that decides what can still happen."""

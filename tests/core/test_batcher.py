@@ -11,8 +11,8 @@ from carpool.core.batcher import Batch, Batcher
 from carpool.policy import Decision, Greedy, Static
 from carpool.policy.base import TOO_LATE
 from carpool.request import DONE, RUNNING, Request
-from tests.core.stub import Scripted, ask, asks, items, stage, state_of
-from tests.models import Trainee
+from tests.support.models import Trainee
+from tests.support.pipelines import Scripted, ask, asks, items, stage, state_of
 
 
 def enter(batcher: Batcher, now: float, requests: list[Request]) -> list[Request]:
@@ -38,7 +38,7 @@ def running(n: int = 4, now: float = 0.0, **settings: object) -> tuple[Batcher, 
 
 
 def test_a_batch_is_at_most_as_large_as_the_limit() -> None:
-    """What is more waits for the next worker."""
+    """A batch holds at most `max_batch_size` requests; the others wait for the next worker."""
     batcher = stage(4)
     enter(batcher, 0, asks(range(6)))
     for worker in (0, 1, 2):
@@ -51,7 +51,7 @@ def test_a_batch_is_at_most_as_large_as_the_limit() -> None:
 
 
 def test_a_batch_knows_its_size_and_deadline() -> None:
-    """The sum of its requests' sizes, and the earliest of their deadlines."""
+    """A batch's size is the sum of its requests' sizes, and its deadline the earliest of theirs."""
     batcher = stage(6)
     requests = [ask("a", 9), ask("b", 5), ask("c", 7)]
     for size, request in enumerate(requests, 1):
@@ -66,7 +66,9 @@ def test_a_batch_knows_its_size_and_deadline() -> None:
 
 
 def test_the_worker_that_was_busy_last_is_used_first() -> None:
-    """Its caches are warm."""
+    """Of several idle workers the one that was busy last gets the next batch, since its caches are
+    warm.
+    """
     batcher = stage(1)
     enter(batcher, 0, asks("abc"))
     for worker in (0, 1, 2):
@@ -79,7 +81,7 @@ def test_the_worker_that_was_busy_last_is_used_first() -> None:
 
 
 def test_a_reply_is_paired_by_id_and_not_by_place() -> None:
-    """The takers come in the order of the reply."""
+    """Replies are paired with requests by id, whatever order they come in."""
     batcher, batch, requests = running(4)
 
     takers = batcher.completed(1, 0, batch.id, [3, 1, 4, 2], 1, True)
@@ -89,7 +91,9 @@ def test_a_reply_is_paired_by_id_and_not_by_place() -> None:
 
 
 def test_a_reply_may_be_partial() -> None:
-    """The worker is free when it has answered all, and the policy hears of the batch once, as a whole."""
+    """A reply may come in parts: the worker is free when it has answered all, and the policy hears
+    of the batch once, as a whole.
+    """
     policy = Scripted(Decision(take=4, reason="now"))
     batcher, batch, requests = running(4, policy=policy)
     policy.heard.clear()
@@ -107,7 +111,9 @@ def test_a_reply_may_be_partial() -> None:
 
 
 def test_what_was_never_asked_for_is_dropped_and_counted() -> None:
-    """A foreign id, a second answer, another batch, another worker: no taker, and nothing else happens."""
+    """A result with a foreign id, a second answer, and a reply for another batch or from another
+    worker are dropped and counted, and change nothing else.
+    """
     batcher, batch, requests = running(4)
 
     assert batcher.completed(1, 0, batch.id + 1, batch.ids, 1, True) == [None] * 4
@@ -120,7 +126,7 @@ def test_what_was_never_asked_for_is_dropped_and_counted() -> None:
 
 
 def test_a_finished_batch_is_finished() -> None:
-    """Its reply, come twice, has no takers the second time."""
+    """A reply that comes a second time has no takers."""
     batcher, batch, _ = running(2)
     batcher.completed(1, 0, batch.id, batch.ids, 1, True)
 
@@ -130,7 +136,9 @@ def test_a_finished_batch_is_finished() -> None:
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_worker_is_ready_once(busy: bool) -> None:
-    """Idle or at work: it cannot be ready a second time, and nothing changes."""
+    """A worker that is idle or at work cannot become ready a second time; to say so changes
+    nothing.
+    """
     batcher = stage(4)
     batcher.worker_ready(0)
     if busy:
@@ -145,7 +153,9 @@ def test_a_worker_is_ready_once(busy: bool) -> None:
 
 
 def test_a_lost_worker_owes_what_is_unanswered() -> None:
-    """Not what was answered before or whose caller has gone; and its late reply has no takers."""
+    """A lost worker owes the requests that were neither answered nor given up by their callers; if
+    its reply comes after all, nobody takes it.
+    """
     batcher, batch, requests = running(4)
     batcher.completed(1, 0, batch.id, [3], 1, True)
     requests[0].state = DONE
@@ -159,7 +169,7 @@ def test_a_lost_worker_owes_what_is_unanswered() -> None:
 
 
 def test_losing_an_idle_or_unknown_worker_loses_nothing() -> None:
-    """It just takes no batches any more."""
+    """Losing a worker that is idle or unknown loses no request; it only takes no batches any more."""
     batcher = stage(4)
     batcher.worker_ready(0)
     lost = (batcher.worker_lost(0), batcher.worker_lost(7))
@@ -171,7 +181,9 @@ def test_losing_an_idle_or_unknown_worker_loses_nothing() -> None:
 
 @pytest.mark.parametrize(("take", "drops", "workers"), [(5, 0, 1), (-1, 0, 1), (1, 0, 0), (5, 1, 1)])
 def test_an_impossible_batch_is_an_error_that_changes_nothing(take: int, drops: int, workers: int) -> None:
-    """A policy that asks for more than its limit, for less than nothing, or for a worker that is not there."""
+    """A policy that asks for more than its limit, for less than nothing, or for a worker that is
+    not there gets an error, and nothing has changed.
+    """
     policy = Scripted(Decision(), max_batch_size=4)
     batcher = stage(policy=policy)
     requests = enter(batcher, 0, asks(range(6)))
@@ -190,7 +202,9 @@ def test_an_impossible_batch_is_an_error_that_changes_nothing(take: int, drops: 
 
 @pytest.mark.parametrize("case", ["twice", "running", "stranger", "of another stage"])
 def test_dropping_what_is_not_queued_is_an_error_that_changes_nothing(case: str) -> None:
-    """A policy may drop what waits in its own queue, each once."""
+    """A policy may drop what waits in its own queue, each request once; anything else is an error
+    that changes nothing.
+    """
     policy = Scripted(Decision(take=1))
     batcher = stage(policy=policy)
     requests = enter(batcher, 0, asks(range(6)))
@@ -212,7 +226,9 @@ def test_dropping_what_is_not_queued_is_an_error_that_changes_nothing(case: str)
 
 
 def test_drops_are_refused_and_the_rest_is_taken() -> None:
-    """What the policy drops is handed back; the batch is formed from what is left."""
+    """What the policy drops is handed back to be refused, and the batch is formed from what is
+    left.
+    """
     policy = Scripted(Decision())
     batcher = stage(policy=policy)
     requests = enter(batcher, 0, asks(range(3)))
@@ -228,7 +244,7 @@ def test_drops_are_refused_and_the_rest_is_taken() -> None:
 
 
 def test_a_policy_may_drop_all_it_wanted_to_take() -> None:
-    """Then there is no batch."""
+    """If the policy drops all that it wanted to take, there is no batch."""
     policy = Scripted(Decision())
     batcher = stage(policy=policy)
     requests = enter(batcher, 0, asks(range(3)))
@@ -241,7 +257,9 @@ def test_a_policy_may_drop_all_it_wanted_to_take() -> None:
 
 
 def test_a_policy_hears_what_happens() -> None:
-    """Arrivals, leavings and completions with their times; a running request that expires has not left a queue."""
+    """A policy hears of arrivals, leavings and completions with their times; it does not hear of a
+    running request that expires, since that has not left a queue.
+    """
     policy = Scripted(Decision())
     batcher = stage(policy=policy)
     requests = enter(batcher, 1, [ask("a", 20), ask("b", 5), ask("c", 30), ask("d", 9)])
@@ -262,7 +280,9 @@ def test_a_policy_hears_what_happens() -> None:
 
 
 def test_a_policy_hears_again_of_requests_put_back() -> None:
-    """Their worker has left: they wait again."""
+    """When the worker of a batch has left, its requests wait again, and the policy hears of them as
+    of arrivals.
+    """
     policy = Scripted(Decision(take=2))
     batcher, batch, _ = running(2, policy=policy)
     batcher.worker_lost(0)
@@ -272,7 +292,9 @@ def test_a_policy_hears_again_of_requests_put_back() -> None:
 
 
 def test_requests_put_back_have_waited_since_they_arrived() -> None:
-    """Static does not hold a request again whose worker has left."""
+    """A request that is put back has waited since it first arrived, so `Static` does not hold it
+    back a second time.
+    """
     batcher = stage(policy=Static(4, 10))
     enter(batcher, 0, asks("a"))
     batcher.worker_ready(0)
@@ -298,14 +320,18 @@ def after_batches(*seconds: float, workers: int = 1, **settings: Any) -> Batcher
 
 
 def test_the_time_of_a_batch_is_smoothed() -> None:
-    """The first one sets it; each further one moves it by a fifth of the difference."""
+    """The first batch sets the mean time of a batch; each further one moves it by a fifth of the
+    difference.
+    """
     seen = [after_batches(*[4.0, 9.0, 4.0][:n]).batch_s for n in range(4)]
 
     assert seen == [0, 4.0, 5.0, 5.0 + 0.2 * (4.0 - 5.0)]
 
 
 def test_the_fastest_batch_is_remembered_for_a_while() -> None:
-    """A faster one counts at once; slower ones raise it little by little, in case that all have become slower."""
+    """The time of the fastest batch falls at once when a faster one comes, and rises little by
+    little with slower ones, in case all batches have become slower.
+    """
     seen = [after_batches(*[4.0, 2.0, 3.0, 3.0][:n]).fastest_s for n in range(5)]
 
     assert seen == [0, 4.0, 2.0, 2.01, 2.01 + 0.01 * (3.0 - 2.01)]
@@ -326,7 +352,9 @@ def test_the_fastest_batch_is_remembered_for_a_while() -> None:
     ],
 )
 def test_how_long_a_request_would_wait(now: int, queued: int, workers: int, ahead: int, wait_s: float) -> None:
-    """Until the first worker is free, and as many batches as are wholly ahead of it, shared by the workers."""
+    """A new request is predicted to wait until the first worker is free, and then for as many
+    batches as are wholly ahead of it, shared by the workers.
+    """
     batcher = after_batches(8.0, workers=workers)
     if queued:
         enter(batcher, 0, asks(range(queued)))
@@ -336,7 +364,7 @@ def test_how_long_a_request_would_wait(now: int, queued: int, workers: int, ahea
 
 
 def test_nothing_is_predicted_before_anything_was_learned() -> None:
-    """And nothing of workers that are not there."""
+    """No wait is predicted before a batch has been timed, nor for workers that are not there."""
     batcher = stage(4)
     enter(batcher, 0, asks("ab"))
 
@@ -344,7 +372,9 @@ def test_nothing_is_predicted_before_anything_was_learned() -> None:
 
 
 def test_a_policy_that_knows_better_is_believed() -> None:
-    """It is asked about what is queued; the present batches are added."""
+    """A policy that predicts waits itself is asked about what is queued; what is left of the
+    present batches is added.
+    """
 
     class Knows(Greedy):
         def predicted_wait_s(self, waiting: int, workers: int) -> float | None:
@@ -358,7 +388,9 @@ def test_a_policy_that_knows_better_is_believed() -> None:
 
 
 def test_what_a_newcomer_would_spend_in_a_stage() -> None:
-    """The quickest batch when nobody is there; else its wait and a usual batch. The quick bound is above both."""
+    """In an idle stage a newcomer spends the time of the quickest batch, else its wait and a usual
+    batch; the bound that is quick to compute is above both.
+    """
     batcher = after_batches(8.0, 4.0)
     idle_s = batcher.expected_s(0)
     requests = enter(batcher, 0, asks(range(9)))
@@ -372,7 +404,9 @@ def test_what_a_newcomer_would_spend_in_a_stage() -> None:
 
 
 def test_a_warm_up_teaches_only_before_the_first_batch() -> None:
-    """A worker that is started again later has nothing to tell that the policy does not know better."""
+    """Timings of a warm-up teach the policy only until the first batch: a worker that is started
+    again later has nothing to tell that the policy does not know better.
+    """
     policy = Trainee()
     batcher = stage(policy=policy)
     batcher.trained(2, 6, 0.5)
@@ -388,7 +422,9 @@ def test_a_warm_up_teaches_only_before_the_first_batch() -> None:
 
 
 def test_what_expires_in_the_queue_is_done_at_its_deadline() -> None:
-    """Not before, and not a moment later: `attention_at` says when to look."""
+    """A request that expires in the queue is answered exactly at its deadline, which is when
+    `attention_at` says to look.
+    """
     batcher = stage(4)
     requests = enter(batcher, 0, [ask("a", 9), ask("b", 5)])
 
@@ -400,7 +436,9 @@ def test_what_expires_in_the_queue_is_done_at_its_deadline() -> None:
 
 
 def test_what_expires_in_a_worker_is_done_at_its_deadline() -> None:
-    """Its batch-mates wait on. It is told when the batch went."""
+    """A request that expires in a worker is answered at its deadline, and its mates wait on; it
+    says when its batch was sent.
+    """
     batcher = stage(4)
     batcher.worker_ready(0)
     requests = enter(batcher, 0, [ask("a", 9), ask("b", 5), ask("c")])
@@ -413,7 +451,9 @@ def test_what_expires_in_a_worker_is_done_at_its_deadline() -> None:
 
 
 def test_the_hang_limit_counts_from_the_start_of_the_call() -> None:
-    """At exactly `max_batch_time_s` after the hand-over; said once, however often one looks."""
+    """A worker hangs exactly `max_batch_time_s` after a batch was handed to it, which is said once,
+    however often one looks.
+    """
     batcher, _, _ = running(4, now=3, max_batch_time_s=10)
 
     assert batcher.attention_at == 13
@@ -424,7 +464,9 @@ def test_the_hang_limit_counts_from_the_start_of_the_call() -> None:
 
 
 def test_each_call_of_a_batch_has_the_whole_time() -> None:
-    """A worker that reports its next call is not held to hang; a report for another batch is none for this one."""
+    """Each call that a batch is run in has the whole of `max_batch_time_s`; a report of a call for
+    another batch does not count.
+    """
     batcher, batch, _ = running(4, max_batch_time_s=10)
     batcher.call_started(8, 0, batch.id)
     batcher.call_started(9, 0, batch.id + 1)
@@ -436,7 +478,9 @@ def test_each_call_of_a_batch_has_the_whole_time() -> None:
 
 
 def test_who_hangs_cannot_come_back() -> None:
-    """A report that was under way when the worker was given up changes nothing; it is being killed."""
+    """A report that was under way when a worker was given up changes nothing: the worker is being
+    killed.
+    """
     batcher, batch, _ = running(4, max_batch_time_s=10)
     batcher.attend(10)
     batcher.call_started(11, 0, batch.id)
@@ -446,7 +490,9 @@ def test_who_hangs_cannot_come_back() -> None:
 
 
 def test_when_to_look_again_is_known_from_the_start() -> None:
-    """The earliest of all deadlines and hang limits, as they come."""
+    """`attention_at` is the earliest of all deadlines and hang limits, from the moment that a batch
+    starts.
+    """
     batcher = stage(1, max_batch_time_s=10)
     seen = [batcher.attention_at]
     enter(batcher, 0, asks("a", 50))
@@ -465,7 +511,9 @@ def test_when_to_look_again_is_known_from_the_start() -> None:
 
 @pytest.mark.parametrize(("room", "goes"), [(0, False), (2, False), (3, True), (9, True)])
 def test_a_batch_waits_until_the_next_stage_has_room_for_all_of_it(room: int, goes: bool) -> None:
-    """Batches are not cut to the room there is: it will come."""
+    """A batch waits until the next stage has room for all of it; it is not cut to the room there
+    is, since more will come.
+    """
     batcher = stage(4)
     batcher.outlet = 9
     batcher.worker_ready(0)
@@ -476,7 +524,9 @@ def test_a_batch_waits_until_the_next_stage_has_room_for_all_of_it(room: int, go
 
 @pytest.mark.parametrize(("room", "takes"), [(2, 0), (3, 2), (9, 2)])
 def test_credits_count_requests_also_where_batches_count_sizes(room: int, takes: int) -> None:
-    """A batch of 100 units holds two of these: it does not wait for room for a hundred, nor for all that wait."""
+    """Where batches count sizes, room in the next stage still counts requests: a batch of 100 units
+    that holds two requests waits for room for two, not for a hundred.
+    """
     batcher = stage(100)
     batcher.outlet = 20
     batcher.worker_ready(0)
@@ -491,7 +541,9 @@ def test_credits_count_requests_also_where_batches_count_sizes(room: int, takes:
 
 @pytest.mark.parametrize(("room", "takes"), [(1, 0), (2, 2)])
 def test_a_batch_is_cut_where_the_next_stage_can_never_take_it_whole(room: int, takes: int) -> None:
-    """Waiting for more room than there is when the next queue is empty would be waiting for ever."""
+    """A batch that is larger than the whole of the next queue is cut to it, because it would wait
+    for ever for more room.
+    """
     batcher = stage(4)
     batcher.outlet = 2
     batcher.worker_ready(0)
@@ -503,7 +555,9 @@ def test_a_batch_is_cut_where_the_next_stage_can_never_take_it_whole(room: int, 
 
 
 def test_without_credit_nobody_is_woken() -> None:
-    """Only an event makes room, so there is no time to ask again at."""
+    """A stage without room behind it names no time at which to be asked again: only an event makes
+    room.
+    """
     batcher = stage(policy=Static(4, 10))
     batcher.worker_ready(0)
     enter(batcher, 0, asks("abc"))
@@ -517,7 +571,7 @@ def test_without_credit_nobody_is_woken() -> None:
 
 
 def test_it_tells_what_it_is() -> None:
-    """For people who debug."""
+    """The `repr` of a batcher says what waits in it and what runs."""
     batcher, batch, _ = running(2)
     enter(batcher, 0, asks("x"))
 

@@ -9,7 +9,9 @@ from tests.core.cancel_storm import main, storm
 
 
 def test_a_storm_leaves_nothing_behind() -> None:
-    """They leave from everywhere, and neither is anybody forgotten nor answered who has gone."""
+    """When callers leave at every point of a request's way, none who stays is forgotten, none who
+    has gone is answered, and nothing is left behind.
+    """
     over = storm(10_000, seed=1)
 
     assert over.gone >= 10_000
@@ -19,7 +21,9 @@ def test_a_storm_leaves_nothing_behind() -> None:
 
 
 def test_the_storm_finds_who_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pipeline that does not hear that a caller has gone runs a request for nobody: the storm is no idle wind."""
+    """The storm can fail: it finds a pipeline that does not hear that a caller has gone, and so
+    runs a request for nobody.
+    """
     monkeypatch.setattr(Pipeline, "cancel", lambda self, now, request: setattr(request, "caller", None))
 
     with pytest.raises(AssertionError):
@@ -27,7 +31,7 @@ def test_the_storm_finds_who_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_command_tells_what_happened(capsys: pytest.CaptureFixture[str]) -> None:
-    """How many left where, and that it is over."""
+    """The command prints how many callers left where, and that the storm is over."""
     main(["--cancels", "100", "--seed", "3"])
 
     said = capsys.readouterr().out

@@ -25,7 +25,9 @@ STEPS = 24
 
 @pytest.mark.timeout(300 + SCHEDULES / 20)  # 2 ms each on a machine that has nothing else to do
 def test_the_core_under_random_schedules_of_everything() -> None:
-    """No rule is broken in any of them, and in the end everybody has been answered, once."""
+    """In random schedules of everything that can happen no invariant is ever broken, and in the end
+    each request has been answered once.
+    """
     for seed in range(SCHEDULES) if SEED is None else [int(SEED)]:
         play(seed)
 
@@ -154,7 +156,7 @@ OFTEN = [7, 6, 3, 1, 2, 4, 4, 1, 1, 0.3, 3, 1, 0.4, 0.3, 0.4]
 
 
 def test_chaos_reaches_what_it_is_meant_to_reach() -> None:
-    """The schedules are not idle: all outcomes and all policies occur, also what is rare."""
+    """The random schedules reach all outcomes and all policies, the rare ones too."""
     seen: set[str] = set()
     for seed in range(1500):
         world = play(seed)
@@ -171,7 +173,7 @@ def test_chaos_reaches_what_it_is_meant_to_reach() -> None:
 
 
 def test_a_failing_schedule_tells_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what had happened until then."""
+    """A schedule that fails says its seed and what had happened until then."""
     monkeypatch.setattr(World, "settle", lambda world: 1 / 0)
 
     with pytest.raises(AssertionError, match=r"CARPOOL_CHAOS_SEED=7;(.|\n)*StageSpec(.|\n)*settle"):

@@ -8,132 +8,148 @@ from carpool.core.line import Line
 from carpool.core.pipeline import Pipeline
 from carpool.errors import Unavailable
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Decision, Greedy, Policy, Static
-from tests.core.stub import Scripted, ask, asks, items, outcome, pipeline, reply, stage
+from tests.support.pipelines import Scripted, ask, asks, items, outcome, pipeline_of, reply, stage
 
 CLOSED = Unavailable("closed")
 
 
 class Patient(Policy):
-    """Waits for ever for a full batch."""
+    """A policy that waits for ever for a full batch."""
 
     def decide(self, now: float, queue: object, free: int, busy: int) -> Decision:
         return Decision(wake_at=1e9)
 
 
-def closing(line: Pipeline, now: float) -> list[tuple[int, list[object], str]]:
+def closing(pipeline: Pipeline, now: float) -> list[tuple[int, list[object], str]]:
     """What runs at once when the line is closed: by stage."""
-    line.close(CLOSED)
-    return [(batch.stage, items(batch.requests), batch.reason) for batch in line.poll(now).run]
+    pipeline.close(CLOSED)
+    return [(batch.stage, items(batch.requests), batch.reason) for batch in pipeline.poll(now).run]
 
 
 @pytest.mark.parametrize("policy", [Static(4, 100), Patient(4), Scripted(Decision())])
 def test_nothing_is_held_back(policy: Policy) -> None:
-    """Whatever the policy says, up to its limit for each free worker."""
-    line = pipeline(stage(policy=policy), workers=2)
-    line.submit(0, asks("abc"))
-    assert line.poll(0).run == []
+    """Once the pipeline is closing, waiting requests go to each free worker up to the batch limit,
+    whatever the policy says.
+    """
+    pipeline = pipeline_of(stage(policy=policy), workers=2)
+    pipeline.submit(0, asks("abc"))
+    assert pipeline.poll(0).run == []
 
-    assert closing(line, 1) == [(0, ["a", "b", "c"], "closing")]
+    assert closing(pipeline, 1) == [(0, ["a", "b", "c"], "closing")]
 
 
 def test_no_batch_is_larger_than_the_limit() -> None:
-    """Of more than one batch the rest goes to the next worker, and then to the first that is free."""
-    line = pipeline(stage(policy=Patient(2)), workers=2)
-    line.submit(0, asks("abcde"))
+    """Also when closing, no batch is above the limit: the rest goes to the next worker, and then to
+    the first that is free.
+    """
+    pipeline = pipeline_of(stage(policy=Patient(2)), workers=2)
+    pipeline.submit(0, asks("abcde"))
 
-    assert closing(line, 1) == [(0, ["a", "b"], "closing"), (0, ["c", "d"], "closing")]
-    reply(line, 2, line.batchers[0].in_flight[0])
-    assert [items(batch.requests) for batch in line.poll(2).run] == [["e"]]
+    assert closing(pipeline, 1) == [(0, ["a", "b"], "closing"), (0, ["c", "d"], "closing")]
+    reply(pipeline, 2, pipeline.batchers[0].in_flight[0])
+    assert [items(batch.requests) for batch in pipeline.poll(2).run] == [["e"]]
 
 
 def test_what_the_policy_refuses_is_refused() -> None:
-    """It may still drop, and what it takes itself it takes for its own reason."""
+    """A policy may still drop requests while closing, and a batch that it forms itself keeps the
+    reason that it gives.
+    """
     policy = Scripted(Decision())
-    line = pipeline(stage(policy=policy))
+    pipeline = pipeline_of(stage(policy=policy))
     requests = asks("ab")
-    line.submit(0, requests)
+    pipeline.submit(0, requests)
     policy.decision = Decision(drop=requests[:1], drop_reason="not today")
 
-    assert closing(line, 1) == [(0, ["b"], "closing")]
+    assert closing(pipeline, 1) == [(0, ["b"], "closing")]
     assert str(requests[0].error) == "not today"
 
 
 def test_lanes_go_one_by_one() -> None:
-    """Keys are not mixed, closing or not."""
-    line = pipeline(stage(policy=Patient(4)), workers=2)
-    line.submit(0, [ask("a", key=1), ask("b", key=2), ask("c", key=1)])
+    """Requests of different keys are not mixed in a batch, closing or not."""
+    pipeline = pipeline_of(stage(policy=Patient(4)), workers=2)
+    pipeline.submit(0, [ask("a", key=1), ask("b", key=2), ask("c", key=1)])
 
-    assert sorted(closing(line, 1)) == [(0, ["a", "c"], "closing"), (0, ["b"], "closing")]
+    assert sorted(closing(pipeline, 1)) == [(0, ["a", "c"], "closing"), (0, ["b"], "closing")]
 
 
 def test_later_stages_wait_for_those_who_can_still_come() -> None:
-    """While an earlier stage holds or runs something, theirs may be company; then nothing is held there either."""
-    line = pipeline(stage(1, policy=Greedy(1)), stage(policy=Static(4, 100)))
-    line.submit(0, asks("ab"))
-    (first,) = line.poll(0).run
-    reply(line, 1, first)
-    (second,) = line.poll(1).run
+    """While an earlier stage holds or runs requests, a later one may wait for them as company; when
+    there are none, it holds nothing back either.
+    """
+    pipeline = pipeline_of(stage(1, policy=Greedy(1)), stage(policy=Static(4, 100)))
+    pipeline.submit(0, asks("ab"))
+    (first,) = pipeline.poll(0).run
+    reply(pipeline, 1, first)
+    (second,) = pipeline.poll(1).run
 
-    assert closing(line, 2) == []
-    reply(line, 3, second)
-    assert [(batch.stage, batch.reason) for batch in line.poll(3).run] == [(1, "closing")]
+    assert closing(pipeline, 2) == []
+    reply(pipeline, 3, second)
+    assert [(batch.stage, batch.reason) for batch in pipeline.poll(3).run] == [(1, "closing")]
 
 
 def test_whom_nobody_waits_for_is_no_company() -> None:
-    """A call of an earlier stage goes on, but its caller has gone."""
-    line = pipeline(stage(1), stage(policy=Static(4, 100)))
+    """A request whose caller has gone is no company that a later stage would wait for, although its
+    call goes on.
+    """
+    pipeline = pipeline_of(stage(1), stage(policy=Static(4, 100)))
     requests = asks("ab")
-    line.submit(0, requests)
-    reply(line, 1, line.poll(0).run[0])
-    line.poll(1)
-    line.cancel(2, requests[1])
+    pipeline.submit(0, requests)
+    reply(pipeline, 1, pipeline.poll(0).run[0])
+    pipeline.poll(1)
+    pipeline.cancel(2, requests[1])
 
-    assert closing(line, 2) == [(1, ["a'"], "closing")]
+    assert closing(pipeline, 2) == [(1, ["a'"], "closing")]
 
 
 def test_those_at_the_door_are_company_if_there_is_room() -> None:
-    """A queue with room is filled first; a full one goes, whatever waits outside."""
-    line = pipeline(stage(policy=Patient(8), max_size=2))
-    line.submit(0, asks("abcd", patient=True))
-    assert line.poll(0).run == []
+    """While closing, a queue with room is first filled with those at the door; a full one goes at
+    once, whatever waits outside.
+    """
+    pipeline = pipeline_of(stage(policy=Patient(8), max_size=2))
+    pipeline.submit(0, asks("abcd", patient=True))
+    assert pipeline.poll(0).run == []
 
-    assert closing(line, 1) == [(0, ["a", "b"], "closing")]
-    reply(line, 2, line.batchers[0].in_flight[0])
-    assert [items(batch.requests) for batch in line.poll(2).run] == [["c", "d"]]
+    assert closing(pipeline, 1) == [(0, ["a", "b"], "closing")]
+    reply(pipeline, 2, pipeline.batchers[0].in_flight[0])
+    assert [items(batch.requests) for batch in pipeline.poll(2).run] == [["c", "d"]]
 
 
 def test_credits_count_all_the_same() -> None:
-    """No more goes than the next stage can take."""
-    line = pipeline(stage(policy=Patient(4)), stage(1, max_size=2))
-    line.submit(0, asks("abcd"))
+    """Also when closing, no more goes than the next stage has room for."""
+    pipeline = pipeline_of(stage(policy=Patient(4)), stage(1, max_size=2))
+    pipeline.submit(0, asks("abcd"))
 
-    assert closing(line, 1) == [(0, ["a", "b"], "closing")]
+    assert closing(pipeline, 1) == [(0, ["a", "b"], "closing")]
 
 
 @pytest.mark.parametrize("policy", [Greedy, Static, AIMD, Cork, Deadline, Adaptive])
 def test_every_policy_drains(policy: type[Policy]) -> None:
-    """Of all that we have, at any point of what they learn: a request is taken at the poll after closing."""
+    """With each of our policies, at any point of what it has learned, a waiting request is sent at
+    the poll after closing.
+    """
     for known in range(40):
-        line = pipeline(stage(policy=policy(4, 1e6)))
+        pipeline = pipeline_of(stage(policy=policy(4, 1e6)))
         now = 0.0
         for _ in range(known):
-            line.submit(now, asks("ab"))
-            for batch in line.poll(now).run:
-                reply(line, now + 1, batch, busy_s=1.0)
+            pipeline.submit(now, asks("ab"))
+            for batch in pipeline.poll(now).run:
+                reply(pipeline, now + 1, batch, busy_s=1.0)
             now += 1.0
-        line.submit(now, asks("x"))
-        line.poll(now)
-        line.close(CLOSED)
+        pipeline.submit(now, asks("x"))
+        pipeline.poll(now)
+        pipeline.close(CLOSED)
         for _ in range(20):
-            for batch in list(line.batchers[0].in_flight.values()):
-                reply(line, now, batch)
-            line.poll(now)
+            for batch in list(pipeline.batchers[0].in_flight.values()):
+                reply(pipeline, now, batch)
+            pipeline.poll(now)
 
-        assert line.unanswered == 0
+        assert pipeline.unanswered == 0
 
 
 def test_a_line_of_threads_is_run_at_once() -> None:
-    """Who leads after the line is closed finds a batch, although the policy would wait for more."""
+    """A thread that leads after its line was closed gets a batch at once, although the policy would
+    wait for more.
+    """
     line = Line(stage(policy=Static(4, 100)), 1)
     (request,) = asks("a", patient=True)
     waiter = Waiting([request])
@@ -150,7 +166,7 @@ def test_a_line_of_threads_is_run_at_once() -> None:
 
 
 class Waiting:
-    """A thread's seat."""
+    """The seat of a thread in a line."""
 
     asleep = False
     deadline = 1e9
@@ -166,17 +182,19 @@ class Waiting:
 
 
 def test_what_waits_for_somebody_who_expires_goes_in_the_same_moment() -> None:
-    """The last request that could have joined a later stage's batch is gone: the batch goes now."""
-    line = pipeline(stage(1), stage(policy=Static(4, 100)), workers=[1, 1])
-    line.submit(0, asks("a"))
-    line.poll(0)
-    reply(line, 1, line.batchers[0].in_flight[0])
-    line.worker_lost(1, 0, 0)
-    line.submit(1, [ask("b", deadline=5)])
-    assert line.poll(1).run == []
-    line.close(CLOSED)
-    assert line.poll(2).run == []
+    """If the last request that could have joined a later stage's batch expires, that batch goes in
+    the same moment.
+    """
+    pipeline = pipeline_of(stage(1), stage(policy=Static(4, 100)), workers=[1, 1])
+    pipeline.submit(0, asks("a"))
+    pipeline.poll(0)
+    reply(pipeline, 1, pipeline.batchers[0].in_flight[0])
+    pipeline.worker_lost(1, 0, 0)
+    pipeline.submit(1, [ask("b", deadline=5)])
+    assert pipeline.poll(1).run == []
+    pipeline.close(CLOSED)
+    assert pipeline.poll(2).run == []
 
-    todo = line.poll(5)
+    todo = pipeline.poll(5)
     assert [items(batch.requests) for batch in todo.run] == [["a'"]]
     assert [request.item for request in todo.answer] == ["b"]

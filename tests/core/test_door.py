@@ -4,169 +4,186 @@ from __future__ import annotations
 
 from carpool.errors import DeadlineExceeded, Overloaded, Unavailable
 from carpool.policy import Decision, Static
-from tests.core.stub import Scripted, ask, asks, items, outcome, pipeline, reply, stage
+from tests.support.pipelines import Scripted, ask, asks, assert_counts, items, outcome, pipeline_of, reply, stage
 
 
 def test_patient_callers_wait_and_impatient_ones_are_refused() -> None:
-    """The bound holds for both."""
-    line = pipeline(stage(1, max_size=1), workers=0)
+    """When the first queue is full, patient callers wait at the door up to its bound, and impatient
+    ones are refused.
+    """
+    pipeline = pipeline_of(stage(1, max_size=1), workers=0)
     requests = [ask("a"), ask("b", patient=True), ask("c"), ask("d", patient=True)]
-    line.submit(0, requests)
+    pipeline.submit(0, requests)
 
-    assert [outcome(request) for request in line.poll(0).answer] == [Overloaded]
-    assert (len(line.batchers[0].queue), line.waiting, line.admitted, line.refused) == (1, 3, 3, 1)
+    assert [outcome(request) for request in pipeline.poll(0).answer] == [Overloaded]
+    assert len(pipeline.batchers[0].queue) == 1
+    assert_counts(pipeline, waiting=3, admitted=3, refused=1)
 
 
 def test_the_line_at_the_door_is_kept() -> None:
-    """First come, first let in; a newcomer does not get past those who wait, even when there is room for it."""
-    line = pipeline(stage(1, max_size=1))
-    line.submit(0, asks(range(5), patient=True))
+    """Callers are let in in the order in which they came; a newcomer does not overtake those at the
+    door, even when there is room for it.
+    """
+    pipeline = pipeline_of(stage(1, max_size=1))
+    pipeline.submit(0, asks(range(5), patient=True))
     served = []
     for now in range(6):
-        (batch,) = line.poll(now).run
+        (batch,) = pipeline.poll(now).run
         served += items(batch.requests)
         if now == 0:
-            line.submit(0, [ask("impatient")])
-            line.submit(0, [ask(5, patient=True)])
-        reply(line, now, batch)
+            pipeline.submit(0, [ask("impatient")])
+            pipeline.submit(0, [ask(5, patient=True)])
+        reply(pipeline, now, batch)
 
     assert served == list(range(6))
-    assert line.refused == 1
+    assert pipeline.refused == 1
 
 
 def test_priorities_count_at_the_door() -> None:
-    """Those who go first inside are let in first."""
-    line = pipeline(stage(1, max_size=1), workers=0)
-    line.submit(0, [ask("first"), ask("low", patient=True), ask("high", patient=True, priority=1)])
-    line.worker_ready(0, 0)
-    line.poll(0)
+    """Of those at the door, the ones with the higher priority are let in first."""
+    pipeline = pipeline_of(stage(1, max_size=1), workers=0)
+    pipeline.submit(0, [ask("first"), ask("low", patient=True), ask("high", patient=True, priority=1)])
+    pipeline.worker_ready(0, 0)
+    pipeline.poll(0)
 
-    assert items(list(line.batchers[0].queue)) == ["high"]
+    assert items(list(pipeline.batchers[0].queue)) == ["high"]
 
 
 def test_a_large_request_waits_for_its_bytes_and_is_not_overtaken() -> None:
-    """Small ones behind it would keep it waiting for ever."""
-    line = pipeline(stage(1, max_bytes=10), workers=0)
-    line.submit(0, [ask("a", nbytes=4), ask("b", nbytes=4)])
-    line.submit(0, [ask("large", nbytes=9, patient=True), ask("small", nbytes=1, patient=True)])
-    line.poll(0)
-    inside = [items(list(line.batchers[0].queue))]
-    line.worker_ready(0, 0)
-    line.poll(1)
-    inside.append(items(list(line.batchers[0].queue)))
-    line.worker_ready(0, 1)
-    line.poll(2)
-    inside.append(items(list(line.batchers[0].queue)))
+    """A large request at the door waits until there is room for its bytes and is not overtaken:
+    small ones behind it would keep it waiting for ever.
+    """
+    pipeline = pipeline_of(stage(1, max_bytes=10), workers=0)
+    pipeline.submit(0, [ask("a", nbytes=4), ask("b", nbytes=4)])
+    pipeline.submit(0, [ask("large", nbytes=9, patient=True), ask("small", nbytes=1, patient=True)])
+    pipeline.poll(0)
+    inside = [items(list(pipeline.batchers[0].queue))]
+    pipeline.worker_ready(0, 0)
+    pipeline.poll(1)
+    inside.append(items(list(pipeline.batchers[0].queue)))
+    pipeline.worker_ready(0, 1)
+    pipeline.poll(2)
+    inside.append(items(list(pipeline.batchers[0].queue)))
 
     assert inside == [["a", "b"], ["b"], ["large", "small"]]
 
 
 def test_who_expires_at_the_door_hears_at_once() -> None:
-    """The poll before says when; nobody is let in at its deadline."""
-    line = pipeline(stage(1, max_size=1), workers=0)
-    line.submit(0, [ask("a"), ask("b", 7, patient=True), ask("c", 9, patient=True)])
-    wake_at = [line.poll(0).wake_at]
-    line.worker_ready(0, 0)
-    todo = line.poll(7)
+    """A caller whose deadline passes at the door hears it at that moment, for which the poll before
+    has asked; nobody is let in at its deadline.
+    """
+    pipeline = pipeline_of(stage(1, max_size=1), workers=0)
+    pipeline.submit(0, [ask("a"), ask("b", 7, patient=True), ask("c", 9, patient=True)])
+    wake_at = [pipeline.poll(0).wake_at]
+    pipeline.worker_ready(0, 0)
+    todo = pipeline.poll(7)
     wake_at.append(todo.wake_at)
 
     assert [(request.item, outcome(request)) for request in todo.answer] == [("b", DeadlineExceeded)]
-    assert items(list(line.batchers[0].queue)) == ["c"]
+    assert items(list(pipeline.batchers[0].queue)) == ["c"]
     assert wake_at == [7, 9]
 
 
 def test_who_leaves_the_door_is_not_let_in() -> None:
-    """A cancelled caller's place goes to the next one."""
-    line = pipeline(stage(1, max_size=1), workers=0)
+    """A caller that is cancelled at the door is not let in, and its place goes to the next one."""
+    pipeline = pipeline_of(stage(1, max_size=1), workers=0)
     requests = asks("abc", patient=True)
-    line.submit(0, requests)
-    line.cancel(1, requests[1])
-    line.worker_ready(0, 0)
-    line.poll(1)
+    pipeline.submit(0, requests)
+    pipeline.cancel(1, requests[1])
+    pipeline.worker_ready(0, 0)
+    pipeline.poll(1)
 
-    assert items(list(line.batchers[0].queue)) == ["c"]
-    assert (line.cancelled, line.unanswered) == (1, 2)
+    assert items(list(pipeline.batchers[0].queue)) == ["c"]
+    assert_counts(pipeline, cancelled=1, unanswered=2)
 
 
 def test_the_door_stays_open_while_workers_are_idle() -> None:
-    """One poll serves as many full queues as there are workers for."""
-    line = pipeline(stage(2, max_size=2), workers=4)
-    line.submit(0, asks(range(9), patient=True))
+    """One poll lets in as many full queues as there are idle workers."""
+    pipeline = pipeline_of(stage(2, max_size=2), workers=4)
+    pipeline.submit(0, asks(range(9), patient=True))
 
-    todo = line.poll(0)
+    todo = pipeline.poll(0)
 
     assert [items(batch.requests) for batch in todo.run] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert line.waiting == 1
+    assert pipeline.waiting == 1
 
 
 def test_time_at_the_door_is_not_time_in_the_queue() -> None:
-    """Static counts from when a caller was let in: before that the queue was full anyway."""
-    line = pipeline(stage(2, max_size=2, policy=Static(2, 10)))
-    line.submit(0, asks("abc", patient=True))
-    (batch,) = line.poll(3).run
-    reply(line, 4, batch)
+    """For `Static` the waiting time of a caller counts from when it was let in: before that the
+    queue was full anyway.
+    """
+    pipeline = pipeline_of(stage(2, max_size=2, policy=Static(2, 10)))
+    pipeline.submit(0, asks("abc", patient=True))
+    (batch,) = pipeline.poll(3).run
+    reply(pipeline, 4, batch)
 
-    todo = line.poll(4)
+    todo = pipeline.poll(4)
 
     assert (todo.run, todo.wake_at) == ([], 13)
-    assert items(line.poll(13).run[0].requests) == ["c"]
+    assert items(pipeline.poll(13).run[0].requests) == ["c"]
 
 
 # -- a full queue and a higher priority
 
 
 def test_a_higher_priority_takes_the_place_of_the_last_of_the_lowest() -> None:
-    """Who has to go is refused if it would have been, and told when to come again."""
-    line = pipeline(stage(1, max_size=3), workers=0)
+    """A request of higher priority takes the place of the last one of the lowest priority, which is
+    refused and told when to come again.
+    """
+    pipeline = pipeline_of(stage(1, max_size=3), workers=0)
     low = asks("abc")
-    line.submit(0, low)
-    line.submit(0.25, [ask("same"), ask("high", priority=1)])
-    todo = line.poll(0.25)
+    pipeline.submit(0, low)
+    pipeline.submit(0.25, [ask("same"), ask("high", priority=1)])
+    todo = pipeline.poll(0.25)
 
     assert [(request.item, outcome(request)) for request in todo.answer] == [("same", Overloaded), ("c", Overloaded)]
     assert str(low[2].error) == "the queue is full, and others have a higher priority"
     assert isinstance(low[2].error, Overloaded)
-    assert low[2].error.retry_after_s == line.retry_after_s(0.25)
-    assert items(list(line.batchers[0].queue)) == ["high", "a", "b"]
-    assert (line.admitted, line.answered, line.refused, line.unanswered) == (4, 1, 1, 3)
+    assert low[2].error.retry_after_s == pipeline.retry_after_s(0.25)
+    assert items(list(pipeline.batchers[0].queue)) == ["high", "a", "b"]
+    assert_counts(pipeline, admitted=4, answered=1, refused=1, unanswered=3)
 
 
 def test_a_patient_one_waits_outside_again() -> None:
-    """In its old place, ahead of those who came later; it is served in the end, and nobody is told anything before."""
-    line = pipeline(stage(1, max_size=2), workers=0)
-    line.submit(0, asks("abc", patient=True))
-    line.submit(0.25, asks("xy", priority=1, patient=True))
-    assert items(list(line.batchers[0].queue)) == ["x", "a"]
-    assert items(list(line.door)) == ["y", "b", "c"]  # a is the next of its priority and stays
-    line.cancel(0.25, line.door.peek(3)[2])
-    line.worker_ready(0, 0)
+    """A patient caller that is displaced waits at the door in its old place, ahead of those who
+    came later; it hears nothing and is served in the end.
+    """
+    pipeline = pipeline_of(stage(1, max_size=2), workers=0)
+    pipeline.submit(0, asks("abc", patient=True))
+    pipeline.submit(0.25, asks("xy", priority=1, patient=True))
+    assert items(list(pipeline.batchers[0].queue)) == ["x", "a"]
+    assert items(list(pipeline.door)) == ["y", "b", "c"]  # a is the next of its priority and stays
+    pipeline.cancel(0.25, pipeline.door.peek(3)[2])
+    pipeline.worker_ready(0, 0)
     served = []
     for now in range(4, 8):
-        todo = line.poll(now / 16)
+        todo = pipeline.poll(now / 16)
         served += items(todo.run[0].requests)
-        reply(line, now / 16, todo.run[0])
+        reply(pipeline, now / 16, todo.run[0])
 
     assert served == ["x", "y", "a", "b"]
-    assert (line.answered, line.cancelled, line.refused) == (4, 1, 0)
+    assert_counts(pipeline, answered=4, cancelled=1, refused=0)
 
 
 def test_who_is_refused_all_the_same_displaces_nobody() -> None:
-    """Closed, or too large for the queue, or too late."""
-    line = pipeline(stage(1, max_size=2, max_bytes=9), workers=0)
-    line.submit(0, asks("ab"))
-    line.submit(0, [ask("large", nbytes=10, priority=1)])
-    line.close(Unavailable("closing"))
-    line.submit(0, [ask("late", priority=1)])
+    """A request that is refused because the pipeline is closed, or because it is too large or too
+    late, displaces nobody.
+    """
+    pipeline = pipeline_of(stage(1, max_size=2, max_bytes=9), workers=0)
+    pipeline.submit(0, asks("ab"))
+    pipeline.submit(0, [ask("large", nbytes=10, priority=1)])
+    pipeline.close(Unavailable("closing"))
+    pipeline.submit(0, [ask("late", priority=1)])
 
-    assert items(list(line.batchers[0].queue)) == ["a", "b"]
-    assert line.refused == 2
+    assert items(list(pipeline.batchers[0].queue)) == ["a", "b"]
+    assert pipeline.refused == 2
 
 
 def test_the_policy_hears_who_was_displaced() -> None:
-    """They have left its queue."""
+    """The policy hears that a displaced request has left its queue."""
     policy = Scripted(Decision())
-    line = pipeline(stage(policy=policy, max_size=2))
-    line.submit(0, asks("ab"))
-    line.submit(1, [ask("c", priority=1)])
+    pipeline = pipeline_of(stage(policy=policy, max_size=2))
+    pipeline.submit(0, asks("ab"))
+    pipeline.submit(1, [ask("c", priority=1)])
 
     assert policy.heard[2:] == [("left", 1, "b"), ("arrived", 1, "c")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from carpool.core.journal import Journal
 from carpool.core.pipeline import Pipeline
 from carpool.errors import ModelError, Unavailable
-from tests.core.stub import ask, asks, pipeline, reply, stage
+from tests.support.pipelines import ask, asks, pipeline_of, reply, stage
 
 
 def told(journal: Journal, request_id: int) -> list[str]:
@@ -14,17 +14,17 @@ def told(journal: Journal, request_id: int) -> list[str]:
 
 def two_stages() -> tuple[Pipeline, Journal]:
     journal = Journal()
-    return pipeline(stage(1, name="decode", max_size=1), stage(name="infer"), journal=journal, workers=2), journal
+    return pipeline_of(stage(1, name="decode", max_size=1), stage(name="infer"), journal=journal, workers=2), journal
 
 
 def test_a_request_has_a_story() -> None:
-    """Everything that happened to it, in order, with times, stages and batches."""
-    line, journal = two_stages()
-    line.submit(1, asks("ab"))
-    (first,) = line.poll(2).run
-    reply(line, 3, first)
-    (second,) = line.poll(4).run
-    reply(line, 5, second)
+    """The journal tells all that happened to a request, in order, with times, stages and batches."""
+    pipeline, journal = two_stages()
+    pipeline.submit(1, asks("ab"))
+    (first,) = pipeline.poll(2).run
+    reply(pipeline, 3, first)
+    (second,) = pipeline.poll(4).run
+    reply(pipeline, 5, second)
 
     assert told(journal, 1) == [
         "1.000000 admitted",
@@ -36,15 +36,15 @@ def test_a_request_has_a_story() -> None:
 
 
 def test_a_story_may_begin_at_the_door_and_end_badly() -> None:
-    """Waiting for room, a lost worker, and an error are told as well."""
-    line, journal = two_stages()
-    line.worker_lost(0, 0, 1)
-    line.submit(1, asks("ab", patient=True))
-    (batch,) = line.poll(2).run
-    reply(line, 3, batch, errors={0: ModelError("boom")})
-    (batch,) = line.poll(4).run
-    line.worker_lost(5, 0, batch.place)
-    line.abort(6, Unavailable("over"))
+    """The journal also tells of waiting at the door, of a lost worker, and of an error at the end."""
+    pipeline, journal = two_stages()
+    pipeline.worker_lost(0, 0, 1)
+    pipeline.submit(1, asks("ab", patient=True))
+    (batch,) = pipeline.poll(2).run
+    reply(pipeline, 3, batch, errors={0: ModelError("boom")})
+    (batch,) = pipeline.poll(4).run
+    pipeline.worker_lost(5, 0, batch.place)
+    pipeline.abort(6, Unavailable("over"))
 
     assert told(journal, 1)[-1] == "3.000000 failed: boom"
     assert told(journal, 2) == [
@@ -57,17 +57,17 @@ def test_a_story_may_begin_at_the_door_and_end_badly() -> None:
 
 
 def test_a_story_may_end_with_its_caller() -> None:
-    """Whose place it was does not matter any more."""
-    line, journal = two_stages()
+    """The journal of a request that is cancelled ends with its caller's leaving."""
+    pipeline, journal = two_stages()
     request = ask("a")
-    line.submit(1, [request])
-    line.cancel(2, request)
+    pipeline.submit(1, [request])
+    pipeline.cancel(2, request)
 
     assert told(journal, 1) == ["1.000000 admitted", "2.000000 cancelled"]
 
 
 def test_the_journal_is_bounded() -> None:
-    """The oldest entries go first."""
+    """When the journal is full its oldest entries are dropped first."""
     journal = Journal(max_entries=3)
     for now in range(5):
         journal.record(now, f"event {now}", request_id=now % 2)
@@ -77,15 +77,15 @@ def test_the_journal_is_bounded() -> None:
 
 
 def test_with_a_journal_nothing_else_changes() -> None:
-    """The same requests, the same answers; only somebody writes."""
+    """With a journal the same requests get the same answers as without one."""
 
     def run(journal: Journal | None) -> list[object]:
-        line = pipeline(stage(2, max_size=4), stage(3, max_size=3), workers=2, journal=journal)
+        pipeline = pipeline_of(stage(2, max_size=4), stage(3, max_size=3), workers=2, journal=journal)
         requests = asks(range(12), patient=True)
-        line.submit(0, requests)
+        pipeline.submit(0, requests)
         for now in range(12):
-            for batch in line.poll(now).run:
-                reply(line, now, batch)
+            for batch in pipeline.poll(now).run:
+                reply(pipeline, now, batch)
         return [(r.result, r.id, r.admitted, r.arrived) for r in requests]
 
     assert run(Journal()) == run(None)

@@ -165,7 +165,9 @@ class World:
     ids=" ".join,
 )
 def test_every_order_of_starting_calling_and_closing_ends(others: list[str]) -> None:
-    """Every caller is answered or refused, every closer returns, and exactly one of them has done the closing."""
+    """In every order of starting, calling and closing each caller is answered or refused, each
+    closer returns, and exactly one of them has done the closing.
+    """
     outcomes: set[str] = set()
     for end in explore(World([Actor("starter"), *[Actor(kind) for kind in others]])):
         assert [actor.at for actor in end.actors] == ["gone"] * len(end.actors), end.state()
@@ -180,7 +182,7 @@ def test_every_order_of_starting_calling_and_closing_ends(others: list[str]) -> 
 @pytest.mark.parametrize("state", list(LifeState))
 @pytest.mark.parametrize("event", list(Event))
 def test_the_table_in_the_docstring_is_the_table(state: LifeState, event: Event) -> None:
-    """Each cell says which state follows."""
+    """The code follows the table in the docstring, each cell of which says which state follows."""
     from carpool.core import life
 
     lines = [line.split("  ") for line in (life.__doc__ or "").splitlines() if line.startswith("    ")]
@@ -207,7 +209,9 @@ def head_index(head: list[str], event: Event) -> int:
 
 @pytest.mark.parametrize("state", [LifeState.NEW, LifeState.CLOSED, LifeState.FORKED, LifeState.ABANDONED])
 def test_calls_that_are_not_let_through_hear_why(state: LifeState) -> None:
-    """A closed service is Unavailable; one that cannot be used from here is a mistake of the program's."""
+    """A call to a closed service raises `Unavailable`; a call to one that cannot be used from here
+    is reported as a mistake of the program's.
+    """
     one = Life()
     one.state = state
     assert isinstance(one.refusal(), Unavailable if state is LifeState.CLOSED else RuntimeError)

@@ -71,7 +71,7 @@ class World:
     runs: dict[str, int] = field(default_factory=dict)
 
     def moves(self) -> list[tuple[str, int]]:
-        """What can happen next."""
+        """All that can happen next."""
         found: list[tuple[str, int]] = []
         for i, thread in enumerate(self.threads):
             if thread.at == "gone" or (thread.at == "join" and i and self.threads[i - 1].at == "join"):
@@ -241,7 +241,9 @@ def named(value: Any) -> str:
 @pytest.mark.parametrize("policy", POLICIES, ids=named)
 @pytest.mark.parametrize(("n", "slots"), [(1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (3, 2)])
 def test_every_order_ends_with_everybody_served(n: int, slots: int, policy: Policy) -> None:
-    """Nobody sleeps for ever, nobody gets another's answer, nobody is run twice."""
+    """In every order of steps nobody sleeps for ever, nobody gets another's answer, and nothing is
+    run twice.
+    """
     ends = 0
     for end in explore(world(n, policy, slots=slots)):
         check(end)
@@ -255,7 +257,9 @@ def test_every_order_ends_with_everybody_served(n: int, slots: int, policy: Poli
     ("policy", "slots"), [*[(policy, 1) for policy in POLICIES], (Greedy(1), 2), (Greedy(2), 2)], ids=named
 )
 def test_an_interrupted_caller_leaves_the_others_unharmed(policy: Policy, slots: int) -> None:
-    """Asleep or in the middle of the function: the others are run, by another leader if need be."""
+    """If a caller is interrupted, asleep or in the middle of the function, the others are run, by
+    another leader if need be.
+    """
     interrupted = 0
     for end in explore(world(3, policy, slots=slots, interrupts=1)):
         check(end)
@@ -265,7 +269,9 @@ def test_an_interrupted_caller_leaves_the_others_unharmed(policy: Policy, slots:
 
 @pytest.mark.parametrize("policy", POLICIES, ids=named)
 def test_a_caller_whose_time_is_up_leaves_the_others_unharmed(policy: Policy) -> None:
-    """Its deadline may pass at any moment, also while it is the one who has to look."""
+    """If a caller's deadline passes at any moment, also while it is the one that has to look, the
+    others are served.
+    """
     late = 0
     for end in explore(world(3, policy, deadlines=(3.0, inf, 4.0))):
         check(end)
@@ -277,7 +283,9 @@ def test_a_caller_whose_time_is_up_leaves_the_others_unharmed(policy: Policy) ->
 @slow_where(lambda policy, slots: slots == 2 or isinstance(policy, Static))
 @pytest.mark.parametrize(("policy", "slots"), [*[(policy, 1) for policy in POLICIES], (Greedy(1), 2)], ids=named)
 def test_a_caller_who_looks_away_leaves_the_others_unharmed(policy: Policy, slots: int) -> None:
-    """A ticket's wait times out, also while it is its thread that has to look: its place is kept, the line goes on."""
+    """If a ticket's wait times out, also while its thread is the one that has to look, the ticket
+    keeps its place and the line goes on.
+    """
     away = 0
     for end in explore(world(3, policy, slots=slots, looks_away=1)):
         check(end)
@@ -287,7 +295,9 @@ def test_a_caller_who_looks_away_leaves_the_others_unharmed(policy: Policy, slot
 
 @pytest.mark.parametrize("policy", POLICIES, ids=named)
 def test_tickets_are_run_by_whoever_leads(policy: Policy) -> None:
-    """Nobody waits for the first two; they are run before those behind them, or stay if nobody came after them."""
+    """Tickets that nobody waits for are run by a leader from behind them, or stay if nobody came
+    after them.
+    """
     for end in explore(world(4, policy, tickets=2)):
         check(end)
 
@@ -299,7 +309,9 @@ def test_tickets_are_run_by_whoever_leads(policy: Policy) -> None:
 def test_those_who_close_go_when_nobody_is_inside(
     n: int, closers: tuple[int, ...], slots: int, tickets: int, interrupts: int, policy: Policy
 ) -> None:
-    """Callers before the close are served, tickets too, later ones refused; then all who close are let go."""
+    """Closing serves callers that came before it, tickets included, and refuses later ones; then
+    all who close are let go.
+    """
     for end in explore(world(n, policy, slots=slots, tickets=tickets, interrupts=interrupts, closers=closers)):
         check(end)
         closed = any(thread.closes and not thread.interrupted for thread in end.threads)
@@ -327,7 +339,9 @@ def test_those_who_close_go_when_nobody_is_inside(
     ids=str,
 )
 def test_who_runs_alone_leaves_the_others_unharmed(n: int, more: dict[str, Any], limit: int) -> None:
-    """Whoever finds nobody there runs its request alone, and others come, go, close and are interrupted meanwhile."""
+    """A caller that finds nobody runs its request alone, while others come, go, close and are
+    interrupted unharmed.
+    """
     ways = set()
     for end in explore(world(n, Greedy(limit), alone=True, **more)):
         check(end)
@@ -340,14 +354,16 @@ def test_who_runs_alone_leaves_the_others_unharmed(n: int, more: dict[str, Any],
 
 @pytest.mark.parametrize(("n", "slots"), [(4, 1), (3, 2)])
 def test_callers_at_the_door_come_in(n: int, slots: int) -> None:
-    """There is room for two; the others wait in front of the line and are served all the same."""
+    """Callers for whom the line has no room wait in front of it and are served all the same."""
     for end in explore(world(n, Greedy(2), slots=slots, room=2)):
         check(end)
         assert end.runs == {thread.name: 1 for thread in end.threads}
 
 
 def test_exactly_one_sleeper_is_woken_to_look() -> None:
-    """When the leader is done, the first of those who wait; the others sleep on."""
+    """When a leader is done, exactly one sleeper is woken to look, the first one; the others sleep
+    on.
+    """
     here = world(4, Greedy(1))
     a, b, c, d = range(4)
     for _ in range(3):
@@ -362,7 +378,7 @@ def test_exactly_one_sleeper_is_woken_to_look() -> None:
 
 
 def test_a_leader_is_not_late_for_its_own_batch() -> None:
-    """Its time-out ends when its function starts; a follower's does not."""
+    """A leader's time-out ends when its function starts; a follower's does not."""
     here = world(2, Greedy(2), deadlines=(3.0, 3.0))
     for i in (0, 1):
         here.move("go", i)
@@ -380,7 +396,9 @@ def test_a_leader_is_not_late_for_its_own_batch() -> None:
 
 
 def test_a_ticket_whose_time_is_up_is_done_when_the_batch_ends() -> None:
-    """Nobody waits for it, and nobody else is in line who would look."""
+    """A ticket that expires while its batch runs, and for which nobody waits or looks, is done when
+    that batch ends.
+    """
     line = Line(Batcher("f", Greedy(max_batch_size=1), Queue()), 1)
     leader = Thread("leader", Request("x", inf))
     ticket = Thread("ticket", Request("y", 10), waits=False, deadline=10)
@@ -395,7 +413,7 @@ def test_a_ticket_whose_time_is_up_is_done_when_the_batch_ends() -> None:
 
 
 def test_a_closed_line_refuses() -> None:
-    """At once, with the error it was closed with."""
+    """A closed line refuses callers at once with the error that it was closed with."""
     here = world(1, Greedy(1))
     here.line.close(Unavailable("closed"))
     here.move("go", 0)

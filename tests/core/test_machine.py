@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.core.world import POLICIES, AskSpec, StageSpec, World
-from tests.effort import share
+from tests.effort import examples
 
 
 def or_endless(least: int, most: int) -> st.SearchStrategy[float]:
@@ -164,4 +163,4 @@ class Core(RuleBasedStateMachine):
 
 
 TestCore = Core.TestCase
-TestCore.settings = settings(max_examples=share(150), stateful_step_count=50, deadline=None, derandomize=True)
+TestCore.settings = examples(150, stateful_step_count=50, derandomize=True)

@@ -11,8 +11,8 @@ from carpool.core.batcher import Batch
 from carpool.drive.virtual import VirtualDriver
 from carpool.policy import Adaptive, Greedy, Policy
 from carpool.request import Request
-from tests.core.stub import asks, items, pipeline, stage
 from tests.effort import slow_where
+from tests.support.pipelines import asks, items, pipeline_of, stage
 
 MOST = 64
 
@@ -53,12 +53,12 @@ def poisson(
 
 def serve(policy: Policy, requests: Sequence[Request], slo_s: float | None = None) -> Watch:
     watch = Watch()
-    line = pipeline(stage(policy=policy, max_size=1024), workers=0, slo_s=slo_s)
-    run = VirtualDriver(line, [batch_s], [1], watcher=watch)
+    pipeline = pipeline_of(stage(policy=policy, max_size=1024), workers=0, slo_s=slo_s)
+    run = VirtualDriver(pipeline, [batch_s], [1], watcher=watch)
     run.feed((request.admitted, request) for request in sorted(requests, key=lambda request: request.admitted))
     run.run()
     assert len(watch.answers) == len(requests)
-    assert line.unanswered == line.waiting == 0
+    assert pipeline.unanswered == pipeline.waiting == 0
     return watch
 
 
@@ -69,8 +69,10 @@ def serve(policy: Policy, requests: Sequence[Request], slo_s: float | None = Non
 def test_a_flood_of_low_priority_delays_a_higher_one_by_two_batches(
     policy: type[Policy], rate: int, patient: bool
 ) -> None:
-    """The one that runs and its own, at any rate, also where the queue is full; none of the higher priority is refused;
-    and the flood goes on being served, at full speed."""
+    """Under a flood of low priority, requests of a higher one wait at most for the running batch
+    and their own, and none of them is refused, also where the queue is full; the flood goes on
+    being served at full speed.
+    """
     high = list(poisson(20, 2, 1, patient, 30, seed=1))
     low = list(poisson(rate, 2, 0, patient, 4, seed=2))
     watch = serve(policy(MOST), high + low)
@@ -83,7 +85,9 @@ def test_a_flood_of_low_priority_delays_a_higher_one_by_two_batches(
 
 
 def test_low_priority_is_not_starved() -> None:
-    """Although more of the higher priority comes than can be served, all the time."""
+    """Requests of low priority are served now and then, although more of the higher priority comes
+    than can be served.
+    """
     high = list(poisson(8_000, 8, 1, False, 30, seed=1))
     low = list(poisson(20, 8, 0, True, 60, seed=2))
     watch = serve(Greedy(MOST), high + low)
@@ -95,7 +99,9 @@ def test_low_priority_is_not_starved() -> None:
 
 @pytest.mark.parametrize("timeout_s", [30.0, 0.06])
 def test_goodput_at_three_times_the_load(timeout_s: float) -> None:
-    """By `Adaptive`, with a goal of 60 ms, nine tenths of the best that any load gets; the rest is refused."""
+    """At three times the load `Adaptive` with a goal of 60 ms serves nine tenths of the best
+    goodput of any load, and refuses the rest.
+    """
     slo_s = 0.06
     capacity = MOST / batch_s(MOST)
 
@@ -110,24 +116,26 @@ def test_goodput_at_three_times_the_load(timeout_s: float) -> None:
 
 
 def test_the_model_sees_exactly_those_who_stayed() -> None:
-    """A hundred wait, sixty of them leave, at random: forty are run, each once."""
+    """When sixty of a hundred waiting callers leave at random, the model runs exactly the other
+    forty requests, each once.
+    """
     for seed in range(20):
         watch = Watch()
-        line = pipeline(stage(16), workers=0)
-        run = VirtualDriver(line, [batch_s], [1])
+        pipeline = pipeline_of(stage(16), workers=0)
+        run = VirtualDriver(pipeline, [batch_s], [1])
         requests = asks(range(100))
         gone = random.Random(seed).sample(requests, 60)
         run.at(0, lambda: [run.enter(request) for request in requests])  # noqa: B023 - run before the next turn
-        line.worker_lost(0, 0, 0)
+        pipeline.worker_lost(0, 0, 0)
         run.run(until=1)
-        assert line.waiting == 100
+        assert pipeline.waiting == 100
         for request in gone:
-            line.cancel(1, request)
-        line.worker_ready(0, 0)
+            pipeline.cancel(1, request)
+        pipeline.worker_ready(0, 0)
         run.at(2, lambda: None)
         run.run()
 
         seen = [item for batch in run.batches for item in items(batch.requests)]
         assert sorted(seen) == sorted(set(range(100)) - {request.item for request in gone})
-        assert (len(run.answers), line.cancelled, line.unanswered) == (40, 60, 0)
+        assert (len(run.answers), pipeline.cancelled, pipeline.unanswered) == (40, 60, 0)
         assert not watch.answers

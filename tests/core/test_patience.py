@@ -11,42 +11,46 @@ from carpool.core.patience import Patience
 from carpool.core.pipeline import Pipeline
 from carpool.core.reply import Reply
 from carpool.errors import DeadlineExceeded, Unavailable
-from tests.core.stub import ask, asks, items, outcome, pipeline, reply, stage
+from tests.support.pipelines import ask, asks, items, outcome, pipeline_of, reply, stage
 
 
 def running(*requests: object, timeout: float = inf, **settings: object) -> tuple[Pipeline, Batch]:
     """A stage that waits for 3 s for calls that nobody waits for, with one batch at work since 0."""
-    line = pipeline(stage(64, patience_s=3, **settings))  # type: ignore[arg-type]
-    line.submit(0, asks(requests, timeout))
-    (batch,) = line.poll(0).run
-    return line, batch
+    pipeline = pipeline_of(stage(64, patience_s=3, **settings))  # type: ignore[arg-type]
+    pipeline.submit(0, asks(requests, timeout))
+    (batch,) = pipeline.poll(0).run
+    return pipeline, batch
 
 
-def taught(line: Pipeline, batch: Batch, *, took_s: float, times: int = 8) -> Batch:
+def taught(pipeline: Pipeline, batch: Batch, *, took_s: float, times: int = 8) -> Batch:
     """So many batches of its size have run, each for so long; returns the next one, which starts when they are over."""
     n, now = len(batch), 0.0
     for _ in range(times):
         now += took_s
-        reply(line, now, batch)
-        line.submit(now, asks(range(n)))
-        (batch,) = line.poll(now).run
+        reply(pipeline, now, batch)
+        pipeline.submit(now, asks(range(n)))
+        (batch,) = pipeline.poll(now).run
     return batch
 
 
 def test_a_call_may_take_as_long_as_somebody_waits() -> None:
-    """While nothing is known of what calls take, however long that is."""
-    line, batch = running("a")
+    """While nothing is known of what calls take, a call may last for as long as somebody waits for
+    it.
+    """
+    pipeline, batch = running("a")
 
-    assert [line.poll(now).kill for now in (3, 10, 1e6)] == [[], [], []]
-    reply(line, 1e6, batch)
-    assert [outcome(request) for request in line.poll(1e6).answer] == ["a'"]
+    assert [pipeline.poll(now).kill for now in (3, 10, 1e6)] == [[], [], []]
+    reply(pipeline, 1e6, batch)
+    assert [outcome(request) for request in pipeline.poll(1e6).answer] == ["a'"]
 
 
 def test_a_call_that_nobody_waits_for_is_given_up() -> None:
-    """Some time after the last deadline. The caller has heard then, and of the setting; nobody's request runs again."""
-    line, _ = running("a", timeout=9)
-    line.submit(1, [ask("b", 30)])
-    todo = line.poll(9)
+    """A call is given up some time after the last deadline in its batch. Its callers have heard by
+    then which setting limits it, and no request runs again.
+    """
+    pipeline, _ = running("a", timeout=9)
+    pipeline.submit(1, [ask("b", 30)])
+    todo = pipeline.poll(9)
     (late,) = todo.answer
 
     assert (todo.kill, todo.wake_at) == ([], 12)
@@ -54,110 +58,124 @@ def test_a_call_that_nobody_waits_for_is_given_up() -> None:
         "no answer within 9.000 s: 0.000 s waiting for stage, 9.000 s in stage;"
         " the call goes on for 3 s at most if nobody waits for it: see max_batch_time_s"
     )
-    assert line.poll(11).kill == []
-    assert line.poll(12).kill == [(0, 0)]
-    assert line.poll(13).kill == []
+    assert pipeline.poll(11).kill == []
+    assert pipeline.poll(12).kill == [(0, 0)]
+    assert pipeline.poll(13).kill == []
     assert (
-        line.batchers[0].in_flight[0].given_up.startswith("nobody has waited for its call for 3 s, and max_batch_time")
+        pipeline.batchers[0]
+        .in_flight[0]
+        .given_up.startswith("nobody has waited for its call for 3 s, and max_batch_time")
     )
-    assert line.worker_lost(12, 0, 0) is False
-    line.worker_ready(0, 0)
-    assert [items(batch.requests) for batch in line.poll(12).run] == [["b"]]
+    assert pipeline.worker_lost(12, 0, 0) is False
+    pipeline.worker_ready(0, 0)
+    assert [items(batch.requests) for batch in pipeline.poll(12).run] == [["b"]]
 
 
 def test_a_deadline_soon_after_the_start_says_nothing_of_the_call() -> None:
-    """It was not the call that took so long."""
-    line, _ = running("a", timeout=2)
-    (late,) = line.poll(2).answer
+    """A deadline soon after the start of a call does not make the call a slow one."""
+    pipeline, _ = running("a", timeout=2)
+    (late,) = pipeline.poll(2).answer
 
     assert str(late.error) == "no answer within 2.000 s: 0.000 s waiting for stage, 2.000 s in stage"
 
 
 def test_callers_who_go_are_waited_for_no_longer() -> None:
-    """The time counts from the last one that goes, be it by its deadline or by itself; not from the first."""
-    line, batch = running("a", "b")
+    """A call is given up some time after the last of its callers has left, by deadline or by
+    itself; the first one that leaves does not count.
+    """
+    pipeline, batch = running("a", "b")
     for now, request in zip((1, 4), batch.requests, strict=True):
-        line.cancel(now, request)
+        pipeline.cancel(now, request)
 
-    assert line.poll(4).wake_at <= 7
-    assert [line.poll(now).kill for now in (6, 7)] == [[], [(0, 0)]]
+    assert pipeline.poll(4).wake_at <= 7
+    assert [pipeline.poll(now).kill for now in (6, 7)] == [[], [(0, 0)]]
 
 
 def test_an_answer_to_the_others_counts_too() -> None:
-    """One of two has gone, the other one is answered in part of a reply: from then on nobody waits."""
-    line, batch = running("a", "b")
+    """Once those who still waited are answered by a part of the reply, nobody waits for the call
+    any more.
+    """
+    pipeline, batch = running("a", "b")
     first, second = batch.requests
-    line.cancel(1, first)
-    line.completed(5, Reply(0, batch.place, batch.id, [second.id], ["b'"]))
+    pipeline.cancel(1, first)
+    pipeline.completed(5, Reply(0, batch.place, batch.id, [second.id], ["b'"]))
 
-    assert [line.poll(now).kill for now in (7, 8)] == [[], [(0, 0)]]
+    assert [pipeline.poll(now).kill for now in (7, 8)] == [[], [(0, 0)]]
 
 
 def test_each_call_of_a_batch_has_its_time() -> None:
-    """A worker that reports another call is alive, although nobody waits."""
-    line, batch = running("a", timeout=1)
-    line.poll(1)
-    line.call_started(3, 0, batch.place, batch.id)
+    """A worker that reports another call is alive and gets its time anew, although nobody waits."""
+    pipeline, batch = running("a", timeout=1)
+    pipeline.poll(1)
+    pipeline.call_started(3, 0, batch.place, batch.id)
 
-    assert [line.poll(now).kill for now in (4, 5, 6)] == [[], [], [(0, 0)]]
+    assert [pipeline.poll(now).kill for now in (4, 5, 6)] == [[], [], [(0, 0)]]
 
 
 def test_a_call_of_ten_times_its_cost_is_given_up_sooner() -> None:
-    """Though somebody waits, but not before it has taken as long as one may that nobody waits for."""
-    line, batch = running("a")
-    batch = taught(line, batch, took_s=0.5)
+    """A call that takes ten times what its size usually takes is given up although somebody waits,
+    but no sooner than one for which nobody waits.
+    """
+    pipeline, batch = running("a")
+    batch = taught(pipeline, batch, took_s=0.5)
 
-    assert [line.poll(4 + ran_s).kill for ran_s in (3, 4.9, 5)] == [[], [], [(0, 0)]]
+    assert [pipeline.poll(4 + ran_s).kill for ran_s in (3, 4.9, 5)] == [[], [], [(0, 0)]]
     assert "more than ten times as long as its batches do (0.5 s at most), and max_batch_time_s" in batch.given_up
-    line.worker_lost(9, 0, 0)
-    line.worker_ready(0, 0)
-    (again,) = line.poll(9).run
+    pipeline.worker_lost(9, 0, 0)
+    pipeline.worker_ready(0, 0)
+    (again,) = pipeline.poll(9).run
     assert (again.requests, again.reason) == (batch.requests, "quarantine")
 
 
 def test_what_is_quick_may_be_slow_for_the_whole_time() -> None:
-    """Ten times a millisecond is no reason to give anything up."""
-    line, batch = running("a")
-    taught(line, batch, took_s=0.125)
+    """A call is not given up for taking ten times a trifle: ten times a millisecond is no reason."""
+    pipeline, batch = running("a")
+    taught(pipeline, batch, took_s=0.125)
 
-    assert [line.poll(1 + ran_s).kill for ran_s in (2.9, 3)] == [[], [(0, 0)]]
+    assert [pipeline.poll(1 + ran_s).kill for ran_s in (2.9, 3)] == [[], [(0, 0)]]
 
 
 @pytest.mark.parametrize("times", [0, 1, 7])
 def test_few_batches_teach_nothing(times: int) -> None:
-    """The first ones may have been trifles."""
-    line, batch = running("a")
-    taught(line, batch, took_s=0.125, times=times)
+    """As long as few batches have been timed no call is given up for its duration, since the first
+    ones may have been trifles.
+    """
+    pipeline, batch = running("a")
+    taught(pipeline, batch, took_s=0.125, times=times)
 
-    assert line.poll(1e6).kill == []
+    assert pipeline.poll(1e6).kill == []
 
 
 def test_who_hangs_twice_is_told_of_the_limit() -> None:
-    """With company and then alone: 504 that names the setting, and nobody else fails."""
-    line, batch = running(*"ab")
-    batch = taught(line, batch, took_s=0.5)
-    line.poll(9)
-    line.worker_lost(9, 0, 0)
-    line.worker_ready(0, 0)
-    (batch,) = line.poll(9).run
+    """A request that hangs twice, in company and then alone, is answered with 504 and the setting
+    that limits it; no other request fails.
+    """
+    pipeline, batch = running(*"ab")
+    batch = taught(pipeline, batch, took_s=0.5)
+    pipeline.poll(9)
+    pipeline.worker_lost(9, 0, 0)
+    pipeline.worker_ready(0, 0)
+    (batch,) = pipeline.poll(9).run
     (suspect,) = batch.requests
-    assert line.poll(19).kill == [(0, 0)]
+    assert pipeline.poll(19).kill == [(0, 0)]
 
-    assert line.worker_lost(19, 0, 0) is True
+    assert pipeline.worker_lost(19, 0, 0) is True
     assert isinstance(suspect.error, DeadlineExceeded)
     assert "max_batch_time_s" in str(suspect.error)
-    line.worker_ready(0, 0)
-    (batch,) = line.poll(19).run
-    reply(line, 20, batch)
-    assert [outcome(request) for request in line.poll(20).answer] == ["1'"]
+    pipeline.worker_ready(0, 0)
+    (batch,) = pipeline.poll(19).run
+    reply(pipeline, 20, batch)
+    assert [outcome(request) for request in pipeline.poll(20).answer] == ["1'"]
 
 
 def test_what_must_not_run_twice_is_told_of_the_limit() -> None:
-    """503, as after a crash, but with the reason."""
-    line, batch = running("a", idempotent=False)
-    batch = taught(line, batch, took_s=0.125)
-    line.poll(4)
-    line.worker_lost(4, 0, 0)
+    """A request that must not run twice is answered with 503 after a hang, as after a crash, and
+    hears the reason.
+    """
+    pipeline, batch = running("a", idempotent=False)
+    batch = taught(pipeline, batch, took_s=0.125)
+    pipeline.poll(4)
+    pipeline.worker_lost(4, 0, 0)
     (request,) = batch.requests
 
     assert isinstance(request.error, Unavailable)
@@ -166,16 +184,20 @@ def test_what_must_not_run_twice_is_told_of_the_limit() -> None:
 
 
 def test_a_limit_of_the_users_own_is_the_only_one() -> None:
-    """`max_batch_time_s`: neither what is learned nor who waits makes a difference."""
-    line, batch = running("a", max_batch_time_s=20)
-    taught(line, batch, took_s=0.125, times=20)
-    line.cancel(2.5, line.batchers[0].in_flight[0].requests[0])
+    """With `max_batch_time_s` neither what was learned nor who waits makes a difference: it is the
+    only limit.
+    """
+    pipeline, batch = running("a", max_batch_time_s=20)
+    taught(pipeline, batch, took_s=0.125, times=20)
+    pipeline.cancel(2.5, pipeline.batchers[0].in_flight[0].requests[0])
 
-    assert [line.poll(2.5 + ran_s).kill for ran_s in (5, 19.9, 20)] == [[], [], [(0, 0)]]
+    assert [pipeline.poll(2.5 + ran_s).kill for ran_s in (5, 19.9, 20)] == [[], [], [(0, 0)]]
 
 
 def test_larger_batches_are_given_more_time() -> None:
-    """After single items of 1 s a batch of 64 may take ten times 64 s; after those, a single item as much."""
+    """Larger batches are given more time: after single items of 1 s a batch of 64 may take ten
+    times 64 s, and after those a single item as much.
+    """
     patience = Patience(unwanted_s=3)
     for _ in range(8):
         patience.learn(1, 1.0)
@@ -187,7 +209,9 @@ def test_larger_batches_are_given_more_time() -> None:
 
 
 def test_the_slowest_is_forgotten() -> None:
-    """One batch that took an hour does not give all others ten hours for ever."""
+    """One batch that took an hour does not give all others ten hours for ever: the slowest time is
+    forgotten again.
+    """
     patience = Patience(unwanted_s=3)
     for took_s in [3600.0, *[1.0] * 1000]:
         patience.learn(1, took_s)
@@ -196,7 +220,9 @@ def test_the_slowest_is_forgotten() -> None:
 
 
 def test_without_time_limits_nothing_is_ever_given_up() -> None:
-    """Where services have no time-out, and in functions."""
+    """Where there are no time limits, as in services without a time-out and in batched functions,
+    no call is ever given up.
+    """
     patience = Patience()
 
     assert patience.until(0, 0, 1) == inf

@@ -12,7 +12,18 @@ from carpool.core.reply import Reply
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, Unavailable
 from carpool.policy import Decision, Greedy, OneByOne, QueueView, Static
 from carpool.request import DONE, Request
-from tests.core.stub import Scripted, ask, asks, items, outcome, pipeline, reply, stage, state_of
+from tests.support.pipelines import (
+    Scripted,
+    ask,
+    asks,
+    assert_counts,
+    items,
+    outcome,
+    pipeline_of,
+    reply,
+    stage,
+    state_of,
+)
 
 
 def answers(to: Pipeline, now: float) -> list[object]:
@@ -21,41 +32,47 @@ def answers(to: Pipeline, now: float) -> list[object]:
 
 
 def test_a_request_goes_through_all_stages() -> None:
-    """Each stage gets what the one before made of it; the last one's result is the answer."""
-    line = pipeline(stage(), stage(), stage())
+    """Each stage gets what the one before made of a request, and the last one's result is the
+    answer.
+    """
+    pipeline = pipeline_of(stage(), stage(), stage())
     (request,) = asks("x")
-    line.submit(0, [request])
+    pipeline.submit(0, [request])
     for now in (1, 2, 3):
-        (batch,) = line.poll(now).run
+        (batch,) = pipeline.poll(now).run
         assert (batch.stage, batch.started) == (now - 1, now)
-        reply(line, now, batch)
+        reply(pipeline, now, batch)
 
-    assert line.poll(3).answer == [request]
+    assert pipeline.poll(3).answer == [request]
     assert (request.result, request.state) == ("x'''", DONE)
     assert (request.admitted, request.arrived) == (0, 2)
-    assert (line.admitted, line.answered, line.unanswered) == (1, 1, 0)
+    assert_counts(pipeline, admitted=1, answered=1, unanswered=0)
 
 
 def test_ids_are_unique_and_rise() -> None:
-    """They pair answers with callers; 0 is nobody's."""
-    line = pipeline(stage(99))
+    """Ids rise and are never used again, so that they pair answers with callers; 0 belongs to
+    nobody.
+    """
+    pipeline = pipeline_of(stage(99))
     requests = asks(range(5))
-    line.submit(0, requests[:3])
-    line.submit(0, requests[3:])
+    pipeline.submit(0, requests[:3])
+    pipeline.submit(0, requests[3:])
 
     assert [request.id for request in requests] == [1, 2, 3, 4, 5]
 
 
 def test_an_error_goes_straight_back() -> None:
-    """The next stage never sees the item, and its batch-mates go on."""
-    line = pipeline(stage(), stage())
+    """An item's error goes straight back to its caller: the next stage never sees the item, and its
+    mates go on.
+    """
+    pipeline = pipeline_of(stage(), stage())
     requests = asks("abc")
-    line.submit(0, requests)
-    (batch,) = line.poll(0).run
+    pipeline.submit(0, requests)
+    (batch,) = pipeline.poll(0).run
     error = ModelError("boom")
-    reply(line, 1, batch, errors={1: error})
+    reply(pipeline, 1, batch, errors={1: error})
 
-    todo = line.poll(1)
+    todo = pipeline.poll(1)
 
     assert todo.answer == [requests[1]]
     assert requests[1].error is error
@@ -63,44 +80,48 @@ def test_an_error_goes_straight_back() -> None:
 
 
 def test_an_error_in_the_last_stage_is_its_items_alone() -> None:
-    """The others have their results."""
-    line = pipeline(stage())
+    """An error in the last stage fails only its own item; the others get their results."""
+    pipeline = pipeline_of(stage())
     requests = asks("abc")
-    line.submit(0, requests)
-    (batch,) = line.poll(0).run
-    reply(line, 1, batch, errors={0: ModelError("boom")})
+    pipeline.submit(0, requests)
+    (batch,) = pipeline.poll(0).run
+    reply(pipeline, 1, batch, errors={0: ModelError("boom")})
 
-    assert answers(line, 1) == [ModelError, "b'", "c'"]
+    assert answers(pipeline, 1) == [ModelError, "b'", "c'"]
 
 
 def test_the_last_stage_is_asked_first() -> None:
-    """The room it makes is used in the same poll."""
-    line = pipeline(stage(2), stage(2, max_size=2))
-    line.submit(0, asks("abcdef"))
-    (first,) = line.poll(0).run
-    reply(line, 1, first)  # a and b wait in stage 1, whose queue is full now
+    """Stages are asked from the last to the first, so that the room which one makes is used in the
+    same poll.
+    """
+    pipeline = pipeline_of(stage(2), stage(2, max_size=2))
+    pipeline.submit(0, asks("abcdef"))
+    (first,) = pipeline.poll(0).run
+    reply(pipeline, 1, first)  # a and b wait in stage 1, whose queue is full now
 
-    todo = line.poll(1)
+    todo = pipeline.poll(1)
 
     assert [(batch.stage, items(batch.requests)) for batch in todo.run] == [(1, ["a'", "b'"]), (0, ["c", "d"])]
 
 
 def test_a_stage_waits_for_credit() -> None:
-    """What runs and what waits downstream fit into its queue together, however many workers are idle."""
-    line = pipeline(stage(2), stage(2, max_size=4), workers=(9, 0))
-    line.submit(0, asks(range(20)))
+    """What runs in a stage and what waits in the next one fit into the next one's queue together,
+    however many workers are idle.
+    """
+    pipeline = pipeline_of(stage(2), stage(2, max_size=4), workers=(9, 0))
+    pipeline.submit(0, asks(range(20)))
 
-    started = line.poll(0).run
+    started = pipeline.poll(0).run
     assert [items(batch.requests) for batch in started] == [[0, 1], [2, 3]]
 
     for batch in started:
-        reply(line, 1, batch)
-    assert line.poll(1).run == []
-    assert len(line.batchers[1].queue) == 4
+        reply(pipeline, 1, batch)
+    assert pipeline.poll(1).run == []
+    assert len(pipeline.batchers[1].queue) == 4
 
-    line.worker_ready(1, 0)
+    pipeline.worker_ready(1, 0)
 
-    assert [(batch.stage, len(batch)) for batch in line.poll(2).run] == [(1, 2), (0, 2)]
+    assert [(batch.stage, len(batch)) for batch in pipeline.poll(2).run] == [(1, 2), (0, 2)]
 
 
 class DropsTheOld(Greedy):
@@ -114,59 +135,65 @@ class DropsTheOld(Greedy):
 
 
 def test_who_is_left_after_a_drop_may_have_room() -> None:
-    """There was no credit for all of them, but there is for the others: nobody would ask again."""
-    line = pipeline(stage(policy=DropsTheOld(4)), stage(4, max_size=4), workers=(1, 0))
-    line.submit(0, asks("abc"))
-    reply(line, 0, line.poll(0).run[0])
-    line.submit(1, asks("defg"))
-    line.submit(5, asks("h"))
-    assert line.poll(5).run == []  # three wait for the second stage, which has room for one more
+    """If a policy drops some requests because there was no room behind for all, the others are
+    asked for again in the same poll: nobody would ask later.
+    """
+    pipeline = pipeline_of(stage(policy=DropsTheOld(4)), stage(4, max_size=4), workers=(1, 0))
+    pipeline.submit(0, asks("abc"))
+    reply(pipeline, 0, pipeline.poll(0).run[0])
+    pipeline.submit(1, asks("defg"))
+    pipeline.submit(5, asks("h"))
+    assert pipeline.poll(5).run == []  # three wait for the second stage, which has room for one more
 
-    todo = line.poll(11)
+    todo = pipeline.poll(11)
 
     assert items(todo.answer) == ["d", "e", "f", "g"]
     assert [items(batch.requests) for batch in todo.run] == [["h"]]
 
 
 def test_a_queue_that_is_full_of_bytes_gives_no_credit() -> None:
-    """Bounds by bytes hold between stages as well, up to the batch that is on its way."""
-    line = pipeline(stage(2), stage(2, max_bytes=10), measure=lambda result: 5, workers=(1, 0))
-    line.submit(0, asks("abcd"))
-    (batch,) = line.poll(0).run
-    reply(line, 1, batch)
+    """A queue that is full by its bytes holds the stage before it back too, up to the batch that is
+    on its way.
+    """
+    pipeline = pipeline_of(stage(2), stage(2, max_bytes=10), measure=lambda result: 5, workers=(1, 0))
+    pipeline.submit(0, asks("abcd"))
+    (batch,) = pipeline.poll(0).run
+    reply(pipeline, 1, batch)
 
-    assert line.batchers[1].queue.nbytes == 10
-    assert line.poll(1).run == []
+    assert pipeline.batchers[1].queue.nbytes == 10
+    assert pipeline.poll(1).run == []
 
 
 def test_bytes_between_stages_count_also_when_callers_wait_at_the_door() -> None:
-    """Letting callers in is no way round the credits."""
-    line = pipeline(stage(1, max_size=1), stage(1, max_bytes=5), measure=lambda result: 5, workers=(1, 0))
-    line.submit(0, asks("a"))
-    reply(line, 1, line.poll(0).run[0])
+    """Bounds on bytes between stages hold also when callers at the door are let in."""
+    pipeline = pipeline_of(stage(1, max_size=1), stage(1, max_bytes=5), measure=lambda result: 5, workers=(1, 0))
+    pipeline.submit(0, asks("a"))
+    reply(pipeline, 1, pipeline.poll(0).run[0])
     requests = asks("bc", patient=True)
-    line.submit(1, requests)
-    line.cancel(1, requests[0])
+    pipeline.submit(1, requests)
+    pipeline.cancel(1, requests[0])
 
-    todo = line.poll(1)
+    todo = pipeline.poll(1)
 
-    assert items(list(line.batchers[0].queue)) == ["c"]
-    assert (line.batchers[1].queue.nbytes, todo.run) == (5, [])
+    assert items(list(pipeline.batchers[0].queue)) == ["c"]
+    assert (pipeline.batchers[1].queue.nbytes, todo.run) == (5, [])
 
 
 def test_a_hop_of_many_does_not_wait_for_more_room_than_there_can_be() -> None:
-    """Single items that travel together fit the next queue, however small it is; they never stand still."""
+    """Items that travel together without being batched fit the next queue, however small it is, and
+    never stand still.
+    """
     policy = OneByOne()
     policy.completed(0, 1, 1, 1e-6, True)
-    line = pipeline(stage(policy=policy), stage(9, max_size=10))
-    line.submit(0, asks(range(50)))
+    pipeline = pipeline_of(stage(policy=policy), stage(9, max_size=10))
+    pipeline.submit(0, asks(range(50)))
 
     served: list[str] = []
     for now in range(20):
-        todo = line.poll(now)
+        todo = pipeline.poll(now)
         served += [outcome(request) for request in todo.answer]
         for batch in todo.run:
-            reply(line, now, batch, busy_s=1e-6)
+            reply(pipeline, now, batch, busy_s=1e-6)
 
     assert served == [f"{i}''" for i in range(50)]
 
@@ -175,38 +202,38 @@ def test_a_hop_of_many_does_not_wait_for_more_room_than_there_can_be() -> None:
 
 
 def test_a_stage_weighs_the_results_of_the_one_before() -> None:
-    """Sizes are a stage's own: those of the stage before count no more."""
-    line = pipeline(stage(8), stage(8, weigh=len), stage(8))  # type: ignore[arg-type]
+    """A stage that has `size=` weighs the results of the stage before it anew."""
+    pipeline = pipeline_of(stage(8), stage(8, weigh=len), stage(8))  # type: ignore[arg-type]
     requests = [ask("abc"), ask("de"), ask("f")]
     for request in requests:
         request.size = 4
-    line.submit(0, requests)
+    pipeline.submit(0, requests)
     seen = []
     for now in range(4):
-        todo = line.poll(now)
+        todo = pipeline.poll(now)
         seen.append([(batch.stage, len(batch), batch.size) for batch in todo.run])
         for batch in todo.run:
-            reply(line, now, batch)
+            reply(pipeline, now, batch)
 
     assert seen == [[(0, 2, 8)], [(1, 2, 7), (0, 1, 4)], [(2, 2, 2), (1, 1, 2)], [(2, 1, 1)]]
 
 
 def test_a_result_that_cannot_be_weighed_fails_alone() -> None:
-    """Its batch-mates go on."""
+    """A result that cannot be weighed fails alone, and its mates go on."""
 
     def size(result: object) -> int:
         if result == "b'":
             raise ModelError("no size")
         return 1
 
-    line = pipeline(stage(), stage(weigh=size))
-    line.submit(0, asks("abc"))
-    reply(line, 1, line.poll(0).run[0])
-    todo = line.poll(1)
+    pipeline = pipeline_of(stage(), stage(weigh=size))
+    pipeline.submit(0, asks("abc"))
+    reply(pipeline, 1, pipeline.poll(0).run[0])
+    todo = pipeline.poll(1)
 
     assert [(request.item, str(request.error)) for request in todo.answer] == [("b", "no size")]
     assert items(todo.run[0].requests) == ["a'", "c'"]
-    assert line.unanswered == 2
+    assert pipeline.unanswered == 2
 
 
 # -- deadlines
@@ -214,48 +241,52 @@ def test_a_result_that_cannot_be_weighed_fails_alone() -> None:
 
 @pytest.mark.parametrize("deadline", [4.0, 5.0])
 def test_nothing_is_dispatched_at_or_after_its_deadline(deadline: float) -> None:
-    """It is answered instead."""
-    line = pipeline(stage())
-    line.submit(0, [ask("late", deadline), ask("good", 6)])
+    """A request is never dispatched at or after its deadline; it is answered with that instead."""
+    pipeline = pipeline_of(stage())
+    pipeline.submit(0, [ask("late", deadline), ask("good", 6)])
 
-    todo = line.poll(5)
+    todo = pipeline.poll(5)
 
     assert [items(batch.requests) for batch in todo.run] == [["good"]]
     assert [outcome(request) for request in todo.answer] == [DeadlineExceeded]
 
 
 def test_a_deadline_is_checked_between_stages() -> None:
-    """A result that comes at its deadline goes no further."""
-    line = pipeline(stage(), stage())
-    line.submit(0, [ask("a", 5), ask("b", 6)])
-    (batch,) = line.poll(0).run
-    reply(line, 5, batch)
+    """A result that comes at its request's deadline is not passed on to the next stage."""
+    pipeline = pipeline_of(stage(), stage())
+    pipeline.submit(0, [ask("a", 5), ask("b", 6)])
+    (batch,) = pipeline.poll(0).run
+    reply(pipeline, 5, batch)
 
-    todo = line.poll(5)
+    todo = pipeline.poll(5)
 
     assert [outcome(request) for request in todo.answer] == [DeadlineExceeded]
     assert items(todo.run[0].requests) == ["b'"]
 
 
 def test_a_deadline_ends_the_waiting_also_while_the_item_runs() -> None:
-    """The caller hears at the deadline; the result, when it comes, is dropped and counted."""
-    line = pipeline(stage())
-    line.submit(0, [ask("a", 5)])
-    todo = line.poll(0)
+    """A caller hears at its deadline although its item still runs; the result is dropped and
+    counted when it comes.
+    """
+    pipeline = pipeline_of(stage())
+    pipeline.submit(0, [ask("a", 5)])
+    todo = pipeline.poll(0)
 
     assert todo.wake_at == 5
-    assert answers(line, 5) == [DeadlineExceeded]
+    assert answers(pipeline, 5) == [DeadlineExceeded]
 
-    reply(line, 6, todo.run[0])
+    reply(pipeline, 6, todo.run[0])
 
-    assert line.poll(6).answer == []
-    assert line.batchers[0].late_results == 1
-    assert (line.answered, line.unanswered) == (1, 0)
+    assert pipeline.poll(6).answer == []
+    assert pipeline.batchers[0].late_results == 1
+    assert_counts(pipeline, answered=1, unanswered=0)
 
 
 def test_a_reply_after_the_deadline_is_late_although_nobody_has_polled() -> None:
-    """A driver that stood still finds it before its timers; of the same batch, who has time gets the answer."""
-    to = pipeline(stage())
+    """A reply after a deadline is late even if no poll came in between, as when the driver stood
+    still; mates in the same batch that have time get their answers.
+    """
+    to = pipeline_of(stage())
     hasty, patient = ask(deadline=3), ask()
     to.submit(0, [hasty, patient])
     (batch,) = to.poll(0).run
@@ -268,66 +299,74 @@ def test_a_reply_after_the_deadline_is_late_although_nobody_has_polled() -> None
 
 
 def test_the_next_wake_up_is_the_earliest_there_is() -> None:
-    """Over all stages: deadlines, hang limits, and what policies ask for."""
-    line = pipeline(stage(max_batch_time_s=30), stage(policy=Static(4, 10)))
-    line.submit(0, asks("a", 50))
-    todo = line.poll(0)
+    """The next wake-up is the earliest of all stages' deadlines, hang limits and wishes of
+    policies.
+    """
+    pipeline = pipeline_of(stage(max_batch_time_s=30), stage(policy=Static(4, 10)))
+    pipeline.submit(0, asks("a", 50))
+    todo = pipeline.poll(0)
     seen = [todo.wake_at]
-    reply(line, 2, todo.run[0])
-    seen.append(line.poll(2).wake_at)
-    line.submit(3, asks("b", 11))
-    seen.append(line.poll(3).wake_at)
-    seen.append(line.poll(11).wake_at)
+    reply(pipeline, 2, todo.run[0])
+    seen.append(pipeline.poll(2).wake_at)
+    pipeline.submit(3, asks("b", 11))
+    seen.append(pipeline.poll(3).wake_at)
+    seen.append(pipeline.poll(11).wake_at)
 
     assert seen == [30, 12, 11, 12]
 
 
 def test_without_work_nobody_is_woken() -> None:
-    """Never is infinity."""
-    line = pipeline(stage(), stage())
+    """A pipeline without work asks to be woken at infinity, that is never."""
+    pipeline = pipeline_of(stage(), stage())
 
-    assert line.poll(0).wake_at == inf
+    assert pipeline.poll(0).wake_at == inf
 
 
 def test_a_worker_that_hangs_is_named_once() -> None:
-    """At its limit; its requests are still owed until its death is reported."""
-    line = pipeline(stage(1, max_batch_time_s=10), workers=2)
-    line.submit(0, asks("ab"))
-    line.poll(0)
+    """A worker that hangs is named once, at its limit; its requests are owed until its death is
+    reported.
+    """
+    pipeline = pipeline_of(stage(1, max_batch_time_s=10), workers=2)
+    pipeline.submit(0, asks("ab"))
+    pipeline.poll(0)
 
-    assert sorted(line.poll(10).kill) == [(0, 0), (0, 1)]
-    assert line.poll(11).kill == []
-    assert line.unanswered == 2
+    assert sorted(pipeline.poll(10).kill) == [(0, 0), (0, 1)]
+    assert pipeline.poll(11).kill == []
+    assert pipeline.unanswered == 2
 
 
 def test_the_start_of_another_call_gives_a_worker_new_time() -> None:
-    """A batch that is run in parts is held to the limit part by part."""
-    line = pipeline(stage(max_batch_time_s=10))
-    line.submit(0, asks("ab"))
-    (batch,) = line.poll(0).run
-    line.call_started(9, 0, batch.place, batch.id)
+    """When a batch is run in parts, the worker has the whole limit anew with each call that it
+    reports.
+    """
+    pipeline = pipeline_of(stage(max_batch_time_s=10))
+    pipeline.submit(0, asks("ab"))
+    (batch,) = pipeline.poll(0).run
+    pipeline.call_started(9, 0, batch.place, batch.id)
 
-    assert (line.poll(10).kill, line.poll(18).kill, line.poll(19).kill) == ([], [], [(0, 0)])
+    assert (pipeline.poll(10).kill, pipeline.poll(18).kill, pipeline.poll(19).kill) == ([], [], [(0, 0)])
 
 
 # -- workers lost
 
 
 def test_a_request_of_a_lost_worker_is_run_once_more() -> None:
-    """By another worker; the second loss is an error, and the request is not tried a third time."""
-    line = pipeline(stage(max_batch_time_s=10), workers=3)
+    """A request of a lost worker is run once more by another one; a second loss is an error, and
+    there is no third try.
+    """
+    pipeline = pipeline_of(stage(max_batch_time_s=10), workers=3)
     requests = asks("a")
-    line.submit(0, requests)
-    (first,) = line.poll(0).run
-    line.worker_lost(1, 0, first.place)
-    (second,) = line.poll(1).run
+    pipeline.submit(0, requests)
+    (first,) = pipeline.poll(0).run
+    pipeline.worker_lost(1, 0, first.place)
+    (second,) = pipeline.poll(1).run
 
     assert second.place != first.place
     assert second.requests == requests
 
-    line.worker_lost(2, 0, second.place)
+    pipeline.worker_lost(2, 0, second.place)
 
-    todo = line.poll(2)
+    todo = pipeline.poll(2)
     (error,) = [request.error for request in requests]
     assert (todo.run, todo.answer) == ([], requests)
     assert isinstance(error, ModelError)
@@ -336,13 +375,15 @@ def test_a_request_of_a_lost_worker_is_run_once_more() -> None:
 
 @pytest.mark.parametrize("idempotent", [True, False])
 def test_what_a_lost_worker_had_not_been_sent_waits_again(idempotent: bool) -> None:
-    """It is not to blame, and may be run for the first time."""
-    line = pipeline(stage(max_batch_time_s=10, idempotent=idempotent), workers=2)
+    """Requests that had not been sent to a lost worker wait again: they are not to blame, and have
+    not used up their second try.
+    """
+    pipeline = pipeline_of(stage(max_batch_time_s=10, idempotent=idempotent), workers=2)
     requests = asks("abc")
-    line.submit(0, requests)
-    (batch,) = line.poll(0).run
-    line.worker_lost(1, 0, batch.place, {requests[1].id, requests[2].id})
-    todo = line.poll(1)
+    pipeline.submit(0, requests)
+    (batch,) = pipeline.poll(0).run
+    pipeline.worker_lost(1, 0, batch.place, {requests[1].id, requests[2].id})
+    todo = pipeline.poll(1)
 
     assert [request.losses for request in requests] == [1, 0, 0]
     assert todo.answer == ([] if idempotent else [requests[0]])
@@ -350,14 +391,16 @@ def test_what_a_lost_worker_had_not_been_sent_waits_again(idempotent: bool) -> N
 
 
 def test_what_must_not_run_twice_fails_at_once() -> None:
-    """`idempotent=False`: the worker may have done it before it died."""
-    line = pipeline(stage(idempotent=False), workers=2)
+    """With `idempotent=False` the requests of a lost worker fail at once, since it may have done
+    them before it died.
+    """
+    pipeline = pipeline_of(stage(idempotent=False), workers=2)
     (request,) = asks("a")
-    line.submit(0, [request])
-    (batch,) = line.poll(0).run
-    line.worker_lost(1, 0, batch.place)
+    pipeline.submit(0, [request])
+    (batch,) = pipeline.poll(0).run
+    pipeline.worker_lost(1, 0, batch.place)
 
-    todo = line.poll(1)
+    todo = pipeline.poll(1)
 
     assert (todo.run, todo.answer) == ([], [request])
     assert isinstance(request.error, Unavailable)
@@ -365,239 +408,257 @@ def test_what_must_not_run_twice_fails_at_once() -> None:
 
 
 def test_losses_are_counted_per_stage() -> None:
-    """A request that was run again in one stage may be run again in the next."""
-    line = pipeline(stage(), stage(), workers=3)
+    """A request that was run again in one stage may be run again in the next, too."""
+    pipeline = pipeline_of(stage(), stage(), workers=3)
     (request,) = asks("a")
-    line.submit(0, [request])
+    pipeline.submit(0, [request])
     for now, index in enumerate((0, 1)):
-        (batch,) = line.poll(now).run
-        line.worker_lost(now, index, batch.place)
-        (batch,) = line.poll(now).run
-        reply(line, now, batch)
+        (batch,) = pipeline.poll(now).run
+        pipeline.worker_lost(now, index, batch.place)
+        (batch,) = pipeline.poll(now).run
+        reply(pipeline, now, batch)
 
-    assert answers(line, 2) == ["a''"]
+    assert answers(pipeline, 2) == ["a''"]
 
 
 def test_requests_of_a_lost_worker_go_ahead_of_later_ones() -> None:
-    """They wait in the order of their arrival, whether they are to blame or not."""
+    """Requests of a lost worker wait in the order of their arrival, ahead of later ones, whether
+    they are to blame or not.
+    """
     for lost in (Pipeline.worker_lost, Pipeline.worker_left):
-        line = pipeline(stage(3), workers=1)
-        line.submit(0, asks("abc"))
-        (batch,) = line.poll(0).run
-        line.submit(1, asks("de"))
-        lost(line, 2, 0, batch.place)
+        pipeline = pipeline_of(stage(3), workers=1)
+        pipeline.submit(0, asks("abc"))
+        (batch,) = pipeline.poll(0).run
+        pipeline.submit(1, asks("de"))
+        lost(pipeline, 2, 0, batch.place)
         seen: list[str] = []
         for worker in range(9):
-            line.worker_ready(0, worker)
-            seen += ["".join(items(batch.requests)) for batch in line.poll(2).run]
+            pipeline.worker_ready(0, worker)
+            seen += ["".join(items(batch.requests)) for batch in pipeline.poll(2).run]
 
         assert seen == (["a", "b", "c", "de"] if lost is Pipeline.worker_lost else ["abc", "de"])
 
 
 def test_a_worker_that_leaves_costs_its_requests_nothing() -> None:
-    """However often: an interrupted thread is no crash."""
-    line = pipeline(stage(), workers=0)
+    """A worker that leaves without a crash, such as an interrupted thread, costs its requests none
+    of their tries, however often it happens.
+    """
+    pipeline = pipeline_of(stage(), workers=0)
     requests = asks("ab")
-    line.submit(0, requests)
+    pipeline.submit(0, requests)
     for worker in range(5):
-        line.worker_ready(0, worker)
-        (batch,) = line.poll(worker).run
+        pipeline.worker_ready(0, worker)
+        (batch,) = pipeline.poll(worker).run
         assert batch.requests == requests
-        line.worker_left(worker, 0, worker)
+        pipeline.worker_left(worker, 0, worker)
 
     assert [request.losses for request in requests] == [0, 0]
 
 
 def test_answers_that_nobody_waits_for_are_late_in_whole_replies_and_in_parts() -> None:
-    """Whoever was answered or has gone takes nothing; the others take theirs."""
-    line = pipeline(stage(6))
+    """In a whole reply or in a part of it, those who were answered already or have gone take
+    nothing, and the others take their results.
+    """
+    pipeline = pipeline_of(stage(6))
     requests = asks("abcdef")
     requests[1].deadline = 5
-    line.submit(0, requests[:3])
-    line.submit(0, requests[3:])
-    (whole,) = line.poll(0).run
-    line.cancel(1, requests[0])
-    line.cancel(1, requests[5])
-    assert answers(line, 5) == [DeadlineExceeded]
+    pipeline.submit(0, requests[:3])
+    pipeline.submit(0, requests[3:])
+    (whole,) = pipeline.poll(0).run
+    pipeline.cancel(1, requests[0])
+    pipeline.cancel(1, requests[5])
+    assert answers(pipeline, 5) == [DeadlineExceeded]
 
-    line.completed(6, Reply(0, whole.place, whole.id, [1, 2, 3], ["a'", "b'", "c'"]))
-    assert line.batchers[0].late_results == 2
-    assert answers(line, 6) == ["c'"]
-    line.completed(7, Reply(0, whole.place, whole.id, [4, 5, 6], ["d'", "e'", "f'"]))
+    pipeline.completed(6, Reply(0, whole.place, whole.id, [1, 2, 3], ["a'", "b'", "c'"]))
+    assert pipeline.batchers[0].late_results == 2
+    assert answers(pipeline, 6) == ["c'"]
+    pipeline.completed(7, Reply(0, whole.place, whole.id, [4, 5, 6], ["d'", "e'", "f'"]))
 
-    assert answers(line, 7) == ["d'", "e'"]
-    assert (line.batchers[0].late_results, line.batchers[0].stray_replies, line.unanswered) == (3, 0, 0)
+    assert answers(pipeline, 7) == ["d'", "e'"]
+    assert (pipeline.batchers[0].late_results, pipeline.batchers[0].stray_replies, pipeline.unanswered) == (3, 0, 0)
 
 
 def test_a_late_reply_of_a_lost_worker_is_nobodys() -> None:
-    """Its requests have been given to another one, whose answer counts."""
-    line = pipeline(stage(), workers=2)
+    """A late reply of a lost worker is taken by nobody: its requests were given to another worker,
+    whose answer counts.
+    """
+    pipeline = pipeline_of(stage(), workers=2)
     (request,) = asks("a")
-    line.submit(0, [request])
-    (first,) = line.poll(0).run
-    line.worker_lost(1, 0, first.place)
-    (second,) = line.poll(1).run
-    reply(line, 2, first, compute=lambda item: "wrong")
-    reply(line, 3, second)
+    pipeline.submit(0, [request])
+    (first,) = pipeline.poll(0).run
+    pipeline.worker_lost(1, 0, first.place)
+    (second,) = pipeline.poll(1).run
+    reply(pipeline, 2, first, compute=lambda item: "wrong")
+    reply(pipeline, 3, second)
 
-    assert answers(line, 3) == ["a'"]
-    assert line.batchers[0].stray_replies == 1
-    assert line.batchers[0].late_results == 0
+    assert answers(pipeline, 3) == ["a'"]
+    assert pipeline.batchers[0].stray_replies == 1
+    assert pipeline.batchers[0].late_results == 0
 
 
 def test_who_was_answered_or_has_gone_is_not_run_again() -> None:
-    """Expired and cancelled requests of a lost worker are forgotten."""
-    line = pipeline(stage(), workers=2)
+    """Requests of a lost worker that have expired or were cancelled are not run again."""
+    pipeline = pipeline_of(stage(), workers=2)
     requests = [ask("a", 5), ask("b"), ask("c")]
-    line.submit(0, requests)
-    (batch,) = line.poll(0).run
-    line.cancel(1, requests[1])
-    line.poll(5)
-    line.worker_lost(6, 0, batch.place)
+    pipeline.submit(0, requests)
+    (batch,) = pipeline.poll(0).run
+    pipeline.cancel(1, requests[1])
+    pipeline.poll(5)
+    pipeline.worker_lost(6, 0, batch.place)
 
-    assert [items(again.requests) for again in line.poll(6).run] == [["c"]]
+    assert [items(again.requests) for again in pipeline.poll(6).run] == [["c"]]
 
 
 # -- callers that leave
 
 
 def test_a_queued_request_that_is_cancelled_never_runs() -> None:
-    """And nobody is told."""
-    line = pipeline(stage())
+    """A queued request that is cancelled never runs, and nobody is told anything of it."""
+    pipeline = pipeline_of(stage())
     requests = asks("ab")
-    line.submit(0, requests)
-    line.cancel(0, requests[0])
-    todo = line.poll(0)
+    pipeline.submit(0, requests)
+    pipeline.cancel(0, requests[0])
+    todo = pipeline.poll(0)
 
     assert items(todo.run[0].requests) == ["b"]
     assert todo.answer == []
-    assert (line.cancelled, line.unanswered) == (1, 1)
+    assert_counts(pipeline, cancelled=1, unanswered=1)
 
 
 def test_a_cancelled_request_goes_no_further() -> None:
-    """One that runs when it is cancelled is neither passed on nor answered."""
-    line = pipeline(stage(), stage())
+    """A request that is cancelled while it runs is neither passed on nor answered."""
+    pipeline = pipeline_of(stage(), stage())
     requests = asks("ab")
-    line.submit(0, requests)
-    (batch,) = line.poll(0).run
-    line.cancel(1, requests[0])
-    reply(line, 2, batch)
-    todo = line.poll(2)
+    pipeline.submit(0, requests)
+    (batch,) = pipeline.poll(0).run
+    pipeline.cancel(1, requests[0])
+    reply(pipeline, 2, batch)
+    todo = pipeline.poll(2)
 
     assert items(todo.run[0].requests) == ["b'"]
     assert todo.answer == []
-    assert line.batchers[0].late_results == 1
-    assert (line.cancelled, line.unanswered) == (1, 1)
+    assert pipeline.batchers[0].late_results == 1
+    assert_counts(pipeline, cancelled=1, unanswered=1)
 
 
 def test_cancelling_in_a_later_queue_takes_it_out() -> None:
-    """Wherever it waits."""
-    line = pipeline(stage(), stage(), workers=(1, 0))
+    """A request that is cancelled is taken out of whichever stage's queue it waits in."""
+    pipeline = pipeline_of(stage(), stage(), workers=(1, 0))
     requests = asks("ab")
-    line.submit(0, requests)
-    reply(line, 1, line.poll(0).run[0])
-    line.cancel(2, requests[0])
-    line.worker_ready(1, 0)
+    pipeline.submit(0, requests)
+    reply(pipeline, 1, pipeline.poll(0).run[0])
+    pipeline.cancel(2, requests[0])
+    pipeline.worker_ready(1, 0)
 
-    assert items(line.poll(2).run[0].requests) == ["b'"]
+    assert items(pipeline.poll(2).run[0].requests) == ["b'"]
 
 
 def test_cancelling_before_submission_or_twice_is_harmless() -> None:
-    """A request that was cancelled first is passed over; a second cancel, or one after the answer, does nothing."""
-    line = pipeline(stage(), journal=None)
+    """A request that was cancelled before it was submitted is passed over; cancelling a second
+    time, or after the answer, does nothing.
+    """
+    pipeline = pipeline_of(stage(), journal=None)
     early, twice, answered = asks("abc")
-    line.cancel(0, early)
-    line.submit(0, [early, twice, answered])
-    line.cancel(0, twice)
-    line.cancel(0, twice)
-    (batch,) = line.poll(0).run
-    reply(line, 1, batch)
-    line.cancel(1, answered)
+    pipeline.cancel(0, early)
+    pipeline.submit(0, [early, twice, answered])
+    pipeline.cancel(0, twice)
+    pipeline.cancel(0, twice)
+    (batch,) = pipeline.poll(0).run
+    reply(pipeline, 1, batch)
+    pipeline.cancel(1, answered)
 
     assert items(batch.requests) == ["c"]
-    assert answers(line, 1) == ["c'"]
-    assert (line.admitted, line.answered, line.cancelled) == (2, 1, 1)
+    assert answers(pipeline, 1) == ["c'"]
+    assert_counts(pipeline, admitted=2, answered=1, cancelled=1)
 
 
 # -- the end
 
 
 def test_a_closed_pipeline_refuses_and_finishes() -> None:
-    """New requests get the error, each its own; those inside are answered."""
-    line = pipeline(stage())
+    """A closed pipeline refuses each new request with an error of its own, and answers those
+    inside.
+    """
+    pipeline = pipeline_of(stage())
     inside, outside, patient = ask("a"), ask("b"), ask("c", patient=True)
-    line.submit(0, [inside])
-    (batch,) = line.poll(0).run
-    line.close(Unavailable("closing", code="draining"))
-    line.submit(1, [outside, patient])
-    reply(line, 2, batch)
-    line.poll(2)
+    pipeline.submit(0, [inside])
+    (batch,) = pipeline.poll(0).run
+    pipeline.close(Unavailable("closing", code="draining"))
+    pipeline.submit(1, [outside, patient])
+    reply(pipeline, 2, batch)
+    pipeline.poll(2)
 
     assert inside.result == "a'"
     assert [str(r.error) for r in (outside, patient)] == ["closing", "closing"]
     assert outside.error is not patient.error
-    assert (line.admitted, line.refused) == (1, 2)
+    assert_counts(pipeline, admitted=1, refused=2)
 
 
 def test_abort_answers_all_that_is_inside() -> None:
-    """At the door, in queues and in workers: each once, and late replies change nothing."""
-    line = pipeline(stage(1, max_size=1), stage(1, max_size=1))
+    """Aborting answers all requests at the door, in queues and in workers, each once; late replies
+    change nothing then.
+    """
+    pipeline = pipeline_of(stage(1, max_size=1), stage(1, max_size=1))
     requests = asks("abcdef", patient=True)
-    line.submit(0, requests)
-    first = line.poll(0).run[0]
-    reply(line, 0, first)
-    batches = line.poll(0).run
+    pipeline.submit(0, requests)
+    first = pipeline.poll(0).run[0]
+    reply(pipeline, 0, first)
+    batches = pipeline.poll(0).run
     assert [batch.stage for batch in batches] == [1, 0]
 
-    line.abort(1, Unavailable("over", code="stopped"))
-    told = line.poll(1).answer
+    pipeline.abort(1, Unavailable("over", code="stopped"))
+    told = pipeline.poll(1).answer
     for batch in batches:
-        reply(line, 2, batch)
+        reply(pipeline, 2, batch)
 
     assert sorted(items(told)) == sorted(items(requests))
     assert {str(request.error) for request in requests} == {"over"}
     assert len({id(request.error) for request in requests}) == 6
-    assert line.poll(2).answer == []
-    assert (line.waiting, line.unanswered) == (0, 0)
-    line.submit(3, asks("x"))
-    assert answers(line, 3) == [Unavailable]
+    assert pipeline.poll(2).answer == []
+    assert_counts(pipeline, waiting=0, unanswered=0)
+    pipeline.submit(3, asks("x"))
+    assert answers(pipeline, 3) == [Unavailable]
 
 
 # -- refusals
 
 
 def test_a_full_queue_refuses_and_says_when_to_try_again() -> None:
-    """After the predicted wait; a refused request was never admitted."""
-    line = pipeline(stage(2, max_size=2))
-    line.submit(0, asks("ab"))
-    reply(line, 4, line.poll(0).run[0], busy_s=4)
-    line.poll(4)
-    line.submit(5, asks("cd"))
+    """A full queue refuses a request, which is never admitted, and tells it to come again after the
+    predicted wait.
+    """
+    pipeline = pipeline_of(stage(2, max_size=2))
+    pipeline.submit(0, asks("ab"))
+    reply(pipeline, 4, pipeline.poll(0).run[0], busy_s=4)
+    pipeline.poll(4)
+    pipeline.submit(5, asks("cd"))
     (refused,) = asks("e")
-    line.submit(5, [refused])
+    pipeline.submit(5, [refused])
 
     assert isinstance(refused.error, Overloaded)
     assert refused.error.retry_after_s == 4
-    assert (line.admitted, line.refused) == (4, 1)
-    assert answers(line, 5) == [Overloaded]
+    assert_counts(pipeline, admitted=4, refused=1)
+    assert answers(pipeline, 5) == [Overloaded]
 
 
 def test_some_of_a_crowd_may_get_in() -> None:
-    """Room for three of five: the first three are taken."""
-    line = pipeline(stage(2, max_size=3))
+    """Where a queue has room for three of five requests, it takes the first three."""
+    pipeline = pipeline_of(stage(2, max_size=3))
     requests = asks(range(5))
-    line.submit(0, requests)
-    line.poll(0)
+    pipeline.submit(0, requests)
+    pipeline.poll(0)
 
     assert [type(request.error) for request in requests] == [type(None)] * 3 + [Overloaded] * 2
 
 
 def test_a_request_larger_than_the_queue_is_too_large() -> None:
-    """413, not 429: trying again would not help; waiting at the door would not either."""
-    line = pipeline(stage(max_bytes=10))
+    """A request that is larger than the whole queue gets 413 and not 429, since neither trying
+    again nor waiting at the door would help.
+    """
+    pipeline = pipeline_of(stage(max_bytes=10))
     fits, too_large = ask("a", nbytes=10), ask("b", nbytes=11, patient=True)
-    line.submit(0, [too_large])
-    line.submit(0, [fits])
+    pipeline.submit(0, [too_large])
+    pipeline.submit(0, [fits])
 
     assert isinstance(too_large.error, InvalidRequest)
     assert (too_large.error.status, too_large.error.code) == (413, "too_large")
@@ -605,29 +666,33 @@ def test_a_request_larger_than_the_queue_is_too_large() -> None:
 
 
 def test_what_a_policy_drops_is_overloaded() -> None:
-    """The caller hears that it would not have made it."""
+    """A request that the policy drops is answered with `Overloaded`: it would not have made its
+    deadline.
+    """
     policy = Scripted(Decision())
-    line = pipeline(stage(policy=policy))
+    pipeline = pipeline_of(stage(policy=policy))
     requests = asks("ab")
-    line.submit(0, requests)
+    pipeline.submit(0, requests)
     policy.decision = Decision(drop=requests[:1])
 
-    assert answers(line, 0) == [Overloaded]
-    assert (line.answered, line.unanswered) == (1, 1)
+    assert answers(pipeline, 0) == [Overloaded]
+    assert_counts(pipeline, answered=1, unanswered=1)
 
 
 def test_trying_again_makes_sense_once_those_inside_are_served() -> None:
-    """The rest of what runs, and what waits in batches, at the door too; never at once."""
-    line = pipeline(stage(2, max_size=5), workers=2)
-    unknown = line.retry_after_s(0)
-    line.submit(0, asks("ab"))
-    reply(line, 3, line.poll(0).run[0], busy_s=3)
-    line.submit(3, asks(range(13), patient=True))
-    line.poll(3)
+    """`Retry-After` is the rest of what runs plus what waits in batches, at the door too, and is
+    never zero.
+    """
+    pipeline = pipeline_of(stage(2, max_size=5), workers=2)
+    unknown = pipeline.retry_after_s(0)
+    pipeline.submit(0, asks("ab"))
+    reply(pipeline, 3, pipeline.poll(0).run[0], busy_s=3)
+    pipeline.submit(3, asks(range(13), patient=True))
+    pipeline.poll(3)
 
     assert unknown == 0.1
-    assert (line.batchers[0].running, line.waiting) == (4, 9)
-    assert line.retry_after_s(4) == 2 + 4 * 3 / 2
+    assert (pipeline.batchers[0].running, pipeline.waiting) == (4, 9)
+    assert pipeline.retry_after_s(4) == 2 + 4 * 3 / 2
 
 
 # -- admission
@@ -635,15 +700,15 @@ def test_trying_again_makes_sense_once_those_inside_are_served() -> None:
 
 def learned(*seconds: float, workers: int = 1, **settings: Any) -> Pipeline:
     """Stages of batches of two that took so long, one after the other; it is time 0 again."""
-    line = pipeline(*[stage(2, **settings) for _ in seconds], workers=workers)
-    line.submit(-sum(seconds), asks("x"))
+    pipeline = pipeline_of(*[stage(2, **settings) for _ in seconds], workers=workers)
+    pipeline.submit(-sum(seconds), asks("x"))
     now = -sum(seconds)
     for took_s in seconds:
-        (batch,) = line.poll(now).run
+        (batch,) = pipeline.poll(now).run
         now += took_s
-        reply(line, now, batch, busy_s=took_s)
-    line.poll(0)
-    return line
+        reply(pipeline, now, batch, busy_s=took_s)
+    pipeline.poll(0)
+    return pipeline
 
 
 def crowd(n: int) -> list[Request]:
@@ -654,100 +719,106 @@ def crowd(n: int) -> list[Request]:
     return requests
 
 
-def verdict(line: Pipeline, now: float, request: Request) -> object:
+def verdict(pipeline: Pipeline, now: float, request: Request) -> object:
     """What becomes of a newcomer at once: the class of its error, or None if it may wait."""
-    line.submit(now, [request])
+    pipeline.submit(now, [request])
     return outcome(request) if request.state == DONE else None
 
 
 @pytest.mark.parametrize(("deadline", "told"), [(15.9, Overloaded), (16.0, None)])
 def test_who_cannot_make_its_deadline_is_refused_on_arrival(deadline: float, told: object) -> None:
-    """The running batch ends at 4, two more go before it, and it takes a batch itself; then it says when to come."""
-    line = learned(4.0)
-    line.submit(0, crowd(2))
-    line.poll(0)
-    line.submit(0, crowd(4))
+    """A request that could not make its deadline behind the running batch, two more and its own is
+    refused on arrival, and told when to come.
+    """
+    pipeline = learned(4.0)
+    pipeline.submit(0, crowd(2))
+    pipeline.poll(0)
+    pipeline.submit(0, crowd(4))
     request = ask("newcomer", deadline)
 
-    assert verdict(line, 1, request) is told
-    assert line.refused == (told is not None)
+    assert verdict(pipeline, 1, request) is told
+    assert pipeline.refused == (told is not None)
     if isinstance(request.error, Overloaded):
         assert str(request.error) == "the request would not make its deadline"
         assert request.error.retry_after_s == 3 + 2 * 4
 
 
 def test_an_idle_service_refuses_nobody() -> None:
-    """However long its batches took: the next one may be quicker, and only so it can learn."""
-    line = learned(4.0)
+    """An idle service admits every request, however long its batches took: the next one may be
+    quicker, and only by trying can it learn.
+    """
+    pipeline = learned(4.0)
 
-    assert verdict(line, 0, ask("hurried", 0.5)) is None
-    assert len(line.poll(0).run) == 1
-    assert verdict(line, 0, ask("behind it", 0.5)) is Overloaded
+    assert verdict(pipeline, 0, ask("hurried", 0.5)) is None
+    assert len(pipeline.poll(0).run) == 1
+    assert verdict(pipeline, 0, ask("behind it", 0.5)) is Overloaded
 
 
 def test_who_goes_first_does_not_wait_for_the_others() -> None:
-    """Only what is ahead counts: by priority, and by what is due earlier."""
-    line = learned(4.0)
-    line.submit(0, asks(range(2)))
-    line.poll(0)
-    line.submit(0, asks(range(40), 1000))
+    """The predicted wait counts only what is ahead of a request, by priority and by due time."""
+    pipeline = learned(4.0)
+    pipeline.submit(0, asks(range(2)))
+    pipeline.poll(0)
+    pipeline.submit(0, asks(range(40), 1000))
 
-    assert verdict(line, 0, ask("same", 1000)) is None
-    assert verdict(line, 0, ask("due first", 8)) is None
-    assert verdict(line, 0, ask("low", 80, priority=-1)) is Overloaded
-    assert verdict(line, 0, ask("high", 80, priority=1)) is None
+    assert verdict(pipeline, 0, ask("same", 1000)) is None
+    assert verdict(pipeline, 0, ask("due first", 8)) is None
+    assert verdict(pipeline, 0, ask("low", 80, priority=-1)) is Overloaded
+    assert verdict(pipeline, 0, ask("high", 80, priority=1)) is None
 
 
 def test_a_patient_caller_waits_for_its_deadline() -> None:
-    """It was not made to be refused."""
-    line = learned(4.0)
-    line.submit(0, asks(range(9)))
-    line.poll(0)
+    """A patient caller is never refused on arrival; it waits until its deadline."""
+    pipeline = learned(4.0)
+    pipeline.submit(0, asks(range(9)))
+    pipeline.poll(0)
 
-    assert verdict(line, 0, ask("patient", 5, patient=True)) is None
+    assert verdict(pipeline, 0, ask("patient", 5, patient=True)) is None
 
 
 def test_the_stages_behind_take_their_time_too() -> None:
-    """What they need at least counts for the deadline."""
-    line = learned(4.0, 3.0)
-    line.submit(0, asks(range(2)))
-    line.poll(0)
+    """The prediction on arrival adds the time that the stages behind need at least."""
+    pipeline = learned(4.0, 3.0)
+    pipeline.submit(0, asks(range(2)))
+    pipeline.poll(0)
 
-    assert verdict(line, 0, ask("late", 10.9)) is Overloaded
-    assert verdict(line, 0, ask("in time", 11.0)) is None
+    assert verdict(pipeline, 0, ask("late", 10.9)) is Overloaded
+    assert verdict(pipeline, 0, ask("in time", 11.0)) is None
 
 
 def test_sizes_count_in_what_is_ahead() -> None:
-    """Two batches of one large request each go before it."""
-    line = learned(4.0)
-    line.submit(0, asks(range(2)))
-    line.poll(0)
+    """The prediction on arrival counts sizes: two batches of one large request each go first."""
+    pipeline = learned(4.0)
+    pipeline.submit(0, asks(range(2)))
+    pipeline.poll(0)
     large = crowd(2)
     for request in large:
         request.size = 2
-    line.submit(0, large)
+    pipeline.submit(0, large)
 
-    assert verdict(line, 0, ask("late", 15.9)) is Overloaded
-    assert verdict(line, 0, ask("in time", 16)) is None
+    assert verdict(pipeline, 0, ask("late", 15.9)) is Overloaded
+    assert verdict(pipeline, 0, ask("in time", 16)) is None
 
 
 # -- what lies ahead
 
 
 def test_each_stage_knows_what_lies_ahead() -> None:
-    """The time of the stages behind it: their fastest batch when they are empty, else their queue and a batch more."""
-    line = learned(1.0, 2.0, 4.0)
-    seen = [[one.policy.ahead_s for one in line.batchers]]
-    line.submit(0, asks("abcd"))
-    (batch,) = line.poll(0).run
-    reply(line, 1, batch, busy_s=1)
-    (batch, second) = line.poll(1).run
+    """Each stage knows how much time the stages behind it take: their fastest batch if they are
+    empty, else their queue and one more batch.
+    """
+    pipeline = learned(1.0, 2.0, 4.0)
+    seen = [[one.policy.ahead_s for one in pipeline.batchers]]
+    pipeline.submit(0, asks("abcd"))
+    (batch,) = pipeline.poll(0).run
+    reply(pipeline, 1, batch, busy_s=1)
+    (batch, second) = pipeline.poll(1).run
     assert (batch.stage, second.stage) == (1, 0)
-    seen.append([one.policy.ahead_s for one in line.batchers])
-    reply(line, 2, second, busy_s=1)
-    line.poll(2)
-    line.poll(2)
-    seen.append([one.policy.ahead_s for one in line.batchers])
+    seen.append([one.policy.ahead_s for one in pipeline.batchers])
+    reply(pipeline, 2, second, busy_s=1)
+    pipeline.poll(2)
+    pipeline.poll(2)
+    seen.append([one.policy.ahead_s for one in pipeline.batchers])
 
     assert seen == [[6, 4, 0], [2 + 2 + 4, 4, 0], [1 + 2 + 2 + 4, 4, 0]]
 
@@ -758,76 +829,84 @@ def test_each_stage_knows_what_lies_ahead() -> None:
 @pytest.mark.parametrize("case", ["queued", "running", "answered", "in one list"])
 @pytest.mark.parametrize("full", [False, True])
 def test_submitting_a_request_twice_is_an_error_that_changes_nothing(case: str, full: bool) -> None:
-    """None of the list is taken."""
-    line = pipeline(stage(1, max_size=2))
+    """Submitting a request twice is an error, and none of the list is taken."""
+    pipeline = pipeline_of(stage(1, max_size=2))
     known, other = asks("ab", patient=True)
     again = [other, known]
     if case == "in one list":
         again = [other, known, other]
     else:
-        line.submit(0, [known])
+        pipeline.submit(0, [known])
     if case in ("running", "answered"):
-        (batch,) = line.poll(0).run
+        (batch,) = pipeline.poll(0).run
         if case == "answered":
-            reply(line, 1, batch)
-            line.poll(1)
+            reply(pipeline, 1, batch)
+            pipeline.poll(1)
     if full:
-        line.submit(1, asks("cd"))
-    before = (state_of(line.batchers[0]), line.admitted, line.waiting, other.state)
+        pipeline.submit(1, asks("cd"))
+    before = (state_of(pipeline.batchers[0]), pipeline.admitted, pipeline.waiting, other.state)
 
     with pytest.raises(ValueError, match="was submitted before"):
-        line.submit(2, again)
+        pipeline.submit(2, again)
 
-    assert (state_of(line.batchers[0]), line.admitted, line.waiting, other.state) == before
+    assert (state_of(pipeline.batchers[0]), pipeline.admitted, pipeline.waiting, other.state) == before
 
 
 @pytest.mark.parametrize("results", [[], ["a'"], ["a'", "b'", "c'"]])
 def test_a_reply_with_another_number_of_results_is_an_error_that_changes_nothing(results: list[str]) -> None:
-    """Nobody gets another one's answer, and the batch is still owed."""
-    line = pipeline(stage())
-    line.submit(0, asks("ab"))
-    (batch,) = line.poll(0).run
-    before = state_of(line.batchers[0])
+    """A reply with another number of results is an error: nobody gets another one's answer, and the
+    batch is still owed.
+    """
+    pipeline = pipeline_of(stage())
+    pipeline.submit(0, asks("ab"))
+    (batch,) = pipeline.poll(0).run
+    before = state_of(pipeline.batchers[0])
 
     with pytest.raises(ValueError, match=rf"{len(results)} results for 2 requests"):
-        line.completed(1, Reply(0, batch.place, batch.id, batch.ids, results))
+        pipeline.completed(1, Reply(0, batch.place, batch.id, batch.ids, results))
 
-    assert state_of(line.batchers[0]) == before
+    assert state_of(pipeline.batchers[0]) == before
 
 
 def test_a_policy_that_asks_for_too_much_harms_nobody_else() -> None:
-    """The poll fails; what was decided before and after is not lost."""
+    """If a policy asks for too much, the poll fails, but what was decided before and after it is
+    not lost.
+    """
     policy = Scripted(Decision(take=9))
-    line = pipeline(stage(), stage(policy=policy))
-    line.submit(0, asks("a"))
-    reply(line, 1, line.poll(0).run[0])
-    line.submit(1, asks("b"))
+    pipeline = pipeline_of(stage(), stage(policy=policy))
+    pipeline.submit(0, asks("a"))
+    reply(pipeline, 1, pipeline.poll(0).run[0])
+    pipeline.submit(1, asks("b"))
     with pytest.raises(RuntimeError, match="policy Scripted"):
-        line.poll(1)
+        pipeline.poll(1)
     policy.decision = Decision(take=1)
 
-    assert [items(batch.requests) for batch in line.poll(1).run] == [["a'"], ["b"]]
+    assert [items(batch.requests) for batch in pipeline.poll(1).run] == [["a'"], ["b"]]
 
 
 def test_it_tells_what_it_is() -> None:
-    """For people who debug."""
-    line = pipeline(stage(name="decode"), stage(name="infer"))
+    """The `repr` of a pipeline says of each stage what waits in it, what runs, and how many workers
+    are idle.
+    """
+    pipeline = pipeline_of(stage(name="decode"), stage(name="infer"))
     request = ask("a", 5)
-    line.submit(0, [request])
+    pipeline.submit(0, [request])
 
-    assert repr(line) == (
+    assert repr(pipeline) == (
         "<Pipeline <Batcher decode queued=1 running=0 idle=1> -> <Batcher infer queued=0 running=0 idle=1>>"
     )
     assert repr(request) == "<Request 1 queued stage=0 deadline=5.000>"
 
 
 def test_a_stage_whose_memory_is_short_needs_less_credit() -> None:
-    """As much as the batch that it can make now, not one that it could make before."""
-    line = pipeline(stage(4), stage(4, max_size=5), workers=(1, 0))
-    line.submit(0, asks("abcd"))
-    (batch,) = line.poll(0).run
-    line.batchers[0].ran_out_of_memory(batch.place, batch.id, [[0, 1, 2, 3]], [[0]])
-    reply(line, 1, batch)
-    line.submit(1, asks("efgh"))
+    """A stage whose memory is short asks for room behind it only for the batch that it can make
+    now.
+    """
+    pipeline = pipeline_of(stage(4), stage(4, max_size=5), workers=(1, 0))
+    pipeline.submit(0, asks("abcd"))
+    (batch,) = pipeline.poll(0).run
+    pipeline.batchers[0].ran_out_of_memory(batch.place, batch.id, [[0, 1, 2, 3]], [[0]])
+    reply(pipeline, 1, batch)
+    pipeline.submit(1, asks("efgh"))
 
-    assert [items(batch.requests) for batch in line.poll(1).run] == [["e"]]
+    assert [items(batch.requests) for batch in pipeline.poll(1).run] == [["e"]]

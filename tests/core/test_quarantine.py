@@ -14,15 +14,15 @@ from carpool.drive.virtual import VirtualDriver
 from carpool.errors import DeadlineExceeded, ModelError, Unavailable
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Decision, Greedy, OneByOne, Policy, Static
 from carpool.request import DEFAULT_LANE, Request
-from tests.core.stub import Scripted, ask, asks, items, outcome, pipeline, reply, stage
+from tests.support.pipelines import Scripted, ask, asks, items, outcome, pipeline_of, reply, stage
 
 POLICIES = [Greedy, Static, AIMD, Cork, Deadline, Adaptive]
 
 
-def crash(line: Pipeline, now: float, batch: Batch) -> bool:
+def crash(pipeline: Pipeline, now: float, batch: Batch) -> bool:
     """The worker of `batch` dies, and its successor is ready at once; whether a request is to blame."""
-    blamed = line.worker_lost(now, batch.stage, batch.place)
-    line.worker_ready(batch.stage, batch.place)
+    blamed = pipeline.worker_lost(now, batch.stage, batch.place)
+    pipeline.worker_ready(batch.stage, batch.place)
     return blamed
 
 
@@ -53,8 +53,10 @@ class Killer:
 
 def killer(*policies: Policy, workers: int = 1) -> tuple[VirtualDriver, Killer]:
     watcher = Killer()
-    line = pipeline(*[stage(policy=policy, name=f"s{i}") for i, policy in enumerate(policies)], workers=0)
-    run = VirtualDriver(line, lambda batch, now: 0.5 + 0.125 * len(batch), [workers] * len(policies), watcher=watcher)
+    pipeline = pipeline_of(*[stage(policy=policy, name=f"s{i}") for i, policy in enumerate(policies)], workers=0)
+    run = VirtualDriver(
+        pipeline, lambda batch, now: 0.5 + 0.125 * len(batch), [workers] * len(policies), watcher=watcher
+    )
     watcher.run = run
     return run, watcher
 
@@ -63,7 +65,9 @@ def killer(*policies: Policy, workers: int = 1) -> tuple[VirtualDriver, Killer]:
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("stages", [1, 2])
 def test_mates_of_a_poison_request_are_answered_right(policy: type[Policy], workers: int, stages: int) -> None:
-    """Under traffic, whatever the policy: two workers are lost to each poison, and nobody else fails."""
+    """Under traffic and whatever the policy, each poison request costs two workers and fails, and
+    all others are answered right.
+    """
     run, watcher = killer(*[policy(8, 1.0) for _ in range(stages)], workers=workers)
     for i in range(100):
         run.arrive(0.1 * i, "poison" + str(i) if i in (30, 31, 60) else i)
@@ -78,43 +82,47 @@ def test_mates_of_a_poison_request_are_answered_right(policy: type[Policy], work
 
 @pytest.mark.parametrize("policy", [*POLICIES, OneByOne])
 def test_a_suspect_runs_alone_and_at_once(policy: type[Policy]) -> None:
-    """No policy makes it wait for company, although there is none and others are due to come."""
+    """A request that may have crashed a worker is run alone and at once: no policy makes it wait
+    for company.
+    """
     made = policy() if policy is OneByOne else policy(8, 1000.0)
     for _ in range(12):
         made.completed(0, 1, 1, 1e-6, True)  # it is past its training, and lets single items travel together
-    line = pipeline(stage(policy=made), workers=0)
-    line.submit(0, asks("abc"))
-    line.worker_ready(0, 0)
-    todo = line.poll(0)
+    pipeline = pipeline_of(stage(policy=made), workers=0)
+    pipeline.submit(0, asks("abc"))
+    pipeline.worker_ready(0, 0)
+    todo = pipeline.poll(0)
     while not todo.run:
-        todo = line.poll(todo.wake_at)
+        todo = pipeline.poll(todo.wake_at)
     (batch,) = todo.run
     now = batch.started
     seen = []
     assert len(batch) > 1
     for number in range(len(batch)):
-        crash(line, now, batch) if not number else reply(line, now, batch)
+        crash(pipeline, now, batch) if not number else reply(pipeline, now, batch)
         now += 1
-        (batch,) = line.poll(now).run
+        (batch,) = pipeline.poll(now).run
         seen.append((items(batch.requests), batch.reason, batch.started))
 
     assert seen == [([item], "quarantine", now + 1 + i - len(seen)) for i, item in enumerate("abc"[: len(seen)])]
 
 
 def test_the_poison_is_found_and_only_its_deaths_are_forgiven() -> None:
-    """The first death could be anybody's; the second, of a worker that had one suspect only, says whose both were."""
-    line = pipeline(stage(4))
+    """The first death could be any request's fault; the second, with one suspect only, shows that
+    both were this one's, and only these two are forgiven the stage.
+    """
+    pipeline = pipeline_of(stage(4))
     requests = asks("abcd")
-    line.submit(0, requests)
-    (batch,) = line.poll(0).run
-    blamed = [crash(line, 1, batch)]
+    pipeline.submit(0, requests)
+    (batch,) = pipeline.poll(0).run
+    blamed = [crash(pipeline, 1, batch)]
     for now, poison in enumerate([False, True, False, False], start=2):
-        (batch,) = line.poll(now).run
+        (batch,) = pipeline.poll(now).run
         if poison:
-            blamed.append(crash(line, now, batch))
+            blamed.append(crash(pipeline, now, batch))
         else:
-            reply(line, now, batch)
-    line.poll(9)
+            reply(pipeline, now, batch)
+    pipeline.poll(9)
 
     assert blamed == [False, True]
     assert [outcome(request) for request in requests] == ["a'", ModelError, "c'", "d'"]
@@ -128,177 +136,191 @@ def test_the_poison_is_found_and_only_its_deaths_are_forgiven() -> None:
 
 
 def test_a_request_whose_time_is_up_may_still_be_to_blame() -> None:
-    """It hangs, its caller hears at its deadline, and the worker that is killed afterwards is its second."""
-    line = pipeline(stage(max_batch_time_s=10))
-    line.submit(0, [ask("hangs", 15)])
-    (batch,) = line.poll(0).run
-    assert line.poll(10).kill
-    assert crash(line, 10, batch) is False
-    (batch,) = line.poll(10).run
-    assert [outcome(request) for request in line.poll(15).answer] == [DeadlineExceeded]
-    assert line.poll(20).kill
+    """If a request hangs and its caller has already heard of its deadline, the worker that is
+    killed for it afterwards still counts as its second.
+    """
+    pipeline = pipeline_of(stage(max_batch_time_s=10))
+    pipeline.submit(0, [ask("hangs", 15)])
+    (batch,) = pipeline.poll(0).run
+    assert pipeline.poll(10).kill
+    assert crash(pipeline, 10, batch) is False
+    (batch,) = pipeline.poll(10).run
+    assert [outcome(request) for request in pipeline.poll(15).answer] == [DeadlineExceeded]
+    assert pipeline.poll(20).kill
 
-    assert crash(line, 20, batch) is True
-    assert (line.poll(20).answer, line.unanswered) == ([], 0)
+    assert crash(pipeline, 20, batch) is True
+    assert (pipeline.poll(20).answer, pipeline.unanswered) == ([], 0)
 
 
 def test_no_request_is_to_blame_for_a_worker_that_had_none() -> None:
-    """Nor for one that is not there."""
-    line = pipeline(stage())
+    """No request is blamed for the loss of a worker that had none, or that is not there."""
+    pipeline = pipeline_of(stage())
 
-    assert (line.worker_lost(0, 0, 0), line.worker_lost(0, 0, 7)) == (False, False)
+    assert (pipeline.worker_lost(0, 0, 0), pipeline.worker_lost(0, 0, 7)) == (False, False)
 
 
 def test_what_must_not_run_twice_has_no_second_chance() -> None:
-    """`idempotent=False`: 503 for the whole batch at once, and nobody is blamed."""
-    line = pipeline(stage(idempotent=False))
+    """With `idempotent=False` the whole batch of a crashed worker is answered with 503 at once, and
+    no request is blamed.
+    """
+    pipeline = pipeline_of(stage(idempotent=False))
     requests = asks("ab")
-    line.submit(0, requests)
-    blamed = crash(line, 1, line.poll(0).run[0])
-    todo = line.poll(1)
+    pipeline.submit(0, requests)
+    blamed = crash(pipeline, 1, pipeline.poll(0).run[0])
+    todo = pipeline.poll(1)
 
     assert (blamed, todo.run, todo.answer) == (False, [], requests)
     assert [type(request.error) for request in requests] == [Unavailable, Unavailable]
 
 
 def test_suspects_keep_their_place() -> None:
-    """Ahead of who came after them; behind who has a higher priority; nothing of their own lane gets past them."""
-    line = pipeline(stage(2))
-    line.submit(0, asks("ab"))
-    (batch,) = line.poll(0).run
-    line.submit(0.25, asks("cd"))
-    line.submit(0.25, asks("xy", priority=1))
-    line.submit(0.25, asks("uv", priority=-1))
-    crash(line, 0.5, batch)
+    """A suspect waits ahead of those that came after it and behind those of higher priority, and
+    nothing of its own lane overtakes it.
+    """
+    pipeline = pipeline_of(stage(2))
+    pipeline.submit(0, asks("ab"))
+    (batch,) = pipeline.poll(0).run
+    pipeline.submit(0.25, asks("cd"))
+    pipeline.submit(0.25, asks("xy", priority=1))
+    pipeline.submit(0.25, asks("uv", priority=-1))
+    crash(pipeline, 0.5, batch)
     seen = []
     for i in range(5):
         now = 0.5 + i / 16
-        (batch,) = line.poll(now).run
+        (batch,) = pipeline.poll(now).run
         seen.append("".join(items(batch.requests)))
-        reply(line, now, batch)
+        reply(pipeline, now, batch)
 
     assert seen == ["xy", "a", "b", "cd", "uv"]
 
 
 def test_many_suspects_do_not_outlast_a_higher_priority() -> None:
-    """They have waited for long, but are served: their lane does not rise for being many."""
-    line = pipeline(stage(64))
-    line.submit(0, asks(range(64)))
-    (batch,) = line.poll(0).run
-    crash(line, 10, batch)
-    line.submit(10, [ask("high", priority=1)])
+    """Many suspects that have waited for long are served, but do not rise above a higher priority
+    for being many.
+    """
+    pipeline = pipeline_of(stage(64))
+    pipeline.submit(0, asks(range(64)))
+    (batch,) = pipeline.poll(0).run
+    crash(pipeline, 10, batch)
+    pipeline.submit(10, [ask("high", priority=1)])
     seen = []
     for i in range(3):
-        (batch,) = line.poll(10 + i / 16).run
+        (batch,) = pipeline.poll(10 + i / 16).run
         seen.append(items(batch.requests))
-        reply(line, 10 + i / 16, batch)
+        reply(pipeline, 10 + i / 16, batch)
 
     assert seen == [[0], ["high"], [1]]  # the first one has aged
 
 
 def test_the_next_stage_knows_nothing_of_it() -> None:
-    """Who came through alone shares the next batch, in its old lane, and may be run once more there too."""
-    line = pipeline(stage(), stage(), workers=(1, 0))
+    """A suspect that came through alone shares the next stage's batch in its old lane, and may be
+    run once more there, too.
+    """
+    pipeline = pipeline_of(stage(), stage(), workers=(1, 0))
     requests = asks("ab", key="k", priority=3)
-    line.submit(0, requests)
-    crash(line, 1, line.poll(0).run[0])
+    pipeline.submit(0, requests)
+    crash(pipeline, 1, pipeline.poll(0).run[0])
     for now in (2, 3):
-        (batch,) = line.poll(now).run
-        reply(line, now, batch)
-    line.worker_ready(1, 0)
-    (batch,) = line.poll(4).run
+        (batch,) = pipeline.poll(now).run
+        reply(pipeline, now, batch)
+    pipeline.worker_ready(1, 0)
+    (batch,) = pipeline.poll(4).run
 
     assert items(batch.requests) == ["a'", "b'"]
     assert [(request.lane, request.losses) for request in requests] == [((3, "k", 0), 0)] * 2
-    assert crash(line, 5, batch) is False
-    assert items(line.poll(5).run[0].requests) == ["a'"]
+    assert crash(pipeline, 5, batch) is False
+    assert items(pipeline.poll(5).run[0].requests) == ["a'"]
 
 
 def test_a_suspect_waits_for_credit_like_others() -> None:
-    """The next stage's queue is bounded for it too."""
-    line = pipeline(stage(1), stage(1, max_size=1), workers=(1, 0))
-    line.submit(0, asks("ab"))
-    reply(line, 0, line.poll(0).run[0])
-    line.worker_ready(1, 0)
-    (batch, other) = line.poll(1).run
-    crash(line, 1, other)
-    line.worker_lost(1, batch.stage, batch.place)
+    """A suspect waits for room in the next stage as all requests do."""
+    pipeline = pipeline_of(stage(1), stage(1, max_size=1), workers=(1, 0))
+    pipeline.submit(0, asks("ab"))
+    reply(pipeline, 0, pipeline.poll(0).run[0])
+    pipeline.worker_ready(1, 0)
+    (batch, other) = pipeline.poll(1).run
+    crash(pipeline, 1, other)
+    pipeline.worker_lost(1, batch.stage, batch.place)
 
-    assert line.poll(2).run == []  # a' is back in the queue of the last stage, which is full now
+    assert pipeline.poll(2).run == []  # a' is back in the queue of the last stage, which is full now
 
-    line.worker_ready(1, 0)
+    pipeline.worker_ready(1, 0)
 
-    assert [(batch.stage, items(batch.requests)) for batch in line.poll(3).run] == [(1, ["a'"]), (0, ["b"])]
+    assert [(batch.stage, items(batch.requests)) for batch in pipeline.poll(3).run] == [(1, ["a'"]), (0, ["b"])]
 
 
 @pytest.mark.parametrize("how", ["answered", "cancelled", "expired", "poison"])
 def test_lanes_of_suspects_are_forgotten(how: str) -> None:
-    """However they end; nothing of the quarantine is left, and the queue goes on."""
-    line = pipeline(stage(4))
+    """However suspects end, nothing of their lanes is left, and the queue goes on."""
+    pipeline = pipeline_of(stage(4))
     requests = asks("abcd", 50, key="key")
-    queue = line.batchers[0].queue
+    queue = pipeline.batchers[0].queue
     for number in range(3):
         now = 100.0 * number
         requests = asks("abcd", now + 50, key=number)
-        line.submit(now, requests)
-        (batch,) = line.poll(now).run
-        line.worker_lost(now, 0, batch.place)
+        pipeline.submit(now, requests)
+        (batch,) = pipeline.poll(now).run
+        pipeline.worker_lost(now, 0, batch.place)
         if how == "cancelled":
             for request in requests:
-                line.cancel(now, request)
+                pipeline.cancel(now, request)
         if how == "expired":
-            line.poll(now + 60)
-        line.worker_ready(0, 0)
-        while todo := line.poll(now + 10).run:
+            pipeline.poll(now + 60)
+        pipeline.worker_ready(0, 0)
+        while todo := pipeline.poll(now + 10).run:
             if how == "poison":
-                crash(line, now + 10, todo[0])
+                crash(pipeline, now + 10, todo[0])
             else:
-                reply(line, now + 10, todo[0])
-    line.submit(1000, asks("z"))
+                reply(pipeline, now + 10, todo[0])
+    pipeline.submit(1000, asks("z"))
 
-    assert (line.unanswered, queue.count, queue.nbytes, queue.size) == (1, 1, 0, 1)
+    assert (pipeline.unanswered, queue.count, queue.nbytes, queue.size) == (1, 1, 0, 1)
     assert (queue.lanes, queue.alone) == (1, False)
-    assert items(line.poll(1000).run[0].requests) == ["z"]
+    assert items(pipeline.poll(1000).run[0].requests) == ["z"]
 
 
 def test_the_policy_is_not_told_of_the_quarantine() -> None:
-    """Nobody has arrived, and a batch of one on a new worker teaches nothing about the usual ones."""
+    """The policy hears of no arrival when a suspect waits again, and learns nothing from its batch
+    of one on a new worker.
+    """
     policy = Scripted(Decision(take=2))
-    line = pipeline(stage(policy=policy))
-    line.submit(0, asks("ab"))
-    crash(line, 1, line.poll(0).run[0])
+    pipeline = pipeline_of(stage(policy=policy))
+    pipeline.submit(0, asks("ab"))
+    crash(pipeline, 1, pipeline.poll(0).run[0])
     policy.decision = Decision()
     for now in (2, 3):
-        (batch,) = line.poll(now).run
-        reply(line, now, batch)
+        (batch,) = pipeline.poll(now).run
+        reply(pipeline, now, batch)
 
     assert policy.heard == [("arrived", 0, "a"), ("arrived", 0, "b")]
 
 
 def test_suspects_count_in_the_bounds_of_the_queue() -> None:
-    """They take up room, and may be over the bound by what had been taken out."""
-    line = pipeline(stage(2, max_size=3))
-    line.submit(0, asks("ab", nbytes=5))
-    (batch,) = line.poll(0).run
-    line.submit(0, asks("cd", nbytes=7))
-    line.worker_lost(1, 0, batch.place)
-    queue = line.batchers[0].queue
+    """Suspects count in the bounds of their queue, which they may exceed by what had been taken out
+    of it.
+    """
+    pipeline = pipeline_of(stage(2, max_size=3))
+    pipeline.submit(0, asks("ab", nbytes=5))
+    (batch,) = pipeline.poll(0).run
+    pipeline.submit(0, asks("cd", nbytes=7))
+    pipeline.worker_lost(1, 0, batch.place)
+    queue = pipeline.batchers[0].queue
 
-    assert (queue.count, queue.nbytes, queue.size, line.waiting) == (4, 24, 4, 4)
+    assert (queue.count, queue.nbytes, queue.size, pipeline.waiting) == (4, 24, 4, 4)
     assert not queue.has_room(0)
     assert queue.peek(9) == [batch.requests[0]]
     assert {request.lane == DEFAULT_LANE for request in queue} == {True, False}
 
 
 def test_deadlines_of_suspects_are_watched() -> None:
-    """The driver is woken for them."""
-    line = pipeline(stage(2))
-    line.submit(0, [ask("a", 9), ask("b", 7)])
-    (batch,) = line.poll(0).run
-    line.worker_lost(1, 0, batch.place)
+    """The driver is woken for the deadlines of suspects, too."""
+    pipeline = pipeline_of(stage(2))
+    pipeline.submit(0, [ask("a", 9), ask("b", 7)])
+    (batch,) = pipeline.poll(0).run
+    pipeline.worker_lost(1, 0, batch.place)
     seen = []
     for now in (1, 7, 9):
-        todo = line.poll(now)
+        todo = pipeline.poll(now)
         seen.append((todo.wake_at, items(todo.answer)))
 
     assert seen == [(7, []), (9, ["b"]), (inf, ["a"])]

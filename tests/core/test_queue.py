@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from carpool.core.queue import Alone, Queue
 from carpool.request import DONE, QUEUED, RUNNING, Request
-from tests.core.stub import PROPERTY, ask, asks, items
+from tests.support.pipelines import ask, asks, items
+from tests.support.properties import PROPERTY
 
 
 def queue_of(*requests: Request) -> Queue:
@@ -21,21 +22,27 @@ def queue_of(*requests: Request) -> Queue:
 
 
 def test_higher_priority_goes_first() -> None:
-    """Larger priority first, whatever the order of arrival and the deadlines."""
+    """Of all that waits, the request with the larger priority goes first, whatever the order of
+    arrival and the deadlines.
+    """
     queue = queue_of(ask("low", 1, priority=-1), ask("normal", 2), ask("high", 3, priority=5), ask("normal 2", 9))
 
     assert items(queue.take(4)) == ["high", "normal", "normal 2", "low"]
 
 
 def test_the_earliest_deadline_goes_first_within_a_priority() -> None:
-    """Deadlines come in any order; the queue hands them out from early to late."""
+    """Within a priority, requests are handed out from the earliest deadline to the latest, whatever
+    order they came in.
+    """
     queue = queue_of(*[ask(deadline, deadline) for deadline in (5, 9, 1, 7, 3, 8)])
 
     assert items(queue.take(6)) == [1, 3, 5, 7, 8, 9]
 
 
 def test_equal_deadlines_go_in_order_of_arrival() -> None:
-    """First come, first served, also where an earlier deadline was put in before them."""
+    """Requests of equal deadlines go in the order of their arrival, also where an earlier deadline
+    was put in before them.
+    """
     queue = queue_of(ask("a", 5), ask("b", 5), ask("early", 1), ask("c", 5), ask("late", 6), ask("d", 5))
 
     assert items(queue.take(6)) == ["early", "a", "b", "c", "d", "late"]
@@ -58,7 +65,9 @@ def test_peek_shows_what_take_hands_out(n: int) -> None:
 
 
 def test_a_batch_spans_priorities_but_never_keys_or_buckets() -> None:
-    """What is taken together has one key and one bucket: those of the first in line."""
+    """A batch takes requests of several priorities, but only those of the key and bucket of the
+    first in line.
+    """
     queue = queue_of(
         ask("a", key="A"),
         ask("b", key="B"),
@@ -73,7 +82,7 @@ def test_a_batch_spans_priorities_but_never_keys_or_buckets() -> None:
 
 
 def test_an_emptied_lane_does_not_hide_another() -> None:
-    """A lane that has been emptied is not the first in line any more."""
+    """When a lane has been emptied, the next lane is the first in line."""
     queue = queue_of(ask("a", key="A", priority=3))
     queue.take(1)
     queue.push([ask("b", key="B")])
@@ -106,7 +115,9 @@ def takes_until(queue: Queue, wanted: Request, batch_s: int, floods: list[int], 
 @PROPERTY
 @given(st.integers(-3, 3), st.integers(0, 4), st.integers(1, 5), st.integers(1, 12))
 def test_no_crowd_of_high_priority_starves_a_low_one(low: int, levels: int, ageing_s: int, batch_s: int) -> None:
-    """It is passed over for at most `ageing_s` a level, and the batch that is running then."""
+    """A request of low priority is passed over for at most `ageing_s` per level, and for the batch
+    that is running then.
+    """
     queue = Queue(ageing_s=ageing_s)
     flood(queue, 0, low + levels)
     queue.take(4, 0)
@@ -121,7 +132,9 @@ def test_no_crowd_of_high_priority_starves_a_low_one(low: int, levels: int, agei
 def test_no_crowd_of_low_priority_delays_a_high_one(
     low: int, levels: int, ageing_s: int, batch_s: int, before: int
 ) -> None:
-    """However long the low ones have been waiting: a newcomer goes next, or after one batch where batches are long."""
+    """However long requests of low priority have waited, a newcomer of higher priority goes next,
+    or after one batch where batches are long.
+    """
     queue = Queue(ageing_s=ageing_s)
     flood(queue, 0, low, waiting=50 + 4 * before)
     now = 0
@@ -137,7 +150,9 @@ def test_no_crowd_of_low_priority_delays_a_high_one(
 
 
 def test_lanes_of_one_priority_take_turns() -> None:
-    """What cannot share a batch is served in turn: those of one key do not keep another one's out."""
+    """Lanes of one priority that cannot share a batch are served in turn: those of one key do not
+    keep another one's out.
+    """
     queue = Queue()
     served = []
     for now in range(6):
@@ -149,7 +164,7 @@ def test_lanes_of_one_priority_take_turns() -> None:
 
 
 def test_a_lane_that_was_empty_is_not_old() -> None:
-    """Its age is that of what waits, not of what was served long ago."""
+    """The age of a lane is that of what waits in it, not of what was served long ago."""
     queue = Queue(ageing_s=1)
     queue.push([ask("low", priority=0, arrived=0)])
     queue.take(1, 0)
@@ -193,7 +208,7 @@ def test_leaving_looks_at_no_other_request() -> None:
 
 
 def test_who_has_left_is_never_handed_out() -> None:
-    """Removed requests are done; neither `take`, `peek` nor iteration shows them."""
+    """Requests that were removed are shown neither by `take` nor by `peek` nor by iteration."""
     requests = asks(range(6))
     queue = queue_of(*requests)
 
@@ -207,7 +222,7 @@ def test_who_has_left_is_never_handed_out() -> None:
 
 
 def test_removing_what_is_not_queued_changes_nothing() -> None:
-    """A request that was never queued, is running or has left cannot be removed."""
+    """Removing a request that was never queued, is running or has left changes nothing."""
     requests = asks(range(4), nbytes=3)
     queue = queue_of(*requests)
     (running,) = queue.take(1)
@@ -222,7 +237,9 @@ def test_removing_what_is_not_queued_changes_nothing() -> None:
 
 
 def test_expire_takes_out_those_whose_deadline_has_come() -> None:
-    """A deadline that is now has passed; later ones stay, in every lane."""
+    """`expire` takes out all requests whose deadline is now or earlier, and leaves later ones in
+    every lane.
+    """
     queue = queue_of(
         ask("a4", 4), ask("b5", 5, key="B"), ask("a6", 6), ask("high 5", 5, priority=1), ask("b4", 4, key="B")
     )
@@ -236,7 +253,7 @@ def test_expire_takes_out_those_whose_deadline_has_come() -> None:
 
 
 def test_the_bounds_are_exact() -> None:
-    """There is room up to the bound, by count and by bytes, and not beyond."""
+    """There is room for requests up to the bounds by count and by bytes, and not beyond."""
     queue = Queue(max_size=3, max_bytes=10)
     queue.push(asks("ab", nbytes=2))
 
@@ -250,7 +267,9 @@ def test_the_bounds_are_exact() -> None:
 
 
 def test_counts_bytes_and_sizes_follow_every_change() -> None:
-    """What waits is what was pushed, less what was taken, removed and expired."""
+    """Count, bytes and sizes are those of what was pushed, less what was taken, removed and
+    expired.
+    """
     queue = Queue()
     requests = [ask(i, deadline=i, nbytes=10**i) for i in range(1, 6)]
     for i, request in enumerate(requests):
@@ -270,7 +289,7 @@ def test_counts_bytes_and_sizes_follow_every_change() -> None:
 
 
 def test_an_empty_queue_waits_for_nothing() -> None:
-    """No deadline, no arrival: both are infinitely far."""
+    """The earliest deadline and the oldest arrival of an empty queue are infinitely far away."""
     queue = queue_of(ask())
     queue.take(1)
 
@@ -278,7 +297,9 @@ def test_an_empty_queue_waits_for_nothing() -> None:
 
 
 def test_the_earliest_deadline_and_the_oldest_arrival_are_exact() -> None:
-    """Over all lanes, whatever the order of deadlines, and without those who have left."""
+    """`earliest_deadline` and `oldest_arrival` are exact over all lanes, whatever the order of
+    deadlines, and do not count those that have left.
+    """
     requests = [
         ask(deadline=20, arrived=1),
         ask(deadline=10, arrived=2),
@@ -295,7 +316,9 @@ def test_the_earliest_deadline_and_the_oldest_arrival_are_exact() -> None:
 
 
 def test_requests_put_back_wait_where_they_waited_before() -> None:
-    """Ahead of equals that arrived later or with them, behind earlier deadlines, in their old order."""
+    """Requests that are put back wait ahead of equals that arrived with them or later, behind
+    earlier deadlines, and in their old order.
+    """
     requests = [
         ask("a", 9, arrived=1),
         ask("b", 9, arrived=1),
@@ -312,7 +335,9 @@ def test_requests_put_back_wait_where_they_waited_before() -> None:
 
 
 def test_a_request_put_back_is_the_oldest_again() -> None:
-    """Its arrival counts although its deadline is not the first."""
+    """A request that is put back counts as the oldest arrival again, also where its deadline is not
+    the first.
+    """
     queue = queue_of(ask("old", 9, arrived=1))
     taken = queue.take(1)
     queue.push([ask("new", 5, arrived=2)])
@@ -322,7 +347,9 @@ def test_a_request_put_back_is_the_oldest_again() -> None:
 
 
 def test_empty_lanes_are_forgotten() -> None:
-    """Priorities and keys are chosen by clients: a thousand different ones leave nothing behind."""
+    """Lanes that are empty are forgotten: clients choose priorities and keys, and a thousand
+    different ones leave nothing behind.
+    """
     queue = Queue()
     for i in range(1000):
         queue.push([ask(i, priority=i, key=i), ask(i, priority=-i, bucket=i)])
@@ -338,7 +365,9 @@ class Item:
 
 
 def test_what_has_left_is_not_kept_alive() -> None:
-    """At most as many as wait: a queue of large items must not hold a second queue of served ones."""
+    """A queue keeps at most as many requests alive after they have left as are waiting in it: a
+    queue of large items must not hold a second one of served items.
+    """
     queue = Queue()
     alive: weakref.WeakSet[Item] = weakref.WeakSet()
     for _ in range(100):
@@ -366,7 +395,9 @@ def test_what_has_left_is_not_kept_alive() -> None:
 def test_what_is_due_first_goes_first_and_what_has_expired_is_found(
     requests: list[tuple[int, int, str]], now: int
 ) -> None:
-    """Dues and deadlines in any relation to each other: the order follows the dues, expiry the deadlines."""
+    """Requests go by their due times and expire by their deadlines, in whatever relation the two
+    are to each other.
+    """
     queue = Queue()
     made = []
     for due, deadline, fate in requests:
@@ -396,8 +427,9 @@ def test_what_is_due_first_goes_first_and_what_has_expired_is_found(
     [(0, 0, ""), (1, 0, "c"), (2, 0, "c"), (2, 1, "cb"), (2, 3, "cbfe"), (2, 4, ""), (1, 3, "")],
 )
 def test_who_makes_room(priority: int, nbytes: int, gone: str) -> None:
-    """The last ones of the lowest priority, as few as will do; nobody if that is not enough; never the next of a lane.
-    Nothing is done yet."""
+    """In the way of a new request are the last ones of the lowest priority, as few as will do, and
+    never the next of a lane; nobody if all of them would not be enough. Asking removes nothing.
+    """
     queue = Queue(max_size=7, max_bytes=12)
     left = ask("left early")
     queue.push([ask("a", nbytes=2), ask("b", nbytes=1), left, ask("c")])
@@ -411,7 +443,9 @@ def test_who_makes_room(priority: int, nbytes: int, gone: str) -> None:
 
 @pytest.mark.parametrize(("spared", "gone"), [(1, "edc"), (2, "ed"), (3, "e"), (4, ""), (9, "")])
 def test_some_of_each_lane_are_spared(spared: int, gone: str) -> None:
-    """Those who are next in it, whether some before or between them have left or not."""
+    """The next requests of each lane never make room for others, whether some before or between
+    them have left or not.
+    """
     queue = Queue(max_bytes=3)
     requests = [ask(item, nbytes=item in "cde") for item in "axbycdez"]
     queue.push(requests)
@@ -424,7 +458,7 @@ def test_some_of_each_lane_are_spared(spared: int, gone: str) -> None:
 
 
 def test_who_has_to_go_alone_stays() -> None:
-    """Nobody who was in a crash makes room for others."""
+    """A request that has to run alone, after a crash, never makes room for others."""
     queue = Queue(max_size=2)
     for item in "ab":
         request = ask(item)

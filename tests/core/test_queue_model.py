@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from carpool.core.queue import AGEING_S, Queue
 from carpool.request import DONE, Lane, Request
-from tests.core.stub import PROPERTY, ask
+from tests.support.pipelines import ask
+from tests.support.properties import PROPERTY
 
 
 class NaiveQueue:
@@ -89,7 +90,9 @@ steps = st.one_of(
 @PROPERTY
 @given(st.lists(steps, max_size=40))
 def test_the_queue_does_what_a_sorted_list_does(script: list[tuple[str, Any]]) -> None:
-    """Any script of pushes, takes, removals, expiries and returns: same answers, same line, same numbers."""
+    """For any script of pushes, takes, removals, expiries and returns the queue gives the same
+    answers, order and numbers as a list that is sorted each time.
+    """
     queue, naive = Queue(), NaiveQueue()
     now, ids = 0.0, 0
     taken: list[Request] = []

@@ -13,7 +13,7 @@ from carpool.core.pipeline import Pipeline
 from carpool.errors import ModelError, Unavailable
 from carpool.policy import Decision, Policy, QueueView
 from carpool.request import DONE, Request
-from tests.core.stub import ask, asks, outcome, pipeline, reply, stage
+from tests.support.pipelines import ask, asks, outcome, pipeline_of, reply, stage
 
 CALLS = ("decide", "arrived", "arrived_together", "left", "completed", "trained", "limit", "predicted_wait_s")
 KINDS: tuple[type[BaseException], ...] = (
@@ -78,7 +78,7 @@ class Story:
     """A small run in which everything happens to a pipeline of two stages, with one policy or two."""
 
     def __init__(self, first: Policy, second: Policy) -> None:
-        self.line = pipeline(
+        self.line = pipeline_of(
             stage(policy=first, max_size=4, name="a"), stage(policy=second, max_size=4, name="b"), workers=[2, 1]
         )
         self.given: list[Request] = []
@@ -88,10 +88,10 @@ class Story:
 
     def steps(self) -> list[Callable[[], object]]:
         """What happens, one after the other."""
-        line = self.line
+        pipeline = self.line
         low, cancelled = ask("low", priority=-1), ask("cancelled")
         return [
-            lambda: line.trained(0, 1, 1, 0.5),
+            lambda: pipeline.trained(0, 1, 1, 0.5),
             lambda: self.submit(0, [ask("1"), ask("2"), ask("3", 9), ask("4")]),
             lambda: self.poll(0),
             lambda: self.submit(1, [ask("5", 3), low, cancelled, ask("drop")]),
@@ -101,18 +101,18 @@ class Story:
             lambda: self.poll(4),
             lambda: self.answer(5),
             lambda: self.poll(5),
-            lambda: line.worker_left(6, 0, 0),
-            lambda: line.worker_lost(6, 0, 1),
+            lambda: pipeline.worker_left(6, 0, 0),
+            lambda: pipeline.worker_lost(6, 0, 1),
             lambda: self.poll(6),
-            lambda: line.worker_ready(0, 0),
-            lambda: line.worker_ready(0, 1),
+            lambda: pipeline.worker_ready(0, 0),
+            lambda: pipeline.worker_ready(0, 1),
             lambda: self.poll(7),
             lambda: self.answer(8),
             lambda: self.poll(10),
             lambda: self.submit(11, asks(["9", "10", "11"], 60)),
             lambda: self.poll(11),
             lambda: self.submit(12, asks(["12", "13", "drop"], 13)),
-            lambda: line.close(Unavailable("closed")),
+            lambda: pipeline.close(Unavailable("closed")),
             lambda: self.poll(14),
             lambda: self.answer(15),
         ]
@@ -153,7 +153,9 @@ class Story:
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("where", [0, 1])
 def test_each_request_is_answered_once(call: str, kind: type[BaseException], where: int) -> None:
-    """Whichever call of a policy raises, at whichever time: what has not been answered then is answered by `abort`."""
+    """Whichever call of a policy raises, and at whichever time, `abort` then answers all requests
+    that have not been answered, each once.
+    """
     n = 0
     while True:
         broken = Raising(call, n, kind)
@@ -178,27 +180,29 @@ def test_each_request_is_answered_once(call: str, kind: type[BaseException], whe
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_lies_ahead_is_answered_too(kind: type[BaseException]) -> None:
-    """A policy that raises when it is asked for a batch ahead, with one under way and one that lies there already."""
+    """If a policy raises when it is asked for a batch ahead, the requests of the batch under way
+    and of the one that lies ahead are answered, too.
+    """
     policy = Raising("decide_ahead", 2, kind)
-    line = pipeline(stage(policy=policy, runs_ahead=True), workers=2)
-    line.batchers[0].batch_s = 2**-6  # as if it had run before
+    pipeline = pipeline_of(stage(policy=policy, runs_ahead=True), workers=2)
+    pipeline.batchers[0].batch_s = 2**-6  # as if it had run before
     requests = asks(map(str, range(8)))
-    line.submit(0, requests)
-    assert len(line.poll(0).run) == 2
+    pipeline.submit(0, requests)
+    assert len(pipeline.poll(0).run) == 2
     with pytest.raises(kind):
-        line.poll(2**-6 - 2**-8)
-    assert len(line.batchers[0].ahead) == 1
+        pipeline.poll(2**-6 - 2**-8)
+    assert len(pipeline.batchers[0].ahead) == 1
 
-    line.abort(4, Unavailable("the policy is broken"))
-    assert len(line.poll(4).answer) == 8
+    pipeline.abort(4, Unavailable("the policy is broken"))
+    assert len(pipeline.poll(4).answer) == 8
     for _ in range(2):
-        for batch in list(line.batchers[0].in_flight.values()):
-            reply(line, 5, batch)
-    assert (line.poll(6).answer, line.batchers[0].running, line.batchers[0].late_results) == ([], 0, 6)
+        for batch in list(pipeline.batchers[0].in_flight.values()):
+            reply(pipeline, 5, batch)
+    assert (pipeline.poll(6).answer, pipeline.batchers[0].running, pipeline.batchers[0].late_results) == ([], 0, 6)
 
 
 def test_the_story_is_one_of_everything() -> None:
-    """In it each call of a policy is made, and each kind of answer is given."""
+    """The run that these tests use makes each call of a policy and gives each kind of answer."""
     heard: set[str] = set()
 
     class Listening(Raising):
@@ -217,18 +221,20 @@ def test_the_story_is_one_of_everything() -> None:
 
 
 def test_a_policy_that_takes_no_whole_number_changes_nothing() -> None:
-    """Neither the queue nor the workers: the error says so."""
+    """A policy that asks for a number of requests which is not a whole one changes neither the
+    queue nor the workers, and the error says so.
+    """
 
     class Half(Policy):
         def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
             return Decision(take=1.5)  # type: ignore[arg-type]
 
-    line = pipeline(stage(policy=Half(2)))
-    line.submit(0, asks("ab"))
+    pipeline = pipeline_of(stage(policy=Half(2)))
+    pipeline.submit(0, asks("ab"))
     with pytest.raises(TypeError):
-        line.poll(0)
+        pipeline.poll(0)
 
-    assert (line.waiting, line.batchers[0].idle) == (2, 1)
+    assert (pipeline.waiting, pipeline.batchers[0].idle) == (2, 1)
 
 
 class _Unspeakable(Exception):
@@ -238,19 +244,21 @@ class _Unspeakable(Exception):
 
 @pytest.mark.parametrize("kind", [*KINDS, MemoryError, _Unspeakable])
 def test_an_item_that_cannot_be_weighed_fails_alone(kind: type[BaseException]) -> None:
-    """Whatever `size=` of the next stage raises, its caller hears of it and the others go on."""
+    """Whatever `size=` of the next stage raises, the caller of that item hears of it and the others
+    go on.
+    """
 
     def weigh(result: object) -> int:
         if result == "b'":
             raise kind("of the user")
         return 1
 
-    line: Pipeline = pipeline(stage(), stage(weigh=weigh))
+    pipeline: Pipeline = pipeline_of(stage(), stage(weigh=weigh))
     requests = asks("abc")
-    line.submit(0, requests)
-    reply(line, 1, line.poll(0).run[0])
-    (batch,) = line.poll(1).run
-    reply(line, 2, batch)
+    pipeline.submit(0, requests)
+    reply(pipeline, 1, pipeline.poll(0).run[0])
+    (batch,) = pipeline.poll(1).run
+    reply(pipeline, 2, batch)
 
     results: list[Any] = [outcome(request) for request in requests]
     assert results == ["a''", ModelError, "c''"]

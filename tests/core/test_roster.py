@@ -53,7 +53,7 @@ def become(one: Roster, state: PlaceState) -> Roster:
 
 
 def test_all_workers_are_to_be_started_at_first() -> None:
-    """Each once: from then on it counts as starting."""
+    """At first all workers are to be started, each once: from then on it counts as starting."""
     one = Roster(3, lambda: 0.0)
 
     assert one.next_start() == 0
@@ -65,7 +65,9 @@ def test_all_workers_are_to_be_started_at_first() -> None:
 @pytest.mark.parametrize("before", [state for state in PlaceState if state not in (PlaceState.DEAD, PlaceState.HUNG)])
 @pytest.mark.parametrize("after", PlaceState)
 def test_a_worker_moves_only_forward(before: PlaceState, after: PlaceState) -> None:
-    """Starting, loading, warming, ready, draining; warming may be left out. All else raises and changes nothing."""
+    """A worker moves from starting to loading, warming, ready and draining, where warming may be
+    left out; anything else raises and changes nothing.
+    """
     one = become(roster(), before)
 
     if (before, after) in LEGAL:
@@ -79,7 +81,7 @@ def test_a_worker_moves_only_forward(before: PlaceState, after: PlaceState) -> N
 
 @pytest.mark.parametrize("after", PlaceState)
 def test_a_dead_worker_becomes_nothing_by_itself(after: PlaceState) -> None:
-    """Only being due makes it start again."""
+    """A dead worker stays dead until it is due, and then starts again."""
     one = roster()
     one.lost(0, 0)
 
@@ -88,7 +90,7 @@ def test_a_dead_worker_becomes_nothing_by_itself(after: PlaceState) -> None:
 
 
 def test_a_worker_dies_once() -> None:
-    """A second death of the same process is a mistake, and is not counted."""
+    """A second death of the same process is reported as a mistake, and not counted."""
     one = roster()
     one.lost(0, 0)
 
@@ -100,7 +102,7 @@ def test_a_worker_dies_once() -> None:
 
 
 def test_only_ready_workers_are_ready() -> None:
-    """Not those that start, load, warm up, drain or are dead."""
+    """Workers that start, load, warm up or drain, and dead ones, do not count as ready."""
     one = Roster(6, lambda: 0.0)
     one.due(0)
     for worker, state in enumerate(WAY):
@@ -111,7 +113,9 @@ def test_only_ready_workers_are_ready() -> None:
 
 
 def test_the_first_death_is_mended_at_once_then_later_and_later() -> None:
-    """0, then 0.5 s doubling, each time that the worker died again without a batch done."""
+    """The first death is mended at once, the next after 0.5 s, and each further one in a row after
+    twice as long.
+    """
     one, now, delays = roster(), 100.0, []
     for _ in range(MOST_DEATHS - 1):
         one.lost(now, 0)
@@ -126,7 +130,9 @@ def test_the_first_death_is_mended_at_once_then_later_and_later() -> None:
 
 @pytest.mark.parametrize(("dice", "share"), [(0.0, 0.5), (0.5, 0.75), (1.0, 1.0)])
 def test_the_delay_is_spread_by_the_dice(dice: float, share: float) -> None:
-    """Between a half and the whole of it, so that workers do not start in step."""
+    """The delay before a restart is drawn from between a half and the whole of it, so that workers
+    do not start in step.
+    """
     one = roster(1, [dice])
     one.lost(7, 0)
     one.due(7)
@@ -136,7 +142,7 @@ def test_the_delay_is_spread_by_the_dice(dice: float, share: float) -> None:
 
 
 def test_no_delay_is_longer_than_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many deaths, if the stage bore them."""
+    """However many deaths a stage bears, no restart is delayed for longer than the longest delay."""
     monkeypatch.setattr("carpool.core.roster.MOST_DEATHS", 100)
     one, now, delays = roster(), 0.0, []
     for _ in range(20):
@@ -149,7 +155,7 @@ def test_no_delay_is_longer_than_the_longest(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_one_finished_batch_starts_the_count_anew() -> None:
-    """By any worker of the stage: it can work, so the next death is mended at once."""
+    """Once any worker of the stage has finished a batch, the next death is mended at once again."""
     one = roster(2)
     for _ in range(3 * MOST_DEATHS):
         for _ in range(MOST_DEATHS - 1):
@@ -165,7 +171,9 @@ def test_one_finished_batch_starts_the_count_anew() -> None:
 
 
 def test_five_deaths_in_a_row_fail_the_stage() -> None:
-    """Although other workers of the stage live, and do nothing; nobody is started any more."""
+    """After five deaths in a row the stage has failed and starts nobody any more, although other
+    workers of it live without doing anything.
+    """
     one = roster(2)
     failed = []
     for _ in range(MOST_DEATHS):
@@ -179,7 +187,9 @@ def test_five_deaths_in_a_row_fail_the_stage() -> None:
 
 
 def test_workers_that_die_together_count_as_one_death() -> None:
-    """All of ten are killed: all are replaced at once. Only if their successors die as well, it is the second death."""
+    """Ten workers that are killed together are replaced at once, and count as one death; a second
+    one would be that of their successors.
+    """
     one = roster(10)
     for worker in range(10):
         one.lost(worker, worker)
@@ -193,7 +203,9 @@ def test_workers_that_die_together_count_as_one_death() -> None:
 
 
 def test_generations_that_die_fail_the_stage() -> None:
-    """Replaced in vain five times over, however many die each time."""
+    """A stage has failed when five generations of workers have died in a row, however many died of
+    each.
+    """
     one = roster(3)
     for death in range(MOST_DEATHS):
         assert not one.failed, death
@@ -208,7 +220,9 @@ def test_generations_that_die_fail_the_stage() -> None:
 
 
 def test_who_hangs_is_lost_at_once_and_replaced_when_gone() -> None:
-    """Its death counts when it is given up; its place is free when its process has ended."""
+    """The death of a worker that hangs counts when it is given up; its place is free when its
+    process has ended.
+    """
     one = roster()
     become(one, PlaceState.READY)
     one.lost(5, 0, gone=False)
@@ -230,7 +244,7 @@ def test_who_hangs_is_lost_at_once_and_replaced_when_gone() -> None:
 
 
 def test_only_who_hangs_is_gone_later() -> None:
-    """A worker that runs, or is dead already, is not."""
+    """Only a worker that was given up can be gone later: one that runs or is dead already cannot."""
     one = roster()
     with pytest.raises(ValueError, match="did not hang"):
         one.is_gone(0)
@@ -240,7 +254,9 @@ def test_only_who_hangs_is_gone_later() -> None:
 
 
 def test_what_cannot_be_started_is_no_death() -> None:
-    """Without a process, memory or a file descriptor it is tried again now and then, and the stage does not fail."""
+    """A worker that cannot be started for want of a process, memory or a descriptor is tried again
+    now and then, and the stage does not fail.
+    """
     one, now = roster(), 0.0
     for _ in range(5 * MOST_DEATHS):
         one.not_started(now, 0)
@@ -257,7 +273,7 @@ def test_what_cannot_be_started_is_no_death() -> None:
 
 
 def test_no_more_load_at_a_time_than_may() -> None:
-    """Over all stages, from a worker's start until it is ready or dead."""
+    """Over all stages at most so many workers are between their start and being ready or dead."""
     first, second = Roster(3, lambda: 1.0), Roster(2, lambda: 1.0)
     starts = Starts([first, second], 2)
 
@@ -274,7 +290,7 @@ def test_no_more_load_at_a_time_than_may() -> None:
 
 
 def test_the_death_of_a_draining_worker_is_expected() -> None:
-    """It is not counted, and its successor starts at once."""
+    """The death of a draining worker is not counted, and its successor starts at once."""
     one = roster()
     for _ in range(2 * MOST_DEATHS):
         one.moved(0, PlaceState.DRAINING)
@@ -288,7 +304,7 @@ def test_the_death_of_a_draining_worker_is_expected() -> None:
 
 
 def test_when_stopping_deaths_are_expected_and_nobody_is_started() -> None:
-    """However many there are."""
+    """While stopping, deaths are not counted, however many there are, and nobody is started."""
     one = roster(2 * MOST_DEATHS)
     one.stopping = True
     for worker in range(2 * MOST_DEATHS):
@@ -308,7 +324,9 @@ def lose(one: Roster, *nows: float) -> None:
 
 
 def test_deaths_that_are_a_requests_fault_are_taken_back() -> None:
-    """Both of them: the successor starts at once, and what was counted before counts on."""
+    """When two deaths turn out to be a request's fault they are not counted any more, and the
+    successor starts at once; what was counted before them stays.
+    """
     one = roster()
     lose(one, 1, 2)
     assert one.next_start() == 2 + FIRST_DELAY_S
@@ -326,7 +344,9 @@ def test_deaths_that_are_a_requests_fault_are_taken_back() -> None:
 
 
 def test_the_fifth_death_in_a_row_may_be_forgiven() -> None:
-    """The stage has not failed after all."""
+    """If the fifth death in a row turns out to be a request's fault, the stage has not failed after
+    all.
+    """
     one = roster()
     lose(one, 1, 2, 3, 4, 5)
     assert (one.failed, one.next_start()) == (True, INFINITY)
@@ -337,7 +357,9 @@ def test_the_fifth_death_in_a_row_may_be_forgiven() -> None:
 
 
 def test_workers_given_up_for_slow_calls_are_no_deaths_in_a_row() -> None:
-    """Each is taken back by itself; one that crashes counts as before."""
+    """The loss of a worker that was given up for a slow call is taken back by itself; one that
+    crashes counts as before.
+    """
     one = roster()
     one.finished_batch()
     for now in range(20):
@@ -350,7 +372,9 @@ def test_workers_given_up_for_slow_calls_are_no_deaths_in_a_row() -> None:
 
 
 def test_no_more_is_forgiven_than_has_happened() -> None:
-    """A finished batch has wiped out the first of the two already."""
+    """If a finished batch has already wiped out the first of two deaths, only the second can be
+    forgiven.
+    """
     one = roster()
     lose(one, 1)
     one.finished_batch()
@@ -364,7 +388,9 @@ def test_no_more_is_forgiven_than_has_happened() -> None:
 
 @pytest.mark.parametrize("shown", ["by a batch", "by a warm-up"])
 def test_a_stage_that_works_survives_any_number_of_poison_requests(shown: str) -> None:
-    """Only restarts slow down after some in a row; a finished batch resets that as well."""
+    """However many poison requests come, a stage that works does not fail; restarts slow down after
+    some in a row, until a batch is finished.
+    """
     one = roster()
     if shown == "by a batch":
         one.finished_batch()
@@ -386,7 +412,9 @@ def test_a_stage_that_works_survives_any_number_of_poison_requests(shown: str) -
 
 
 def test_a_stage_that_has_never_worked_is_given_up() -> None:
-    """When it has died with so many requests in a row, and done nothing else, it is not the requests' fault."""
+    """A stage that has died with so many requests in a row, and done nothing else, has failed: it
+    is not the requests' fault.
+    """
     one = roster()
     become(one, PlaceState.READY)  # without a warm-up that shows nothing
     failed = []

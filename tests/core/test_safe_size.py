@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from carpool.core.batcher import Batcher
 from carpool.core.safe_size import SafeSize
-from tests.core.stub import PROPERTY, ask, asks, reply, stage
-from tests.core.stub import pipeline as new_pipeline
+from tests.support.pipelines import ask, asks, pipeline_of, reply, stage
+from tests.support.properties import PROPERTY
 
 
 class Memory:
@@ -47,7 +47,7 @@ class Memory:
 
 
 def test_nothing_is_limited_until_memory_runs_out() -> None:
-    """Whatever goes through."""
+    """As long as memory has not run out, no size is limited, whatever goes through."""
     memory = Memory(64)
     assert memory.run(100) == [64] * 100
     assert memory.safe.limit == inf
@@ -55,7 +55,9 @@ def test_nothing_is_limited_until_memory_runs_out() -> None:
 
 @pytest.mark.parametrize("most", range(1, 64))
 def test_what_fits_is_found_in_a_few_failures(most: int) -> None:
-    """Exactly, or where one more failure would gain less than an eighth, nearly; nothing larger goes for long."""
+    """A few failures find the largest size that fits, exactly or so nearly that one more failure
+    would gain less than an eighth; nothing larger goes for long.
+    """
     memory = Memory(most)
     memory.run(100)
     assert memory.events <= 5
@@ -66,7 +68,9 @@ def test_what_fits_is_found_in_a_few_failures(most: int) -> None:
 
 
 def test_twelve_of_64() -> None:
-    """The limit is safe from the first failure on, and exact after the third."""
+    """Where twelve of 64 fit, the limit is safe from the first failure on, and exact after the
+    third.
+    """
     memory = Memory(12)
     assert memory.run(5) == [64, 8, 8, 8, 12]
     assert (memory.safe.limit, memory.events) == (12, 1)
@@ -77,7 +81,9 @@ def test_twelve_of_64() -> None:
 
 
 def test_each_retry_comes_after_twice_as_many_batches() -> None:
-    """What was found is not forgotten, and costs a failure ever more rarely."""
+    """Each time that a larger size has failed again, the next try comes after twice as many
+    batches.
+    """
     memory = Memory(12)
     memory.run(10_000)
     retries = [i for i, n in enumerate(memory.batches) if n > 12 and i > 100]
@@ -89,7 +95,7 @@ def test_each_retry_comes_after_twice_as_many_batches() -> None:
 
 
 def test_memory_that_is_given_back_is_found() -> None:
-    """The limit rises to what is wanted, in steps of two."""
+    """When memory is given back, the limit doubles step by step up to what is wanted."""
     memory = Memory(12)
     memory.run(100)
     memory.most = 64
@@ -100,7 +106,7 @@ def test_memory_that_is_given_back_is_found() -> None:
 
 
 def test_memory_that_becomes_shorter_is_noticed() -> None:
-    """A batch within the limit that runs out makes it smaller at once."""
+    """When a batch within the limit runs out of memory, the limit becomes smaller at once."""
     memory = Memory(40)
     memory.run(100)
     memory.most = 10
@@ -111,7 +117,9 @@ def test_memory_that_becomes_shorter_is_noticed() -> None:
 
 
 def test_only_batches_that_would_be_larger_are_counted() -> None:
-    """Where less is waiting there is nothing to find out."""
+    """The way to the next try counts only batches that would be larger without the limit: with less
+    waiting there is nothing to find out.
+    """
     memory = Memory(12)
     memory.run(1)
 
@@ -120,7 +128,7 @@ def test_only_batches_that_would_be_larger_are_counted() -> None:
 
 
 def test_a_smaller_demand_is_tried_as_it_is() -> None:
-    """No batch is made larger than what is wanted."""
+    """A try is no larger than what is wanted."""
     memory = Memory(40)
     memory.run(1)
     assert memory.safe.limit == 32
@@ -128,7 +136,9 @@ def test_a_smaller_demand_is_tried_as_it_is() -> None:
 
 
 def test_a_failure_without_smaller_calls_halves() -> None:
-    """What may not be run again only tells that it was too much."""
+    """A failure of a batch that may not be run again in smaller calls halves the limit, since it
+    only tells that its size was too much.
+    """
     safe = SafeSize()
     safe.ran_out(64, 0)
     assert safe.limit == 32
@@ -137,7 +147,9 @@ def test_a_failure_without_smaller_calls_halves() -> None:
 
 
 def test_one_is_the_least() -> None:
-    """However short memory is: what does not fit alone fails alone."""
+    """The limit is never below one item, however short memory is: what does not fit alone fails
+    alone.
+    """
     safe = SafeSize()
     for _ in range(5):
         safe.ran_out(1, 0)
@@ -146,7 +158,9 @@ def test_one_is_the_least() -> None:
 
 
 def test_allowed_sizes_are_the_only_steps() -> None:
-    """Between two of them lies nothing to be found: batches are padded to the next."""
+    """With allowed sizes the limit is one of them, because batches in between are padded to the
+    next.
+    """
     memory = Memory(16, sizes=(1, 2, 4, 8, 16, 32, 64))
     memory.run(200)
     assert (memory.safe.limit, memory.events) == (16, 1)
@@ -161,7 +175,9 @@ def test_allowed_sizes_are_the_only_steps() -> None:
 def test_a_batch_is_never_more_than_is_wanted_and_the_limit_below_what_failed(
     most: int, batches: list[tuple[int, int]]
 ) -> None:
-    """Whatever is asked for, and however memory changes in between."""
+    """Whatever is asked for, and however memory changes, a batch is never more than is wanted, and
+    the limit is below what has failed.
+    """
     memory = Memory(most)
     for wanted, now in batches:
         memory.most = now
@@ -183,8 +199,8 @@ def out_of_memory(batcher: Batcher, worker: int, calls: list[list[int]], fitted:
 
 
 def test_a_batch_is_held_to_the_limit_whatever_the_policy_says() -> None:
-    """All workers of the stage share it."""
-    pipeline = new_pipeline(stage(64), workers=2)
+    """All workers of a stage share its limit, which holds whatever the policy says."""
+    pipeline = pipeline_of(stage(64), workers=2)
     pipeline.submit(0, asks(range(200)))
     first, second = pipeline.poll(0).run
     assert (first.n, second.n) == (64, 64)
@@ -196,8 +212,8 @@ def test_a_batch_is_held_to_the_limit_whatever_the_policy_says() -> None:
 
 
 def test_the_limit_is_one_of_sizes() -> None:
-    """Rows or tokens, where requests say how many they have."""
-    pipeline = new_pipeline(stage(64))
+    """Where requests have sizes, such as rows or tokens, the limit is one of sizes."""
+    pipeline = pipeline_of(stage(64))
     requests = asks(range(20))
     for request in requests:
         request.size = 10
@@ -213,11 +229,13 @@ def test_the_limit_is_one_of_sizes() -> None:
 
 
 def test_a_batch_that_had_to_be_repeated_teaches_the_policy_nothing() -> None:
-    """Its time is not that of one call."""
+    """The policy learns nothing from a batch that was run in several calls, whose time is not that
+    of one call.
+    """
     heard: list[bool] = []
     one = stage(4)
     one.policy.completed = lambda now, n, size, busy_s, ok: heard.append(ok)  # type: ignore[method-assign]
-    pipeline = new_pipeline(one)
+    pipeline = pipeline_of(one)
     pipeline.submit(0, asks(range(8)))
     (batch,) = pipeline.poll(0).run
     out_of_memory(one, 0, [[0, 1, 2, 3]], [[0, 1], [2, 3]])
@@ -229,8 +247,8 @@ def test_a_batch_that_had_to_be_repeated_teaches_the_policy_nothing() -> None:
 
 
 def test_what_was_too_much_is_tried_again_and_learned_from() -> None:
-    """Batches over the limit are let out now and then; one that goes through raises it."""
-    pipeline = new_pipeline(stage(4))
+    """Now and then a batch over the limit is let out, and if it goes through the limit rises."""
+    pipeline = pipeline_of(stage(4))
     pipeline.submit(0, asks(range(1000)))
     (batch,) = pipeline.poll(0).run
     out_of_memory(pipeline.batchers[0], 0, [[0, 1, 2, 3]], [[0, 1], [2, 3]])
@@ -245,8 +263,10 @@ def test_what_was_too_much_is_tried_again_and_learned_from() -> None:
 
 
 def test_one_batch_at_a_time_tries_whether_more_fits() -> None:
-    """Others wait for what comes of it, however many there are meanwhile."""
-    pipeline = new_pipeline(stage(4), workers=2)
+    """Only one batch at a time tries whether more fits; the others keep to the limit until its
+    result is known.
+    """
+    pipeline = pipeline_of(stage(4), workers=2)
     pipeline.batchers[0].safe_size.ran_out(4, 2)
     pipeline.submit(0, asks(range(1000)))
     first, second = pipeline.poll(0).run
@@ -262,8 +282,10 @@ def test_one_batch_at_a_time_tries_whether_more_fits() -> None:
 
 
 def test_waits_are_predicted_with_what_fits() -> None:
-    """Or callers would be promised what smaller batches cannot hold."""
-    pipeline = new_pipeline(stage(8))
+    """Predicted waits count batches of the size that fits, or callers would be promised what cannot
+    be held.
+    """
+    pipeline = pipeline_of(stage(8))
     pipeline.submit(0, asks(range(8)))
     (batch,) = pipeline.poll(0).run
     out_of_memory(pipeline.batchers[0], 0, [[*range(8)]], [[0, 1], [2, 3]])
@@ -276,8 +298,8 @@ def test_waits_are_predicted_with_what_fits() -> None:
 
 @pytest.mark.parametrize("places", [[[4]], [[-1]], [[0, 1], [2, 99]]])
 def test_a_report_of_what_is_not_in_the_batch_is_refused(places: list[list[int]]) -> None:
-    """Nothing is learned from it."""
-    pipeline = new_pipeline(stage(4))
+    """Nothing is learned from a report about more than the batch holds."""
+    pipeline = pipeline_of(stage(4))
     pipeline.submit(0, asks(range(4)))
     pipeline.poll(0)
     batcher = pipeline.batchers[0]
@@ -292,8 +314,10 @@ def test_a_report_of_what_is_not_in_the_batch_is_refused(places: list[list[int]]
 
 
 def test_an_item_that_is_larger_by_itself_still_goes_alone() -> None:
-    """The limit is for what is put together."""
-    pipeline = new_pipeline(stage(64))
+    """An item that is by itself larger than the limit still goes alone: the limit is for what is
+    put together.
+    """
+    pipeline = pipeline_of(stage(64))
     pipeline.batchers[0].safe_size.ran_out(20, 10)
     large = ask("large")
     large.size = 50

@@ -14,7 +14,7 @@ from carpool.drive.virtual import VirtualDriver
 from carpool.errors import DeadlineExceeded, ModelError
 from carpool.policy import Decision, Greedy, Policy, QueueView, Static
 from carpool.request import Request
-from tests.core.stub import items, outcome, pipeline, stage
+from tests.support.pipelines import items, outcome, pipeline_of, stage
 
 
 def driver(
@@ -28,7 +28,7 @@ def driver(
     **settings: Any,
 ) -> VirtualDriver:
     """One stage; the pipeline's workers are made by the driver."""
-    made = pipeline(stage(policy=policy, **settings), workers=0)
+    made = pipeline_of(stage(policy=policy, **settings), workers=0)
     return VirtualDriver(made, [cost], [workers], [compute], hop_s=hop_s, turn_s=turn_s)
 
 
@@ -49,7 +49,7 @@ def schedule(run: VirtualDriver) -> list[tuple[float, int, list[Any], str]]:
 
 @pytest.mark.parametrize("policy", [Greedy(4), Static(4), Static(4, 0.0)])
 def test_a_lone_request_on_an_idle_worker_does_not_wait(policy: Policy) -> None:
-    """Its latency is the cost of a batch of one, to the last digit."""
+    """The latency of a lone request on an idle worker is exactly the cost of a batch of one."""
     run = driver(lambda n: 2.0 + n, policy=policy)
     times = Times(run)
     for when in (1, 10, 20):
@@ -73,7 +73,7 @@ def test_what_arrives_in_one_moment_shares_a_batch() -> None:
 
 
 def test_time_moves_only_as_far_as_asked() -> None:
-    """What is later stays in the future."""
+    """Running the clock until a moment leaves what comes later in the future."""
     run = driver(lambda n: 4.0)
     request = run.arrive(5, "a")
 
@@ -89,7 +89,9 @@ ARRIVALS = [0, 1, 2, 10, 11, 12, 13, 20]
 
 
 def test_static_and_greedy_on_one_script() -> None:
-    """Eight arrivals, a batch costs 4 s: who goes when, with whom, and the mean latency, in exact numbers."""
+    """On eight arrivals with batches of 4 s, `Static` and `Greedy` send exactly these batches, with
+    exactly these mean latencies.
+    """
     found = {}
     for name, policy in (("greedy", Greedy(4)), ("static", Static(4, 3.0))):
         run = driver(lambda n: 4.0, policy=policy)
@@ -134,13 +136,13 @@ def random_run(seed: int) -> list[object]:
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
-    """Every batch and every answer; another seed gives another one."""
+    """A run with the same seed has the same batches and answers; one with another seed has others."""
     assert random_run(1) == random_run(1)
     assert random_run(1) != random_run(2)
 
 
 def test_every_request_of_a_run_is_answered() -> None:
-    """Exactly once, whatever happened to the workers."""
+    """Whatever happens to the workers, each request of a run is answered exactly once."""
     answers = [entry[1] for entry in random_run(3) if isinstance(entry, tuple) and len(entry) == 3]
 
     assert sorted(answers) == list(range(500))
@@ -170,9 +172,9 @@ class Client:
 
 
 def test_callers_may_come_back() -> None:
-    """A closed loop: the answer to one request brings the next one, at once or after a while.
-
-    What waits goes to the free worker before anybody is told, so `e3` cannot share the batch of `s2`.
+    """In a closed loop the answer to one request brings the next one, at once or after a while.
+    What waits goes to the free worker before anybody is told, so `e3` cannot share the batch of
+    `s2`.
     """
     run = driver(lambda n: 2.0)
     eager, slow = Client(run, "e", 0, 4), Client(run, "s", 1, 2)
@@ -192,7 +194,7 @@ def test_callers_may_come_back() -> None:
 
 def test_results_are_those_of_the_stub_model() -> None:
     """An exception in the place of a result fails its item; each stage computes on the results before it."""
-    made = pipeline(stage(), stage(), workers=0)
+    made = pipeline_of(stage(), stage(), workers=0)
     run = VirtualDriver(
         made,
         [lambda n: 1.0, lambda n: 2.0],
@@ -211,7 +213,9 @@ def test_results_are_those_of_the_stub_model() -> None:
 
 @pytest.mark.parametrize("kind", [KeyError, StopIteration, KeyboardInterrupt, GeneratorExit])
 def test_what_a_stub_model_raises_is_the_cause_of_its_error(kind: type[BaseException]) -> None:
-    """As from a worker: the caller gets a ModelError, which comes from the very exception."""
+    """The caller of an item for which the stub model raised gets a `ModelError` with that very
+    exception as its cause, as from a worker.
+    """
     planned = kind("planned")
     run = driver(compute=lambda xs: [planned for _ in xs])
     request = run.arrive(0, "x")
@@ -224,7 +228,7 @@ def test_what_a_stub_model_raises_is_the_cause_of_its_error(kind: type[BaseExcep
 
 
 def test_a_deadline_is_kept_to_the_moment() -> None:
-    """Queued or at work, the caller hears at its deadline."""
+    """A caller hears exactly at its deadline, whether its request is queued or at work."""
     run = driver(lambda n: 10.0, max_batch_size=1)
     times = Times(run)
     run.arrive(0, "at work", 4.0, caller=times)
@@ -238,7 +242,9 @@ def test_a_deadline_is_kept_to_the_moment() -> None:
 
 
 def test_another_worker_takes_over_from_a_lost_one_at_once() -> None:
-    """Although nothing else happens, and long before the lost one is back."""
+    """Requests of a lost worker go to another one at once, although nothing else happens, and long
+    before the lost one is back.
+    """
     run = driver(lambda n: 4.0, workers=2)
     run.arrive(0, "a")
     run.run(until=1)
@@ -251,7 +257,7 @@ def test_another_worker_takes_over_from_a_lost_one_at_once() -> None:
 
 
 def test_a_worker_that_hangs_is_replaced() -> None:
-    """At its hang limit; what it had is run once more, and then fails."""
+    """A worker that hangs is replaced at its limit; what it had is run once more and then fails."""
     run = driver(lambda n: 100.0, max_batch_time_s=10)
     times = Times(run)
     request = run.arrive(0, "a", caller=times)
@@ -291,7 +297,9 @@ def feed(*times: float) -> list[tuple[float, Request]]:
 
 
 def test_a_feed_is_drawn_in_step_with_time() -> None:
-    """Like arrivals that are told beforehand, but each is drawn only when the one before it has arrived."""
+    """A feed that is drawn as time goes on gives the same run as arrivals that are known
+    beforehand, and each is drawn only when the one before has arrived.
+    """
     run = driver(lambda n: 4.0)
     drawn: list[float] = []
 
@@ -309,7 +317,9 @@ def test_a_feed_is_drawn_in_step_with_time() -> None:
 
 
 def test_a_turn_delays_decisions_and_answers() -> None:
-    """What happens in the turn of a first event shares its decision; only a reply with nobody waiting cuts it short."""
+    """What happens within a turn that an event has begun shares one decision; only a reply while
+    nobody waits ends the turn at once.
+    """
     run = driver(lambda n: 4.0, turn_s=0.5)
     times = Times(run)
     for when in (1, 1.5, 1.75):
@@ -322,7 +332,9 @@ def test_a_turn_delays_decisions_and_answers() -> None:
 
 
 def test_the_hop_is_no_part_of_the_busy_time() -> None:
-    """The worker is away for longer, and the policy learns how long the way is."""
+    """With a hop to the worker each batch takes longer by it, its busy time does not, and the
+    policy learns how long the way is.
+    """
     run = driver(lambda n: 4.0, hop_s=1.0)
     run.feed(feed(0, 1))
 
@@ -334,7 +346,7 @@ def test_the_hop_is_no_part_of_the_busy_time() -> None:
 
 
 def test_wake_ups_are_counted() -> None:
-    """Only polls for which there is no other reason than the time."""
+    """Polls count as wake-ups only if there is no other reason for them than the time."""
     static, greedy = driver(policy=Static(4, 3.0)), driver()
     for run in (static, greedy):
         run.feed(feed(0, 1, 10))
@@ -351,7 +363,9 @@ class Insomniac(Greedy):
 
 
 def test_a_policy_cannot_stop_the_clock() -> None:
-    """Asking to be woken at once takes a tick each time."""
+    """A policy that asks to be woken at once, again and again, moves the clock on by a tick each
+    time.
+    """
     run = driver(policy=Insomniac(4))
     run.feed(feed(1))
 
@@ -362,7 +376,7 @@ def test_a_policy_cannot_stop_the_clock() -> None:
 
 
 class Watching:
-    """Notes what it is told."""
+    """A watcher that notes what it is told."""
 
     def __init__(self) -> None:
         self.told: list[object] = []
@@ -375,9 +389,11 @@ class Watching:
 
 
 def test_a_watcher_is_told_instead_of_lists_being_kept() -> None:
-    """Of every batch with its cost, which may depend on the batch and the time, and of every answer."""
+    """A watcher hears of each batch with its cost, which may depend on the batch and the time, and
+    of each answer; no lists are kept then.
+    """
     watcher = Watching()
-    made = pipeline(stage(), workers=0)
+    made = pipeline_of(stage(), workers=0)
     run = VirtualDriver(made, lambda batch, now: now + len(batch), watcher=watcher)
     run.feed(feed(1, 2))
 

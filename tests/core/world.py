@@ -24,7 +24,7 @@ from carpool.core.trail import AT_THE_DOOR
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, Unavailable
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, OneByOne, Policy, Static
 from carpool.request import DONE, NEW, QUEUED, RUNNING, Lane, Request
-from tests.core.stub import state_of
+from tests.support.pipelines import state_of
 
 Item = tuple[int, ...]
 """A request's number, then the index of each stage that has worked on it."""
@@ -373,9 +373,10 @@ class World:
 
     def _fingerprint(self) -> tuple[object, ...]:
         states = [state_of(stage)[:-1] for stage in self.stages]  # without the count of stray replies
-        line = self.pipeline
+        pipeline = self.pipeline
         told = [(ask.told, ask.request.state) for ask in self.asks]
-        return states, told, line.admitted, line.refused, line.answered, line.cancelled, line.waiting
+        counts = (pipeline.admitted, pipeline.refused, pipeline.answered, pipeline.cancelled, pipeline.waiting)
+        return states, told, counts
 
     # -- time
 
@@ -500,7 +501,7 @@ class World:
 
     def check_always(self) -> None:
         """The counts add up, each request is where it should be and nowhere else, and no queue is over its bounds."""
-        line = self.pipeline
+        pipeline = self.pipeline
         waiting: list[list[Request]] = [[] for _ in range(len(self.stages) + 1)]  # the last for those at the door
         running: list[set[int]] = [set() for _ in self.stages]
         n_queued = n_running = n_cancelled = n_admitted = 0
@@ -519,11 +520,11 @@ class World:
                 n_running += 1
                 running[request.stage].add(request.id)
 
-        assert line.admitted == n_admitted == line.answered + n_cancelled + n_queued + n_running
-        assert line.cancelled == n_cancelled
-        assert line.waiting == n_queued
-        assert line.unanswered == n_queued + n_running
-        _check_queue(line.door, waiting[AT_THE_DOOR])
+        assert pipeline.admitted == n_admitted == pipeline.answered + n_cancelled + n_queued + n_running
+        assert pipeline.cancelled == n_cancelled
+        assert pipeline.waiting == n_queued
+        assert pipeline.unanswered == n_queued + n_running
+        _check_queue(pipeline.door, waiting[AT_THE_DOOR])
 
         owed: list[list[int]] = [[] for _ in self.stages]
         flights: list[dict[int, int]] = [{} for _ in self.stages]

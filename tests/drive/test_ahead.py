@@ -70,7 +70,9 @@ async def outcomes(service: AsyncHandle, items: list[bytes]) -> list[Any]:
 def test_what_follows_a_batch_that_cannot_be_sent(
     items: list[bytes], expected: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batch ahead of it becomes the present one before it is sent: it goes all the same, and before all others."""
+    """If a batch cannot be sent, the one that lay ahead behind it takes its place, and goes before
+    all others.
+    """
 
     async def ask(service: AsyncHandle) -> None:
         monkeypatch.setattr(frame, "MAX_FRAME_BYTES", 5000)  # in this process only
@@ -82,7 +84,9 @@ def test_what_follows_a_batch_that_cannot_be_sent(
 
 
 def test_a_batch_ahead_that_cannot_be_handed_over_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one under way is answered, and counted once."""
+    """A batch ahead that cannot be handed over fails alone; the one under way is answered, and
+    counted once.
+    """
     run = WorkerPool.run
 
     def run_or_not(self: WorkerPool, batch: Batch) -> None:
@@ -101,7 +105,9 @@ def test_a_batch_ahead_that_cannot_be_handed_over_fails_alone(monkeypatch: pytes
 
 @pytest.mark.parametrize("run_in", ["process", "thread"])
 def test_a_close_that_drains_nothing_leaves_the_batch_ahead_unrun(run_in: Any, tmp_path: Any) -> None:
-    """The worker ends once the present call does, and tears down."""
+    """When a service closes without draining, the worker ends once the present call does and tears
+    down, without running the batch ahead.
+    """
     file = tmp_path / "seen"
     file.touch()
 

@@ -46,7 +46,9 @@ def nothing_exported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_word_of_the_user_s_the_cores_are_shared(caplog: pytest.LogCaptureFixture) -> None:
-    """Among the worker processes of all stages; those in threads count for nothing. Each stage has its line."""
+    """If the user says nothing of BLAS threads, the cores are shared among the worker processes of
+    all stages, and each stage has a line in the log; stages in threads count for nothing.
+    """
     stages = (
         Stage(Environment, workers=2),
         Stage(lambda x: x, name="between", run_in="thread", workers=5),
@@ -64,14 +66,18 @@ def test_without_a_word_of_the_user_s_the_cores_are_shared(caplog: pytest.LogCap
 
 @pytest.mark.parametrize("cpus", [None, [0]])
 def test_what_is_exported_stands(cpus: list[int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In pinned workers, too; and the others that are said for are left alone."""
+    """An exported number of threads stands, in pinned workers too, and variables that the user has
+    not set are left alone.
+    """
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     with Service(Stage(Environment, cpus=cpus)).run() as s:
         assert s.predict(0) == {"OMP_NUM_THREADS": "3"}
 
 
 def test_one_variable_stands_and_the_others_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it is not the one that all of them read; `env=` goes before what is exported."""
+    """If the user has set one variable that not all libraries read, it stands and the others are
+    set; `env=` goes before what is exported.
+    """
     monkeypatch.setenv("MKL_NUM_THREADS", "3")
     monkeypatch.setenv("BLIS_NUM_THREADS", "3")
     with Service(Stage(Environment, cpus=[0], env={"BLIS_NUM_THREADS": "4"})).run() as s:
@@ -95,7 +101,9 @@ def test_one_variable_stands_and_the_others_are_set(monkeypatch: pytest.MonkeyPa
 def test_the_libraries_follow(
     model: Any, exported: dict[str, str], settings: dict[str, Any], threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """numpy's BLAS and torch's own threads, pinned or not."""
+    """The threads of numpy's BLAS and of torch are as many as the variables say, in workers pinned
+    or not.
+    """
     pytest.importorskip("torch" if model is TorchThreads else "threadpoolctl")
     for name, value in exported.items():
         monkeypatch.setenv(name, value)

@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 import carpool
 from carpool import Service, Stage
+from tests.drive.full_batches import stage, together
 
 Array = np.ndarray[Any, Any]
 
@@ -33,7 +33,7 @@ class Told(carpool.Model):
 
 
 class ToldLater(Told):
-    """The same on the loop."""
+    """The same model as `async def`, for the loop."""
 
     async def predict(self, xs: NDArray[np.float32]) -> list[Any]:  # type: ignore[override]
         return super().predict(xs)
@@ -59,7 +59,7 @@ class Listed(carpool.Model):
 
 
 class Refusing(carpool.Model):
-    """Cannot stand a negative number."""
+    """A model that raises if one of its numbers is negative."""
 
     def predict(self, xs: NDArray[np.float64]) -> Array:
         if (xs < 0).any():
@@ -80,24 +80,6 @@ class Halved(carpool.Model):
         return -y
 
 
-def together(service: Any, items: list[Any]) -> list[Any]:
-    """The answers to items that come at the same time; an error for one that fails."""
-
-    def ask(item: Any) -> Any:
-        try:
-            return service.predict(item)
-        except carpool.CarpoolError as error:
-            return error
-
-    with ThreadPoolExecutor(len(items)) as pool:
-        return list(pool.map(ask, items))
-
-
-def stage(model: Any, n: int, **settings: Any) -> Stage:
-    """A stage that waits until `n` items are there."""
-    return Stage(model, max_batch_size=n, policy="static", max_queue_delay_s=20.0, **settings)
-
-
 WAYS: dict[str, tuple[Any, str]] = {
     "process": (Told, "process"),
     "thread": (Told, "thread"),
@@ -114,7 +96,9 @@ def told(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 def test_a_model_that_asks_for_an_array_gets_one(told: Any) -> None:
-    """The items are its rows; it may change them, and callers' arrays stay as they are."""
+    """A model whose hint is an array gets the items as its rows; it may change them, and callers'
+    arrays stay as they are.
+    """
     items = [np.full((2, 3), i, np.float32) for i in range(6)]
     answers = together(told, items)
 
@@ -123,7 +107,9 @@ def test_a_model_that_asks_for_an_array_gets_one(told: Any) -> None:
 
 
 def test_arrays_of_several_kinds_come_kind_by_kind(told: Any) -> None:
-    """Each shape and dtype has a call of its own, and what is no array comes as a list."""
+    """Items of each shape and dtype have a call of their own, and those that are no arrays come as
+    a list.
+    """
     items: list[Any] = [np.zeros(2), np.ones((1, 2)), np.full(2, 2.0), np.float32([3, 3]), 4.5, np.full(2, 5.0)]
     answers = together(told, items)
 
@@ -137,7 +123,9 @@ def test_arrays_of_several_kinds_come_kind_by_kind(told: Any) -> None:
 
 
 def test_arrays_that_are_pickled_are_stacked_all_the_same(told: Any) -> None:
-    """Large ones, those in another byte order and those without axes."""
+    """Arrays that travel as pickles are stacked all the same: large ones, those in another byte
+    order, and those without axes.
+    """
     for item in (np.arange(20_000, dtype=np.float64), np.arange(3, dtype=">f8"), np.array(2.5)):
         answers = together(told, [item] * 6)
 
@@ -146,7 +134,9 @@ def test_arrays_that_are_pickled_are_stacked_all_the_same(told: Any) -> None:
 
 
 def test_what_must_not_be_written_to_is_so_as_a_whole(told: Any) -> None:
-    """The model's `+=` would raise."""
+    """If one row must not be written to, neither may the array of all rows: the model's `+=` would
+    raise.
+    """
     item = np.ones(3, np.float32)
     item.flags.writeable = False
 
@@ -156,7 +146,9 @@ def test_what_must_not_be_written_to_is_so_as_a_whole(told: Any) -> None:
 @pytest.mark.parametrize("rows", [False, True], ids=["one array", "a list of arrays"])
 @pytest.mark.parametrize("run_in", ["process", "thread"])
 def test_arrays_go_through_two_stages_and_back(run_in: Any, rows: bool) -> None:
-    """Each caller gets its own, which is memory of its own and may be written to."""
+    """Arrays go through two stages and back, and each caller gets one in memory of its own that may
+    be written to.
+    """
     stages = [Stage(Half, name=name, max_batch_size=8, kwargs={"rows": rows}, run_in=run_in) for name in "ab"]
     items = [np.full(300, i, np.float32) for i in range(50)]
     with Service(*stages).run() as service:
@@ -171,7 +163,9 @@ def test_arrays_go_through_two_stages_and_back(run_in: Any, rows: bool) -> None:
 
 @pytest.mark.parametrize("run_in", ["process", "thread"])
 def test_who_works_in_place_changes_nothing_of_others(run_in: Any) -> None:
-    """Neither the caller's array nor another answer, though one array was sent many times."""
+    """A model that works in place changes neither the caller's array nor another answer, also where
+    one array was sent many times.
+    """
     item = np.zeros(4)
     with Service(stage(Listed, 5, run_in=run_in)).run() as service:
         answers = together(service, [item] * 5)
@@ -182,7 +176,9 @@ def test_who_works_in_place_changes_nothing_of_others(run_in: Any) -> None:
 
 
 def test_a_stream_may_fill_one_array_again_and_again() -> None:
-    """What is in it when it is read is what is sent."""
+    """If a stream fills the same array again and again, each item is what the array held when it
+    was read.
+    """
 
     def filled() -> Iterator[Array]:
         buffer = np.zeros(100)
@@ -196,7 +192,9 @@ def test_a_stream_may_fill_one_array_again_and_again() -> None:
 
 @pytest.mark.parametrize("sizes", [None, [4, 8]], ids=["any size", "sizes that are allowed"])
 def test_guilty_rows_are_found(sizes: list[int] | None) -> None:
-    """A batch that raises is halved as ever: the model sees arrays of the rest, and the guilty fail alone."""
+    """A batch of arrays that raises is halved as ever: the model sees arrays of the rest, and the
+    guilty rows fail alone.
+    """
     items = [np.full(3, x) for x in (1.0, 4.0, -1.0, 9.0, 16.0, 25.0)]
     with Service(stage(Refusing, 6 if sizes is None else 8, allowed_batch_sizes=sizes)).run() as service:
         answers = together(service, items if sizes is None else [*items, items[0], items[0]])
@@ -206,7 +204,9 @@ def test_guilty_rows_are_found(sizes: list[int] | None) -> None:
 
 
 def test_hooks_see_items_and_predict_the_array() -> None:
-    """What `preprocess` has made is stacked anew; `postprocess` gets rows."""
+    """What `preprocess` has made of the items is stacked anew for `predict`, and `postprocess` gets
+    rows.
+    """
     with Service(stage(Halved, 4)).run() as service:
         answers = together(service, [np.full(2, float(i)) for i in range(4)])
 
@@ -214,7 +214,7 @@ def test_hooks_see_items_and_predict_the_array() -> None:
 
 
 def test_a_batch_of_arrays_that_is_too_large_goes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each piece is a call of its own."""
+    """A batch of arrays that is too large goes in pieces, each of which is a call of its own."""
     monkeypatch.setattr("carpool.wire.frame.MAX_FRAME_BYTES", 10_000)
     items = [np.full(500, i, np.float64) for i in range(6)]  # two to a message
     with Service(stage(Told, 6)).run() as service:
@@ -224,7 +224,7 @@ def test_a_batch_of_arrays_that_is_too_large_goes_in_pieces(monkeypatch: pytest.
 
 
 def test_a_program_without_numpy_passes_arrays_on(tmp_path: Path) -> None:
-    """The service's process needs none between its stages."""
+    """The process of the service passes arrays on between its stages without numpy."""
     program = tmp_path / "program.py"
     program.write_text(
         "import sys, carpool\n"
@@ -240,7 +240,9 @@ def test_a_program_without_numpy_passes_arrays_on(tmp_path: Path) -> None:
 
 
 def test_a_batch_function_that_asks_for_an_array_gets_one() -> None:
-    """With `@carpool.batch` as in a service; with `merge=` it is callers who bring the rows."""
+    """A function in `@carpool.batch` whose hint is an array gets one, as in a service; with
+    `merge=` it is the callers who bring the rows.
+    """
 
     @carpool.batch(max_batch_size=4)
     def shapes(xs: NDArray[np.float64]) -> Any:
@@ -277,7 +279,9 @@ class Fails:
 @pytest.mark.parametrize("sizes", [None, [4, 8]], ids=["unpadded", "padded"])
 @pytest.mark.parametrize("how", ["at first", "no memory at first", "for one"])
 def test_what_is_run_again_is_as_it_was_and_no_more_than_its_part(how: str, sizes: Any, run_in: Any) -> None:
-    """Padded parts may be as long as the batch, and `predict` may have changed the array that it was given."""
+    """What is run again is as it was, although `predict` may have changed its array, and padded
+    parts hold no more than their share, although they may be as long as the batch.
+    """
     items = [np.full(2, x, np.float32) for x in (1, 2, -3 if how == "for one" else 3, 4)]
     stage = Stage(
         *(Fails,),

@@ -18,30 +18,17 @@ import pytest
 
 import carpool
 from carpool import Service, Stage
-from tests import models
-
-
-def wait_until(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
-    """Until something is true, or fail."""
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it did not come about in time"
-        time.sleep(0.01)
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
+from tests.support import models
+from tests.support.processes import alive, children
+from tests.support.waiting import wait_until
 
 # -- workers
 
 
 def test_a_killed_workers_requests_are_run_once_more(tmp_path: Path) -> None:
-    """All of the batch are answered right, by its successor."""
+    """All requests of a killed worker's batch are run once more by its successor and answered
+    right.
+    """
     stage = Stage(models.DiesOnce, max_batch_size=8, kwargs={"diary": str(tmp_path / "diary")})
     with Service(stage).run() as service:
         assert list(service.stream(range(20))) == [2 * x for x in range(20)]
@@ -49,7 +36,9 @@ def test_a_killed_workers_requests_are_run_once_more(tmp_path: Path) -> None:
 
 
 def test_a_request_that_must_not_run_twice_fails_at_once(tmp_path: Path) -> None:
-    """`idempotent=False`: the caller hears that the worker was lost; nothing runs a second time."""
+    """With `idempotent=False` the callers of a lost worker hear of it at once, and nothing runs a
+    second time.
+    """
     stage = Stage(models.DiesOnce, max_batch_size=8, kwargs={"diary": str(tmp_path / "diary")}, idempotent=False)
     with Service(stage).run() as service:
         with pytest.raises(carpool.Unavailable) as caught:
@@ -59,7 +48,9 @@ def test_a_request_that_must_not_run_twice_fails_at_once(tmp_path: Path) -> None
 
 
 def test_a_request_that_kills_twice_is_not_tried_again() -> None:
-    """Its caller gets a clear error, and the service goes on, however often that happens."""
+    """A request that kills two workers is not tried again: its caller gets a clear error, and the
+    service goes on, however often that happens.
+    """
     with Service(Stage(models.Dies, max_batch_size=4)).run() as service:
         for number in range(4):
             with pytest.raises(carpool.ModelError, match="two workers of stage Dies died with this request") as caught:
@@ -70,7 +61,9 @@ def test_a_request_that_kills_twice_is_not_tried_again() -> None:
 
 
 def test_the_mates_of_a_request_that_kills_are_answered_right() -> None:
-    """Of twenty that share batches with two poison requests only these fail; each costs at most two workers."""
+    """Of twenty requests that share batches with two poison requests only these two fail, and each
+    costs at most two workers.
+    """
     xs: list[Any] = [*range(10), "die", *range(10, 15), "die", *range(15, 20)]
     with Service(Stage(models.Dies, max_batch_size=32)).run() as service:
         answers = list(service.stream(xs, return_exceptions=True))
@@ -86,7 +79,9 @@ def test_the_mates_of_a_request_that_kills_are_answered_right() -> None:
 
 
 def test_a_worker_killed_with_half_a_request_read() -> None:
-    """The rest of it waits in the parent, which must not hang on it: the request is run by the successor."""
+    """If a worker is killed with half of a request read, the parent does not hang on the rest, and
+    the successor runs the request.
+    """
     with Service(Stage(models.Lengths, max_batch_size=4)).run() as service:
         (pid,) = service.pids
         os.kill(pid, signal.SIGSTOP)  # its socket takes half a megabyte of the four
@@ -102,7 +97,9 @@ def test_a_worker_killed_with_half_a_request_read() -> None:
 
 
 def test_four_kills_under_load() -> None:
-    """`kill -9` in mid-batch, four times: every caller gets its own answer or a clear error, and service goes on."""
+    """If workers are killed four times in mid-batch, every caller gets its own answer or a clear
+    error, and service goes on.
+    """
     answers: dict[int, Any] = {}
     stop = threading.Event()
 
@@ -139,7 +136,9 @@ def test_four_kills_under_load() -> None:
 
 
 def test_capacity_is_back_within_the_load_time() -> None:
-    """After the only worker is killed, the service answers again as soon as its successor is loaded."""
+    """After the only worker was killed, the service answers again as soon as its successor is
+    loaded.
+    """
     with Service(Stage(models.Dies, max_batch_size=4)).run() as service:
         service.predict(1)
         os.kill(service.pids[0], signal.SIGKILL)
@@ -150,7 +149,9 @@ def test_capacity_is_back_within_the_load_time() -> None:
 
 
 def test_a_stage_whose_workers_die_without_an_answer_fails() -> None:
-    """Five requests in a row, and no batch ever finished: requests are refused at once from then on, nothing loops."""
+    """When five requests in a row kill workers and no batch was ever finished, requests are refused
+    at once from then on, and nothing loops.
+    """
     stage = Stage(models.DiesAtOnce)
     with Service(stage, timeout_s=60).run() as service:
         for _ in range(5):
@@ -167,7 +168,9 @@ def test_a_stage_whose_workers_die_without_an_answer_fails() -> None:
 
 @pytest.mark.slow
 def test_a_stage_whose_workers_die_and_may_not_try_again_fails() -> None:
-    """Without a second run nobody can tell whose fault a death was: five in a row are the stage's."""
+    """Without a second run nobody can tell whose fault a death was, so five in a row are the
+    stage's.
+    """
     stage = Stage(models.DiesAtOnce, idempotent=False)
     codes = []
     with Service(stage, timeout_s=60).run() as service:
@@ -182,7 +185,9 @@ def test_a_stage_whose_workers_die_and_may_not_try_again_fails() -> None:
 
 @pytest.mark.parametrize("model", [models.Slow, models.HoldsTheGil], ids=["sleeping", "holding the GIL"])
 def test_a_hung_call_is_killed_and_its_caller_hears_in_time(model: Any) -> None:
-    """At the deadline the caller gets its error; at the hang limit the worker is killed and replaced."""
+    """A caller whose call hangs gets its error at its deadline; at the hang limit the worker is
+    killed and replaced.
+    """
     stage = Stage(model, max_batch_size=4 if model is models.Slow else None, max_batch_time_s=0.5)
     with Service(stage).run() as service:
         service.predict(0.0)
@@ -197,7 +202,7 @@ def test_a_hung_call_is_killed_and_its_caller_hears_in_time(model: Any) -> None:
 
 
 def test_a_stopped_worker_is_killed() -> None:
-    """SIGSTOP: it cannot answer, nor notice anything."""
+    """A worker that was stopped by SIGSTOP, and so cannot even answer, is killed."""
     with Service(Stage(models.Slow, max_batch_size=4, max_batch_time_s=0.5)).run() as service:
         service.predict(0.0)
         os.kill(service.pids[0], signal.SIGSTOP)
@@ -207,7 +212,9 @@ def test_a_stopped_worker_is_killed() -> None:
 
 @pytest.mark.slow
 def test_a_long_batch_of_short_single_calls_is_no_hang() -> None:
-    """The hang limit is one of a single call, not of all that travelled together."""
+    """The hang limit is one of a single call: a long batch of short calls one by one does not
+    exceed it.
+    """
     with Service(Stage(models.SleepsInCalls, max_batch_time_s=0.3)).run() as service:
         assert list(service.stream([0.0] * 2000 + [0.1] * 12)) == [0.0] * 2000 + [0.1] * 12
         assert service.stats().stages[0].restarts == 0
@@ -218,7 +225,7 @@ def test_a_long_batch_of_short_single_calls_is_no_hang() -> None:
 PARENT = """
     import sys, threading, time
     import carpool
-    from tests import models
+    from tests.support import models
 
     if __name__ == "__main__":
         kind = sys.argv[1]
@@ -257,18 +264,11 @@ def parent(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
             process.stdout.close()
 
 
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()] + [
-        int(child)
-        for task in Path(f"/proc/{pid}/task").iterdir()
-        if task.name != str(pid)
-        for child in (task / "children").read_text().split()
-    ]
-
-
 @pytest.mark.parametrize("doing", ["idle", "predict", "gil", "setup"])
 def test_no_worker_outlives_a_killed_parent(parent: Callable[[str], subprocess.Popen[str]], doing: str) -> None:
-    """`kill -9` of the parent: two seconds later no worker is alive, whatever it was doing."""
+    """Two seconds after the parent was killed with `kill -9` no worker is alive, whatever it was
+    doing.
+    """
     process = parent(doing)
     if doing == "setup":
         wait_until(lambda: children(process.pid))
@@ -287,7 +287,7 @@ def test_no_worker_outlives_a_killed_parent(parent: Callable[[str], subprocess.P
 
 
 def test_an_interrupted_start_leaves_nothing_behind(parent: Callable[[str], subprocess.Popen[str]]) -> None:
-    """Ctrl-C while models load: the program ends and its workers with it."""
+    """After Ctrl-C while models load, the program ends and its workers with it."""
     process = parent("setup")
     wait_until(lambda: children(process.pid))
     workers = children(process.pid)
@@ -299,7 +299,9 @@ def test_an_interrupted_start_leaves_nothing_behind(parent: Callable[[str], subp
 
 
 def test_a_service_started_from_a_thread_that_ends_stays_up() -> None:
-    """The kernel's parent-death signal follows the thread that started a child: that is the loop's, which stays."""
+    """A service stays up when the thread that started it ends: workers are started by the loop's
+    thread, whose end the kernel's parent-death signal follows.
+    """
     handles: list[Any] = []
     thread = threading.Thread(target=lambda: handles.append(Service(models.double).start()))
     thread.start()

@@ -18,16 +18,17 @@ import pytest
 
 from carpool import Service
 from carpool.drive.guard import Guard
-from tests import models
-from tests.drive.test_faults import alive, children, wait_until
 from tests.effort import slow_where
+from tests.support import models
+from tests.support.processes import alive, guards_of
+from tests.support.waiting import wait_until
 
 GONE_S = 2.0
 
 PROGRAM = """
     import os, sys, threading, time
     import carpool
-    from tests import models
+    from tests.support import models
 
     if __name__ == "__main__":
         pids, when, how = sys.argv[1:]
@@ -66,17 +67,14 @@ def program(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[byt
         process.wait()
 
 
-def guards_of(pid: int) -> list[int]:
-    """The guards among a process's children."""
-    return [child for child in children(pid) if b"guard.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
-
-
 Program = Callable[..., tuple[subprocess.Popen[bytes], list[int]]]
 
 
 @pytest.mark.parametrize("when", ["setup", "predict"])
 def test_a_killed_parent_leaves_nobody_behind(program: Program, when: str) -> None:
-    """`kill -9`, while the worker holds the GIL and has a child of its own: two seconds later all are gone."""
+    """Two seconds after `kill -9` of the parent all are gone: the worker, which holds the GIL, its
+    child, and the guard.
+    """
     process, family = program(when)
     assert len(family) == 3
 
@@ -87,7 +85,9 @@ def test_a_killed_parent_leaves_nobody_behind(program: Program, when: str) -> No
 
 
 def test_a_fork_of_the_parent_does_not_hide_its_death(program: Program) -> None:
-    """It still holds the pipe: the guard looks at the parent itself."""
+    """A fork of the parent still holds the guard's pipe, so the guard looks at the parent itself
+    and notices its death.
+    """
     process, family = program(how="forked late")
 
     process.kill()
@@ -99,7 +99,9 @@ def test_a_fork_of_the_parent_does_not_hide_its_death(program: Program) -> None:
 @slow_where(lambda number: number != signal.SIGTERM)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_signals_for_all_do_not_end_the_guard(program: Program, number: signal.Signals) -> None:
-    """Ctrl-C in a terminal, the end of a session, a supervisor that signals every process: the parent decides."""
+    """Signals that reach every process, by Ctrl-C, the end of a session or a supervisor, do not end
+    the guard: the parent decides.
+    """
     process, family = program()
     guard = family[-1]
 
@@ -113,7 +115,7 @@ def test_signals_for_all_do_not_end_the_guard(program: Program, number: signal.S
 
 
 def test_a_dead_guard_harms_nobody_and_is_replaced(program: Program) -> None:
-    """Its successor is told of the workers that are there."""
+    """If the guard dies its successor is told of all workers, and serving goes on."""
     process, family = program()
     *family, guard = family
 
@@ -129,7 +131,9 @@ def test_a_dead_guard_harms_nobody_and_is_replaced(program: Program) -> None:
 
 
 def test_workers_end_without_the_guard_too(program: Program) -> None:
-    """It dies in the same moment as the parent: the kernel ends the worker, although that holds the GIL."""
+    """If the guard dies in the same moment as the parent, the kernel ends the workers, although
+    they hold the GIL.
+    """
     process, (worker, child, guard) = program()
 
     for pid in (guard, process.pid):
@@ -143,7 +147,7 @@ def test_workers_end_without_the_guard_too(program: Program) -> None:
 
 
 def test_it_goes_with_its_service() -> None:
-    """Each service has one; it ends, and is reaped, when the service is closed."""
+    """Each service has a guard, which ends and is reaped when the service is closed."""
     before = guards_of(os.getpid())
     with Service(models.double).run() as service:
         (guard,) = set(guards_of(os.getpid())) - set(before)
@@ -152,7 +156,7 @@ def test_it_goes_with_its_service() -> None:
 
 
 def test_workers_inside_the_process_need_none() -> None:
-    """Threads and tasks die with it anyway."""
+    """A service whose workers are threads or tasks has no guard: they die with the process anyway."""
     from carpool import Stage
 
     before = guards_of(os.getpid())
@@ -170,7 +174,9 @@ def groups_of_sleepers(n: int) -> list[subprocess.Popen[bytes]]:
 
 
 def test_it_kills_the_groups_it_knows_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    """Not those that are over, whose numbers may be others' by now."""
+    """A guard kills the process groups that it was told of, except those that are over, whose
+    numbers may be others' by now.
+    """
     known, over, foreign = sleepers = groups_of_sleepers(3)
 
     async def scenario() -> None:
@@ -197,7 +203,9 @@ def test_it_kills_the_groups_it_knows_and_no_other(caplog: pytest.LogCaptureFixt
 
 
 def test_closing_kills_nobody() -> None:
-    """It is told to quit, whatever groups it knows."""
+    """When a service is closed its guard is told to quit, and kills nobody, whatever groups it
+    knows.
+    """
     (sleeper,) = groups_of_sleepers(1)
 
     async def scenario() -> None:
@@ -219,7 +227,9 @@ def test_closing_kills_nobody() -> None:
 
 
 def test_one_that_does_not_listen_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
-    """It is stopped and its pipe runs full: telling it never blocks, and another one is told all."""
+    """A guard that is stopped, and whose pipe runs full, never blocks the parent; another one takes
+    its place and is told all.
+    """
 
     async def scenario() -> None:
         guard = Guard()
@@ -240,7 +250,7 @@ def test_one_that_does_not_listen_is_replaced(caplog: pytest.LogCaptureFixture) 
 
 
 def test_without_room_for_it_serving_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """It is tried again later."""
+    """If no guard can be started serving goes on, and it is tried again later."""
 
     def no_room(*args: object, **options: object) -> None:
         raise OSError(11, "Resource temporarily unavailable")

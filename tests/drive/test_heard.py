@@ -26,14 +26,14 @@ from carpool.wire.frame import Frame, FrameError, FrameKind
 from carpool.wire.outcome import Outcome
 from carpool.wire.payload import JSON, OBJECT
 from carpool.wire.scalars import Scalars
-from tests import models
-from tests.core import stub
+from tests.support import models
+from tests.support.properties import PROPERTY
 
 N = 3  # requests in the batch that the worker has
 
 
 class Silent:
-    """A worker that only takes."""
+    """A worker that takes batches and never answers."""
 
     pid = None
     broke_protocol = False
@@ -49,7 +49,7 @@ class Silent:
 
 
 class Told(Request):
-    """Counts its answers."""
+    """A caller that counts its answers."""
 
     __slots__ = ("answers",)
 
@@ -128,10 +128,12 @@ async def listen(heard: list[Frame], accepts: Sequence[int] = (OBJECT,) * N) -> 
     return requests, taken, driver
 
 
-@stub.PROPERTY
+@PROPERTY
 @given(st.lists(frames(), max_size=5))
 def test_only_what_is_allowed_is_taken(heard: list[Frame]) -> None:
-    """Anything else raises FrameError; every request has at most one answer, its own."""
+    """A message of a worker that the protocol does not allow raises `FrameError`; whatever comes,
+    every request has at most one answer, its own.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(worker_pool._KINDS, "process", Silent)
         requests, taken, driver = asyncio.run(listen(heard))
@@ -153,7 +155,7 @@ def test_only_what_is_allowed_is_taken(heard: list[Frame]) -> None:
 
 
 def test_a_sound_reply_is_taken() -> None:
-    """In one piece, or in several."""
+    """A reply that is sound is taken, in one piece or in several."""
     whole = Frame(FrameKind.REPLY, 1, [1, 2, 3], bytes(N), payloads=[b"a", b"b", b"c"])
     parts = [replace(whole, ids=[id], formats=b"\0", payloads=[p]) for id, p in ((2, b"b"), (3, b"c"), (1, b"a"))]
     for heard in ([whole], parts):

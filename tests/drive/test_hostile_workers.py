@@ -11,7 +11,7 @@ import pytest
 from carpool import Service, Stage
 from carpool.observe import prometheus
 from tests.drive.hostile import ATTACKS, TRUNCATED, Hostile
-from tests.drive.test_faults import wait_until
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,9 @@ def counts(service: Any) -> tuple[int, int]:
 def test_a_worker_that_breaks_the_protocol_is_replaced(
     service: Any, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its request is answered right, at once or by its successor; the next one gets its own answer; it is counted."""
+    """A worker that breaks the protocol is replaced and counted: its request is answered right, at
+    once or by the successor, and so is the next one.
+    """
     restarts, errors = counts(service)
     with caplog.at_level(logging.ERROR):
         assert service.predict(name) == name
@@ -46,7 +48,9 @@ def test_a_worker_that_breaks_the_protocol_is_replaced(
 
 
 def test_a_worker_that_ends_in_the_midst_of_a_reply_has_crashed(service: Any) -> None:
-    """Half an answer is none; that is no offence against the protocol."""
+    """A worker that ends in the midst of a reply has crashed, which is no offence against the
+    protocol; half an answer counts for nothing.
+    """
     restarts, errors = counts(service)
 
     assert service.predict(TRUNCATED) == TRUNCATED
@@ -54,6 +58,6 @@ def test_a_worker_that_ends_in_the_midst_of_a_reply_has_crashed(service: Any) ->
 
 
 def test_offences_are_a_metric(service: Any) -> None:
-    """Counted per stage."""
+    """Offences against the protocol are counted per stage."""
     text = prometheus.render([service._inner.running_driver.stats], 0.0)[0].decode()
     assert f'carpool_protocol_errors_total{{model="Hostile",stage="Hostile"}} {counts(service)[1]}.0' in text

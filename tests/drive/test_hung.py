@@ -14,10 +14,11 @@ import pytest
 
 import carpool
 from carpool import Service, Stage
-from tests import models
-from tests.drive.test_faults import alive, wait_until
-from tests.drive.test_workers import Output
 from tests.effort import slow_where
+from tests.support import models
+from tests.support.output import Output
+from tests.support.processes import alive
+from tests.support.waiting import wait_until
 
 LIMIT_S = 0.5
 
@@ -25,7 +26,9 @@ LIMIT_S = 0.5
 @slow_where(lambda model: model is models.HoldsTheGil)
 @pytest.mark.parametrize("model", [models.Slow, models.HoldsTheGil], ids=["sleeping", "holding the GIL"])
 def test_its_stack_comes_through_like_all_it_prints(model: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Under the worker's name, with the user's line in it, although no Python code can run; the log names the limit."""
+    """The stack of a worker that hangs comes through its output, under its name and with the user's
+    line in it, although no Python code can run there; the log names the limit.
+    """
     output = Output()
     batched = 4 if model is models.Slow else None
     stage = Stage(model, name="hangs", max_batch_size=batched, max_batch_time_s=LIMIT_S, idempotent=False)
@@ -45,7 +48,9 @@ def test_its_stack_comes_through_like_all_it_prints(model: Any, caplog: pytest.L
 
 
 def test_one_that_is_stopped_is_continued_for_its_stack(caplog: pytest.LogCaptureFixture) -> None:
-    """SIGSTOP: the stack shows where it was stopped; the request is run once more, by the successor."""
+    """A worker that was stopped is continued to write its stack, which shows where it was, and the
+    successor runs its request once more.
+    """
     output = Output()
     with Service(Stage(models.Slow, max_batch_size=4, max_batch_time_s=LIMIT_S)).run(output=output) as service:
         (pid,) = service.pids
@@ -57,7 +62,9 @@ def test_one_that_is_stopped_is_continued_for_its_stack(caplog: pytest.LogCaptur
 
 
 def test_mates_do_not_wait_for_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once it is given up another worker runs its batch, while it still has time to write its stack."""
+    """Once a worker is given up another one runs its batch, while it still has time to write its
+    stack.
+    """
     monkeypatch.setattr("carpool.drive.process._LAST_WORDS_S", 60.0)
     diary = tmp_path / "diary"
     stage = Stage(models.HangsOnce, workers=2, max_batch_size=4, max_batch_time_s=LIMIT_S, kwargs={"diary": str(diary)})
@@ -71,7 +78,9 @@ def test_mates_do_not_wait_for_its_end(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_its_callers_hear_at_their_deadline() -> None:
-    """Before it is judged, or after, when the batch waits for a worker: never later."""
+    """Callers of a worker that hangs hear at their deadline, whether it has been judged by then or
+    their batch waits for another worker.
+    """
     with Service(Stage(models.Slow, max_batch_size=4, max_batch_time_s=LIMIT_S)).run() as service:
         for timeout_s in (0.2, LIMIT_S + 0.05):
             os.kill(service.pids[0], signal.SIGSTOP)
@@ -84,7 +93,9 @@ def test_its_callers_hear_at_their_deadline() -> None:
 
 @pytest.mark.slow
 def test_while_it_ends_the_stage_is_not_ready() -> None:
-    """It counts as hung from the moment it is given up, and its successor starts when it is gone."""
+    """A worker counts as hung, and the stage as not ready, from the moment it is given up; its
+    successor starts when it is gone.
+    """
     with Service(Stage(models.Slow, max_batch_size=4, max_batch_time_s=LIMIT_S, idempotent=False)).run() as service:
         (pid,) = service.pids
         with pytest.raises(carpool.Unavailable):
@@ -98,8 +109,8 @@ def test_while_it_ends_the_stage_is_not_ready() -> None:
 
 @pytest.mark.slow
 def test_what_it_has_not_read_is_not_to_blame() -> None:
-    """Stopped before the batch came: nothing has run, so it is run by others however often, also if it must not run
-    twice.
+    """A batch that came after its worker was stopped has not run, so others run it however often
+    that happens, also if it must not run twice.
     """
     stage = Stage(models.Slow, workers=3, max_batch_size=4, max_batch_time_s=LIMIT_S, idempotent=False)
     with Service(stage).run() as service:
@@ -110,7 +121,7 @@ def test_what_it_has_not_read_is_not_to_blame() -> None:
 
 
 def test_a_late_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It comes back after all, when it is continued: nobody gets that answer, and it is ended at once."""
+    """If a worker that was given up comes back nobody gets its answer, and it is ended at once."""
     monkeypatch.setattr("carpool.drive.process._LAST_WORDS_S", 60.0)
     with Service(Stage(models.Slow, workers=2, max_batch_size=4, max_batch_time_s=LIMIT_S)).run() as service:
         first = service.predict(0.0)
@@ -122,7 +133,7 @@ def test_a_late_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_its_children_end_with_it(tmp_path: Path) -> None:
-    """The whole process group is killed."""
+    """When a worker that hangs is killed its whole process group is."""
     pids = tmp_path / "pids"
     stage = Stage(models.HasChildren, max_batch_time_s=LIMIT_S, kwargs={"pids": str(pids), "when": "predict"})
     with Service(stage).run() as service:
@@ -135,8 +146,9 @@ def test_its_children_end_with_it(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_loop_that_was_late_itself_judges_nobody_by_it() -> None:
-    """It did nothing for longer than the limit. Two workers have answered meanwhile, and what lies in sockets counts:
-    when the first answer is heard, the other one is late by the clock.
+    """A loop that did nothing for longer than the limit judges no worker by it: two have answered
+    meanwhile, and when the answer of the first is heard, the other one, whose answer still lies in
+    its socket, is late by the clock.
     """
     with Service(Stage(models.Slow, workers=2, max_batch_size=1, max_batch_time_s=LIMIT_S)).run() as service:
         pids = set(service.pids)
@@ -154,7 +166,9 @@ def test_a_loop_that_was_late_itself_judges_nobody_by_it() -> None:
 
 @pytest.mark.parametrize("run_in", ["thread", "loop"])
 def test_inside_the_process_it_is_left_to_itself(run_in: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """A thread or task cannot be killed: its stack is told as well, and it is replaced at once."""
+    """A thread or task that hangs cannot be killed: its stack is written, and it is replaced at
+    once.
+    """
     output = Output()
     model = models.Slow if run_in == "thread" else models.SlowAsync
     stage = Stage(model, name="m", run_in=run_in, max_batch_size=4, max_batch_time_s=LIMIT_S, idempotent=False)

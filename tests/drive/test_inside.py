@@ -14,8 +14,9 @@ import pytest
 
 import carpool
 from carpool import Service, Stage
-from tests.drive.test_workers import Output
 from tests.effort import slow_where
+from tests.support.loops import on_a_loop
+from tests.support.output import Output
 
 
 class Mute(Exception):
@@ -89,7 +90,7 @@ class Raises(carpool.Model):
 
 
 class RaisesOnLoop(Raises):
-    """Counts as asynchronous."""
+    """The same model as `async def`, for the loop."""
 
     async def setup(self) -> None: ...
 
@@ -102,7 +103,9 @@ PLACES = {
 
 @pytest.mark.parametrize(("run_in", "where"), [(run_in, where) for run_in in PLACES for where in PLACES[run_in]])
 def test_whatever_user_code_raises_fails_its_item(run_in: Any, where: str) -> None:
-    """Each kind of exception in each place is a ModelError that names it; its mate is answered, by the same worker."""
+    """Each kind of exception in each place of a model on the loop or in a thread is a `ModelError`
+    that names it, and its mate is answered by the same worker.
+    """
     model = RaisesOnLoop if run_in == "loop" else Raises
     stage = Stage(model, run_in=run_in, max_batch_size=2, kwargs={"where": where})
     with Service(stage, timeout_s=10).run() as service:
@@ -146,7 +149,7 @@ class RaisesAtTheEndsOnLoop(RaisesAtTheEnds):
 def test_a_setup_or_teardown_that_raises_ends_the_worker_and_nothing_else(
     run_in: Any, error: type[BaseException]
 ) -> None:
-    """The start says what was raised, and the end is as always."""
+    """If `setup` raises, the start says what it was; if `teardown` raises, the end is as always."""
     model = RaisesAtTheEndsOnLoop if run_in == "loop" else RaisesAtTheEnds
     stage = Stage(model, run_in=run_in, max_batch_size=2, kwargs={"where": "setup", "error": error})
     with pytest.raises(carpool.StartupError, match="could not be set up"):
@@ -173,29 +176,30 @@ class Waits(carpool.Model):
 
 
 @pytest.mark.parametrize("at", ["idle", "in a call"])
-def test_a_cancelled_worker_ends(at: str) -> None:
-    """A cancellation from outside is no error of an item: the task ends, and another one answers."""
-
-    async def main() -> None:
-        Waits.begun = 0
-        async with Service(Stage(Waits, run_in="loop", max_batch_size=2)).run_async() as service:
-            (worker,) = service.driver.executors[0]._workers.values()  # type: ignore[attr-defined]
-            if at == "in a call":
-                waiting = asyncio.ensure_future(service.predict("long"))
-                await asyncio.sleep(0.2)
-                assert Waits.begun
-                waiting.cancel()
-            worker._task.cancel()
-            await asyncio.wait([worker._task], timeout=5)
-            assert worker._task.done()
-            assert await service.predict("at once") == "at once"
-            assert service.stats().stages[0].restarts == 1
-
-    asyncio.run(main())
+@on_a_loop
+async def test_a_cancelled_worker_ends(at: str) -> None:
+    """A task that is cancelled from outside ends, and another worker answers: that is no error of
+    an item.
+    """
+    Waits.begun = 0
+    async with Service(Stage(Waits, run_in="loop", max_batch_size=2)).run_async() as service:
+        (worker,) = service.driver.executors[0]._workers.values()  # type: ignore[attr-defined]
+        if at == "in a call":
+            waiting = asyncio.ensure_future(service.predict("long"))
+            await asyncio.sleep(0.2)
+            assert Waits.begun
+            waiting.cancel()
+        worker._task.cancel()
+        await asyncio.wait([worker._task], timeout=5)
+        assert worker._task.done()
+        assert await service.predict("at once") == "at once"
+        assert service.stats().stages[0].restarts == 1
 
 
 def test_a_loop_that_ends_ends_its_workers() -> None:
-    """Without `close`, too: the end of `asyncio.run` cancels the tasks, and is not held up by them."""
+    """At the end of `asyncio.run` tasks that are workers end without `close`, and do not hold it
+    up.
+    """
 
     async def main() -> None:
         service = Service(Stage(Waits, run_in="loop", max_batch_size=2)).run_async()
@@ -213,28 +217,29 @@ def test_a_loop_that_ends_ends_its_workers() -> None:
 # -- where it hangs
 
 
-def test_the_stack_of_a_task_is_the_model_s() -> None:
-    """Where it waits; what has called us is no part of it, and one that has ended has none."""
-
-    async def main() -> None:
-        async with Service(Stage(Waits, run_in="loop", max_batch_size=2)).run_async() as service:
-            (worker,) = service.driver.executors[0]._workers.values()  # type: ignore[attr-defined]
-            waiting = asyncio.ensure_future(service.predict("long"))
-            await asyncio.sleep(0.05)
-            stack = worker._stack()
-            assert "await asyncio.sleep" in stack
-            assert "in _stack" not in stack
-            assert "run_forever" not in stack
-            worker._task.cancel()
-            await asyncio.wait([worker._task])
-            assert worker._stack().splitlines() == [f"Task {worker._name}:"]
-            waiting.cancel()
-
-    asyncio.run(main())
+@on_a_loop
+async def test_the_stack_of_a_task_is_the_model_s() -> None:
+    """The stack of a task is where the model waits, without what has called it; one that has ended
+    has none.
+    """
+    async with Service(Stage(Waits, run_in="loop", max_batch_size=2)).run_async() as service:
+        (worker,) = service.driver.executors[0]._workers.values()  # type: ignore[attr-defined]
+        waiting = asyncio.ensure_future(service.predict("long"))
+        await asyncio.sleep(0.05)
+        stack = worker._stack()
+        assert "await asyncio.sleep" in stack
+        assert "in _stack" not in stack
+        assert "run_forever" not in stack
+        worker._task.cancel()
+        await asyncio.wait([worker._task])
+        assert worker._stack().splitlines() == [f"Task {worker._name}:"]
+        waiting.cancel()
 
 
 def test_no_thread_to_be_had_is_an_error_of_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As no process is."""
+    """If the system has no thread to give the start fails with that error, as where it has no
+    process.
+    """
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
@@ -265,7 +270,9 @@ def bad_sink(error: type[BaseException]) -> tuple[Callable[[str, bool, str], Non
 def test_a_sink_that_raises_loses_its_lines_and_nothing_else(
     error: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where a worker that hangs is given up: it is replaced all the same, and the log tells once."""
+    """A sink that raises while a hung worker is given up loses its lines only: the worker is
+    replaced, and the log tells once.
+    """
     sink, output = bad_sink(error)
     stage = Stage(Waits, name="m", run_in="loop", max_batch_size=2, max_batch_time_s=0.2, idempotent=False)
     with Service(stage, timeout_s=5).run(output=sink) as service:

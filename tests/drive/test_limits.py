@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.drive.test_faults import children
-from tests.drive.test_guard import guards_of
 from tests.effort import slow_where
-from tests.serving import serve
+from tests.support.processes import children, guards_of
+from tests.support.serving import serve
 
 LIMITS = {
     "files of no length": (resource.RLIMIT_FSIZE, 0),
@@ -27,8 +26,8 @@ LIMITS = {
 @slow_where(lambda limit: limit != resource.RLIMIT_FSIZE)
 @pytest.mark.parametrize(("limit", "value"), LIMITS.values(), ids=LIMITS.keys())
 def test_serving_goes_on_within_limits(limit: int, value: int) -> None:
-    """For the server, and for a worker that is started under them."""
-    with serve("tests.http.models:scale") as served:
+    """A server and a worker that is started under tight limits of the system go on serving."""
+    with serve("tests.support.http.models:scale") as served:
         pid = served.process.pid
         resource.prlimit(pid, limit, (value, value))
         (worker,) = set(children(pid)) - set(guards_of(pid))
@@ -44,11 +43,11 @@ def test_serving_goes_on_within_limits(limit: int, value: int) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="must become a user that runs nothing else")
 def test_no_process_can_be_started() -> None:
-    """A clear error at once, and no hang."""
+    """If no process can be started there is a clear error at once, and no hang."""
     program = """
         import asyncio, os, resource
         import carpool, carpool.service.handle
-        from tests import models
+        from tests.support import models
 
         async def main():
             resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
@@ -76,7 +75,7 @@ def test_no_process_can_be_started() -> None:
 PROGRAM = """
     import os, sys
     import carpool
-    from tests import models
+    from tests.support import models
 
     if __name__ == "__main__":
         before = [fd for fd in range(3) if os.path.exists(f"/proc/self/fd/{fd}")]
@@ -91,7 +90,9 @@ PROGRAM = """
 @slow_where(lambda closed: closed.count("&") == 1)
 @pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
 def test_a_program_without_standard_descriptors(closed: str, tmp_path: Path) -> None:
-    """/dev/null takes the places of those that are closed: nothing of ours gets such a number, and it ends well."""
+    """In a program without standard descriptors /dev/null takes their places, so that nothing of
+    ours gets such a number, and the program ends well.
+    """
     (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
     path = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
     command = f"exec {sys.executable} {tmp_path / 'program.py'} {tmp_path / 'said'} {closed}"

@@ -14,7 +14,7 @@ from carpool import Service, Stage
 from carpool.call import retry
 from carpool.observe import prometheus
 from carpool.observe.stats import StageSnapshot
-from tests import models
+from tests.support import models
 
 
 def sizes_since(before: StageSnapshot, after: StageSnapshot) -> list[int]:
@@ -31,13 +31,15 @@ def sizes_since(before: StageSnapshot, after: StageSnapshot) -> list[int]:
         Stage(models.Narrow, max_batch_size=64, policy="greedy", isolate_errors=False),
         Stage(
             models.Narrow, max_batch_size=64, policy="greedy", kwargs={"full": models.MemoryFull},
-            oom_errors=["tests.models.MemoryFull"],
+            oom_errors=["tests.support.models.MemoryFull"],
         ),
     ],
     ids=["processes", "thread", "loop", "without isolation", "an error of its own"],
 )  # fmt: skip
 def test_a_model_that_takes_12_of_64(stage: Stage) -> None:
-    """Every answer is right; after three failures every batch fits; `stats()` and the metrics tell."""
+    """When twelve of 64 items fit into memory every answer is right, every batch fits after three
+    failures, and `stats()` and the metrics tell.
+    """
     with Service(stage).run() as service:
         answers = list(service.stream(range(1200), max_in_flight=200))
         learned = service.stats().stages[0]
@@ -58,7 +60,7 @@ def test_a_model_that_takes_12_of_64(stage: Stage) -> None:
 
 
 def test_what_fits_is_measured_by_size() -> None:
-    """Rows, where the stage counts rows."""
+    """Where the stage counts rows, it is rows of which so many fit."""
     items = ["x" * (1 + i % 10) for i in range(2000)]
     with Service(Stage(models.NarrowRows, max_batch_size=1000, size=len, policy="greedy")).run() as service:
         answers = list(service.stream(items, max_in_flight=500))
@@ -70,7 +72,9 @@ def test_what_fits_is_measured_by_size() -> None:
 
 
 def test_a_warm_up_that_runs_out_of_memory_limits_the_first_batch() -> None:
-    """Nobody's request is in the first failure."""
+    """A warm-up that runs out of memory limits the first batch, so that nobody's request is in the
+    first failure.
+    """
 
     class Warm(models.Narrow):
         examples = (1, 2)
@@ -84,7 +88,9 @@ def test_a_warm_up_that_runs_out_of_memory_limits_the_first_batch() -> None:
 
 
 def test_what_must_not_run_twice_fails_once_and_goes_in_smaller_batches() -> None:
-    """`idempotent=False`: the batch fails with the model's error; the next ones are smaller."""
+    """With `idempotent=False` a batch that is too large fails with the model's error, and the next
+    ones are smaller.
+    """
     stage = Stage(models.Narrow, max_batch_size=64, policy="greedy", idempotent=False)
     with Service(stage).run() as service:
         answers = list(service.stream(range(1000), max_in_flight=64, return_exceptions=True))
@@ -98,7 +104,7 @@ def test_what_must_not_run_twice_fails_once_and_goes_in_smaller_batches() -> Non
 
 
 def test_oom_errors_none_makes_it_an_error_like_any_other() -> None:
-    """Nothing is limited."""
+    """With `oom_errors` turned off, a MemoryError is an error like any other and limits nothing."""
     how: dict[str, Any] = {"oom_errors": None, "isolate_errors": False}
     stage = Stage(models.Narrow, max_batch_size=64, policy="greedy", run_in="thread", **how)
     with Service(stage).run() as service:
@@ -136,7 +142,9 @@ def check_learned(sizes: list[int], rounds: int) -> None:
 
 
 def test_calls_that_share_a_function_in_threads(caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody sees an error; the log says what happened."""
+    """No caller of a function in threads sees that a batch was too large; the log says what
+    happened.
+    """
     calls = Calls()
     batched = carpool.batch(max_batch_size=64, policy="greedy")(calls)
     with caplog.at_level(logging.WARNING, logger="carpool"):
@@ -149,7 +157,9 @@ def test_calls_that_share_a_function_in_threads(caplog: pytest.LogCaptureFixture
 
 
 def test_several_threads_share_what_they_have_learned() -> None:
-    """Each with calls of its own."""
+    """Batches of several threads, each with calls of its own, share what was learned of how much
+    fits.
+    """
     calls = Calls()
     batched = carpool.batch(max_batch_size=64, max_in_flight_batches=2)(calls)
     wrong: list[int] = []
@@ -168,7 +178,9 @@ def test_several_threads_share_what_they_have_learned() -> None:
 
 
 def test_calls_that_share_an_async_function() -> None:
-    """Likewise."""
+    """No caller of an `async` function sees that a batch was too large, and the next ones are
+    smaller.
+    """
     calls = Calls()
 
     @carpool.batch(max_batch_size=64, policy="greedy")
@@ -185,7 +197,9 @@ def test_calls_that_share_an_async_function() -> None:
 
 
 def test_listed_errors_of_a_batched_function() -> None:
-    """And none at all."""
+    """A batched function runs batches in smaller calls after the errors that `oom_errors` lists,
+    and with none listed after no error; what is no exception class is refused.
+    """
 
     def full(xs: list[int]) -> list[int]:
         if len(xs) > 2:
@@ -202,7 +216,9 @@ def test_listed_errors_of_a_batched_function() -> None:
 
 
 def test_a_method_keeps_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All instances have one share of time to run batches again; each call of a method makes a new bound one."""
+    """All instances share one budget for running batches of a method again, although each call of
+    the method makes a new bound one.
+    """
     monkeypatch.setattr(retry, "MOST_AGAIN_S", 1e-9)
     monkeypatch.setattr(retry, "AGAIN_PER_S", 0.0)
     calls: list[int] = []

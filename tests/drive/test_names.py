@@ -14,12 +14,12 @@ import pytest
 
 import carpool
 from carpool import Service, Stage
-from tests import models
-from tests.serving import serve
+from tests.support import models
+from tests.support.serving import serve
 
 
 class Named(carpool.Model):
-    """Its name at every age."""
+    """A model that tells which names of its worker it sees in its set-up and in its calls."""
 
     def setup(self) -> None:
         self.name = multiprocessing.current_process().name
@@ -33,7 +33,7 @@ def command(pid: int) -> list[str]:
 
 
 def test_a_worker_process_bears_its_stage_s_name_and_its_number() -> None:
-    """In `ps`, and in what the model may ask."""
+    """A worker process shows its stage's name and its number in `ps`, and to the model that asks."""
     with Service(Stage(Named, workers=2, name="Digits"), name="service").run() as s:
         names = {tuple(s.predict(0)) for _ in range(20)}
         assert [command(pid)[-1] for pid in s.pids] == ["carpool Digits/0", "carpool Digits/1"]
@@ -41,7 +41,9 @@ def test_a_worker_process_bears_its_stage_s_name_and_its_number() -> None:
 
 
 def test_a_thread_bears_it_likewise() -> None:
-    """It is one of this process, which keeps its name."""
+    """A worker that is a thread shows its stage's name and its number, too, while the process keeps
+    its name.
+    """
     with Service(Stage(Named, run_in="thread", name="Digits")).run() as s:
         assert s.predict(0) == ["MainProcess", "MainProcess", "carpool Digits/0"]
 
@@ -57,14 +59,18 @@ def test_a_thread_bears_it_likewise() -> None:
     ids=["spaces", "umlauts", "control characters", "endless"],
 )
 def test_any_name_can_be_shown(name: str, shown: str) -> None:
-    """What a terminal could not bear is replaced; the worker itself knows its name as it is."""
+    """Of a stage's name, what a terminal could not bear is replaced where it is shown; the worker
+    itself knows its name as it is.
+    """
     with Service(Stage(Named, name=name), name="odd").run() as s:
         assert s.predict(0)[0] == f"carpool {name}/0"
         assert command(s.pids[0])[-1] == shown
 
 
 def test_the_log_tells_of_starts_readiness_and_ends(caplog: pytest.LogCaptureFixture) -> None:
-    """One line each at INFO, for workers of every kind, with how long it has taken; the library adds no handler."""
+    """The log has one line at INFO for the start, the readiness and the end of each worker of any
+    kind, with how long it has taken; the library adds no handler.
+    """
     stages = Stage(models.double, name="first"), Stage(models.double, name="second", run_in="thread")
     with caplog.at_level(logging.INFO, logger="carpool"), Service(*stages, name="both").run() as s:
         (pid,) = s.pids
@@ -86,8 +92,10 @@ def test_the_log_tells_of_starts_readiness_and_ends(caplog: pytest.LogCaptureFix
 
 
 def test_the_command_line_s_log_says_nothing_twice() -> None:
-    """Each worker and each service has its lines once, and their output comes once."""
-    with serve("tests.serving_models:talks") as served:
+    """The log of `carpool serve` says nothing twice: each worker and each service has its lines
+    once, and their output comes once.
+    """
+    with serve("tests.support.serving_models:talks") as served:
         served.ask("POST", "/predict", "hello")
     records = [json.loads(line) for line in served.log]
     lines = [record["message"] for record in records if "worker" not in record]

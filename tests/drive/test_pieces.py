@@ -13,8 +13,8 @@ from carpool import Service, Stage
 from carpool.drive import process
 from carpool.wire import frame as wire
 from carpool.wire.memory import Memory
-from tests import models
-from tests.drive.test_workers import Output
+from tests.support import models
+from tests.support.output import Output
 
 LIMIT = 100_000
 
@@ -46,7 +46,9 @@ class Sizes(carpool.Model):
 
 @pytest.mark.usefixtures("_small")
 def test_a_batch_that_does_not_fit_into_one_message_goes_in_several() -> None:
-    """Each item fits by itself, so each is answered; one that does not fails alone, and the worker goes on."""
+    """A batch that is too large for one message goes in several: each item that fits by itself is
+    answered, one that does not fails alone, and the worker goes on.
+    """
     sizes = [40_000, 70_000, 30_000, 120_000, 60_000, 1, 90_000, 130_000]
     with Service(Stage(Sizes, max_batch_size=8), timeout_s=20).run() as service:
         for _ in range(3):
@@ -72,7 +74,9 @@ class SmallMessages(carpool.Model):
 
 @pytest.mark.slow
 def test_results_that_do_not_fit_into_one_message_come_in_several() -> None:
-    """Each that fits by itself comes; one that does not fails alone, and the worker goes on."""
+    """Results that are too large for one message come in several: each that fits by itself arrives,
+    one that does not fails alone, and the worker goes on.
+    """
     sizes = [40_000, 70_000, 30_000, 120_000, 60_000, 1, 90_000]
     with Service(Stage(SmallMessages, max_batch_size=8), timeout_s=20).run() as service:
         for _ in range(3):
@@ -95,7 +99,9 @@ class DiesWithTheSecond(Sizes):
 @pytest.mark.slow
 @pytest.mark.usefixtures("_small")
 def test_a_worker_that_dies_between_the_pieces() -> None:
-    """Who has been answered has been, and the others are run once more; the new worker is sent nothing that is old."""
+    """If a worker dies between the pieces of a reply, requests that were answered stay so and the
+    others are run once more; the new worker is sent nothing that is old.
+    """
     sizes = [60_000, 60_000, 7, 60_000, 50]
     with Service(Stage(DiesWithTheSecond, max_batch_size=8), timeout_s=20).run() as service:
         answers = together(service, [bytes(size) for size in sizes])
@@ -107,7 +113,9 @@ def test_a_worker_that_dies_between_the_pieces() -> None:
 def test_kwargs_that_cannot_be_sent_are_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The start says what is too large and what to do instead; no process is left, and nothing else is told."""
+    """If `kwargs` are too large to be sent, the start says so and what to do instead; no process is
+    left, and nothing else is told.
+    """
     monkeypatch.setattr(process, "MAX_FRAME_BYTES", LIMIT)
     stage = Stage(models.scale, name="s", max_batch_size=4, kwargs={"factor": bytes(LIMIT)})
     with pytest.raises(
@@ -119,7 +127,9 @@ def test_kwargs_that_cannot_be_sent_are_named(
 
 
 def test_no_memory_for_a_result_is_nobody_s_crime(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The caller is told so, the worker has done its work and goes on, and so does this process."""
+    """If a worker has no memory to send a result its caller is told so; the worker goes on, and so
+    does this process.
+    """
     buffer = Memory.buffer
 
     def without(memory: Memory, nbytes: int) -> bytearray:
@@ -144,7 +154,9 @@ class Huge(carpool.Model):
 
 @pytest.mark.slow
 def test_a_sink_that_raises_does_not_hold_up_the_end_of_a_worker(caplog: pytest.LogCaptureFixture) -> None:
-    """The half line of a worker that dies goes to it in the midst of burying that worker; its successor answers."""
+    """The half line of a worker that dies goes to its sink in the midst of burying that worker; if
+    the sink raises then, its successor answers all the same.
+    """
     output = Output()
 
     def sink(worker: str, is_error: bool, line: str) -> None:
@@ -165,7 +177,9 @@ def test_a_sink_that_raises_does_not_hold_up_the_end_of_a_worker(caplog: pytest.
 
 @pytest.mark.parametrize("run_in", ["process", "thread"])
 def test_a_model_that_replaces_the_clock_harms_nobody(run_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing expires, and no worker is lost: the clock was taken when carpool was imported."""
+    """A model that replaces the clock makes nothing expire and loses no worker: carpool took the
+    clock when it was imported.
+    """
     monkeypatch.setattr(models.time, "monotonic", models.time.monotonic)  # put back afterwards
     with Service(Stage(models.StopsTheClock, run_in=run_in, max_batch_size=4), timeout_s=20).run() as service:
         assert list(service.stream(range(20))) == list(range(20))

@@ -8,7 +8,7 @@ import pytest
 
 import carpool
 from carpool import Service, Stage
-from tests.drive.test_blocks import stage, together
+from tests.drive.full_batches import stage, together
 
 SCALARS: list[Any] = [0.5, -0.0, 7, 2**63, 2**70, True, False, None, "", "text", "é", "\ud83d", "x" * 70_000]
 

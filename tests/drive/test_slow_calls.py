@@ -10,12 +10,15 @@ import pytest
 
 import carpool
 from carpool import Service, Stage
-from tests import models
-from tests.drive.test_faults import alive, wait_until
+from tests.support import models
+from tests.support.processes import alive
+from tests.support.waiting import wait_until
 
 
 def test_a_lone_request_has_all_of_its_time() -> None:
-    """It takes more than a third of the time-out: it is answered, and the model is not loaded again."""
+    """A lone request that takes more than a third of its time-out is answered, and the model is not
+    loaded again.
+    """
     with Service(Stage(models.Slow, max_batch_size=4), timeout_s=3.0).run() as service:
         (pid,) = service.pids
         assert service.predict(1.5) == pid
@@ -23,7 +26,9 @@ def test_a_lone_request_has_all_of_its_time() -> None:
 
 
 def test_a_call_that_nobody_waits_for_any_more_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
-    """A third of the time-out after its caller has heard, which was in time. Both texts name the setting."""
+    """A call is given up a third of the time-out after its caller heard, in time, of its deadline.
+    Both texts name the setting.
+    """
     with Service(Stage(models.Slow, max_batch_size=4), timeout_s=0.9).run() as service:
         (pid,) = service.pids
         started = time.monotonic()
@@ -41,7 +46,7 @@ def test_a_call_that_nobody_waits_for_any_more_is_given_up(caplog: pytest.LogCap
 
 @pytest.mark.slow
 def test_mates_of_one_who_has_gone_are_answered() -> None:
-    """A caller's own time-out is no reason to take the call from the others."""
+    """When one caller's own time-out is over the call goes on, and its mates are answered."""
     stage = Stage(models.Slow, max_batch_size=2, policy="static", max_queue_delay_s=3.0)  # both in one batch
     with Service(stage, timeout_s=6.0).run() as service:
         (pid,) = service.pids
@@ -55,7 +60,9 @@ def test_mates_of_one_who_has_gone_are_answered() -> None:
 
 @pytest.mark.slow
 def test_slow_requests_do_not_end_the_stage() -> None:
-    """However many follow each other: none is a crash, and the stage serves whatever comes then."""
+    """However many slow requests follow each other, none counts as a crash, and the stage serves
+    whatever comes then.
+    """
     stage = Stage(models.Slow, run_in="thread", max_batch_size=1, name="slow")
     with Service(stage, timeout_s=0.6).run() as service:
         assert service.predict(0.0)
@@ -69,7 +76,9 @@ def test_slow_requests_do_not_end_the_stage() -> None:
 
 @pytest.mark.slow
 def test_what_hangs_is_given_up_sooner_once_it_is_known() -> None:
-    """Before anybody's time is up; run once more, alone, it hangs again: 504 that names the setting."""
+    """Once it is known what calls take, one that hangs is given up before anybody's time is up; run
+    once more, alone, it hangs again and gets 504 that names the setting.
+    """
     with Service(Stage(models.Slow, workers=2, max_batch_size=4), timeout_s=6.0).run() as service:
         for _ in range(8):
             service.predict(0.001)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +13,10 @@ import pytest
 
 import carpool
 from carpool import Service, Stage
-from tests import models
 from tests.effort import slow_where
+from tests.support import models
+from tests.support.processes import resident_bytes
+from tests.support.waiting import wait_until
 
 Collect = Callable[..., list[Any]]
 
@@ -45,24 +44,24 @@ DOUBLE = Service(Stage(models.scale, max_batch_size=64, workers=2))
 
 
 def test_a_stream_keeps_order(collect: Collect) -> None:
-    """Whatever order the workers finish in."""
+    """A stream gives its results in the order of its items, whatever order the workers finish in."""
     assert collect(DOUBLE, range(5000)) == [2 * x for x in range(5000)]
 
 
 def test_an_empty_stream_ends(collect: Collect) -> None:
-    """Nothing in, nothing out."""
+    """A stream of nothing ends at once."""
     assert collect(DOUBLE, []) == []
 
 
 @slow_where(lambda window: window != 3)
 @pytest.mark.parametrize("window", [1, 2, 3, 1000])
 def test_any_window_works(collect: Collect, window: int) -> None:
-    """`max_in_flight` bounds what is inside, down to one at a time."""
+    """`max_in_flight` bounds how many items of a stream are inside, down to one at a time."""
     assert collect(DOUBLE, range(300), max_in_flight=window) == [2 * x for x in range(300)]
 
 
 def test_an_error_is_raised_in_its_place(collect: Collect) -> None:
-    """What came before it is delivered first."""
+    """A stream raises the error of an item in its place, after the results of the items before it."""
     got: list[Any] = []
 
     def main() -> None:
@@ -77,14 +76,14 @@ def test_an_error_is_raised_in_its_place(collect: Collect) -> None:
 
 
 def test_errors_can_be_returned(collect: Collect) -> None:
-    """`return_exceptions=True`: the stream goes on."""
+    """With `return_exceptions=True` a stream gives the error of an item in its place and goes on."""
     answers = collect(Service(models.RaisesInPredict), [1, 0, 2], return_exceptions=True)
 
     assert [a if isinstance(a, float) else type(a) for a in answers] == [1.0, carpool.ModelError, 0.5]
 
 
 def test_an_input_that_raises_ends_the_stream_after_what_it_gave(collect: Collect) -> None:
-    """The items that came before it are answered."""
+    """If the input of a stream raises, the items that came before are answered first."""
     seen = []
 
     def items() -> Iterator[int]:
@@ -105,13 +104,13 @@ def test_an_input_that_raises_ends_the_stream_after_what_it_gave(collect: Collec
 
 
 def test_an_item_that_cannot_be_sent_is_an_error(collect: Collect) -> None:
-    """A generator cannot be pickled: said so, not hung."""
+    """An item that cannot be pickled, such as a generator, is an error and no hang."""
     with pytest.raises((TypeError, carpool.CarpoolError)):
         collect(DOUBLE, [1, (x for x in ()), 3])
 
 
 def test_a_slow_input_holds_nothing_back() -> None:
-    """A result is handed out as soon as it is there, though the next item is not."""
+    """A stream hands out a result as soon as it is there, although the next item is not."""
     more = threading.Event()
 
     def items() -> Iterator[int]:
@@ -128,7 +127,7 @@ def test_a_slow_input_holds_nothing_back() -> None:
 
 
 def test_an_asynchronous_input() -> None:
-    """An async iterator feeds a stream as well."""
+    """An async iterator can be the input of a stream."""
 
     async def items() -> AsyncIterator[int]:
         for x in range(50):
@@ -143,21 +142,20 @@ def test_an_asynchronous_input() -> None:
 
 
 def test_a_stream_that_is_left_early_gives_everything_back() -> None:
-    """What is still inside is cancelled, the input's thread ends, and the service goes on."""
+    """When a stream is left early its items inside are cancelled, its input's thread ends, and the
+    service goes on.
+    """
     with Service(Stage(models.scale, max_batch_size=4)).run() as handle:
         before = threading.active_count()
         for y in handle.stream(itertools.count()):
             if y == 200:
                 break
-        end = time.monotonic() + 10
-        while threading.active_count() > before or handle.stats().in_flight:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        wait_until(lambda: threading.active_count() <= before and not handle.stats().in_flight)
         assert handle.predict(1) == 2
 
 
 def test_several_streams_at_once_do_not_mix() -> None:
-    """Each caller its own answers."""
+    """Of several streams at once each gets the answers to its own items."""
     results: dict[int, list[Any]] = {}
     with DOUBLE.run() as handle:
 
@@ -173,13 +171,9 @@ def test_several_streams_at_once_do_not_mix() -> None:
     assert results == {s: [2 * x for x in range(s, s + 2000)] for s in range(0, 4_000_000, 1_000_000)}
 
 
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 @pytest.mark.slow
 def test_a_million_items_in_constant_memory() -> None:
-    """The stream holds its window, not its history, and order is kept throughout."""
+    """A stream of a million items holds its window and not its history, and keeps order throughout."""
     with Service(Stage(models.scale, max_batch_size=64)).run() as handle:
         early = 0
         for x, y in enumerate(handle.stream(iter(range(1_000_000)))):
@@ -192,13 +186,15 @@ def test_a_million_items_in_constant_memory() -> None:
 
 
 def test_max_in_flight_must_be_positive() -> None:
-    """A window of none would wait for ever."""
+    """A `max_in_flight` below one is refused: such a stream would wait for ever."""
     with DOUBLE.run() as handle, pytest.raises(ValueError, match="max_in_flight must be a whole number of at least 1"):
         handle.stream([1], max_in_flight=0)
 
 
 def test_few_large_items_are_taken_at_a_time() -> None:
-    """However fast the input is: the window narrows before the items are in, not after."""
+    """The window of a stream narrows for large items before they are taken in, however fast the
+    input is.
+    """
     taken = 0
     most = 0
     array = np.zeros(750_000)
@@ -218,7 +214,9 @@ def test_few_large_items_are_taken_at_a_time() -> None:
 
 
 def test_items_that_do_not_show_their_size_are_taken_slowly_at_first() -> None:
-    """A list of arrays shows it only when it is encoded."""
+    """A list of arrays shows its size only when it is encoded, so a stream takes such items slowly
+    at first.
+    """
     taken = 0
     most = 0
     array = np.zeros(250_000)

@@ -19,9 +19,10 @@ import carpool
 from carpool import Service, Stage
 from carpool.core.roster import MOST_DEATHS
 from carpool.service.handle import Handle
-from tests import models
-from tests.drive.test_faults import alive, wait_until
-from tests.serving import serve
+from tests.support import models
+from tests.support.processes import alive
+from tests.support.serving import serve
+from tests.support.waiting import wait_until
 
 
 def most_at_a_time(diary: Path) -> int:
@@ -53,7 +54,9 @@ def kill_all_at_once(service: Handle, pids: list[int]) -> None:
 
 @pytest.mark.slow
 def test_after_all_were_killed_only_so_many_load_at_a_time(tmp_path: Path) -> None:
-    """Of all stages together two, at first and afterwards; all come back, no request is lost, no stage has failed."""
+    """After all workers were killed two load at a time, over all stages, as at first; all come
+    back, no request is lost, and no stage has failed.
+    """
     both = tmp_path / "both"
     stages = [
         Stage(models.LoadsSlowly, name="one", workers=5, max_batch_size=4, kwargs={"diary": str(both), "seconds": 0.5}),
@@ -78,7 +81,7 @@ def test_after_all_were_killed_only_so_many_load_at_a_time(tmp_path: Path) -> No
 
 
 def test_by_default_no_more_load_than_there_are_cores(tmp_path: Path) -> None:
-    """But two at least."""
+    """By default as many workers load at a time as there are cores, and at least two."""
     diary = tmp_path / "diary"
     cores = max(2, len(os.sched_getaffinity(0)))
     kwargs = {"diary": str(diary), "seconds": 0.5}
@@ -88,7 +91,9 @@ def test_by_default_no_more_load_than_there_are_cores(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_who_is_handed_to_one_dead_worker_after_another_is_not_to_blame() -> None:
-    """All are killed while the loop looks elsewhere: it hands the batch on to the dead, and then to a new one."""
+    """A request that is handed to one dead worker after another, because the loop looked elsewhere
+    while all were killed, is not to blame, and a new one answers it.
+    """
     stage = Stage(models.Slow, workers=4, max_batch_size=4, idempotent=False)
     with Service(stage).run() as service:
         before = service.pids
@@ -98,13 +103,15 @@ def test_who_is_handed_to_one_dead_worker_after_another_is_not_to_blame() -> Non
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True])
 def test_max_parallel_starts_is_a_number(wrong: Any) -> None:
-    """Of at least one."""
+    """A `max_parallel_starts` below one, or that is no whole number, is refused."""
     with pytest.raises(ValueError, match="max_parallel_starts must be a whole number of at least 1"):
         Service(models.double, max_parallel_starts=wrong)
 
 
 def test_a_load_that_fails_twice_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """At once after the first death, then after a quarter to a half of a second, then after a half to one."""
+    """A worker whose load fails is started again at once after the first death, then after a
+    quarter to a half of a second, then after a half to one.
+    """
     diary = tmp_path / "diary"
     with Service(Stage(models.LoadsAfterFailures, kwargs={"diary": str(diary), "n": 2})).run() as service:
         os.kill(service.pids[0], signal.SIGKILL)
@@ -121,7 +128,9 @@ def test_a_load_that_fails_twice_is_tried_again(tmp_path: Path, caplog: pytest.L
 
 @pytest.mark.slow
 def test_a_worker_that_dies_as_soon_as_it_is_ready_fails_the_stage(caplog: pytest.LogCaptureFixture) -> None:
-    """To have loaded is no success: five in a row, and one line says so, with the cause of the last one."""
+    """A worker that dies as soon as it is ready has not worked: after five in a row the stage has
+    failed, and one line says so, with the cause of the last one.
+    """
     with Service(Stage(models.double, name="short-lived")).run() as service:
         dead: set[int] = set()
         for _ in range(MOST_DEATHS):
@@ -143,7 +152,9 @@ def test_a_worker_that_dies_as_soon_as_it_is_ready_fails_the_stage(caplog: pytes
 
 @pytest.mark.slow
 def test_a_load_in_c_of_any_length_is_no_hang(tmp_path: Path) -> None:
-    """It holds the GIL for longer than the limits of calls and requests, which do not apply before it is ready."""
+    """A load in C code that holds the GIL for longer than the limits of calls and requests is no
+    hang: these do not apply before a worker is ready.
+    """
     with Service(Stage(models.LoadsInC, max_batch_time_s=0.3), timeout_s=1.0).run() as service:
         (pid,) = service.pids
         assert service.predict(1) == pid
@@ -151,7 +162,9 @@ def test_a_load_in_c_of_any_length_is_no_hang(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_started_now_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system has no room for another process, six times in a row: that is no death, and does not fail the stage."""
+    """If the system has no room for another process, six times in a row, that is no death and does
+    not fail the stage; the worker is started later.
+    """
     monkeypatch.setattr("carpool.core.roster.NO_ROOM_DELAY_S", 0.05)
     refused = []
     spawn = subprocess.Popen
@@ -176,7 +189,7 @@ def test_what_cannot_be_started_now_is_started_later(monkeypatch: pytest.MonkeyP
 
 FAILING = """
     import carpool
-    from tests import models
+    from tests.support import models
 
     one = carpool.Service(carpool.Stage(models.double, name="one"))
     two = carpool.Service(carpool.Stage(models.double, name="two"))
@@ -186,13 +199,13 @@ FAILING = """
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With a module of services."""
+    """A folder with a module of services."""
     (tmp_path / "failing.py").write_text(re.sub("(?m)^    ", "", FAILING))
     return tmp_path
 
 
 def workers_of(pid: int) -> list[int]:
-    """Without the guards."""
+    """The workers among a process's children, without the guards."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
     return [child for child in children if b"worker.main" in Path(f"/proc/{child}/cmdline").read_bytes()]
@@ -200,7 +213,9 @@ def workers_of(pid: int) -> list[int]:
 
 @pytest.mark.long
 def test_a_server_that_can_answer_nothing_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two services: as long as one of them can, it serves that one; when the second has failed too, status 1."""
+    """A server of two services goes on as long as one of them can answer, and ends with status 1
+    when the second has failed, too.
+    """
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")]))
     with serve("failing:one", "failing:two", folder=folder) as served:
         first, second = sorted(workers_of(served.process.pid))
@@ -227,7 +242,9 @@ def kill_for_good(pid: int, server: int, keep: set[int] = frozenset()) -> None: 
 
 
 def test_a_server_whose_model_does_not_load_ends_with_the_cause(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Status 1 and one line, whatever `setup` does: here it calls `sys.exit`."""
+    """A server whose model does not load ends with status 1 and one line with the cause, whatever
+    `setup` does: here it calls `sys.exit`.
+    """
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")]))
     with serve("failing:exits", ready=False, folder=folder) as served:
         assert served.wait() == 1

@@ -17,22 +17,8 @@ import pytest
 
 import carpool
 from carpool import Service, Stage
-from tests import models
-
-
-class Output:
-    """A line sink that remembers."""
-
-    def __init__(self) -> None:
-        self.lines: list[tuple[str, bool, str]] = []
-
-    def __call__(self, worker: str, is_error: bool, line: str) -> None:
-        self.lines.append((worker, is_error, line))
-
-    @property
-    def texts(self) -> list[str]:
-        return [line for _, _, line in self.lines]
-
+from tests.support import models
+from tests.support.output import Output
 
 # -- what can be a model
 
@@ -52,7 +38,7 @@ class Output:
     ids=["function", "batch function", "kwargs", "partial", "object", "class", "dataclass items", "array results"],
 )
 def test_models_of_every_kind(stage: Stage, item: Any, answer: Any) -> None:
-    """A class, a function, a partial or any callable, with its kwargs and hooks."""
+    """A model may be a class, a function, a partial or any callable, with its kwargs and hooks."""
     with Service(stage).run() as service:
         assert service.predict(item) == answer
 
@@ -77,7 +63,9 @@ SCRIPT = """
 
 @pytest.mark.parametrize("how", ["script", "module"])
 def test_a_model_of_main(how: str, tmp_path: Path) -> None:
-    """A model defined in the program itself is found by running its file under another name, results unpickle."""
+    """A model that is defined in the program itself is found by running its file under another
+    name, and its results can be unpickled.
+    """
     (tmp_path / "program.py").write_text(textwrap.dedent(SCRIPT))
     command = ["program.py"] if how == "script" else ["-m", "program"]
 
@@ -126,7 +114,9 @@ ITEM_OF_MAIN = """
     ],
 )
 def test_an_item_of_a_class_of_main(how: str, answers: list[str], tmp_path: Path) -> None:
-    """The worker of a model from another module imports the main file, once, when an item needs it."""
+    """If an item is of a class of the main file, the worker of a model from another module imports
+    that file, once.
+    """
     (tmp_path / "program.py").write_text(textwrap.dedent(ITEM_OF_MAIN))
     (tmp_path / "keeping.py").write_text(
         "import carpool\nclass Keep(carpool.Model):\n    def predict(self, xs): return xs\n"
@@ -149,7 +139,9 @@ def test_an_item_of_a_class_of_main(how: str, answers: list[str], tmp_path: Path
 
 
 def test_a_program_without_a_main_guard_is_told(tmp_path: Path) -> None:
-    """Starting a service at import time would start it in the workers too: an error that says what to write."""
+    """A program that starts a service at import time would start it in its workers, too: it gets an
+    error that says what to write.
+    """
     (tmp_path / "program.py").write_text(
         "import carpool\ndef f(x): return x\nwith carpool.Service(f).run() as s: s.predict(1)\n"
     )
@@ -164,7 +156,9 @@ def test_a_program_without_a_main_guard_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", [lambda x: x, type("Local", (carpool.Model,), {"predict": lambda self, x: x})])
 def test_a_model_that_cannot_be_found_is_refused(model: Any) -> None:
-    """A lambda or a local class: the error says to define it at the top level of a module."""
+    """A model that is a lambda or a local class is refused, with the advice to define it at the top
+    level of a module.
+    """
     with pytest.raises(TypeError, match="top level of a module"):
         Service(model).start()
 
@@ -173,7 +167,9 @@ def test_a_model_that_cannot_be_found_is_refused(model: Any) -> None:
 
 
 def test_setup_runs_once_in_each_worker_and_teardown_at_the_end(tmp_path: Path) -> None:
-    """Each worker's model is constructed in its process, set up once, and torn down when the service closes."""
+    """Each worker constructs its model in its own process, sets it up once, and tears it down when
+    the service closes.
+    """
     diary = tmp_path / "diary"
     stage = Stage(models.Affine, workers=2, max_batch_size=2, kwargs={"diary": str(diary)})
     with Service(stage).run() as service:
@@ -188,14 +184,18 @@ def test_setup_runs_once_in_each_worker_and_teardown_at_the_end(tmp_path: Path) 
 
 
 def test_examples_warm_a_worker_up_before_it_is_ready() -> None:
-    """The examples run alone and as a full batch before the first request; then several sizes are timed."""
+    """Before a worker is ready its examples run alone and as a full batch, and then several sizes
+    are timed.
+    """
     with Service(Stage(models.CountsWarmUp, max_batch_size=8)).run() as service:
         assert service.predict(1) == [1, 8, 1, 2, 4, 8, 1, 2, 4, 8]
 
 
 @pytest.mark.parametrize("run_in", ["process", "thread"])
 def test_the_warm_up_trains_the_policy(run_in: Any) -> None:
-    """Each worker's timings, with the sizes of its examples, before the first request."""
+    """The policy learns each worker's timings of the warm-up, with the sizes of the examples,
+    before the first request.
+    """
     policy = models.Trainee()
     stage = Stage(models.CountsWarmUp, max_batch_size=48, size=lambda x: x, policy=policy, workers=2, run_in=run_in)
 
@@ -220,7 +220,9 @@ def test_the_warm_up_trains_the_policy(run_in: Any) -> None:
     ],
 )
 def test_a_worker_that_cannot_load_ends_the_start(model: Any, told: str) -> None:
-    """The start fails with the user's traceback, and leaves no process behind."""
+    """If a worker cannot load, the start fails with the user's traceback and leaves no process
+    behind.
+    """
     handle = Service(model).run()
 
     with pytest.raises(carpool.StartupError, match=f"(?s){told}"):
@@ -230,7 +232,9 @@ def test_a_worker_that_cannot_load_ends_the_start(model: Any, told: str) -> None
 
 
 def test_a_handle_starts_once() -> None:
-    """A second start is an error; a new handle from the same service is not."""
+    """Starting a handle a second time is an error; a new handle from the same service can be
+    started.
+    """
     service = Service(models.double)
     handle = service.start()
     with pytest.raises(RuntimeError, match="started before"):
@@ -243,7 +247,7 @@ def test_a_handle_starts_once() -> None:
 
 
 def test_a_closed_service_says_so() -> None:
-    """Calls after close fail at once."""
+    """Calls after `close` fail at once and say that the service is closed."""
     handle = Service(models.double).start()
     handle.close()
 
@@ -255,7 +259,7 @@ def test_a_closed_service_says_so() -> None:
 
 
 def test_workers_share_the_work_and_run_where_they_are_told() -> None:
-    """`workers`, `cpus` and `env` reach the processes; BLAS thread counts follow the cores."""
+    """`workers`, `cpus` and `env` reach the processes, and BLAS thread counts follow the cores."""
     stage = Stage(models.Pid, cpus=[0, [0, 1]], env={"FLAVOUR": "vanilla"})
     with Service(stage).run() as service:
         answers = list(service.stream([0.01] * 40))
@@ -267,7 +271,9 @@ def test_workers_share_the_work_and_run_where_they_are_told() -> None:
 
 
 def test_a_pinned_coordinator_does_not_pin_its_workers() -> None:
-    """`Service(cpus=)` ties the loop's thread for as long as the service runs; workers run anywhere."""
+    """`Service(cpus=)` pins the loop's thread for as long as the service runs, and its workers run
+    anywhere.
+    """
     before = os.sched_getaffinity(0)
     with Service(models.Pid, cpus=0).run() as service:
         assert set(service.predict(0.0)["cores"]) == before
@@ -277,7 +283,9 @@ def test_a_pinned_coordinator_does_not_pin_its_workers() -> None:
 
 
 def test_prints_and_logs_come_through_under_the_workers_name() -> None:
-    """stdout, stderr, logging and what C code writes, line by line, with the worker's name."""
+    """Lines from stdout, stderr, logging and C code in a worker come through one by one, under the
+    worker's name.
+    """
     output = Output()
     with Service(Stage(models.Talks, name="talker")).run(output=output) as service:
         service.predict("one")
@@ -293,7 +301,9 @@ def test_prints_and_logs_come_through_under_the_workers_name() -> None:
 
 @pytest.mark.parametrize("how", ["few", "many", "none", "text", "dict", "generator", "scalar"])
 def test_a_batch_must_return_a_sequence_of_as_many_results(how: str) -> None:
-    """Anything else is one clear error for the callers of that batch, and the worker goes on."""
+    """A model that does not return a sequence of as many results fails its batch with one clear
+    error, and the worker goes on.
+    """
     with Service(Stage(models.Wrong, max_batch_size=4)).run() as service:
         with pytest.raises(carpool.ModelError, match="results") as caught:
             service.predict(how)
@@ -303,7 +313,9 @@ def test_a_batch_must_return_a_sequence_of_as_many_results(how: str) -> None:
 
 
 def test_a_batch_may_return_an_array() -> None:
-    """It is split along its first axis; numpy scalars become builtins."""
+    """A batch may return an array, which is split along its first axis; numpy scalars become
+    builtins.
+    """
     with Service(Stage(models.Wrong, max_batch_size=4)).run() as service:
         number = service.predict("array")
         row = service.predict("matrix")
@@ -314,7 +326,9 @@ def test_a_batch_may_return_an_array() -> None:
 
 @pytest.mark.parametrize("how", ["exit", "interrupt", "mute", "long", "two arguments", "unpicklable"])
 def test_whatever_user_code_raises_is_one_error(how: str) -> None:
-    """Never a hang, never a lost worker, and bounded text."""
+    """Whatever user code raises is one error with bounded text for its callers, never a hang and
+    never a lost worker.
+    """
     with Service(models.Raises).run() as service:
         with pytest.raises(carpool.ModelError) as caught:
             service.predict(how)
@@ -323,7 +337,9 @@ def test_whatever_user_code_raises_is_one_error(how: str) -> None:
 
 
 def test_a_model_error_carries_the_workers_traceback() -> None:
-    """As text, from the user's first frame on, with the type's name."""
+    """A `ModelError` carries the worker's traceback as text, from the user's first frame on, and
+    the type's name.
+    """
     with Service(models.RaisesInPredict).run() as service, pytest.raises(carpool.ModelError) as caught:
         service.predict(0)
 
@@ -334,7 +350,9 @@ def test_a_model_error_carries_the_workers_traceback() -> None:
 
 
 def test_guilty_items_of_a_batch_fail_alone() -> None:
-    """A batch that raises is split and run again; with `isolate_errors=False` it fails as a whole."""
+    """A batch that raises is split and run again, so that only guilty items fail; with
+    `isolate_errors=False` it fails as a whole.
+    """
     items = [*range(20), -1, *range(20, 31)]
     with Service(Stage(models.PoisonedBatch, max_batch_size=32)).run() as service:
         answers = list(service.stream(items, return_exceptions=True))
@@ -350,7 +368,9 @@ def test_guilty_items_of_a_batch_fail_alone() -> None:
 
 
 def test_arrays_of_every_size_pass_unharmed_and_writable() -> None:
-    """Through two stages and back: equal contents, each array its own memory."""
+    """Arrays of every size go through two stages and back with equal contents, each in memory of
+    its own.
+    """
     arrays = [np.arange(n, dtype=np.float64) for n in (1, 10, 8191, 8192, 100_000, 750_000)]
     service = Service(Stage(models.Stamp, name="one"), Stage(models.Stamp, name="two"))
     with service.run() as handle:
@@ -365,7 +385,9 @@ def test_arrays_of_every_size_pass_unharmed_and_writable() -> None:
 
 
 def test_an_item_larger_than_the_queue_is_refused() -> None:
-    """An error that names the size, not an endless wait."""
+    """An item that is larger than the queue gets an error that names the size, and does not wait
+    for ever.
+    """
     with Service(Stage(models.double, max_queue_bytes=1000)).run() as service:
         with pytest.raises(carpool.InvalidRequest, match="over the queue's 1000"):
             service.predict(b"x" * 2000)

@@ -14,10 +14,11 @@ import pytest
 
 import carpool
 from carpool import Service, Stage
-from tests import models
-from tests.drive.test_faults import alive, wait_until
-from tests.drive.test_workers import Output
 from tests.effort import slow_where
+from tests.support import models
+from tests.support.output import Output
+from tests.support.processes import alive, resident_bytes
+from tests.support.waiting import wait_until
 
 
 def misbehaving(**options: Any) -> Service:
@@ -28,7 +29,9 @@ def misbehaving(**options: Any) -> Service:
 @slow_where(lambda how: how not in ("exit", "SIGSEGV"))
 @pytest.mark.parametrize("how", ["exit", *models.CRASHES])
 def test_a_process_that_ends_in_a_call(how: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever ends it, exit code 0 included: its caller hears at once, the log names the cause, a new one answers."""
+    """If a process ends in a call, with exit code 0 or otherwise, its caller hears at once, the log
+    names the cause, and a new worker answers.
+    """
     output = Output()
     with misbehaving().run(output=output) as service:
         pid = service.predict("pid")
@@ -46,7 +49,9 @@ def test_a_process_that_ends_in_a_call(how: str, caplog: pytest.LogCaptureFixtur
 
 
 def test_a_fork_that_returns_answers_nobody() -> None:
-    """The child ends where it would have answered; each caller gets the worker's own answer, and only that."""
+    """A child that a model forks, and that returns from `predict`, ends where it would have
+    answered: each caller gets the worker's own answer, and only that.
+    """
     output = Output()
     with misbehaving().run(output=output) as service:
         pid = service.predict("pid")
@@ -57,7 +62,9 @@ def test_a_fork_that_returns_answers_nobody() -> None:
 
 
 def test_closing_all_files_costs_the_worker() -> None:
-    """Its socket too: the caller is told, and a new worker answers."""
+    """If a model closes all files, its worker's socket too, the caller is told and a new worker
+    answers.
+    """
     with misbehaving().run() as service:
         pid = service.predict("pid")
         with pytest.raises(carpool.Unavailable) as caught:
@@ -67,7 +74,9 @@ def test_closing_all_files_costs_the_worker() -> None:
 
 
 def test_a_closed_stdout_harms_nobody() -> None:
-    """The call that prints afterwards fails by itself; the worker goes on, and ends as it should."""
+    """After a model has closed its stdout only calls that print fail; the worker goes on, and ends
+    as it should.
+    """
     with misbehaving().run() as service:
         pid = service.predict("stdout")
         with pytest.raises(carpool.ModelError, match="closed file"):
@@ -77,7 +86,9 @@ def test_a_closed_stdout_harms_nobody() -> None:
 
 
 def test_a_thread_left_behind_does_not_hold_up_the_end() -> None:
-    """The service closes as soon as usual and the log names the thread."""
+    """A thread that a model leaves behind does not hold up the end: the service closes as soon as
+    usual, and the log names the thread.
+    """
     output = Output()
     with misbehaving().run(output=output) as service:
         pid = service.predict("thread")
@@ -89,7 +100,7 @@ def test_a_thread_left_behind_does_not_hold_up_the_end() -> None:
 
 
 def test_children_end_with_their_worker() -> None:
-    """However it ends: killed, or when the service closes."""
+    """Children of a worker end with it, whether it is killed or its service is closed."""
     with misbehaving().run() as service:
         pid, child = service.predict("child")
         os.kill(pid, signal.SIGKILL)
@@ -100,7 +111,9 @@ def test_children_end_with_their_worker() -> None:
 
 
 def test_bad_habits_change_nothing() -> None:
-    """It leaves its folder, ends logging, sets signal handlers, and has little stack."""
+    """A model that leaves its folder, ends logging, sets signal handlers or has little stack
+    changes nothing for callers.
+    """
     with misbehaving().run() as service:
         pid = service.predict("habits")
         assert [service.predict("pid") for _ in range(10)] == [pid] * 10
@@ -108,7 +121,9 @@ def test_bad_habits_change_nothing() -> None:
 
 
 def test_sigterm_is_the_parents_business(tmp_path: Path) -> None:
-    """Supervisors may send it to every process of a service: requests inside are finished nevertheless."""
+    """If a supervisor sends SIGTERM to every process of a service, requests inside are finished
+    nevertheless: the parent decides.
+    """
     with misbehaving().run() as service:
         pid = service.predict("term")
         assert service.predict("pid") == pid
@@ -119,7 +134,9 @@ def test_sigterm_is_the_parents_business(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_worker_that_floods_is_replaced() -> None:
-    """It sends without being asked, as fast as it can: others are served meanwhile, and memory stays where it was."""
+    """A worker that sends without being asked, as fast as it can, is replaced; others are served
+    meanwhile, and memory stays where it was.
+    """
     with Service(
         Stage(models.Misbehaves, name="m", workers=2, max_batch_time_s=1.0, idempotent=False)
     ).run() as service:
@@ -133,15 +150,12 @@ def test_a_worker_that_floods_is_replaced() -> None:
         assert first in service.pids or service.stats().stages[0].restarts == 1
 
 
-def resident_bytes() -> int:
-    """Of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 @slow_where(lambda how: how not in ("raises", "crashes"))
 @pytest.mark.parametrize("how", ["raises", "exits", "interrupts", "leaves", "crashes"])
 def test_a_setup_that_does_not_end_well(how: str) -> None:
-    """The start fails at once with the cause, and leaves no process."""
+    """If `setup` ends in whatever odd way, the start fails at once with the cause, and leaves no
+    process.
+    """
     before = set(threading.enumerate())
     cause = {
         "raises": "FileNotFoundError: the weights are missing",

@@ -10,7 +10,6 @@ from typing import Any
 import carpool
 from carpool.policy import Static
 from tests.foreign import models
-from tests.foreign.kinds import KINDS, fail, is_of
 from tests.foreign.models import Results, Spiny, bad, good, trip
 from tests.foreign.services import OTHERS, Input
 from tests.foreign.table import (
@@ -21,6 +20,7 @@ from tests.foreign.table import (
     place,
 )
 from tests.foreign.ways import TIMEOUT_S, LoopThread, Told, all_at_once, closing, raised_by, within
+from tests.support.kinds import KINDS, fail, is_of
 
 FUNCTIONS = [name for name in BATCHES if "method" not in name]
 METHODS = [name for name in BATCHES if "method" in name]
@@ -111,7 +111,7 @@ def as_raised(way: Way, told: Told, kind: str) -> None:
 
 
 def causes(error: BaseException) -> list[BaseException]:
-    """What led to an exception."""
+    """The exceptions that led to an exception."""
     found = []
     while (cause := error.__cause__) is not None:
         found.append(cause)
@@ -133,7 +133,7 @@ def one_of_three(way: Way, batched: Batched, item: Any, expected: Callable[[Way,
 
 
 def ten_times(xs: list[Any]) -> Any:
-    """The function."""
+    """The function that is batched."""
     for x in xs:
         trip(x, "predict")
         if type(x) is dict and x.get("at") in models.RESULTS:
@@ -178,7 +178,7 @@ class Hooked(_Hooked):
 
 
 class AsyncHooked(_Hooked):
-    """The same for tasks."""
+    """The same model for tasks."""
 
     async def predict(self, xs: list[Any]) -> Any:
         return ten_times(xs)
@@ -275,7 +275,7 @@ def itself(way: Way, told: Told, kind: str) -> None:
 
 
 def answered(told: Told, value: Any) -> None:
-    """A mate's answer."""
+    """Check that a mate got its answer."""
     assert told.value == value, told
 
 
@@ -312,7 +312,7 @@ def merge(chunks: list[Any]) -> list[Any]:
 
 
 def split(merged: list[Any], counts: list[int]) -> list[Any]:
-    """Takes them out again."""
+    """Take the parts out of a merged output again."""
     for chunk in merged:
         trip(chunk, "split")
     return [10 * chunk["n"] for chunk in merged]
@@ -388,7 +388,7 @@ class BadLock:
 
 
 class BadAsyncLock(BadLock):
-    """The same for tasks."""
+    """The same lock for tasks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -428,7 +428,7 @@ COPY = "`__copy__` of an exception that several callers get"
 
 
 class Uncopied(Exception):
-    """Raises when it is copied."""
+    """An exception that raises when it is copied."""
 
     kind = ""
 
@@ -438,7 +438,7 @@ class Uncopied(Exception):
 
 @place(COPY, BATCHES)
 def copied(way: Way, kind: str) -> None:
-    """They all get the same one."""
+    """All callers get the same exception, since it cannot be copied."""
 
     def raises(xs: list[Any]) -> Any:
         if any("at" in x for x in xs):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from carpool import Model
-from tests.foreign.kinds import KINDS, fail
+from tests.support.kinds import KINDS, fail
 
 
 def good(n: int) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def trips(x: Any, at: str) -> bool:
 
 
 def trip(x: Any, at: str) -> None:
-    """Fail here, if the item says so."""
+    """Raise here, if the item says so."""
     if trips(x, at):
         fail(x["kind"])
 
@@ -163,7 +163,7 @@ class Hooks(_Hooks):
 
 
 class AsyncHooks(_Hooks):
-    """The same for a loop."""
+    """The same model for a loop."""
 
     async def predict(self, xs: list[Any]) -> Any:
         if any(trips(x, "sleep") for x in xs):
@@ -173,7 +173,7 @@ class AsyncHooks(_Hooks):
 
 
 def passed_on(xs: list[Any]) -> Any:
-    """What the first stage does."""
+    """What the first stage makes of an item."""
     for x in xs:
         trip(x, "predict")
         if type(x) is dict and x.get("at") in RESULTS:
@@ -186,17 +186,17 @@ def passed_on(xs: list[Any]) -> Any:
 
 
 def last(xs: list[Any]) -> list[Any]:
-    """The second stage."""
+    """The model of the second stage."""
     return [answer_to(x) for x in xs]
 
 
 async def last_async(xs: list[Any]) -> list[Any]:
-    """The same for a loop."""
+    """The model of the second stage for a loop."""
     return [answer_to(x) for x in xs]
 
 
 def answer_to(x: Any) -> Any:
-    """What becomes of one item."""
+    """The answer that an item should have."""
     trip(x, "predict of a later stage")
     if trips(x, "a result, written"):
         return Thing("__reduce__", x["kind"])
@@ -256,7 +256,7 @@ class Custom(_Custom):
 
 
 class AsyncCustom(_Custom):
-    """The same for a loop."""
+    """The same model for a loop."""
 
     async def predict(self, xs: list[Any]) -> list[Any]:
         return xs
@@ -282,14 +282,14 @@ class _Life(Model):
 
 
 class Life(_Life):
-    """Fails as it begins or ends."""
+    """A model that raises as it begins or ends."""
 
     def predict(self, xs: list[Any]) -> list[Any]:
         return [10 * x["n"] for x in xs]
 
 
 class AsyncLife(_Life):
-    """The same for a loop."""
+    """The same model for a loop."""
 
     async def predict(self, xs: list[Any]) -> list[Any]:
         return [10 * x["n"] for x in xs]
@@ -321,21 +321,21 @@ def slow(xs: list[Any]) -> list[Any]:
 
 
 def hangs(xs: list[Any]) -> list[Any]:
-    """Item 0 takes too long."""
+    """A model that takes too long for item 0."""
     if any(x["n"] == 0 for x in xs):
         time.sleep(0.1)
     return [10 * x["n"] for x in xs]
 
 
 async def hangs_async(xs: list[Any]) -> list[Any]:
-    """The same for a loop."""
+    """The same model for a loop."""
     if any(x["n"] == 0 for x in xs):
         await asyncio.sleep(0.1)
     return [10 * x["n"] for x in xs]
 
 
 class PassOn(_Life):
-    """A stage that changes nothing."""
+    """A model that gives back its items."""
 
     def predict(self, xs: list[Any]) -> list[Any]:
         return xs
@@ -349,7 +349,7 @@ class Anything(Model):
 
 
 class AsyncAnything(Model):
-    """The same for a loop."""
+    """The same model for a loop."""
 
     async def predict(self, xs: list[Any]) -> list[int]:
         return [1 for _ in xs]
@@ -371,13 +371,13 @@ class Unshowable:
 
 
 async def slow_async(xs: list[Any]) -> list[Any]:
-    """The same for a loop."""
+    """The same model for a loop."""
     await asyncio.sleep(0.02)
     return [10 * x["n"] for x in xs]
 
 
 class Warm(Model):
-    """Has an example that runs."""
+    """A model with an example that runs."""
 
     examples = ({"n": 1},)
 
@@ -386,7 +386,7 @@ class Warm(Model):
 
 
 class AsyncWarm(Model):
-    """The same for a loop."""
+    """The same model for a loop."""
 
     examples = ({"n": 1},)
 

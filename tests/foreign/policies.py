@@ -9,11 +9,11 @@ from carpool.policy import Decision, Static
 from carpool.request import Request
 from tests.foreign import models
 from tests.foreign.batches import Batched
-from tests.foreign.kinds import KINDS, fail, is_of
 from tests.foreign.models import good
 from tests.foreign.services import refused_to_start
 from tests.foreign.table import BATCH_TASKS, BATCH_THREADS, BATCHES, SERVICES, THREADS, Way, left_out, place
 from tests.foreign.ways import Refused, Told, closing, logged, raised_by
+from tests.support.kinds import KINDS, fail, is_of
 
 
 class Switch:

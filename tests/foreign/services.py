@@ -8,7 +8,6 @@ from typing import Any
 
 import carpool
 from tests.foreign import models
-from tests.foreign.kinds import KINDS, fail, is_of
 from tests.foreign.models import Spiny, Thing, bad, good
 from tests.foreign.table import (
     BATCHES,
@@ -32,8 +31,9 @@ from tests.foreign.ways import (
     closing,
     logged,
     raised_by,
-    wait_until,
 )
+from tests.support.kinds import KINDS, fail, is_of
+from tests.support.waiting import wait_until
 
 NO_WORKER = "there is no worker: functions and models are called by the callers themselves"
 NO_BYTES = "items and results are the callers' own objects, never bytes"
@@ -335,7 +335,7 @@ class Input:
 
 
 class AsyncInput(Input):
-    """The same for `async for`."""
+    """The same input for `async for`."""
 
     __iter__ = None  # type: ignore[assignment]
 
@@ -410,7 +410,7 @@ left_out("`__aiter__` and `__anext__` of a stream's input", BATCHES, "`many` tak
 
 @place("`__reduce__` of an item", HANDLES, "in a stream")
 def item_in_a_stream(way: Way, kind: str) -> None:
-    """It alone fails, in its place."""
+    """The item fails alone, in its place in the stream."""
     answers, told = streamed(way, [good(1), Thing("__reduce__", kind), good(3)], return_exceptions=True)
     assert told.error is None, told
     assert answers[::2] == [10, 30]

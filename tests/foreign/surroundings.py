@@ -10,12 +10,12 @@ from typing import Any
 
 from tests.foreign import models
 from tests.foreign.batches import Batched, ten_times
-from tests.foreign.kinds import fail, is_of
 from tests.foreign.models import bad, good
 from tests.foreign.policies import Raises, Switch
 from tests.foreign.services import failed_by_model, one_of_three
 from tests.foreign.table import BATCHES, HANDLES, INSIDE, PROCESSES, WAYS, WEB, Way, left_out, place
 from tests.foreign.ways import AsgiCall, closing
+from tests.support.kinds import fail, is_of
 
 ASGI = [name for name in WAYS if name.endswith("ASGI")]
 SERVER = "ASGI's `receive` and `send`"
@@ -80,7 +80,7 @@ LOG = "handlers of the log"
 
 
 class BadHandler(logging.Handler):
-    """Raises whatever it is given."""
+    """A handler of the log that raises."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()

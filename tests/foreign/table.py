@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from carpool import Policy, Service, Stage
 from carpool.policy import Static
 from tests.foreign import models, typed
-from tests.foreign.kinds import KINDS, fail
-from tests.foreign.ways import DOORS, LIMIT_S, TIMEOUT_S
+from tests.foreign.ways import DOORS, LIMIT_S, TIMEOUT_S, close_quietly
+from tests.support.kinds import KINDS, fail
+from tests.support.processes import children
 
 RUN_IN = ("process", "thread", "loop")
 PROCESSES, THREADS, LOOPS = ([f"{run_in} by {door}" for door in DOORS] for run_in in RUN_IN)
@@ -93,7 +91,7 @@ class Way:
         """Something has failed: the next cell gets a service of its own, and nobody waits for this one."""
         shared, self._shared = self._shared, None
         if shared is not None:
-            threading.Thread(target=_close_quietly, args=(shared,), daemon=True).start()
+            threading.Thread(target=close_quietly, args=(shared,), daemon=True).start()
         self._threads |= set(threading.enumerate())
 
     def close(self) -> None:
@@ -109,7 +107,7 @@ class Way:
             time.sleep(0.01)
 
     def hooks(self) -> Service:
-        """Two stages."""
+        """A service of two stages whose models have hooks."""
         asynchronous = self.run_in == "loop"
         common: dict[str, Any] = {"run_in": self.run_in, "max_batch_size": 3, "max_batch_time_s": 20.0}
         first = Stage(
@@ -129,11 +127,11 @@ class Way:
         return Service(first, later, name="hooks", timeout_s=TIMEOUT_S)
 
     def custom(self) -> Service:
-        """A format of its own."""
+        """A service whose model has a format of its own."""
         return self.service(models.AsyncCustom if self.run_in == "loop" else models.Custom, name="custom")
 
     def typed(self) -> Service:
-        """Types of its own."""
+        """A service whose model has types of its own."""
         return self.service(typed.AsyncTyped if self.run_in == "loop" else typed.Typed, name="typed")
 
     def service(self, model: Any, name: str = "one", policy: Policy | None = None, **settings: Any) -> Service:
@@ -154,18 +152,3 @@ class Way:
     def _left(self) -> list[str]:
         threads = {each for each in threading.enumerate() if each.name != "carpool-output"} - self._threads
         return [repr(each) for each in threads] + [f"child {pid}" for pid in set(children()) - self._children]
-
-
-def children() -> list[int]:
-    """Processes that this one has started."""
-    tasks = Path(f"/proc/{os.getpid()}/task")
-    found: list[int] = []
-    for task in tasks.iterdir():
-        with contextlib.suppress(OSError):  # a thread that has just ended
-            found += [int(pid) for pid in (task / "children").read_text().split()]
-    return found
-
-
-def _close_quietly(thing: Any) -> None:
-    with contextlib.suppress(BaseException):
-        thing.close()

@@ -8,7 +8,7 @@ import msgspec
 from pydantic import BaseModel, field_validator
 
 from carpool import Model
-from tests.foreign.kinds import fail
+from tests.support.kinds import fail
 
 
 class Checked(BaseModel):
@@ -52,7 +52,7 @@ class Unwritable:
 
 
 class UnwritableArray:
-    """Likewise."""
+    """An array whose `tolist` raises when it is written."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -62,7 +62,7 @@ class UnwritableArray:
 
 
 def answer_to(order: Order) -> Any:
-    """What becomes of a request."""
+    """The answer that a request should have."""
     if order.at == "model_dump":
         return Unwritable(order.kind)
     if order.at == "tolist":
@@ -71,14 +71,14 @@ def answer_to(order: Order) -> Any:
 
 
 class Typed(Model):
-    """Takes these types."""
+    """A model that takes these types."""
 
     def predict(self, orders: list[Order]) -> list[Any]:
         return [answer_to(order) for order in orders]
 
 
 class AsyncTyped(Model):
-    """The same for a loop."""
+    """The same model for a loop."""
 
     async def predict(self, orders: list[Order]) -> list[Any]:
         return [answer_to(order) for order in orders]

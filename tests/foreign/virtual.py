@@ -7,10 +7,10 @@ from typing import Any
 
 from carpool import simulate
 from tests.foreign import surroundings  # noqa: F401
-from tests.foreign.kinds import fail, is_of
 from tests.foreign.policies import ALONE, POLICY, Raises, Switch
 from tests.foreign.table import BATCHES, CELLS, SERVICES, VIRTUAL, Way, left_out, place
 from tests.foreign.ways import raised_by
+from tests.support.kinds import fail, is_of
 
 SIMULATION = "costs and arrivals of a simulation"
 

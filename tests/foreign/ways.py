@@ -79,14 +79,6 @@ def within(call: Callable[[], T], limit_s: float = LIMIT_S) -> T:
     return told.value  # type: ignore[no-any-return]
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    """Wait for what comes a little later, such as the lines of a worker."""
-    until = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < until, "it never came true"
-        time.sleep(0.001)
-
-
 def raised_by(call: Callable[[], object]) -> BaseException:
     """What a call raises, which it must."""
     try:
@@ -270,7 +262,7 @@ class _AppDoor:
         return self.loop.ask([lambda body=body: self.request("POST", path, body, headers) for body in bodies])  # type: ignore[misc]
 
     def get(self, path: str) -> Told:
-        """What stands at another address."""
+        """Ask for another address of the server."""
         (told,) = self.loop.ask([lambda: self.request("GET", path, b"", {})])
         return told
 
@@ -407,11 +399,11 @@ def closing(thing: Any) -> Iterator[Any]:
     try:
         yield thing
     except BaseException:
-        threading.Thread(target=_close_quietly, args=(thing,), daemon=True).start()
+        threading.Thread(target=close_quietly, args=(thing,), daemon=True).start()
         raise
     thing.close()
 
 
-def _close_quietly(thing: Any) -> None:
+def close_quietly(thing: Any) -> None:
     with contextlib.suppress(BaseException):
         thing.close()

@@ -92,7 +92,7 @@ def _check_all(asked: list[Asked], answers: list[Any]) -> None:
 
 
 class InThread:
-    """Takes steps in a thread."""
+    """An actor that takes its steps in a thread."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -163,7 +163,7 @@ class InThread:
 
 
 class InTask:
-    """Takes steps in a task."""
+    """An actor that takes its steps in a task."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -395,7 +395,7 @@ def fork(run: Run, step: Fork) -> None:
 
 
 async def fork_async(run: Run, step: Fork) -> None:
-    """The same in a task."""
+    """Fork in a task, and wait for the child."""
     child = Child(run, step)
     try:
         while not child.ended():  # noqa: ASYNC110 - nobody tells

@@ -65,14 +65,14 @@ class Door:
                     yield error
 
     async def stats(self) -> None:
-        """GET what there is besides."""
+        """Ask for all addresses that there are besides."""
         for page in _PAGES:
             status, _ = await self._ask("GET", page, [], b"")
             if status not in (200, 503):
                 raise AssertionError(f"GET {page} is answered {status}")
 
     def story(self, request_id: int) -> None:
-        """There is none."""
+        """There is no story through a door."""
 
     async def _ask(self, method: str, path: str, headers: list[Any], body: bytes) -> tuple[int, bytes]:
         sent: list[dict[str, Any]] = []

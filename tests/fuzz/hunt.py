@@ -113,7 +113,7 @@ class _Hunt:
         self._lock = threading.Lock()
 
     def work(self) -> None:
-        """In a thread for each process."""
+        """Run programs in one process; called in a thread for each."""
         runner = Runner(self._grace_s, self._mutant)
         try:
             while not self._is_over():

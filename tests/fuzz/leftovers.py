@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.fuzz import telling
+from tests.support.processes import children, command_of
 
 _FOR_GOOD = "carpool-output"  # one thread of the process writes what all workers print
 _LOOK_AGAIN_S = 0.01
@@ -41,7 +42,7 @@ class Before:
         found = [f"thread {thread.name}" for thread in threads]
         now = descriptors()
         found += [f"descriptor of {what}" for fd, what in now.items() if self._descriptors.get(fd) != what]
-        found += [f"child {command}" for pid, command in children().items() if pid not in self._children]
+        found += [f"child {command_of(pid)}" for pid in children() if pid not in self._children]
         return found
 
 
@@ -60,24 +61,6 @@ def descriptors() -> dict[int, str]:
         with contextlib.suppress(OSError):
             found[int(name)] = os.readlink(f"/proc/self/fd/{name}").split(":")[0]
     return {fd: what for fd, what in found.items() if not what.startswith("/proc/")}
-
-
-def children() -> dict[int, str]:
-    """The processes that this one has started and not waited for."""
-    found = {}
-    for task in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children") as file:
-            for pid in file.read().split():
-                found[int(pid)] = _command(pid)
-    return found
-
-
-def _command(pid: str) -> str:
-    try:
-        with open(f"/proc/{pid}/cmdline") as file:
-            return file.read().replace("\0", " ")[:100] or "(a zombie)"
-    except OSError:
-        return "(gone)"
 
 
 class Complaints(logging.Handler):

@@ -23,7 +23,7 @@ here: Any = None
 
 
 class Boom(Exception):
-    """The plain one."""
+    """An exception of the user's own."""
 
 
 class Mute(Exception):
@@ -131,7 +131,7 @@ class Wicked(Greedy):
 
 
 def policy(text: str | None) -> Policy | str | None:
-    """What a program calls a policy."""
+    """The policy that a program's word for it means."""
     if text is not None and text.startswith("raises "):
         return Wicked(text.removeprefix("raises "))
     if text == "few":
@@ -229,7 +229,7 @@ class _Hooked(Model):
 
 
 class Hooked(_Hooked):
-    """With plain hooks."""
+    """A model with plain hooks."""
 
     def setup(self) -> None:
         if self.setup_raises:
@@ -244,7 +244,7 @@ class Hooked(_Hooked):
 
 
 class HookedAsync(_Hooked):
-    """With asynchronous hooks."""
+    """A model with asynchronous hooks."""
 
     async def setup(self) -> None:
         await asyncio.sleep(0)

@@ -295,7 +295,7 @@ class Program(_Value):
 
     @property
     def items(self) -> list[Item]:
-        """Of all steps."""
+        """The items of all steps."""
         found: list[Item] = []
         for step in self.steps:
             if isinstance(step, Predict | Submit):

@@ -131,7 +131,7 @@ class Run:
         self._keep: Any = None  # the instance of a method
 
     def go(self) -> list[Finding]:
-        """Run it; what was wrong."""
+        """Run the program, and return what was wrong."""
         before = Before()
         models.here = self
         with Complaints(self._complain):
@@ -419,11 +419,11 @@ class Run:
         return max(self.program.subject.timeout_s or 0.0, work, 1.0)
 
     def begin(self, who: str, doing: _Doing) -> None:
-        """A call is under way."""
+        """Note that a call is under way."""
         self._doing[who] = doing
 
     def end(self, who: str) -> None:
-        """It has ended."""
+        """Note that a call has ended."""
         self._doing.pop(who, None)
 
     def _hung(self, overdue: list[_Doing]) -> None:
@@ -472,7 +472,7 @@ class Run:
 
 
 class _Watched:
-    """Around a call."""
+    """Around a call: notes when it begins and ends."""
 
     def __init__(self, run: Run, who: str, step: Step | str, most_s: float) -> None:
         self._run, self._who = run, who

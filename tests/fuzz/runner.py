@@ -44,7 +44,7 @@ class Runner:
         self._errors: IO[bytes]
 
     def run(self, made: Program) -> list[Finding]:
-        """Run a program there."""
+        """Run a program in the other process."""
         process = self._process or self._start()
         assert process.stdin is not None
         try:

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def stacks() -> str:
-    """Of all threads."""
+    """The stacks of all threads."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found = []
     for ident, frame in sys._current_frames().items():
@@ -21,7 +21,7 @@ def stacks() -> str:
 
 
 def tasks(loop: asyncio.AbstractEventLoop) -> str:
-    """Of a loop, with their stacks."""
+    """The tasks of a loop, with their stacks."""
     found = []
     for task in asyncio.all_tasks(loop):
         frames = "".join(f"    {frame.f_code.co_filename}:{frame.f_lineno}\n" for frame in task.get_stack())
@@ -63,13 +63,13 @@ def current_task() -> asyncio.Task[Any] | None:
 
 
 def raised_at(error: BaseException) -> str:
-    """File and function."""
+    """The file and function in which an exception was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{os.path.basename(frames[-1].filename)}:{frames[-1].name}" if frames else "?"
 
 
 def line_of(error: BaseException) -> str:
-    """Its text in one line."""
+    """The text of an exception in one line."""
     try:
         return str(error)[:200].replace("\n", " ")
     except BaseException:
@@ -77,7 +77,7 @@ def line_of(error: BaseException) -> str:
 
 
 def told(error: BaseException) -> str:
-    """Its traceback."""
+    """The traceback of an exception as text."""
     try:
         return "".join(traceback.format_exception(error))
     except BaseException:

@@ -33,7 +33,7 @@ FOUND = {
 
 @pytest.mark.parametrize("rule", FOUND)
 def test_what_was_found_stays_mended(rule: str) -> None:
-    """The rule is the program's name."""
+    """Each program in which a fault was found once runs without a finding; its name is the rule."""
     runner = Runner(grace_s=3.0)
     try:
         findings = [finding for _ in range(_TIMES) for finding in runner.run(FOUND[rule])]

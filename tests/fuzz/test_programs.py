@@ -22,7 +22,9 @@ def _told(tally: object) -> str:
 
 
 def test_every_call_of_random_programs_returns_with_its_own_answer_or_a_documented_error() -> None:
-    """Two thousand steps, in a quick run a quarter of them, always the same programs."""
+    """In two thousand steps of random programs, in a quick run a quarter of them and always the
+    same, every call returns its own answer or a documented error.
+    """
     tally = hunt(steps=_STEPS, seed=1, shrink_s=20)
     assert not tally.found, _told(tally)
 
@@ -30,14 +32,16 @@ def test_every_call_of_random_programs_returns_with_its_own_answer_or_a_document
 @pytest.mark.long
 @pytest.mark.timeout(0)
 def test_the_same_for_minutes() -> None:
-    """FUZZ_MINUTES=3 of new programs on two processes; the seed is printed with what was found."""
+    """New random programs run for FUZZ_MINUTES=3 on two processes without a finding; the seed is
+    printed with what was found.
+    """
     seed = int.from_bytes(os.urandom(4), "big")
     tally = hunt(steps=10**9, seed=seed, jobs=2, seconds=60 * _MINUTES)
     assert not tally.found, f"seed {seed}\n{_told(tally)}"
 
 
 def test_a_seed_and_a_number_are_a_program() -> None:
-    """The same ones are drawn each time, and what a program prints is that program."""
+    """The same seed and number draw the same program, and what it prints is that program."""
     for number in range(200):
         drawn = draw.program(5, number)
         assert drawn == draw.program(5, number)
@@ -46,12 +50,14 @@ def test_a_seed_and_a_number_are_a_program() -> None:
 
 
 def test_a_listing_runs() -> None:
-    """What is printed with a finding is a Python file."""
+    """The listing that is printed with a finding is a Python file that runs."""
     compile(listing(draw.program(5, 7)), "listing", "exec")
 
 
 def test_what_fails_is_made_as_small_as_it_can_be() -> None:
-    """Whatever is not needed to fail goes: actors, steps, items, stages and settings."""
+    """A program that fails is made smaller until nothing can go: actors, steps, items, stages and
+    settings.
+    """
     guilty = Item("raise", "Mute")
     big = Program(
         Service((Stage(policy="static"), Stage(run_in="loop", workers=3)), way="run_async", slo_s=1.0),

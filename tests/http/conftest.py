@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
 
 import pytest
+import uvloop
 
 from carpool.http.app import App
-from tests.http import models
-from tests.http.net import Gate, RunningServer, serving
+from tests.support.http import models
+from tests.support.http.net import Gate, RunningServer, serving
+from tests.support.waiting import PATIENCE_S
 
 _SERVICES = (models.scale, models.echo, models.gated, models.moody, models.csv, models.reverse, models.two_steps)
 
@@ -25,3 +29,15 @@ def gate() -> Iterator[Gate]:
     """Where `models.Gated` waits."""
     with Gate() as one:
         yield one
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """A loop in a thread of its own."""
+    one = uvloop.new_event_loop()
+    thread = threading.Thread(target=one.run_forever, daemon=True)
+    thread.start()
+    yield one
+    one.call_soon_threadsafe(one.stop)
+    thread.join(PATIENCE_S)
+    one.close()

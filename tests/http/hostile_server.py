@@ -37,7 +37,7 @@ class Large(Model):
 
 
 class Slow(Model):
-    """Takes its time."""
+    """A model that takes its time."""
 
     def predict(self, xs: list[Any]) -> list[Any]:
         time.sleep(SLOW_S)

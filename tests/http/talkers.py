@@ -87,7 +87,7 @@ class Answering(Model):
 
 
 def alone(x: str) -> float | Response:
-    """Likewise, for single items."""
+    """What a single item asks for."""
     return response_to(x)  # type: ignore[no-any-return]
 
 
@@ -126,7 +126,7 @@ def first(x: str) -> Any:
 
 
 def second(x: str) -> str:
-    """The stage after it."""
+    """The stage after one that answers with responses."""
     return x + "?"
 
 

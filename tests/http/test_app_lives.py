@@ -11,6 +11,7 @@ import pytest
 import carpool
 from carpool import Service, Stage
 from carpool.http.app import App
+from tests.support.loops import on_a_loop
 
 
 def double(xs: list[float]) -> list[float]:
@@ -55,7 +56,9 @@ async def live(app: App, body: bytes) -> tuple[int, bytes]:
 
 
 def test_each_lifespan_starts_the_app_anew() -> None:
-    """On one loop and on several, by itself and mounted in another app."""
+    """Each lifespan starts the app anew, on one loop or on several, by itself or mounted in another
+    app.
+    """
     app = an_app()
 
     async def twice() -> None:
@@ -74,53 +77,52 @@ def test_each_lifespan_starts_the_app_anew() -> None:
 
 
 def test_without_a_lifespan_a_request_on_a_new_loop_starts_the_app_anew() -> None:
-    """As test clients do it that run each request on a loop of its own."""
+    """Test clients that run each request on a loop of its own, without a lifespan, start the app
+    anew with each loop.
+    """
     app = an_app()
     for x in (1, 2, 3):
         assert asyncio.run(ask(app, b"%d" % x)) == (200, b"%d.0" % (2 * x))
 
 
-def test_an_app_that_was_stopped_stays_so_until_it_is_started() -> None:
-    """A request that comes too late starts nothing."""
-
-    async def main() -> None:
-        app = an_app()
+@on_a_loop
+async def test_an_app_that_was_stopped_stays_so_until_it_is_started() -> None:
+    """An app that was stopped answers 503 to a request that comes too late, and stays stopped until
+    it is started again.
+    """
+    app = an_app()
+    await app.start()
+    await app.stop()
+    status, body = await ask(app, b"1")
+    assert (status, b"draining" in body) == (503, True)
+    await app.start()
+    assert await ask(app, b"1") == (200, b"2.0")
+    with pytest.raises(RuntimeError, match="running already"):
         await app.start()
-        await app.stop()
-        status, body = await ask(app, b"1")
-        assert (status, b"draining" in body) == (503, True)
-        await app.start()
-        assert await ask(app, b"1") == (200, b"2.0")
-        with pytest.raises(RuntimeError, match="running already"):
-            await app.start()
-        await app.stop()
-
-    asyncio.run(main())
+    await app.stop()
 
 
-def test_requests_that_come_while_an_app_is_being_started_wait_for_that_start() -> None:
-    """There is one start, however many wait for it."""
+@on_a_loop
+async def test_requests_that_come_while_an_app_is_being_started_wait_for_that_start() -> None:
+    """Requests that come while an app is being started wait for that start, and there is only one,
+    however many they are.
+    """
+    app = an_app()
+    start = asyncio.ensure_future(app.start())
+    await asyncio.sleep(0)
+    assert await asyncio.gather(*[ask(app, b"1") for _ in range(5)]) == [(200, b"2.0")] * 5
+    await start
+    assert [endpoint.handle.state.name for endpoint in app.endpoints if endpoint.handle] == ["OPEN"]
+    await app.stop()
 
-    async def main() -> None:
-        app = an_app()
-        start = asyncio.ensure_future(app.start())
-        await asyncio.sleep(0)
-        assert await asyncio.gather(*[ask(app, b"1") for _ in range(5)]) == [(200, b"2.0")] * 5
-        await start
-        assert [endpoint.handle.state.name for endpoint in app.endpoints if endpoint.handle] == ["OPEN"]
-        await app.stop()
 
-    asyncio.run(main())
-
-
-def test_an_app_that_runs_on_another_loop_is_a_mistake() -> None:
-    """It is told at once, instead of waiting for ever."""
-
-    async def main() -> None:
-        app = an_app()
-        await app.start()
-        with pytest.raises(RuntimeError, match="another event loop"):
-            await asyncio.to_thread(lambda: asyncio.run(ask(app, b"1")))
-        await app.stop()
-
-    asyncio.run(main())
+@on_a_loop
+async def test_an_app_that_runs_on_another_loop_is_a_mistake() -> None:
+    """A request to an app that runs on another loop is told of the mistake at once, instead of
+    waiting for ever.
+    """
+    app = an_app()
+    await app.start()
+    with pytest.raises(RuntimeError, match="another event loop"):
+        await asyncio.to_thread(lambda: asyncio.run(ask(app, b"1")))
+    await app.stop()

@@ -7,73 +7,26 @@ import json
 import os
 import re
 import signal
-import socket
-import subprocess
-import sys
-import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from typing import Any
 
-import msgspec
 import pytest
-import uvicorn
-import uvloop
 
 from carpool import Service, Stage
 from carpool.core import roster
 from carpool.http.app import App
-from tests.drive.test_faults import alive, children
-from tests.drive.test_guard import guards_of
 from tests.effort import slow_where
-from tests.http import models
-from tests.http.door import chunked, get, post
-from tests.http.net import PATIENCE_S, Client, Gate, RunningServer, code_of, predict, serving, until
-from tests.http.test_statuses import job, outcome, small_queue
-from tests.http.wire import Answer
-from tests.models import Pid
-
-LIMIT = 2**20  # of a body, on the servers of this folder
-ID = "X-Request-Id: mine"
-LARGEST = b'"' + b"x" * (LIMIT - 2) + b'"'
-
-
-class Uvicorn:
-    """An app behind uvicorn, on a loop that runs in another thread.
-
-    Args:
-        app: any ASGI app.
-        loop: where it runs.
-        options: of uvicorn; without a lifespan, unless they say otherwise.
-    """
-
-    def __init__(self, app: Any, loop: asyncio.AbstractEventLoop, **options: Any) -> None:
-        self._sock = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._sock.getsockname()[1]
-        config = uvicorn.Config(app, log_config=None, ws="none", **{"lifespan": "off", **options})
-        self._server = uvicorn.Server(config)
-        self._ended = asyncio.run_coroutine_threadsafe(self._server.serve([self._sock]), loop)
-
-    @property
-    def started(self) -> bool:
-        return self._server.started
-
-    def stop(self) -> None:
-        """As a signal would."""
-        self._server.should_exit = True
-        self._ended.result(PATIENCE_S)
-
-
-@contextmanager
-def behind(app: Any, loop: asyncio.AbstractEventLoop, **options: Any) -> Iterator[Uvicorn]:
-    """An app behind a uvicorn that is up."""
-    server = Uvicorn(app, loop, **options)
-    try:
-        until(lambda: server.started)
-        yield server
-    finally:
-        server.stop()
+from tests.http.both_doors import Uvicorn, asked, behind, both_doors, said, stopped_in_the_end, workers_of
+from tests.http.sample_requests import ID, REQUESTS
+from tests.http.uvicorn_program import Program, broken, listens, pids
+from tests.support.http import models
+from tests.support.http.door import get, post
+from tests.support.http.jobs import job, outcome, small_queue
+from tests.support.http.net import Client, Gate, RunningServer, code_of, predict, serving, waiting
+from tests.support.http.wire import Answer
+from tests.support.processes import alive, children, guards_of
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 class Call:
@@ -101,18 +54,6 @@ class Call:
         self.sent.append(message)
 
 
-def asked(port: int, data: bytes, method: str = "POST") -> Answer:
-    """The answer on a connection of its own."""
-    with Client(port) as client:
-        return client.ask(data, method)
-
-
-def said(answer: Answer) -> tuple[int, dict[str, str], bytes]:
-    """What the app has said: without what each server adds of its own."""
-    own = {"date", "server", "connection"}
-    return answer.status, {name: value for name, value in answer.headers.items() if name not in own}, answer.body
-
-
 def timeless(answer: Answer) -> tuple[int, dict[str, str], bytes]:
     """The same, but for the seconds that it tells of."""
     status, headers, body = said(answer)
@@ -120,51 +61,6 @@ def timeless(answer: Answer) -> tuple[int, dict[str, str], bytes]:
 
 
 # -- every answer is the same
-
-REQUESTS: dict[str, tuple[int, bytes]] = {
-    "JSON": (200, post(b"3.0")),
-    "by name": (200, post(b"3.0", "/models/scale/predict")),
-    "a name that is quoted": (200, post(b"40", "/models/two%20steps/predict")),
-    "a query": (200, post(b"3.0", "/predict?x=%20y")),
-    "msgpack": (200, post(msgspec.msgpack.encode(3.0), "/predict", "Content-Type: application/msgpack")),
-    "msgpack wanted": (200, post(b"3.0", "/predict", "Accept: application/msgpack")),
-    "nothing wanted that there is": (200, post(b"3.0", "/predict", "Accept: image/png")),
-    "a type of the model's own": (200, post(b"1,2", "/models/csv/predict", "Content-Type: text/csv; charset=utf-8")),
-    "bytes": (200, post(b"\x00\xff\r\n", "/models/reverse/predict", "Content-Type: image/png")),
-    "the largest body": (200, post(LARGEST, "/models/echo/predict")),
-    "chunks": (200, chunked(b"[1", b",2", b",3]", path="/models/echo/predict")),
-    "an expectation": (200, post(b"3.0", "/predict", "Expect: 100-continue")),
-    "time-out and priority": (200, post(b"3.0", "/predict", "X-Request-Timeout-Ms: 9000", "X-Request-Priority: -7")),
-    "live": (200, get("/livez")),
-    "ready": (200, get("/readyz")),
-    "the document": (200, get("/openapi.json")),
-    "bad syntax": (400, post(b"[1,", "/models/echo/predict", ID)),
-    "no body": (400, post(b"", "/predict", ID)),
-    "no UTF-8": (400, post(b'"\xff"', "/models/echo/predict", ID)),
-    "nested too deep": (400, post(b"[" * 100_000 + b"]" * 100_000, "/models/echo/predict", ID)),
-    "a bad time-out": (400, post(b"3.0", "/predict", ID, "X-Request-Timeout-Ms: soon")),
-    "a bad priority": (400, post(b"3.0", "/predict", ID, "X-Request-Priority: 101")),
-    "no such address": (404, post(b"3.0", "/predicted", ID)),
-    "the root": (404, get("/", ID)),
-    "no such model": (404, post(b"3.0", "/models/nobody/predict", ID)),
-    "GET of a model": (405, get("/predict", ID)),
-    "POST to a probe": (405, post(b"", "/livez", ID)),
-    "PUT": (405, get("/models/scale/predict", ID, method="PUT")),
-    "too long": (413, post(LARGEST + b" ", "/models/echo/predict", ID)),
-    "too long by counting": (
-        413,
-        chunked(LARGEST[:-9], LARGEST[-9:], b" ", path="/models/echo/predict", headers=(ID,)),
-    ),
-    "a content type": (415, post(b"3.0", "/predict", ID, "Content-Type: text/csv")),
-    "a character set": (415, post(b"3.0", "/predict", ID, "Content-Type: application/json; charset=latin-1")),
-    "compressed": (415, post(b"3.0", "/predict", ID, "Content-Encoding: gzip")),
-    "a type that does not fit": (422, post(b'"3"', "/predict", ID)),
-    "a field that does not fit": (422, post(b'{"value": "no"}', "/models/gated/predict", ID)),
-    "the model says no": (422, post(b'"invalid"', "/models/moody/predict", ID)),
-    "the model raises": (500, post(b'"raise"', "/models/moody/predict", ID)),
-    "the model fails for one item": (500, post(b'"fails"', "/models/moody/predict", ID)),
-    "a result that does not fit": (500, post(b'"wrong"', "/models/moody/predict", ID)),
-}
 
 
 @pytest.fixture(scope="module", params=["httptools", "h11"])
@@ -176,7 +72,7 @@ def other(request: pytest.FixtureRequest, server: RunningServer) -> Iterator[Uvi
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_both_doors_answer_the_same(server: RunningServer, other: Uvicorn, name: str) -> None:
-    """Status, headers and body, whatever is asked."""
+    """Uvicorn and our own server give the same status, headers and body, whatever is asked."""
     status, data = REQUESTS[name]
     ours, theirs = asked(server.port, data), asked(other.port, data)
     assert ours.status == status
@@ -185,7 +81,7 @@ def test_both_doors_answer_the_same(server: RunningServer, other: Uvicorn, name:
 
 @pytest.mark.parametrize("path", ["/livez", "/openapi.json", "/predict"])
 def test_both_doors_answer_the_same_to_head(server: RunningServer, other: Uvicorn, path: str) -> None:
-    """The headers of a GET and no body."""
+    """The answer to HEAD has the headers of a GET and no body, by either door."""
     data = get(path, ID, method="HEAD")
     ours = asked(server.port, data, "HEAD")
     assert ours.body == b""
@@ -193,7 +89,9 @@ def test_both_doors_answer_the_same_to_head(server: RunningServer, other: Uvicor
 
 
 def test_an_answer_to_head_has_no_body_even_for_the_server(server: RunningServer) -> None:
-    """uvicorn would leave it out by itself; not every server does."""
+    """The app itself gives no body with an answer to HEAD: uvicorn would leave it out, but not
+    every server does.
+    """
     call = Call({"type": "http.request"})
     server.wait(call.of(server.app, "HEAD", "/livez"))
     start, body = call.sent
@@ -202,7 +100,7 @@ def test_an_answer_to_head_has_no_body_even_for_the_server(server: RunningServer
 
 
 def test_both_doors_count_for_the_same_metrics(server: RunningServer, other: Uvicorn) -> None:
-    """It is one app: what comes in through one door is seen through the other."""
+    """Requests through one door show in the metrics that are asked for through the other."""
     before = server.outcomes()["ok"]
     assert asked(other.port, post(b"3.0")).status == 200
     metrics = asked(other.port, get("/metrics"))
@@ -211,7 +109,7 @@ def test_both_doors_count_for_the_same_metrics(server: RunningServer, other: Uvi
 
 
 def test_requests_on_one_connection(other: Uvicorn) -> None:
-    """It stays open, also after a refusal whose body has been read."""
+    """A connection stays open for several requests, also after a refusal whose body has been read."""
     with Client(other.port) as client:
         for n in range(20):
             assert client.ask(post(b"%d" % n)).body == b"%d.0" % (2 * n)
@@ -219,7 +117,9 @@ def test_requests_on_one_connection(other: Uvicorn) -> None:
 
 
 def test_an_id_that_is_none_is_not_repeated(other: Uvicorn) -> None:
-    """Each error gets one of its own, in the header and in the body."""
+    """A request id that is not plain text is not repeated: each error gets one of its own, in the
+    header and in the body.
+    """
     answers = [asked(other.port, post(b'"3"', "/predict", "X-Request-Id: <b>")) for _ in range(2)]
     ids = [json.loads(answer.body)["error"]["request_id"] for answer in answers]
     assert ids == [answer.headers["x-request-id"] for answer in answers]
@@ -227,15 +127,8 @@ def test_an_id_that_is_none_is_not_repeated(other: Uvicorn) -> None:
     assert "<b>" not in ids
 
 
-@contextmanager
-def both_doors(app: App) -> Iterator[tuple[RunningServer, Uvicorn]]:
-    """One app behind our own server and behind uvicorn."""
-    with serving(app) as running, behind(app, running.loop) as other:
-        yield running, other
-
-
 def test_names_that_need_quoting() -> None:
-    """A slash in a name is part of it."""
+    """A slash in a service's name is part of the name by either door."""
     names = {"org/model": "org%2Fmodel", "llama:7b": "llama%3A7b", "é %41": "%C3%A9%20%2541"}
     services = [Service(Stage(models.Echo, max_batch_size=8), name=name) for name in names]
     with both_doors(App(*services)) as (running, other):
@@ -248,7 +141,9 @@ def test_names_that_need_quoting() -> None:
 
 
 def test_429_and_504_behind_both(gate: Gate) -> None:
-    """A full queue refuses with the same time to come again; what is too late is told so."""
+    """Both doors answer 429 of a full queue with the same `Retry-After`, and 504 of a request that
+    is too late.
+    """
     with both_doors(App(small_queue())) as (running, other):
         busy, *queued = clients = [Client(running.port), Client(other.port), Client(running.port)]
         busy.send(job(0, gate, path="/predict"))
@@ -258,7 +153,7 @@ def test_429_and_504_behind_both(gate: Gate) -> None:
         assert timeless(late[0]) == timeless(late[1])
         for n, client in enumerate(queued):
             client.send(job(n + 1, path="/predict"))
-        running.until(lambda: waiting(running) == 2)
+        running.wait_until(lambda: waiting(running.app) == 2)
         full = [asked(server.port, job(3, None, ID, path="/predict")) for server in (running, other)]
         assert outcome(full[0]) == (429, "overloaded")
         assert int(full[0].headers["retry-after"]) >= 1
@@ -270,7 +165,7 @@ def test_429_and_504_behind_both(gate: Gate) -> None:
 
 
 def test_408_behind_both(gate: Gate) -> None:
-    """The status of a missed deadline is the app's setting."""
+    """The status of a missed deadline, 504 or 408, is a setting of the app, by either door."""
     with both_doors(App(small_queue(), timeout_status=408)) as (running, other), Client(running.port) as busy:
         busy.send(job(0, gate, path="/predict"))
         gate.knocked()
@@ -282,7 +177,9 @@ def test_408_behind_both(gate: Gate) -> None:
 
 
 def test_503_while_draining_behind_both(gate: Gate) -> None:
-    """New requests are refused and the app is not ready; those inside are answered."""
+    """While draining both doors refuse new requests and are not ready; requests inside are
+    answered.
+    """
     with both_doors(App(small_queue())) as (running, other), Client(other.port) as inside:
         inside.send(job(0, gate, path="/predict"))
         gate.knocked()
@@ -297,13 +194,13 @@ def test_503_while_draining_behind_both(gate: Gate) -> None:
 
 
 def test_503_of_lost_workers_behind_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    """First a request that kills its worker, then a stage that has failed."""
+    """Both doors answer alike when a request kills its worker, and when a stage has failed."""
     monkeypatch.setattr(roster, "MOST_DEATHS", 2)
     with both_doors(App(Service(Stage(models.Mortal, idempotent=False), name="mortal"))) as (running, other):
         lost = [asked(server.port, post(b'"die"', "/predict", ID)) for server in (running, other)]
         assert outcome(lost[0]) == (503, "worker_lost")
         assert said(lost[0]) == said(lost[1])
-        until(lambda: code_of(predict(running.port, "live")) == "stage_failed")
+        wait_until(lambda: code_of(predict(running.port, "live")) == "stage_failed")
         failed = [asked(server.port, post(b'"live"', "/predict", ID)) for server in (running, other)]
         assert outcome(failed[0]) == (503, "stage_failed")
         assert "retry-after" in failed[0].headers
@@ -313,27 +210,22 @@ def test_503_of_lost_workers_behind_both(monkeypatch: pytest.MonkeyPatch) -> Non
 # -- clients that leave
 
 
-def waiting(running: RunningServer) -> int:
-    """How many requests are queued."""
-    driver = running.app.endpoints[0].driver
-    assert driver is not None
-    return driver.pipeline.waiting
-
-
 @pytest.mark.parametrize("how", ["close", "reset"])
 def test_a_client_that_leaves_while_queued(gate: Gate, how: str) -> None:
-    """The model never sees its request; those before and behind it are answered."""
+    """If a client of uvicorn leaves while its request is queued, the model never sees it; those
+    before and behind it are answered.
+    """
     service = Service(Stage(models.Gated, max_batch_size=1), name="gated")
     with both_doors(App(service)) as (running, other), Client(other.port) as busy, Client(other.port) as behind_it:
         gone = Client(other.port)
         busy.send(job(1, gate, path="/predict"))
         gate.knocked()
         gone.send(job(666, path="/predict"))
-        running.until(lambda: waiting(running) == 1)
+        running.wait_until(lambda: waiting(running.app) == 1)
         behind_it.send(job(2, path="/predict"))
-        running.until(lambda: waiting(running) == 2)
+        running.wait_until(lambda: waiting(running.app) == 2)
         gone.reset() if how == "reset" else gone.close()
-        running.until(lambda: waiting(running) == 1)
+        running.wait_until(lambda: waiting(running.app) == 1)
         gate.open()
         assert [json.loads(client.answer().body)["value"] for client in (busy, behind_it)] == [1, 2]
         assert json.loads(busy.ask(job(-1, path="/predict")).body)["seen"] == [1, 2, -1]
@@ -341,7 +233,9 @@ def test_a_client_that_leaves_while_queued(gate: Gate, how: str) -> None:
 
 
 def test_a_client_that_leaves_in_the_middle_of_its_body() -> None:
-    """Nothing reaches the model, and the next client is served."""
+    """If a client of uvicorn leaves in the middle of its body, nothing reaches the model, and the
+    next client is served.
+    """
     request = post(b"[" + b"1," * 50_000 + b"1]", "/predict")
     with both_doors(App(models.echo)) as (running, other):
         ended = []
@@ -349,22 +243,24 @@ def test_a_client_that_leaves_in_the_middle_of_its_body() -> None:
         running.app.admit = lambda head: ended.append(head) or answer_of(head)  # type: ignore[method-assign]
         gone = Client(other.port)
         gone.send(request[:-1])
-        running.until(lambda: len(ended) == 1)  # its headers have been read
+        running.wait_until(lambda: len(ended) == 1)  # its headers have been read
         gone.reset()
         assert asked(other.port, post(b"1")).body == b"1"
         assert running.outcomes() == {"ok": 1}
 
 
 def test_a_call_that_is_cancelled_while_queued(gate: Gate) -> None:
-    """Some servers and middlewares cancel the app instead of telling it: its request is taken out all the same."""
+    """Some servers and middlewares cancel the app's call when a client leaves: its request is taken
+    out of the queue all the same.
+    """
     with serving(App(small_queue())) as running, Client(running.port) as busy:
         busy.send(job(1, gate, path="/predict"))
         gate.knocked()
         call = Call({"type": "http.request", "body": b'{"value": 666}'})
         done = asyncio.run_coroutine_threadsafe(call.of(running.app, "POST", "/predict"), running.loop)
-        running.until(lambda: waiting(running) == 1)
+        running.wait_until(lambda: waiting(running.app) == 1)
         done.cancel()
-        running.until(lambda: waiting(running) == 0)
+        running.wait_until(lambda: waiting(running.app) == 0)
         gate.open()
         assert busy.answer().status == 200
         assert running.outcomes() == {"ok": 1, "cancelled": 1}
@@ -372,7 +268,9 @@ def test_a_call_that_is_cancelled_while_queued(gate: Gate) -> None:
 
 
 def test_a_client_that_has_left_before_its_body() -> None:
-    """It is not asked for, and nobody is answered."""
+    """If the server says that the client has gone before its body came, nothing is run and nobody
+    is answered.
+    """
     with serving(App(models.echo)) as running:
         call = Call({"type": "http.disconnect"})
         running.wait(call.of(running.app, "POST", "/predict"))
@@ -383,35 +281,8 @@ def test_a_client_that_has_left_before_its_body() -> None:
 # -- start and end
 
 
-@pytest.fixture
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """A loop in a thread of its own."""
-    one = uvloop.new_event_loop()
-    thread = threading.Thread(target=one.run_forever, daemon=True)
-    thread.start()
-    yield one
-    one.call_soon_threadsafe(one.stop)
-    thread.join(PATIENCE_S)
-    one.close()
-
-
-@contextmanager
-def stopped_in_the_end(app: App, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Without a lifespan nobody else stops the app, short of the end of the process."""
-    try:
-        yield
-    finally:
-        asyncio.run_coroutine_threadsafe(app.stop(), loop).result(PATIENCE_S)
-
-
-def workers_of(app: App) -> list[int]:
-    """Their process ids; none before the app is started."""
-    handle = app.endpoints[0].handle
-    return [] if handle is None else handle.pids
-
-
 def test_the_lifespan_starts_and_stops_the_workers(loop: asyncio.AbstractEventLoop) -> None:
-    """They are ready before the server listens, and gone when it has ended."""
+    """With a lifespan, workers are ready before the server listens, and gone when it has ended."""
     app = App(models.scale)
     with behind(app, loop, lifespan="on") as server:
         (pid,) = workers_of(app)
@@ -422,18 +293,20 @@ def test_the_lifespan_starts_and_stops_the_workers(loop: asyncio.AbstractEventLo
 
 
 def test_the_end_waits_for_those_inside(loop: asyncio.AbstractEventLoop, gate: Gate) -> None:
-    """What is running and what is queued is answered before the workers end."""
+    """At the end of the lifespan requests that run and those in the queue are answered before the
+    workers end.
+    """
     app = App(small_queue())
     server = Uvicorn(app, loop, lifespan="on")
-    until(lambda: server.started)
+    wait_until(lambda: server.started)
     (pid,) = workers_of(app)
     with Client(server.port) as running, Client(server.port) as queued, ThreadPoolExecutor(1) as pool:
         running.send(job(1, gate, path="/predict"))
         gate.knocked()
         queued.send(job(2, path="/predict"))
-        until(lambda: app.endpoints[0].driver.pipeline.waiting == 1)  # type: ignore[union-attr]
+        wait_until(lambda: waiting(app) == 1)
         ended = pool.submit(server.stop)
-        until(lambda: not listens(server.port))
+        wait_until(lambda: not listens(server.port))
         assert alive(pid)
         gate.open()
         assert [json.loads(client.answer().body)["value"] for client in (running, queued)] == [1, 2]
@@ -441,16 +314,10 @@ def test_the_end_waits_for_those_inside(loop: asyncio.AbstractEventLoop, gate: G
     assert not alive(pid)
 
 
-def listens(port: int) -> bool:
-    """Whether a new client is let in."""
-    with suppress(ConnectionError):
-        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S).close()
-        return True
-    return False
-
-
 def test_without_a_lifespan_the_first_requests_start_the_workers(loop: asyncio.AbstractEventLoop) -> None:
-    """However many come at once, the app is started once, and all are answered."""
+    """Without a lifespan the first requests start the app, once however many come together, and all
+    are answered.
+    """
     app = App(models.scale)
     before = set(children(os.getpid()))
     with behind(app, loop) as server, stopped_in_the_end(app, loop):
@@ -467,7 +334,9 @@ def test_without_a_lifespan_the_first_requests_start_the_workers(loop: asyncio.A
 def test_without_a_lifespan_a_failed_start_is_logged_and_told(
     loop: asyncio.AbstractEventLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each request is refused with a text of ours; why is in the log."""
+    """Without a lifespan a failed start refuses each request in our own words, and its cause is in
+    the log.
+    """
     app = App(models.broken)
     with behind(app, loop) as server:
         answers = [predict(server.port, 1.0) for _ in range(2)]
@@ -478,7 +347,7 @@ def test_without_a_lifespan_a_failed_start_is_logged_and_told(
 
 
 def test_a_failed_start_is_told_to_the_lifespan() -> None:
-    """With the stage, the step and the user's traceback."""
+    """A failed start fails the lifespan with the stage, the step and the user's traceback."""
     call = Call({"type": "lifespan.startup"})
     asyncio.run(App(models.broken)({"type": "lifespan"}, call.receive, call.send))
     (told,) = call.sent
@@ -488,7 +357,7 @@ def test_a_failed_start_is_told_to_the_lifespan() -> None:
 
 
 def test_other_protocols_are_refused_with_their_name() -> None:
-    """A server that offers a websocket hears what is spoken here."""
+    """A scope of another protocol, such as a websocket, is refused with what is spoken here."""
     call = Call()
     with pytest.raises(RuntimeError, match="speaks HTTP, not websocket"):
         asyncio.run(App(models.scale)({"type": "websocket"}, call.receive, call.send))
@@ -518,7 +387,9 @@ def router(app: App, prefix: str, *, strips: bool) -> Callable[..., Awaitable[No
 @pytest.mark.parametrize("strips", [False, True], ids=["root_path", "cut off"])
 @pytest.mark.parametrize("root", ["", "/behind a proxy"])
 def test_mounted(loop: asyncio.AbstractEventLoop, root: str, strips: bool) -> None:
-    """Addresses are those below the mount, whatever is above it; the first request starts the app."""
+    """A mounted app answers at the addresses below its mount, whatever is above it, and is started
+    by the first request.
+    """
     app = App(models.scale, models.two_steps, Service(Stage(models.Echo, max_batch_size=8), name="org/predict"))
     mounted = router(app, "/predict", strips=strips)
     with behind(mounted, loop, root_path=root, lifespan="auto") as server, stopped_in_the_end(app, loop):
@@ -534,86 +405,25 @@ def test_mounted(loop: asyncio.AbstractEventLoop, root: str, strips: bool) -> No
 # -- uvicorn as a program
 
 
-def pids() -> App:
-    """Says which worker answers."""
-    return App(Service(Stage(Pid), name="pids"))
-
-
-def broken() -> App:
-    """Cannot start."""
-    return App(models.broken)
-
-
-class Program:
-    """`uvicorn` in a process of its own.
-
-    Args:
-        factory: of this file.
-        options: of its command line.
-
-    Attributes:
-        log: what it has said so far.
-    """
-
-    def __init__(self, factory: Callable[[], App], *options: str) -> None:
-        target = f"{__name__}:{factory.__name__}"
-        command = [sys.executable, "-m", "uvicorn", "--factory", target, "--host", "127.0.0.1", "--port", "0", *options]
-        env = {**os.environ, "NO_COLOR": "1"}
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True
-        )
-        self.log = ""
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def __enter__(self) -> Program:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)  # whatever a failed test leaves; all are gone otherwise
-        self.wait()
-
-    def port(self) -> int:
-        """Where it listens; waits until it does."""
-        until(lambda: "Uvicorn running on" in self.log)
-        found = re.search(r"Uvicorn running on http://127\.0\.0\.1:(\d+)", self.log)
-        assert found, self.log
-        port = int(found[1])
-        until(lambda: listens(port))  # with several processes it says so too early
-        return port
-
-    def wait(self) -> int:
-        """Its exit status, once all it had to say has been read."""
-        status = self.process.wait(PATIENCE_S)
-        self._reader.join(PATIENCE_S)
-        assert not self._reader.is_alive(), "something still holds its stderr"
-        return status
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        with self.process.stderr as lines:
-            for line in lines:
-                self.log += line
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("lifespan", ["on", "off"])
 def test_a_signal_ends_uvicorn_and_the_workers(lifespan: str) -> None:
-    """With a lifespan the app is stopped; without one the workers notice that their server is gone."""
+    """When a signal ends uvicorn, a lifespan stops the app; without one the workers notice that
+    their server is gone.
+    """
     with Program(pids, "--lifespan", lifespan) as program:
         port = program.port()
         answer = json.loads(predict(port, 0.0).body)
         assert alive(answer["pid"])
         program.process.send_signal(signal.SIGTERM)
         program.wait()
-        until(lambda: not alive(answer["pid"]))
+        wait_until(lambda: not alive(answer["pid"]))
         assert "Traceback" not in program.log
 
 
 @pytest.mark.slow
 def test_two_server_processes_have_a_worker_each() -> None:
-    """Both answer, each through its own; all of them end with uvicorn."""
+    """Two server processes of uvicorn answer through a worker each, and all of these end with it."""
     with Program(pids, "--workers", "2") as program, ThreadPoolExecutor(16) as pool:
         port = program.port()
         answered: set[int] = set()
@@ -624,17 +434,19 @@ def test_two_server_processes_have_a_worker_each() -> None:
                 answered.add(json.loads(answer.body)["pid"])
             return len(answered) > 1
 
-        until(both_have_answered)
+        wait_until(both_have_answered)
         assert len(answered) == 2
         program.process.send_signal(signal.SIGTERM)
         program.wait()
-        until(lambda: not any(alive(pid) for pid in answered))
+        wait_until(lambda: not any(alive(pid) for pid in answered))
         assert "Traceback" not in program.log
 
 
 @pytest.mark.slow
 def test_a_failed_start_ends_uvicorn() -> None:
-    """With its own exit status for this, and our text in its log."""
+    """If the app cannot be started uvicorn ends with its own exit status for this, and our text is
+    in its log.
+    """
     with Program(broken) as program:
         assert program.wait() == 3
         assert "worker 0 of stage Broken could not start" in program.log

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.http.bad_requests import ALL, DROP, SECRET, Bad
-from tests.http.door import Door, get, post
-from tests.http.jump import run, turns
-from tests.http.net import Client, RunningServer
-from tests.http.wire import Answer
+from tests.support.http.door import Door, get, post
+from tests.support.http.jump import on_a_jumping_loop, turns
+from tests.support.http.net import Client, RunningServer
+from tests.support.http.wire import Answer
 
 _NEVER_SAID = (b"Traceback", b"carpool", b".py", b"/work", b"/tmp", b"0x", b"File ", SECRET.encode())
 
@@ -41,7 +41,7 @@ def check_body(answer: Answer, had_body: bool) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_bad_request(server: RunningServer, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """It gets its status, in our words, and does not disturb anybody."""
+    """A bad request gets its status, in our words, and disturbs nobody."""
     bad = ALL[name]
     pids = server.pids
     with caplog.at_level(logging.WARNING), Client(server.port) as client:
@@ -94,26 +94,27 @@ GOOD = {
 
 @pytest.mark.parametrize("name", GOOD)
 def test_an_odd_request_that_is_good(server: RunningServer, name: str) -> None:
-    """What the standards allow, or harms nobody, is answered."""
+    """A request that is odd, but that the standards allow or that harms nobody, is answered."""
     with Client(server.port) as client:
         answer = client.ask(GOOD[name])
     assert (answer.status, answer.body) == (200, b"42.0")
 
 
-def test_no_interim_response_to_http_1_0() -> None:
-    """A client of HTTP/1.0 that expects `100 Continue` would take it for the answer."""
-
-    async def main() -> None:
-        wire = Door().connect()
-        wire.send(post(b"1", "/predict", "Expect: 100-continue", version="1.0"))
-        await turns()
-        assert wire.received.startswith(b"HTTP/1.1 200")
-
-    run(main())
+@on_a_jumping_loop
+async def test_no_interim_response_to_http_1_0() -> None:
+    """A client of HTTP/1.0 gets no `100 Continue`, although it expects it, since it would take it
+    for the answer.
+    """
+    wire = Door().connect()
+    wire.send(post(b"1", "/predict", "Expect: 100-continue", version="1.0"))
+    await turns()
+    assert wire.received.startswith(b"HTTP/1.1 200")
 
 
 def test_the_client_s_own_id_is_repeated(server: RunningServer) -> None:
-    """If it is short and plain; else it gets one of ours."""
+    """A request id of the client's that is short and plain is repeated in the answer; any other is
+    replaced by one of ours.
+    """
     with Client(server.port) as client:
         given = client.ask(get("/nowhere", "X-Request-Id: my-Id_7"))
         odd = client.ask(get("/nowhere", "X-Request-Id: my<id>"))
@@ -122,7 +123,7 @@ def test_the_client_s_own_id_is_repeated(server: RunningServer) -> None:
 
 
 def test_one_id_for_two_requests_at_once(server: RunningServer) -> None:
-    """It is a label for people; two answers do not get mixed up."""
+    """Two requests with the same id at once get their own answers: it is a label for people."""
     with Client(server.port) as one, Client(server.port) as two:
         one.send(post(b"1", "/predict", "X-Request-Id: same"))
         two.send(post(b"2", "/predict", "X-Request-Id: same"))
@@ -130,7 +131,7 @@ def test_one_id_for_two_requests_at_once(server: RunningServer) -> None:
 
 
 def test_a_short_body_hides_no_request(server: RunningServer) -> None:
-    """What lies behind the end of a body is the next request, and is answered as such, in order."""
+    """Bytes behind the end of a body are the next request, which is answered in its turn."""
     hidden = get("/nowhere")
     with Client(server.port) as client:
         client.send(post(b"21") + hidden)

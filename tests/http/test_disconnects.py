@@ -11,9 +11,9 @@ import uvloop
 
 from carpool import Service, Stage
 from carpool.http.app import App
-from tests.http import models
-from tests.http.net import Client, Gate, RunningServer, serving
-from tests.http.test_statuses import job
+from tests.support.http import models
+from tests.support.http.jobs import job
+from tests.support.http.net import Client, Gate, RunningServer, serving, waiting
 
 
 @pytest.fixture(scope="module", params=["uvloop", "asyncio"])
@@ -26,16 +26,11 @@ def running(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
         yield server
 
 
-def waiting(running: RunningServer) -> int:
-    """How many requests are queued."""
-    driver = running.app.endpoints[0].driver
-    assert driver is not None
-    return driver.pipeline.waiting
-
-
 @pytest.mark.parametrize("how", ["close", "reset", "close after a pipelined row"])
 def test_a_client_that_leaves_while_queued(running: RunningServer, gate: Gate, how: str) -> None:
-    """The model never sees its requests; those before and behind it are answered."""
+    """If a client leaves while its requests are queued, the model never sees them; those before and
+    behind are answered.
+    """
     before = running.outcomes().get("cancelled", 0)
     with Client(running.port) as busy, Client(running.port) as behind:
         gone = Client(running.port)
@@ -43,14 +38,14 @@ def test_a_client_that_leaves_while_queued(running: RunningServer, gate: Gate, h
         gate.knocked()
         count = 5 if "row" in how else 1
         gone.send(job(666, path="/predict") * count)
-        running.until(lambda: waiting(running) == count)
+        running.wait_until(lambda: waiting(running.app) == count)
         behind.send(job(2, path="/predict"))
-        running.until(lambda: waiting(running) == count + 1)
+        running.wait_until(lambda: waiting(running.app) == count + 1)
         if how == "reset":
             gone.reset()
         else:
             gone.close()
-        running.until(lambda: waiting(running) == 1)
+        running.wait_until(lambda: waiting(running.app) == 1)
         gate.open()
         assert [json.loads(client.answer().body)["value"] for client in (busy, behind)] == [1, 2]
         seen = json.loads(busy.ask(job(-1, path="/predict")).body)["seen"]
@@ -59,13 +54,15 @@ def test_a_client_that_leaves_while_queued(running: RunningServer, gate: Gate, h
 
 
 def test_a_client_that_half_closes(running: RunningServer, gate: Gate) -> None:
-    """It has sent all it has to say and waits; however long that takes, its answer comes, and then the end."""
+    """A client that has closed its own side after a request gets its answer, however long that
+    takes, and then the end.
+    """
     with Client(running.port) as busy, Client(running.port) as half:
         busy.send(job(1, gate, path="/predict"))
         gate.knocked()
         half.send(job(3, path="/predict") + job(4, path="/predict"))
         half.end()
-        running.until(lambda: waiting(running) == 2)
+        running.wait_until(lambda: waiting(running.app) == 2)
         half.sock.settimeout(0.3)  # the probe for its presence has been sent by then
         with pytest.raises(TimeoutError):
             half.answer()
@@ -77,7 +74,9 @@ def test_a_client_that_half_closes(running: RunningServer, gate: Gate) -> None:
 
 
 def test_a_client_that_leaves_while_its_batch_runs(running: RunningServer, gate: Gate) -> None:
-    """Nothing is disturbed: the next client is served by the same worker."""
+    """A client that leaves while its batch runs disturbs nothing: the next one is served by the
+    same worker.
+    """
     pids = running.pids
     gone = Client(running.port)
     gone.send(job(5, gate, path="/predict"))
@@ -90,7 +89,9 @@ def test_a_client_that_leaves_while_its_batch_runs(running: RunningServer, gate:
 
 
 def test_a_hundred_clients_that_come_and_go(running: RunningServer) -> None:
-    """Connect and reset, at every stage of a request: no connection stays behind."""
+    """When a hundred clients connect and reset, each at another point of a request, no connection
+    stays behind.
+    """
     request = job(7, path="/predict")
     for n in range(100):
         client = Client(running.port)
@@ -100,4 +101,4 @@ def test_a_hundred_clients_that_come_and_go(running: RunningServer) -> None:
         assert json.loads(client.ask(request).body)["value"] == 7
     listener = running.server._listener
     assert listener is not None
-    running.until(lambda: not listener.connections)
+    running.wait_until(lambda: not listener.connections)

@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
-from tests.http.door import chunked, post
-from tests.http.net import PATIENCE_S, Client, Gate, RunningServer
-from tests.http.wire import Answer
+from tests.support.http.door import chunked, post
+from tests.support.http.net import Client, Gate, RunningServer, waiting
+from tests.support.http.wire import Answer
+from tests.support.waiting import PATIENCE_S
 
 JSON, MSGPACK, RAW, CSV = (
     "application/json",
@@ -56,7 +57,9 @@ def load(answer: Answer) -> object:
     ],
 )
 def test_json_and_msgpack(server: RunningServer, kind: str, accept: str, out: str) -> None:
-    """Content-Type says how to read, Accept how to write; without it the answer is as the question was."""
+    """`Content-Type` says how a body is read and `Accept` how the answer is written; without that
+    the answer has the format of the request.
+    """
     body = msgspec.msgpack.encode(VALUE) if "msgpack" in kind else json.dumps(VALUE).encode()
     answer = send(server, ECHO, body, kind, accept)
     assert answer.headers["content-type"] == out
@@ -65,13 +68,15 @@ def test_json_and_msgpack(server: RunningServer, kind: str, accept: str, out: st
 
 @pytest.mark.parametrize("kind", [RAW, "image/png", "audio/wav", "text/plain", "text/csv"])
 def test_raw_bytes(server: RunningServer, kind: str) -> None:
-    """Where the item is `bytes` the body is the item, and the answer is the result as it is."""
+    """Where the item is `bytes`, the body is the item, and a result is written as it is."""
     answer = send(server, REVERSE, b"\x00\xffabc", kind)
     assert (answer.status, answer.headers["content-type"], answer.body) == (200, RAW, b"cba\xff\x00")
 
 
 def test_raw_bytes_of_every_size(server: RunningServer) -> None:
-    """Also empty ones, and ones that are received beside the parser or travel by themselves."""
+    """Raw bodies of every size arrive whole: empty ones, ones that are received beside the parser,
+    and ones that travel beside their frame.
+    """
     for size in (0, 1, 65_535, 65_536, 65_537, 2**20):
         body = bytes(n % 251 for n in range(min(size, 1000))) * (size // 1000 + 1)
         answer = send(server, REVERSE, body[:size], RAW)
@@ -83,7 +88,7 @@ def test_raw_bytes_of_every_size(server: RunningServer) -> None:
 
 
 def test_bytes_in_json_and_msgpack(server: RunningServer) -> None:
-    """base64 in JSON, bin in msgpack, and each can be asked for."""
+    """Bytes are base64 in JSON and bin in msgpack, and either can be asked for."""
     assert load(send(server, REVERSE, b'"YWJj"')) == "Y2Jh"
     assert load(send(server, REVERSE, msgspec.msgpack.encode(b"abc"), MSGPACK)) == b"cba"
     assert send(server, REVERSE, b'"YWJj"', JSON, RAW).body == b"cba"
@@ -92,13 +97,17 @@ def test_bytes_in_json_and_msgpack(server: RunningServer) -> None:
 
 
 def test_only_bytes_are_raw(server: RunningServer) -> None:
-    """A model of other items does not read raw bodies, and cannot be asked for raw answers."""
+    """A model whose items are not bytes does not read raw bodies, and cannot be asked for raw
+    answers.
+    """
     assert send(server, ECHO, b"abc", RAW).status == 415
     assert send(server, ECHO, b"1", JSON, RAW).headers["content-type"] == JSON
 
 
 def test_a_format_of_one_s_own(server: RunningServer) -> None:
-    """What `accepts` names is read by `decode`, and `encode` writes what `produces` names, unless JSON is wanted."""
+    """`decode` reads the types that `accepts` names, and `encode` writes the one that `produces`
+    names, unless JSON is asked for.
+    """
     answer = send(server, SUM, b"1,2,3", "text/csv")
     assert (answer.status, answer.headers["content-type"], answer.body) == (200, CSV, b"6.0,1")
     assert send(server, SUM, b"1,2", "Text/CSV; charset=utf-8").body == b"3.0,1"
@@ -108,18 +117,22 @@ def test_a_format_of_one_s_own(server: RunningServer) -> None:
 
 
 def test_its_own_format_can_be_asked_for(server: RunningServer) -> None:
-    """By its name without parameters, before others that would do as well."""
+    """A model's own format can be asked for by its name without parameters, and comes before others
+    that would do as well.
+    """
     assert send(server, SUM, b"[1]", JSON, "text/csv, application/json").headers["content-type"] == CSV
     assert send(server, SUM, b"[1]", JSON, "application/json, text/csv").headers["content-type"] == JSON
 
 
 def test_a_body_its_decode_does_not_like(server: RunningServer) -> None:
-    """ValueError there means the client's fault: 400 for that body alone."""
+    """A ValueError in `decode` is the client's fault: 400 for that body alone."""
     assert send(server, SUM, b"1,x", "text/csv").status == 400
 
 
 def test_all_formats_in_one_batch(server: RunningServer, gate: Gate) -> None:
-    """They share a call of the model; each client gets its own format, and the bad ones their own error."""
+    """Requests in all formats share a call of the model; each client gets its own format, and bad
+    bodies their own error.
+    """
     gated = "/models/gated/predict"
     sound = {"value": 7}
     requests = [
@@ -131,13 +144,11 @@ def test_all_formats_in_one_batch(server: RunningServer, gate: Gate) -> None:
         (b"{", JSON, MSGPACK, 400),
         (b"{}", JSON, JSON, 422),
     ]
-    driver = server.app.endpoints[2].driver
-    assert driver is not None
     with ThreadPoolExecutor(len(requests) + 1) as pool:
         first = pool.submit(send, server, gated, json.dumps({"value": 0, "gate": gate.path}).encode(), JSON)
         gate.knocked()
         answers = [pool.submit(send, server, gated, body, kind, accept) for body, kind, accept, _ in requests]
-        server.until(lambda: driver.pipeline.waiting == len(requests))
+        server.wait_until(lambda: waiting(server.app, 2) == len(requests))
         gate.open()
         assert first.result(PATIENCE_S).status == 200
         for answer, (_, _, accept, status) in zip(answers, requests, strict=True):
@@ -151,7 +162,9 @@ def test_all_formats_in_one_batch(server: RunningServer, gate: Gate) -> None:
 
 
 def test_a_custom_batch_is_decoded_and_encoded_at_once(server: RunningServer) -> None:
-    """Many clients at a time: everybody gets the sum of their own numbers."""
+    """Bodies of many clients are decoded and encoded in one call each, and every client gets the
+    sum of its own numbers.
+    """
     with ThreadPoolExecutor(16) as pool:
         kinds = ["text/csv", JSON, MSGPACK]
         bodies = [lambda n: b"%d,1" % n, lambda n: b"[%d, 1]" % n, lambda n: msgspec.msgpack.encode([float(n), 1.0])]

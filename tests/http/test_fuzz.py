@@ -8,17 +8,17 @@ import logging
 from collections.abc import Callable, Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.http.listener import Limits
 from carpool.http.reader import LARGE_BODY
 from carpool.request import Request
-from tests.effort import share
+from tests.effort import examples
 from tests.http.bad_requests import ALL
-from tests.http.door import Door, chunked, get, post
-from tests.http.jump import run, turns
-from tests.http.wire import Wire
+from tests.support.http.door import Door, chunked, get, post
+from tests.support.http.jump import on_a_jumping_loop, turns
+from tests.support.http.wire import Wire
 
 LIMITS = Limits(header_s=10.0, body_s=30.0, idle_s=75.0, pipelined=3, body_bytes_in_flight=3 * LARGE_BODY)
 LONGEST_S = 2 * LIMITS.idle_s + 60.0
@@ -82,7 +82,7 @@ def mutated(draw: st.DrawFn) -> bytes:
 
 
 def pieces_of(data: bytes, cuts: set[int]) -> list[bytes]:
-    """The data, cut there."""
+    """The data, cut at these places."""
     inside = sorted(cut for cut in cuts if 0 < cut < len(data))
     return [data[a:b] for a, b in zip([0, *inside], [*inside, len(data)], strict=True)]
 
@@ -119,62 +119,55 @@ def check_answers(wire: Wire) -> None:
         data = rest[length:]
 
 
-@settings(max_examples=share(300), deadline=None)
+@examples(300)
 @given(data=st.binary(max_size=300), cuts=st.sets(st.integers(1, 300), max_size=4))
-def test_random_bytes(data: bytes, cuts: set[int]) -> None:
-    """Noise is refused or waited out."""
-
-    async def main() -> None:
-        door = Door(LIMITS)
-        wire = door.connect()
-        for piece in pieces_of(data, cuts):
-            wire.send(piece)
-            await turns(2)
-        await survive(door, wire)
-
-    run(main())
+@on_a_jumping_loop
+async def test_random_bytes(data: bytes, cuts: set[int]) -> None:
+    """Random bytes are refused or waited out, and raise nothing."""
+    door = Door(LIMITS)
+    wire = door.connect()
+    for piece in pieces_of(data, cuts):
+        wire.send(piece)
+        await turns(2)
+    await survive(door, wire)
 
 
-@settings(max_examples=share(600), deadline=None)
+@examples(600)
 @given(
     data=mutated(),
     cuts=st.sets(st.integers(1, 800), max_size=5),
     ends=st.booleans(),
     cost_s=st.sampled_from([0.0, 3.0]),
 )
-def test_mutated_requests(data: bytes, cuts: set[int], ends: bool, cost_s: float) -> None:
-    """What is almost a request is a request or is refused; with or without an end of the stream."""
-
-    async def main() -> None:
-        door = Door(LIMITS, cost_s=cost_s)
-        wire = door.connect()
-        for piece in pieces_of(data, cuts):
-            wire.send(piece)
-            await turns(2)
-        if ends:
-            wire.end()
-        await survive(door, wire)
-
-    run(main())
-
-
-@settings(max_examples=share(200), deadline=None)
-@given(data=mutated(), after=st.integers(0, 800), reads=st.booleans())
-def test_clients_that_leave_at_any_byte(data: bytes, after: int, reads: bool) -> None:
-    """A reset leaves nothing behind."""
-
-    async def main() -> None:
-        door = Door(LIMITS, cost_s=1.0)
-        wire = door.connect(reads)
-        wire.send(data[:after])
+@on_a_jumping_loop
+async def test_mutated_requests(data: bytes, cuts: set[int], ends: bool, cost_s: float) -> None:
+    """A request with some bytes changed is answered or refused, with an end of the stream or
+    without.
+    """
+    door = Door(LIMITS, cost_s=cost_s)
+    wire = door.connect()
+    for piece in pieces_of(data, cuts):
+        wire.send(piece)
         await turns(2)
-        wire.reset()
-        await asyncio.sleep(5.0)
-        assert door.listener.connections == set()
-        assert door.listener.bodies.held == 0
-        assert door.driver.pipeline.unanswered == 0
+    if ends:
+        wire.end()
+    await survive(door, wire)
 
-    run(main())
+
+@examples(200)
+@given(data=mutated(), after=st.integers(0, 800), reads=st.booleans())
+@on_a_jumping_loop
+async def test_clients_that_leave_at_any_byte(data: bytes, after: int, reads: bool) -> None:
+    """A client that resets at any byte leaves nothing behind."""
+    door = Door(LIMITS, cost_s=1.0)
+    wire = door.connect(reads)
+    wire.send(data[:after])
+    await turns(2)
+    wire.reset()
+    await asyncio.sleep(5.0)
+    assert door.listener.connections == set()
+    assert door.listener.bodies.held == 0
+    assert door.driver.pipeline.unanswered == 0
 
 
 _REQUESTS: dict[str, Callable[[int], bytes]] = {
@@ -195,49 +188,44 @@ _ANSWERS: dict[str, Callable[[int], tuple[int, str]]] = {
 }
 
 
-@settings(max_examples=share(200), deadline=None)
+@examples(200)
 @given(
     kinds=st.lists(st.sampled_from(sorted(_REQUESTS)), min_size=1, max_size=30),
     cuts=st.sets(st.integers(1, 3000), max_size=6),
     stops=st.lists(st.integers(1, 3), max_size=10),
 )
-def test_answers_are_in_order(kinds: list[str], cuts: set[int], stops: list[int]) -> None:
-    """Requests of all kinds, pipelined, with batches that take their time: answer n belongs to request n."""
+@on_a_jumping_loop
+async def test_answers_are_in_order(kinds: list[str], cuts: set[int], stops: list[int]) -> None:
+    """Of pipelined requests of all kinds, in batches that take their time, answer n belongs to
+    request n.
+    """
     requests = [_REQUESTS[kind](n) for n, kind in enumerate(kinds)]
 
-    async def main() -> None:
-        door = Door(LIMITS, cost_s=1.0, answer=lambda request: bytes(request.item))  # type: ignore[arg-type]
-        wire = door.connect()
-        for i, piece in enumerate(pieces_of(b"".join(requests), cuts)):
-            wire.send(piece)
-            await asyncio.sleep(stops[i] / 2 if i < len(stops) else 0)
-        await asyncio.sleep(2.0 * len(kinds))
-        answers = wire.answers(["HEAD" if kind == "head" else "POST" for kind in kinds])
-        got = [(a.status, a.headers.get("x-request-id") or a.body.decode()) for a in answers]
-        assert got == [_ANSWERS[kind](n) for n, kind in enumerate(kinds)]
-
-    run(main())
+    door = Door(LIMITS, cost_s=1.0, answer=lambda request: bytes(request.item))  # type: ignore[arg-type]
+    wire = door.connect()
+    for i, piece in enumerate(pieces_of(b"".join(requests), cuts)):
+        wire.send(piece)
+        await asyncio.sleep(stops[i] / 2 if i < len(stops) else 0)
+    await asyncio.sleep(2.0 * len(kinds))
+    answers = wire.answers(["HEAD" if kind == "head" else "POST" for kind in kinds])
+    got = [(a.status, a.headers.get("x-request-id") or a.body.decode()) for a in answers]
+    assert got == [_ANSWERS[kind](n) for n, kind in enumerate(kinds)]
 
 
-def test_a_model_that_answers_in_any_order() -> None:
-    """Batches that finish at different times do not change the order on the connection."""
+@on_a_jumping_loop
+async def test_a_model_that_answers_in_any_order() -> None:
+    """Batches that finish in any order do not change the order of answers on a connection."""
+    seen: list[Request] = []
 
-    async def main() -> None:
-        seen: list[Request] = []
+    def answer(request: Request) -> bytes:
+        seen.append(request)
+        return bytes(request.item)  # type: ignore[arg-type]
 
-        def answer(request: Request) -> bytes:
-            seen.append(request)
-            return bytes(request.item)  # type: ignore[arg-type]
-
-        door = Door(LIMITS, cost_s=1.0, answer=answer)
-        wire = door.connect()
-        wire.send(
-            post(b"1", "/predict", "X-Request-Priority: -5")
-            + post(b"2", "/predict", "X-Request-Priority: 5")
-            + post(b"3")
-        )
-        await asyncio.sleep(10.0)
-        assert [a.body for a in wire.answers()] == [b"1", b"2", b"3"]
-        assert [bytes(r.item) for r in seen] == [b"2", b"3", b"1"]  # type: ignore[arg-type]
-
-    run(main())
+    door = Door(LIMITS, cost_s=1.0, answer=answer)
+    wire = door.connect()
+    wire.send(
+        post(b"1", "/predict", "X-Request-Priority: -5") + post(b"2", "/predict", "X-Request-Priority: 5") + post(b"3")
+    )
+    await asyncio.sleep(10.0)
+    assert [a.body for a in wire.answers()] == [b"1", b"2", b"3"]
+    assert [bytes(r.item) for r in seen] == [b"2", b"3", b"1"]  # type: ignore[arg-type]

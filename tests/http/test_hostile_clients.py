@@ -13,10 +13,10 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from tests.effort import slow_where
-from tests.http.door import chunked, get, post
 from tests.http.hostile_server import LARGEST
-from tests.http.net import Client
-from tests.serving import Served
+from tests.support.http.door import chunked, get, post
+from tests.support.http.net import Client
+from tests.support.serving import Served
 
 FLOOR_S = 0.9
 """A p99 below this is good, whatever it was before: other programs on the machine may cost that much by themselves.
@@ -207,7 +207,9 @@ def p99(found: list[float]) -> float:
 @slow_where(lambda name: name not in QUICK)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_client_does_not_hurt_others(served: Served, name: str) -> None:
-    """Nobody else is refused, and their p99 is at most ten times that of a quiet moment."""
+    """While one client does its worst, no other is refused, and their p99 is at most ten times that
+    of a quiet moment.
+    """
     quiet = p99(latencies(served.port, MEASURED_S / 2))
     stop = threading.Event()
 

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.http.app import App
 from carpool.http.exchange import Exchange
 from carpool.http.listener import Limits, Listener
-from tests.effort import share
-from tests.http.door import Door, chunked, get, post
-from tests.http.jump import run, turns
-from tests.http.wire import Wire
+from tests.effort import examples
+from tests.support.http.door import Door, chunked, get, post
+from tests.support.http.jump import on_a_jumping_loop, turns
+from tests.support.http.wire import Wire
 
 Seen = tuple[bytes, bytes, dict[bytes, bytes], bytes]
 
@@ -74,23 +74,22 @@ class Deaf:
     fresh = True
 
 
-def test_a_head_seen_before_is_not_parsed_again() -> None:
-    """The memory works at all: the tests below are worth nothing if it does not."""
-
-    async def main() -> None:
-        door = Door()
-        wire = door.connect()
-        wire.send(post(b"ab"))
-        await turns()
-        assert len(door.listener.heads) == 1
-        reader = wire.get_protocol()._reader  # type: ignore[attr-defined]
-        wire.get_protocol()._reader = Deaf()  # type: ignore[attr-defined]
-        wire.send(post(b"cd") + post(b"ef"))
-        await turns()
-        assert [a.body for a in wire.answers()] == [b"<ab>", b"<cd>", b"<ef>"]
-        wire.get_protocol()._reader = reader  # type: ignore[attr-defined]
-
-    run(main())
+@on_a_jumping_loop
+async def test_a_head_seen_before_is_not_parsed_again() -> None:
+    """A head that was seen before is not parsed again; if it were, the tests below would be worth
+    nothing.
+    """
+    door = Door()
+    wire = door.connect()
+    wire.send(post(b"ab"))
+    await turns()
+    assert len(door.listener.heads) == 1
+    reader = wire.get_protocol()._reader  # type: ignore[attr-defined]
+    wire.get_protocol()._reader = Deaf()  # type: ignore[attr-defined]
+    wire.send(post(b"cd") + post(b"ef"))
+    await turns()
+    assert [a.body for a in wire.answers()] == [b"<ab>", b"<cd>", b"<ef>"]
+    wire.get_protocol()._reader = reader  # type: ignore[attr-defined]
 
 
 NEVER_KNOWN = {
@@ -108,16 +107,15 @@ NEVER_KNOWN = {
 
 
 @pytest.mark.parametrize("name", NEVER_KNOWN)
-def test_heads_that_are_not_kept(name: str) -> None:
-    """Those that mean more than their bytes say, that are refused, or that cost much to keep."""
-
-    async def main() -> None:
-        door = Door()
-        door.connect().send(NEVER_KNOWN[name])
-        await turns()
-        assert door.listener.heads == {}
-
-    run(main())
+@on_a_jumping_loop
+async def test_heads_that_are_not_kept(name: str) -> None:
+    """Heads that mean more than their bytes say, that are refused, or that cost much to keep are
+    not remembered.
+    """
+    door = Door()
+    door.connect().send(NEVER_KNOWN[name])
+    await turns()
+    assert door.listener.heads == {}
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -132,86 +130,73 @@ def test_heads_that_are_not_kept(name: str) -> None:
         ("http://a,b/predict", 400),
     ],
 )
-def test_an_address_as_for_a_proxy(target: str, status: int, known: bool) -> None:
-    """A server has to take it (RFC 9112, 3.2.2); it means what its path means, known or not."""
-
-    async def main() -> None:
-        door = Door()
-        if known:
-            door.connect().send(post(b"0", target))
-            await turns()
-        wire = door.connect()
-        wire.send(post(b"1", target))
+@on_a_jumping_loop
+async def test_an_address_as_for_a_proxy(target: str, status: int, known: bool) -> None:
+    """A whole URI in the place of a path, which a server has to take (RFC 9112, 3.2.2), means what
+    its path means, whether the head is known or not.
+    """
+    door = Door()
+    if known:
+        door.connect().send(post(b"0", target))
         await turns()
-        assert [a.status for a in wire.answers()] == [status]
-        assert len(door.listener.heads) == (status == 200)
+    wire = door.connect()
+    wire.send(post(b"1", target))
+    await turns()
+    assert [a.status for a in wire.answers()] == [status]
+    assert len(door.listener.heads) == (status == 200)
 
-    run(main())
 
-
-def test_a_refused_head_does_not_lend_its_name_to_the_next() -> None:
+@on_a_jumping_loop
+async def test_a_refused_head_does_not_lend_its_name_to_the_next() -> None:
     """Regression: the bytes of a refused head were remembered for the request behind it."""
-
-    async def main() -> None:
-        door = Door()
-        door.connect().send(get("/nowhere") + get("/livez"))
-        wire = door.connect()
-        wire.send(get("/nowhere"))
-        await turns()
-        assert [a.status for a in wire.answers()] == [404]
-
-    run(main())
+    door = Door()
+    door.connect().send(get("/nowhere") + get("/livez"))
+    wire = door.connect()
+    wire.send(get("/nowhere"))
+    await turns()
+    assert [a.status for a in wire.answers()] == [404]
 
 
-def test_a_slow_body_does_not_spoil_its_head_for_others() -> None:
+@on_a_jumping_loop
+async def test_a_slow_body_does_not_spoil_its_head_for_others() -> None:
     """Regression: the time-out marked the shared head as one whose connection closes."""
-
-    async def main() -> None:
-        door = Door(Limits(body_s=1.0))
-        slow = door.connect()
-        slow.send(post(b"abcdef")[:-3])
-        await slow.closed
-        assert [a.status for a in slow.answers()] == [408]
-        wire = door.connect()
-        wire.send(post(b"ghijkl"))
-        door.app.drain()  # an answer that is not a good one
-        wire.send(post(b"mnopqr"))
-        await turns()
-        assert [(a.status, a.closes) for a in wire.answers()] == [(503, False), (503, False)]
-        assert not wire.ended
-
-    run(main())
+    door = Door(Limits(body_s=1.0))
+    slow = door.connect()
+    slow.send(post(b"abcdef")[:-3])
+    await slow.closed
+    assert [a.status for a in slow.answers()] == [408]
+    wire = door.connect()
+    wire.send(post(b"ghijkl"))
+    door.app.drain()  # an answer that is not a good one
+    wire.send(post(b"mnopqr"))
+    await turns()
+    assert [(a.status, a.closes) for a in wire.answers()] == [(503, False), (503, False)]
+    assert not wire.ended
 
 
-def test_known_heads_are_refused_while_draining() -> None:
-    """The memory does not let anybody past a closed door."""
-
-    async def main() -> None:
-        door = Door()
-        wire = door.connect()
-        wire.send(post(b"ab"))
-        await turns()
-        door.app.drain()
-        wire.send(post(b"ab") + get("/readyz"))
-        await turns()
-        assert [a.status for a in wire.answers()] == [200, 503, 503]
-        assert door.worker.seen == [b"ab"]
-
-    run(main())
+@on_a_jumping_loop
+async def test_known_heads_are_refused_while_draining() -> None:
+    """A draining server refuses requests with heads that it knows, as it refuses others."""
+    door = Door()
+    wire = door.connect()
+    wire.send(post(b"ab"))
+    await turns()
+    door.app.drain()
+    wire.send(post(b"ab") + get("/readyz"))
+    await turns()
+    assert [a.status for a in wire.answers()] == [200, 503, 503]
+    assert door.worker.seen == [b"ab"]
 
 
-def test_the_memory_is_bounded() -> None:
-    """A client that changes its head each time fills nothing."""
-
-    async def main() -> None:
-        door = Door()
-        wire = door.connect()
-        for n in range(3000):
-            wire.send(get(f"/livez?{n}"))
-        assert 0 < len(door.listener.heads) <= 1024
-        assert len(wire.answers()) == 3000
-
-    run(main())
+@on_a_jumping_loop
+async def test_the_memory_is_bounded() -> None:
+    """A client that changes its head with every request does not fill the memory of heads."""
+    door = Door()
+    wire = door.connect()
+    for n in range(3000):
+        wire.send(get(f"/livez?{n}"))
+    assert 0 < len(door.listener.heads) <= 1024
+    assert len(wire.answers()) == 3000
 
 
 # -- any requests in any pieces
@@ -294,29 +279,27 @@ def conversations(draw: st.DrawFn) -> list[list[bytes]]:
     return connections
 
 
-@settings(max_examples=share(600), deadline=None)
+@examples(600)
 @given(conversations())
-def test_the_memory_never_changes_the_meaning(connections: list[list[bytes]]) -> None:
-    """With it and without it, the app sees the same requests and the clients get the same bytes."""
+@on_a_jumping_loop
+async def test_the_memory_never_changes_the_meaning(connections: list[list[bytes]]) -> None:
+    """With the memory of heads and without it, the app sees the same requests and the clients get
+    the same bytes.
+    """
+    with_memory = await play(Door(app=WatchedApp), connections)
+    without = await play(forgetful(Door(app=WatchedApp)), connections)
+    assert with_memory == without
 
-    async def main() -> None:
-        with_memory = await play(Door(app=WatchedApp), connections)
-        without = await play(forgetful(Door(app=WatchedApp)), connections)
-        assert with_memory == without
 
-    run(main())
-
-
-def test_the_listener_is_asked_to_remember() -> None:
-    """What `forgetful` switches off is all there is: a listener without memory keeps no head."""
-
-    async def main() -> None:
-        door = forgetful(Door())
-        assert isinstance(door.listener, Listener)
-        wire = door.connect()
-        wire.send(post(b"ab") * 3)
-        await turns()
-        assert door.listener.heads == {}
-        assert len(wire.answers()) == 3
-
-    run(main())
+@on_a_jumping_loop
+async def test_the_listener_is_asked_to_remember() -> None:
+    """A listener whose memory `forgetful` has switched off keeps no head, so the comparison above
+    compares.
+    """
+    door = forgetful(Door())
+    assert isinstance(door.listener, Listener)
+    wire = door.connect()
+    wire.send(post(b"ab") * 3)
+    await turns()
+    assert door.listener.heads == {}
+    assert len(wire.answers()) == 3

@@ -7,7 +7,6 @@ import errno
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -17,10 +16,11 @@ from carpool.http.connection import Connection
 from carpool.http.listener import Limits
 from carpool.http.reader import LARGE_BODY, LARGEST_READ
 from carpool.wire.memory import Memory
-from tests.http.door import Door, chunked, get, post
-from tests.http.jump import run, turns
-from tests.http.net import Client, code_of, serving
-from tests.http.wire import Answer, Wire
+from tests.support.http.door import Door, chunked, get, post
+from tests.support.http.jump import on_a_jumping_loop, turns
+from tests.support.http.net import Client, code_of, serving
+from tests.support.http.wire import Answer, Wire
+from tests.support.processes import resident_bytes
 
 FIELD = 4  # ": " and the line's end
 
@@ -71,46 +71,42 @@ SIZES = {
 
 @pytest.mark.parametrize("piece", [None, 1021])
 @pytest.mark.parametrize("what", SIZES)
-def test_the_border(what: str, piece: int | None) -> None:
-    """At the limit 200, one over it the status that says why, with the connection closed."""
+@on_a_jumping_loop
+async def test_the_border(what: str, piece: int | None) -> None:
+    """A request at a limit is answered with 200; one over it gets the status that says why, and the
+    connection closes.
+    """
     request, limit, status, code = SIZES[what]
 
-    async def main() -> None:
-        door = Door(max_body_bytes=100_000)
-        assert (await ask(door, request(limit), piece)).status == 200
-        answer = await ask(door, request(limit + 1), piece)
-        assert (answer.status, json.loads(answer.body)["error"]["code"], answer.closes) == (status, code, True)
-        assert door.listener.bodies.held == 0
-
-    run(main())
+    door = Door(max_body_bytes=100_000)
+    assert (await ask(door, request(limit), piece)).status == 200
+    answer = await ask(door, request(limit + 1), piece)
+    assert (answer.status, json.loads(answer.body)["error"]["code"], answer.closes) == (status, code, True)
+    assert door.listener.bodies.held == 0
 
 
-def test_a_body_that_is_too_large_is_not_waited_for() -> None:
-    """413 as soon as the head says so, without `100 Continue`, and nothing of the body is kept."""
+@on_a_jumping_loop
+async def test_a_body_that_is_too_large_is_not_waited_for() -> None:
+    """A body that its head says is too large gets 413 at once, without `100 Continue`, and nothing
+    of it is kept.
+    """
+    door = Door(max_body_bytes=100)
+    wire = door.connect()
+    wire.send(post(b"x" * 101, "/predict", "Expect: 100-continue")[:-101])
+    assert b"100 Continue" not in wire.received
+    assert [a.status for a in wire.answers()] == [413]
+    wire.send(b"x" * 1000)
+    assert door.listener.bodies.held == 0
+    await wire.closed
 
-    async def main() -> None:
-        door = Door(max_body_bytes=100)
-        wire = door.connect()
-        wire.send(post(b"x" * 101, "/predict", "Expect: 100-continue")[:-101])
-        assert b"100 Continue" not in wire.received
-        assert [a.status for a in wire.answers()] == [413]
-        wire.send(b"x" * 1000)
-        assert door.listener.bodies.held == 0
-        await wire.closed
 
-    run(main())
-
-
-def test_the_limit_holds_for_every_address() -> None:
+@on_a_jumping_loop
+async def test_the_limit_holds_for_every_address() -> None:
     """Regression: a body of any length was received for an address that needs none."""
-
-    async def main() -> None:
-        door = Door(max_body_bytes=100)
-        wire = door.connect()
-        wire.send(get("/livez", "Content-Length: 101"))
-        assert [a.status for a in wire.answers()] == [413]
-
-    run(main())
+    door = Door(max_body_bytes=100)
+    wire = door.connect()
+    wire.send(get("/livez", "Content-Length: 101"))
+    assert [a.status for a in wire.answers()] == [413]
 
 
 @pytest.mark.parametrize(
@@ -123,20 +119,19 @@ def test_the_limit_holds_for_every_address() -> None:
     ],
     ids=["header", "blank lines", "address", "chunk extension"],
 )
-def test_what_never_ends_is_cut_off(endless: bytes) -> None:
-    """Bytes that complete nothing are counted too, although the parser swallows them."""
-
-    async def main() -> None:
-        door = Door()
-        wire = door.connect()
-        wire.send(endless)
-        filler = b"\r\n" if endless == b"\r\n" else b"x"
-        for _ in range(0, 2 * LARGEST_READ, 1000):
-            wire.send(filler * (1000 // len(filler)))
-        assert [a.status for a in wire.answers()] in ([414], [431])
-        assert wire.ended
-
-    run(main())
+@on_a_jumping_loop
+async def test_what_never_ends_is_cut_off(endless: bytes) -> None:
+    """Bytes that complete no line or chunk count against the limits, too, although the parser
+    swallows them.
+    """
+    door = Door()
+    wire = door.connect()
+    wire.send(endless)
+    filler = b"\r\n" if endless == b"\r\n" else b"x"
+    for _ in range(0, 2 * LARGEST_READ, 1000):
+        wire.send(filler * (1000 // len(filler)))
+    assert [a.status for a in wire.answers()] in ([414], [431])
+    assert wire.ended
 
 
 def small_account(**limits: float) -> Door:
@@ -146,120 +141,113 @@ def small_account(**limits: float) -> Door:
 
 
 def statuses(*wires: Wire) -> list[int]:
-    """Of the answers that they got."""
+    """The statuses of the answers that these connections got."""
     return [answer.status for wire in wires for answer in wire.answers()]
 
 
 @pytest.mark.parametrize("request_of", [post, chunked])
-def test_promised_bytes_do_not_count(request_of: Callable[[bytes], bytes]) -> None:
+@on_a_jumping_loop
+async def test_promised_bytes_do_not_count(request_of: Callable[[bytes], bytes]) -> None:
     """Regression: heads without bodies, sixteen of them, shut out every other client until their time was over."""
-
-    async def main() -> None:
-        door = small_account()
-        body = b"x" * 2 * LARGE_BODY
-        idle = [door.connect() for _ in range(7)]
-        for wire in idle:
-            wire.send(post(body)[: -len(body)])
-        good = door.connect()
-        for _ in range(10):
-            good.send(request_of(body))
-            await turns()
-        assert statuses(good) == [200] * 10
-        assert statuses(*idle) == []
-        assert door.listener.bodies.held == 0
-        for wire in idle:
-            wire.send(body)
+    door = small_account()
+    body = b"x" * 2 * LARGE_BODY
+    idle = [door.connect() for _ in range(7)]
+    for wire in idle:
+        wire.send(post(body)[: -len(body)])
+    good = door.connect()
+    for _ in range(10):
+        good.send(request_of(body))
         await turns()
-        assert statuses(*idle) == [200] * 7
-
-    run(main())
+    assert statuses(good) == [200] * 10
+    assert statuses(*idle) == []
+    assert door.listener.bodies.held == 0
+    for wire in idle:
+        wire.send(body)
+    await turns()
+    assert statuses(*idle) == [200] * 7
 
 
 @pytest.mark.parametrize("request_of", [post, chunked])
-def test_who_fills_the_memory_and_stands_still_is_ended_first(request_of: Callable[[bytes], bytes]) -> None:
-    """When there is no more room, the body of which the smallest part has come lately gets 408."""
-
-    async def main() -> None:
-        door = small_account()
-        body = b"x" * 2 * LARGE_BODY
-        slow, quick, good = [door.connect() for _ in range(3)]
-        slow.send(request_of(body)[:-100])
-        await asyncio.sleep(1.0)
-        slow.send(b"x")  # a byte now and then is no progress
-        quick.send(request_of(body)[:-100])
-        good.send(request_of(body))
-        await turns()
-        assert statuses(slow, quick, good) == [408, 200]
-        assert code_of(slow.answers()[0]) == "request_timeout"
-        quick.send(request_of(body)[-100:])
-        await turns()
-        assert statuses(quick) == [200]
-        assert door.listener.bodies.held == 0
-        assert door.outcomes == {"ok": 2, "invalid_request": 1}
-        await slow.closed
-
-    run(main())
-
-
-def test_a_share_is_everybody_s_own() -> None:
-    """Within its share nobody is ended or refused, however slow it is and whoever needs room."""
-
-    async def main() -> None:
-        door = small_account()
-        share = door.listener.bodies.share
-        slow = [door.connect() for _ in range(4)]
-        for wire in slow:
-            wire.send(chunked(b"x" * share)[:-5])
-        await asyncio.sleep(5.0)
-        greedy = [door.connect() for _ in range(3)]
-        for wire in greedy:
-            wire.send(chunked(b"x" * 2 * LARGE_BODY)[:-5])
-        await asyncio.sleep(5.0)
-        for wire in slow:
-            wire.send(b"0\r\n\r\n")
-        await turns()
-        assert statuses(*slow) == [200] * 4
-        assert set(statuses(*greedy)) <= {408, 429}
-        assert len(statuses(*greedy)) == 2
-
-    run(main())
+@on_a_jumping_loop
+async def test_who_fills_the_memory_and_stands_still_is_ended_first(request_of: Callable[[bytes], bytes]) -> None:
+    """When there is no more room for bodies, the one of which the smallest part has come lately
+    gets 408.
+    """
+    door = small_account()
+    body = b"x" * 2 * LARGE_BODY
+    slow, quick, good = [door.connect() for _ in range(3)]
+    slow.send(request_of(body)[:-100])
+    await asyncio.sleep(1.0)
+    slow.send(b"x")  # a byte now and then is no progress
+    quick.send(request_of(body)[:-100])
+    good.send(request_of(body))
+    await turns()
+    assert statuses(slow, quick, good) == [408, 200]
+    assert code_of(slow.answers()[0]) == "request_timeout"
+    quick.send(request_of(body)[-100:])
+    await turns()
+    assert statuses(quick) == [200]
+    assert door.listener.bodies.held == 0
+    assert door.outcomes == {"ok": 2, "invalid_request": 1}
+    await slow.closed
 
 
-def test_who_is_the_slowest_itself_is_told_to_come_again() -> None:
-    """429: it is not that it came too late, but there is no room for it among others that are quicker."""
+@on_a_jumping_loop
+async def test_a_share_is_everybody_s_own() -> None:
+    """A client within its share of the memory is neither ended nor refused, however slow it is and
+    whoever needs room.
+    """
+    door = small_account()
+    share = door.listener.bodies.share
+    slow = [door.connect() for _ in range(4)]
+    for wire in slow:
+        wire.send(chunked(b"x" * share)[:-5])
+    await asyncio.sleep(5.0)
+    greedy = [door.connect() for _ in range(3)]
+    for wire in greedy:
+        wire.send(chunked(b"x" * 2 * LARGE_BODY)[:-5])
+    await asyncio.sleep(5.0)
+    for wire in slow:
+        wire.send(b"0\r\n\r\n")
+    await turns()
+    assert statuses(*slow) == [200] * 4
+    assert set(statuses(*greedy)) <= {408, 429}
+    assert len(statuses(*greedy)) == 2
 
-    async def main() -> None:
-        door = small_account()
-        trickling, quick = door.connect(), door.connect()
-        body = chunked(b"x" * (LARGE_BODY + 1))[:-5]
-        trickling.send(body)
-        await asyncio.sleep(2.0)
-        more = [quick, *[door.connect() for _ in range(4)]]
-        for wire in more:
-            wire.send(chunked(b"x" * (LARGE_BODY // 2))[:-5])
-        more[0].send(b"4000\r\n" + b"x" * 0x4000 + b"\r\n")
-        trickling.send(b"4000\r\n" + b"x" * 0x4000 + b"\r\n")
-        assert statuses(*more) == []
-        (answer,) = trickling.answers()
-        assert (answer.status, answer.headers["retry-after"]) == (429, "2")
 
-    run(main())
+@on_a_jumping_loop
+async def test_who_is_the_slowest_itself_is_told_to_come_again() -> None:
+    """If the client that needs room is itself the slowest, it gets 429 and not 408: it came in
+    time, but there is no room for it among quicker ones.
+    """
+    door = small_account()
+    trickling, quick = door.connect(), door.connect()
+    body = chunked(b"x" * (LARGE_BODY + 1))[:-5]
+    trickling.send(body)
+    await asyncio.sleep(2.0)
+    more = [quick, *[door.connect() for _ in range(4)]]
+    for wire in more:
+        wire.send(chunked(b"x" * (LARGE_BODY // 2))[:-5])
+    more[0].send(b"4000\r\n" + b"x" * 0x4000 + b"\r\n")
+    trickling.send(b"4000\r\n" + b"x" * 0x4000 + b"\r\n")
+    assert statuses(*more) == []
+    (answer,) = trickling.answers()
+    assert (answer.status, answer.headers["retry-after"]) == (429, "2")
 
 
-def test_the_account_holds_the_largest_body_twice() -> None:
+@on_a_jumping_loop
+async def test_the_account_holds_the_largest_body_twice() -> None:
     """Regression: a body that the app lets in was always 429 where it was larger than the account."""
-
-    async def main() -> None:
-        door = Door(Limits(body_bytes_in_flight=LARGE_BODY), max_body_bytes=5 * LARGE_BODY)
-        assert door.listener.bodies.limit == 10 * LARGE_BODY
-        assert (await ask(door, post(b"x" * 5 * LARGE_BODY))).status == 200
-        assert Door().listener.bodies.limit == Limits().body_bytes_in_flight
-
-    run(main())
+    door = Door(Limits(body_bytes_in_flight=LARGE_BODY), max_body_bytes=5 * LARGE_BODY)
+    assert door.listener.bodies.limit == 10 * LARGE_BODY
+    assert (await ask(door, post(b"x" * 5 * LARGE_BODY))).status == 200
+    assert Door().listener.bodies.limit == Limits().body_bytes_in_flight
 
 
 def test_memory_is_taken_when_it_is_filled() -> None:
-    """A fresh buffer takes none, however large; a part that is written takes that part."""
+    """A fresh buffer for a body takes no memory, however large it is; a part that is written takes
+    memory for that part.
+    """
     memory = Memory()
     before = resident_bytes()
     buffers = [memory.buffer(64 * 2**20 + n) for n in range(16)]
@@ -268,59 +256,54 @@ def test_memory_is_taken_when_it_is_filled() -> None:
     assert 32 * 2**20 < resident_bytes() - before < 128 * 2**20
 
 
-def test_connections() -> None:
-    """One more than the limit is told 503; when one closes there is room again."""
-
-    async def main() -> None:
-        door = Door(Limits(connections=3))
-        first = [door.connect() for _ in range(3)]
-        late = door.connect()
-        (answer,) = late.answers()
-        assert (answer.status, answer.closes) == (503, True)
-        assert json.loads(answer.body)["error"]["code"] == "too_many_connections"
-        await late.closed
-        first[0].reset()
-        again = door.connect()
-        again.send(get())
-        assert [a.status for a in again.answers()] == [200]
-        assert [wire.ended for wire in first[1:]] == [False, False]
-
-    run(main())
+@on_a_jumping_loop
+async def test_connections() -> None:
+    """One connection more than the limit is told 503, and when another closes there is room again."""
+    door = Door(Limits(connections=3))
+    first = [door.connect() for _ in range(3)]
+    late = door.connect()
+    (answer,) = late.answers()
+    assert (answer.status, answer.closes) == (503, True)
+    assert json.loads(answer.body)["error"]["code"] == "too_many_connections"
+    await late.closed
+    first[0].reset()
+    again = door.connect()
+    again.send(get())
+    assert [a.status for a in again.answers()] == [200]
+    assert [wire.ended for wire in first[1:]] == [False, False]
 
 
-def test_a_crowd_of_connections() -> None:
-    """Refused ones linger for a moment; with twice the limit open, more are cut off, so that all stays bounded."""
+@on_a_jumping_loop
+async def test_a_crowd_of_connections() -> None:
+    """Refused connections stay open for a moment; with twice the limit open further ones are cut
+    off, so that their number is bounded.
+    """
+    door = Door(Limits(connections=3))
+    wires = [door.connect() for _ in range(100)]
+    await turns()
+    assert len(door.listener.connections) == 6
+    assert [a.status for wire in wires for a in wire.answers()] == [503] * 3
+    for wire in wires[3:]:
+        await wire.closed
+    assert len(door.listener.connections) == 3
 
-    async def main() -> None:
-        door = Door(Limits(connections=3))
-        wires = [door.connect() for _ in range(100)]
-        await turns()
-        assert len(door.listener.connections) == 6
-        assert [a.status for wire in wires for a in wire.answers()] == [503] * 3
-        for wire in wires[3:]:
-            await wire.closed
-        assert len(door.listener.connections) == 3
 
-    run(main())
-
-
-def test_refusals_are_counted() -> None:
-    """What is refused before its body was read is an outcome of its model like any other."""
-
-    async def main() -> None:
-        door = Door(max_body_bytes=10)
-        for request in (
-            post(b"x" * 11),
-            chunked(b"x" * 11),
-            chunked(b"x").replace(b"\r\n1\r\n", b"\r\nz\r\n"),
-            post(b"1", "/predict", "X-Request-Timeout-Ms: abc"),
-            post(b"1", "/predict", "Content-Type: image/png"),
-        ):
-            await ask(door, request)
-        await ask(door, get("/nowhere", "Connection: close"))
-        assert door.outcomes == {"invalid_request": 5}
-
-    run(main())
+@on_a_jumping_loop
+async def test_refusals_are_counted() -> None:
+    """A request that is refused before its body was read is counted as an outcome of its model like
+    any other.
+    """
+    door = Door(max_body_bytes=10)
+    for request in (
+        post(b"x" * 11),
+        chunked(b"x" * 11),
+        chunked(b"x").replace(b"\r\n1\r\n", b"\r\nz\r\n"),
+        post(b"1", "/predict", "X-Request-Timeout-Ms: abc"),
+        post(b"1", "/predict", "Content-Type: image/png"),
+    ):
+        await ask(door, request)
+    await ask(door, get("/nowhere", "Connection: close"))
+    assert door.outcomes == {"invalid_request": 5}
 
 
 def length(body: bytes) -> int:
@@ -329,7 +312,9 @@ def length(body: bytes) -> int:
 
 
 def test_an_open_connection_does_not_keep_a_body_that_was_answered() -> None:
-    """60 clients stay after a request of 4 MiB each: the memory of a few bodies, and not of all, is held."""
+    """When 60 clients stay connected after a request of 4 MiB each, the memory of a few bodies is
+    held, and not of all.
+    """
     body = post(bytes(4 * 2**20), "/predict", "Content-Type: application/octet-stream")
     service = Service(Stage(length, run_in="thread"))
     with serving(App(service)) as running, ExitStack() as stack:
@@ -340,12 +325,6 @@ def test_an_open_connection_does_not_keep_a_body_that_was_answered() -> None:
         assert resident_bytes() - before < 120 * 2**20
 
 
-def resident_bytes() -> int:
-    """The memory of this process, which is the server's too."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmRSS:")[2].split()[0]) * 1024
-
-
 class Gone(Wire):
     """A connection whose client has gone without the server having heard of it."""
 
@@ -353,13 +332,12 @@ class Gone(Wire):
         raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
 
 
-def test_a_refused_client_may_be_gone_already() -> None:
-    """The refusal of a connection too many raises nothing into the loop, whatever the transport says to it."""
-
-    async def main() -> list[int]:
-        door = Door(limits=Limits(connections=1))
-        door.connect()
-        wire = Gone(lambda: Connection(door.listener))
-        return [answer.status for answer in wire.answers()]
-
-    assert run(main()) == [503]
+@on_a_jumping_loop
+async def test_a_refused_client_may_be_gone_already() -> None:
+    """Refusing a connection too many raises nothing into the loop, whatever the transport says to
+    it.
+    """
+    door = Door(limits=Limits(connections=1))
+    door.connect()
+    wire = Gone(lambda: Connection(door.listener))
+    assert [answer.status for answer in wire.answers()] == [503]

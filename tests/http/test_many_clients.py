@@ -10,10 +10,10 @@ import pytest
 import uvloop
 
 from carpool import Service, Stage
-from tests.drive.test_faults import alive, children
-from tests.http import models
-from tests.http.door import post
-from tests.serving import serve
+from tests.support.http import models
+from tests.support.http.door import post
+from tests.support.processes import alive, children
+from tests.support.serving import serve
 
 CLIENTS = 64
 CALLS = 2_000
@@ -41,7 +41,9 @@ async def client(port: int, number: int) -> list[tuple[float, bytes]]:
 
 @pytest.mark.slow
 def test_every_client_gets_its_own_answers() -> None:
-    """64 clients that keep their connections and call 2,000 times each: all answers are right, and counted once."""
+    """64 clients that keep their connections and call 2,000 times each get the right answers, which
+    are counted once.
+    """
 
     async def main(port: int) -> list[tuple[float, bytes]]:
         wrong = await asyncio.gather(*[client(port, number) for number in range(CLIENTS)])

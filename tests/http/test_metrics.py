@@ -24,11 +24,11 @@ from carpool.observe.prometheus import render
 from carpool.observe.stats import DURATION_BOUNDS, OUTCOMES, REASONS, Durations, Stats, outcome_of
 from carpool.policy import Greedy
 from carpool.request import Request
-from tests.http import models
-from tests.http.door import Door, chunked, get, post
-from tests.http.jump import run, turns
-from tests.http.net import Client, Gate, RunningServer, predict, serving
-from tests.http.test_statuses import job
+from tests.support.http import models
+from tests.support.http.door import Door, chunked, get, post
+from tests.support.http.jobs import job
+from tests.support.http.jump import on_a_jumping_loop, turns
+from tests.support.http.net import Client, Gate, RunningServer, predict, serving, waiting
 
 OPEN = "application/openmetrics-text; version=1.0.0"
 
@@ -42,7 +42,7 @@ def scrape(running: RunningServer, accept: str = "") -> dict[str, Metric]:
 
 
 def parse(body: bytes, content_type: str) -> dict[str, Metric]:
-    """As a strict scraper reads them."""
+    """Read metrics as a strict scraper does."""
     parser = prometheus_client.openmetrics.parser if "openmetrics" in content_type else prometheus_client.parser
     return {metric.name: metric for metric in parser.text_string_to_metric_families(body.decode())}
 
@@ -65,12 +65,12 @@ def busy() -> Iterator[RunningServer]:
             gate.knocked()
             gone = Client(running.port)
             gone.send(job(1, path="/predict"))
-            running.until(lambda: running.app.endpoints[0].driver.pipeline.waiting == 1)  # type: ignore[union-attr]
+            running.wait_until(lambda: waiting(running.app) == 1)
             gone.reset()
-            running.until(lambda: running.app.endpoints[0].driver.pipeline.waiting == 0)  # type: ignore[union-attr]
+            running.wait_until(lambda: waiting(running.app) == 0)
             assert second.ask(job(2, None, "X-Request-Timeout-Ms: 200", path="/predict")).status == 504
             second.send(job(3, path="/predict"))
-            running.until(lambda: running.app.endpoints[0].driver.pipeline.waiting == 1)  # type: ignore[union-attr]
+            running.wait_until(lambda: waiting(running.app) == 1)
             assert third.ask(job(4, path="/predict")).status == 429
             gate.open()
             assert [first.answer().status, second.answer().status] == [200, 200]
@@ -87,7 +87,7 @@ def busy() -> Iterator[RunningServer]:
 
 @pytest.mark.parametrize("accept", ["", OPEN, "text/plain;version=0.0.4", "*/*"])
 def test_outcomes_add_up(busy: RunningServer, accept: str) -> None:
-    """Every request is counted once, under what became of it."""
+    """Every request is counted once, under its outcome."""
     metrics = scrape(busy, accept)
     counted = {
         outcome: value(metrics, "carpool_requests", "_total", model="gated", outcome=outcome)
@@ -108,7 +108,9 @@ def test_outcomes_add_up(busy: RunningServer, accept: str) -> None:
 
 
 def test_numbers_agree(busy: RunningServer) -> None:
-    """Histograms have as many entries as there were things to count, and gauges are back at zero."""
+    """Histograms have as many entries as there were things to count, and gauges are back at zero in
+    the end.
+    """
     metrics = scrape(busy)
     gated = {"model": "gated", "stage": "Gated"}
     run_by_worker = 7 + 1 + 1  # good, unreadable and unfit; the others never got there
@@ -138,12 +140,12 @@ def test_numbers_agree(busy: RunningServer) -> None:
 
 
 def test_a_queue_can_be_seen(gate: Gate) -> None:
-    """While it is there: length, bytes, what is in flight."""
+    """While requests wait, their number and bytes and what is in flight can be seen."""
     with serving(App(models.gated)) as running, Client(running.port) as first, Client(running.port) as second:
         first.send(job(0, gate, path="/predict"))
         gate.knocked()
         second.send(job(1, path="/predict") * 3)
-        running.until(lambda: running.app.endpoints[0].driver.pipeline.waiting == 3)  # type: ignore[union-attr]
+        running.wait_until(lambda: waiting(running.app) == 3)
         metrics = scrape(running)
         assert value(metrics, "carpool_in_flight_requests") == 4
         assert value(metrics, "carpool_queue_length") == 3
@@ -160,47 +162,49 @@ def series(metrics: dict[str, Metric]) -> set[tuple[str, tuple[tuple[str, str], 
     return {(s.name, tuple(sorted(s.labels.items()))) for metric in metrics.values() for s in metric.samples}
 
 
-def test_no_client_can_make_series() -> None:
-    """Random addresses, methods, priorities, types and ids: the same series as before, as soon as there are any."""
+@on_a_jumping_loop
+async def test_no_client_can_make_series() -> None:
+    """Random addresses, methods, priorities, types and ids make no series beyond those that there
+    are from the first answer on.
+    """
     dice = random.Random(7)
 
     def word() -> str:
         return "".join(dice.choices(string.ascii_letters, k=8))
 
-    async def main() -> None:
-        door = Door()
+    door = Door()
 
-        async def now() -> dict[str, Metric]:
+    async def now() -> dict[str, Metric]:
+        wire = door.connect()
+        wire.send(get("/metrics"))
+        await turns()
+        (answer,) = wire.answers()
+        return parse(answer.body, answer.headers["content-type"])
+
+    before = await now()
+    for _ in range(200):
+        for request in (
+            get(f"/{word()}", method=dice.choice(["GET", "PUT", "DELETE", "PATCH", "OPTIONS"])),
+            get(f"/models/{word()}/predict"),
+            get("/predict").replace(b"GET", word().upper().encode()),
+            post(word().encode(), "/predict", f"X-Request-Priority: {dice.randint(-200, 200)}"),
+            post(b"1", "/predict", f"Content-Type: {word()}/{word()}", f"Accept: {word()}/{word()}"),
+            post(b"1", "/predict", f"X-Request-Id: {word()}", f"X-Request-Timeout-Ms: {dice.randint(-5, 500)}"),
+            post(b"raise", f"/predict?{word()}"),
+        ):
             wire = door.connect()
-            wire.send(get("/metrics"))
-            await turns()
-            (answer,) = wire.answers()
-            return parse(answer.body, answer.headers["content-type"])
-
-        before = await now()
-        for _ in range(200):
-            for request in (
-                get(f"/{word()}", method=dice.choice(["GET", "PUT", "DELETE", "PATCH", "OPTIONS"])),
-                get(f"/models/{word()}/predict"),
-                get("/predict").replace(b"GET", word().upper().encode()),
-                post(word().encode(), "/predict", f"X-Request-Priority: {dice.randint(-200, 200)}"),
-                post(b"1", "/predict", f"Content-Type: {word()}/{word()}", f"Accept: {word()}/{word()}"),
-                post(b"1", "/predict", f"X-Request-Id: {word()}", f"X-Request-Timeout-Ms: {dice.randint(-5, 500)}"),
-                post(b"raise", f"/predict?{word()}"),
-            ):
-                wire = door.connect()
-                wire.send(request)
-                await turns(4)
-                wire.reset()
-        after = await now()
-        assert series(after) == series(before)
-        assert value(after, "carpool_requests", "_total", outcome="ok") > 0
-
-    run(main())
+            wire.send(request)
+            await turns(4)
+            wire.reset()
+    after = await now()
+    assert series(after) == series(before)
+    assert value(after, "carpool_requests", "_total", outcome="ok") > 0
 
 
 def test_labels_are_closed_sets(busy: RunningServer) -> None:
-    """Models and stages as declared; outcomes, reasons and states from fixed lists."""
+    """Models and stages are labelled as they are declared, and outcomes, reasons and states are
+    from fixed lists.
+    """
     allowed = {
         "model": {"gated", "moody"},
         "stage": {"Gated", "Moody"},
@@ -218,7 +222,9 @@ def test_labels_are_closed_sets(busy: RunningServer) -> None:
 
 
 def test_what_a_policy_explains_is_exported() -> None:
-    """Numbers that mean the same for every policy, with the smallest and the largest of the learned costs."""
+    """What a policy explains is exported as numbers that mean the same for every policy, with the
+    smallest and the largest of the learned costs.
+    """
 
     class Wise(Greedy):
         def explain(self, now: float) -> dict[str, Any]:
@@ -256,7 +262,9 @@ def test_what_a_policy_explains_is_exported() -> None:
 
 
 def test_a_change_of_rule_is_told_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
-    """At most every ten seconds, and only to those who ask for it."""
+    """A change of the policy's rule is reported at most every ten seconds, and only to those who
+    ask for it.
+    """
     pipeline = Pipeline([Batcher("one", Greedy(64), Queue())])
     stats = Stats("both", pipeline, [None], [False]).stages[0]
 
@@ -277,7 +285,7 @@ def test_a_change_of_rule_is_told_now_and_then(caplog: pytest.LogCaptureFixture)
 
 
 def test_padding_is_counted() -> None:
-    """What was added to batches, as a number and as a share."""
+    """What padding adds to batches is shown as a number and as a share."""
     policy = Greedy(8)
     policy.allowed_batch_sizes = [4, 8]
     stats = Stats("padded", Pipeline([Batcher("one", policy, Queue())]), [None], [False])
@@ -289,7 +297,7 @@ def test_padding_is_counted() -> None:
 
 
 def test_head(server: RunningServer) -> None:
-    """The same headers, without the numbers."""
+    """HEAD of `/metrics` has the headers of a GET and no body."""
     with Client(server.port) as client:
         answer = client.ask(get("/metrics", method="HEAD"), "HEAD")
         assert (answer.status, answer.body) == (200, b"")
@@ -307,12 +315,12 @@ def test_head(server: RunningServer) -> None:
     ],
 )
 def test_outcome_of_an_error(error: Exception, outcome: str) -> None:
-    """Every error has one, also those that are none of ours."""
+    """Every exception is counted under one outcome, also one that is not of carpool."""
     assert outcome_of(error) == outcome
 
 
 def test_durations() -> None:
-    """A duration is counted in the first bucket whose bound it is not over."""
+    """A duration is counted in the first bucket whose bound is not below it."""
     for i, bound in enumerate(DURATION_BOUNDS):
         durations = Durations()
         durations.add(bound * 0.99)

@@ -18,7 +18,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import uvloop
 from fastapi import FastAPI
 from hypercorn.asyncio import serve as hypercorn_serve
 from hypercorn.config import Config
@@ -31,14 +30,17 @@ import carpool
 from carpool import Model, Service, Stage, StartupError
 from carpool.http import asgi
 from carpool.http.app import App
-from tests.drive.test_faults import alive, children
 from tests.effort import slow_where
-from tests.http import models
-from tests.http.door import get, post
-from tests.http.net import PATIENCE_S, Client, Gate, RunningServer, predict, until
-from tests.http.test_asgi import REQUESTS, Program, asked, behind, pids, said, stopped_in_the_end, workers_of
-from tests.http.test_statuses import job, outcome, small_queue
-from tests.serving import serve
+from tests.http.both_doors import asked, behind, said, stopped_in_the_end, workers_of
+from tests.http.sample_requests import REQUESTS
+from tests.http.uvicorn_program import Program, pids
+from tests.support.http import models
+from tests.support.http.door import get, post
+from tests.support.http.jobs import job, outcome, small_queue
+from tests.support.http.net import Client, Gate, RunningServer, predict, waiting
+from tests.support.processes import alive, children
+from tests.support.serving import serve
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 class Hypercorn:
@@ -61,7 +63,7 @@ class Hypercorn:
         self._ended = asyncio.run_coroutine_threadsafe(serving, loop)
 
     def stop(self) -> None:
-        """As a signal would."""
+        """End the server as a signal would."""
         self._loop.call_soon_threadsafe(self._stopping.set)
         self._ended.result(PATIENCE_S)
 
@@ -74,18 +76,6 @@ def behind_hypercorn(app: Any, loop: asyncio.AbstractEventLoop) -> Iterator[Hype
         yield server
     finally:
         server.stop()
-
-
-@pytest.fixture
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """A loop in a thread of its own."""
-    one = uvloop.new_event_loop()
-    thread = threading.Thread(target=one.run_forever, daemon=True)
-    thread.start()
-    yield one
-    one.call_soon_threadsafe(one.stop)
-    thread.join(PATIENCE_S)
-    one.close()
 
 
 # -- hypercorn
@@ -106,7 +96,9 @@ def other(server: RunningServer) -> Iterator[Hypercorn]:
 
 @pytest.mark.parametrize("name", [name for name, (status, _) in REQUESTS.items() if status != 413])
 def test_hypercorn_answers_as_our_own_server_does(server: RunningServer, other: Hypercorn, name: str) -> None:
-    """Status, headers and body. A 413 is left out: hypercorn hangs up on a body that nobody reads."""
+    """Hypercorn and our own server give the same status, headers and body. A 413 is left out:
+    hypercorn hangs up on a body that nobody reads.
+    """
     status, data = REQUESTS[name]
     ours, theirs = asked(server.port, data), asked(other.port, data)
     assert ours.status == status
@@ -114,7 +106,9 @@ def test_hypercorn_answers_as_our_own_server_does(server: RunningServer, other: 
 
 
 def test_hypercorns_lifespan_starts_and_stops_the_workers(loop: asyncio.AbstractEventLoop) -> None:
-    """The first answer comes from workers that were there before it, and all are gone when hypercorn has ended."""
+    """Behind hypercorn the first answer comes from workers that were there before it, and all are
+    gone when hypercorn has ended.
+    """
     app = App(models.scale)
     with behind_hypercorn(app, loop) as server:
         assert asked(server.port, get("/readyz")).status == 200
@@ -125,26 +119,19 @@ def test_hypercorns_lifespan_starts_and_stops_the_workers(loop: asyncio.Abstract
 
 
 def test_a_client_that_leaves_hypercorn_while_queued(loop: asyncio.AbstractEventLoop, gate: Gate) -> None:
-    """The model never sees its request."""
+    """If a client of hypercorn leaves while its request is queued, the model never sees that."""
     app = App(small_queue())
     with behind_hypercorn(app, loop) as server, Client(server.port) as busy:
         busy.send(job(1, gate, path="/predict"))
         gate.knocked()
         gone = Client(server.port)
         gone.send(job(666, path="/predict"))
-        until(lambda: waiting(app) == 1)
+        wait_until(lambda: waiting(app) == 1)
         gone.close()
-        until(lambda: waiting(app) == 0)
+        wait_until(lambda: waiting(app) == 0)
         gate.open()
         assert busy.answer().status == 200
         assert json.loads(busy.ask(job(-1, path="/predict")).body)["seen"] == [1, -1]
-
-
-def waiting(app: App) -> int:
-    """How many requests are queued."""
-    driver = app.endpoints[0].driver
-    assert driver is not None
-    return driver.pipeline.waiting
 
 
 # -- mounted beside ordinary routes
@@ -163,7 +150,7 @@ def in_fastapi(app: App, lifespan: Any) -> FastAPI:
 
 
 def in_starlette(app: App, lifespan: Any) -> Starlette:
-    """The same in Starlette."""
+    """The app mounted in Starlette."""
 
     async def hello(request: Request) -> JSONResponse:
         return JSONResponse({"hello": request.query_params["name"]})
@@ -196,7 +183,9 @@ def check_all_routes(port: int) -> None:
 @fronts
 @hosts
 def test_mounted_with_our_lifespan(loop: asyncio.AbstractEventLoop, host: Host, front: Front) -> None:
-    """The workers are there before the first request, which is not one for them, and gone after the last."""
+    """With our lifespan in the host's, workers are there before the first request, which is not for
+    one of our addresses, and gone after the last.
+    """
     app = App(models.scale, models.two_steps)
     with front(host(app, carpool.lifespan(app)), loop) as server:
         assert json.loads(asked(server.port, get("/hello?name=you")).body) == {"hello": "you"}
@@ -210,7 +199,9 @@ def test_mounted_with_our_lifespan(loop: asyncio.AbstractEventLoop, host: Host, 
 @fronts
 @hosts
 def test_mounted_without_a_lifespan(loop: asyncio.AbstractEventLoop, host: Host, front: Front) -> None:
-    """The first request to one of our addresses starts the workers, not one to the host's."""
+    """Without a lifespan the first request to one of our addresses starts the workers; one to the
+    host's does not.
+    """
     app = App(models.scale, models.two_steps)
     with stopped_in_the_end(app, loop), front(host(app, None), loop) as server:
         assert json.loads(asked(server.port, get("/hello?name=you")).body) == {"hello": "you"}
@@ -222,7 +213,9 @@ def test_mounted_without_a_lifespan(loop: asyncio.AbstractEventLoop, host: Host,
 
 
 def test_the_lifespan_of_two_apps_stops_the_first_if_the_second_cannot_start() -> None:
-    """And tells why; nothing is left behind."""
+    """If the second of two apps in one lifespan cannot start, the first is stopped, the reason is
+    told, and nothing is left behind.
+    """
     good, broken = App(models.scale), App(models.broken)
     started: list[int] = []
 
@@ -247,7 +240,7 @@ def test_the_lifespan_of_two_apps_stops_the_first_if_the_second_cannot_start() -
 
 
 class InThread(Model):
-    """Doubles, and says where."""
+    """A model that doubles, and says in which thread it runs."""
 
     def predict(self, xs: list[float]) -> list[dict[str, Any]]:
         if 13.0 in xs:
@@ -256,7 +249,7 @@ class InThread(Model):
 
 
 async def in_task(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Adds where it is."""
+    """A model on the loop that adds in which task it runs."""
     await asyncio.sleep(0)
     task = asyncio.current_task()
     assert task is not None
@@ -268,7 +261,9 @@ async def in_task(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_thread_and_loop_stages_need_no_process(
     loop: asyncio.AbstractEventLoop, host: Host | None, front: Front
 ) -> None:
-    """Everything runs in the server's process; types, errors and probes are those of any other service."""
+    """An app of thread and loop stages runs wholly in the server's process; types, errors and
+    probes are those of any service.
+    """
     stages = Stage(InThread, max_batch_size=8, run_in="thread"), Stage(in_task, max_batch_size=8, run_in="loop")
     app = App(Service(*stages, name="inside"))
     prefix = "" if host is None else "/ml"
@@ -286,7 +281,7 @@ def test_thread_and_loop_stages_need_no_process(
         assert outcome(predict(server.port, "x", prefix + "/predict")) == (422, "invalid_item")
         assert asked(server.port, get(prefix + "/readyz")).status == 200
         assert workers_of(app) == []
-    until(lambda: "carpool InThread/0" not in {thread.name for thread in threading.enumerate()})
+    wait_until(lambda: "carpool InThread/0" not in {thread.name for thread in threading.enumerate()})
 
 
 def threads_of_models() -> list[str]:
@@ -294,15 +289,17 @@ def threads_of_models() -> list[str]:
 
 
 def test_an_app_whose_loop_has_ended_is_stopped_on_another_one() -> None:
-    """Its workers have ended with the loop, and nobody hears of the loop that is gone."""
+    """An app whose loop has ended can be stopped on another one: its workers have ended with the
+    loop, and nothing is reported.
+    """
     app = App(Service(Stage(InThread, max_batch_size=8, run_in="thread")))
     asyncio.run(app.ensure_started())
     asyncio.run(app.stop())
-    until(lambda: not threads_of_models())
+    wait_until(lambda: not threads_of_models())
 
 
 def test_whoever_asks_for_a_start_while_it_is_under_way_gets_the_same_one() -> None:
-    """A request that comes while `start` is at work starts nothing a second time."""
+    """A request that comes while `start` is at work waits for it, and starts nothing a second time."""
     app = App(Service(Stage(InThread, max_batch_size=8, run_in="thread")))
 
     async def start_twice() -> int:
@@ -312,11 +309,13 @@ def test_whoever_asks_for_a_start_while_it_is_under_way_gets_the_same_one() -> N
         return found
 
     assert asyncio.run(start_twice()) == 1
-    until(lambda: not threads_of_models())
+    wait_until(lambda: not threads_of_models())
 
 
 def test_an_app_that_is_stopped_before_its_start_has_begun_is_stopped() -> None:
-    """What had only been asked for does not begin afterwards; and the app can be started anew at once."""
+    """An app that is stopped before its start has begun does not start afterwards, and can be
+    started anew at once.
+    """
     app = App(Service(Stage(InThread, max_batch_size=8, run_in="thread")))
 
     async def start_and_stop() -> list[int]:
@@ -332,7 +331,7 @@ def test_an_app_that_is_stopped_before_its_start_has_begun_is_stopped() -> None:
         return found
 
     assert asyncio.run(start_and_stop()) == [0, 1]
-    until(lambda: not threads_of_models())
+    wait_until(lambda: not threads_of_models())
 
 
 # -- one of several
@@ -367,7 +366,9 @@ def warnings_of_two_starts(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_one_of_several_says_so_once(
     sign: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever tells that there are others, and however many apps there are."""
+    """An app that can tell that it is one of several server processes warns of it once, however it
+    can tell and however many apps there are.
+    """
     if sign == "a parent":
         monkeypatch.setattr(multiprocessing, "parent_process", lambda: multiprocessing.current_process())
     elif sign == "gunicorn":
@@ -382,7 +383,7 @@ def test_one_of_several_says_so_once(
 def test_the_only_one_does_not(
     concurrency: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing tells that there are others."""
+    """An app without signs of other server processes does not warn."""
     if concurrency is None:
         monkeypatch.delenv("WEB_CONCURRENCY", raising=False)
     else:
@@ -391,9 +392,11 @@ def test_the_only_one_does_not(
 
 
 def test_carpool_serve_has_no_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is one process whatever the environment says of other servers."""
+    """`carpool serve` is one process and does not warn, whatever the environment says of other
+    servers.
+    """
     monkeypatch.setenv("WEB_CONCURRENCY", "4")
-    with serve("tests.serving_models:talks") as served:
+    with serve("tests.support.serving_models:talks") as served:
         assert served.ask("POST", "/predict", "hello")[0] == 200
     assert served.wait() == 0
     assert WARNING not in "".join(served.log)
@@ -402,11 +405,11 @@ def test_carpool_serve_has_no_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_uvicorns_workers_say_so_once_each(workers: int) -> None:
-    """Two processes warn once each, a single one does not."""
+    """Each of uvicorn's two server processes warns once, and a single one does not."""
     expected = workers if workers > 1 else 0
     with Program(pids, "--workers", str(workers)) as program:
         assert predict(program.port(), 0.0).status == 200
-        until(lambda: program.log.count(WARNING) >= expected)
+        wait_until(lambda: program.log.count(WARNING) >= expected)
         program.process.send_signal(signal.SIGTERM)
         program.wait()
     assert program.log.count(WARNING) == expected

@@ -12,17 +12,17 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from carpool import Service
 from carpool.http import openapi
 from carpool.http.app import App
-from tests.http import models, typed
-from tests.http.door import Door, get, post
-from tests.http.jump import run, turns
-from tests.http.net import Client, RunningServer, predict, serving
+from tests.support.http import models, typed
+from tests.support.http.door import Door, get, post
+from tests.support.http.jump import on_a_jumping_loop, run, turns
+from tests.support.http.net import Client, RunningServer, predict, serving
 
 TYPED = (typed.shift, typed.measure, typed.greet, typed.prune, typed.double, typed.total, typed.checked)
 EVERY_ERROR = {"400", "413", "415", "422", "429", "500", "503", "504"}
 
 
 def document(*services: Service, **settings: Any) -> dict[str, Any]:
-    """As a client gets it."""
+    """The document as a client gets it."""
 
     async def main() -> dict[str, Any]:
         door = Door()
@@ -48,14 +48,14 @@ def resolve(doc: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
     "services", [TYPED, (models.scale,), (models.csv, models.reverse, models.two_steps, models.echo)]
 )
 def test_it_is_valid(services: tuple[Service, ...]) -> None:
-    """By the validator of OpenAPI 3.1, for types of every kind."""
+    """The document is valid by the validator of OpenAPI 3.1, for types of every kind."""
     doc = document(*services)
     assert doc["openapi"].startswith("3.1")
     OpenAPIV31SpecValidator(doc).validate()
 
 
 def test_every_address_is_there() -> None:
-    """Those of the models and those that every app has, and no other."""
+    """The document has the addresses of the models and those that every app has, and no other."""
     assert set(document(models.scale, models.two_steps)["paths"]) == {
         "/predict",
         "/models/scale/predict",
@@ -69,7 +69,9 @@ def test_every_address_is_there() -> None:
 
 @pytest.mark.parametrize(("status", "other"), [(504, "408"), (408, "504")])
 def test_every_error_is_documented(status: int, other: str) -> None:
-    """Each with a description and the schema of its body; the time-out under the status that the app uses."""
+    """The document has each error with a description and the schema of its body, and the time-out
+    under the status that the app uses.
+    """
     doc = document(models.scale, timeout_status=status)
     for path in ("/predict", "/models/scale/predict"):
         responses = doc["paths"][path]["post"]["responses"]
@@ -83,7 +85,7 @@ def test_every_error_is_documented(status: int, other: str) -> None:
 
 
 def test_errors_are_as_their_schema_says(server: RunningServer) -> None:
-    """A real one."""
+    """The body of a real error fits the schema in the document."""
     doc = document(models.scale)
     error = json.loads(predict(server.port, "x").body)
     jsonschema.validate(error, resolve(doc, {"$ref": "#/components/schemas/CarpoolError"}))
@@ -97,7 +99,7 @@ def test_errors_are_as_their_schema_says(server: RunningServer) -> None:
 
 @pytest.mark.parametrize("name", [service.name for service in TYPED])
 def test_examples_and_answers_fit_their_schemas(name: str) -> None:
-    """The examples of the document can be sent as they are, and what comes back is what is promised."""
+    """The examples of the document can be sent as they are, and the answers are what it promises."""
     service = next(service for service in TYPED if service.name == name)
     doc = document(service)
     operation = doc["paths"]["/predict"]["post"]
@@ -130,7 +132,7 @@ def test_examples_and_answers_fit_their_schemas(name: str) -> None:
     ],
 )
 def test_what_does_not_fit_the_schema(service: Service, wrong: Any) -> None:
-    """The schema refuses what the server refuses."""
+    """What the schema refuses the server refuses, too."""
     doc = document(service)
     schema = doc["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     with pytest.raises(jsonschema.ValidationError):
@@ -138,7 +140,7 @@ def test_what_does_not_fit_the_schema(service: Service, wrong: Any) -> None:
 
 
 def test_formats_of_one_s_own() -> None:
-    """They are listed beside JSON and msgpack."""
+    """A model's own formats are listed beside JSON and msgpack."""
     doc = document(models.csv, models.reverse)
     csv = doc["paths"]["/models/csv/predict"]["post"]
     assert set(csv["requestBody"]["content"]) == {"text/csv", "application/json", "application/msgpack"}
@@ -153,7 +155,7 @@ def test_formats_of_one_s_own() -> None:
 
 
 def test_limits_and_headers_are_named() -> None:
-    """The largest body, and the three headers that a client may set."""
+    """The document names the largest body and the three headers that a client may set."""
     operation = document(models.scale, max_body_bytes=12345)["paths"]["/predict"]["post"]
     assert "12345" in operation["description"]
     assert {p["name"] for p in operation["parameters"]} == {
@@ -163,24 +165,21 @@ def test_limits_and_headers_are_named() -> None:
     }
 
 
-def test_it_is_there_before_the_models_are() -> None:
-    """It needs no worker, and HEAD has its length."""
-
-    async def main() -> None:
-        door = Door()
-        door.app.drain()
-        wire = door.connect()
-        wire.send(get("/openapi.json") + get("/openapi.json", method="HEAD") + post(b"1", "/openapi.json"))
-        await turns()
-        answers = wire.answers(["GET", "HEAD", "POST"])
-        assert [a.status for a in answers] == [200, 200, 405]
-        assert answers[1].headers["content-length"] == str(len(answers[0].body))
-
-    run(main())
+@on_a_jumping_loop
+async def test_it_is_there_before_the_models_are() -> None:
+    """The document can be had before any worker is ready, and HEAD has its length."""
+    door = Door()
+    door.app.drain()
+    wire = door.connect()
+    wire.send(get("/openapi.json") + get("/openapi.json", method="HEAD") + post(b"1", "/openapi.json"))
+    await turns()
+    answers = wire.answers(["GET", "HEAD", "POST"])
+    assert [a.status for a in answers] == [200, 200, 405]
+    assert answers[1].headers["content-length"] == str(len(answers[0].body))
 
 
 def test_a_real_server_gives_it(server: RunningServer) -> None:
-    """The same document as made from the services."""
+    """A real server gives the same document as is made from the services."""
     with Client(server.port) as client:
         got = json.loads(client.ask(get("/openapi.json")).body)
     assert got == json.loads(json.dumps(openapi.document(server.app.services, 504, 2**20)))

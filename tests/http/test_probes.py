@@ -11,22 +11,23 @@ import pytest
 
 from carpool import Service, Stage
 from carpool.http.app import App
-from tests.http import models
-from tests.http.door import Door, get, post
-from tests.http.jump import run, turns
-from tests.http.net import PATIENCE_S, Client, Gate, RunningServer, code_of, predict, serving, until
-from tests.http.wire import Answer
+from tests.support.http import models
+from tests.support.http.door import Door, get, post
+from tests.support.http.jump import on_a_jumping_loop, turns
+from tests.support.http.net import Client, Gate, RunningServer, code_of, predict, serving
+from tests.support.http.wire import Answer
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 def probe(running: RunningServer, path: str, method: str = "GET") -> Answer:
-    """Ask once."""
+    """Ask for a probe on a connection of its own."""
     with Client(running.port) as client:
         return client.ask(get(path, method=method), method)
 
 
 @pytest.mark.parametrize(("path", "text"), [("/livez", b"ok\n"), ("/readyz", b"ready\n")])
 def test_all_is_well(server: RunningServer, path: str, text: bytes) -> None:
-    """A short text; HEAD says the same without it."""
+    """Probes answer 200 with a short text when all is well, and HEAD the same without it."""
     answer = probe(server, path)
     assert (answer.status, answer.body, answer.headers["content-type"]) == (200, text, "text/plain; charset=utf-8")
     head = probe(server, path, "HEAD")
@@ -34,7 +35,7 @@ def test_all_is_well(server: RunningServer, path: str, text: bytes) -> None:
 
 
 def test_while_it_starts(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Live, but not ready, from the first moment; ready when all services are."""
+    """While starting a server is live from the first moment, and ready when all services are."""
     monkeypatch.setenv("CARPOOL_TEST_GATE", gate.path)
     running = RunningServer(App(models.scale, models.slow_to_load))
     running.listen()
@@ -54,34 +55,35 @@ def test_while_it_starts(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
         running.stop()
 
 
-def test_while_it_drains() -> None:
-    """Live, but not ready."""
-
-    async def main() -> None:
-        door = Door()
-        wire = door.connect()
-        wire.send(get("/readyz"))
-        door.app.drain()
-        wire.send(get("/readyz") + get("/livez"))
-        await turns()
-        assert [a.status for a in wire.answers()] == [200, 503, 200]
-
-    run(main())
+@on_a_jumping_loop
+async def test_while_it_drains() -> None:
+    """While draining a server is live, but not ready."""
+    door = Door()
+    wire = door.connect()
+    wire.send(get("/readyz"))
+    door.app.drain()
+    wire.send(get("/readyz") + get("/livez"))
+    await turns()
+    assert [a.status for a in wire.answers()] == [200, 503, 200]
 
 
 def test_without_a_worker() -> None:
-    """Its worker is dead: not ready within a moment; ready again with the next one."""
+    """A server whose worker is dead is not ready within a moment, and is ready again with the next
+    one.
+    """
     with serving(App(models.scale)) as running:
         (pid,) = running.pids
         os.kill(pid, signal.SIGKILL)
-        until(lambda: probe(running, "/readyz").status == 503)
+        wait_until(lambda: probe(running, "/readyz").status == 503)
         assert probe(running, "/livez").status == 200
-        until(lambda: probe(running, "/readyz").status == 200)
+        wait_until(lambda: probe(running, "/readyz").status == 200)
         assert predict(running.port, 1.0).status == 200
 
 
 def test_an_example_that_no_longer_runs(caplog: pytest.LogCaptureFixture) -> None:
-    """Without traffic the example is run; workers that are there but answer nothing are found out."""
+    """Without traffic the example is run, so that workers which are there but answer nothing are
+    found out.
+    """
     with serving(App(Service(models.Fragile, name="fragile"), idle_check_s=0.0)) as running:
         assert probe(running, "/readyz").status == 200
         assert predict(running.port, "break").status == 500
@@ -93,7 +95,7 @@ def test_an_example_that_no_longer_runs(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_good_answers_spare_the_example() -> None:
-    """As long as there is traffic that succeeds, nothing is run; then the example is, at most once in a while."""
+    """While traffic succeeds no example is run; without it one is, at most once in a while."""
     with serving(App(Service(models.Fragile, name="fragile"), idle_check_s=3600.0)) as running:
         predict(running.port, "fine")
         for _ in range(5):
@@ -105,7 +107,7 @@ def test_good_answers_spare_the_example() -> None:
 
 
 def test_a_model_without_examples_is_not_tried() -> None:
-    """There is nothing to try it with."""
+    """A model without examples is ready without having been tried."""
     with serving(App(models.gated, idle_check_s=0.0)) as running:
         assert probe(running, "/readyz").status == 200
         assert running.outcomes() == {}
@@ -126,7 +128,7 @@ def test_a_check_that_is_under_way_when_it_stops(gate: Gate) -> None:
 
 
 def test_probes_answer_under_load(server: RunningServer) -> None:
-    """They share nothing with the model's queue."""
+    """Probes are answered under load, since they share nothing with the model's queue."""
     with Client(server.port) as busy:
         busy.send(post(b"[1]", "/models/csv/predict") * 200)
         assert probe(server, "/livez").status == 200

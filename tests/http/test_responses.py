@@ -16,10 +16,10 @@ from carpool.http.app import App
 from carpool.model import traits_of
 from carpool.wire import answer
 from tests.http import talkers
-from tests.http.door import post
-from tests.http.net import Client, code_of
-from tests.http.test_asgi import both_doors, said
-from tests.http.wire import Answer
+from tests.http.both_doors import both_doors, said
+from tests.support.http.door import post
+from tests.support.http.net import Client, code_of
+from tests.support.http.wire import Answer
 
 JSON, MSGPACK, RAW = "application/json", "application/msgpack", "application/octet-stream"
 EXPECTED: dict[str, tuple[int, str | None, bytes, dict[str, str]]] = {
@@ -61,13 +61,15 @@ def check(got: Answer, status: int, kind: str | None, body: bytes, headers: dict
 @pytest.mark.parametrize("model", ["answering", "single"])
 @pytest.mark.parametrize("item", EXPECTED)
 def test_every_kind_of_response_by_every_door(doors: Any, model: str, item: str) -> None:
-    """From a process in a batch and from a thread alone, by our own server and by another."""
+    """Every kind of response arrives by every door: from a process in a batch and from a thread
+    alone, by our own server and by another.
+    """
     for door in doors:
         check(ask(door, model, item), *EXPECTED[item])
 
 
 def test_it_is_for_its_item_alone(doors: Any) -> None:
-    """All kinds in company, and each with its own."""
+    """In a batch with responses of all kinds each client gets its own."""
     items = [*EXPECTED, *BAD] * 12
     with ThreadPoolExecutor(24) as pool:
         answers = list(pool.map(lambda item: ask(doors[0], "answering", item), items))
@@ -79,7 +81,9 @@ def test_it_is_for_its_item_alone(doors: Any) -> None:
 
 
 def test_its_value_is_written_as_the_client_accepts(doors: Any) -> None:
-    """And checked against the hint, of which `Response` is no part."""
+    """The value of a response is written as the client accepts it, and checked against the hint, in
+    which `Response` does not appear.
+    """
     got = ask(doors[0], "answering", "created", f"Accept: {MSGPACK}")
     assert (got.status, got.headers["content-type"], msgspec.msgpack.decode(got.body)) == (201, MSGPACK, 2.5)
     assert ask(doors[0], "answering", "bytes", f"Accept: {MSGPACK}").body == b"\x89PNG"
@@ -87,7 +91,9 @@ def test_its_value_is_written_as_the_client_accepts(doors: Any) -> None:
 
 
 def test_with_a_format_of_one_s_own(doors: Any) -> None:
-    """`encode` writes values, does not see bytes, and may give responses itself."""
+    """With a format of the model's own, `encode` writes the values of responses, does not see
+    bytes, and may give responses itself.
+    """
     check(ask(doors[0], "lines", "created"), 201, "text/lines", b"<2.5>", {"location": "/things/7"})
     check(ask(doors[0], "lines", "bytes"), *EXPECTED["bytes"])
     check(ask(doors[0], "lines", "late"), 202, "text/late", b"late", {})
@@ -95,7 +101,9 @@ def test_with_a_format_of_one_s_own(doors: Any) -> None:
 
 
 def test_several_formats_of_one_s_own(doors: Any) -> None:
-    """The one that is wished, else that of the request, else the first; an error in a body's place is that item's."""
+    """Of several own formats the answer has the one that is asked for, else that of the request,
+    else the first; an error in a body's place is that item's.
+    """
     for name, body in (("two", b"x"), ("far", b'"x"')):
         kinds = [("Content-Type: text/b", "text/b"), ("Content-Type: text/a", "text/a; v=1")] if name == "two" else []
         for sent, kind in [*kinds, ("X: y", "text/a; v=1"), ("Accept: text/b;q=1, text/a", "text/b")]:
@@ -108,7 +116,7 @@ def test_several_formats_of_one_s_own(doors: Any) -> None:
 
 
 def test_only_the_last_stage_answers(doors: Any) -> None:
-    """Before it a response fails its item, and says what to do."""
+    """A response of any stage but the last fails its item, and the error says what to do."""
     assert ask(doors[0], "chain", "word").body == b'"word?"'
     got = ask(doors[0], "chain", "answer")
     assert (got.status, code_of(got)) == (500, "bad_result")
@@ -120,7 +128,7 @@ def test_only_the_last_stage_answers(doors: Any) -> None:
 
 
 def test_it_counts_as_answered(doors: Any) -> None:
-    """Whatever its status: the model has done what it should."""
+    """Whatever its status, a response is counted as answered: the model has done what it should."""
     before = doors[0].outcomes(2).get("ok", 0)
     ask(doors[0], "answering", "refused")
     assert doors[0].outcomes(2)["ok"] == before + 2
@@ -128,7 +136,7 @@ def test_it_counts_as_answered(doors: Any) -> None:
 
 @pytest.mark.parametrize("run_in", ["process", "thread"])
 def test_python_callers_get_the_object(run_in: Any) -> None:
-    """As it is."""
+    """Python callers get the `Response` object as it is."""
     with Service(Stage(talkers.Answering, max_batch_size=4, run_in=run_in)).run() as service:
         assert service.predict("created") == Response(2.5, status=201, headers={"Location": "/things/7", "X-Of": "7"})
         assert service.predict("plain") == 1.5
@@ -167,13 +175,15 @@ def test_python_callers_get_the_object(run_in: Any) -> None:
 def test_what_cannot_be_sent_is_refused_where_it_is_made(
     arguments: dict[str, Any], error: type[Exception], text: str
 ) -> None:
-    """The text names what is wrong."""
+    """A response that cannot be sent is refused where it is made, and the text names what is wrong."""
     with pytest.raises(error, match=text):
         Response(**arguments)
 
 
 def test_a_head_from_a_worker_is_checked_once_more() -> None:
-    """What a worker sends is bytes that anybody's code may have made."""
+    """The head of a response is checked once more when it comes from a worker, whose bytes
+    anybody's code may have made.
+    """
     good = Response(b"x", status=201, headers={"A": "b"})
     packed = answer.pack(good, b"x")
     assert answer.unpack(packed) == (201, b"x", b"application/octet-stream", ((b"a", b"b"),))
@@ -195,6 +205,6 @@ def test_a_head_from_a_worker_is_checked_once_more() -> None:
 
 
 def test_it_can_be_pickled_and_compared() -> None:
-    """It is a value."""
+    """Equal responses compare as equal, and one can be pickled."""
     one = Response({"a": 1}, status=404, headers={"x": "y"})
     assert pickle.loads(pickle.dumps(one)) == one != Response({"a": 1})

@@ -13,11 +13,11 @@ from carpool import Model, Service, Stage
 from carpool.errors import CarpoolError, Overloaded, ValidationError
 from carpool.http.app import App
 from carpool.http.exchange import Exchange
-from tests.http.door import Door, get, nothing, post
-from tests.http.jump import run, turns
-from tests.http.net import code_of
-from tests.http.wire import Answer
-from tests.test_weigh import KINDS, Unspeakable
+from tests.support.http.door import Door, get, nothing, post
+from tests.support.http.jump import on_a_jumping_loop, turns
+from tests.support.http.net import code_of
+from tests.support.http.wire import Answer
+from tests.support.kinds import KINDS, MuteError
 
 
 class Raising(App):
@@ -32,25 +32,22 @@ class Raising(App):
         raise self.kind
 
 
-@pytest.mark.parametrize("kind", [ValueError, *KINDS])
+@pytest.mark.parametrize("kind", KINDS.values())
 @pytest.mark.parametrize("known", [False, True])
-def test_a_route_that_raises(kind: type[BaseException], known: bool, caplog: pytest.LogCaptureFixture) -> None:
+@on_a_jumping_loop
+async def test_a_route_that_raises(kind: type[BaseException], known: bool, caplog: pytest.LogCaptureFixture) -> None:
     """Regression: its request was never answered, nor anything behind it; from the second time on it was cut off."""
-
-    async def main() -> None:
-        door = Door(app=Raising)
-        door.app.kind = kind  # type: ignore[attr-defined]
-        if known:
-            door.connect().send(get("/raise"))
-        wire = door.connect()
-        wire.send(get("/raise") + post(b"1") + get("/raise") + get("/livez"))
-        await turns(10)
-        assert [a.status for a in wire.answers()] == [500, 200, 500, 200]
-        assert code_of(wire.answers()[0]) == "internal_error"
-        assert not wire.ended
-        assert b"/raise" in next(iter(door.listener.heads))
-
-    run(main())
+    door = Door(app=Raising)
+    door.app.kind = kind  # type: ignore[attr-defined]
+    if known:
+        door.connect().send(get("/raise"))
+    wire = door.connect()
+    wire.send(get("/raise") + post(b"1") + get("/raise") + get("/livez"))
+    await turns(10)
+    assert [a.status for a in wire.answers()] == [500, 200, 500, 200]
+    assert code_of(wire.answers()[0]) == "internal_error"
+    assert not wire.ended
+    assert b"/raise" in next(iter(door.listener.heads))
     assert "could not be answered" in caplog.text
     assert kind.__name__ in caplog.text
 
@@ -68,7 +65,7 @@ class Call:
         self._receive = receive
 
     async def of(self, app: App, path: str, method: str = "GET") -> Answer:
-        """A request; its answer."""
+        """Make a request, and return its answer."""
         scope = {"type": "http", "method": method, "path": path, "headers": []}
         await app(scope, self.receive, self.send)
         start, end = self.sent
@@ -86,60 +83,59 @@ class Call:
         self.sent.append(message)
 
 
-@pytest.mark.parametrize("kind", [ValueError, *KINDS])
-def test_a_route_that_raises_behind_asgi(kind: type[BaseException]) -> None:
-    """The same answer, and the server hears of nothing."""
-
-    async def main() -> Answer:
-        door = Door(app=Raising)
-        door.app.kind = kind  # type: ignore[attr-defined]
-        return await Call().of(door.app, "/raise")
-
-    answer = run(main())
+@pytest.mark.parametrize("kind", KINDS.values())
+@on_a_jumping_loop
+async def test_a_route_that_raises_behind_asgi(kind: type[BaseException]) -> None:
+    """A route that raises behind an ASGI server gives the same answer as by our own, and the server
+    hears of nothing.
+    """
+    door = Door(app=Raising)
+    door.app.kind = kind  # type: ignore[attr-defined]
+    answer = await Call().of(door.app, "/raise")
     assert (answer.status, code_of(answer)) == (500, "internal_error")
 
 
-@pytest.mark.parametrize("kind", [ValueError, *KINDS])
-def test_an_asgi_server_whose_receive_raises(kind: type[BaseException]) -> None:
-    """It hears of that; the request is taken out, nothing is left running, the next one is served."""
+@pytest.mark.parametrize("kind", KINDS.values())
+@on_a_jumping_loop
+async def test_an_asgi_server_whose_receive_raises(kind: type[BaseException]) -> None:
+    """When the server's `receive` raises, the server hears of it, the request is taken out, nothing
+    is left running, and the next one is served.
+    """
 
     async def fail() -> dict[str, Any]:
         raise kind
 
-    async def main() -> None:
-        door = Door(cost_s=None)
-        busy = door.connect()
-        busy.send(post(b"1"))
-        await turns()
-        call = Call(fail, b"2")
-        with pytest.raises(RuntimeError if kind is StopIteration else kind):  # Python's, of coroutines
-            await call.of(door.app, "/predict", "POST")
-        assert door.driver.pipeline.unanswered == 1
-        door.worker.finish()
-        await turns()
-        assert door.worker.seen == [b"1"]
-        assert door.outcomes == {"ok": 1}
-        assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
-
-    run(main())
+    door = Door(cost_s=None)
+    busy = door.connect()
+    busy.send(post(b"1"))
+    await turns()
+    call = Call(fail, b"2")
+    with pytest.raises(RuntimeError if kind is StopIteration else kind):  # Python's, of coroutines
+        await call.of(door.app, "/predict", "POST")
+    assert door.driver.pipeline.unanswered == 1
+    door.worker.finish()
+    await turns()
+    assert door.worker.seen == [b"1"]
+    assert door.outcomes == {"ok": 1}
+    assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
 
 
-@pytest.mark.parametrize("kind", [ValueError, MemoryError, asyncio.CancelledError, Unspeakable])
-def test_an_asgi_server_whose_send_raises(kind: type[BaseException]) -> None:
-    """The server hears of its own exception; the request has been answered as far as carpool is concerned."""
+@pytest.mark.parametrize("kind", [ValueError, MemoryError, asyncio.CancelledError, MuteError])
+@on_a_jumping_loop
+async def test_an_asgi_server_whose_send_raises(kind: type[BaseException]) -> None:
+    """When the server's `send` raises, the server hears of its own exception; for carpool the
+    request has been answered.
+    """
 
     class Failing(Call):
         async def send(self, message: dict[str, Any]) -> None:
             raise kind
 
-    async def main() -> None:
-        door = Door()
-        with pytest.raises(kind):
-            await Failing(body=b"1").of(door.app, "/predict", "POST")
-        assert door.driver.pipeline.unanswered == 0
-        assert door.outcomes == {"ok": 1}
-
-    run(main())
+    door = Door()
+    with pytest.raises(kind):
+        await Failing(body=b"1").of(door.app, "/predict", "POST")
+    assert door.driver.pipeline.unanswered == 0
+    assert door.outcomes == {"ok": 1}
 
 
 def odd(kind: type[CarpoolError], **attributes: Any) -> CarpoolError:
@@ -148,7 +144,7 @@ def odd(kind: type[CarpoolError], **attributes: Any) -> CarpoolError:
 
 
 ODD = {
-    "no text": odd(ValidationError, __str__=Unspeakable.__str__),
+    "no text": odd(ValidationError, __str__=MuteError.__str__),
     "no such status": odd(CarpoolError, status=999),
     "a status that is none": odd(CarpoolError, status="400"),
     "an endless wait": odd(Overloaded, __init__=lambda self, text: None, retry_after_s=float("inf")),
@@ -158,20 +154,20 @@ ODD = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_an_error_that_cannot_be_told(name: str) -> None:
-    """Whatever a `size=` raises in the guise of an error of ours, its caller is answered."""
+@on_a_jumping_loop
+async def test_an_error_that_cannot_be_told(name: str) -> None:
+    """Whatever a `size=` raises in the guise of an error of ours, also one that cannot be shown,
+    its caller is answered.
+    """
 
     def size(x: Any) -> int:
         raise ODD[name]
 
-    async def main() -> list[Answer]:
-        door = Door(app=lambda service, **settings: App(sized(size), **settings))  # type: ignore[arg-type]
-        wire = door.connect()
-        wire.send(post(b"1") + get("/livez"))
-        await turns()
-        return wire.answers()
-
-    answers = run(main())
+    door = Door(app=lambda service, **settings: App(sized(size), **settings))  # type: ignore[arg-type]
+    wire = door.connect()
+    wire.send(post(b"1") + get("/livez"))
+    await turns()
+    answers = wire.answers()
     assert [a.status for a in answers] == [422 if name == "no text" else 500, 200]
 
 
@@ -180,40 +176,36 @@ def sized(size: Callable[[Any], int]) -> Service:
     return Service(Stage(nothing, name="echo", max_batch_size=64, size=size))
 
 
-@pytest.mark.parametrize("kind", [ValueError, *KINDS])
-def test_a_size_function_that_raises(kind: type[BaseException]) -> None:
+@pytest.mark.parametrize("kind", KINDS.values())
+@on_a_jumping_loop
+async def test_a_size_function_that_raises(kind: type[BaseException]) -> None:
     """Regression: its request hung, and with SystemExit the loop ended, where the size could not be had."""
 
     def size(x: Any) -> int:
         raise kind
 
-    async def main() -> list[Answer]:
-        door = Door(app=lambda service, **settings: App(sized(size), **settings))  # type: ignore[arg-type]
-        wire = door.connect()
-        wire.send(post(b"1") + get("/livez"))
-        await turns()
-        return wire.answers()
-
-    answers = run(main())
+    door = Door(app=lambda service, **settings: App(sized(size), **settings))  # type: ignore[arg-type]
+    wire = door.connect()
+    wire.send(post(b"1") + get("/livez"))
+    await turns()
+    answers = wire.answers()
     assert [a.status for a in answers] == [500, 200]
     assert code_of(answers[0]) == "model_error"
 
 
-def test_metrics_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """500, and everything else goes on."""
-
-    async def main() -> list[int]:
-        door = Door()
-        monkeypatch.setattr("carpool.observe.prometheus.render", None)
-        wire = door.connect()
-        wire.send(get("/metrics") * 3 + get("/livez"))
-        await turns()
-        return [a.status for a in wire.answers()]
-
-    assert run(main()) == [500, 500, 500, 200]
+@on_a_jumping_loop
+async def test_metrics_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the metrics cannot be made the answer is 500, and everything else goes on."""
+    door = Door()
+    monkeypatch.setattr("carpool.observe.prometheus.render", None)
+    wire = door.connect()
+    wire.send(get("/metrics") * 3 + get("/livez"))
+    await turns()
+    assert [a.status for a in wire.answers()] == [500, 500, 500, 200]
 
 
-def test_examples_that_json_cannot_express() -> None:
+@on_a_jumping_loop
+async def test_examples_that_json_cannot_express() -> None:
     """Regression: `/openapi.json` was never answered; such examples are left out of it, and only such."""
 
     class Odd(Model):
@@ -222,14 +214,11 @@ def test_examples_that_json_cannot_express() -> None:
         def predict(self, x: Any) -> Any:
             return x
 
-    async def main() -> Any:
-        door = Door(app=lambda service, **settings: App(Service(Odd), **settings))  # type: ignore[arg-type]
-        wire = door.connect()
-        wire.send(get("/openapi.json"))
-        (answer,) = wire.answers()
-        assert answer.status == 200
-        return json.loads(answer.body)
-
-    operation = run(main())["paths"]["/predict"]["post"]
+    door = Door(app=lambda service, **settings: App(Service(Odd), **settings))  # type: ignore[arg-type]
+    wire = door.connect()
+    wire.send(get("/openapi.json"))
+    (answer,) = wire.answers()
+    assert answer.status == 200
+    operation = json.loads(answer.body)["paths"]["/predict"]["post"]
     examples = operation["requestBody"]["content"]["application/json"]["examples"]
     assert examples == {"example_1": {"value": 1.5}, "example_2": {"value": "two"}, "example_3": {"value": None}}

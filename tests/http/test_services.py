@@ -9,13 +9,13 @@ import pytest
 
 from carpool import Service, Stage
 from carpool.http.app import App
-from tests.http import models
-from tests.http.door import get, post
-from tests.http.net import Client, RunningServer, predict, serving
+from tests.support.http import models
+from tests.support.http.door import get, post
+from tests.support.http.net import Client, RunningServer, predict, serving
 
 
 def test_each_has_its_address(server: RunningServer) -> None:
-    """The first one answers at /predict too."""
+    """Each service answers at its own address, and the first one at `/predict`, too."""
     assert predict(server.port, 1.0).body == b"2.0"
     assert predict(server.port, 1.0, "/models/scale/predict").body == b"2.0"
     assert predict(server.port, 1.0, "/models/echo/predict").body == b"1.0"
@@ -23,12 +23,12 @@ def test_each_has_its_address(server: RunningServer) -> None:
 
 
 def test_a_name_that_needs_quoting(server: RunningServer) -> None:
-    """It is quoted in its address; two stages answer as one."""
+    """A name that needs quoting is quoted in its address, and two stages answer as one service."""
     assert predict(server.port, 40, "/models/two%20steps/predict").body == b"42"
 
 
 def test_all_of_them_on_one_connection(server: RunningServer) -> None:
-    """Pipelined, each by its own model, and the answers come in order."""
+    """Pipelined requests to several services are answered each by its own model, in order."""
     paths = ["/predict", "/models/echo/predict", "/models/two%20steps/predict", "/models/csv/predict"]
     with Client(server.port) as client:
         for n in range(20):
@@ -42,14 +42,14 @@ def test_all_of_them_on_one_connection(server: RunningServer) -> None:
 
 
 def test_many_clients_through_two_stages(server: RunningServer) -> None:
-    """Nobody gets another's answer."""
+    """Many clients through two stages each get their own answers."""
     with ThreadPoolExecutor(32) as pool:
         answers = pool.map(lambda n: predict(server.port, n, "/models/two%20steps/predict"), range(500))
     assert [json.loads(answer.body) for answer in answers] == [n + 2 for n in range(500)]
 
 
 def test_one_that_fails_does_not_touch_the_others() -> None:
-    """A worker of one service dies; the other goes on answering meanwhile."""
+    """When a worker of one service dies, the other services go on answering."""
     mortal = Service(Stage(models.Mortal), name="mortal")
     with serving(App(models.scale, mortal)) as running, Client(running.port) as doomed:
         doomed.send(post(b'"die"', "/models/mortal/predict"))
@@ -68,13 +68,13 @@ def test_one_that_fails_does_not_touch_the_others() -> None:
     ],
 )
 def test_settings_are_checked(settings: dict[str, object], text: str) -> None:
-    """The text says what would do."""
+    """A setting of the app that cannot work is refused with a text that says what would do."""
     with pytest.raises(ValueError, match=text):
         App(models.scale, **settings)  # type: ignore[arg-type]
 
 
 def test_services_are_checked() -> None:
-    """None at all, or two of one name, is an error at once."""
+    """An app without services, or with two of one name, is an error at once."""
     with pytest.raises(ValueError, match="at least one"):
         App()
     with pytest.raises(ValueError, match="two services are called 'scale'"):

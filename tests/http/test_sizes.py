@@ -9,10 +9,10 @@ import pytest
 
 from carpool import Service, Stage
 from carpool.http.app import App
-from tests.http import models
-from tests.http.door import post
-from tests.http.net import Client, Gate, RunningServer, code_of, serving
-from tests.http.test_statuses import job
+from tests.support.http import models
+from tests.support.http.door import post
+from tests.support.http.jobs import job
+from tests.support.http.net import Client, Gate, RunningServer, code_of, serving
 
 
 def weight(job: models.Job) -> int:
@@ -33,14 +33,16 @@ def waiting(running: RunningServer) -> tuple[int, int]:
 
 
 def test_batches_hold_no_more_than_the_limit() -> None:
-    """Of what waits, as many as fit go together; one over the limit goes alone. The queue counts requests."""
+    """As many of the waiting requests go together as the limit on their sizes allows, and one over
+    the limit goes alone; the queue counts requests.
+    """
     with serving(App(sized())) as running, Gate() as gate, ExitStack() as stack:
         clients = [stack.enter_context(Client(running.port)) for _ in range(7)]
         clients[0].send(job(1, gate, path="/predict"))
         gate.knocked()
         for n, (client, value) in enumerate(zip(clients[1:], (4, 6, 5, 500, 9, 1), strict=True), 1):
             client.send(job(value, path="/predict"))
-            running.until(lambda n=n: waiting(running)[0] == n)  # type: ignore[misc]
+            running.wait_until(lambda n=n: waiting(running)[0] == n)  # type: ignore[misc]
         seen = running.call(lambda: waiting(running))
         gate.open()
         answers = [json.loads(client.answer().body) for client in clients]
@@ -67,7 +69,9 @@ def test_batches_hold_no_more_than_the_limit() -> None:
     ],
 )
 def test_what_cannot_be_weighed_is_answered_at_once(body: bytes, outcome: tuple[int, str]) -> None:
-    """Each with the status that it would have had from the worker, counted, and without the text of the exception."""
+    """An item that cannot be weighed is answered at once with the status that it would have had
+    from the worker, is counted, and does not show the text of the exception.
+    """
     service = Service(Stage(models.Gated, max_batch_size=10, size=weight, run_in="thread"), name="sized")
     with serving(App(service)) as running, Client(running.port) as client:
         answer = client.ask(post(body))

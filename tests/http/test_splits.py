@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.http.reader import LARGE_BODY
-from tests.effort import share
-from tests.http.door import Door, chunked, get, post
-from tests.http.jump import run, turns
-from tests.http.wire import Wire
+from tests.effort import examples
+from tests.support.http.door import Door, chunked, get, post
+from tests.support.http.jump import on_a_jumping_loop, turns
+from tests.support.http.wire import Wire
 
 LARGE = b"x" * LARGE_BODY
 _DATE = re.compile(rb"date: [^\r]*\r\n")
@@ -123,50 +123,46 @@ def check(stream: Stream, wire: Wire, seen: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_every_split_in_two(name: str) -> None:
-    """Cut anywhere, with the two pieces in one turn of the loop or far apart."""
+@on_a_jumping_loop
+async def test_every_split_in_two(name: str) -> None:
+    """A stream that is cut in two anywhere, with the pieces in one turn of the loop or far apart,
+    is answered with the same bytes.
+    """
     stream = STREAMS[name]
 
-    async def main() -> None:
-        whole = await answer(stream, [stream.data], False)
-        check(stream, whole[2], whole[0])
-        for i in range(1, len(stream.data)):
-            for pause in (False, True):
-                seen, received, _ = await answer(stream, [stream.data[:i], stream.data[i:]], pause)
-                assert (seen, received) == whole[:2], (i, pause)
-
-    run(main())
+    whole = await answer(stream, [stream.data], False)
+    check(stream, whole[2], whole[0])
+    for i in range(1, len(stream.data)):
+        for pause in (False, True):
+            seen, received, _ = await answer(stream, [stream.data[:i], stream.data[i:]], pause)
+            assert (seen, received) == whole[:2], (i, pause)
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_one_byte_at_a_time(name: str) -> None:
-    """The finest split there is."""
+@on_a_jumping_loop
+async def test_one_byte_at_a_time(name: str) -> None:
+    """A stream that comes byte by byte is answered with the same bytes."""
     stream = STREAMS[name]
 
-    async def main() -> None:
-        whole = await answer(stream, [stream.data], False)
-        for pause in (False, True):
-            seen, received, _ = await answer(stream, [bytes([b]) for b in stream.data], pause)
-            assert (seen, received) == whole[:2]
-
-    run(main())
+    whole = await answer(stream, [stream.data], False)
+    for pause in (False, True):
+        seen, received, _ = await answer(stream, [bytes([b]) for b in stream.data], pause)
+        assert (seen, received) == whole[:2]
 
 
-@settings(max_examples=share(150), deadline=None)
+@examples(150)
 @given(name=st.sampled_from(sorted(STREAMS)), data=st.data())
-def test_splits_in_many(name: str, data: Any) -> None:
-    """Cut in any number of places."""
+@on_a_jumping_loop
+async def test_splits_in_many(name: str, data: Any) -> None:
+    """A stream that is cut in any number of places is answered with the same bytes."""
     stream = STREAMS[name]
     cuts = sorted(data.draw(st.sets(st.integers(1, len(stream.data) - 1), max_size=12)))
     pieces = [stream.data[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream.data)], strict=True)]
 
-    async def main() -> None:
-        whole = await answer(stream, [stream.data], False)
-        for pause in (False, True):
-            seen, received, _ = await answer(stream, pieces, pause)
-            assert (seen, received) == whole[:2]
-
-    run(main())
+    whole = await answer(stream, [stream.data], False)
+    for pause in (False, True):
+        seen, received, _ = await answer(stream, pieces, pause)
+        assert (seen, received) == whole[:2]
 
 
 HEAD_OF_LARGE = len(post(LARGE)) - len(LARGE)
@@ -184,8 +180,11 @@ LARGE_STREAMS = {
 
 
 @pytest.mark.parametrize("name", LARGE_STREAMS)
-def test_a_large_body_is_cut_anywhere(name: str) -> None:
-    """It is received beside the parser, which does not show: cut in the heads, at the borders and within."""
+@on_a_jumping_loop
+async def test_a_large_body_is_cut_anywhere(name: str) -> None:
+    """A large body is received beside the parser, which does not show wherever the stream is cut:
+    in the heads, at the borders or within.
+    """
     stream = LARGE_STREAMS[name]
     size = len(stream.data)
     near_border = {
@@ -193,14 +192,11 @@ def test_a_large_body_is_cut_anywhere(name: str) -> None:
     }
     cuts = {*range(1, 150, 7), *range(1, size, 9973), *near_border, *range(size - 100, size, 9)}
 
-    async def main() -> None:
-        whole = await answer(stream, [stream.data], False)
-        check(stream, whole[2], whole[0])
-        for cut in sorted(c for c in cuts if 0 < c < size):
-            seen, received, _ = await answer(stream, [stream.data[:cut], stream.data[cut:]], True)
-            assert (seen, received) == whole[:2], cut
-        thirds = [stream.data[i : i + 1000] for i in range(0, size, 1000)]
-        seen, received, _ = await answer(stream, thirds, True)
-        assert (seen, received) == whole[:2]
-
-    run(main())
+    whole = await answer(stream, [stream.data], False)
+    check(stream, whole[2], whole[0])
+    for cut in sorted(c for c in cuts if 0 < c < size):
+        seen, received, _ = await answer(stream, [stream.data[:cut], stream.data[cut:]], True)
+        assert (seen, received) == whole[:2], cut
+    thirds = [stream.data[i : i + 1000] for i in range(0, size, 1000)]
+    seen, received, _ = await answer(stream, thirds, True)
+    assert (seen, received) == whole[:2]

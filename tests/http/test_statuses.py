@@ -13,34 +13,24 @@ import pytest
 from carpool import Service, Stage
 from carpool.core import roster
 from carpool.http.app import App
-from tests.http import models, typed
-from tests.http.door import chunked, post
-from tests.http.net import PATIENCE_S, Client, Gate, RunningServer, code_of, predict, serving, until
-from tests.http.wire import Answer
+from tests.support.http import models, typed
+from tests.support.http.door import chunked, post
+from tests.support.http.jobs import GATED, job, outcome, small_queue
+from tests.support.http.net import Client, Gate, RunningServer, code_of, predict, serving, waiting
+from tests.support.waiting import PATIENCE_S, wait_until
 
-GATED = "/models/gated/predict"
 MOODY = "/models/moody/predict"
 
 
-def job(value: int, gate: Gate | None = None, *headers: str, path: str = GATED) -> bytes:
-    """A request to `models.Gated`."""
-    return post(json.dumps({"value": value, "gate": gate.path if gate else ""}).encode(), path, *headers)
-
-
-def outcome(answer: Answer) -> tuple[int, str]:
-    """Status and code."""
-    return answer.status, code_of(answer)
-
-
 def test_200(server: RunningServer) -> None:
-    """The body is the item, the answer's body is the result."""
+    """The body of a request is the item, and the body of its answer is the result."""
     answer = predict(server.port, 3.0)
     assert (answer.status, answer.body, answer.headers["content-type"]) == (200, b"6.0", "application/json")
 
 
 @pytest.mark.parametrize("body", [b"{", b"[1,", b"nul", b""])
 def test_400_bad_syntax(server: RunningServer, body: bytes) -> None:
-    """The message says what is wrong with the syntax and where, in one line."""
+    """The message of a 400 says in one line what is wrong with the syntax, and where."""
     with Client(server.port) as client:
         answer = client.ask(post(body, "/models/echo/predict"))
     assert outcome(answer) == (400, "invalid_request")
@@ -48,7 +38,7 @@ def test_400_bad_syntax(server: RunningServer, body: bytes) -> None:
 
 
 def test_400_nested_too_deep(server: RunningServer) -> None:
-    """No recursion of ours is spent on it."""
+    """A body that is nested too deep gets 400, and costs us no recursion."""
     with Client(server.port) as client:
         answer = client.ask(post(b"[" * 100_000 + b"]" * 100_000, "/models/echo/predict"))
     assert outcome(answer) == (400, "invalid_request")
@@ -67,7 +57,7 @@ def test_413_by_length_and_by_counting(server: RunningServer) -> None:
 
 
 def test_413_over_the_queue_s_bytes() -> None:
-    """What no queue could ever take is refused at once, also with when_full="wait"."""
+    """A body that no queue could ever take gets 413 at once, also with when_full="wait"."""
     service = Service(Stage(models.Echo, max_batch_size=8, max_queue_bytes=1000), name="small")
     with serving(App(service, when_full="wait")) as running:
         assert outcome(predict(running.port, "x" * 1000)) == (413, "too_large")
@@ -75,7 +65,7 @@ def test_413_over_the_queue_s_bytes() -> None:
 
 
 def test_415(server: RunningServer) -> None:
-    """A content type that the model does not read; the message names those it does."""
+    """A content type that the model does not read gets 415, with those that it does."""
     with Client(server.port) as client:
         answer = client.ask(post(b"1", "/predict", "Content-Type: text/csv"))
     assert outcome(answer) == (415, "unsupported_media_type")
@@ -83,7 +73,7 @@ def test_415(server: RunningServer) -> None:
 
 
 def test_422_names_the_field() -> None:
-    """What is wrong and where, for every kind of type."""
+    """A 422 says what is wrong and where, for every kind of type."""
     with serving(App(typed.shift, typed.measure, typed.greet, typed.double, typed.total)) as running:
         for item, path, words in (
             ({"x": "1"}, "shift", ["int", "$.x"]),
@@ -110,7 +100,9 @@ def test_422_names_the_field() -> None:
 
 
 def test_422_tells_every_fault() -> None:
-    """For msgspec's types and pydantic's, each with its place and kind, in JSON and msgpack; other errors have none."""
+    """A 422 lists each fault with its place and kind, for types of msgspec and pydantic, in JSON
+    and msgpack; other errors have no list.
+    """
     with serving(App(typed.shift, typed.greet, typed.double)) as running:
         for item, path, places in (
             ({"x": 101, "color": "green", "tags": [1]}, "shift", [["x"], ["color"], ["tags", 0]]),
@@ -133,15 +125,15 @@ def test_422_tells_every_fault() -> None:
 
 
 def test_422_leaves_batch_mates_alone(server: RunningServer, gate: Gate) -> None:
-    """In one batch with sound items, only the items that do not fit are refused."""
+    """In a batch with sound items only those that do not fit their type get 422."""
     items = [b'{"value": 1}', b'{"value": "no"}', b'{"value": 3}', b"{", b'{"value": 5}', b'{"valu": 6}']
     with ThreadPoolExecutor(len(items) + 1) as pool:
         clients = [Client(server.port) for _ in range(len(items) + 1)]
         first = pool.submit(clients[0].ask, job(0, gate))
         gate.knocked()
-        before = server.call(lambda: server.app.endpoints[2].driver.pipeline.waiting)  # type: ignore[union-attr]
+        before = server.call(lambda: waiting(server.app, 2))
         answers = [pool.submit(c.ask, post(item, GATED)) for c, item in zip(clients[1:], items, strict=True)]
-        server.until(lambda: server.app.endpoints[2].driver.pipeline.waiting == before + len(items))  # type: ignore[union-attr]
+        server.wait_until(lambda: waiting(server.app, 2) == before + len(items))
         gate.open()
         assert first.result(PATIENCE_S).status == 200
         results = [answer.result(PATIENCE_S) for answer in answers]
@@ -155,7 +147,9 @@ def test_422_leaves_batch_mates_alone(server: RunningServer, gate: Gate) -> None
 
 
 def test_422_that_the_model_raises(server: RunningServer) -> None:
-    """`carpool.ValidationError` in an item's place is the client's fault, with the model's words, cut to a length."""
+    """A `carpool.ValidationError` in an item's place is the client's fault, with the model's words,
+    cut to a length.
+    """
     answer = predict(server.port, "invalid", MOODY)
     assert outcome(answer) == (422, "invalid_item")
     told = json.loads(answer.body)["error"]
@@ -170,7 +164,9 @@ def test_422_that_the_model_raises(server: RunningServer) -> None:
     ("mood", "code"), [("raise", "model_error"), ("fails", "model_error"), ("wrong", "bad_result")]
 )
 def test_500(server: RunningServer, mood: str, code: str, caplog: pytest.LogCaptureFixture) -> None:
-    """User code that raises, for the batch or in an item's place, or whose result does not fit; our words only."""
+    """User code that raises for the batch or in an item's place, or whose result does not fit, is a
+    500 in our words only.
+    """
     with caplog.at_level(logging.ERROR):
         answer = predict(server.port, mood, MOODY)
     assert outcome(answer) == (500, code)
@@ -181,7 +177,7 @@ def test_500(server: RunningServer, mood: str, code: str, caplog: pytest.LogCapt
 
 
 def test_debug_shows_the_texts() -> None:
-    """Only there; a traceback never leaves."""
+    """With `debug` the texts of exceptions are shown, but never a traceback."""
     with serving(App(models.moody, debug=True)) as running:
         raised, wrong = predict(running.port, "raise"), predict(running.port, "wrong")
     assert json.loads(raised.body)["error"]["message"] == "the secret is 1234"
@@ -190,27 +186,24 @@ def test_debug_shows_the_texts() -> None:
 
 
 def test_500_leaves_batch_mates_alone() -> None:
-    """A result that does not fit is a 500 for its item alone."""
+    """A result that does not fit its type is a 500 for its item alone."""
     with serving(App(typed.checked)) as running, ThreadPoolExecutor(20) as pool:
         answers = list(pool.map(lambda x: predict(running.port, {"x": x}), range(20)))
     assert [a.status for a in answers] == [500 if x == 13 else 200 for x in range(20)]
     assert [int(a.body) for a in answers if a.status == 200] == [x for x in range(20) if x != 13]
 
 
-def small_queue(**settings: object) -> Service:
-    """One worker, batches of one, room for two."""
-    return Service(Stage(models.Gated, max_batch_size=1, max_queue_size=2), name="gated", **settings)  # type: ignore[arg-type]
-
-
 def test_429_when_the_queue_is_full(gate: Gate) -> None:
-    """Refused at once, with the time after which to come again; those inside are not disturbed."""
+    """A request to a full queue gets 429 at once, with the time after which to come again; those
+    inside are not disturbed.
+    """
     with serving(App(small_queue())) as running:
         clients = [Client(running.port) for _ in range(4)]
         clients[0].send(job(0, gate, path="/predict"))
         gate.knocked()
         for n in (1, 2):
             clients[n].send(job(n, path="/predict"))
-        running.until(lambda: running.app.endpoints[0].driver.pipeline.waiting == 2)  # type: ignore[union-attr]
+        running.wait_until(lambda: waiting(running.app) == 2)
         refused = clients[3].ask(job(3, path="/predict"))
         assert outcome(refused) == (429, "overloaded")
         assert int(refused.headers["retry-after"]) >= 1
@@ -224,14 +217,14 @@ def test_429_when_the_queue_is_full(gate: Gate) -> None:
 
 
 def test_when_full_wait(gate: Gate) -> None:
-    """Nobody is refused; all get in as room is made, and in order."""
+    """With when_full="wait" nobody is refused: all get in as room is made, and in order."""
     with serving(App(small_queue(), when_full="wait")) as running:
         clients = [Client(running.port) for _ in range(8)]
         clients[0].send(job(0, gate, path="/predict"))
         gate.knocked()
         for n in range(1, 8):
             clients[n].send(job(n, path="/predict"))
-            running.until(lambda n=n: running.app.endpoints[0].driver.pipeline.waiting == n)  # type: ignore[union-attr,misc]
+            running.wait_until(lambda n=n: waiting(running.app) == n)
         gate.open()
         assert [json.loads(c.answer().body)["value"] for c in clients] == list(range(8))
         seen = json.loads(clients[0].ask(job(-1, path="/predict")).body)["seen"]
@@ -243,7 +236,9 @@ def test_when_full_wait(gate: Gate) -> None:
 @pytest.mark.parametrize("when_full", ["refuse", "wait"])
 @pytest.mark.parametrize("status", [504, 408])
 def test_504_or_408(gate: Gate, status: int, when_full: str) -> None:
-    """A deadline that passes in the queue, at the door or at the worker; what was queued is never run."""
+    """A deadline that passes in the queue, at the door or at the worker gets 504, or 408 if so set;
+    what was queued is never run.
+    """
     with serving(App(small_queue(), timeout_status=status, when_full=when_full)) as running:
         waiting = 5 if when_full == "wait" else 3
         clients = [Client(running.port) for _ in range(waiting)]
@@ -261,7 +256,7 @@ def test_504_or_408(gate: Gate, status: int, when_full: str) -> None:
 
 
 def test_the_service_s_own_time_out(gate: Gate) -> None:
-    """The header can only shorten it."""
+    """The time-out header of a request can only shorten the service's own."""
     service = Service(Stage(models.Gated, max_batch_size=1, max_batch_time_s=10.0), name="gated", timeout_s=0.2)
     with serving(App(service)) as running, Client(running.port) as client:
         assert client.ask(job(0, gate, "X-Request-Timeout-Ms: 60000", path="/predict")).status == 504
@@ -270,7 +265,7 @@ def test_the_service_s_own_time_out(gate: Gate) -> None:
 
 
 def test_503_while_starting(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server answers before its models do; then they are there."""
+    """A server answers 503 before its models are ready, and serves them as soon as they are."""
     monkeypatch.setenv("CARPOOL_TEST_GATE", gate.path)
     running = RunningServer(App(models.slow_to_load))
     running.listen()
@@ -289,13 +284,15 @@ def test_503_while_starting(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_503_while_draining(gate: Gate) -> None:
-    """New requests are refused with the time to come again, also on open connections; those inside are answered."""
+    """While draining, new requests get 503 with the time to come again, also on open connections,
+    and those inside are answered.
+    """
     with serving(App(small_queue())) as running:
         inside, queued, late = Client(running.port), Client(running.port), Client(running.port)
         inside.send(job(0, gate, path="/predict"))
         gate.knocked()
         queued.send(job(1, path="/predict"))
-        running.until(lambda: running.app.endpoints[0].driver.pipeline.waiting == 1)  # type: ignore[union-attr]
+        running.wait_until(lambda: waiting(running.app) == 1)
         running.call(running.app.drain)
         for answer in (late.ask(job(2, path="/predict")), predict(running.port, {"value": 3})):
             assert outcome(answer) == (503, "draining")
@@ -307,7 +304,9 @@ def test_503_while_draining(gate: Gate) -> None:
 
 
 def test_500_when_the_request_has_crashed_two_workers() -> None:
-    """It is run once more; if that kills a worker too, it is told so, and the service goes on."""
+    """A request whose worker dies is run once more; if that kills a worker too, it gets 500 that
+    says so, and the service goes on.
+    """
     service = Service(Stage(models.Mortal), name="mortal")
     with serving(App(service)) as running:
         answer = predict(running.port, "die")
@@ -317,7 +316,7 @@ def test_500_when_the_request_has_crashed_two_workers() -> None:
 
 
 def test_503_when_the_worker_dies() -> None:
-    """With a request that must not be run again; the service goes on."""
+    """A request that must not be run again gets 503 if its worker dies, and the service goes on."""
     service = Service(Stage(models.Mortal, idempotent=False), name="mortal")
     with serving(App(service)) as running:
         answer = predict(running.port, "die")
@@ -327,28 +326,32 @@ def test_503_when_the_worker_dies() -> None:
 
 
 def test_503_after_a_stage_has_failed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Its workers died too often: every request is refused at once from then on, and it is not ready."""
+    """When a stage has failed because its workers died too often, every request gets 503 at once,
+    and the server is not ready.
+    """
     monkeypatch.setattr(roster, "MOST_DEATHS", 1)
     with serving(App(Service(Stage(models.Mortal, idempotent=False), name="mortal"))) as running:
         with caplog.at_level(logging.CRITICAL):
             assert predict(running.port, "die").status == 503
-            until(lambda: "has failed" in caplog.text)
+            wait_until(lambda: "has failed" in caplog.text)
         assert outcome(predict(running.port, "live")) == (503, "stage_failed")
         with Client(running.port) as client:
             assert client.ask(post(b"").replace(b"POST /predict", b"GET /readyz")).status == 503
 
 
 def test_503_of_a_failed_stage_says_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As every 503 does."""
+    """The 503 of a failed stage has a `Retry-After`, as every 503 has."""
     monkeypatch.setattr(roster, "MOST_DEATHS", 1)
     with serving(App(Service(Stage(models.Mortal, idempotent=False), name="mortal"))) as running:
         predict(running.port, "die")
-        until(lambda: code_of(predict(running.port, "live")) == "stage_failed")
+        wait_until(lambda: code_of(predict(running.port, "live")) == "stage_failed")
         assert "retry-after" in predict(running.port, "live").headers
 
 
 def test_a_504_tells_where_the_time_went(gate: Gate) -> None:
-    """In a queue and in a worker; the seconds add up."""
+    """A 504 says how long the request was in a queue and how long in a worker, and these seconds
+    add up to the whole.
+    """
     with serving(App(small_queue())) as running, Client(running.port) as first, Client(running.port) as second:
         first.send(job(0, gate, "X-Request-Timeout-Ms: 300", path="/predict"))
         gate.knocked()
@@ -365,7 +368,9 @@ def test_a_504_tells_where_the_time_went(gate: Gate) -> None:
 
 
 def test_priority_goes_first(gate: Gate) -> None:
-    """What waits is run in the order of its priority, and of arrival within one."""
+    """Waiting requests are run in the order of their priority, and within one in the order of their
+    arrival.
+    """
     service = Service(Stage(models.Gated, max_batch_size=1), name="gated")
     with serving(App(service)) as running:
         order = [(1, "-5"), (2, "0"), (3, "100"), (4, "+5"), (5, "5"), (6, "-100")]
@@ -374,7 +379,7 @@ def test_priority_goes_first(gate: Gate) -> None:
         gate.knocked()
         for client, (value, priority) in zip(clients[1:], order, strict=True):
             client.send(job(value, None, f"X-Request-Priority: {priority}", path="/predict"))
-            running.until(lambda v=value: running.app.endpoints[0].driver.pipeline.waiting == v)  # type: ignore[union-attr,misc]
+            running.wait_until(lambda v=value: waiting(running.app) == v)
         gate.open()
         assert [json.loads(c.answer().body)["value"] for c in clients] == [0, 1, 2, 3, 4, 5, 6]
         seen = json.loads(clients[0].ask(job(-1, path="/predict")).body)["seen"]
@@ -384,7 +389,9 @@ def test_priority_goes_first(gate: Gate) -> None:
 
 
 def test_every_error_has_an_id_of_its_own(server: RunningServer) -> None:
-    """It is in the header, in the body, and the same as the client's if that is given."""
+    """Every error has an id, the same in its header and its body, which is the client's if that
+    gave one.
+    """
     answers = [
         predict(server.port, "x"),
         predict(server.port, "x"),

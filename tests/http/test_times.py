@@ -9,9 +9,9 @@ import pytest
 
 from carpool.http.listener import Limits
 from carpool.http.reader import LARGE_BODY
-from tests.http.door import Door, chunked, get, post
-from tests.http.jump import run, turns
-from tests.http.wire import Wire
+from tests.support.http.door import Door, chunked, get, post
+from tests.support.http.jump import on_a_jumping_loop, turns
+from tests.support.http.wire import Wire
 
 LIMITS = Limits(header_s=10.0, body_s=30.0, idle_s=75.0, write_s=20.0)
 
@@ -40,147 +40,134 @@ HALF_SENT = {
 
 
 @pytest.mark.parametrize("name", HALF_SENT)
-def test_a_request_that_stops(name: str) -> None:
-    """It gets 408 when its time is up, and the connection ends; one that never began just ends."""
+@on_a_jumping_loop
+async def test_a_request_that_stops(name: str) -> None:
+    """A request that stops in the middle gets 408 when its time is up, and the connection ends; one
+    that never began just ends.
+    """
     data, wait_s, statuses = HALF_SENT[name]
 
-    async def main() -> None:
-        door = Door(LIMITS)
-        wire = door.connect()
-        wire.send(data)
-        assert await seconds_until_ended(wire) == pytest.approx(wait_s, abs=0.5)
-        assert [a.status for a in wire.answers()] == statuses
-        await wire.closed
-        assert door.listener.bodies.held == 0
-        assert door.worker.seen == []
-
-    run(main())
+    door = Door(LIMITS)
+    wire = door.connect()
+    wire.send(data)
+    assert await seconds_until_ended(wire) == pytest.approx(wait_s, abs=0.5)
+    assert [a.status for a in wire.answers()] == statuses
+    await wire.closed
+    assert door.listener.bodies.held == 0
+    assert door.worker.seen == []
 
 
-def test_a_request_without_a_chance_is_told_at_once() -> None:
-    """429 with the time after which it may try again, as soon as it is known that its time-out cannot be met."""
+@on_a_jumping_loop
+async def test_a_request_without_a_chance_is_told_at_once() -> None:
+    """A request whose time-out cannot be met gets 429 as soon as that is known, with the time after
+    which it may try again.
+    """
+    door = Door(cost_s=4.0)
+    first, running, hurried, patient = [door.connect() for _ in range(4)]
+    first.send(post(b"1"))
+    await asyncio.sleep(5.0)
+    running.send(post(b"2"))
+    await asyncio.sleep(1.0)
+    hurried.send(post(b"3", "/predict", "X-Request-Timeout-Ms: 6900"))
+    patient.send(post(b"4", "/predict", "X-Request-Timeout-Ms: 7100"))
+    await turns()
+    (refusal,) = hurried.answers()
+    assert (refusal.status, refusal.headers["retry-after"]) == (429, "4")
+    await asyncio.sleep(7.05)
+    assert [a.status for a in patient.answers()] == [200]
+    assert door.worker.seen == [b"1", b"2", b"4"]
+    assert door.outcomes == {"ok": 3, "overloaded": 1}
 
-    async def main() -> None:
-        door = Door(cost_s=4.0)
-        first, running, hurried, patient = [door.connect() for _ in range(4)]
-        first.send(post(b"1"))
-        await asyncio.sleep(5.0)
-        running.send(post(b"2"))
+
+@on_a_jumping_loop
+async def test_a_trickle_is_too_slow() -> None:
+    """A client that sends a byte now and then gets 408: the clock runs from the first byte of the
+    request.
+    """
+    door = Door(LIMITS)
+    wire = door.connect()
+    loop = asyncio.get_running_loop()
+    for byte in get("/livez", "X: " + "x" * 100):
+        if wire.ended:
+            break
+        wire.send(bytes([byte]))
         await asyncio.sleep(1.0)
-        hurried.send(post(b"3", "/predict", "X-Request-Timeout-Ms: 6900"))
-        patient.send(post(b"4", "/predict", "X-Request-Timeout-Ms: 7100"))
-        await turns()
-        (refusal,) = hurried.answers()
-        assert (refusal.status, refusal.headers["retry-after"]) == (429, "4")
-        await asyncio.sleep(7.05)
-        assert [a.status for a in patient.answers()] == [200]
-        assert door.worker.seen == [b"1", b"2", b"4"]
-        assert door.outcomes == {"ok": 3, "overloaded": 1}
-
-    run(main())
+    assert loop.time() == pytest.approx(10.0, abs=1.0)
+    assert [a.status for a in wire.answers()] == [408]
 
 
-def test_a_trickle_is_too_slow() -> None:
-    """One byte now and then does not stop the clock: it runs from the first byte of the request."""
-
-    async def main() -> None:
-        door = Door(LIMITS)
-        wire = door.connect()
-        loop = asyncio.get_running_loop()
-        for byte in get("/livez", "X: " + "x" * 100):
-            if wire.ended:
-                break
-            wire.send(bytes([byte]))
-            await asyncio.sleep(1.0)
-        assert loop.time() == pytest.approx(10.0, abs=1.0)
-        assert [a.status for a in wire.answers()] == [408]
-
-    run(main())
-
-
-def test_the_clock_starts_anew_for_the_body_and_the_next_request() -> None:
-    """Each part that arrives in its own time is in time, however long they take together."""
-
-    async def main() -> None:
-        door = Door(LIMITS)
-        wire = door.connect()
-        for _ in range(3):
-            request = post(b"abcdef")
-            wire.send(request[:20])
-            await asyncio.sleep(9.0)
-            wire.send(request[20:-3])
-            await asyncio.sleep(29.0)
-            wire.send(request[-3:])
-            await asyncio.sleep(70.0)
-        assert [a.status for a in wire.answers()] == [200, 200, 200]
-        assert not wire.ended
-
-    run(main())
+@on_a_jumping_loop
+async def test_the_clock_starts_anew_for_the_body_and_the_next_request() -> None:
+    """The headers, the body and the next request have a time of their own each: parts that come in
+    time are in time, however long they take together.
+    """
+    door = Door(LIMITS)
+    wire = door.connect()
+    for _ in range(3):
+        request = post(b"abcdef")
+        wire.send(request[:20])
+        await asyncio.sleep(9.0)
+        wire.send(request[20:-3])
+        await asyncio.sleep(29.0)
+        wire.send(request[-3:])
+        await asyncio.sleep(70.0)
+    assert [a.status for a in wire.answers()] == [200, 200, 200]
+    assert not wire.ended
 
 
-def test_an_idle_connection_is_closed() -> None:
-    """After one to two idle periods without a request."""
-
-    async def main() -> None:
-        door = Door(LIMITS)
-        wire = door.connect()
-        wire.send(get())
-        waited_s = await seconds_until_ended(wire)
-        assert 75.0 <= waited_s <= 151.0
-        await wire.closed
-
-    run(main())
+@on_a_jumping_loop
+async def test_an_idle_connection_is_closed() -> None:
+    """A connection without a request is closed after one to two idle periods."""
+    door = Door(LIMITS)
+    wire = door.connect()
+    wire.send(get())
+    waited_s = await seconds_until_ended(wire)
+    assert 75.0 <= waited_s <= 151.0
+    await wire.closed
 
 
-def test_a_connection_in_use_is_not_idle() -> None:
-    """Neither one that asks now and then, nor one that waits for its answer, nor one that half asked."""
-
-    async def main() -> None:
-        door = Door(LIMITS, cost_s=None, timeout_s=600.0)
-        asking, waiting = door.connect(), door.connect()
-        waiting.send(post(b"1"))
-        for _ in range(10):
-            asking.send(get())
-            await asyncio.sleep(28.0)
-        assert not asking.ended and not waiting.ended
-        assert len(asking.answers()) == 10
-
-    run(main())
-
-
-def test_a_408_comes_in_its_turn() -> None:
-    """The answer to a request before it is not overtaken."""
-
-    async def main() -> None:
-        door = Door(LIMITS, cost_s=15.0)
-        wire = door.connect()
-        wire.send(post(b"1") + post(b"abc")[:20])
-        await asyncio.sleep(14.0)
-        assert wire.answers() == []
-        await wire.closed
-        assert [(a.status, a.closes) for a in wire.answers()] == [(200, False), (408, True)]
-        assert json.loads(wire.answers()[1].body)["error"]["code"] == "request_timeout"
-
-    run(main())
+@on_a_jumping_loop
+async def test_a_connection_in_use_is_not_idle() -> None:
+    """A connection is not idle if it asks now and then, waits for its answer, or has sent half of a
+    request.
+    """
+    door = Door(LIMITS, cost_s=None, timeout_s=600.0)
+    asking, waiting = door.connect(), door.connect()
+    waiting.send(post(b"1"))
+    for _ in range(10):
+        asking.send(get())
+        await asyncio.sleep(28.0)
+    assert not asking.ended and not waiting.ended
+    assert len(asking.answers()) == 10
 
 
-def test_time_outs_leave_nothing_behind() -> None:
+@on_a_jumping_loop
+async def test_a_408_comes_in_its_turn() -> None:
+    """A 408 does not overtake the answer to a request before it."""
+    door = Door(LIMITS, cost_s=15.0)
+    wire = door.connect()
+    wire.send(post(b"1") + post(b"abc")[:20])
+    await asyncio.sleep(14.0)
+    assert wire.answers() == []
+    await wire.closed
+    assert [(a.status, a.closes) for a in wire.answers()] == [(200, False), (408, True)]
+    assert json.loads(wire.answers()[1].body)["error"]["code"] == "request_timeout"
+
+
+@on_a_jumping_loop
+async def test_time_outs_leave_nothing_behind() -> None:
     """When every client has gone, no timer of theirs is left on the loop."""
-
-    async def main() -> None:
-        door = Door(LIMITS, cost_s=None)
-        wires = [door.connect(reads=False) for _ in range(6)]
-        wires[0].send(b"GET")
-        wires[1].send(post(b"abc")[:-1])
-        wires[2].send(post(b"1"))
-        wires[2].end()
-        wires[3].send(b"NONSENSE\r\n\r\n")
-        wires[4].send(get("/metrics") * 40)
-        await asyncio.sleep(0.5)
-        for wire in wires:
-            wire.reset()
-        await turns()
-        left = [h for h in asyncio.get_running_loop()._scheduled if not h.cancelled()]  # type: ignore[attr-defined]
-        assert [h for h in left if "Connection" in repr(h)] == []
-
-    run(main())
+    door = Door(LIMITS, cost_s=None)
+    wires = [door.connect(reads=False) for _ in range(6)]
+    wires[0].send(b"GET")
+    wires[1].send(post(b"abc")[:-1])
+    wires[2].send(post(b"1"))
+    wires[2].end()
+    wires[3].send(b"NONSENSE\r\n\r\n")
+    wires[4].send(get("/metrics") * 40)
+    await asyncio.sleep(0.5)
+    for wire in wires:
+        wire.reset()
+    await turns()
+    left = [h for h in asyncio.get_running_loop()._scheduled if not h.cancelled()]  # type: ignore[attr-defined]
+    assert [h for h in left if "Connection" in repr(h)] == []

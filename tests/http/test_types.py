@@ -12,9 +12,9 @@ import pytest
 from carpool import Model, Service, Stage
 from carpool.http import openapi
 from carpool.http.app import App
-from tests.http import typed
-from tests.http.door import post
-from tests.http.net import Client, RunningServer, predict, serving
+from tests.support.http import typed
+from tests.support.http.door import post
+from tests.support.http.net import Client, RunningServer, predict, serving
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ ITEMS: list[tuple[str, Any, Any]] = [
 
 @pytest.mark.parametrize(("model", "item", "result"), ITEMS)
 def test_an_item(typed_server: RunningServer, model: str, item: Any, result: Any) -> None:
-    """The same in JSON and in msgpack."""
+    """An item of each declared type comes through alike in JSON and in msgpack."""
     path = f"/models/{model}/predict"
     answer = predict(typed_server.port, item, path)
     assert (answer.status, json.loads(answer.body)) == (200, result)
@@ -60,19 +60,21 @@ def test_an_item(typed_server: RunningServer, model: str, item: Any, result: Any
 
 @pytest.mark.parametrize("item", ["abc", ["a"], {}, None, [[1], [2, 3]], [1e300]])
 def test_what_is_no_row_of_an_array_is_refused(typed_server: RunningServer, item: Any) -> None:
-    """The hint is that of the batch; an item that cannot be a row of it is a 422."""
+    """With the hint of an array for the batch, an item that cannot be one of its rows gets 422."""
     assert predict(typed_server.port, item, "/models/twice/predict").status == 422
 
 
 @pytest.mark.parametrize("x", [13, 99, 100])
 def test_a_result_is_checked_too(typed_server: RunningServer, x: int) -> None:
-    """What the model returns has to fit what it promises: over its own limits, or of another type, it is a 500."""
+    """A result that does not fit what the model promises, by its type or its limits, is a 500."""
     model, status = ("checked", 500 if x == 13 else 200) if x != 100 else ("shift", 500)
     assert predict(typed_server.port, {"x": x}, f"/models/{model}/predict").status == status
 
 
 def test_pydantic_speaks_its_own_json(typed_server: RunningServer) -> None:
-    """Strict dates are taken as text, results have aliases and computed fields, and are not read back."""
+    """pydantic's strict dates are taken as text, and its results have aliases and computed fields
+    and are not read back.
+    """
     answer = predict(typed_server.port, {"when": "2026-11-22T10:00:00", "n": 2}, "/models/book/predict")
     assert (answer.status, json.loads(answer.body)) == (
         200,
@@ -83,7 +85,9 @@ def test_pydantic_speaks_its_own_json(typed_server: RunningServer) -> None:
 
 @pytest.mark.parametrize(("model", "item"), [("reciprocal", 0), ("reciprocals", [1, 0])])
 def test_nan_is_no_json(typed_server: RunningServer, model: str, item: Any) -> None:
-    """One rule for numbers and for arrays: JSON has no NaN and no infinity, so such a result is a 500; msgpack has."""
+    """A result with NaN or infinity, a number or in an array, is a 500 in JSON, which has no words
+    for them; msgpack has.
+    """
     path = f"/models/{model}/predict"
     refused = predict(typed_server.port, item, path)
     assert (refused.status, json.loads(refused.body)["error"]["code"]) == (500, "bad_result")
@@ -95,7 +99,9 @@ def test_nan_is_no_json(typed_server: RunningServer, model: str, item: Any) -> N
 
 @pytest.mark.parametrize("item", [[1e300], [[0, -1e39]]])
 def test_a_number_beyond_the_dtype_is_the_clients_fault(typed_server: RunningServer, item: Any) -> None:
-    """It does not silently become infinity."""
+    """A number beyond an array's dtype is the client's fault, and does not silently become
+    infinity.
+    """
     assert predict(typed_server.port, item, "/models/double/predict").status == 422
 
 
@@ -135,13 +141,17 @@ class Csv(Model):
     ],
 )
 def test_a_hint_that_cannot_be_checked_is_refused_by_the_app(model: Stage, told: str) -> None:
-    """Named with the model, before anything starts."""
+    """An app refuses a hint that cannot be checked, with the name of the model, before anything
+    starts.
+    """
     with pytest.raises(TypeError, match=told):
         App(Service(model))
 
 
 def test_a_format_of_ones_own_needs_no_hint_that_can_be_checked() -> None:
-    """It is the model that reads the body; the document says nothing of the JSON that nobody sends."""
+    """A model with a format of its own may have a hint that cannot be checked: it reads the body
+    itself, and the document says nothing of JSON that nobody sends.
+    """
     service = Service(Stage(Csv, max_batch_size=8))
     App(service)
     body = openapi.document([service], 504, 1)["paths"]["/predict"]["post"]["requestBody"]
@@ -153,7 +163,9 @@ def test_a_format_of_ones_own_needs_no_hint_that_can_be_checked() -> None:
 
 
 def test_python_callers_need_no_hint_that_can_be_checked() -> None:
-    """Their items are not read from anything: the service starts, with sizes too, and answers."""
+    """With Python callers a hint need not be one that can be checked: their items are not read from
+    bytes, and the service starts and answers, with sizes too.
+    """
     stage = Stage(lengths, max_batch_size=8, size=len, run_in="thread")
     with Service(stage, Stage(mixed, max_batch_size=8, run_in="thread")).run() as service:
         assert service.predict(b"abc") == 3
@@ -170,12 +182,12 @@ def test_python_callers_need_no_hint_that_can_be_checked() -> None:
     ],
 )
 def test_an_app_refuses_what_cannot_be(settings: dict[str, Any], kind: type[Exception], told: str) -> None:
-    """The text names the setting."""
+    """An app refuses settings that cannot work, and the text names each."""
     with pytest.raises(kind, match=told):
         App(typed.shift, **settings)
 
 
 def test_an_app_is_of_services() -> None:
-    """A model by itself is not one."""
+    """An app is made of services; a model by itself is refused."""
     with pytest.raises(TypeError, match=r"an app is of services, not <.*wrap a model as App\(Service\(model\)\)"):
         App(lengths)  # type: ignore[arg-type]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,11 +15,13 @@ from carpool.http.app import App
 from carpool.http.listener import Limits, Listener
 from carpool.http_request import Headers, RequestMaker, pack_head
 from carpool.model import traits_of
-from tests.http import models, talkers
-from tests.http.door import post
-from tests.http.net import Client, RunningServer
-from tests.http.test_asgi import Uvicorn, both_doors
-from tests.http.wire import Answer
+from tests.http import talkers
+from tests.http.both_doors import Uvicorn, both_doors
+from tests.support.http import models
+from tests.support.http.door import post
+from tests.support.http.net import Client, RunningServer
+from tests.support.http.wire import Answer
+from tests.support.loops import on_a_loop
 
 PLAIN = "Content-Type: text/plain"
 
@@ -38,7 +39,9 @@ def ask(door: Any, name: str, body: bytes, *headers: str, query: str = "") -> An
 
 @pytest.mark.parametrize("door", [0, 1])
 def test_decode_sees_all_that_the_client_sent(doors: Any, door: int) -> None:
-    """Body, headers in any case and joined, query and path; the same by either door."""
+    """A `decode` that asks for requests sees the body, the headers in any case and joined, the
+    query and the path; the same by either door.
+    """
     headers = (PLAIN + "; charset=utf-8", "User-Agent: me", "X-Twice: 1", "x-twice:  2 ", "Cookie: a=1", "Cookie: b")
     answer = ask(doors[door], "described", b"abc", *headers, query="?a=1&b=%20x&a=&c")
     assert answer.status == 200, answer
@@ -59,7 +62,9 @@ def test_decode_sees_all_that_the_client_sent(doors: Any, door: int) -> None:
 
 
 def test_each_request_of_a_batch_has_its_own(doors: Any) -> None:
-    """Heads that are known, new ones, and one on a connection after the other: nothing is mixed up."""
+    """Each request of a batch has its own headers and query, whether its head is known or new, and
+    also if several came one after the other on a connection.
+    """
     door, _ = doors
 
     def one(n: int) -> None:
@@ -76,63 +81,67 @@ def test_each_request_of_a_batch_has_its_own(doors: Any) -> None:
 
 
 def test_large_and_empty_bodies(doors: Any) -> None:
-    """Ones that travel beside the head by themselves, and ones that are not there."""
+    """Bodies that travel beside the head by themselves, and empty ones, arrive in the request."""
     for size in (0, 1, 65_536, 300_000):
         for door in doors:
             assert len(json.loads(ask(door, "described", b"x" * size, PLAIN).body)["body"]) == size
 
 
 def test_json_is_the_model_s_own_where_it_says_so(doors: Any) -> None:
-    """Also without a content type, which means JSON."""
+    """A model that accepts JSON itself gets such bodies as bytes, also without a content type,
+    which means JSON.
+    """
     for headers in ([], ["Content-Type: application/json"]):
         assert json.loads(ask(doors[0], "described", b"{not json", *headers).body)["body"] == "{not json"
 
 
 def test_python_callers_do_not_pass_through_decode() -> None:
-    """Their objects go to `predict` as they are."""
+    """Objects of Python callers go to `predict` as they are, and not through `decode`."""
     with Service(Stage(talkers.Picky, max_batch_size=4, run_in="thread")).run() as service:
         assert service.predict("a") == "a!"
 
 
 def test_an_error_in_the_place_of_an_item_is_that_item_s(doors: Any) -> None:
-    """ValidationError 422, ValueError 400, others 500; one that is raised is found out as ever."""
+    """In the place of an item, a ValidationError is a 422, a ValueError a 400 and any other error a
+    500; if one is raised, the guilty item is found as ever.
+    """
     for query, status in (("invalid", 422), ("value", 400), ("key", 500), ("raise", 400), ("", 200)):
         assert ask(doors[0], "picky", b"x", PLAIN, query=f"?{query}=" if query else "").status == status
     assert b"it does not fit" in ask(doors[0], "picky", b"x", PLAIN, query="?invalid=1").body
 
 
-def test_headers_are_kept_for_those_only_who_ask() -> None:
-    """An app of models that want bodies keeps what it looks at itself, and nothing is packed."""
+@on_a_loop
+async def test_headers_are_kept_for_those_only_who_ask() -> None:
+    """In an app of models that want bodies only, requests keep just the headers that carpool itself
+    looks at, and nothing is packed.
+    """
     assert not App(models.csv).wants_heads
     app = App(models.csv, talkers.described)
     assert app.wants_heads
     app.refusing = None
 
-    async def main() -> None:
-        from carpool.http.reader import RequestReader
+    from carpool.http.reader import RequestReader
 
-        taken: list[Any] = []
+    taken: list[Any] = []
 
-        class Taker:
-            deaf, room = False, 10
+    class Taker:
+        deaf, room = False, 10
 
-            def take(self, head: Any, body: Any, refusal: Any) -> None:
-                taken.append((head, refusal))
+        def take(self, head: Any, body: Any, refusal: Any) -> None:
+            taken.append((head, refusal))
 
-        reader = RequestReader(Listener(app, Limits()), Taker())  # type: ignore[arg-type]
-        for name in ("csv", "described"):
-            reader.feed(post(b"1", f"/models/{name}/predict", "Content-Type: application/json", "X-A: 1"))
-        (csv, said), (described, also) = taken
-        assert said is also is None
-        assert csv.packed == b""
-        assert csv.route == app._predict
-        assert RequestMaker().make(described.packed, b"1").headers["x-a"] == "1"
-
-    asyncio.run(main())
+    reader = RequestReader(Listener(app, Limits()), Taker())  # type: ignore[arg-type]
+    for name in ("csv", "described"):
+        reader.feed(post(b"1", f"/models/{name}/predict", "Content-Type: application/json", "X-A: 1"))
+    (csv, said), (described, also) = taken
+    assert said is also is None
+    assert csv.packed == b""
+    assert csv.route == app._predict
+    assert RequestMaker().make(described.packed, b"1").headers["x-a"] == "1"
 
 
 def test_a_request_by_hand() -> None:
-    """For tests of one's own `decode`."""
+    """An `HTTPRequest` can be made by hand, for tests of one's own `decode`."""
     request = HTTPRequest(b"1", headers={"Content-Type": "text/csv"}, query="a=1")
     assert (request.content_type, request.query, request.path) == ("text/csv", {"a": ["1"]}, "/predict")
     assert "text/csv" in repr(request)
@@ -142,7 +151,7 @@ def test_a_request_by_hand() -> None:
 
 
 def test_no_two_requests_share_what_can_change() -> None:
-    """Their heads are read once where they are equal."""
+    """Requests with equal heads, which are read once, share nothing that can change."""
     maker, packed = RequestMaker(), pack_head(b"/p", b"a=1", [(b"x", b"\xfc")])
     one, other = maker.make(packed, b"1"), maker.make(packed, b"2")
     one.query["a"].append("2")
@@ -164,7 +173,9 @@ class Unresolved(carpool.Model):
 
 
 def test_the_hint_decides() -> None:
-    """A list of requests, also if the rest of the hints cannot be resolved; a single one is refused."""
+    """`decode` gets whole requests if its hint is a list of them, also if the rest of the hints
+    cannot be resolved; the hint of a single one is refused.
+    """
 
     class Bodies(carpool.Model):
         accepts = ("a/b",)

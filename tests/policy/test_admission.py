@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from carpool.errors import CarpoolError, InvalidRequest, Overloaded
 from carpool.policy.admission import LEAST_RETRY_S, MOST_RETRY_S, Admission
-from tests.core.stub import PROPERTY, ask
+from tests.support.pipelines import ask
+from tests.support.properties import PROPERTY
 
 INFINITY = float("inf")
 
@@ -22,13 +23,13 @@ def refusal(deadline: float = INFINITY, nbytes: int = 0, patient: bool = False, 
 
 
 def test_there_is_room_up_to_both_bounds() -> None:
-    """The fourth request and the hundredth byte still fit."""
+    """A request still fits as the fourth of four, or with the hundredth byte of a hundred."""
     assert refusal(nbytes=40, queued=3, queued_bytes=60, busy=1) is None
 
 
 @pytest.mark.parametrize("state", [{"queued": 4}, {"queued": 1, "queued_bytes": 61}])
 def test_a_full_queue_refuses(state: dict[str, Any]) -> None:
-    """By count or by bytes; the caller is told the predicted wait."""
+    """A queue that is full by count or by bytes refuses requests and tells the predicted wait."""
     error = refusal(nbytes=40, busy=1, wait_s=2.5, fastest_s=0.5, **state)
 
     assert isinstance(error, Overloaded)
@@ -36,7 +37,9 @@ def test_a_full_queue_refuses(state: dict[str, Any]) -> None:
 
 
 def test_what_could_never_fit_is_too_large() -> None:
-    """Not overload but a mistake (413), also for those who would wait for room."""
+    """A request that could never fit into the queue is refused as too large (413), also if it would
+    wait for room.
+    """
     for patient in (False, True):
         error = refusal(nbytes=101, patient=patient)
         assert isinstance(error, InvalidRequest)
@@ -46,7 +49,9 @@ def test_what_could_never_fit_is_too_large() -> None:
 
 @pytest.mark.parametrize("state", [{"queued": 1}, {"busy": 1}])
 def test_a_hopeless_request_is_refused(state: dict[str, Any]) -> None:
-    """Wait and fastest answer end after the deadline; ending at it is in time."""
+    """A request is refused if its wait and the fastest answer end after its deadline; if they end
+    at it, it is in time.
+    """
     assert refusal(deadline=13.0, wait_s=2.0, fastest_s=1.0, **state) is None
     error = refusal(deadline=12.9, wait_s=2.0, fastest_s=1.0, **state)
 
@@ -55,12 +60,16 @@ def test_a_hopeless_request_is_refused(state: dict[str, Any]) -> None:
 
 
 def test_an_idle_service_admits_whatever_it_believes() -> None:
-    """Else one wrong estimate would refuse everybody for ever, and nothing would correct it."""
+    """An idle service admits every request, or one wrong estimate would refuse everybody for ever,
+    with nothing to correct it.
+    """
     assert refusal(deadline=10.001, wait_s=1e9, fastest_s=1e9) is None
 
 
 def test_the_patient_wait() -> None:
-    """A caller that prefers waiting to being refused is neither shed nor turned away from a full queue."""
+    """A caller that prefers waiting to being refused is neither refused for its deadline nor turned
+    away from a full queue.
+    """
     assert refusal(deadline=11, patient=True, queued=4, busy=1, wait_s=50) is None
 
 
@@ -69,7 +78,9 @@ def test_the_patient_wait() -> None:
     [(0.0, 0.0, LEAST_RETRY_S), (0.0, 0.3, 0.3), (7.0, 0.3, 7.0), (INFINITY, 0.0, MOST_RETRY_S)],
 )
 def test_when_to_try_again(wait_s: float, fastest_s: float, expected: float) -> None:
-    """After the predicted wait, not at once and not never."""
+    """A refused caller is told to try again after the predicted wait, which is neither zero nor
+    infinite.
+    """
     error = refusal(queued=4, wait_s=wait_s, fastest_s=fastest_s)
 
     assert error is not None
@@ -83,7 +94,9 @@ def test_when_to_try_again(wait_s: float, fastest_s: float, expected: float) -> 
 def test_whoever_is_admitted_fits(
     queued: int, nbytes: int, busy: int, wait_s: float, fastest_s: float, timeout_s: float
 ) -> None:
-    """No bound is ever exceeded, and where there is room a longer wait or a shorter timeout never helps."""
+    """Whoever is admitted fits within both bounds; with a longer wait or less time a refused
+    request is refused all the same; and an empty service refuses only what is too large.
+    """
     state = {"queued": queued, "queued_bytes": queued * 20, "busy": busy, "fastest_s": fastest_s}
     error = refusal(10 + timeout_s, nbytes, wait_s=wait_s, **state)
 

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from carpool.policy import AIMD, Decision
 from carpool.policy.base import NOTHING
-from tests.core.stub import PROPERTY, ask
 from tests.policy.view import waiting
+from tests.support.pipelines import ask
+from tests.support.properties import PROPERTY
 
 
 def after(policy: AIMD, *batches: tuple[int, float]) -> AIMD:
@@ -20,19 +21,23 @@ def after(policy: AIMD, *batches: tuple[int, float]) -> AIMD:
 
 
 def test_it_starts_alone_and_grows_by_one() -> None:
-    """Each full batch in time lets one more in."""
+    """The cap begins at one and grows by one with each full batch that is in time."""
     policy = AIMD(8, slo_s=1)
 
     assert [after(policy, (n, 0.5)).cap for n in (1, 2, 3)] == [2, 3, 4]
 
 
 def test_a_batch_that_is_not_full_teaches_nothing() -> None:
-    """It says nothing of a batch of the cap's size."""
+    """A batch that is not full does not change the cap, since it says nothing of a batch of that
+    size.
+    """
     assert after(AIMD(8, slo_s=1), (1, 0.5), (2, 0.5), (2, 0.5), (1, 0.5)).cap == 3
 
 
 def test_a_slow_batch_takes_back_a_tenth() -> None:
-    """However full it was; slower than the objective, not as slow."""
+    """A batch that is slower than the objective, however full it was, takes a tenth off the cap;
+    one exactly as slow does not.
+    """
     grown = [(n, 1.0) for n in range(1, 20)]
 
     assert after(AIMD(64, slo_s=1), *grown).cap == 20
@@ -42,12 +47,14 @@ def test_a_slow_batch_takes_back_a_tenth() -> None:
 
 
 def test_it_does_not_grow_beyond_the_limit() -> None:
-    """However long it has been there, the first slow batch takes it below."""
+    """The cap stays at the limit, and the first slow batch takes it below, however long it has been
+    there.
+    """
     assert after(AIMD(10, slo_s=1), *[(n, 1.0) for n in range(1, 10)], *[(10, 1.0)] * 99, (10, 2.0)).cap == 9
 
 
 def test_a_failed_batch_teaches_nothing() -> None:
-    """Neither that it was quick nor that it was slow."""
+    """A failed batch changes the cap neither as a quick nor as a slow one."""
     policy = after(AIMD(8, slo_s=1), (1, 0.5))
     policy.completed(0, 2, 2, 0.001, False)
     policy.completed(0, 2, 2, 9.0, False)
@@ -56,7 +63,7 @@ def test_a_failed_batch_teaches_nothing() -> None:
 
 
 def test_it_takes_what_waits_up_to_the_cap() -> None:
-    """As soon as a worker is free, and no sooner."""
+    """What waits is sent up to the cap as soon as a worker is free."""
     policy = after(AIMD(8, slo_s=1), (1, 0.5), (2, 0.5))
 
     assert policy.decide(0, waiting(*[0.0] * 9), free=1, busy=0) == Decision([], 3, "full")
@@ -66,7 +73,7 @@ def test_it_takes_what_waits_up_to_the_cap() -> None:
 
 
 def test_what_is_late_is_dropped() -> None:
-    """When the next batch is formed, not before."""
+    """Requests that are late are dropped when the next batch is formed, and not before."""
     policy = after(AIMD(8, slo_s=1), (1, 0.5))
     queue = waiting(0, 1, 2, 3, deadlines=[4, 5, 6, 7])
     late = queue.peek(2)
@@ -77,7 +84,9 @@ def test_what_is_late_is_dropped() -> None:
 
 
 def test_without_an_slo_of_its_own_it_takes_the_tightest_it_sees() -> None:
-    """The time from arrival to due; those without any do not count, and a tight one that is gone is forgotten."""
+    """Without an SLO of its own the policy takes the tightest of the requests that wait, from
+    arrival to due; requests without one do not count, and those that have gone are forgotten.
+    """
     policy = AIMD(8)
     assert policy.objective_s == float("inf")
 
@@ -90,7 +99,7 @@ def test_without_an_slo_of_its_own_it_takes_the_tightest_it_sees() -> None:
 
 
 def test_an_slo_must_be_positive() -> None:
-    """Said with the name of the setting."""
+    """An SLO that is not positive is refused by the name of the setting."""
     with pytest.raises(ValueError, match="slo_s must be a positive number of seconds, not 0"):
         AIMD(slo_s=0)
 
@@ -98,5 +107,5 @@ def test_an_slo_must_be_positive() -> None:
 @PROPERTY
 @given(st.integers(1, 64), st.lists(st.tuples(st.integers(1, 64), st.floats(0, 3)), max_size=100))
 def test_the_cap_stays_between_one_and_the_limit(limit: int, batches: list[tuple[int, float]]) -> None:
-    """Whatever batches do."""
+    """Whatever batches do, the cap stays between one and the limit."""
     assert 1 <= after(AIMD(limit, slo_s=1), *batches).cap <= limit

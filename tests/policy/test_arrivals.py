@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.policy.arrivals import Arrivals
-from tests.core.stub import PROPERTY
+from tests.support.properties import PROPERTY
 
 gaps = st.lists(st.tuples(st.floats(0.001, 1), st.integers(1, 40)), min_size=1, max_size=300)
 
@@ -21,7 +21,7 @@ def came(*arrivals: tuple[float, int]) -> Arrivals:
 
 
 def test_a_steady_stream_has_its_rate() -> None:
-    """Four a second, by both windows, once they are full and before."""
+    """Four requests a second have a rate of four, by both windows, before these are full and after."""
     for n in (2, 20, 32, 100, 256, 1000):
         arrivals = came(*[(i / 4, 1) for i in range(n)])
 
@@ -38,7 +38,7 @@ def test_the_short_window_follows_sooner() -> None:
 
 
 def test_silence_counts() -> None:
-    """Rates are measured up to now, so they fall while nothing comes."""
+    """Rates are measured up to now, so they fall while no request comes."""
     arrivals = came(*[(i / 4, 1) for i in range(33)])
 
     assert arrivals.short_rate(8 + 8) == pytest.approx(2)
@@ -46,14 +46,14 @@ def test_silence_counts() -> None:
 
 
 def test_one_moment_is_no_rate() -> None:
-    """What came together, however much it is, says nothing of how fast more comes."""
+    """However many requests come in one moment, they say nothing of a rate."""
     assert Arrivals().short_rate(5) == 0
     assert came((5, 1000)).short_rate(5) == 0
     assert came((5, 1000)).long_rate(6) == 0
 
 
 def test_bursts_have_the_rate_of_their_requests() -> None:
-    """Eight at a time, twice a second."""
+    """Eight requests at a time, twice a second, have a rate of sixteen."""
     arrivals = came(*[(i / 2, 8) for i in range(200)])
 
     assert arrivals.short_rate(99.5) == pytest.approx(16)
@@ -63,7 +63,7 @@ def test_bursts_have_the_rate_of_their_requests() -> None:
 @PROPERTY
 @given(gaps, st.floats(-1, 300))
 def test_who_had_come_by_a_moment(gaps: list[tuple[float, int]], when: float) -> None:
-    """Those that came at the moment itself are counted."""
+    """The count of arrivals by a moment includes those at the moment itself."""
     arrivals, now, by_then = Arrivals(), 0.0, 0
     for gap, n in gaps:
         now += gap
@@ -75,7 +75,9 @@ def test_who_had_come_by_a_moment(gaps: list[tuple[float, int]], when: float) ->
 
 
 def test_only_the_latest_moments_are_kept() -> None:
-    """A hundred thousand arrivals later: still exact for the last thousand, and memory for a few thousand."""
+    """After a hundred thousand arrivals the count is still exact for the last thousand, and memory
+    is that of a few thousand.
+    """
     arrivals = came(*[(i / 1000, 1) for i in range(100_000)])
 
     assert len(arrivals._times) == len(arrivals._totals) <= 5000

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.policy.backlog import Backlog, Pace
-from tests.core.stub import PROPERTY
+from tests.support.properties import PROPERTY
 
 CAPACITY, SLO_S, AHEAD_S = 1000.0, 1.0, 0.0499  # 900 can be served in time, as batches vary
 BATCH, BATCH_S = 50, 0.05
@@ -23,7 +23,7 @@ def kept(
 
 
 def test_without_overload_all_is_kept() -> None:
-    """Up to half of what can be served in time."""
+    """Without overload a backlog is kept whole, up to half of what can be served in time."""
     backlog = Backlog()
 
     assert kept(backlog, 5, 450) == 450
@@ -31,7 +31,9 @@ def test_without_overload_all_is_kept() -> None:
 
 
 def test_at_first_all_that_can_be_served_is_kept() -> None:
-    """What is beyond would be too late anyhow."""
+    """When an overload begins all that can be served in time is kept: what is beyond would be too
+    late anyhow.
+    """
     backlog = Backlog()
 
     assert kept(backlog, 5, 5000) == 900
@@ -39,14 +41,18 @@ def test_at_first_all_that_can_be_served_is_kept() -> None:
 
 
 def test_full_batches_that_end_in_time_are_kept() -> None:
-    """Where noise is no reason not to count on the last of them: there is room for 19."""
+    """As long as there is no noise full batches are kept up to the last one that ends in time:
+    there is room for 19 requests.
+    """
     assert kept(Backlog(), 5, 5000, noise=0.0) == 950
     assert kept(Backlog(), 5, 5000, noise=0.004) == 950
     assert kept(Backlog(), 5, 5000, noise=0.06) == 900
 
 
 def test_the_longer_it_lasts_the_less_is_kept() -> None:
-    """Most of it for an SLO yet, less than half after thirty, but never less than a share."""
+    """Most of the backlog is kept for an SLO's time, less than half after thirty, and never less
+    than a share.
+    """
     backlog = Backlog()
     keeps = [kept(backlog, 5 + seconds, 5000) for seconds in (0, 1, 2, 4, 8, 30, 1000, 10_000)]
 
@@ -57,7 +63,9 @@ def test_the_longer_it_lasts_the_less_is_kept() -> None:
 
 
 def test_for_latency_less_is_kept() -> None:
-    """At first as much; less than half of it after an SLO; and in the end only what a full batch and chance need."""
+    """In favour of latency as much is kept at first, less than half after an SLO's time, and in the
+    end only what a full batch and chance need.
+    """
     backlog, other = Backlog(), Backlog()
 
     assert kept(backlog, 5, 5000, "latency") == kept(other, 5, 5000, "goodput") == 900
@@ -66,7 +74,9 @@ def test_for_latency_less_is_kept() -> None:
 
 
 def test_a_full_batch_can_always_follow() -> None:
-    """What is kept behind one batch, and what comes while that runs, even if by chance it is two sigma less."""
+    """What is kept behind one batch, with what comes while that runs, fills the next one, even if
+    by chance that is two sigma less.
+    """
     backlog = Backlog()
     kept(backlog, 5, 5000)
     for arriving in (500, 1000, 1100, 2000, 10_000):
@@ -81,7 +91,9 @@ def look(backlog: Backlog, now: float, waiting: int, workers: int = 1) -> int:
 
 
 def test_a_backlog_stands_after_two_slos() -> None:
-    """Without a look at which one batch could have taken all: then a batch and what chance may take away is enough."""
+    """A backlog stands when for two SLOs no look has found that one batch could take all of it;
+    then a batch and what chance may take away are kept.
+    """
     backlog = Backlog()
     spare = 500 - (50 + int(2 * sqrt(50)) + 1)
 
@@ -93,7 +105,7 @@ def test_a_backlog_stands_after_two_slos() -> None:
 
 
 def test_after_a_silence_nobody_knows_whether_it_stands() -> None:
-    """What has stood before it may have left meanwhile."""
+    """After a silence a backlog does not count as standing, since it may have left meanwhile."""
     backlog = Backlog()
 
     assert [look(backlog, now, 500) for now in (5, 6, 100, 101, 102)] == [0] * 5
@@ -101,7 +113,9 @@ def test_after_a_silence_nobody_knows_whether_it_stands() -> None:
 
 
 def test_workers_in_step_need_a_batch_each() -> None:
-    """In the end, when the least is kept: who becomes free just after the others finds a batch too."""
+    """Even when the least is kept, a worker that becomes free just after the others finds a batch,
+    too.
+    """
     for workers, in_step, least in ((1, True, 1), (2, False, 1), (2, True, 2), (4, False, 2), (4, True, 4)):
         backlog, pace = Backlog(), Pace(2 * CAPACITY, CAPACITY, workers, BATCH, BATCH_S * workers, 0.0)
         for turn in range(800):
@@ -113,7 +127,7 @@ def test_workers_in_step_need_a_batch_each() -> None:
 
 
 def test_several_workers_take_several_batches() -> None:
-    """What they could take at once does not stand."""
+    """With several workers a backlog that they could take at once does not stand."""
     backlog = Backlog()
 
     assert [look(backlog, now, 200, workers=4) for now in (5, 6, 7, 8)] == [0] * 4
@@ -121,7 +135,7 @@ def test_several_workers_take_several_batches() -> None:
 
 
 def test_calm_ends_it() -> None:
-    """The next overload is a new one, and the clock starts again."""
+    """When an overload has ended, the time of the next one counts from its own beginning."""
     backlog = Backlog()
     kept(backlog, 5, 5000)
     assert kept(backlog, 505, 5000) < 300
@@ -142,7 +156,7 @@ def test_calm_ends_it() -> None:
 def test_never_less_than_a_batch(
     waiting: int, lasts_s: float, overload: str, arriving: float, workers: int, slo_s: float
 ) -> None:
-    """And asked twice at one moment it says the same."""
+    """At least a batch is kept, and asked twice at one moment the answer is the same."""
     backlog = Backlog()
     pace = Pace(arriving, workers * CAPACITY, workers, BATCH, BATCH_S, 0.1)
     for now in (5.0, 5.0 + lasts_s):

@@ -10,14 +10,14 @@ from carpool.core.queue import Queue
 from carpool.policy import Cork, Decision
 from carpool.policy.base import NOTHING
 from carpool.policy.cork import DECAY, TICK_S, TRAINING, Account
-from tests.core.stub import PROPERTY
 from tests.policy.view import waiting
+from tests.support.properties import PROPERTY
 
 
 def trained(
     item_s: float = 1.0, fixed_s: float = 2.0, wait_s: float = 0.0, *, slo_s: float = 100.0, limit: int = 8
 ) -> Cork:
-    """A policy that has learned these."""
+    """A policy that has learned from these batches."""
     policy = Cork(limit, slo_s=slo_s)
     for _ in range(TRAINING):
         policy.completed(0, 1, 1, 1.0, True)
@@ -34,7 +34,7 @@ def seen(policy: Cork, *arrivals: float) -> Queue:
 
 
 def test_nobody_is_held_where_nobody_usually_waits() -> None:
-    """As soon as a worker is free; up to the limit."""
+    """Where nobody usually waits, requests go as soon as a worker is free, up to the limit."""
     policy = trained()
 
     assert policy.decide(0, seen(policy, 0, 0), free=1, busy=0) == Decision((), 2, "free")
@@ -43,7 +43,9 @@ def test_nobody_is_held_where_nobody_usually_waits() -> None:
 
 
 def test_a_batch_is_held_while_a_newcomer_gains_more_than_the_others_lose() -> None:
-    """Two wait, 8 s is usual: n·(wn + dt + a) reaches 0.95·wait when the newest is 2.799 s old."""
+    """Two requests are held, with 8 s as the usual wait, until n·(wn + dt + a) reaches 0.95·wait,
+    when the newest is 2.799 s old.
+    """
     policy = trained(wait_s=8.0)
     queue = seen(policy, 9, 10)
     end = 10 + (DECAY * 8 / 2 - TICK_S - 1)
@@ -54,7 +56,9 @@ def test_a_batch_is_held_while_a_newcomer_gains_more_than_the_others_lose() -> N
 
 
 def test_every_arrival_prolongs_and_shortens_the_hold() -> None:
-    """The newest is young again, but more are delayed: four are not worth holding for long, a full batch never."""
+    """An arrival makes the newest request young again but delays more of them: four are not held
+    for long, a full batch never.
+    """
     policy = trained(wait_s=8.0)
 
     assert policy.decide(10, seen(policy, 9, 10, 10, 10), free=1, busy=0).wake_at == 10 + (DECAY * 8 / 4 - TICK_S - 1)
@@ -62,14 +66,16 @@ def test_every_arrival_prolongs_and_shortens_the_hold() -> None:
 
 
 def test_a_hold_ends_where_the_oldest_would_be_dropped() -> None:
-    """Two take 4 s, so who came at 9 is dropped at 15, before the hold is over."""
+    """A hold ends where the oldest request would be dropped: two take 4 s, so one that came at 9
+    goes at 15.
+    """
     policy = trained(wait_s=80.0, slo_s=10)
 
     assert policy.decide(10, seen(policy, 9, 10), free=1, busy=0) == Decision((), wake_at=15)
 
 
 def test_the_bound_on_holding_back_counts() -> None:
-    """From the oldest arrival."""
+    """`max_queue_delay_s` bounds the hold, counted from the oldest arrival."""
     policy = trained(wait_s=8.0)
     policy.max_queue_delay_s = 2.5
 
@@ -77,7 +83,9 @@ def test_the_bound_on_holding_back_counts() -> None:
 
 
 def test_the_oldest_are_dropped_when_the_whole_queue_would_make_them_late() -> None:
-    """Three more take 5 s, of 10: who is 5 s old goes; the next, with two left, only at 6 s."""
+    """The oldest requests are dropped when the whole queue would make them late: three more take 5
+    s of 10, so one that is 5 s old goes; the next, with two left, only at 6 s.
+    """
     policy = trained(slo_s=10)
     queue = seen(policy, 4, 5, 9)
     head = queue.peek(1)
@@ -87,14 +95,18 @@ def test_the_oldest_are_dropped_when_the_whole_queue_would_make_them_late() -> N
 
 
 def test_the_oldest_is_dropped_in_its_time_while_all_are_busy() -> None:
-    """Nothing else has to happen for it."""
+    """The oldest request is dropped in its time although all workers are busy and nothing else
+    happens.
+    """
     policy = trained(slo_s=10)
 
     assert policy.decide(6, seen(policy, 4, 5, 6), free=0, busy=1) == Decision((), wake_at=9)
 
 
 def test_the_last_one_is_dropped_only_behind_busy_workers() -> None:
-    """And only if it is as old as the maximum by itself."""
+    """The last request is dropped only while all workers are busy, and only if it is by itself as
+    old as the maximum.
+    """
     policy = trained(slo_s=10)
     queue = seen(policy, 5)
 
@@ -104,7 +116,9 @@ def test_the_last_one_is_dropped_only_behind_busy_workers() -> None:
 
 
 def test_the_training_waits_for_two_and_for_three() -> None:
-    """Nine batches go at once, the next two are held until they have so many or time is up; all that waits goes."""
+    """In training nine batches go at once; the next two are held until two and three requests wait
+    or time is up, and take all that waits.
+    """
     policy = Cork(8, slo_s=30)
     account = policy.account
     assert (account.item_s, account.fixed_s) == (2, 1)
@@ -125,7 +139,7 @@ def test_the_training_waits_for_two_and_for_three() -> None:
 
 
 def test_batches_under_way_count_in_training() -> None:
-    """With many workers the training is no longer than with one."""
+    """Batches under way count in training, so that with many workers it is no longer than with one."""
     policy = Cork(8, slo_s=30)
 
     assert policy.decide(0, seen(policy, 0), free=1, busy=8).take == 1
@@ -134,7 +148,9 @@ def test_batches_under_way_count_in_training() -> None:
 
 
 def test_in_training_only_what_is_too_old_is_dropped() -> None:
-    """And only if enough are left to learn from."""
+    """In training only requests that are too old are dropped, and only if enough are left to learn
+    from.
+    """
     policy = Cork(8, slo_s=30)
     queue = seen(policy, 0, 0, 5)
 
@@ -143,7 +159,9 @@ def test_in_training_only_what_is_too_old_is_dropped() -> None:
 
 
 def test_the_usual_wait_is_that_of_the_oldest_when_its_batch_went() -> None:
-    """Asked several times, only the last answer before the batch counts."""
+    """The usual wait is that of the oldest request when its batch was sent; of several answers only
+    the last before the batch counts.
+    """
     policy = trained()
     policy.completed(100, 1, 1, 3.0, True)
     before = policy.account.wait_s
@@ -157,7 +175,7 @@ def test_the_usual_wait_is_that_of_the_oldest_when_its_batch_went() -> None:
 
 
 def test_a_failed_batch_teaches_nothing() -> None:
-    """Its wait is not taken for that of the next."""
+    """The wait of a failed batch is not learned from, nor taken for that of the next."""
     policy = trained()
     policy.decide(50, seen(policy, 0), free=1, busy=0)
     policy.completed(60, 1, 1, 3.0, False)
@@ -177,14 +195,18 @@ def account(*batches: tuple[int, float]) -> Account:
 
 
 def test_the_regression_finds_a_line() -> None:
-    """Seconds of a batch are a + b·n; the first two batches do not count, nor any before the last fifty."""
+    """The regression finds a + b·n for the seconds of a batch, from the last fifty batches and
+    without the first two.
+    """
     learned = account(*[(9, 1.0)] * 20, *[(n, 2 + 0.5 * n) for n in range(1, 51)])
 
     assert (learned.item_s, learned.fixed_s) == (pytest.approx(0.5), pytest.approx(2))
 
 
 def test_the_regression_has_the_faults_of_the_original() -> None:
-    """One size: nearly all of the time is put on the items; a falling line: both ends are cut off, apart."""
+    """As in the original, with one size nearly all of the time is put on the items, and of a
+    falling line both ends are cut off, each by itself.
+    """
     assert account((10, 10.1)).item_s == pytest.approx(1.0)
     assert account((10, 10.1)).fixed_s == pytest.approx(0.1)
     assert account((1, 5.0), (3, 1.0)).item_s == 1e-6
@@ -193,7 +215,7 @@ def test_the_regression_has_the_faults_of_the_original() -> None:
 
 
 def test_what_was_learned_is_used_every_five_seconds() -> None:
-    """The first batch counts at once, the others when it is time."""
+    """The first batch changes what is used at once; later ones do so every five seconds."""
     learned = account((10, 10.1))
     for now, expected in ((1, 1.0), (4.99, 1.0), (5, 2.0)):
         learned.add(now, 1, 10.1 - 9 * 2.0, 0.0)
@@ -202,7 +224,9 @@ def test_what_was_learned_is_used_every_five_seconds() -> None:
 
 @pytest.mark.parametrize("slo_s", [0, -1, float("nan")])
 def test_an_slo_must_be_positive(slo_s: float) -> None:
-    """Said with the name of the setting; without one it is BentoML's minute."""
+    """An SLO that is not positive is refused by the name of the setting; without one it is
+    BentoML's minute.
+    """
     assert Cork().max_latency_s == 60
     with pytest.raises(ValueError, match="slo_s must be a positive number of seconds"):
         Cork(slo_s=slo_s)
@@ -211,7 +235,9 @@ def test_an_slo_must_be_positive(slo_s: float) -> None:
 @PROPERTY
 @given(st.integers(1, 7), st.floats(0, 2), st.floats(0.01, 0.5), st.floats(0, 20), st.floats(0, 1))
 def test_the_hold_ends_when_a_poll_would_end_it(n: int, age: float, item_s: float, wait_s: float, part: float) -> None:
-    """At any moment before, the original's condition holds; at any moment after, it does not."""
+    """At any moment before the named one the original's condition for holding is true, and at any
+    moment after it is not.
+    """
     policy = trained(item_s, 0.0, wait_s)
     queue = seen(policy, *[10.0] * n)
     now = 10 + age

@@ -12,15 +12,17 @@ from hypothesis import strategies as st
 
 from carpool.policy.cost import CostModel
 from carpool.simulate import Affine, Cost, Sqrt
-from tests.core.stub import PROPERTY
 from tests.policy.learned import FIXED, KNEE, TILES, learned
+from tests.support.properties import PROPERTY
 
 batches = st.lists(st.tuples(st.integers(1, 200), st.floats(1e-6, 100)), min_size=1, max_size=80)
 
 
 @pytest.mark.parametrize("few", [(4, 40), (1, 8), (16, 64)])
 def test_an_affine_cost_is_learned_from_two_sizes(few: tuple[int, int]) -> None:
-    """A dozen batches of each say what all the others take, set-up and all."""
+    """From a dozen batches of each of two sizes it is known what all other sizes take, set-up and
+    all.
+    """
     model = learned(FIXED, sizes=few, batches=24)
 
     assert [model.seconds(n) for n in range(1, 65)] == pytest.approx([FIXED(n) for n in range(1, 65)], rel=0.04)
@@ -29,14 +31,16 @@ def test_an_affine_cost_is_learned_from_two_sizes(few: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("cost", [FIXED, TILES, KNEE, Sqrt(0.005), Affine(0.0005, 0.002)], ids=repr)
 def test_any_rising_curve_is_learned(cost: Cost) -> None:
-    """Once all its sizes were seen, however often it bends."""
+    """Any rising curve is known once all its sizes have been seen, however often it bends."""
     model = learned(cost, batches=640)
 
     assert [model.seconds(n) for n in range(1, 65)] == pytest.approx([cost(n) for n in range(1, 65)], rel=0.01)
 
 
 def test_a_tile_is_learned_at_a_large_limit() -> None:
-    """Where its end is a knot: the step is between 64 and 65."""
+    """Where the limit is large, a step at the end of a tile is still found between 64 and 65, since
+    both are knots.
+    """
     model = learned(lambda n: 1.0 if n <= 64 else 2.0, limit=1000, sizes=(16, 32, 64, 65, 96, 97, 128), batches=300)
 
     assert model.seconds(64) == pytest.approx(1, rel=0.05)
@@ -44,7 +48,9 @@ def test_a_tile_is_learned_at_a_large_limit() -> None:
 
 
 def test_noise_is_averaged_out() -> None:
-    """And measured: what is expected is off by less than half of what a batch is."""
+    """The expected cost is off by less than half of what a single batch is off by, and the noise is
+    measured.
+    """
     model, dice = learned(FIXED, batches=200, noise=0.2), Random(1)
     off = noise = 0.0
     for n in dice.choices(range(1, 65), k=3000):
@@ -58,14 +64,18 @@ def test_noise_is_averaged_out() -> None:
 
 
 def test_fractions_lie_between_their_neighbours() -> None:
-    """Sizes that are expectations need not be whole."""
+    """The cost of a size that is not whole, such as an expectation, lies between those of its
+    neighbours.
+    """
     model = learned(FIXED)
 
     assert model.seconds(10.5) == pytest.approx(FIXED(10.5))
 
 
 def test_oversize_batches_teach_the_largest_size() -> None:
-    """Half as much again as the limit, at seconds that are shared out."""
+    """A batch of half as much again as the limit teaches the largest size, with the seconds that
+    are its share.
+    """
     model = learned(Affine(0.01, 0.001), sizes=(4, 16, 32, 96), batches=200)
 
     assert model.seconds(64) == pytest.approx(0.074, rel=0.05)
@@ -75,7 +85,9 @@ def test_oversize_batches_teach_the_largest_size() -> None:
 @PROPERTY
 @given(st.integers(1, 100), batches, st.booleans())
 def test_more_never_take_less(limit: int, batches: list[tuple[int, float]], sure: bool) -> None:
-    """Whatever was measured, and in whatever order."""
+    """Whatever was measured, and in whatever order, a larger batch is never expected to take less
+    time.
+    """
     model = CostModel(limit)
     for n, seconds in batches:
         model.add(n, seconds, sure)
@@ -94,7 +106,9 @@ def test_more_never_take_less(limit: int, batches: list[tuple[int, float]], sure
 def test_the_largest_within_is_the_inverse(
     limit: int, batches: list[tuple[int, float]], seconds: float, part: float
 ) -> None:
-    """It fits and the next one does not; asked with the seconds of a size it says that size or an equal one."""
+    """The largest size within some seconds fits and the next does not; for the seconds of a size it
+    is that size or an equal one.
+    """
     model = CostModel(limit)
     for size, busy_s in batches:
         model.add(size, busy_s)
@@ -111,7 +125,9 @@ def test_the_largest_within_is_the_inverse(
 
 
 def test_a_drift_is_followed() -> None:
-    """A model that has become 1.8 times as slow at all sizes is known as such within 25 batches, sizes unseen too."""
+    """When a model has become 1.8 times as slow, it is known within 25 batches, for sizes that were
+    not seen as well.
+    """
     model = learned(FIXED, batches=200)
     for n in Random(1).choices(range(8, 33), k=25):
         model.add(n, 1.8 * FIXED(n))
@@ -122,7 +138,7 @@ def test_a_drift_is_followed() -> None:
 
 
 def test_a_drift_back_is_followed_too() -> None:
-    """From 1.8 to 1.2."""
+    """When a model's factor goes from 1.8 back to 1.2, that is known as soon."""
     model = learned(FIXED, batches=200)
     for factor in (1.8, 1.2):
         for n in Random(1).choices(range(8, 33), k=60):
@@ -134,7 +150,7 @@ def test_a_drift_back_is_followed_too() -> None:
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 @pytest.mark.parametrize("factor", [5.0, 0.2])
 def test_a_lone_stall_is_not_believed(noise: float, factor: float) -> None:
-    """One batch far outside the noise changes next to nothing."""
+    """One batch far outside the noise changes next to nothing in what is expected."""
     model = learned(FIXED, batches=200, noise=noise)
     before = model.seconds(20)
     model.add(20, factor * FIXED(20))
@@ -146,7 +162,9 @@ def test_a_lone_stall_is_not_believed(noise: float, factor: float) -> None:
 
 @pytest.mark.parametrize("stalled", range(1, 6))
 def test_a_stall_among_the_first_batches_is_not_believed(stalled: int) -> None:
-    """Whichever it is but the very first one: nobody knows the noise yet, but the other sizes tell what to expect."""
+    """One stall among the first batches, but for the very first, is not believed: nobody knows the
+    noise yet, but the other sizes tell what to expect.
+    """
     model = CostModel(8)
     for i, n in enumerate([1, 2, 4, 1, 2, 4]):
         model.add(n, FIXED(n) * (8 if i == stalled else 1))
@@ -155,7 +173,9 @@ def test_a_stall_among_the_first_batches_is_not_believed(stalled: int) -> None:
 
 
 def test_what_is_much_slower_than_expected_is_believed_the_second_time() -> None:
-    """The first batch of a size may have compiled its kernels; two in a row are a step in the curve."""
+    """The first batch of a size that is much slower than expected may have compiled its kernels;
+    two in a row are believed to be a step in the curve.
+    """
     once, twice, sure = (
         learned(FIXED, sizes=(1, 2, 4)),
         learned(FIXED, sizes=(1, 2, 4)),
@@ -172,7 +192,9 @@ def test_what_is_much_slower_than_expected_is_believed_the_second_time() -> None
 
 
 def test_a_stall_is_believed_when_it_repeats() -> None:
-    """What takes twice as long again and again does take twice as long; and one in ten does not count."""
+    """What takes twice as long again and again is believed to take that; what does so once in ten
+    is not.
+    """
     often, seldom = learned(FIXED, batches=200), learned(FIXED, batches=200)
     often.add(20, 2 * FIXED(20))
     assert often.seconds(20) == pytest.approx(FIXED(20), rel=0.01)
@@ -188,7 +210,9 @@ def test_a_stall_is_believed_when_it_repeats() -> None:
 
 
 def test_a_size_never_seen_does_not_move_the_level() -> None:
-    """There it is the shape that was wrong."""
+    """A first batch of a size that was never seen changes the shape of the curve, and not its
+    level.
+    """
     model = learned(FIXED, sizes=(8, 12, 16), batches=120)
     model.add(64, 2.5 * FIXED(64), sure=True)
 
@@ -201,7 +225,9 @@ def test_a_size_never_seen_does_not_move_the_level() -> None:
 
 @pytest.mark.parametrize("noise", [0.1, 0.25])
 def test_the_margin_is_exceeded_by_three_of_ten(noise: float) -> None:
-    """It comes to the 0.7-quantile of measured over expected time."""
+    """The margin is the 0.7-quantile of measured over expected time: three of ten batches exceed
+    it.
+    """
     model, dice = learned(FIXED, batches=500, noise=noise), Random(1)
     sizes = dice.choices(range(1, 65), k=4000)
     over = total = 0.0
@@ -216,12 +242,14 @@ def test_the_margin_is_exceeded_by_three_of_ten(noise: float) -> None:
 
 
 def test_without_noise_there_is_no_margin() -> None:
-    """But for a step now and then, of rounding."""
+    """Without noise the margin is nothing but a step now and then, of rounding."""
     assert learned(FIXED).margin == pytest.approx(1, abs=0.03)
 
 
 def test_stalls_cost_capacity() -> None:
-    """One batch in ten that takes five times as long is not in the expectation of a batch but in the bias."""
+    """When one batch in ten takes five times as long, that is in the bias and not in what is
+    expected of a batch.
+    """
     model = learned(FIXED, batches=200)
     for i in range(600):
         n = 1 + i * 7 % 64
@@ -232,7 +260,9 @@ def test_stalls_cost_capacity() -> None:
 
 
 def test_the_bias_is_never_a_gain() -> None:
-    """Batches that are faster than expected do not make more capacity than the best size has."""
+    """Batches that are faster than expected do not make the capacity larger than that of the best
+    size.
+    """
     model = learned(FIXED, batches=200)
     for _ in range(20):
         model.add(20, 0.5 * FIXED(20))
@@ -244,7 +274,9 @@ def test_the_bias_is_never_a_gain() -> None:
 
 
 def test_the_version_tells_when_the_tables_have_changed() -> None:
-    """Each refresh counts; between them expectations stay as they are."""
+    """Each refresh of the tables counts the version up; between two of them expectations stay as
+    they are.
+    """
     model = CostModel(64)
     seen = {}
     for n in Random(0).choices(range(1, 65), k=300):

@@ -10,8 +10,8 @@ from carpool.core.queue import Queue
 from carpool.policy import Deadline, Decision
 from carpool.policy.base import NOTHING
 from carpool.policy.deadline import LineFit
-from tests.core.stub import PROPERTY
 from tests.policy.view import waiting
+from tests.support.properties import PROPERTY
 
 
 def profiled(limit: int = 8) -> Deadline:
@@ -25,7 +25,7 @@ def queued(n: int, due: float, arrived: float = 0.0) -> Queue:
 
 
 def test_all_go_where_there_is_time() -> None:
-    """Up to the limit, as soon as a worker is free."""
+    """Where there is time all requests go as soon as a worker is free, up to the limit."""
     assert profiled().decide(0, queued(5, due=100), free=1, busy=0) == Decision([], 5, "free")
     assert profiled().decide(0, queued(9, due=100), free=1, busy=0) == Decision([], 8, "full")
     assert profiled().decide(0, queued(9, due=100), free=0, busy=1) is NOTHING
@@ -34,14 +34,18 @@ def test_all_go_where_there_is_time() -> None:
 
 @pytest.mark.parametrize(("slo_s", "most"), [(6, 1), (11, 3), (12, 4), (13, 4), (20, 8), (1000, 8), (float("inf"), 8)])
 def test_two_batches_fit_into_the_slo(slo_s: float, most: int) -> None:
-    """The largest such batch: who just misses it waits for it and then for its own."""
+    """The batch is the largest of which two fit into the SLO: a request that just misses one waits
+    for it and then for its own.
+    """
     queue = waiting(*[0.0] * 9, deadlines=[slo_s] * 9)
 
     assert profiled().decide(0, queue, free=1, busy=0).take == most
 
 
 def test_heads_that_would_hold_up_the_batch_are_dropped() -> None:
-    """The window slides on instead of shrinking: four take 6 s, so whoever is due before 26 goes."""
+    """Requests that would hold up the batch are dropped from its head instead of making it smaller:
+    four take 6 s, so those due before 26 are dropped.
+    """
     queue = waiting(*[0.0] * 6, deadlines=[24, 25, 26, 26, 26, 26])
     late = queue.peek(2)
 
@@ -49,21 +53,25 @@ def test_heads_that_would_hold_up_the_batch_are_dropped() -> None:
 
 
 def test_with_fewer_left_the_batch_is_smaller_and_faster() -> None:
-    """The last two take only 4 s and are in time, which all three would not have been."""
+    """With fewer requests left the batch is faster: the last two take only 4 s and are in time,
+    which all three would not have been.
+    """
     queue = waiting(5, 5, 5, deadlines=[24, 24.5, 25])
 
     assert profiled().decide(20, queue, free=1, busy=0) == Decision(queue.peek(1), 2, "free")
 
 
 def test_who_cannot_make_it_even_alone_is_dropped() -> None:
-    """Also the last one, where the profile is known to be right."""
+    """A request that cannot be in time even alone is dropped, also the last one, where the profile
+    is known to be right.
+    """
     queue = waiting(0, deadlines=[22.9])
 
     assert profiled().decide(20, queue, free=1, busy=0) == Decision(queue.peek(1), 0, "")
 
 
 def test_the_way_there_and_the_stages_behind_count() -> None:
-    """Their seconds come on top of the batch's."""
+    """The way to the worker and the stages behind count on top of the batch's seconds."""
     policy = profiled()
     policy.hop_s, policy.ahead_s = 0.5, 0.25
     queue = waiting(0, deadlines=[23.75])
@@ -73,7 +81,9 @@ def test_the_way_there_and_the_stages_behind_count() -> None:
 
 
 def test_without_a_profile_it_learns_one() -> None:
-    """From batches that ran to their end, and from a warm-up."""
+    """Without a profile the policy learns one from batches that ran to their end, and from a
+    warm-up.
+    """
     policy = Deadline(64)
     policy.trained(1, 1, 3.0)
     policy.completed(0, 1, 1, 50.0, False)
@@ -85,7 +95,9 @@ def test_without_a_profile_it_learns_one() -> None:
 
 
 def test_a_wrong_lesson_does_not_refuse_everybody_for_ever() -> None:
-    """After one batch that took longer than anybody has, single requests are served until the truth is known."""
+    """After one batch that took longer than any request has, single requests are served until the
+    true cost is known.
+    """
     policy = Deadline(8)
     policy.completed(0, 1, 1, 100.0, True)
     queue = waiting(20, 20, deadlines=[25, 25])
@@ -97,7 +109,7 @@ def test_a_wrong_lesson_does_not_refuse_everybody_for_ever() -> None:
 
 
 def test_what_batches_took_long_ago_is_forgotten() -> None:
-    """A model that has become twice as slow is known as such some sixty batches later."""
+    """When a model has become twice as slow, that is known some sixty batches later."""
     learned = LineFit()
     for slower in (1, 2):
         for n in (1, 8, 4) * 30:
@@ -112,7 +124,7 @@ lines = st.tuples(st.floats(0, 5), st.floats(0, 5))
 @PROPERTY
 @given(lines, st.lists(st.integers(1, 64), min_size=2, max_size=60, unique=True))
 def test_a_line_is_found(line: tuple[float, float], sizes: list[int]) -> None:
-    """Batches that lie on a line teach it, within the little that ties the slope to what it was."""
+    """Batches that lie on a line teach it, but for the little that ties the slope to what it was."""
     a, b = line
     learned = LineFit()
     for n in sizes * 30:
@@ -125,7 +137,9 @@ def test_a_line_is_found(line: tuple[float, float], sizes: list[int]) -> None:
 @PROPERTY
 @given(st.lists(st.tuples(st.integers(1, 64), st.floats(0, 10)), max_size=60))
 def test_a_line_never_falls_and_is_never_negative(batches: list[tuple[int, float]]) -> None:
-    """Whatever it has seen: more requests never take less time, and no batch takes less than none."""
+    """Whatever it has seen, the learned line never expects less time for more requests, nor less
+    than none.
+    """
     learned = LineFit()
     for n, seconds in batches:
         learned.add(n, seconds)

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.policy.cost import CostModel
 from carpool.policy.due_plan import DuePlan
 from carpool.request import Request
-from tests.core import stub
-from tests.effort import share
+from tests.effort import examples
 from tests.policy.learned import learned
 
-PROPERTY = settings(stub.PROPERTY, max_examples=share(100))
+PROPERTY = examples(100, derandomize=True)
 LIMIT = 16
 LINE = learned(lambda n: 2.0 + n, LIMIT)
 STEPS = learned(lambda n: 2.0 + 4 * -(-n // 4), LIMIT)
@@ -72,12 +71,12 @@ def cases(sizes: Sequence[int] = (1, 1, 2, 3, 7)) -> st.SearchStrategy[Case]:
 
 
 def plan(case: Case) -> DuePlan:
-    """What is under test."""
+    """The plan that is under test."""
     return DuePlan(case.requests, sum(case.sizes), case.cost, case.most, case.workers)
 
 
 def first_in_time(case: Case, start: int, at: float) -> int:
-    """Looked for one after the other."""
+    """Look for the first request in time one after the other."""
     found = (i for i in range(start, len(case.dues)) if case.dues[i] - at >= case.seconds(i))
     return next(found, len(case.dues))
 
@@ -96,7 +95,7 @@ def drained(case: Case, start: int, at: float) -> tuple[int, float]:
 @PROPERTY
 @given(cases(), st.integers(0, 30))
 def test_the_first_in_time(case: Case, start: int) -> None:
-    """The binary search finds what a look at each finds."""
+    """The binary search for the first request in time finds what a look at each finds."""
     start = min(start, len(case.dues))
 
     assert plan(case).first_in_time(start, case.at) == first_in_time(case, start, case.at)
@@ -105,7 +104,7 @@ def test_the_first_in_time(case: Case, start: int) -> None:
 @PROPERTY
 @given(cases(), st.integers(0, 30))
 def test_units_from_a_request_on(case: Case, start: int) -> None:
-    """All sizes behind it and its own."""
+    """The units from a request on are its own size and all sizes behind it."""
     start = min(start, len(case.dues))
 
     assert plan(case).units(start) == sum(case.sizes[start:])
@@ -114,7 +113,7 @@ def test_units_from_a_request_on(case: Case, start: int) -> None:
 @PROPERTY
 @given(cases())
 def test_a_drain(case: Case) -> None:
-    """As counted batch by batch."""
+    """A drain in closed form comes to the same as one that is counted batch by batch."""
     in_time, end = plan(case).drain(0, case.at)
     counted, counted_end = drained(case, 0, case.at)
 
@@ -125,7 +124,9 @@ def test_a_drain(case: Case) -> None:
 @PROPERTY
 @given(cases(sizes=(1,)))
 def test_a_drain_keeps_its_word(case: Case) -> None:
-    """Those who count as in time are: the head of each batch is, and who is behind it is due later."""
+    """Of requests that count as in time, the head of each batch is, and those behind it are due
+    later.
+    """
     at, served, start = case.at, 0, 0
     dues = sorted(case.dues)
     while (start := first_in_time(case, start, at)) < len(dues):
@@ -139,7 +140,9 @@ def test_a_drain_keeps_its_word(case: Case) -> None:
 @PROPERTY
 @given(cases(), st.floats(0, 30))
 def test_serving_the_head(case: Case, slack_s: float) -> None:
-    """In the largest batch that its slack allows, or alone; the others follow."""
+    """The head of the queue goes in the largest batch that its slack allows, or alone; the others
+    follow.
+    """
     units, in_time, end = plan(case).serve_head(case.at, slack_s)
     most = case.units(0)
     allowed = [n for n in range(1, most + 1) if case.cost.seconds(n) <= slack_s / case.cost.margin]
@@ -154,7 +157,9 @@ def test_serving_the_head(case: Case, slack_s: float) -> None:
 @PROPERTY
 @given(cases())
 def test_who_is_given_up_is_late(case: Case) -> None:
-    """In the order of dues that is everybody ahead of the first one in time; each only for its own lateness."""
+    """Given up are all requests ahead, by their due times, of the first one in time, each only for
+    its own lateness.
+    """
     made = plan(case)
     start = made.first_in_time(0, case.at)
 
@@ -164,7 +169,9 @@ def test_who_is_given_up_is_late(case: Case) -> None:
 @PROPERTY
 @given(cases(), st.randoms())
 def test_nobody_in_time_is_given_up_for_others(case: Case, dice: object) -> None:
-    """Where priorities mix the dues, those ahead who would be in time are not among those given up."""
+    """Where priorities mix the due times, requests that would be in time are not among those given
+    up ahead of another one.
+    """
     dues = list(case.dues)
     dice.shuffle(dues)  # type: ignore[attr-defined]
     mixed = Case(dues, case.sizes, case.cost, case.most, case.workers, case.at)

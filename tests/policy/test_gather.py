@@ -60,7 +60,9 @@ def memoryless(n: int, mean: float) -> Delays:
 
 
 def test_clients_in_a_closed_loop_are_waited_for() -> None:
-    """In two groups that alternate: until the last of one is back, and little longer; by the third batch."""
+    """Clients in a closed loop come in two groups that alternate; by the third batch the policy
+    waits until the last of one group is back, and little longer.
+    """
     rounds = Rounds()
     gather = rounds.play(8, 8, uniform(8, 0.0005, 0.0015))
 
@@ -70,12 +72,14 @@ def test_clients_in_a_closed_loop_are_waited_for() -> None:
 
 
 def test_clients_that_were_gathered_are_waited_for_again() -> None:
-    """In one group it is the same window."""
+    """Once the clients are in one group the policy goes on waiting for them, with the same window."""
     assert 0.0014 < Rounds().play(16, 0, uniform(16, 0.0005, 0.0015)).window_s < 0.0026
 
 
 def test_the_clients_that_are_missing_are_counted() -> None:
-    """Of those just served; who comes besides does not make it negative."""
+    """Clients count as missing if they have just been served and are not back; others that come do
+    not make the number negative.
+    """
     rounds = Rounds()
     gather = rounds.play(8, 8, list)
     assert (gather.served, gather.expected) == (8, 8)
@@ -87,15 +91,19 @@ def test_the_clients_that_are_missing_are_counted() -> None:
 
 
 def test_who_comes_back_too_late_is_not_waited_for() -> None:
-    """A wait of w and one batch of 16 must take less than two batches of 8, so w < a = 8 ms."""
+    """Clients that come back later than is worth it are not waited for: a wait of w and one batch
+    of 16 must take less than two batches of 8, so w < a = 8 ms.
+    """
     assert Rounds().play(8, 8, lambda: [0.009] * 8).window_s == 0
     assert Rounds().play(8, 8, lambda: [0.0035] * 8).window_s > 0.0035
 
 
 @pytest.mark.parametrize(("first", "second_s", "window_s"), [(4, 0.003, 0.003), (6, 0.003, 0.003), (6, 0.0039, 0.001)])
 def test_two_moments(first: int, second_s: float, window_s: float) -> None:
-    """Some of eight come back after 1 ms, the others later. Waiting for six makes batches of 16 / (2 - 6/8) = 12.8 in
-    1 + 11.2 ms, waiting for all makes 16 in 12 ms and the wait: that is worth it up to 3.25 ms."""
+    """When some of eight clients come back after 1 ms and the others later, waiting for six makes
+    batches of 16 / (2 - 6/8) = 12.8 in 1 + 11.2 ms, and waiting for all makes 16 in 12 ms and the
+    wait: that is worth it up to 3.25 ms.
+    """
     gather = Rounds().play(8, 8, lambda: [0.001] * first + [second_s] * (8 - first))
 
     assert window_s <= gather.window_s * (1 + 1e-9) < 1.4 * window_s
@@ -105,7 +113,9 @@ def test_two_moments(first: int, second_s: float, window_s: float) -> None:
 def test_memoryless_clients_are_waited_for_if_they_think_for_less_than_half_the_set_up(
     think_s: float, waits: bool
 ) -> None:
-    """The best window of (2 - G(w))·(a + w) is 0 from z = a/2 on."""
+    """Clients whose thinking time has no memory are waited for if it is less than half the set-up:
+    the best window of (2 - G(w))·(a + w) is 0 from z = a/2 on.
+    """
     rounds = Rounds()
     rounds.play(8, 8, memoryless(8, think_s), batches=300)
 
@@ -113,12 +123,16 @@ def test_memoryless_clients_are_waited_for_if_they_think_for_less_than_half_the_
 
 
 def test_where_items_cost_more_than_batches_nobody_is_waited_for() -> None:
-    """Two batches of half the size take as long as one: there is nothing to be gained."""
+    """Where two batches of half the size take as long as one, nobody is waited for: there is
+    nothing to gain.
+    """
     assert Rounds(Affine(0.0005, 0.002)).play(8, 8, lambda: [0.001] * 8).window_s == 0
 
 
 def test_on_tiles_what_counts_is_what_one_batch_saves() -> None:
-    """24 and 24 take 11 ms each and 48 take 15, so that up to 7 ms are worth waiting; 32 and 32 only 3 ms."""
+    """On tiles the wait is worth what one batch saves: 24 and 24 take 11 ms each and 48 take 15, so
+    that up to 7 ms are worth waiting; with 32 and 32 it is only 3 ms.
+    """
     assert Rounds(TILES).play(24, 24, lambda: [0.003] * 24).window_s > 0.003
     assert Rounds(TILES).play(24, 24, lambda: [0.0075] * 24).window_s == 0
     assert Rounds(TILES).play(32, 32, lambda: [0.001] * 32).window_s > 0.001
@@ -126,12 +140,12 @@ def test_on_tiles_what_counts_is_what_one_batch_saves() -> None:
 
 
 def test_at_the_limit_there_is_nothing_to_wait_for() -> None:
-    """Batches that are full already cannot grow."""
+    """Nobody is waited for where batches are full already."""
     assert Rounds().play(64, 64, uniform(64, 0.0005, 0.0015)).window_s == 0
 
 
 def test_clients_that_have_gone_are_soon_forgotten() -> None:
-    """When they come back at any time instead."""
+    """Clients that begin to come back at any time are soon not waited for any more."""
     rounds = Rounds()
     assert rounds.play(8, 8, uniform(8, 0.0005, 0.0015)).window_s > 0
     assert rounds.play(8, 8, uniform(8, 0.0, 0.01), batches=60).window_s == 0
@@ -140,7 +154,9 @@ def test_clients_that_have_gone_are_soon_forgotten() -> None:
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.9])
 @pytest.mark.parametrize("seed", range(3))
 def test_poisson_arrivals_are_never_waited_for(load: float, seed: int) -> None:
-    """They come no sooner after a batch than at other times."""
+    """Clients of a Poisson process come no sooner after a batch than at other times, and are never
+    waited for.
+    """
     dice, model = Random(seed), learned(FIXED)
     arrivals = Arrivals()
     gather = Gather(arrivals)
@@ -163,7 +179,9 @@ def test_poisson_arrivals_are_never_waited_for(load: float, seed: int) -> None:
 
 
 def test_sizes_count() -> None:
-    """Eight requests of size 4 are batches of 32 units, which 64 can hold twice and 32 cannot."""
+    """Batches are counted by size: eight requests of size 4 are batches of 32 units, which 64 can
+    hold twice and 32 cannot.
+    """
 
     def window_s(limit: int) -> float:
         arrivals = Arrivals()

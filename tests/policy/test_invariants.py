@@ -16,7 +16,9 @@ from carpool.testing.policy import MakePolicy
 
 @pytest.mark.parametrize("kind", [*BY_NAME.values(), OneByOne])
 def test_whatever_happens(kind: type[Policy]) -> None:
-    """Every decision is possible, repeatable and leads on; and in the end everybody was served or refused."""
+    """Whatever happens, each decision of a policy is possible, repeatable and leads on, and in the
+    end everybody was served or refused.
+    """
     check_policy(kind)
 
 
@@ -34,7 +36,7 @@ VARIANTS = [
 
 @pytest.mark.parametrize("make", VARIANTS, ids=lambda make: f"{make.func.__name__} {[*make.keywords]}")
 def test_whatever_happens_with_settings(make: MakePolicy) -> None:
-    """The same for settings that a name alone does not reach."""
+    """Policies with settings that a name alone does not give keep the same promises."""
     check_policy(make)
 
 
@@ -42,7 +44,7 @@ def test_whatever_happens_with_settings(make: MakePolicy) -> None:
 
 
 class Broken(Greedy):
-    """Greedy, with one thing wrong."""
+    """A greedy policy with one thing wrong."""
 
     def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
         return self.spoil(super().decide(now, queue, free, busy), now, queue)
@@ -118,7 +120,7 @@ class TakesTooMuchAhead(Broken):
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
 def test_a_broken_policy_is_found(kind: type[Policy], why: str) -> None:
-    """And named together with the seed that shows it again."""
+    """A policy that breaks a promise is named together with the seed that shows it again."""
     with pytest.raises(PolicyError, match=rf"{why}.* \(seed \d+\)") as caught:
         check_policy(kind, schedules=50)
     seed = int(str(caught.value).rpartition("seed ")[2].rstrip(")"))

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from carpool.policy import Decision, OneByOne
 from carpool.policy.base import NOTHING
 from carpool.policy.one_by_one import HOP_BUDGET_S, MOST_IN_A_HOP
-from tests.core.stub import PROPERTY
 from tests.policy.view import waiting
+from tests.support.properties import PROPERTY
 
 
 def learned(*item_s: float) -> OneByOne:
@@ -22,7 +22,7 @@ def learned(*item_s: float) -> OneByOne:
 
 
 def test_the_first_items_go_alone() -> None:
-    """As long as no item's time is known, one travels at a time."""
+    """As long as no item's time is known, one item travels at a time."""
     assert OneByOne().decide(0, waiting(*[0.0] * 50), free=1, busy=0) == Decision(take=1, reason="free")
 
 
@@ -39,7 +39,9 @@ def test_about_a_millisecond_of_work_travels_together(item_s: float, together: i
 
 @pytest.mark.parametrize(("n", "free", "take"), [(1, 4, 1), (4, 4, 1), (5, 4, 2), (9, 2, 5), (500, 2, 65)])
 def test_what_waits_is_shared_among_the_free_workers(n: int, free: int, take: int) -> None:
-    """No worker gets a second item while another has none."""
+    """Waiting items are shared among the free workers: none gets a second one while another has
+    none.
+    """
     assert learned(2**-16).decide(0, waiting(*[0.0] * n), free=free, busy=0) == Decision(take=take, reason="free")
 
 
@@ -57,7 +59,7 @@ def test_a_fast_item_is_believed_slowly() -> None:
 
 
 def test_the_time_is_that_of_one_item() -> None:
-    """A frame of eight items that took 8 ms teaches 1 ms."""
+    """What is learned from a frame is the time of one item: eight items that took 8 ms teach 1 ms."""
     policy = OneByOne()
     policy.completed(0, 8, 8, 2**-7, True)
 
@@ -65,7 +67,7 @@ def test_the_time_is_that_of_one_item() -> None:
 
 
 def test_without_a_free_worker_or_work_there_is_nothing_to_do() -> None:
-    """Nobody is sent ahead to a busy worker."""
+    """Without a free worker or waiting items nothing is sent: nothing goes ahead to a busy worker."""
     assert learned(1e-6).decide(0, waiting(0, 0), free=0, busy=1) is NOTHING
     assert learned(1e-6).decide(0, waiting(), free=1, busy=0) is NOTHING
 
@@ -73,7 +75,7 @@ def test_without_a_free_worker_or_work_there_is_nothing_to_do() -> None:
 @PROPERTY
 @given(st.lists(st.tuples(st.integers(1, 128), st.floats(0, 10)), max_size=20), st.integers(0, 300), st.integers(1, 8))
 def test_a_hop_never_holds_more_than_the_budget(seen: list[tuple[int, float]], n: int, free: int) -> None:
-    """Whatever it has learned: several items travel together only within about a millisecond of work."""
+    """Whatever was learned, several items travel together only within about a millisecond of work."""
     policy = OneByOne()
     for items, busy_s in seen:
         policy.completed(0, items, items, busy_s, True)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.policy import AIMD, BY_NAME, Cork, Deadline, Greedy, OneByOne, Policy, Static
-from tests.core.stub import PROPERTY
 from tests.policy.view import waiting
+from tests.support.properties import PROPERTY
 
 arrivals = st.lists(st.integers(0, 50).map(float), max_size=12)
 delays = st.one_of(st.none(), st.integers(0, 20).map(float))
@@ -26,7 +26,7 @@ def policies(limit: int, delay_s: float | None) -> list[Policy]:
 
 
 def test_policies_have_names() -> None:
-    """The names that `Stage(policy=...)` takes; a policy is made without arguments."""
+    """`Stage(policy=...)` takes names, each of which makes a policy without arguments."""
     named = {"greedy": Greedy, "static": Static, "aimd": AIMD, "cork": Cork, "deadline": Deadline}
 
     assert {name: BY_NAME[name] for name in named} == named
@@ -35,7 +35,7 @@ def test_policies_have_names() -> None:
 
 @pytest.mark.parametrize("kind", BY_NAME.values())
 def test_the_limit_is_the_batch_size(kind: type[Policy]) -> None:
-    """Without one, a batch has one request."""
+    """A policy's limit is the largest batch of its stage; without one, a batch has one request."""
     assert (kind(7).limit, kind().limit) == (7, 1)
 
 
@@ -44,7 +44,7 @@ def test_the_limit_is_the_batch_size(kind: type[Policy]) -> None:
 def test_deciding_changes_nothing(
     arrived: Sequence[float], delay_s: float | None, limit: int, now: float, free: int, busy: int
 ) -> None:
-    """Asked twice, a policy says the same; and the queue is what it was."""
+    """A policy that is asked twice says the same, and the queue is what it was."""
     for policy in policies(limit, delay_s):
         queue = waiting(*sorted(arrived))
         before = list(queue)
@@ -59,7 +59,9 @@ def test_deciding_changes_nothing(
 def test_a_decision_is_possible(
     arrived: Sequence[float], delay_s: float | None, limit: int, now: float, free: int, busy: int
 ) -> None:
-    """Never more than waits or than the limit, never without a worker; holding back ends within the bound."""
+    """A decision never asks for more than waits or than the limit, nor for a worker that is not
+    free, and holding back ends within its bound.
+    """
     for policy in policies(limit, delay_s):
         decision = policy.decide(now, waiting(*sorted(arrived)), free, busy)
 
@@ -78,7 +80,9 @@ def test_a_decision_is_possible(
 def test_time_has_no_scale(
     arrived: Sequence[float], delay_s: float | None, limit: int, now: float, scale: float
 ) -> None:
-    """All times multiplied by one number: the same batch, and a wake-up time multiplied by it."""
+    """If all times are multiplied by one number, the batch stays the same and the wake-up time is
+    multiplied by it.
+    """
     for kind in (Greedy, Static):
         plain = kind(limit, delay_s).decide(now, waiting(*arrived), 1, 0)
         scaled_delay_s = None if delay_s is None else delay_s * scale

@@ -47,7 +47,9 @@ def times(process: Open, seed: int = 0, scene: Scene = SCENE) -> list[float]:
 
 @pytest.mark.parametrize("process", OPEN, ids=str)
 def test_times_are_in_order_and_as_many_as_the_rate_says(process: Open) -> None:
-    """Within the run, and near the mean that the process itself tells, over four seeds."""
+    """Arrivals are in order and within the run, and over four seeds they are near the mean number
+    that the process itself tells.
+    """
     found = [times(process, seed) for seed in range(4)]
 
     for run in found:
@@ -58,19 +60,19 @@ def test_times_are_in_order_and_as_many_as_the_rate_says(process: Open) -> None:
 
 @pytest.mark.parametrize("process", OPEN, ids=str)
 def test_a_seed_gives_the_same_times_again(process: Open) -> None:
-    """And another one gives others."""
+    """The same seed gives the same times, and another one gives others."""
     assert times(process, 1) == times(process, 1) != times(process, 2)
 
 
 @pytest.mark.parametrize("process", OPEN, ids=str)
 def test_scaling_scales_the_mean_rate(process: Open) -> None:
-    """Whether rates are absolute or shares."""
+    """Scaling arrivals multiplies their mean rate, whether rates are absolute or shares."""
     assert process.scaled(1.5).mean_rate(SCENE) == pytest.approx(1.5 * process.mean_rate(SCENE))
 
 
 @pytest.mark.parametrize("cv", [0.5, 1.0, 2.0])
 def test_gaps_vary_as_asked(cv: float) -> None:
-    """The coefficient of variation of a gamma process."""
+    """The gaps of a gamma process have the coefficient of variation that was asked for."""
     found = times(Gamma(rate=100, cv=cv))
     gaps = [b - a for a, b in itertools.pairwise(found)]
 
@@ -78,7 +80,9 @@ def test_gaps_vary_as_asked(cv: float) -> None:
 
 
 def test_bursts_come_at_one_instant() -> None:
-    """With geometric sizes: mean m, and a share of 1/m alone."""
+    """The requests of a burst come at one instant; sizes are geometric with mean m, so that a share
+    of 1/m is alone.
+    """
     sizes = [len(list(group)) for _, group in itertools.groupby(times(Bursts(rate=200, mean_burst=4)))]
 
     assert fmean(sizes) == pytest.approx(4, rel=0.05)
@@ -86,7 +90,7 @@ def test_bursts_come_at_one_instant() -> None:
 
 
 def test_a_flash_crowd_is_where_it_is_said_to_be() -> None:
-    """Ten times the rate within, the plain one without."""
+    """Within a flash crowd the rate is ten times as high, and outside of it the plain one."""
     found = times(Flash(rate=20, peak_rate=200, between=(0.4, 0.5)))
     inside = sum(80 <= t < 100 for t in found)
 
@@ -95,7 +99,9 @@ def test_a_flash_crowd_is_where_it_is_said_to_be() -> None:
 
 
 def test_a_sine_is_never_below_nothing() -> None:
-    """Its trough is cut off at 0: here half of each period is empty, and the mean is what is left."""
+    """The trough of a sine is cut off at a rate of 0: here half of each period is empty, and the
+    mean is what is left.
+    """
     found = times(Sine(rate=0, swing=100, period_s=20))
 
     assert all(math.sin(2 * math.pi * t / 20) > 0 for t in found)
@@ -103,7 +109,7 @@ def test_a_sine_is_never_below_nothing() -> None:
 
 
 def test_the_states_of_an_mmpp_can_be_told_apart() -> None:
-    """A state of rate 0 leaves gaps as long as it lasts."""
+    """A state of an MMPP with rate 0 leaves gaps as long as it lasts."""
     found = times(MMPP(rates=(100, 0), mean_dwell_s=(1.0, 1.0)))
     long = [b - a for a, b in itertools.pairwise(found) if b - a > 0.1]
 
@@ -112,7 +118,7 @@ def test_the_states_of_an_mmpp_can_be_told_apart() -> None:
 
 @pytest.mark.parametrize(("think", "least", "most"), [("uniform", 1.0, 3.0), ("exponential", 0, 99), ("fixed", 2, 2)])
 def test_think_times(think: str, least: float, most: float) -> None:
-    """All of mean 2, within their bounds."""
+    """Think times of every kind have the mean 2, and stay within their bounds."""
     loop = Closed(1, 2.0, think)
     dice = Random(0)
     found = [loop.pause_s(dice, 2.0) for _ in range(4000)]
@@ -122,7 +128,9 @@ def test_think_times(think: str, least: float, most: float) -> None:
 
 
 def test_given_times_serve_several_runs() -> None:
-    """Also those of a generator without an end, of which no more is drawn than a run needs."""
+    """Arrival times that are given serve several runs, also those of a generator without an end, of
+    which no more is drawn than a run needs.
+    """
     (process,) = arrivals_of(i / 10 for i in itertools.count())
     assert isinstance(process, Open)
 
@@ -131,7 +139,7 @@ def test_given_times_serve_several_runs() -> None:
 
 
 def test_given_times_must_rise() -> None:
-    """Else the clock would go back."""
+    """Arrival times that are given must rise, else the clock would go back."""
     (process,) = arrivals_of([0.0, 2.0, 1.0])
     assert isinstance(process, Open)
 
@@ -154,7 +162,9 @@ def trace(tmp_path: Path) -> str:
 
 
 def test_a_trace_begins_at_once_and_is_put_in_order(trace: str) -> None:
-    """Seven digits after the second are read; the weights go along."""
+    """A trace is put in order with its weights and begins at once, and seven digits after the
+    second are read.
+    """
     process = Trace(trace, column="TIMESTAMP", size="ContextTokens+GeneratedTokens")
 
     assert times(process) == pytest.approx([0.0, 0.5, 2.0, 3.0], abs=2e-6)
@@ -163,14 +173,16 @@ def test_a_trace_begins_at_once_and_is_put_in_order(trace: str) -> None:
 
 
 def test_a_trace_can_be_sped_up(trace: str) -> None:
-    """By a factor, or to a share of capacity; and its weights scaled to a mean."""
+    """A trace can be sped up by a factor or to a share of capacity, and its weights can be scaled
+    to a mean.
+    """
     assert times(Trace(trace, "TIMESTAMP", speed=2.0)) == pytest.approx([0.0, 0.25, 1.0, 1.5], abs=2e-6)
     assert Trace(trace, "TIMESTAMP", rho=0.7).mean_rate(Scene(60.0, 100.0)) == pytest.approx(70.0)
     assert Trace(trace, "TIMESTAMP", "ContextTokens", mean_size=1.0).weights() == [0.4, 0.8, 1.2, 1.6]
 
 
 def test_times_of_a_trace_may_be_seconds(tmp_path: Path) -> None:
-    """In the first column, if none is named."""
+    """A trace of seconds has them in its first column, if none is named."""
     path = tmp_path / "seconds.csv"
     path.write_text("t,n\n10.5,1\n12.0,2\n")
 
@@ -178,7 +190,7 @@ def test_times_of_a_trace_may_be_seconds(tmp_path: Path) -> None:
 
 
 def test_a_trace_in_a_spec(trace: str) -> None:
-    """Columns are joined by a plus."""
+    """In a spec of a trace its columns are joined by a plus."""
     (process,) = arrivals_of(f"trace:{trace},column=TIMESTAMP,size=ContextTokens+GeneratedTokens,speed=3")
 
     assert process == Trace(trace, "TIMESTAMP", "ContextTokens+GeneratedTokens", speed=3)
@@ -193,13 +205,13 @@ def test_a_trace_in_a_spec(trace: str) -> None:
     ],
 )
 def test_a_wrong_trace_is_refused(trace: str, settings: dict[str, object], told: str) -> None:
-    """With what it has."""
+    """A trace without the column that is asked for is refused, with those that it has."""
     with pytest.raises(ValueError, match=told):
         Trace(trace, **settings)  # type: ignore[arg-type]
 
 
 def test_bad_content_of_a_trace(tmp_path: Path) -> None:
-    """No requests, or times that are none."""
+    """A trace without requests, or with times that are none, is refused."""
     empty, odd = tmp_path / "empty.csv", tmp_path / "odd.csv"
     empty.write_text("t\n")
     odd.write_text("t\nyesterday\n")

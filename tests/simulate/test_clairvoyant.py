@@ -6,11 +6,11 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.simulate.clairvoyant import clairvoyant_attainment
-from tests.effort import share
+from tests.effort import examples
 
 
 def most_on_time(arrivals: list[float], dues: list[float], seconds: list[float]) -> int:
@@ -42,9 +42,11 @@ def instances(draw: st.DrawFn) -> tuple[list[float], list[float], list[float]]:
 
 
 @given(instances())
-@settings(max_examples=share(150), deadline=None)
+@examples(150)
 def test_no_schedule_does_better_and_one_does_as_well(instance: tuple[list[float], list[float], list[float]]) -> None:
-    """The bound is exact, for any rising batch costs, while later arrivals are due later."""
+    """For any rising batch costs, and while later arrivals are due later, no schedule beats the
+    bound, and one reaches it.
+    """
     arrivals, dues, seconds = instance
 
     attainment = clairvoyant_attainment(arrivals, dues, lambda n: seconds[n - 1], len(seconds))
@@ -53,14 +55,14 @@ def test_no_schedule_does_better_and_one_does_as_well(instance: tuple[list[float
 
 
 def test_everything_is_in_time_at_a_load_that_allows_it() -> None:
-    """Batches of one suffice where the arrivals are far apart."""
+    """Where the arrivals are far apart, batches of one suffice for all to be in time."""
     arrivals = [float(i) for i in range(100)]
 
     assert clairvoyant_attainment(arrivals, [t + 0.5 for t in arrivals], lambda n: 0.1 * n, 8) == 1.0
 
 
 def test_overload_leaves_what_the_worker_can_do() -> None:
-    """Far above capacity the share is what full batches serve, give or take the ends."""
+    """Far above capacity the bound is the share that full batches serve, give or take the ends."""
     arrivals = np.arange(4000) / 4000
     dues = arrivals + 0.02
 
@@ -81,12 +83,14 @@ def test_overload_leaves_what_the_worker_can_do() -> None:
 def test_times_that_the_bound_does_not_hold_for_are_an_error(
     arrivals: list[float], dues: list[float], message: str
 ) -> None:
-    """No requests, unequal lengths, wrong order, requests due in another order than they came."""
+    """The bound refuses times for which it does not hold: none, unequal lengths, wrong order, and
+    requests due in another order than they came.
+    """
     with pytest.raises(ValueError, match=message):
         clairvoyant_attainment(arrivals, dues, lambda n: 1.0, 2)
 
 
 def test_a_cost_that_falls_is_an_error() -> None:
-    """A late request could then be worth taking along."""
+    """A cost that falls is refused: a late request could then be worth taking along."""
     with pytest.raises(ValueError, match="must not fall"):
         clairvoyant_attainment([0.0, 1.0], [2.0, 3.0], lambda n: 1.0 / n, 2)

@@ -28,7 +28,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_help_teaches() -> None:
-    """Examples, and every kind of arrivals and costs."""
+    """`carpool simulate --help` has examples, and every kind of arrivals and costs."""
     text = command("--help").stdout
 
     for word in (
@@ -58,7 +58,9 @@ def test_help_teaches() -> None:
 
 
 def test_a_table_on_stdout_and_nothing_else() -> None:
-    """One row per policy, what was simulated above it; the progress bar is for terminals."""
+    """On stdout is a table with one row per policy, and what was simulated above it; the progress
+    bar is for terminals.
+    """
     done = command(*FAST, "greedy,static:10ms,max_queued_batches=10,cork", "--arrivals", "poisson:rho=0.3")
 
     assert done.returncode == 0
@@ -70,7 +72,7 @@ def test_a_table_on_stdout_and_nothing_else() -> None:
 
 
 def test_json_has_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
-    """Those of `run`, and the settings."""
+    """`--json` has every figure of `run`, and the settings."""
     simulate(policy="greedy,cork", duration="1s", seeds=1, jobs=1, as_json=True, slo="30ms/120ms", hop="1ms")
 
     found = json.loads(capsys.readouterr().out)
@@ -81,7 +83,7 @@ def test_json_has_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_stages_workers_and_weights(capsys: pytest.CaptureFixture[str]) -> None:
-    """An option once more is for the next stage."""
+    """An option that is given once more is for the next stage."""
     simulate(
         policy="greedy",
         cost=["affine:a=1ms,b=0s", "sqrt:c=4ms"],
@@ -102,7 +104,9 @@ def test_stages_workers_and_weights(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_trace_is_replayed_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its file's name may be all, or a spec; with arrivals it joins them."""
+    """A trace is replayed to its end, given by its file's name alone or by a spec; with arrivals it
+    is joined to them.
+    """
     path = tmp_path / "trace.csv"
     path.write_text("t\n" + "".join(f"{t / 10}\n" for t in range(31)))
     requests = []
@@ -117,7 +121,7 @@ def test_a_trace_is_replayed_to_its_end(tmp_path: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("ending", [".png", ".html"])
 def test_a_picture(tmp_path: Path, ending: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of fifteen loads; the table is there too."""
+    """A picture is drawn of fifteen loads, and the table is printed too."""
     pytest.importorskip("matplotlib")
     path = tmp_path / f"picture{ending}"
     simulate(policy="greedy", duration="100ms", seeds=1, jobs=1, plot=path)
@@ -142,7 +146,7 @@ def test_a_picture(tmp_path: Path, ending: str, capsys: pytest.CaptureFixture[st
     ],
 )
 def test_a_mistake_is_one_line(options: Sequence[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Said before anything is simulated, with what would be right."""
+    """A mistake is reported in one line before anything is simulated, with what would be right."""
     with pytest.raises(SystemExit) as left:
         cli(["simulate", "--jobs", "1", *options])
     said = capsys.readouterr().err
@@ -162,7 +166,9 @@ def marked(*reports: Report) -> list[str]:
 
 
 def test_the_best_of_each_column_is_marked() -> None:
-    """Latencies only among those with about the best goodput: whoever drops half of the requests is fast."""
+    """The best of each column is marked, latencies only among policies with about the best goodput:
+    whoever drops half of the requests is fast.
+    """
     report = run("greedy", duration_s=1)
     slow = replace(report, goodput=100.0, mean_s=0.020, p50_s=0.019, p99_s=0.030, penalised_mean_s=0.020)
     fair = replace(slow, goodput=99.5, mean_s=0.018)

@@ -8,7 +8,9 @@ from carpool.simulate import compare, mean_of, run, sweep
 
 
 def test_policies_are_compared_over_seeds() -> None:
-    """Each report is the mean of the single runs; progress tells of each."""
+    """The report of each policy is the mean of the single runs over all seeds, and progress tells
+    of each.
+    """
     told: list[tuple[int, int]] = []
     reports = compare(
         ["greedy", "static:10ms"], seeds=2, seed=3, duration_s=1, progress=lambda done, of: told.append((done, of))
@@ -20,20 +22,20 @@ def test_policies_are_compared_over_seeds() -> None:
 
 
 def test_processes_change_nothing() -> None:
-    """Two at a time give what one gives."""
+    """Two processes give the same reports as one."""
     one = compare(["greedy", "cork"], "poisson:rho=0.9", seeds=2, duration_s=0.5)
 
     assert compare(["greedy", "cork"], "poisson:rho=0.9", seeds=2, duration_s=0.5, jobs=2) == one
 
 
 def test_a_mistake_in_a_process_is_told() -> None:
-    """As it would be in this one."""
+    """A mistake in another process is reported as it would be in this one."""
     with pytest.raises(ValueError, match="workers must be"):
         compare(["greedy"], seeds=2, duration_s=1, jobs=2, workers=0)
 
 
 def test_what_processes_cannot_be_given() -> None:
-    """A function without a name cannot go to another process."""
+    """A function without a name cannot go to another process, and is refused with that reason."""
     with pytest.raises(ValueError, match="with several jobs, give specs"):
         compare(["greedy"], cost=lambda n: 1.0, seeds=2, jobs=2)
     with pytest.raises(ValueError, match="jobs must be at least 1"):
@@ -43,7 +45,9 @@ def test_what_processes_cannot_be_given() -> None:
 
 
 def test_a_sweep_scales_arrivals_to_loads() -> None:
-    """Whatever rate they had; policies one after the other."""
+    """A sweep scales arrivals to each load, whatever rate they had, with one policy after the
+    other.
+    """
     reports = sweep(["greedy", "cork"], "poisson:rate=10+gamma:rate=30,cv=2", loads=[0.2, 0.5], duration_s=20)
 
     assert [(report.policy, report.load) for report in reports] == [
@@ -56,7 +60,7 @@ def test_a_sweep_scales_arrivals_to_loads() -> None:
 
 
 def test_a_sweep_over_a_closed_loop_scales_clients() -> None:
-    """From what is given; at least one is left."""
+    """A sweep over a closed loop scales the given number of clients, and leaves at least one."""
     reports = sweep(["greedy"], "closed:clients=8", "affine:a=10ms,b=0s", [0.01, 0.5, 1.0], duration_s=2)
 
     assert [report.load for report in reports] == [0.01, 0.5, 1.0]
@@ -64,7 +68,9 @@ def test_a_sweep_over_a_closed_loop_scales_clients() -> None:
 
 
 def test_what_cannot_be_scaled() -> None:
-    """Times that are given, and nothing at all."""
+    """Arrival times that are given, and no arrivals at all, cannot be scaled to a load, which is an
+    error.
+    """
     with pytest.raises(ValueError, match="cannot be scaled"):
         sweep(["greedy"], [0.0, 1.0], loads=[0.5])
     with pytest.raises(ValueError, match="cannot be scaled"):

@@ -36,12 +36,12 @@ from carpool.simulate.weights import weights_of
     ids=str,
 )
 def test_curves(cost: Cost, n: float, seconds: float) -> None:
-    """Computed by hand; disturbances do not show in the curve."""
+    """Cost curves have the values that were computed by hand, and disturbances do not show in them."""
     assert cost(n) == pytest.approx(seconds)
 
 
 def test_noise_has_mean_one_and_stalls_come_on_top() -> None:
-    """A stall of five times in 1 % of the batches adds 4 %."""
+    """Noise has mean one and stalls come on top: one of five times in 1 % of the batches adds 4 %."""
     dice = Random(1)
     seconds = Noisy(Affine(1.0, 0.0), 0.25).over(10)
     stalling = Noisy(Affine(1.0, 0.0), 0.0, 0.01, 5).over(10)
@@ -51,14 +51,16 @@ def test_noise_has_mean_one_and_stalls_come_on_top() -> None:
 
 
 def test_drift_comes_in_equal_parts() -> None:
-    """The last factor goes on after the arrivals."""
+    """Drift divides the run into equal parts, and its last factor goes on after the arrivals."""
     seconds = Drifting(Affine(1.0, 0.0), (1.0, 1.8, 1.2)).over(30)
 
     assert [seconds(1, now, Random(0)) for now in (0, 9.9, 10, 19.9, 20, 29.9, 35)] == [1, 1, 1.8, 1.8, 1.2, 1.2, 1.2]
 
 
 def test_a_function_may_know_the_time_and_throw_dice() -> None:
-    """Then its mean is what counts as the undisturbed cost."""
+    """Of a cost function that knows the time and throws dice, its mean counts as the undisturbed
+    cost.
+    """
     cost = cost_of(lambda n, now, rng: n * rng.choice([1.0, 3.0]) + now)
 
     assert cost(10) == pytest.approx(20, rel=0.3)
@@ -66,7 +68,7 @@ def test_a_function_may_know_the_time_and_throw_dice() -> None:
 
 
 def test_a_table_from_a_file_and_in_words(tmp_path: Path) -> None:
-    """With a line of names or without."""
+    """A table of costs is read from a file or from words, with a line of names or without."""
     named, bare = tmp_path / "named.csv", tmp_path / "bare.csv"
     named.write_text("n,seconds\n1,0.008\n64,0.024\n")
     bare.write_text("1,0.008\n64,0.024\n")
@@ -76,7 +78,7 @@ def test_a_table_from_a_file_and_in_words(tmp_path: Path) -> None:
 
 
 def test_bad_tables(tmp_path: Path) -> None:
-    """Sizes below 1, nothing at all, words."""
+    """A table with sizes below 1, with nothing in it or with words for numbers is refused."""
     odd = tmp_path / "odd.csv"
     odd.write_text("1,slow\n")
 
@@ -88,7 +90,7 @@ def test_bad_tables(tmp_path: Path) -> None:
 
 
 def test_capacity_is_that_of_the_best_batch() -> None:
-    """Of the slowest stage, times its workers."""
+    """The capacity is that of the slowest stage with its best batch size, times its workers."""
     assert capacity("affine:a=8ms,b=0.25ms", 64) == pytest.approx(64 / 0.024)
     assert capacity("affine:a=8ms,b=0.25ms", 64, workers=2) == pytest.approx(128 / 0.024)
     assert capacity(Knee(0.008, 0.00025, 32, 0.0009), 64) == pytest.approx(2000)
@@ -96,7 +98,7 @@ def test_capacity_is_that_of_the_best_batch() -> None:
 
 
 def test_a_heavy_tail_has_mean_one() -> None:
-    """Cap and all; half of the weights are far below it."""
+    """A heavy tail has mean one, cap and all, and half of the weights are far below that."""
     weights = Pareto(1.7, 50)
     dice = Random(3)
     found = sorted(weights.draw(dice) for _ in range(100_000))
@@ -109,6 +111,6 @@ def test_a_heavy_tail_has_mean_one() -> None:
 
 @pytest.mark.parametrize("weights", ["pareto:shape=0", "pareto:cap=1", "normal", [], [1.0, -1.0]])
 def test_bad_weights(weights: object) -> None:
-    """Refused by value."""
+    """Weights that cannot be are refused with their value."""
     with pytest.raises(ValueError, match=r"pareto|weights"):
         weights_of(weights)

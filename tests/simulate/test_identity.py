@@ -234,7 +234,7 @@ def in_virtual_time(setting: Setting, recording: Recording, think_s: float | Non
 
 
 def on_a_loop(setting: Setting, recording: Recording, think_s: float | None = None) -> Decisions:
-    """Through the asyncio driver."""
+    """Play a setting through the asyncio driver, on a loop whose time jumps."""
     decisions = Decisions()
     loop = JumpingLoop(setting.turn_s)
     pipeline = setting.pipeline()
@@ -295,7 +295,9 @@ THINK_S = 0.0007
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("recording", [OVERLOAD, FLASH, BURSTS], ids=["overload", "flash", "bursts"])
 def test_both_drivers_decide_the_same(policy: str, recording: Recording) -> None:
-    """Same batches, same members in the same order, same reasons, same refusals, same times."""
+    """The real and the virtual driver make the same batches, with the same members in the same
+    order, reasons, refusals and times.
+    """
     setting = Setting(policy, noise=0.1, hop_s=0.0003, max_queue_size=400)
     simulated, real = in_virtual_time(setting, recording), on_a_loop(setting, recording)
 
@@ -306,7 +308,7 @@ def test_both_drivers_decide_the_same(policy: str, recording: Recording) -> None
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_both_drivers_decide_the_same_for_several_workers(policy: str) -> None:
-    """Which worker gets what is decided by the core as well."""
+    """With several workers both drivers give each batch to the same worker."""
     setting = Setting(policy, workers=3, max_batch_size=24, noise=0.2)
     simulated, real = in_virtual_time(setting, OVERLOAD), on_a_loop(setting, OVERLOAD)
 
@@ -316,7 +318,9 @@ def test_both_drivers_decide_the_same_for_several_workers(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_both_drivers_decide_the_same_for_clients_that_return(policy: str) -> None:
-    """What arrives follows from what was decided, so one difference would grow; and adaptive waits for clients."""
+    """With clients that return both drivers decide the same: what arrives follows from what was
+    decided, so one difference would grow, and `Adaptive` waits for clients.
+    """
     setting = Setting(policy, hop_s=0.0002)
     simulated, real = in_virtual_time(setting, CLIENTS, THINK_S), on_a_loop(setting, CLIENTS, THINK_S)
 
@@ -326,7 +330,9 @@ def test_both_drivers_decide_the_same_for_clients_that_return(policy: str) -> No
 
 @pytest.mark.parametrize("policy", ["greedy", "aimd", "deadline", "adaptive"])
 def test_a_turn_that_takes_time_is_the_same_in_both_drivers(policy: str) -> None:
-    """What comes meanwhile shares the decision; a reply that finds nobody waiting cuts it short."""
+    """In both drivers what comes within a turn shares the decision, and a reply that finds nobody
+    waiting cuts the turn short.
+    """
     recording = recorded(Poisson(rho=0.6), 2.0)
     setting = Setting(policy, max_batch_size=512, hop_s=0.0003, turn_s=0.0005)
     simulated, real = in_virtual_time(setting, recording), on_a_loop(setting, recording)
@@ -338,7 +344,9 @@ def test_a_turn_that_takes_time_is_the_same_in_both_drivers(policy: str) -> None
 @pytest.mark.parametrize("policy", ["greedy", "static:10ms", "adaptive"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_both_drivers_send_the_same_batches_ahead(policy: str, workers: int) -> None:
-    """They save the hop, so more is done than without."""
+    """Both drivers send the same batches ahead, which saves the hop, so that more is done than
+    without.
+    """
     setting = Setting(policy, workers, max_batch_size=16, noise=0.05, hop_s=0.001, runs_ahead=True)
     simulated, real = in_virtual_time(setting, OVERLOAD), on_a_loop(setting, OVERLOAD)
     without = in_virtual_time(replace(setting, runs_ahead=False), OVERLOAD)
@@ -348,7 +356,9 @@ def test_both_drivers_send_the_same_batches_ahead(policy: str, workers: int) -> 
 
 
 def test_the_recordings_ask_for_everything() -> None:
-    """Or equality would say little: refusals, expiries, batches that are full and that are not, waits for clients."""
+    """The recordings have refusals, expiries, batches that are full and that are not, and waits for
+    clients; without them equality would say little.
+    """
     setting = Setting("greedy", noise=0.1, hop_s=0.0003, max_queue_size=400)
     greedy, adaptive = on_a_loop(setting, OVERLOAD), on_a_loop(replace(setting, policy="adaptive"), OVERLOAD)
     returning = on_a_loop(Setting("adaptive"), CLIENTS, THINK_S)
@@ -361,7 +371,7 @@ def test_the_recordings_ask_for_everything() -> None:
 
 
 def test_a_difference_would_be_seen() -> None:
-    """Another turn or another hop gives other decisions."""
+    """With another turn or another hop the decisions differ, so the tests above can fail."""
     plain = in_virtual_time(Setting("adaptive", noise=0.1), FLASH)
 
     assert on_a_loop(Setting("adaptive", noise=0.1, turn_s=0.0005), FLASH).batches != plain.batches

@@ -5,14 +5,14 @@ from __future__ import annotations
 from math import ceil, sqrt
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.queue import Queue
 from carpool.policy.base import NOTHING, Decision
 from carpool.request import Request
 from carpool.simulate.optimal import Optimal, optimal_mean_latency
-from tests.effort import share, slow_where
+from tests.effort import examples, slow_where
 
 COSTS_MS = {
     "fixed": lambda n: 8 + 0.25 * n,
@@ -36,7 +36,9 @@ OPTIMA_MS = {
 @slow_where(lambda name: name != "fixed")
 @pytest.mark.parametrize("name", COSTS_MS)
 def test_another_implementation_found_the_same(name: str) -> None:
-    """For six shapes of cost at three loads, to the hundredth of a millisecond that was written down."""
+    """For six shapes of cost at three loads the optimum is what another implementation found, to
+    the hundredth of a millisecond that was written down.
+    """
     cost_ms = COSTS_MS[name]
     capacity = max(n / cost_ms(n) for n in range(1, 65)) * 1000
 
@@ -46,18 +48,20 @@ def test_another_implementation_found_the_same(name: str) -> None:
 
 
 @given(load=st.floats(0.05, 0.9), seconds=st.floats(1e-4, 10.0))
-@settings(max_examples=share(25), deadline=None)
+@examples(25)
 def test_single_items_wait_as_pollaczek_and_khinchin_say(load: float, seconds: float) -> None:
-    """With a batch limit of 1 nothing is to decide: the mean latency of M/D/1."""
+    """With a batch limit of 1 there is nothing to decide, and the mean latency is that of an M/D/1
+    queue.
+    """
     expected = seconds + load * seconds / (2 * (1 - load))
 
     assert optimal_mean_latency(lambda n: seconds, load / seconds, 1).mean_s == pytest.approx(expected, rel=1e-5)
 
 
 @given(load=st.floats(0.1, 0.9), setup=st.floats(0.1, 10.0), limit=st.integers(2, 12))
-@settings(max_examples=share(25), deadline=None)
+@examples(25)
 def test_a_larger_batch_limit_never_hurts(load: float, setup: float, limit: int) -> None:
-    """What was possible stays possible, so the optimum can only fall."""
+    """With a larger batch limit the optimum can only fall, since what was possible stays possible."""
     rate = load / (setup + 1)
 
     def mean_s(limit: int) -> float:
@@ -67,7 +71,9 @@ def test_a_larger_batch_limit_never_hurts(load: float, setup: float, limit: int)
 
 
 def test_the_table_stays_within_the_batch_limit_and_the_queue() -> None:
-    """It never takes more than waits, nothing of nothing, and all states have an entry."""
+    """The table of the optimum has an entry for each state, and never takes more than waits or than
+    the batch limit.
+    """
     sizes = optimal_mean_latency(lambda n: (3 + 4 * ceil(n / 16)) / 1000, 2000.0, 64).batch_sizes
 
     assert sizes[0] == 0 and max(sizes) == 64
@@ -76,19 +82,23 @@ def test_the_table_stays_within_the_batch_limit_and_the_queue() -> None:
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, 1000.0, 2000.0])
 def test_a_rate_that_no_policy_can_serve_is_an_error(rate: float) -> None:
-    """It names the capacity."""
+    """A rate that no policy can serve is an error that names the capacity."""
     with pytest.raises(ValueError, match="below the capacity of 1000 requests/s"):
         optimal_mean_latency(lambda n: n / 1000, rate, 8)
 
 
 def test_a_rate_too_near_to_the_capacity_is_an_error() -> None:
-    """The queue would be too long to be cut off anywhere."""
+    """A rate too near to the capacity is an error: the queue would be too long to be cut off
+    anywhere.
+    """
     with pytest.raises(ValueError, match="too near to the capacity"):
         optimal_mean_latency(lambda n: n / 1000, 999.999, 1)
 
 
 def test_the_policy_plays_the_table() -> None:
-    """By the number waiting, the last entry for all beyond; nothing while no worker is free."""
+    """The optimal policy takes what the table has for the number waiting, by its last entry for all
+    beyond, and nothing while no worker is free.
+    """
     policy = Optimal([0, 0, 2, 2], max_batch_size=8)
     queue = Queue()
     decisions = []
@@ -102,7 +112,7 @@ def test_the_policy_plays_the_table() -> None:
 
 
 def test_the_last_requests_do_not_wait_for_ever() -> None:
-    """Where the table waits for more, they go after the longest delay."""
+    """Where the table waits for more, the last requests go after the longest delay."""
     policy = Optimal([0, 0, 2], max_batch_size=8, max_queue_delay_s=0.5)
     queue = Queue()
     request = Request(None, 9.0)

@@ -27,7 +27,7 @@ REPORTS = [Figures(policy, load) for policy in ("adaptive", "static:10ms", "<min
 
 
 def test_a_png_is_a_png(tmp_path: Path) -> None:
-    """By its first bytes."""
+    """A PNG has the first bytes of one."""
     draw(tmp_path / "a.png", REPORTS, slo_s=0.06)
 
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG\r\n")
@@ -35,7 +35,9 @@ def test_a_png_is_a_png(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("reports", [REPORTS, REPORTS[1::3]], ids=["many loads", "one load"])
 def test_an_svg_is_valid_and_the_same_each_time(tmp_path: Path, reports: list[Figures]) -> None:
-    """So that a picture in the repository changes only with its figures; its words are text that can be found."""
+    """An SVG is valid, is the same each time, so that a picture in the repository changes only with
+    its figures, and has its words as text.
+    """
     draw(tmp_path / "a.svg", reports, slo_s=0.06, title="a & b")
     draw(tmp_path / "b.svg", reports, slo_s=0.06, title="a & b")
 
@@ -46,7 +48,7 @@ def test_an_svg_is_valid_and_the_same_each_time(tmp_path: Path, reports: list[Fi
 
 
 def test_a_closed_loop_has_no_load(tmp_path: Path) -> None:
-    """It is drawn as what it is."""
+    """A run of a closed loop, which has no load, is drawn as what it is."""
     draw(tmp_path / "a.svg", [Figures("greedy", None), Figures("cork", None)])
 
     words = "".join(ET.fromstring((tmp_path / "a.svg").read_text()).itertext())
@@ -54,7 +56,9 @@ def test_a_closed_loop_has_no_load(tmp_path: Path) -> None:
 
 
 def test_a_page_stands_alone_and_has_the_figures(tmp_path: Path) -> None:
-    """The picture inside, nothing fetched, names escaped, seeds of one policy and load taken together."""
+    """A page has the picture inside, fetches nothing, escapes names, and takes seeds of one policy
+    and load together.
+    """
     other_seeds = [Figures("adaptive", 0.5, goodput=200.0), Figures("adaptive", 0.5, goodput=600.0)]
     draw(tmp_path / "a.html", [*REPORTS, *other_seeds], title="Load & goodput")
 
@@ -66,20 +70,20 @@ def test_a_page_stands_alone_and_has_the_figures(tmp_path: Path) -> None:
 
 
 def test_other_kinds_of_file_are_an_error(tmp_path: Path) -> None:
-    """It names those that there are."""
+    """Another kind of picture file is an error that names those that there are."""
     with pytest.raises(ValueError, match=r"must end in \.png, \.svg, \.html"):
         draw(tmp_path / "a.jpg", REPORTS)
 
 
 def test_nothing_to_draw_is_an_error(tmp_path: Path) -> None:
-    """And no empty file is left."""
+    """If there is nothing to draw that is an error, and no empty file is left."""
     with pytest.raises(ValueError, match="no reports"):
         draw(tmp_path / "a.svg", [])
     assert not (tmp_path / "a.svg").exists()
 
 
 def test_no_two_policies_look_alike() -> None:
-    """Also several of one kind and those of users."""
+    """No two policies are drawn alike, also several of one kind and those of users."""
     policies = [*STYLES, "static:5ms", "static:20ms", "mine", "yours"]
 
     styles = [style(policy, policies) for policy in policies]

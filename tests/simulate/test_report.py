@@ -18,7 +18,9 @@ def few(**settings: Any) -> Report:
 
 
 def test_late_answers() -> None:
-    """Batches [0], [1 2], [3] end at 4, 8, 12: latencies 4, 7, 6, 9. Twice 6 s is exactly in time."""
+    """Batches [0], [1 2], [3] end at 4, 8, 12, so latencies are 4, 7, 6, 9; an answer at exactly 6
+    s is in time, as two are.
+    """
     report = few()
 
     assert (report.requests, report.served, report.dropped, report.unfinished, report.late) == (4, 4, 0, 0, 2)
@@ -34,7 +36,9 @@ def test_late_answers() -> None:
 
 
 def test_dropped_requests_cost_two_slos() -> None:
-    """A queue of one refuses the third and the fourth; latencies are 4 and 7."""
+    """A queue of one refuses the third and the fourth request, which cost two SLOs each; latencies
+    are 4 and 7.
+    """
     report = few(max_queue_size=1)
 
     assert (report.served, report.dropped, report.drop_share) == (2, 2, 0.5)
@@ -45,7 +49,9 @@ def test_dropped_requests_cost_two_slos() -> None:
 
 
 def test_unfinished_requests_are_censored() -> None:
-    """The run ends two SLOs after the arrivals: at 3 + 4. One is at work since 0, the other waits since 1."""
+    """A run ends two SLOs after the arrivals, at 3 + 4, and requests unfinished then count with
+    what they have waited: one is at work since 0, the other waits since 1.
+    """
     report = few(arrivals=[0.0, 1.0], cost=lambda n: 15.0, slo_s=2.0, duration_s=3.0)
 
     assert (report.served, report.unfinished) == (0, 2)
@@ -55,7 +61,9 @@ def test_unfinished_requests_are_censored() -> None:
 
 
 def test_penalties_are_at_least_two_slos() -> None:
-    """Of an unfinished one too, even if it has not waited so long; and more if it has."""
+    """An unfinished request costs at least two SLOs, even if it has not waited so long, and more if
+    it has.
+    """
     report = few(arrivals=[0.0, 2.0], cost=lambda n: 15.0, slo_s=2.5, duration_s=2.5)  # up to 7.5
 
     assert report.mean_s == (7.5 + 5.5) / 2
@@ -64,7 +72,9 @@ def test_penalties_are_at_least_two_slos() -> None:
 
 
 def test_without_an_slo_all_that_is_served_is_good() -> None:
-    """The run goes on for as long again, and what is dropped counts as having waited to the end: 20 s."""
+    """Without an SLO all that is served is good: the run goes on for as long again, and what is
+    dropped counts as having waited to the end, for 20 s.
+    """
     report = few(slo_s=None, max_queue_size=1)
 
     assert (report.goodput, report.throughput) == (0.2, 0.2)
@@ -74,7 +84,7 @@ def test_without_an_slo_all_that_is_served_is_good() -> None:
 
 
 def test_classes_of_requests() -> None:
-    """Each has one of the SLOs, with equal chance; here only the long one can be kept."""
+    """Each request has one of the given SLOs with equal chance; here only the long one can be kept."""
     report = few(arrivals="poisson:rate=1", cost=lambda n: 4.0, max_batch_size=64, slo_s=[2.0, 50.0], duration_s=400)
 
     assert report.class_attainment == {2.0: 0.0, 50.0: 1.0}
@@ -83,7 +93,7 @@ def test_classes_of_requests() -> None:
 
 
 def test_a_run_without_requests() -> None:
-    """Has figures all the same, where there are any."""
+    """A run without requests has those figures that there are."""
     report = few(arrivals=[])
 
     assert (report.requests, report.goodput, report.attainment, report.utilisation) == (0, 0, 1.0, 0.0)
@@ -92,7 +102,9 @@ def test_a_run_without_requests() -> None:
 
 
 def test_fairness_is_that_of_jain() -> None:
-    """Two clients, of whom the second is never in time: 1/2. The greedy worker serves the first who came, alone."""
+    """Fairness is Jain's: it is 1/2 for two clients of whom the second is never in time, since the
+    greedy worker serves the first one alone.
+    """
     report = run(
         "greedy",
         "closed:clients=2,think=100s,think=fixed",
@@ -107,7 +119,9 @@ def test_fairness_is_that_of_jain() -> None:
 
 
 def test_means_over_seeds() -> None:
-    """Every figure is the mean; batches are put together; a figure that one run lacks is the others' mean."""
+    """Over several seeds every figure is the mean, batches are put together, and a figure that one
+    run lacks is the others' mean.
+    """
     mean = mean_of([few(), few(max_queue_size=1, seed=1), few(arrivals=[], seed=2)])
 
     assert mean.seeds == (0, 1, 2)
@@ -120,7 +134,7 @@ def test_means_over_seeds() -> None:
 
 
 def test_a_report_as_json() -> None:
-    """All its figures, under their names."""
+    """A report as JSON has all its figures under their names."""
     content = json.loads(few().to_json())
 
     assert content["goodput"] == 0.2

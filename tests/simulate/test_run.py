@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import carpool
@@ -14,12 +14,14 @@ from carpool.simulate import Affine, Closed, Noisy, Pareto, Poisson, Report, Tra
 from carpool.simulate.arrivals import arrivals_of
 from carpool.simulate.servers import Servers
 from carpool.simulate.traffic import Traffic
-from tests.effort import share
+from tests.effort import examples
 
 
 @pytest.mark.parametrize("rho", [0.6, 0.8])
 def test_greedy_on_poisson_has_the_latency_of_theory(rho: float) -> None:
-    """Inoue (2021), for affine cost and large batches: W = 3/2 · a/(1-λb) + b/2 · (2+λb)/(1-λ²b²)."""
+    """On Poisson arrivals `Greedy` has the latency of theory, for affine cost and large batches
+    (Inoue 2021): W = 3/2 · a/(1-λb) + b/2 · (2+λb)/(1-λ²b²).
+    """
     a, b, limit = 0.008, 0.00025, 1024
     rate = rho * limit / (a + b * limit)
     report = run("greedy", Poisson(rate=rate), Affine(a, b), slo_s=None, max_batch_size=limit, duration_s=20)
@@ -31,7 +33,9 @@ def test_greedy_on_poisson_has_the_latency_of_theory(rho: float) -> None:
 
 @pytest.mark.parametrize("rho", [0.3, 0.7])
 def test_single_items_are_an_m_d_1_queue(rho: float) -> None:
-    """Pollaczek and Khinchine: W = D + ρD / 2(1-ρ); the worker is busy for the share ρ."""
+    """With single items the mean latency is that of Pollaczek and Khinchine, W = D + ρD / 2(1-ρ),
+    and the worker is busy for the share ρ.
+    """
     report = run("greedy", Poisson(rho=rho), "affine:a=5ms,b=0s", slo_s=None, max_batch_size=1, duration_s=300)
 
     assert report.mean_s == pytest.approx(0.005 * (1 + rho / (2 * (1 - rho))), rel=0.03)
@@ -40,7 +44,9 @@ def test_single_items_are_an_m_d_1_queue(rho: float) -> None:
 
 
 def test_clients_of_a_closed_loop_split_into_two_groups() -> None:
-    """Greedy runs one half while the other thinks: N / 2(a + bN/2) per second, for short think times."""
+    """With `Greedy` clients of a closed loop split into two groups, one of which runs while the
+    other thinks: N / 2(a + bN/2) per second, for short think times.
+    """
     report = run("greedy", Closed(16, 0.001), "affine:a=8ms,b=0.25ms", duration_s=10)
 
     assert report.throughput == pytest.approx(16 / (2 * (0.008 + 0.00025 * 8)), rel=0.01)
@@ -49,7 +55,7 @@ def test_clients_of_a_closed_loop_split_into_two_groups() -> None:
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
-    """Noise, weights and all; another seed gives another one."""
+    """The same seed gives the same run, noise, weights and all, and another one gives another."""
     workload: dict[str, Any] = {
         "arrivals": "closed:clients=8+bursts:rho=0.4",
         "cost": Noisy(Affine(0.008, 0.00025), 0.25, 0.01, 5),
@@ -63,7 +69,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 
 class Seen(Greedy):
-    """Notes what arrives."""
+    """A policy that notes what arrives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +80,7 @@ class Seen(Greedy):
 
 
 class SeenSlowly(Seen):
-    """The same, in single items."""
+    """A policy that notes what arrives and takes single items."""
 
     @property
     def limit(self) -> int:
@@ -82,7 +88,9 @@ class SeenSlowly(Seen):
 
 
 def test_all_policies_see_the_same_requests() -> None:
-    """Times, SLOs and weights do not depend on what is done with them, not even where cost is a matter of chance."""
+    """Times, SLOs and weights of requests do not depend on what a policy does with them, not even
+    where cost is a matter of chance.
+    """
     seen: list[Seen] = []
 
     def made(kind: type[Seen]) -> Any:
@@ -109,7 +117,7 @@ def test_all_policies_see_the_same_requests() -> None:
 
 
 def test_policy_objects_are_templates() -> None:
-    """A run leaves them as they were; functions and classes make them."""
+    """A run leaves policy objects as they were, and takes functions and classes that make them."""
     policy = Static(max_queue_delay_s=0.01)
     reports = [run(given, duration_s=2) for given in (policy, policy, lambda: Static(64, 0.01), "static:10ms")]
 
@@ -136,11 +144,13 @@ COSTS = st.sampled_from(["affine:a=8ms,b=0.25ms", "tile:a=1ms,step=3ms,width=8+n
     st.booleans(),
     st.integers(0, 9),
 )
-@settings(max_examples=share(60), deadline=None, derandomize=True)
+@examples(60, derandomize=True)
 def test_nobody_is_lost(
     policy: str, arrivals: str, cost: str, slo_s: Any, workers: int, limit: int, heavy: bool, seed: int
 ) -> None:
-    """Every arrival is served, dropped or unfinished, whatever the policy; batches and figures keep their bounds."""
+    """Whatever the policy, every arrival is served, dropped or unfinished, and batches and figures
+    keep their bounds.
+    """
     report = run(
         policy,
         arrivals,
@@ -170,16 +180,15 @@ def lone(**settings: Any) -> Report:
 
 
 def test_the_hop_delays_answers_but_keeps_nobody_busy() -> None:
-    """It is no part of the worker's time."""
+    """The hop delays answers, and is no part of the worker's busy time."""
     report = lone(hop_s=0.5)
 
     assert (report.mean_s, report.utilisation) == (4.5, 0.5)
 
 
 def test_a_turn_gathers_what_comes_in_it() -> None:
-    """The second shares the first one's batch, from 1.5 to 5.5; answers, and the third one's batch, go out at 6.
-
-    When that is answered nobody waits, so the turn is cut short.
+    """The second request shares the first one's batch, from 1.5 to 5.5; answers, and the third
+    one's batch, go out at 6. When that is answered nobody waits, so the turn is cut short.
     """
     report = lone(arrivals=[1.0, 1.25, 1.75], turn_s=0.5, duration_s=16)
 
@@ -188,7 +197,7 @@ def test_a_turn_gathers_what_comes_in_it() -> None:
 
 
 def test_stages_follow_each_other() -> None:
-    """Latency is the sum; the figures of batches are those of the busiest stage."""
+    """Latency is the sum over all stages, and the figures of batches are those of the busiest one."""
     report = lone(cost=[lambda n: 2.0, lambda n: 3.0], workers=[1, 2], policy=["greedy", "static"])
 
     assert report.mean_s == 5.0
@@ -198,14 +207,18 @@ def test_stages_follow_each_other() -> None:
 
 
 def test_weights_that_the_policy_does_not_know() -> None:
-    """Cost is taken at their sum, the batch limit at the number of requests."""
+    """If the policy does not know weights, cost is taken at their sum, and the batch limit counts
+    requests.
+    """
     report = run("greedy", [0.0] * 4, lambda w: w, None, 4, duration_s=64, weights=[2.5])
 
     assert (report.batch_sizes, report.mean_s) == ({4: 1}, 10.0)
 
 
 def test_weights_that_the_policy_knows() -> None:
-    """Rounded up they are sizes, which both limit and cost count; in a later stage too."""
+    """If the policy knows weights they are rounded up to sizes, which limit and cost count, in a
+    later stage too.
+    """
     known: dict[str, Any] = {"weights": [1.5], "weights_known": True, "duration_s": 64}
     report = run("greedy", [0.0] * 4, lambda w: w, None, 4, **known)
     staged = run("greedy", [0.0] * 4, [lambda w: 1.0, lambda w: w], None, [8, 4], **known)
@@ -215,12 +228,14 @@ def test_weights_that_the_policy_knows() -> None:
 
 
 def test_allowed_batch_sizes_cost_what_is_padded() -> None:
-    """Three requests are padded to eight."""
+    """A batch of three requests that is padded to eight costs what eight do."""
     assert run("static:0s,allowed_batch_sizes=2/8", [0.0] * 3, lambda n: n, None, 8, duration_s=9).mean_s == 8.0
 
 
 def test_clients_that_are_refused_back_off() -> None:
-    """Two are served in turn; the third finds a full queue, every 0.1 s, until it is lucky."""
+    """Clients that are refused come again after a pause: two are served in turn, and the third
+    finds a full queue every 0.1 s until it is lucky.
+    """
     loop = Closed(3, think_s=0.0, think="fixed", backoff_s=0.125)
     report = run("greedy", loop, lambda n: 1.0, None, 1, duration_s=10, max_queue_size=1)
 
@@ -229,7 +244,7 @@ def test_clients_that_are_refused_back_off() -> None:
 
 
 def test_a_trace_may_set_the_length_of_the_run(tmp_path: Any) -> None:
-    """Its last request counts."""
+    """A run may be as long as its trace, until the last request."""
     path = tmp_path / "trace.csv"
     path.write_text("t\n5\n6\n9\n")
     report = run("greedy", Trace(str(path)), "affine:a=1ms,b=0s", duration_s=None)
@@ -240,7 +255,9 @@ def test_a_trace_may_set_the_length_of_the_run(tmp_path: Any) -> None:
 
 
 def test_rho_is_a_share_of_what_can_be_served(tmp_path: Any) -> None:
-    """With workers, stages and weights taken into account, those of a trace too."""
+    """`rho` is a share of what can be served, with workers, stages and weights, those of a trace
+    too, taken into account.
+    """
     path = tmp_path / "trace.csv"
     path.write_text("t,w\n" + "".join(f"{t},{3 + t % 3}\n" for t in range(100)))
 
@@ -269,11 +286,11 @@ def test_rho_is_a_share_of_what_can_be_served(tmp_path: Any) -> None:
     ],
 )
 def test_wrong_settings(wrong: dict[str, Any], told: str) -> None:
-    """Each is named."""
+    """A wrong setting of a simulation is named."""
     with pytest.raises(ValueError, match=told):
         run(**{"policy": "greedy", "duration_s": 1, **wrong})
 
 
 def test_the_simulator_comes_with_the_package() -> None:
-    """`carpool.simulate` needs no import of its own."""
+    """`carpool.simulate` can be used after `import carpool`, without an import of its own."""
     assert carpool.simulate.run is run

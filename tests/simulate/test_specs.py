@@ -14,19 +14,21 @@ from carpool.simulate.policies import policy_of
     ("text", "seconds"), [("8ms", 0.008), ("0.25ms", 0.00025), ("2s", 2.0), ("300us", 0.0003), ("1m", 60.0), ("0", 0.0)]
 )
 def test_durations_have_units(text: str, seconds: float) -> None:
-    """All but nothing at all."""
+    """A duration has a unit, except for zero."""
     assert specs.duration(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("text", ["8", "ms", "eight ms", "8 hours", ""])
 def test_what_is_no_duration(text: str) -> None:
-    """A number without a unit could mean anything."""
+    """A number without a unit could mean anything, and is refused as a duration."""
     with pytest.raises(ValueError, match="write a number and its unit"):
         specs.duration(text)
 
 
 def test_every_spec_has_its_object() -> None:
-    """Names, a first value without one, several values, percentages."""
+    """Every spec has its object, by names, a first value without a name, several values, and
+    percentages.
+    """
     assert arrivals_of("poisson:rate=800") == arrivals_of("poisson:800") == [Poisson(rate=800)]
     assert arrivals_of("poisson:rho=70%") == [Poisson(rho=0.7)]
     assert arrivals_of("mmpp:rates=200/2000,mean_dwell=1s/500ms") == [MMPP((200, 2000), (1.0, 0.5))]
@@ -37,14 +39,14 @@ def test_every_spec_has_its_object() -> None:
 
 
 def test_the_type_of_a_value_tells_think_from_think_s() -> None:
-    """`think=2ms` is how long, `think=fixed` is of what kind."""
+    """`think=2ms` is how long to think and `think=fixed` of what kind: the type of the value tells."""
     assert arrivals_of("closed:clients=4,think=2ms,backoff=50ms") == [Closed(4, 0.002, "uniform", 0.05)]
     assert arrivals_of("closed:clients=4,think=exponential") == [Closed(4, think="exponential")]
     assert arrivals_of("closed:think=fixed,think_s=1s") == [Closed(think_s=1.0, think="fixed")]
 
 
 def test_specs_can_be_joined() -> None:
-    """A plus in front of a known kind starts the next one; any other belongs to a value."""
+    """A plus in front of a known kind starts the next spec, and any other belongs to a value."""
     assert arrivals_of("closed:clients=16 + poisson:rho=0.3") == [Closed(16), Poisson(rho=0.3)]
     assert arrivals_of("poisson:rate=1e+3") == [Poisson(rate=1000)]
     noisy = cost_of("affine:a=8ms,b=0.25ms+noisy:sigma=0.25,stall_share=1%,stall_factor=5+drifting:factors=1/1.8")
@@ -52,7 +54,7 @@ def test_specs_can_be_joined() -> None:
 
 
 def test_a_list_of_policies_keeps_their_parameters() -> None:
-    """A comma before `name=` does not start a policy."""
+    """In a list of policies a comma before `name=` does not start another policy."""
     found = specs.listed("adaptive, static:10ms,max_queued_batches=10,cork")
 
     assert found == ["adaptive", "static:10ms,max_queued_batches=10", "cork"]
@@ -79,7 +81,7 @@ def test_a_list_of_policies_keeps_their_parameters() -> None:
     ],
 )
 def test_wrong_arrivals_say_what_is_right(text: str, told: str) -> None:
-    """What is known, or what the value should be."""
+    """Wrong arrivals are refused with the kinds that are known, or with what the value should be."""
     with pytest.raises(ValueError, match=told):
         arrivals_of(text)
 
@@ -95,13 +97,13 @@ def test_wrong_arrivals_say_what_is_right(text: str, told: str) -> None:
     ],
 )
 def test_wrong_costs_say_what_is_right(text: str, told: str) -> None:
-    """Also here."""
+    """Wrong costs are refused with the kinds that are known, or with what the value should be."""
     with pytest.raises(ValueError, match=told):
         cost_of(text)
 
 
 def test_what_is_nothing_of_the_kind() -> None:
-    """Types that cannot be meant are refused."""
+    """A value of a type that cannot be meant as a spec is refused."""
     with pytest.raises(TypeError, match="arrivals must be"):
         arrivals_of(3)
     with pytest.raises(TypeError, match="cost must be"):
@@ -111,7 +113,7 @@ def test_what_is_nothing_of_the_kind() -> None:
 
 
 def test_policies_get_what_they_take() -> None:
-    """Limits, the SLO and the true cost reach those that have such a parameter."""
+    """Limits, the SLO and the true cost are given to policies that have such a parameter."""
 
     def curve(n: float) -> float:
         return 0.001 * n

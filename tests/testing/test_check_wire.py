@@ -13,7 +13,7 @@ from carpool.wire.payload import Buffer
 
 
 def test_ours_is_sound() -> None:
-    """All frames, all cuts, all that is none."""
+    """Our own wire format passes its check: all frames, all cuts, and all that is no frame."""
     check_wire(encode, FrameReader)
 
 
@@ -57,7 +57,7 @@ class Misreads(FrameReader):
 
 
 class Timid(FrameReader):
-    """Refuses what is allowed."""
+    """A reader that refuses what is allowed."""
 
     def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
         super().__init__(100)
@@ -76,6 +76,6 @@ class Timid(FrameReader):
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_what_is_broken_is_found(write: object, reader: type[FrameReader], why: str) -> None:
-    """And the frame is named."""
+    """A wire format that is broken is found, and the frame is named."""
     with pytest.raises(WireError, match=why):
         check_wire(write, reader)  # type: ignore[arg-type]

@@ -75,7 +75,9 @@ def id_of(n: int) -> str:
 
 
 def test_a_sound_ledger_passes(ledger: Ledger) -> None:
-    """Answers, a crash with a second run, a split after a raise, a client that left: nothing is wrong with them."""
+    """A ledger of answers, a crash with a second run, a split after a raise and a client that left
+    has nothing wrong in it.
+    """
     for n in range(5):
         ledger.exchange(id_of(n), float(n))
     ledger.asked("crashed", 6.0)
@@ -104,7 +106,7 @@ def test_a_sound_ledger_passes(ledger: Ledger) -> None:
 
 
 def test_the_real_journal_is_understood(tmp_path: Path) -> None:
-    """What `Journal` writes is what the checker reads."""
+    """The checker reads what `Journal` writes."""
     journal = Journal(tmp_path / "client-1.log")
     journal.asked("x", "ok", 2.0, SHA)
     journal.ended("x", "200", "y", SHA)
@@ -119,7 +121,7 @@ def test_the_real_journal_is_understood(tmp_path: Path) -> None:
 
 
 def test_a_line_that_was_cut_short_is_no_line(ledger: Ledger, tmp_path: Path) -> None:
-    """A process that is killed while it writes leaves a half line."""
+    """The half line that a process leaves when it is killed while writing is not read."""
     ledger.exchange(id_of(1), 1.0)
     ledger.check()
     with (tmp_path / "worker-7-1.log").open("a") as file:
@@ -132,7 +134,7 @@ def test_a_line_that_was_cut_short_is_no_line(ledger: Ledger, tmp_path: Path) ->
 
 
 def test_a_request_that_never_ended_is_lost(ledger: Ledger) -> None:
-    """Asked, and nothing after that."""
+    """A request that was asked and has no end is reported as lost."""
     ledger.exchange("a", 1.0)
     ledger.asked("b", 2.0)
 
@@ -141,7 +143,9 @@ def test_a_request_that_never_ended_is_lost(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize("status", [RESET, SILENCE])
 def test_an_end_without_an_answer_is_lost(ledger: Ledger, status: str) -> None:
-    """The connection was closed, or the client gave up."""
+    """A request that ended without an answer, by a closed connection or a client that gave up, is
+    reported as lost.
+    """
     ledger.asked("a", 1.0)
     ledger.ended("a", 1.5, status)
 
@@ -149,7 +153,7 @@ def test_an_end_without_an_answer_is_lost(ledger: Ledger, status: str) -> None:
 
 
 def test_a_close_is_an_answer_to_too_large_a_body(ledger: Ledger) -> None:
-    """HTTP allows it, so it is not held against a server."""
+    """A connection that is closed on too large a body counts as an answer, since HTTP allows it."""
     ledger.asked("a", 1.0, kind="oversize")
     ledger.ended("a", 1.5, RESET)
 
@@ -157,7 +161,7 @@ def test_a_close_is_an_answer_to_too_large_a_body(ledger: Ledger) -> None:
 
 
 def test_anothers_id_is_crossed(ledger: Ledger) -> None:
-    """Two answers swapped: both are wrong."""
+    """If two answers are swapped, both are reported as crossed."""
     for id, echo in (("a", "b"), ("b", "a")):
         ledger.asked(id, 1.0)
         ledger.ended(id, 1.1, echo=echo)
@@ -166,7 +170,7 @@ def test_anothers_id_is_crossed(ledger: Ledger) -> None:
 
 
 def test_a_wrong_hash_is_crossed(ledger: Ledger) -> None:
-    """The right id, but computed from other data."""
+    """An answer with the right id that was computed from other data is reported as crossed."""
     ledger.asked("a", 1.0)
     ledger.ended("a", 1.1, sha=OTHER)
 
@@ -174,7 +178,7 @@ def test_a_wrong_hash_is_crossed(ledger: Ledger) -> None:
 
 
 def test_two_ends_are_a_duplicate(ledger: Ledger) -> None:
-    """Whatever the second one says."""
+    """A request with two ends is reported as a duplicate, whatever the second one says."""
     ledger.exchange("a", 1.0)
     ledger.ended("a", 1.3, "503")
 
@@ -182,7 +186,7 @@ def test_two_ends_are_a_duplicate(ledger: Ledger) -> None:
 
 
 def test_an_answer_that_nobody_waited_for_is_a_duplicate(ledger: Ledger) -> None:
-    """Bytes on a connection with nothing under way."""
+    """Bytes on a connection with nothing under way are reported as a duplicate."""
     ledger.unasked(1.0)
 
     assert wrongs(ledger.check()) == {"duplicated": 1}
@@ -191,7 +195,7 @@ def test_an_answer_that_nobody_waited_for_is_a_duplicate(ledger: Ledger) -> None
 @pytest.mark.parametrize(("took_s", "late"), [(2.9, 0), (3.1, 1)])
 @pytest.mark.parametrize("status", ["200", "504"])
 def test_more_than_a_second_after_the_deadline_is_late(ledger: Ledger, took_s: float, late: int, status: str) -> None:
-    """Good or not."""
+    """An answer more than a second after the deadline is reported as late, good or not."""
     ledger.asked("a", 1.0, timeout_s=2.0)
     ledger.ended("a", 1.0 + took_s, status)
 
@@ -202,14 +206,14 @@ def test_more_than_a_second_after_the_deadline_is_late(ledger: Ledger, took_s: f
 
 
 def test_a_run_without_a_request_is_a_ghost(ledger: Ledger) -> None:
-    """The server has made it up."""
+    """A run of a request that nobody has sent is reported as a ghost."""
     ledger.ran(7, 1.0, "made-up")
 
     assert wrongs(ledger.check()) == {"ghost": 1}
 
 
 def test_a_second_run_of_what_was_answered_is_a_ghost(ledger: Ledger) -> None:
-    """By the same worker, with nothing gone wrong."""
+    """A second run of what was answered, with nothing gone wrong, is reported as a ghost."""
     ledger.exchange("a", 1.0)
     ledger.ran(7, 1.5, "a")
 
@@ -217,7 +221,9 @@ def test_a_second_run_of_what_was_answered_is_a_ghost(ledger: Ledger) -> None:
 
 
 def test_a_second_run_while_the_first_worker_lives_is_a_ghost(ledger: Ledger) -> None:
-    """It goes on with other requests, so it was not dead."""
+    """A second run while the first worker goes on with other requests, and so was not dead, is
+    reported as a ghost.
+    """
     ledger.exchange("a", 1.0, pid=7)
     ledger.ran(8, 1.5, "a")
     ledger.exchange("b", 2.0, pid=7)
@@ -227,7 +233,9 @@ def test_a_second_run_while_the_first_worker_lives_is_a_ghost(ledger: Ledger) ->
 
 @pytest.mark.parametrize(("goes_on_at", "ghosts"), [(2.2, 0), (9.0, 1)])
 def test_a_worker_that_hangs_may_go_on_for_a_moment(ledger: Ledger, goes_on_at: float, ghosts: int) -> None:
-    """It has been given up, and is killed soon; one that is still there much later was not given up at all."""
+    """A worker that was given up may go on for a moment until it is killed; one that is still there
+    much later was not given up, and the second run is a ghost.
+    """
     ledger.asked("a", 1.0, timeout_s=10.0)
     ledger.ran(7, 1.1, "a", end="R")
     ledger.ran(7, 2.13, "a")  # it was stopped, and is awake again
@@ -241,7 +249,7 @@ def test_a_worker_that_hangs_may_go_on_for_a_moment(ledger: Ledger, goes_on_at: 
 
 
 def test_a_third_run_is_a_ghost(ledger: Ledger) -> None:
-    """Even though two workers have died with it."""
+    """A third run is reported as a ghost, even though two workers have died with the request."""
     ledger.asked("a", 1.0)
     for pid, when in ((7, 1.1), (8, 1.2), (9, 1.3)):
         ledger.ran(pid, when, "a", end=None if pid < 9 else "E")
@@ -251,7 +259,7 @@ def test_a_third_run_is_a_ghost(ledger: Ledger) -> None:
 
 
 def test_at_most_once_allows_no_second_run(ledger: Ledger) -> None:
-    """For a server that promises never to run anything again."""
+    """For a server that promises never to run anything again, a second run is reported."""
     ledger.asked("a", 1.0)
     ledger.ran(7, 1.1, "a", end=None)
     ledger.ran(8, 1.2, "a")
@@ -262,7 +270,9 @@ def test_at_most_once_allows_no_second_run(ledger: Ledger) -> None:
 
 
 def test_a_kill_counts_only_in_the_middle_of_a_call(ledger: Ledger) -> None:
-    """Idle workers, and processes that had the same number long before, do not."""
+    """A kill counts only in the middle of a call, and not for idle workers or for processes that
+    had the same number long before.
+    """
     ledger.exchange("a", 1.0, pid=7)
     ledger.fault(2.0, "kill", 7)
     ledger.asked("b", 100.0)
@@ -280,7 +290,9 @@ def test_a_kill_counts_only_in_the_middle_of_a_call(ledger: Ledger) -> None:
 
 
 def test_in_parts_the_same_is_found(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ledger that is too large for memory is read once per part of the ids."""
+    """A ledger that is too large for memory is read once per part of the ids, with the same
+    findings.
+    """
     for n in range(200):
         ledger.exchange(id_of(n), float(n))
     ledger.ended(id_of(3), 500.0)

@@ -11,9 +11,9 @@ import pytest
 import carpool
 from carpool import faults
 from carpool.faults import EVERY_PASS, FaultPlan, InjectedFault, WorkerPoints, environment
-from tests import models
-from tests.drive.test_faults import wait_until
 from tests.effort import slow_where
+from tests.support import models
+from tests.support.waiting import wait_until
 
 
 def stage(*plans: FaultPlan, once: Path | None = None, **settings: Any) -> carpool.Stage:
@@ -33,12 +33,12 @@ def stage(*plans: FaultPlan, once: Path | None = None, **settings: Any) -> carpo
     ids=str,
 )
 def test_a_plan_is_read_as_it_was_written(plan: FaultPlan) -> None:
-    """Text and data say the same."""
+    """A plan of faults reads back as it was written: text and data say the same."""
     assert FaultPlan.parse(str(plan)) == plan
 
 
 def test_the_short_form() -> None:
-    """The first pass in any worker needs no words."""
+    """The short form of a fault is the first pass in any worker."""
     assert FaultPlan.parse("worker.setup:exit") == FaultPlan("worker.setup", "exit", 1, None)
 
 
@@ -55,13 +55,15 @@ def test_the_short_form() -> None:
     ],
 )
 def test_what_cannot_be_planned(text: str, why: str) -> None:
-    """Named together with what there is."""
+    """A fault that cannot be planned is named together with what there is."""
     with pytest.raises(ValueError, match=why):
         FaultPlan.parse(text)
 
 
 def test_without_a_plan_every_point_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a batch pays a comparison; planned points are those of the worker that was named."""
+    """Without a plan every point is None, so that a batch pays a comparison; planned points are
+    those of the worker that was named.
+    """
     monkeypatch.delenv(faults.VARIABLE, raising=False)
     assert set(vars(WorkerPoints(0)).values()) == {None}
     assert faults.at("parent.before_reply") is faults.sending(0) is None
@@ -71,7 +73,9 @@ def test_without_a_plan_every_point_is_none(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_fault_happens_on_its_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the second one only, or on every one."""
+    """A fault happens on the pass that was planned, on the second one only for example, or on every
+    one.
+    """
     monkeypatch.setenv(faults.VARIABLE, "worker.setup:raise:2")
     assert _passes(4) == [False, True, False, False]
     monkeypatch.setenv(faults.VARIABLE, "worker.setup:raise:*")
@@ -79,7 +83,9 @@ def test_a_fault_happens_on_its_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_fault_may_be_limited_to_one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Two counters as two processes have them: the second one finds that it has happened."""
+    """A fault that is limited to one process happens once, although two processes have counters of
+    their own.
+    """
     for name, value in environment([FaultPlan("worker.setup", "raise")], tmp_path).items():
         monkeypatch.setenv(name, value)
 
@@ -117,7 +123,7 @@ DEADLY = [
 
 @pytest.mark.parametrize("plan", DEADLY, ids=str)
 def test_a_batch_survives_its_worker(plan: FaultPlan, tmp_path: Path) -> None:
-    """The worker is lost wherever it was with the batch, and the batch is run once more by the next one."""
+    """Wherever a worker is lost with a batch, that is run once more by the next one."""
     with carpool.Service(stage(plan, once=tmp_path)).run() as service:
         assert list(service.stream([1.0, 2.0, 3.0])) == [2.0, 4.0, 6.0]
         assert service.stats().stages[0].restarts == 1
@@ -128,7 +134,7 @@ def test_a_batch_survives_its_worker(plan: FaultPlan, tmp_path: Path) -> None:
     "plan", [FaultPlan("worker.in_predict", "hang"), FaultPlan("worker.mid_send", "stop")], ids=str
 )
 def test_a_batch_survives_a_worker_that_stands_still(plan: FaultPlan, tmp_path: Path) -> None:
-    """The hang limit finds it."""
+    """A worker that stands still is found by the hang limit, and its batch is run once more."""
     with carpool.Service(stage(plan, once=tmp_path, max_batch_time_s=1.5), timeout_s=60).run() as service:
         assert service.predict(1.5) == 3.0
         assert service.stats().stages[0].restarts == 1
@@ -136,7 +142,9 @@ def test_a_batch_survives_a_worker_that_stands_still(plan: FaultPlan, tmp_path: 
 
 @pytest.mark.slow
 def test_holding_the_gil_stops_all_threads(tmp_path: Path) -> None:
-    """Not even the worker's own watcher runs, and still it is found and replaced."""
+    """While a worker holds the GIL not even its own watcher runs, and still it is found and
+    replaced.
+    """
     plan = FaultPlan("worker.in_predict", "gil")
     with carpool.Service(stage(plan, once=tmp_path, max_batch_time_s=1.5), timeout_s=60).run() as service:
         assert service.predict(1.5) == 3.0
@@ -144,7 +152,7 @@ def test_holding_the_gil_stops_all_threads(tmp_path: Path) -> None:
 
 
 def test_what_was_sent_before_the_death_is_delivered(tmp_path: Path) -> None:
-    """Killed right after its reply: the batch is answered and not run again."""
+    """If a worker is killed right after its reply the batch is answered, and not run again."""
     plan = FaultPlan("worker.after_send", "kill")
     with carpool.Service(stage(plan, once=tmp_path, idempotent=False)).run() as service:
         assert service.predict(1.0) == 2.0
@@ -152,7 +160,9 @@ def test_what_was_sent_before_the_death_is_delivered(tmp_path: Path) -> None:
 
 
 def test_a_raise_in_predict_is_the_models_own() -> None:
-    """The caller gets the model's error and the worker goes on."""
+    """If a planned fault raises in `predict` the caller gets it as the model's error, and the
+    worker goes on.
+    """
     with carpool.Service(stage(FaultPlan("worker.in_predict", "raise"), isolate_errors=False)).run() as service:
         with pytest.raises(carpool.ModelError, match=r"worker\.in_predict:raise:1"):
             service.predict(1.0)
@@ -161,14 +171,14 @@ def test_a_raise_in_predict_is_the_models_own() -> None:
 
 
 def test_a_fault_in_setup_is_a_failed_start() -> None:
-    """The service does not start, and says why."""
+    """With a fault in `setup` the service does not start, and says why."""
     with pytest.raises(carpool.StartupError, match=r"worker\.setup:raise:1"):
         carpool.Service(stage(FaultPlan("worker.setup", "raise"))).start()
 
 
 @pytest.mark.parametrize("point", ["parent.after_dispatch", "parent.before_reply"])
 def test_the_parents_points(point: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are passed once per batch, here with a delay."""
+    """Fault points of the parent are passed once per batch, here with a delay."""
     monkeypatch.setenv(faults.VARIABLE, str(FaultPlan(point, "delay", n=2, seconds=0.4)))
     with carpool.Service(carpool.Stage(models.scale, max_batch_size=4)).run() as service:
         took_s = []

@@ -28,7 +28,7 @@ def held(
     shared: frozenset[str] = frozenset(),
     temporary: frozenset[str] = frozenset(),
 ) -> Holdings:
-    """A server and its workers."""
+    """What a server and its workers hold."""
     others = [(10 + i, 10 + i) for i in range(workers)]
     return Holdings(
         {(1, 1): rss, **dict.fromkeys(others, 30 * MIB)},
@@ -41,7 +41,7 @@ def held(
 
 
 def test_what_is_the_same_is_no_leak() -> None:
-    """A little more memory, and fewer descriptors, are none either."""
+    """A little more memory, and fewer descriptors, are no leak."""
     assert leaked(held(), held(rss=110 * MIB, fds=9)) == []
 
 
@@ -58,7 +58,7 @@ def test_what_is_the_same_is_no_leak() -> None:
     ],
 )
 def test_each_kind_of_leak_is_named(after: Holdings, what: str) -> None:
-    """Alone among all that is held."""
+    """A leak of each kind is named, alone among all that is held."""
     (text,) = leaked(held(), after)
     assert text.startswith(what)
 
@@ -72,7 +72,9 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_memory_that_others_have_mapped_is_theirs(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    """This process is no member of the tree; a name that nobody has mapped counts."""
+    """Memory that others have mapped is theirs, but a name that nobody has mapped counts; this
+    process is no member of the tree.
+    """
     tree = ProcessTree(sleeper.pid)
     mine, nobodys = SHARED / f"mine-{os.getpid()}", SHARED / f"nobodys-{os.getpid()}"
     try:
@@ -91,7 +93,9 @@ def test_memory_that_others_have_mapped_is_theirs(sleeper: subprocess.Popen[byte
 
 
 def test_a_living_tree_is_measured(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    """One process with its memory, its descriptors and its one thread; and the files that it was given."""
+    """A tree of one process is measured with its memory, its descriptors, its thread, and the files
+    that it was given.
+    """
     (tmp_path / "left").touch()
     found = look(ProcessTree(sleeper.pid), tmp_path)
 

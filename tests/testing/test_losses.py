@@ -12,12 +12,12 @@ import numpy as np
 
 import carpool
 from carpool.testing import EVERY_PASS, FaultPlan, environment
-from tests import models
-from tests.drive.test_faults import wait_until
+from tests.support import models
+from tests.support.waiting import wait_until
 
 
 def test_an_idle_worker_is_lost() -> None:
-    """Nobody notices but the supervisor: no request fails, and the place is filled again."""
+    """When an idle worker is lost no request fails, and the supervisor fills its place."""
     with carpool.Service(carpool.Stage(models.scale, max_batch_size=4, workers=2)).run() as service:
         assert service.predict(1.0) == 2.0
         os.kill(service.pids[0], signal.SIGKILL)
@@ -26,7 +26,9 @@ def test_an_idle_worker_is_lost() -> None:
 
 
 def test_a_worker_is_lost_with_half_a_batch_received(tmp_path: Path) -> None:
-    """What was written to it is lost, the writing ends, and the next worker gets all of it."""
+    """If a worker is lost with half of a batch received the writing ends, and the next worker gets
+    all of it.
+    """
     plan = FaultPlan("worker.mid_recv", "kill")
     stage = carpool.Stage(models.scale, max_batch_size=4, env=environment([plan], tmp_path))
     item = np.arange(1_000_000.0)
@@ -37,7 +39,9 @@ def test_a_worker_is_lost_with_half_a_batch_received(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_stops_reading_is_lost(tmp_path: Path) -> None:
-    """It is stopped with most of a batch unread: the hang limit counts from the sending."""
+    """A worker that is stopped with most of a batch unread is lost: the hang limit counts from the
+    sending.
+    """
     plan = FaultPlan("worker.mid_recv", "stop")
     stage = carpool.Stage(models.scale, max_batch_size=4, max_batch_time_s=2.0, env=environment([plan], tmp_path))
     item = np.arange(1_000_000.0)
@@ -46,7 +50,9 @@ def test_a_worker_that_stops_reading_is_lost(tmp_path: Path) -> None:
 
 
 def test_all_workers_are_lost_at_once() -> None:
-    """What they had is run once more, and whoever comes meanwhile waits for the new ones."""
+    """If all workers are lost at once what they had is run once more, and requests that come
+    meanwhile wait for the new ones.
+    """
     with carpool.Service(carpool.Stage(models.scale, max_batch_size=4, workers=3)).run() as service:
         pids = service.pids
         answers = service.stream(float(i) for i in range(3000))
@@ -60,7 +66,9 @@ def test_all_workers_are_lost_at_once() -> None:
 
 
 def test_one_of_two_workers_is_slow() -> None:
-    """It gets a batch when it asks for one, so the other does most of the work and nobody waits behind it."""
+    """A slow worker gets a batch only when it asks for one, so the other does most of the work and
+    nobody waits behind it.
+    """
     slow = FaultPlan("worker.in_predict", "delay", n=EVERY_PASS, worker=1, seconds=0.2)
     stage = carpool.Stage(models.Dies, max_batch_size=4, workers=2, env=environment([slow]))
     with carpool.Service(stage).run() as service:

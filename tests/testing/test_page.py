@@ -16,7 +16,7 @@ FAULTS = (ROOT / "docs" / "faults.md").read_text()
 
 @pytest.mark.parametrize("page", [PAGE, FAULTS], ids=["testing", "faults"])
 def test_every_test_file_that_is_named_exists(page: str) -> None:
-    """A reader can open each."""
+    """Every test file that a page names exists."""
     named = set(re.findall(r"`(tests/[\w/]+\.py)", page)) | set(re.findall(r"\]\(\.\./([\w/]+\.py)\)", page))
 
     assert len(named) > 30
@@ -33,7 +33,7 @@ def test_every_fault_is_listed_once_and_in_order() -> None:
 
 @pytest.mark.parametrize("word", [*testing.POINTS, *testing.ACTIONS])
 def test_every_point_and_action_is_described(word: str) -> None:
-    """In the section for users."""
+    """The section for users describes every fault point and action."""
     section = PAGE.partition("## For your own parts")[2]
 
     assert f"`{word}`" in section
@@ -41,5 +41,5 @@ def test_every_point_and_action_is_described(word: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in testing.__all__ if name.startswith(("check_", "stub_"))])
 def test_every_entry_point_is_shown(name: str) -> None:
-    """Somewhere on the page."""
+    """The page shows every entry point of `carpool.testing`."""
     assert name in PAGE

@@ -12,7 +12,9 @@ from bench.chaos.targets import target
 
 @pytest.mark.slow
 def test_a_short_soak(tmp_path: Path) -> None:
-    """Workers are killed in the middle of calls, and every request has its own answer."""
+    """In a short soak workers are killed in the middle of calls, and every request has its own
+    answer.
+    """
     shown: list[float] = []
     outcome = soak(target("carpool"), 6.0, 7, tmp_path, lambda gone, clients, faults: shown.append(gone), warm_up_s=1.0)
 

@@ -13,7 +13,7 @@ from carpool.drive import process
 from carpool.testing import Misbehaviour, StubWorker, stub_workers
 from carpool.testing.wire import FRAMES, data_of, plain
 from carpool.wire.frame import Frame, FrameError, FrameKind, FrameReader
-from tests import models
+from tests.support import models
 
 
 def exchange(misbehaviour: Misbehaviour | None, *frames: Frame, on_batch: int = 1) -> bytes:
@@ -40,7 +40,9 @@ def frames_in(data: bytes) -> list[Frame]:
 
 
 def test_an_honest_stub_echoes() -> None:
-    """Loading, ready, and each batch with its items as they came."""
+    """An honest stub says that it loads and is ready, and answers each batch with its items as they
+    came.
+    """
     batch = FRAMES["batch with several buffers"]
 
     *states, reply = frames_in(exchange(None, batch))
@@ -52,7 +54,7 @@ def test_an_honest_stub_echoes() -> None:
 
 @pytest.mark.parametrize("misbehaviour", [Misbehaviour.GARBAGE, Misbehaviour.VERSION, Misbehaviour.HUGE])
 def test_what_is_no_frame(misbehaviour: Misbehaviour) -> None:
-    """The reader refuses it."""
+    """The reader refuses what is no frame."""
     with pytest.raises(FrameError):
         frames_in(exchange(misbehaviour, FRAMES["batch"]))
 
@@ -69,14 +71,14 @@ def test_what_is_no_frame(misbehaviour: Misbehaviour) -> None:
     ],
 )
 def test_what_is_the_wrong_frame(misbehaviour: Misbehaviour, ids: list[list[int]]) -> None:
-    """Sound in itself, but not what was asked for."""
+    """A frame that is sound in itself, but not what was asked for, is refused."""
     replies = frames_in(exchange(misbehaviour, FRAMES["batch"]))[2:]
 
     assert [list(reply.ids) for reply in replies] == ids
 
 
 def test_it_misbehaves_with_one_batch_only() -> None:
-    """The one whose number was given."""
+    """A stub misbehaves only with the batch whose number was given."""
     batch = FRAMES["batch"]
     replies = frames_in(exchange(Misbehaviour.OTHER_BATCH, batch, batch, batch, on_batch=2))[2:]
 
@@ -85,7 +87,9 @@ def test_it_misbehaves_with_one_batch_only() -> None:
 
 @pytest.mark.parametrize("misbehaviour", Misbehaviour)
 def test_a_service_survives_it(misbehaviour: Misbehaviour, tmp_path: Path) -> None:
-    """Every caller gets its own answer, at the latest from the next worker, and the service goes on."""
+    """Whatever a stub does every caller gets its own answer, at the latest from the next worker,
+    and the service goes on.
+    """
     stage = carpool.Stage(models.scale, max_batch_size=4, max_batch_time_s=2.0)
     with stub_workers(misbehaviour, once=tmp_path), carpool.Service(stage, timeout_s=60).run() as service:
         items = [f"item {i}" for i in range(30)]
@@ -94,7 +98,7 @@ def test_a_service_survives_it(misbehaviour: Misbehaviour, tmp_path: Path) -> No
 
 
 def test_real_workers_are_back_afterwards() -> None:
-    """Outside of the `with`."""
+    """After the `with` of a stub the workers are real again."""
     with stub_workers():
         pass
     assert process.WORKER_MODULE == "carpool.worker.main"

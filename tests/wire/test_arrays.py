@@ -17,7 +17,7 @@ from carpool.wire import arrays
 from carpool.wire.arrays import Block, block_of, block_of_rows, read_head
 from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameKind, FrameReader, encode, in_pieces
 from carpool.wire.payload import LARGE, Payload, dump, load, size_of
-from tests.core.stub import PROPERTY
+from tests.support.properties import PROPERTY
 
 Array = np.ndarray[Any, Any]
 DTYPES = ["?", "b", "B", "h", "H", "i", "I", "l", "L", "q", "Q", "e", "f", "d", "F", "D"]
@@ -61,14 +61,16 @@ def views(draw: st.DrawFn, dtypes: list[str] = DTYPES + OTHER_DTYPES) -> Array:
 @example(np.float32([[1.0]]))
 @example(np.broadcast_to(np.int16(3), (2, 3)))
 def test_an_array_comes_back_as_out_of_a_pickle(array: Array) -> None:
-    """Type, dtype, shape, order, elements to the last bit, and whether it may be written to."""
+    """An array comes back as out of a pickle: type, dtype, shape, order, elements to the last bit,
+    and whether it may be written to.
+    """
     assert seen(load(dump(array))) == seen(pickle.loads(pickle.dumps(array, 5)))
 
 
 @PROPERTY
 @given(st.lists(views(DTYPES[:3]), min_size=2, max_size=4), st.booleans())
 def test_a_batch_comes_back_as_out_of_pickles(values: list[Array], alike: bool) -> None:
-    """Whether its arrays are alike or not."""
+    """A batch of arrays comes back as out of pickles, whether they are alike or not."""
     if alike:
         values = [values[0], values[0][...], *[value.copy() for value in values[:1]]]
     payloads = block_sent(values)
@@ -79,7 +81,7 @@ def test_a_batch_comes_back_as_out_of_pickles(values: list[Array], alike: bool) 
 @PROPERTY
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(2, 5), st.sampled_from(DTYPES))
 def test_a_block_is_the_stacked_array(shape: list[int], n: int, dtype: str) -> None:
-    """One array of all, in which each item is a row."""
+    """A block is one array of all items, in which each is a row."""
     values = [np.random.default_rng(i).integers(0, 2, shape).astype(dtype) for i in range(n)]
     block = block_sent(values)
 
@@ -105,7 +107,7 @@ SUBCLASSED = np.ma.masked_array([1.0, 2.0], mask=[False, True])
     ids=[*OTHER_DTYPES, "no axes", "no elements", "columns first", "another order", "subclass", "metadata", "large"],
 )
 def test_what_a_head_cannot_say_is_pickled(array: Array) -> None:
-    """And so it is in a batch."""
+    """An array that a head cannot describe is pickled, and so it is in a batch."""
     payload = dump(array)
     head = payload[0] if isinstance(payload, list) else payload
     assert bytes(head[:1]) == b"\x80"  # type: ignore[index]
@@ -113,7 +115,9 @@ def test_what_a_head_cannot_say_is_pickled(array: Array) -> None:
 
 
 def test_an_array_out_of_a_pickle_is_taken_for_what_it_is() -> None:
-    """Its dtype is not numpy's own object, but equal to it."""
+    """An array out of a pickle, whose dtype is equal to numpy's but not the same object, is packed
+    as others are.
+    """
     array = pickle.loads(pickle.dumps(np.arange(3, dtype=np.int32), 2))
     array = array.view(np.dtype(np.int32).newbyteorder("<" if sys.byteorder == "little" else ">"))
 
@@ -122,14 +126,16 @@ def test_an_array_out_of_a_pickle_is_taken_for_what_it_is() -> None:
 
 
 def test_long_and_long_long_are_not_alike() -> None:
-    """They are equal to numpy, but an item must come back as it was, whatever is in its batch."""
+    """Arrays of long and of long long are equal to numpy, but are not put together: an item must
+    come back as it was, whatever is in its batch.
+    """
     payloads = block_sent([np.ones(2, "l"), np.ones(2, "q")])
 
     assert [load(payload).dtype.char for payload in payloads] == ["l", "q"]  # type: ignore[attr-defined]
 
 
 def test_what_is_packed_does_not_change() -> None:
-    """A caller may fill its array anew once it has called."""
+    """A caller may fill its array anew once it has called: what is packed does not change."""
     array = np.zeros(4)
     payload = dump(array)
     array[:] = 7
@@ -138,7 +144,9 @@ def test_what_is_packed_does_not_change() -> None:
 
 
 def test_who_reads_an_item_twice_gets_two_arrays() -> None:
-    """A size= function reads it before the model does, and may write to it."""
+    """Whoever reads an item twice gets two arrays: a `size=` function reads it before the model
+    does, and may write to it.
+    """
     payload = dump(np.zeros(4))
     first: Any = load(payload)
     first[:] = 7
@@ -150,7 +158,7 @@ def test_who_reads_an_item_twice_gets_two_arrays() -> None:
 
 
 def test_a_block_is_two_buffers() -> None:
-    """However many arrays there are: one head, and all elements in a row."""
+    """A block of however many arrays is two buffers, a head and all elements in a row."""
     values = [np.full(3, i, np.float32) for i in range(50)]
     frame = Frame(FrameKind.REPLY, 1, list(range(50)), bytes(50), payloads=[dump(value) for value in values])
 
@@ -162,7 +170,7 @@ def test_a_block_is_two_buffers() -> None:
 
 
 def test_a_large_block_is_opened_where_it_was_received() -> None:
-    """No copy is made of it, and it may be written to."""
+    """A large block is opened where it was received, without a copy, and may be written to."""
     block = block_sent([np.full(LARGE // 16, i, np.float64) for i in range(4)])
     array = block.array()
 
@@ -171,7 +179,7 @@ def test_a_large_block_is_opened_where_it_was_received() -> None:
 
 
 def test_an_array_of_a_block_does_not_keep_the_block() -> None:
-    """Each result is bytes of its own."""
+    """An array out of a block is bytes of its own, and does not keep the block alive."""
     payloads = block_sent([np.full(LARGE // 16, i, np.float64) for i in range(4)]).separate()
 
     assert [type(elements) for _, elements in payloads] == [bytes] * 4
@@ -179,7 +187,9 @@ def test_an_array_of_a_block_does_not_keep_the_block() -> None:
 
 
 def test_what_may_not_be_written_to_may_not_be_as_a_block() -> None:
-    """As with each by itself; those of both kinds are not alike."""
+    """Arrays that may not be written to make a block that may not be either; those of both kinds
+    are not put together.
+    """
     fixed, free = np.ones(3), np.ones(3)
     fixed.flags.writeable = False
 
@@ -188,7 +198,7 @@ def test_what_may_not_be_written_to_may_not_be_as_a_block() -> None:
 
 
 def test_rows_are_packed_like_arrays() -> None:
-    """The rows of a result are one block at once, the same as if each had been packed."""
+    """The rows of a result are packed as one block at once, the same as if each had been packed."""
     whole = np.arange(12, dtype=np.int16).reshape(4, 3)
     block = block_of_rows(whole)
 
@@ -199,7 +209,7 @@ def test_rows_are_packed_like_arrays() -> None:
 
 
 def test_a_message_of_arrays_that_is_too_large_goes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each piece is a block of as many as fit."""
+    """A message of arrays that is too large goes in pieces, each a block of as many as fit."""
     monkeypatch.setattr("carpool.wire.frame.MAX_FRAME_BYTES", 100)
     values = [np.full(4, i, np.float64) for i in range(7)]
     frame = Frame(FrameKind.REPLY, 1, list(range(7)), bytes(7), payloads=[dump(value) for value in values])
@@ -213,7 +223,7 @@ def test_a_message_of_arrays_that_is_too_large_goes_in_pieces(monkeypatch: pytes
 
 
 def test_an_array_counts_with_its_elements_and_its_head() -> None:
-    """That is what it holds while it waits."""
+    """While it waits an array counts with its elements and its head."""
     assert size_of(dump(np.zeros((4, 8)))) == 4 * 8 * 8 + 12
 
 
@@ -225,7 +235,7 @@ def test_an_array_counts_with_its_elements_and_its_head() -> None:
 @example(b"\1\1f\1\2\0\0\0")
 @example(b"\1\1f\x21" + bytes(4 * 33))
 def test_a_head_is_refused_or_means_what_it_says(head: bytes) -> None:
-    """Noise is a ValueError; whatever is read would be written the same."""
+    """A head of noise is a ValueError, or is read as something that would be written the same."""
     try:
         char, shape, writable, nbytes = read_head(head)
     except ValueError:
@@ -244,7 +254,7 @@ def test_a_head_is_refused_or_means_what_it_says(head: bytes) -> None:
 @example([[b"\1\1f\1\2\0\0\0", b"x" * 7], [b"\1\1f\1\2\0\0\0", b"x" * 7]])
 @example([[b"\1", b"x" * 8], [b"\1", b"x" * 8]])
 def test_payloads_that_are_no_arrays_are_no_block(payloads: list[Any]) -> None:
-    """Whatever a hostile worker has given for an array that goes to the next stage."""
+    """Payloads of a hostile worker that are no arrays are not made a block for the next stage."""
     block = block_of(payloads, MAX_FRAME_BYTES)
 
     assert block is None or list(block) == payloads
@@ -254,13 +264,13 @@ def test_payloads_that_are_no_arrays_are_no_block(payloads: list[Any]) -> None:
     "payload", [[b"\1"], [b"\1\1f\1\2\0\0\0"], [b"\1\1f\1\2\0\0\0", b"xx"], [b"\1\1f\1\2\0\0\0", b"x" * 8, b""]]
 )
 def test_an_array_that_is_none_cannot_be_opened(payload: Payload) -> None:
-    """Its caller hears so."""
+    """If an array cannot be opened, its caller hears of it."""
     with pytest.raises((ValueError, TypeError)):
         load(payload)
 
 
 def test_numpy_is_loaded_for_an_array_only() -> None:
-    """A program without numpy packs and opens what it has without it."""
+    """A program without numpy packs and opens what it has without loading that."""
     script = (
         "import sys; from carpool.wire.payload import dump, load\n"
         "load(dump([1, (2, 3)])); dump(object); assert 'numpy' not in sys.modules\n"

@@ -16,7 +16,7 @@ from carpool.wire import frame as wire
 from carpool.wire.frame import MAX_ITEMS, Frame, FrameError, FrameKind, FrameReader, encode
 from carpool.wire.payload import LARGE, Buffer, Payload, dump, size_of
 from carpool.wire.scalars import SCALARS, pack
-from tests.core.stub import PROPERTY
+from tests.support.properties import PROPERTY
 
 
 @pytest.fixture(params=[(LARGE, wire.SCRATCH_BYTES), (LARGE, 64), (8, 64), (1, 48)], ids=str)
@@ -33,7 +33,7 @@ def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.usefixtures("_sizes")
 @pytest.mark.parametrize("frame", FRAMES.values(), ids=FRAMES)
 def test_a_frame_is_the_same_wherever_it_is_cut_in_two(frame: Frame) -> None:
-    """Every kind and every cut: nothing before the last byte, then the frame."""
+    """Every kind of frame, cut anywhere, comes out whole, and nothing before its last byte."""
     data = data_of(frame)
     for cut in range(len(data)):
         reader = FrameReader()
@@ -45,7 +45,7 @@ def test_a_frame_is_the_same_wherever_it_is_cut_in_two(frame: Frame) -> None:
 @pytest.mark.usefixtures("_sizes")
 @pytest.mark.parametrize("frame", FRAMES.values(), ids=FRAMES)
 def test_a_frame_may_come_byte_by_byte(frame: Frame) -> None:
-    """One byte to a read."""
+    """A frame that comes byte by byte comes out whole."""
     data = data_of(frame)
 
     assert plain(receive(FrameReader(), data, range(len(data)))) == plain([frame])
@@ -53,7 +53,7 @@ def test_a_frame_may_come_byte_by_byte(frame: Frame) -> None:
 
 @pytest.mark.usefixtures("_sizes")
 def test_frames_in_a_row_are_the_same_wherever_they_are_cut() -> None:
-    """All of them in one stream, cut in two at every place: each one once and in order."""
+    """Frames in one stream that is cut in two at any place come out once and in order."""
     frames = list(FRAMES.values())
     data = data_of(*frames)
     for cut in range(len(data)):
@@ -63,7 +63,7 @@ def test_frames_in_a_row_are_the_same_wherever_they_are_cut() -> None:
 @pytest.mark.usefixtures("_sizes")
 @pytest.mark.parametrize("step", [2, 3, 7, 47, 48, 49, 63, 64, 65, 100])
 def test_frames_in_a_row_come_in_small_reads(step: int) -> None:
-    """Reads of any one size."""
+    """Frames in one stream come out once and in order with reads of any one size."""
     frames = list(FRAMES.values()) * 2
     data = data_of(*frames)
 
@@ -115,7 +115,9 @@ def frames(draw: st.DrawFn) -> Frame:
 @PROPERTY
 @given(st.data(), st.sampled_from([1, 20, 100, LARGE]), st.sampled_from([48, 100, 1000, wire.SCRATCH_BYTES]))
 def test_any_frames_in_any_pieces(data: st.DataObject, large: int, scratch: int) -> None:
-    """Whatever is sent comes out, in order, whatever counts as large and however small the scratch is."""
+    """Whatever frames are sent in whatever pieces come out in order, whatever counts as large and
+    however small the scratch is.
+    """
     sent = data.draw(st.lists(frames(), min_size=1, max_size=5))
     message = data_of(*sent)
     cuts = data.draw(st.lists(st.integers(0, len(message)), max_size=20))
@@ -140,7 +142,9 @@ large_sizes = st.sampled_from([0, 1, LARGE - 1, LARGE, LARGE + 1, 3 * LARGE, wir
 @PROPERTY
 @given(st.data(), st.lists(st.lists(large_sizes, min_size=1, max_size=4), min_size=1, max_size=4))
 def test_large_buffers_in_any_pieces(data: st.DataObject, sizes: list[list[int]]) -> None:
-    """Small and large buffers, side by side in an item and in neighbouring frames."""
+    """Small and large buffers, side by side in an item and in neighbouring frames, come out whole
+    in whatever pieces.
+    """
     items = [[pattern(n, seed=10 * i + k) for k, n in enumerate(row)] for i, row in enumerate(sizes)]
     sent = [
         Frame(FrameKind.REPLY, i, [i, 0], b"\0\1", payloads=[item if len(item) > 1 else item[0], b"small"])
@@ -153,7 +157,9 @@ def test_large_buffers_in_any_pieces(data: st.DataObject, sizes: list[list[int]]
 
 
 def test_large_buffers_cut_beside_every_border() -> None:
-    """Header, table, each buffer and the next frame: cut at each of their ends, one byte before and one after."""
+    """Frames with large buffers come out whole when cut at the ends of header, table and each
+    buffer, one byte before and one after.
+    """
     row = [b"head", pattern(LARGE), b"", pattern(LARGE - 1, 1), pattern(2 * LARGE + 1, 2), b"tail"]
     frame = Frame(FrameKind.BATCH, 3, [1, 2], b"\0\0", b"\1\1", [1.0, 2.0], [row, pattern(LARGE, 3)])
     sent = [frame, FRAMES["batch"], frame]
@@ -226,7 +232,7 @@ def test_a_payload_is_written_from_where_it_lies(payload: Any) -> None:
 
 
 def test_buffers_of_wide_elements_count_in_bytes() -> None:
-    """A view of an array is as long as its bytes, not as its numbers."""
+    """A buffer counts with its bytes, also if it is a view of wider elements."""
     array = np.arange(5, dtype=np.float64)
 
     (frame,) = receive(FrameReader(), data_of(Frame(FrameKind.REPLY, 1, [1], b"\0", payloads=[array.data])))
@@ -235,7 +241,9 @@ def test_buffers_of_wide_elements_count_in_bytes() -> None:
 
 
 def test_an_idle_reader_has_all_its_room() -> None:
-    """However much has been received before, so that the next frame takes no more reads than the first."""
+    """However much it has received before, a reader offers all its room, so that the next frame
+    takes no more reads than the first.
+    """
     reader = FrameReader()
     room = len(reader.get_buffer())
 
@@ -245,7 +253,7 @@ def test_an_idle_reader_has_all_its_room() -> None:
 
 
 def test_a_short_rest_takes_no_read_of_its_own() -> None:
-    """Where little is missing, there is room for what follows it too."""
+    """Where little of a frame is missing, a read has room for what follows it, too."""
     reader = FrameReader()
     frame = Frame(FrameKind.REPLY, 1, [1], b"\0", payloads=[b"x" * 2 * LARGE])
     receive(reader, data_of(frame)[:-10])
@@ -258,7 +266,7 @@ def test_a_short_rest_takes_no_read_of_its_own() -> None:
 
 
 def test_the_bytes_are_those_of_the_description() -> None:
-    """Header, table and body, spelled out by hand, are what is written."""
+    """A frame is written as the header, table and body that the description spells out."""
     frame = Frame(
         FrameKind.BATCH, 77, [10, 11], b"\1\2", b"\3\0", [4.0, 5.0], [[b"ab", b""], b"c"], busy_s=6.0, waited_s=7.0
     )
@@ -285,7 +293,9 @@ def test_an_item_of_one_buffer_is_that_buffer() -> None:
 
 
 def test_a_table_may_be_larger_than_the_scratch() -> None:
-    """As many items as a frame may have, behind a frame that is still in the scratch."""
+    """A table of as many items as a frame may have is read behind a frame that is still in the
+    scratch.
+    """
     many = Frame(
         FrameKind.BATCH, 1, range(MAX_ITEMS), bytes(MAX_ITEMS), bytes(MAX_ITEMS), [1.0] * MAX_ITEMS, [b""] * MAX_ITEMS
     )
@@ -301,7 +311,7 @@ def test_a_table_may_be_larger_than_the_scratch() -> None:
 @pytest.mark.usefixtures("_sizes")
 @pytest.mark.parametrize("frame", FRAMES.values(), ids=FRAMES)
 def test_a_reader_is_idle_only_between_frames(frame: Frame) -> None:
-    """From a frame's first byte to its last there is something to wait for."""
+    """A reader is idle only between frames, not from a frame's first byte to its last."""
     reader = FrameReader()
     seen = [reader.idle]
     data = data_of(frame)
@@ -343,7 +353,9 @@ def test_a_reader_is_idle_only_between_frames(frame: Frame) -> None:
     ],
 )
 def test_a_frame_whose_parts_do_not_match_is_not_sent(frame: Frame) -> None:
-    """Every item has an id, a format and a buffer at least; in a batch also a deadline and what is accepted."""
+    """A frame in which an item lacks an id, a format or a buffer, or in a batch a deadline or what
+    is accepted, is not sent.
+    """
     with pytest.raises(FrameError, match="ids, "):
         encode(frame)
 
@@ -352,7 +364,9 @@ def test_a_frame_whose_parts_do_not_match_is_not_sent(frame: Frame) -> None:
 def test_a_frame_at_a_limit_is_sent_and_one_beyond_is_not(
     monkeypatch: pytest.MonkeyPatch, limit: str, least: int
 ) -> None:
-    """Bytes, items and buffers: up to the limit, and the other side takes it."""
+    """A frame at a limit of bytes, items or buffers is sent and taken by the other side, and one
+    beyond it is not sent.
+    """
     frame = Frame(FrameKind.REPLY, 1, [1, 2], b"\0\0", payloads=[[b"12345", b"", b"6"], b"78901"])
 
     monkeypatch.setattr(wire, limit, least)
@@ -400,7 +414,9 @@ def test_the_longest_blocks_of_scalars_are_no_longer_than_they_count() -> None:
 @PROPERTY
 @given(st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=3), min_size=1, max_size=20), st.integers(1, 100))
 def test_pieces_are_the_frame_s_items_within_the_limits(sizes: list[list[int]], limit: int) -> None:
-    """In their order, and as few as that takes; one that is over the limit by itself has a piece of its own."""
+    """Pieces are the frame's items in their order, as few as the limits allow; one that is over the
+    limit by itself has a piece of its own.
+    """
     n = len(sizes)
     payloads: list[Any] = [[bytes(size) for size in parts] if len(parts) > 1 else bytes(parts[0]) for parts in sizes]
     frame = Frame(
@@ -430,7 +446,9 @@ def test_pieces_are_the_frame_s_items_within_the_limits(sizes: list[list[int]], 
 def test_payloads_for_which_there_is_no_memory_are_read_and_dropped(
     data: st.DataObject, scratch: int, fails_from: int, fails_to: int
 ) -> None:
-    """Whichever buffer it runs out at: that frame comes with its last byte and says so, and all others are whole."""
+    """If memory runs out at any buffer that frame comes with its last byte and says so, and all
+    others are whole.
+    """
     payloads: list[Any] = [bytes([i + 1]) * size for i, size in enumerate((3, 100, 20, 0, 90, 5))]
     frames = [
         Frame(FrameKind.REPLY, batch, list(range(6)), bytes(6), payloads=payloads, busy_s=1.0, waited_s=2.0)

@@ -14,7 +14,7 @@ from carpool.testing.wire import FRAMES, HOSTILE, data_of, header, plain, receiv
 from carpool.wire import frame as wire
 from carpool.wire.frame import MAX_BUFFERS, MAX_FRAME_BYTES, MAX_ITEMS, FrameError, FrameKind, FrameReader, encode
 from carpool.wire.payload import LARGE
-from tests.core.stub import PROPERTY
+from tests.support.properties import PROPERTY
 
 
 def whole(data: bytes) -> list[int]:
@@ -28,7 +28,9 @@ def byte_by_byte(data: bytes) -> list[int]:
 @pytest.mark.parametrize("cuts", [whole, byte_by_byte])
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
 def test_it_is_refused_with_the_byte_that_shows_it(data: bytes, cuts: Callable[[bytes], list[int]]) -> None:
-    """Not before the header or the table is there in full, and not a byte of a body later; also in pieces."""
+    """What is no frame is refused as soon as its header or table is there in full, and not a byte
+    of a body later, also in pieces.
+    """
     assert receive(FrameReader(), data[:-1], cuts(data)[:-1]) == []
 
     with pytest.raises(FrameError):
@@ -37,7 +39,7 @@ def test_it_is_refused_with_the_byte_that_shows_it(data: bytes, cuts: Callable[[
 
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
 def test_it_is_refused_behind_a_sound_frame_and_with_more_to_come(data: bytes) -> None:
-    """Wherever in the stream it comes, and whatever follows."""
+    """What is no frame is refused wherever in the stream it comes, and whatever follows."""
     reader = FrameReader()
     assert plain(receive(reader, data_of(FRAMES["batch"]))) == plain([FRAMES["batch"]])
 
@@ -47,7 +49,7 @@ def test_it_is_refused_behind_a_sound_frame_and_with_more_to_come(data: bytes) -
 
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
 def test_nothing_is_allocated_for_it(data: bytes) -> None:
-    """Whatever size it speaks of, refusing it takes a few kilobytes."""
+    """Refusing what is no frame takes a few kilobytes, whatever size it speaks of."""
     reader = FrameReader()
 
     assert most_allocated(reader, data) < 50_000
@@ -65,7 +67,9 @@ def most_allocated(reader: FrameReader, data: bytes) -> int:
 
 
 def test_the_longest_table_takes_a_few_megabytes() -> None:
-    """As many items and buffers as are allowed, but not one byte of them: the room for their table is bounded."""
+    """The room for a table is bounded: as many items and buffers as are allowed take a few
+    megabytes.
+    """
     data = header(kind=FrameKind.BATCH, items=MAX_ITEMS, buffers=MAX_BUFFERS, length=MAX_FRAME_BYTES)
     reader = FrameReader()
     receive(reader, data)
@@ -74,7 +78,7 @@ def test_the_longest_table_takes_a_few_megabytes() -> None:
 
 
 def test_a_length_at_the_limit_is_no_fault() -> None:
-    """By itself a reader takes what `encode` writes; it may be told to take less."""
+    """A reader takes what `encode` writes, up to the limit of length, and may be told to take less."""
     assert receive(FrameReader(), header(items=1, buffers=1, length=MAX_FRAME_BYTES)) == []
 
     assert receive(FrameReader(100), header(items=1, buffers=1, length=100)) == []
@@ -83,7 +87,7 @@ def test_a_length_at_the_limit_is_no_fault() -> None:
 
 
 def test_counts_at_the_limit_are_no_fault() -> None:
-    """Items and buffers: the limits themselves are allowed."""
+    """Frames with exactly as many items and buffers as are allowed are taken."""
     assert receive(FrameReader(), header(items=MAX_ITEMS, buffers=MAX_BUFFERS)) == []
 
 
@@ -91,7 +95,7 @@ def test_counts_at_the_limit_are_no_fault() -> None:
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=4))
 @example(b"cpl" + bytes(60), [])
 def test_noise_is_refused_or_not_yet_a_frame(data: bytes, cuts: list[int]) -> None:
-    """Random bytes: an error of ours from the 48th byte on, silence before, and nothing else."""
+    """Random bytes are an error of ours from the 48th byte on, silence before, and nothing else."""
     reader = FrameReader()
     if len(data) < 48:
         assert receive(reader, data, [cut for cut in cuts if cut < len(data)]) == []
@@ -109,7 +113,9 @@ numbers = st.one_of(small, small, small, st.integers(0, 2**32 - 1))
 def test_noise_behind_a_header_is_refused_or_means_what_it_says(
     kind: FrameKind, items: int, buffers: int, length: int, table: list[int], rest: bytes
 ) -> None:
-    """A header of ours with any counts before any bytes: frames that encode to those bytes again, or our error."""
+    """Any bytes behind a header of ours with any counts are frames that encode to those bytes
+    again, or our error.
+    """
     data = header(kind=kind, items=items, buffers=buffers, length=length)
     data += struct.pack(f"<{len(table)}I", *table) + rest
 
@@ -119,7 +125,9 @@ def test_noise_behind_a_header_is_refused_or_means_what_it_says(
 @PROPERTY
 @given(st.data())
 def test_a_damaged_frame_is_refused_or_means_what_it_says(data: st.DataObject) -> None:
-    """Sound frames with bytes changed, put in or left out: never another error, never a frame that was not sent."""
+    """Sound frames with bytes changed, put in or left out are never another error than ours, and
+    never a frame that was not sent.
+    """
     damaged = bytearray(data_of(*data.draw(st.lists(st.sampled_from([*FRAMES.values()]), min_size=1, max_size=3))))
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(damaged)))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from carpool.wire import memory as module
 from carpool.wire.memory import Memory
 from carpool.wire.payload import dump, load
-from tests.core.stub import PROPERTY
+from tests.support.properties import PROPERTY
 
 MIB = 2**20
 
@@ -35,7 +35,7 @@ def is_used_before(buffer: bytearray) -> bool:
 
 
 def test_a_released_buffer_is_used_again() -> None:
-    """Once nobody refers to it."""
+    """A released buffer is used again once nobody refers to it."""
     memory = Memory()
 
     assert [is_used_before(memory.buffer(1000)) for _ in range(3)] == [False, True, True]
@@ -66,7 +66,7 @@ HOLDERS: dict[str, Callable[[bytearray], Any]] = {
 
 @pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS)
 def test_a_held_buffer_is_not_handed_out_again(hold: Callable[[bytearray], Any]) -> None:
-    """However indirectly it is held; once the holder is gone, it is used again."""
+    """A buffer that is held, however indirectly, is not handed out again until the holder is gone."""
     nbytes = 80_000
     memory = Memory()
     buffer = memory.buffer(nbytes)
@@ -84,7 +84,7 @@ def test_a_held_buffer_is_not_handed_out_again(hold: Callable[[bytearray], Any])
 
 
 def test_buffers_of_other_sizes_are_left_alone() -> None:
-    """A buffer has exactly the size that was asked for."""
+    """A buffer is used again only for exactly its size."""
     memory = Memory()
     for nbytes in (1000, 1001, 999, 1000):
         assert len(memory.buffer(nbytes)) == nbytes
@@ -105,7 +105,9 @@ steps = st.one_of(
 @PROPERTY
 @given(st.lists(steps, max_size=60))
 def test_nobody_sees_a_buffer_change_that_he_holds(script: list[tuple[str, int]]) -> None:
-    """Any script of taking, dropping and keeping only a part: what is held keeps its content, in bounded memory."""
+    """For any script of taking, dropping and keeping only a part, what is held keeps its content,
+    in bounded memory.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_MOST_KEPT", 3)
         patch.setattr(module, "_MOST_KEPT_BYTES", 1000)
@@ -141,19 +143,21 @@ def kept_by(memory: Memory, sizes: list[int]) -> int:
 
 
 def test_the_bytes_kept_are_bounded() -> None:
-    """At most 64 MiB stay, and nearly all of that is made use of."""
+    """At most 64 MiB of unused buffers are kept, and nearly all of that is made use of."""
     assert 56 * MIB <= kept_by(Memory(), [8 * MIB] * 12) < 65 * MIB
 
 
 def test_the_number_kept_is_bounded() -> None:
-    """At most 16 buffers, so that looking for one takes no time."""
+    """At most 16 unused buffers are kept, so that looking for one takes no time."""
     kept = kept_by(Memory(), [100_000 + i for i in range(50)])
 
     assert 15 * 100_000 < kept < 17 * 100_000
 
 
 def test_a_buffer_over_the_bound_is_not_kept() -> None:
-    """It is handed out all the same, and does not push out the others."""
+    """A buffer that is over the bound is handed out all the same, is not kept, and does not push
+    out the others.
+    """
     memory = Memory()
     is_used_before(memory.buffer(1000))
 
@@ -175,7 +179,7 @@ def test_the_one_unused_longest_makes_room() -> None:
 
 
 def test_nothing_is_used_again_where_references_cannot_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the GIL a count proves nothing, so every buffer is fresh."""
+    """Without the GIL a count of references proves nothing, so every buffer is fresh."""
     monkeypatch.setattr(module, "_COUNTS_ARE_EXACT", False)
     memory = Memory()
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidRequest, ModelError, ValidationError
 from carpool.wire.outcome import FailureReport, Outcome, pack, read, unpack
 from carpool.wire.payload import Payload
-from tests.core.stub import PROPERTY
+from tests.support.properties import PROPERTY
 
 UNREADABLE = FailureReport("the worker's report could not be read")
 
@@ -27,7 +27,7 @@ UNREADABLE = FailureReport("the worker's report could not be read")
     ],
 )
 def test_each_outcome_has_its_error(outcome: Outcome, error: type[CarpoolError]) -> None:
-    """The caller gets exactly this class, with the worker's words."""
+    """Each outcome gives the caller exactly its class of error, with the worker's words."""
     raised = unpack(outcome, pack(FailureReport("because of × and 車")))
 
     assert type(raised) is error
@@ -38,7 +38,9 @@ GOOD = (Outcome.OK, Outcome.RESPONSE)
 
 
 def test_every_outcome_but_success_is_told_by_name() -> None:
-    """The codes differ, so that an answer says which it was; a new outcome must find its place."""
+    """The codes of all outcomes but success differ, so that an answer says which it was; a new
+    outcome must find its place.
+    """
     codes = {outcome: unpack(outcome, pack(FailureReport("x"))).code for outcome in Outcome if outcome not in GOOD}
 
     assert codes == {
@@ -52,7 +54,7 @@ def test_every_outcome_but_success_is_told_by_name() -> None:
 
 
 def test_a_model_error_tells_what_was_raised_where() -> None:
-    """Message, name of the exception's class, and traceback."""
+    """A `ModelError` has the message, the name of the exception's class, and the traceback."""
     error = unpack(Outcome.MODEL_ERROR, pack(FailureReport("message", "KeyError", "Traceback: line 7")))
 
     assert isinstance(error, ModelError)
@@ -60,14 +62,14 @@ def test_a_model_error_tells_what_was_raised_where() -> None:
 
 
 def test_an_unknown_outcome_is_a_model_error() -> None:
-    """A number that this version does not know is a failure all the same."""
+    """An outcome with a number that this version does not know is a `ModelError`."""
     assert type(unpack(200, pack(FailureReport("x")))) is ModelError
 
 
 @PROPERTY
 @given(st.text(max_size=9), st.text(max_size=9), st.text(max_size=9))
 def test_reports_come_back(message: str, type_name: str, traceback: str) -> None:
-    """Any texts."""
+    """Reports with any texts come back as they were."""
     report = FailureReport(message, type_name, traceback)
 
     assert read(pack(report)) == report
@@ -75,7 +77,9 @@ def test_reports_come_back(message: str, type_name: str, traceback: str) -> None
 
 @pytest.mark.parametrize("character", ["x", "é", "車", "🚗"])
 def test_long_texts_are_cut(character: str) -> None:
-    """Of a message the beginning is kept, of a traceback the end: there it says what was raised."""
+    """Of a long message the beginning is kept, and of a long traceback the end, where it says what
+    was raised.
+    """
     report = read(
         pack(
             FailureReport(
@@ -92,14 +96,14 @@ def test_long_texts_are_cut(character: str) -> None:
 
 
 def test_texts_up_to_the_bound_are_kept() -> None:
-    """Nothing is lost of what fits exactly."""
+    """Texts exactly up to the bound are kept whole."""
     report = FailureReport("m" * 2048, "n" * 256, "t" * 16_384)
 
     assert read(pack(report)) == report
 
 
 def test_what_utf8_cannot_say_is_replaced() -> None:
-    """Half a surrogate pair, in a message of user code, does not cost the report."""
+    """Half a surrogate pair in a message of user code is replaced, and does not cost the report."""
     report = FailureReport("a\ud83db", "\udc80", "x\udfffy")
 
     assert read(pack(report)) == FailureReport("a?b", "?", "x?y")
@@ -141,7 +145,9 @@ def test_what_utf8_cannot_say_is_replaced() -> None:
     ],
 )
 def test_a_report_that_is_none_does_no_harm(garbage: Payload) -> None:
-    """The item fails with a text that says so; the process that reads it goes on."""
+    """If bytes are no report the item fails with a text that says so, and the process that reads
+    them goes on.
+    """
     assert read(garbage) == UNREADABLE
     assert str(unpack(Outcome.MODEL_ERROR, garbage)) == UNREADABLE.message
 
@@ -151,7 +157,7 @@ def test_a_report_that_is_none_does_no_harm(garbage: Payload) -> None:
 @example(b"\x93\xa1a\xa1b\xa1c")
 @example(b"\x92\xa1\xc3\xa0")
 def test_any_bytes_are_a_report_or_unreadable(payload: bytes) -> None:
-    """Whatever is read are three texts."""
+    """Any bytes are read as three texts, or are unreadable."""
     report = read(payload)
 
     assert [type(text) for text in (report.message, report.type_name, report.traceback)] == [str] * 3
@@ -159,5 +165,5 @@ def test_any_bytes_are_a_report_or_unreadable(payload: bytes) -> None:
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_a_report_is_read_from_any_buffer(kind: type[bytes]) -> None:
-    """Also from a large one that has memory of its own."""
+    """A report can be read from any buffer, also from a large one that has memory of its own."""
     assert read(kind(pack(FailureReport("m", "n", "t")))) == FailureReport("m", "n", "t")

@@ -19,7 +19,7 @@ from carpool.wire import frame as frame_module
 from carpool.wire import payload as payload_module
 from carpool.wire.frame import Frame, FrameKind, FrameReader
 from carpool.wire.payload import LARGE, Payload, dump, load, parts_of, size_of
-from tests.core.stub import PROPERTY
+from tests.support.properties import PROPERTY
 
 
 def sent(payload: Payload) -> Payload:
@@ -72,7 +72,7 @@ values = st.recursive(
 @example("\ud83d")
 @example("é\U0001f697")
 def test_scalars_come_back(value: object) -> None:
-    """The same type and the same value, to the sign of a zero."""
+    """Scalars come back with the same type and the same value, to the sign of a zero."""
     back = across(value)
 
     assert type(back) is type(value)
@@ -82,12 +82,12 @@ def test_scalars_come_back(value: object) -> None:
 @PROPERTY
 @given(values)
 def test_values_come_back(value: object) -> None:
-    """Whatever is nested in what."""
+    """Values come back, whatever is nested in what."""
     assert repr(across(value)) == repr(value)
 
 
 def test_an_integer_of_any_length_comes_back() -> None:
-    """Also one of a hundred thousand bits."""
+    """An integer of any length comes back, also one of a hundred thousand bits."""
     huge = 3**63_000
 
     assert across(huge) == huge
@@ -96,7 +96,7 @@ def test_an_integer_of_any_length_comes_back() -> None:
 
 @pytest.mark.parametrize("character", ["x", "é", "\ud83d"])
 def test_a_long_text_comes_back(character: str) -> None:
-    """Longer than what counts as large."""
+    """A text that is longer than what counts as large comes back."""
     assert across(character * LARGE * 2) == character * LARGE * 2
 
 
@@ -135,13 +135,13 @@ def test_objects_come_back_as_what_they_were(value: object) -> None:
 
 
 def test_what_cannot_be_pickled_says_so() -> None:
-    """The error is pickle's own, and comes from `dump`."""
+    """What cannot be pickled raises pickle's own error, from `dump`."""
     with pytest.raises((pickle.PicklingError, AttributeError)):
         dump(lambda: None)
 
 
 def test_a_scalar_is_its_own_payload() -> None:
-    """Nothing is packed before it goes somewhere; then an integer is a byte, a text its characters and one more."""
+    """Scalars are packed only when they go somewhere: an integer is a byte, a text its characters and one more."""
     scalars = (7, "abc", True, None, 0.5)
     assert all(dump(value) is value for value in scalars)
     assert [sent(dump(value)) for value in scalars[:4]] == [b"\x07", b"\xa3abc", b"\xc3", b"\xc0"]
@@ -161,7 +161,7 @@ def test_a_scalar_of_which_nobody_knows_how_long_it_is_is_packed_at_once(value: 
 
 @pytest.mark.parametrize("nbytes", [0, 1, LARGE - 1, LARGE, LARGE + 1, 5 * LARGE])
 def test_bytes_come_back_as_bytes(nbytes: int) -> None:
-    """Of any length."""
+    """Bytes of any length come back as bytes."""
     value = np.random.default_rng(1).bytes(nbytes)
     back = across(value)
 
@@ -170,7 +170,7 @@ def test_bytes_come_back_as_bytes(nbytes: int) -> None:
 
 
 def test_large_bytes_are_not_copied_into_a_pickle() -> None:
-    """They are handed on as they are, from `LARGE` on."""
+    """Bytes from `LARGE` on are handed on as they are, and not copied into a pickle."""
     large = bytes(LARGE)
     payload = dump(large)
 
@@ -210,7 +210,7 @@ ARRAYS = {
 
 @pytest.mark.parametrize("array", ARRAYS.values(), ids=ARRAYS)
 def test_arrays_come_back(array: np.ndarray[Any, Any]) -> None:
-    """The same shape, type and elements, whatever the layout in memory."""
+    """Arrays come back with the same shape, type and elements, whatever their layout in memory."""
     back = across(array)
 
     assert type(back) is np.ndarray
@@ -220,7 +220,9 @@ def test_arrays_come_back(array: np.ndarray[Any, Any]) -> None:
 
 @pytest.mark.parametrize("array", ARRAYS.values(), ids=ARRAYS)
 def test_arrays_may_be_changed_where_they_could_be_before(array: np.ndarray[Any, Any]) -> None:
-    """A model may work in place on what it gets; nobody else sees that memory."""
+    """A model may work in place on an array that it gets, if the caller's could be written to:
+    nobody else sees that memory.
+    """
     before = array.tobytes()
     back = across(array)
     assert back.flags.writeable or not array.flags.writeable
@@ -233,7 +235,7 @@ def test_arrays_may_be_changed_where_they_could_be_before(array: np.ndarray[Any,
 
 
 def test_an_array_of_objects_comes_back() -> None:
-    """It is pickled, and what is large inside travels beside."""
+    """An array of objects is pickled and comes back, and what is large inside travels beside."""
     array = np.empty(3, dtype=object)
     array[:] = [None, {"a": [1, "x"]}, plane]
     payload = dump(array)
@@ -259,12 +261,16 @@ def test_a_large_array_is_not_copied_into_the_pickle(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["no dimension", "no element", "every other column"])
 def test_other_arrays_travel_in_the_pickle(name: str) -> None:
-    """One without elements or axes, or a large one whose elements lie scattered, is a single buffer."""
+    """An array without elements or axes, or a large one whose elements lie scattered, travels in
+    the pickle as a single buffer.
+    """
     assert isinstance(dump(ARRAYS[name]), bytes)
 
 
 def test_arrays_in_containers_travel_beside_the_pickle() -> None:
-    """Each large one once, in order, wherever it is; the small ones inside."""
+    """Large arrays in containers travel beside the pickle, each once and in order, wherever they
+    are; small ones travel inside.
+    """
     item = {"image": plane, "mask": plane > 7, "bias": np.ones(3), "again": [plane]}
     payload = dump(item)
     back: Any = load(sent(payload))
@@ -277,7 +283,7 @@ def test_arrays_in_containers_travel_beside_the_pickle() -> None:
 
 
 def test_a_loaded_array_lies_in_what_was_received() -> None:
-    """Loading copies nothing that is large."""
+    """Loading a large array copies nothing: it lies in what was received."""
     payload = sent(dump(plane))
 
     assert np.shares_memory(load(payload), np.frombuffer(payload[1], np.uint8))
@@ -294,7 +300,9 @@ arrays = st.builds(
 @PROPERTY
 @given(arrays, st.data())
 def test_any_array_in_any_view(array: np.ndarray[Any, Any], data: st.DataObject) -> None:
-    """Any shape and type, sliced with any step, with its axes in any order, in the pickle and beside it."""
+    """An array of any shape and type, sliced with any step and with its axes in any order, comes
+    back, in the pickle and beside it.
+    """
     steps = st.sampled_from([1, 1, 2, -1])
     view = array[tuple(slice(None, None, data.draw(steps)) for _ in array.shape)]
     view = view.transpose(data.draw(st.permutations(range(array.ndim))))
@@ -329,12 +337,15 @@ def test_any_array_in_any_view(array: np.ndarray[Any, Any], data: st.DataObject)
     ],
 )
 def test_sizes_are_in_bytes(payload: Payload, nbytes: int) -> None:
-    """Also of views whose elements are wider than a byte, and over all parts; scalars count for the longest ones."""
+    """Sizes are in bytes over all parts, also of views whose elements are wider than a byte.
+
+    Scalars count for the longest of their kind.
+    """
     assert size_of(payload) == nbytes
 
 
 def test_parts_lie_in_a_row_with_their_counts() -> None:
-    """The counts tell which item a buffer belongs to."""
+    """Parts lie in a row, and their counts tell which item each belongs to."""
     assert parts_of([b"a", [b"b", b"c", b"d"], memoryview(b"e"), [b"f", b""]]) == (
         [1, 3, 1, 2],
         [b"a", b"b", b"c", b"d", b"e", b"f", b""],
@@ -345,7 +356,9 @@ def test_parts_lie_in_a_row_with_their_counts() -> None:
 
 
 def test_finding_the_parts_changes_no_payload() -> None:
-    """An item that is sent again, after its worker has died, is the same."""
+    """An item that is sent again, after its worker has died, is the same: finding its parts changes
+    no payload.
+    """
     payload = dump(plane)
     before = list(payload)
 

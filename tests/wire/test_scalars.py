@@ -18,7 +18,7 @@ from carpool.testing.wire import data_of, receive
 from carpool.wire.frame import Frame, FrameKind, FrameReader
 from carpool.wire.payload import LARGE, dump, load
 from carpool.wire.scalars import SCALARS, Scalars, are_scalars, as_scalars, pack, unpack
-from tests.core.stub import PROPERTY
+from tests.support.properties import PROPERTY
 
 surrogates = st.text(st.characters(categories=["Cs", "L"]), max_size=5)
 scalars = st.one_of(

@@ -27,7 +27,7 @@ def decided(
     [(2, 1, 2), (2, 2, 1), (2, 4, 1), (1, 1, 1), (1, 3, 1), (8, 3, 2), (64, 4, 16), (7, 8, 1)],
 )
 def test_cores_are_shared_by_all_workers_of_the_service(cores: int, of_all: int, each: int) -> None:
-    """Rounded down, and at least one."""
+    """Each worker of a service gets its share of the cores, rounded down, and at least one."""
     threads = decided(cores=cores, of_all=of_all)
     assert [{name: variables[name] for name in blas.VARIABLES} for variables in threads.variables] == [
         dict.fromkeys(blas.VARIABLES, str(each))
@@ -46,13 +46,15 @@ def test_cores_are_shared_by_all_workers_of_the_service(cores: int, of_all: int,
     ],
 )
 def test_threads_that_share_all_cores_do_not_spin(settings: Any, timeout: str | None) -> None:
-    """Unless the user has said how long they are to, or how many there are."""
+    """BLAS threads that share all cores do not spin, unless the user has said how long they are to,
+    or how many there are.
+    """
     assert [variables.get(blas.PATIENCE) for variables in decided(**settings).variables] == [timeout] * 2
 
 
 @pytest.mark.parametrize("pinned", [[1, 1], [1, 3], [4, 4]])
 def test_a_pinned_worker_gets_as_many_as_its_cores(pinned: list[int]) -> None:
-    """Whatever the others get."""
+    """A pinned worker gets as many BLAS threads as it has cores, whatever the others get."""
     threads = decided(pinned=pinned, cores=64, of_all=9)
     assert [set(variables.values()) for variables in threads.variables] == [{str(n)} for n in pinned]
 
@@ -78,7 +80,9 @@ def test_a_pinned_worker_gets_as_many_as_its_cores(pinned: list[int]) -> None:
 def test_what_the_user_has_set_stands(
     exported: dict[str, str], env: dict[str, str], added: Any, pinned: list[int] | None
 ) -> None:
-    """Variable by variable; and `OMP_NUM_THREADS` for all, since they all read it."""
+    """Each variable that the user has set stands, and `OMP_NUM_THREADS` for all, since they all
+    read it.
+    """
     for variables in decided(exported, env, pinned=pinned).variables:
         assert set(variables) == set(added)
 
@@ -111,7 +115,7 @@ def test_what_the_user_has_set_stands(
     ],
 )
 def test_the_log_says_what_and_why(settings: dict[str, Any], why: str) -> None:
-    """And what to do for another number."""
+    """The log says how many BLAS threads there are and why, and what to do for another number."""
     assert decided(**settings).why == f"workers of stage Net {why}"
 
 
@@ -140,7 +144,9 @@ def test_the_log_says_what_and_why(settings: dict[str, Any], why: str) -> None:
     ],
 )
 def test_the_limit_of_a_container(groups: str, files: dict[str, str], limit: float | None, tmp_path: Path) -> None:
-    """The least of its control group and those around it, of both versions; what cannot be read limits nothing."""
+    """The limit of a container is the least of its control group and those around it, of both
+    versions; what cannot be read limits nothing.
+    """
     for name, content in files.items():
         file = tmp_path / "sys/fs/cgroup" / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -155,7 +161,9 @@ def test_the_limit_of_a_container(groups: str, files: dict[str, str], limit: flo
 def test_the_usable_cores_are_no_more_than_the_limit(
     limit: float | None, usable: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A share of a core counts for nothing where there is a whole one."""
+    """The usable cores are no more than the container's limit, where a share of a core counts for
+    nothing beside a whole one.
+    """
     monkeypatch.setattr(affinity, "available", lambda: 8)
     monkeypatch.setattr(cgroup, "cpu_limit", lambda: limit)
     assert affinity.usable() == usable

@@ -16,80 +16,16 @@ from carpool.wire import frame as wire_frame
 from carpool.wire import outcome
 from carpool.wire.frame import Frame, FrameKind, encode
 from carpool.wire.outcome import Outcome
-from carpool.wire.payload import dump, load
+from carpool.wire.payload import load
 from carpool.worker.call import Call
-from carpool.worker.program import describe
 from carpool.worker.serve import serve
-from carpool.worker.setup import Setup
-
-
-class Link:
-    """Gives the frames one after the other and keeps what is sent."""
-
-    def __init__(self, *frames: Frame) -> None:
-        self.frames = list(frames)
-        self.sent: list[Frame] = []
-        self.heard_at = 0.0
-
-    async def receive(self) -> Frame | None:
-        return self.frames.pop(0) if self.frames else None
-
-    def send(self, frame: Frame) -> None:
-        self.sent.append(frame)
-
-
-class Counting(Model):
-    examples = (1,)
-    log: list[str]
-
-    def __init__(self, log: list[str]) -> None:
-        self.log = log
-
-    def setup(self) -> None:
-        self.log.append("setup")
-
-    def predict(self, xs: list[int]) -> list[int]:
-        self.log.append(f"predict {len(xs)}")
-        return [2 * x for x in xs]
-
-    def teardown(self) -> None:
-        self.log.append("teardown")
-
-
-def setup_of(**changes: Any) -> Setup:
-    facts: dict[str, Any] = {
-        "program": describe(),
-        "model": b"",
-        "stage": "counting",
-        "worker": 0,
-        "batched": True,
-        "allowed_batch_sizes": None,
-        "warm_up": (1, 2, 4),
-        "first": True,
-        "last": True,
-        "isolate_errors": True,
-        "halve": True,
-        "oom_errors": (),
-        "cores": None,
-        "log_level": None,
-    }
-    return Setup(**{**facts, **changes})
-
-
-def batch(id: int, *items: Any) -> Frame:
-    n = len(items)
-    forever = [float("inf")] * n
-    return Frame(FrameKind.BATCH, id, list(range(1, n + 1)), bytes(n), bytes(n), forever, [dump(x) for x in items])
-
-
-def live(link: Link, model: Any = Counting, **changes: Any) -> list[str]:
-    log: list[str] = []
-    run_now(serve(link, setup_of(**changes), lambda: (model, {"log": log} if model is Counting else {})))
-    return log
+from tests.worker.link import Link, batch, live, setup_of
 
 
 def test_a_whole_life() -> None:
-    """Load, warm up alone and as a full batch, take the time of several sizes, answer, tear down."""
+    """A worker loads, warms up alone and as a full batch, takes the time of several sizes, answers,
+    and tears down.
+    """
     link = Link(batch(7, 1, 2), batch(8, 3))
     log = live(link)
 
@@ -119,18 +55,22 @@ def warmed_up(sizes: tuple[int, ...], batched: bool = True) -> list[tuple[int, f
 
 
 def test_the_least_time_of_each_size_counts() -> None:
-    """What only the first call takes, loading a library say, teaches nothing."""
+    """Of each size the least time of the warm-up counts: what only the first call takes, such as
+    loading a library, teaches nothing.
+    """
     assert warmed_up((1, 2, 8)) == [(1, 1 / 64), (2, 2 / 64), (8, 8 / 64)]
 
 
 def test_a_slow_model_is_not_timed_at_length() -> None:
-    """All examples are run once, one alone and all in full batches; sizes that there was no time for are left out."""
+    """The examples of a slow model are all run once, one alone and all in full batches; sizes that
+    there was no time for are left out.
+    """
     assert warmed_up((1, 64, 256)) == [(1, 11 / 64), (256, 4.0)]
     assert warmed_up((1, 32, 64)) == [(1, 1 / 64), (32, 0.5), (64, 1.0)]
 
 
 def test_single_items_are_run_and_not_timed() -> None:
-    """Nothing would learn from it."""
+    """A model of single items is warmed up but not timed, since nothing would learn from it."""
     link = Link()
     log: list[str] = []
     run_now(serve(link, setup_of(batched=False, warm_up=()), lambda: (Alone, {"log": log})))
@@ -158,7 +98,7 @@ class Picky(Model):
 
 
 def test_the_example_that_fails_is_named() -> None:
-    """With the user's traceback; the worker is not ready."""
+    """If an example fails it is named with the user's traceback, and the worker is not ready."""
     link = Link(batch(1, 1))
     live(link, Picky, warm_up=(1, 2))
     report = outcome.read(link.sent[-1].payloads[0])
@@ -171,7 +111,9 @@ def test_the_example_that_fails_is_named() -> None:
 
 
 def test_batches_are_padded_to_allowed_sizes() -> None:
-    """With the last item; the surplus results are dropped, and each item has its own."""
+    """Batches are padded to allowed sizes with the last item; the surplus results are dropped, and
+    each item has its own.
+    """
     link = Link(batch(1, 5), batch(2, 1, 2, 3), batch(3, 1, 2, 3, 4))
     log = live(link, allowed_batch_sizes=(2, 4))
 
@@ -180,7 +122,9 @@ def test_batches_are_padded_to_allowed_sizes() -> None:
 
 
 def test_the_parts_of_a_batch_that_raised_are_padded_too() -> None:
-    """The model never sees another size, and padding is no item that could be guilty."""
+    """The parts of a batch that raised are padded, too: the model never sees another size, and
+    padding is no item that could be guilty.
+    """
     sizes: list[int] = []
 
     def inverse(xs: list[int]) -> list[float]:
@@ -197,7 +141,9 @@ def test_the_parts_of_a_batch_that_raised_are_padded_too() -> None:
 
 
 def test_a_wrong_number_of_results_shows_with_padding() -> None:
-    """The model is told how many it was given and how many it returned."""
+    """A wrong number of results is reported with how many the padded call was given and how many it
+    returned.
+    """
     link = Link(batch(1, 4, 2, 1))
     live(link, few, allowed_batch_sizes=(4,))
 
@@ -210,7 +156,7 @@ def few(xs: list[int]) -> list[int]:
 
 
 def test_a_model_that_cannot_load_says_why() -> None:
-    """With the user's traceback; nothing is answered."""
+    """If a model cannot load the worker says why, with the user's traceback, and answers nothing."""
 
     def broken() -> Any:
         raise LookupError("no weights")
@@ -237,7 +183,9 @@ def times_1000(xs: list[str]) -> list[str]:
 
 
 def test_results_that_do_not_fit_into_one_message_go_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer does not depend on its mates: each is sent, in as few messages as will do, and the last tells times."""
+    """Results that do not fit into one message are sent in as few as will do, the last of which
+    tells times: an answer does not depend on its mates.
+    """
     monkeypatch.setattr(wire_frame, "MAX_FRAME_BYTES", 2500)
     link = Wire(batch(7, *"abcde"), batch(8, "f"))
     live(link, times_1000, warm_up=())
@@ -253,7 +201,9 @@ def test_results_that_do_not_fit_into_one_message_go_in_several(monkeypatch: pyt
 
 
 def test_a_result_that_cannot_be_sent_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a text that says why; its mates and the next batch are answered."""
+    """A result that cannot be sent fails alone, with a text that says why; its mates and the next
+    batch are answered.
+    """
     monkeypatch.setattr(wire_frame, "MAX_FRAME_BYTES", 2500)
     link = Wire(batch(7, "a", "bbb", "c"), batch(8, "d"))
     live(link, times_1000, warm_up=())
@@ -267,7 +217,7 @@ def test_a_result_that_cannot_be_sent_fails_alone(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_function_needs_no_setup() -> None:
-    """A partial neither."""
+    """A function or a partial needs no setup."""
     link = Link(batch(1, 5))
     live(link, functools.partial(map_with, 3))
 
@@ -299,8 +249,9 @@ def troubles(frames: list[Frame]) -> list[list[Trouble]]:
 
 
 def test_what_ran_out_of_memory_is_told_before_the_reply() -> None:
-    """With places in the batch, also where some of its items could not be read; only where there is something to
-    tell."""
+    """What ran out of memory is reported before the reply, by places in the batch, also where some
+    of its items could not be read; and only where there is something to report.
+    """
     link = Link(batch(7, *range(6)), batch(8, 1, 2))
     link.frames[0].payloads = [b"\xc1", *link.frames[0].payloads[1:]]
     live(link, Narrow, warm_up=())
@@ -314,7 +265,9 @@ def test_what_ran_out_of_memory_is_told_before_the_reply() -> None:
 
 
 def test_a_warm_up_that_runs_out_of_memory_says_so_and_times_what_fits() -> None:
-    """The worker is ready all the same, and the first full batch is not the first failure."""
+    """If a warm-up runs out of memory the worker says so, times what fits and is ready, so that the
+    first full batch is not the first failure.
+    """
     link = Link()
     live(link, Narrow, warm_up=(1, 2, 4))
     *_, told, ready = link.sent
@@ -328,7 +281,7 @@ def test_a_warm_up_that_runs_out_of_memory_says_so_and_times_what_fits() -> None
 
 
 def test_calls_of_the_warm_up_are_not_reported() -> None:
-    """They belong to no batch, and have no limit."""
+    """Calls of the warm-up are not reported: they belong to no batch, and have no limit."""
     link = Link(batch(7, 1, 2, 3, 4))
     live(link, Narrow, warm_up=(1, 2, 4))
 
@@ -336,7 +289,9 @@ def test_calls_of_the_warm_up_are_not_reported() -> None:
 
 
 def test_listed_errors_mean_out_of_memory_and_none_turns_it_off() -> None:
-    """By their full names, as they come from the stage."""
+    """The errors that mean out of memory are those that the stage lists by their full names, or
+    none.
+    """
 
     def full(xs: list[int]) -> list[int]:
         if len(xs) > 1:

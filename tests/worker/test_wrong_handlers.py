@@ -25,7 +25,7 @@ from carpool.wire.outcome import FailureReport, Outcome
 from carpool.wire.payload import JSON, MSGPACK, OBJECT, RAW, load
 from carpool.worker.serve import serve
 from tests.effort import slow_where
-from tests.worker.test_serve import Link, batch, live, setup_of
+from tests.worker.link import Link, batch, live, setup_of
 
 GOOD = 8  # the id of the batch after the wrong one
 
@@ -65,7 +65,9 @@ def answered(how: Callable[[list[Any]], Any], accept: int = OBJECT, **changes: A
     ids=lambda value: f"{type(value).__name__} {value!r:.12}",
 )
 def test_what_is_not_a_sequence_of_three_results(returned: Any) -> None:
-    """500 `bad_result` for the whole batch, with what was needed and what came; at once, also where there is no end."""
+    """If `predict` does not return a sequence of three results the whole batch gets 500
+    `bad_result`, with what was needed and what came; at once, also where there is no end.
+    """
     started = time.monotonic()
     answers = answered(lambda xs: returned)
 
@@ -75,7 +77,9 @@ def test_what_is_not_a_sequence_of_three_results(returned: Any) -> None:
 
 
 def test_an_async_generator_and_a_coroutine_are_no_results() -> None:
-    """A plain model that returns what would have to be awaited."""
+    """An async generator or a coroutine from a plain model, which would have to be awaited, is no
+    result.
+    """
 
     async def generates() -> Any:
         yield 1
@@ -90,7 +94,9 @@ def test_an_async_generator_and_a_coroutine_are_no_results() -> None:
 
 
 def test_exceptions_in_place_of_results_fail_their_items_only() -> None:
-    """Each with its own error; the others are answered. None is a result like any other."""
+    """Exceptions in the place of results fail their own items, and the others are answered. None is
+    a result like any other.
+    """
     answers = answered(lambda xs: [None, ValueError("not this one"), 3])
     assert answers[0] == (Outcome.OK, None)
     assert answers[2] == (Outcome.OK, 3)
@@ -136,7 +142,7 @@ class RaisesInAwait:
 
 
 class Tensor:
-    """As a tensor looks, and is none."""
+    """A result that looks like a tensor and is none."""
 
     ndim = 1
 
@@ -145,7 +151,7 @@ class Tensor:
 
 
 class Evasive:
-    """Nothing can be asked of it."""
+    """A result that raises whatever it is asked."""
 
     def __getattribute__(self, name: str) -> Any:
         raise SystemExit(name)
@@ -158,7 +164,9 @@ class Evasive:
 )
 @pytest.mark.parametrize("isolate", [True, False], ids=["isolated", "as a whole"])
 def test_a_result_that_raises_or_lies_fails_its_batch_or_item(kind: Callable[[], Any], isolate: bool) -> None:
-    """Its length, its end and itself as something to wait for are the user's code; the worker goes on."""
+    """If the length, the end or the `__await__` of a result raises or lies, its batch or item
+    fails, and the worker goes on.
+    """
     answers = answered(lambda xs: kind(), isolate_errors=isolate)
     assert answers[1][0] in (Outcome.MODEL_ERROR, Outcome.BAD_RESULT)
 
@@ -188,8 +196,8 @@ class OfAnOddType(metaclass=NotToBeHashed):
 
 
 def test_results_whose_class_is_a_trap() -> None:
-    """One that answers wrongly when it is asked for its class is a result like any other; one whose class cannot even
-    be hashed fails its batch, in the end.
+    """A result that answers wrongly when it is asked for its class is one like any other; one whose
+    class cannot even be hashed fails its batch, in the end.
     """
     answers = answered(lambda xs: ["x", NoClass(), "z"])
     assert [a for o, a in answers] == ["x", "new", "z"]
@@ -205,7 +213,9 @@ class Shrunk(bytes):
 
 
 def test_raw_bytes_are_as_long_as_they_are() -> None:
-    """What a class of the user's says of its length does not break the protocol."""
+    """Raw bytes are written as long as they are: what a user's class says of its length does not
+    break the protocol.
+    """
     answers = answered(lambda xs: [b"x", Shrunk(b"abc"), memoryview(b"z")], RAW)
     assert [(o, bytes(a)) for o, a in answers] == [(Outcome.OK, b"x"), (Outcome.OK, b"abc"), (Outcome.OK, b"z")]
 
@@ -218,7 +228,7 @@ def nested(depth: int) -> list[Any]:
 
 
 class Unwritable:
-    """Raises when it is pickled."""
+    """A result that raises when it is pickled."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -238,7 +248,9 @@ class Unwritable:
     ids=lambda value: f"{type(value).__name__} {type(getattr(value, 'error', None)).__name__}",
 )
 def test_a_result_that_cannot_be_encoded_fails_alone(result: Any, accept: int) -> None:
-    """Whatever the encoder raises; its neighbours are answered, and the worker goes on."""
+    """A result that cannot be encoded fails alone, whatever the encoder raises; its neighbours are
+    answered, and the worker goes on.
+    """
     answers = answered(lambda xs: ["x", result, "z"], accept)
 
     assert [o for o, _ in answers][::2] == [Outcome.OK] * 2
@@ -247,7 +259,7 @@ def test_a_result_that_cannot_be_encoded_fails_alone(result: Any, accept: int) -
 
 @pytest.mark.parametrize("result", [float("nan"), float("inf"), "\ud800", {1: 2, (3,): 4}, object(), 10**400])
 def test_a_result_that_is_no_json_fails_alone_or_is_written(result: Any) -> None:
-    """What JSON cannot say is that item's error; what arrives can be read."""
+    """A result that JSON cannot express is its item's error, or is written so that it can be read."""
     answers = answered(lambda xs: ["x", result, "z"], JSON)
 
     assert [a for o, a in answers][::2] == [b'"x"', b'"z"']
@@ -416,7 +428,9 @@ CLIENT_S_FAULT = {"a bad request": Outcome.INVALID}
 @pytest.mark.parametrize("isolate", [True, False], ids=["isolated", "as a whole"])
 @pytest.mark.parametrize("name", RAISED)
 def test_whatever_it_raises_is_one_error_for_the_right_callers(name: str, isolate: bool) -> None:
-    """For the guilty item, or without isolation for its batch; bounded, readable text; and the worker goes on."""
+    """Whatever `predict` raises is one error with bounded, readable text for the guilty item, or
+    without isolation for its batch; and the worker goes on.
+    """
     answers = answered(RAISED[name], isolate_errors=isolate, halve=isolate)
     expected = CLIENT_S_FAULT.get(name, Outcome.MODEL_ERROR)
 
@@ -430,13 +444,15 @@ def test_whatever_it_raises_is_one_error_for_the_right_callers(name: str, isolat
 
 
 def test_an_error_without_text_is_told_by_its_name() -> None:
-    """A failed `assert`, or an empty MemoryError."""
+    """An error without text, such as a failed `assert` or an empty MemoryError, is told by its
+    name.
+    """
     for name in ("AssertionError", "MemoryError", "KeyboardInterrupt", "CancelledError"):
         assert answered(RAISED[name])[1][1].message == name
 
 
 def test_the_traceback_is_not_lost_behind_an_endless_message() -> None:
-    """The lines of code are still there, and the message is cut."""
+    """An endless message is cut, so that the lines of code in the traceback are still there."""
     report = answered(RAISED["100 MB"])[1][1]
 
     assert "raise error" in report.traceback
@@ -444,7 +460,9 @@ def test_the_traceback_is_not_lost_behind_an_endless_message() -> None:
 
 
 def test_the_traceback_of_a_part_begins_in_the_user_s_code() -> None:
-    """Not in ours, which has run the batch in parts."""
+    """The traceback of a part of a batch begins in the user's code, not in ours which has run the
+    batch in parts.
+    """
     report = answered(RAISED["ValueError"], isolate_errors=True)[1][1]
 
     first = report.traceback.splitlines()[1]
@@ -452,7 +470,9 @@ def test_the_traceback_of_a_part_begins_in_the_user_s_code() -> None:
 
 
 def test_the_model_error_that_a_model_raises_is_told_as_it_is() -> None:
-    """Text and name; what is no text is made one."""
+    """A `ModelError` that a model raises is told with its text and name as they are; what is no
+    text is made one.
+    """
     report = answered(RAISED["a model error of odd things"])[1][1]
     assert (report.message, report.type_name, report.traceback) == ("odd", "5", "5")
 
@@ -461,7 +481,7 @@ def test_the_model_error_that_a_model_raises_is_told_as_it_is() -> None:
 
 
 class Hooks(Model):
-    """A hook raises for one item."""
+    """A model with a hook that raises for one item."""
 
     def __init__(self, hook: str, error: BaseException) -> None:
         self.hook, self.error = hook, error
@@ -484,7 +504,7 @@ class Hooks(Model):
 @pytest.mark.parametrize("error", [Mute(), SystemExit(1), MemoryError(), Own()], ids=lambda e: type(e).__name__)
 @pytest.mark.parametrize("hook", ["preprocess", "postprocess"])
 def test_a_hook_that_raises_fails_its_item(hook: str, error: BaseException) -> None:
-    """Whatever it raises."""
+    """Whatever a hook raises fails its item."""
     link = Link(batch(7, "a", "wrong", "c"), batch(GOOD, "d"))
     run_now(serve(link, setup_of(warm_up=()), lambda: (Hooks, {"hook": hook, "error": error})))
 
@@ -505,7 +525,9 @@ class Plus(Model):
 
 
 def test_items_that_cannot_be_read_fail_alone_among_32() -> None:
-    """Bad syntax, wrong types and values, nothing at all: 28 others are answered, in their places."""
+    """Four of 32 items with bad syntax, wrong types or values, or nothing at all fail alone; 28
+    others are answered, in their places.
+    """
     bodies = [b"%d" % i for i in range(32)]
     bodies[3], bodies[7], bodies[20], bodies[31] = b"1 2", b'"x"', b"-1", b""
     link = Link(json_batch(*bodies))
@@ -534,7 +556,7 @@ class TakesPicky(Model):
 
 @pytest.mark.parametrize("error", [ValueError("no"), Mute(), SystemExit(), Own()], ids=lambda e: type(e).__name__)
 def test_a_validator_that_raises_fails_its_item(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Items are read by the user's types; nothing that these raise reaches a neighbour."""
+    """Whatever a user's type raises when an item is read, no neighbour notices."""
     monkeypatch.setattr(Picky, "error", error)
     monkeypatch.setattr(
         schema, "json_reader", lambda kind: lambda body: Picky(msgspec.json.decode(body)) if kind is Picky else None
@@ -555,7 +577,9 @@ def record(message: str) -> Any:
 
 
 def test_text_from_a_model_cannot_write_log_lines_or_into_the_terminal() -> None:
-    """Control characters are shown, lines that follow are set off, and what is endless is cut."""
+    """Of text from a model control characters are shown, further lines are set off, and what is
+    endless is cut.
+    """
     text = TextLines().format(record("\x1b[2J\r\n12:00:00 error: forged\x07"))
     assert text.endswith("error: \\x1b[2J\\x0d\n    12:00:00 error: forged\\x07")
 

@@ -194,13 +194,19 @@ async def a_caller_who_leaves_harms_nobody(start: Start) -> None:
 
 
 async def no_worker_is_idle_while_work_waits(start: Start) -> None:
-    """40 items of 50 ms in batches of 4 on two workers take five rounds, not more."""
+    """40 items of 50 ms in batches of 4 on two workers take five rounds, not more.
+
+    The best of three tries counts: a machine with much else to do may be late, and a driver that leaves a worker idle
+    is late each time.
+    """
+    took_s: list[float] = []
     async with start(cost_s=0.05, max_batch_size=4, workers=2) as service:
-        started = time.monotonic()
-        answers = await asyncio.gather(*[service.predict(i) for i in range(40)])
-        took_s = time.monotonic() - started
-    _require(max(n for _, n in answers) == 4, "no batch was full")
-    _require(took_s < 0.05 * 5 * 2, f"five rounds of 0.05 s took {took_s:.2f} s")
+        while len(took_s) < 3 and min(took_s, default=1.0) >= 0.05 * 5 * 2:
+            started = time.monotonic()
+            answers = await asyncio.gather(*[service.predict(i) for i in range(40)])
+            took_s.append(time.monotonic() - started)
+            _require(max(n for _, n in answers) == 4, "no batch was full")
+    _require(min(took_s) < 0.05 * 5 * 2, f"five rounds of 0.05 s took {min(took_s):.2f} s")
 
 
 Promise = Callable[[Start], Awaitable[None]]

@@ -28,7 +28,7 @@ class Scale(Model):
 
 
 class Echo(Model):
-    """Anything comes back as it is."""
+    """A model that gives back what it gets."""
 
     def predict(self, xs: list[Any]) -> list[Any]:
         return xs
@@ -103,7 +103,7 @@ class Csv(Model):
 
 
 class Reverse(Model):
-    """Bytes in, bytes out."""
+    """A model of bytes that turns them round."""
 
     def predict(self, bodies: list[bytes]) -> list[bytes]:
         return [body[::-1] for body in bodies]
@@ -123,7 +123,7 @@ class Fragile(Model):
 
 
 class Mortal(Model):
-    """Dies when asked to."""
+    """A model whose process dies when an item asks for it."""
 
     def predict(self, word: str) -> str:
         if word == "die":
@@ -132,7 +132,7 @@ class Mortal(Model):
 
 
 class SlowToLoad(Model):
-    """Loads when the test says so."""
+    """A model that is loaded when the test says so."""
 
     def setup(self) -> None:
         wait_at(os.environ["CARPOOL_TEST_GATE"])
@@ -147,7 +147,7 @@ def cannot_load(x: float) -> float:
 
 
 class Broken(Model):
-    """Does not even load."""
+    """A model that cannot be loaded."""
 
     def setup(self) -> None:
         raise RuntimeError("no weights")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import carpool
-from tests import models
+from tests.support import models
 
 talks = carpool.Service(models.Talks)
 prints = carpool.Service(models.Prints)

@@ -19,7 +19,7 @@ from carpool.http.listener import Limits, Listener
 from carpool.observe.stats import Stats
 from carpool.policy import Greedy
 from carpool.request import Request
-from tests.http.wire import Wire
+from tests.support.http.wire import Wire
 
 
 def nothing(x: Any) -> Any:
@@ -57,7 +57,7 @@ class StubWorker:
             asyncio.get_running_loop().call_later(self.cost_s, self.finish)
 
     def finish(self) -> None:
-        """The present batch is done."""
+        """Answer the present batch."""
         batch, self._batch = self._batch, None
         assert batch is not None
         results = [self.answer(request) for request in batch.requests]

@@ -36,7 +36,7 @@ def lengths(texts: list[str]) -> list[list[int]]:
 
 
 def spell(n: int) -> str:
-    """So many letters."""
+    """A word of so many letters."""
     return "x" * n
 
 
@@ -58,7 +58,7 @@ class RefusesWhatIsDue(carpool.Greedy):
 
 
 class Trainee(carpool.Greedy):
-    """Keeps what a warm-up teaches."""
+    """A policy that keeps what a warm-up teaches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Pid(carpool.Model):
 
 
 class Talks(carpool.Model):
-    """Prints, logs and warns."""
+    """A model that prints, logs and warns."""
 
     def setup(self) -> None:
         print("hello from setup")
@@ -384,7 +384,7 @@ class LoadsAfterFailures(carpool.Model):
 
 
 class LoadsInC(carpool.Model):
-    """Its loading holds the GIL."""
+    """A model that holds the GIL while it loads."""
 
     def setup(self) -> None:
         hold_the_gil(2.5)
@@ -437,7 +437,7 @@ class Wrong(carpool.Model):
 
 
 class Raises(carpool.Model):
-    """Raises in unpleasant ways."""
+    """A model that raises in unpleasant ways."""
 
     def predict(self, how: str) -> str:
         if how == "exit":
@@ -524,7 +524,7 @@ class RaisesInPredict(carpool.Model):
 
 
 class MemoryFull(Exception):
-    """A framework's own word for it."""
+    """A framework's own exception for memory that is full."""
 
 
 class Narrow(carpool.Model):
@@ -550,7 +550,7 @@ class NarrowRows(carpool.Model):
 
 
 class NarrowAsync(carpool.Model):
-    """`Narrow` on a loop."""
+    """`Narrow` as `async def`, for a loop."""
 
     async def predict(self, xs: list[int]) -> list[list[int]]:
         if len(xs) > 12:

@@ -85,7 +85,7 @@ class Person(pydantic.BaseModel):
 
 
 class Greet(Model):
-    """pydantic to pydantic."""
+    """A model from pydantic to pydantic."""
 
     examples = (Person(name="Ann", age=3, address=Address(city="Bonn")),)
 
@@ -126,7 +126,7 @@ class Prune(Model):
 
 
 class Twice(Model):
-    """One array for the batch."""
+    """A model that gets one array for the batch."""
 
     examples = (np.array([1.0, 2.0], dtype=np.float32),)
 
@@ -176,12 +176,12 @@ class Book(Model):
 
 
 def ratio(xs: list[float]) -> list[float]:
-    """NaN for 0, as a number."""
+    """A model that returns NaN for 0, as a number."""
     return [math.nan if x == 0 else 1 / x for x in xs]
 
 
 def ratios(xs: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
-    """Infinity for 0, in arrays."""
+    """A model that returns infinity for 0, in arrays."""
     with np.errstate(divide="ignore"):
         return [1 / x for x in xs]
 

@@ -7,10 +7,12 @@ fails at once, because then no timer is left to jump to.
 from __future__ import annotations
 
 import asyncio
+import functools
 import selectors
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -49,6 +51,16 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         result = runner.run(main)
         assert loop.faults == []
         return result
+
+
+def on_a_jumping_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Runs an `async def` test on a `JumpingLoop`."""
+
+    @functools.wraps(test)
+    def runs(*args: P.args, **kwargs: P.kwargs) -> None:
+        run(test(*args, **kwargs))
+
+    return runs
 
 
 async def turns(n: int = 5) -> None:

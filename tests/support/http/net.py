@@ -8,7 +8,6 @@ import socket
 import struct
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,10 +18,10 @@ import uvloop
 from carpool.http.app import App
 from carpool.http.listener import Limits
 from carpool.http.server import Server
-from tests.http.door import post
-from tests.http.wire import Answer, read_answers
+from tests.support.http.door import post
+from tests.support.http.wire import Answer, read_answers
+from tests.support.waiting import PATIENCE_S, wait_until
 
-PATIENCE_S = 20.0
 T = TypeVar("T")
 
 
@@ -81,9 +80,9 @@ class RunningServer:
 
         return self.wait(call())
 
-    def until(self, condition: Callable[[], bool]) -> None:
+    def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait until something is true on the server's loop."""
-        until(lambda: self.call(condition))
+        wait_until(lambda: self.call(condition))
 
     def outcomes(self, service: int = 0) -> dict[str, int]:
         """How often each outcome was counted, `cancelled` too."""
@@ -98,6 +97,13 @@ class RunningServer:
         return [pid for endpoint in self.app.endpoints if endpoint.handle is not None for pid in endpoint.handle.pids]
 
 
+def waiting(app: App, service: int = 0) -> int:
+    """How many requests wait in a service's queues; to be asked on the app's loop."""
+    driver = app.endpoints[service].driver
+    assert driver is not None
+    return driver.pipeline.waiting
+
+
 @contextmanager
 def serving(app: App, limits: Limits | None = None, **options: Any) -> Iterator[RunningServer]:
     """A server that is ready, and is drained in the end."""
@@ -108,14 +114,6 @@ def serving(app: App, limits: Limits | None = None, **options: Any) -> Iterator[
         yield running
     finally:
         running.stop()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait until something is true."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.002)
 
 
 class Client:
@@ -167,7 +165,7 @@ class Client:
             return True
 
     def reset(self) -> None:
-        """Be gone, with a reset."""
+        """Close with a reset."""
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close()
 
@@ -222,7 +220,7 @@ class Gate:
         self._folder.cleanup()
 
     def knocked(self) -> None:
-        """Wait until a model has come."""
+        """Wait until a model has come to the gate."""
         self._waiting.append(self._sock.accept()[0])
 
     def open(self) -> None:

@@ -28,6 +28,9 @@ KINDS: dict[str, type[BaseException]] = {
     "one whose str raises": MuteError,
 }
 
+UNUSUAL = [kind for kind in KINDS.values() if kind is not ValueError]
+"""Those that code rarely raises, and that a guard against `Exception` or `ValueError` may not know."""
+
 
 def fail(kind: str) -> NoReturn:
     """Raise what the kind is called after."""

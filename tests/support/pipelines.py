@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
-
-from hypothesis import settings
 
 from carpool.core.batcher import Batch, Batcher
 from carpool.core.pipeline import Pipeline
@@ -15,10 +12,6 @@ from carpool.core.queue import Queue
 from carpool.core.reply import Reply
 from carpool.policy import Decision, Greedy, Policy, QueueView
 from carpool.request import Request
-from tests.effort import share
-
-FUZZ_EXAMPLES = os.environ.get("FUZZ_EXAMPLES")  # set by `make fuzz`: many more, and other ones each time
-PROPERTY = settings(max_examples=int(FUZZ_EXAMPLES or share(200)), deadline=None, derandomize=FUZZ_EXAMPLES is None)
 
 
 def ask(
@@ -46,7 +39,7 @@ def asks(items: Sequence[Any], deadline: float = inf, **settings: Any) -> list[R
 
 
 def items(requests: Sequence[Request]) -> list[Any]:
-    """What the requests are about."""
+    """The items of the requests."""
     return [request.item for request in requests]
 
 
@@ -63,7 +56,7 @@ def stage(
     return Batcher(name, policy or Greedy(max_batch_size), Queue(max_size, max_bytes), **settings)
 
 
-def pipeline(*stages: Batcher, workers: int | Sequence[int] = 1, **settings: Any) -> Pipeline:
+def pipeline_of(*stages: Batcher, workers: int | Sequence[int] = 1, **settings: Any) -> Pipeline:
     """The stages in a row with their workers, so many each, which are ready."""
     made = Pipeline(stages, **settings)
     for index, n in enumerate([workers] * len(stages) if isinstance(workers, int) else workers):
@@ -94,6 +87,11 @@ def reply(
 def outcome(request: Request) -> Any:
     """The result, or the class of the error."""
     return request.result if request.error is None else type(request.error)
+
+
+def assert_counts(pipeline: Pipeline, **expected: int) -> None:
+    """The pipeline's counters of these names (`admitted`, `answered`, ...) have these values."""
+    assert {name: getattr(pipeline, name) for name in expected} == expected
 
 
 def state_of(one: Batcher) -> tuple[object, ...]:
