@@ -12,16 +12,15 @@ import contextvars
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ClassVar
 
-from carpool.call.retry import Trouble
 from carpool.clock import monotonic
 from carpool.core.batcher import Batch
 from carpool.core.reply import Reply
 from carpool.drive.aio import Driver
-from carpool.drive.failures import for_all
+from carpool.drive.failures import BatchOutcome, for_all
 from carpool.request import Request
 
-Run = Callable[[list[Any], list[Trouble]], Awaitable[tuple[list[Any], dict[int, Exception] | None]]]
-"""The results of a batch, and the errors that stand in for some of them; what else there is to tell is appended."""
+Run = Callable[[list[Any]], Awaitable[BatchOutcome]]
+"""Calls the user's function for the items of a batch."""
 
 inside: contextvars.ContextVar[frozenset[Driver] | None] = contextvars.ContextVar("carpool_inside", default=None)
 """The lines whose batches wait for what runs here, which must not wait for theirs. Tasks inherit it."""
@@ -56,7 +55,7 @@ class TaskPool:
             self._tasks[batch.place] = contextvars.Context().run(self._loop.create_task, answering)
         except Exception as error:  # of the loop's task factory
             answering.close()
-            self._loop.call_soon(self._answered, batch, *for_all(error, len(batch)), 0.0)
+            self._loop.call_soon(self._answered, batch, for_all(error, len(batch)))
 
     def kill(self, place: int) -> None:
         """A task is not killed: there is no limit on the time of a batch here."""
@@ -73,27 +72,25 @@ class TaskPool:
         inside.set(self._lines_around(requests))
         me = asyncio.current_task()
         started = monotonic()
-        trouble: list[Trouble] = []
-        results: Sequence[object]
         try:
-            results, errors = await self._run([request.item for request in requests], trouble)
+            outcome = await self._run([request.item for request in requests])
         except BaseException as error:
             if asyncio.current_task(self._loop) is not me:  # nobody runs this task: it is being thrown away
                 raise
-            results, errors = for_all(error, len(batch))
-        ends = None if errors is None else _unheard(requests, errors)
+            outcome = for_all(error, len(batch))
+        unheard = None if outcome.errors is None else _unheard(requests, outcome.errors)
+        outcome.busy_s = monotonic() - started
         try:
-            if trouble:
-                self._driver.troubled(0, batch.place, batch.id, trouble)
+            if outcome.trouble:
+                self._driver.troubled(0, batch.place, batch.id, outcome.trouble)
         finally:
-            self._answered(batch, results, errors, monotonic() - started)
-        if ends is not None:
-            raise ends
+            self._answered(batch, outcome)
+        if unheard is not None:
+            raise unheard
 
-    def _answered(
-        self, batch: Batch, results: Sequence[object], errors: dict[int, Exception] | None, busy_s: float
-    ) -> None:
-        self._driver.completed(Reply(0, batch.place, batch.id, batch.ids, results, errors, busy_s))
+    def _answered(self, batch: Batch, outcome: BatchOutcome) -> None:
+        reply = Reply(0, batch.place, batch.id, batch.ids, outcome.results, outcome.errors, outcome.busy_s)
+        self._driver.completed(reply)
 
     def _lines_around(self, requests: Sequence[Request]) -> frozenset[Driver]:
         here = frozenset((self._driver,))

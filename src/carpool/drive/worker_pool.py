@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ from carpool.call.retry import Trouble
 from carpool.core.batcher import Batch
 from carpool.core.reply import Reply
 from carpool.core.roster import MOST_DEATHS, PlaceState, Roster, Starts
+from carpool.drive.aio import Driver
 from carpool.drive.inside import LoopWorker, ThreadWorker
 from carpool.drive.launch import Launch
 from carpool.drive.output import LineSink, guarded
@@ -33,10 +34,6 @@ from carpool.wire.arrays import Block
 from carpool.wire.frame import Frame, FrameError, FrameKind, in_pieces
 from carpool.wire.outcome import Outcome
 from carpool.wire.payload import OBJECT, Payload
-
-if TYPE_CHECKING:
-    from carpool.drive.aio import Driver
-
 
 T = TypeVar("T")
 
