@@ -80,7 +80,7 @@ class Worker(Protocol):
         """Wait until it is gone."""
 
 
-_MAKERS: dict[str, Callable[[Launch, int, Callable[[Frame], None], Callable[[str], None], LineSink], Worker]] = {
+_KINDS: dict[str, Callable[[Launch, int, Callable[[Frame], None], Callable[[str], None], LineSink], Worker]] = {
     "process": WorkerProcess,
     "thread": ThreadWorker,
     "loop": LoopWorker,
@@ -261,7 +261,7 @@ class WorkerPool:
         self._began[place] = self._driver.clock()
         on_frame, on_lost = partial(self._heard, place), partial(self._lost, place)
         try:
-            self._workers[place] = _MAKERS[self._launch.run_in](self._launch, place, on_frame, on_lost, self._sink)
+            self._workers[place] = _KINDS[self._launch.run_in](self._launch, place, on_frame, on_lost, self._sink)
         except OSError as error:  # no process, memory or file descriptor to be had: tried again later
             logger.error("worker %s/%d cannot be started: %s", self.name, place, error)
             self.roster.not_started(self._driver.clock(), place)
