@@ -327,13 +327,13 @@ class Line:
         self._release_closers()
 
     def wait_for_end(self, waiter: Waiter) -> None:
-        """Have a waiter, which has no requests but is pending, wait for the end of a closed line."""
+        """Have a waiter without requests, which is pending, wait for the line's end."""
         self._closers.append(waiter)
         self._release_closers()
 
     @property
     def leading_threads(self) -> list[object] | None:
-        """The threads that lead; None if one more could. Callers need not hold the driver's lock."""
+        """The threads that lead; None if one more could. It may be read without a lock."""
         leaders, lone = list(self._leaders.values()), self.lone
         if len(leaders) == self._slots:
             return [thread for _, thread in leaders]

@@ -32,7 +32,7 @@ class Executor(Protocol):
     """Runs the batches of one stage and reports to the driver."""
 
     def start(self) -> None:
-        """Start the workers that are due; each reports `worker_ready`, or the stage `stage_failed`."""
+        """Start the workers that are due; each reports `worker_ready`, or all `stage_failed`."""
 
     def run(self, batch: Batch) -> None:
         """Hand a batch to its worker, which is idle, or is about to be if the batch goes ahead."""
@@ -137,7 +137,7 @@ class Driver:
     # -- callers
 
     def close(self, error: CarpoolError) -> None:
-        """Refuse new requests with `error` from the next turn on; no batch waits for more of them."""
+        """Refuse new requests with `error` from the next turn on; no batch is held back any more."""
         self.pipeline.close(error)
         if not self._is_poll_due and not self.loop.is_closed():
             self._poll_soon()
@@ -198,14 +198,14 @@ class Driver:
         self.poll()
 
     def trained(self, stage: int, n: int, size: int, busy_s: float) -> None:
-        """Take note that a warm-up ran `n` examples, with sizes summing to `size`, in `busy_s` seconds."""
+        """Learn from a warm-up call of `n` examples, whose sizes sum to `size`."""
         try:
             self.pipeline.trained(stage, n, size, busy_s)
         except BaseException as error:
             self._fail(error)
 
     def start_workers(self) -> None:
-        """Have every stage start the workers that are due: one is ready or dead, so there is room."""
+        """Have every stage start the workers that are due, since there is room."""
         for executor in self.executors:
             executor.start()
 

@@ -1,4 +1,4 @@
-"""What a batch of a batch function comes to, and the exceptions that its callers get where it failed.
+"""The outcome of a batch of a batch function, and the exceptions that its callers get.
 
 An exception that several callers share goes to the first as it is and to the others as copies,
 since each raise adds to its traceback. Some exceptions have a meaning for the code that calls,
@@ -25,7 +25,9 @@ from carpool.errors import ModelError
 
 
 class BatchOutcome(msgspec.Struct):
-    """What one batch of a batch function has come to. (A struct is made as fast as a tuple.)
+    """What one batch of a batch function has come to.
+
+    It is a struct because that is made as fast as a tuple, without a call of Python code.
 
     Attributes:
         results: one for each item; what stands where there is an error does not matter.
@@ -41,7 +43,7 @@ class BatchOutcome(msgspec.Struct):
 
 
 def shared_out(results: list[Any], trouble: Sequence[Trouble]) -> BatchOutcome:
-    """Return the outcome of a call: its results, and apart from them the errors of those that failed."""
+    """Return the outcome of a call, with the errors apart from the results."""
     if Failed not in set(map(type, results)):
         return BatchOutcome(results, None, trouble)
     failed = {i: value.error for i, value in enumerate(results) if isinstance(value, Failed)}
@@ -67,7 +69,7 @@ def _each_its_own(errors: dict[int, BaseException]) -> dict[int, Exception]:
 
 
 def _to_be_raised(error: BaseException) -> Exception:
-    """Return an exception that can be raised in a caller: this one, or one that it is the cause of."""
+    """Return the exception, or one with it as its cause that can be raised in a caller."""
     kind = type(error).__name__
     shown: Exception
     if isinstance(error, StopIteration | StopAsyncIteration):
@@ -81,7 +83,7 @@ def _to_be_raised(error: BaseException) -> Exception:
 
 
 def _copy_of(error: Exception) -> Exception:
-    """Return a copy whose cause is the original; the original if copying, which is user code, fails."""
+    """Return a copy whose cause is the original, or the original if copying it fails."""
     try:
         twin = copy.copy(error)
         if type(twin) is not type(error):

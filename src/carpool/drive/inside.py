@@ -1,5 +1,6 @@
-"""Workers inside this process: threads for models that release the GIL, tasks for `async def` models.
+"""Workers inside this process, which are threads or tasks of the loop.
 
+Threads are for models that release the GIL, tasks for `async def` models.
 They live the same life as a worker process (`worker/serve.py`) and exchange the same frames, which
 are handed over as they are. But they cannot be killed: one that hangs is left to itself, and what
 it sends later is not read.
@@ -233,7 +234,7 @@ class LoopWorker(_Inside):
         assert task is not None
 
         def meant() -> bool:
-            """Report whether the task is really cancelled or closed, and user code did not just raise that."""
+            """Report whether the task is cancelled or closed; user code may raise the same."""
             try:
                 return task.cancelling() > 0 or asyncio.current_task() is not task
             except RuntimeError:  # no loop is running

@@ -294,7 +294,8 @@ class WorkerProcess:
 
     def _readable(self) -> None:
         for _ in range(_READS_IN_A_ROW):
-            # unless half a frame is here there is nothing to wait for: the loop notices further replies
+            # unless half a frame is here there is nothing to wait for: the loop notices further
+            # replies
             if not self._read() or self._reader.idle:
                 return
 

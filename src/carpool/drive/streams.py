@@ -372,7 +372,7 @@ class ThreadStream:
         self._harvest()
 
     def _harvest(self) -> None:
-        """Pass on the results up to the first request that is not done, which calls `answered` when it is."""
+        """Pass on the results up to the first request that is not done."""
         requests, results = self._requests, self._shared.results
         before = len(results)
         while requests and requests[0].state == DONE:
@@ -408,7 +408,7 @@ class _Raised:
 
 
 def _request_of(x: Any, deadline: float, weigh: Weigh | None, memory: Memory) -> Request:
-    """Return a copied item as a request; one that cannot be pickled or weighed is done, with its error."""
+    """Return a copied item as a request, which is done if copying or weighing has failed."""
     try:
         request = request_for(x, deadline, weigh)
         if type(request.item) is list and request.nbytes >= LARGE:

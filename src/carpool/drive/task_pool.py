@@ -1,8 +1,9 @@
-"""Batches as tasks of the running loop: for `async def` functions, and callers that await plain objects.
+"""Batches as tasks of the running loop, for `async def` functions and callers that await objects.
 
-What a batch waits for may in the end be the batch itself, through the batch of another function. So requests tell from
-inside which lines they come, and a batch is inside all lines that its requests come from. What is not seen that way, a
-batch that waits *behind* one that waits for it, ends with a time-out.
+What a batch waits for may in the end be the batch itself, through the batch of another function. So
+each request carries the lines from inside which it was made, and a batch is inside all lines of its
+requests. What is not found that way, a batch that waits *behind* one that waits for it, ends with a
+time-out.
 """
 
 from __future__ import annotations
@@ -23,15 +24,18 @@ Run = Callable[[list[Any]], Awaitable[BatchOutcome]]
 """Calls the user's function for the items of a batch."""
 
 inside: contextvars.ContextVar[frozenset[Driver] | None] = contextvars.ContextVar("carpool_inside", default=None)
-"""The lines whose batches wait for what runs here, which must not wait for theirs. Tasks inherit it."""
+"""The lines whose batches wait for the code that runs here, so it must not wait for theirs.
+
+Each line is known by its driver. Tasks inherit the variable.
+"""
 
 
 class TaskPool:
     """The executor of a stage whose batches run as tasks.
 
     Args:
-        driver: told of readiness and results.
-        run: the user's function.
+        driver: takes readiness and results.
+        run: calls the user's function.
         slots: how many batches may run at a time.
     """
 
@@ -40,15 +44,15 @@ class TaskPool:
         self._run = run
         self._slots = slots
         self._loop = asyncio.get_running_loop()
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # the last one of each slot
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # the last one of each place
 
     def start(self) -> None:
-        """There is nothing to load."""
-        for slot in range(self._slots):
-            self._driver.worker_ready(0, slot)
+        """Report every place as ready: there is nothing to load."""
+        for place in range(self._slots):
+            self._driver.worker_ready(0, place)
 
     def run(self, batch: Batch) -> None:
-        """Start a task for a batch, in a context that is no caller's."""
+        """Start a task for a batch, in a context of its own, which is no caller's."""
         answering = self._answer(batch)
         try:
             # the task copies the context; not every task factory takes one
@@ -58,7 +62,7 @@ class TaskPool:
             self._loop.call_soon(self._answered, batch, for_all(error, len(batch)))
 
     def kill(self, place: int) -> None:
-        """A task is not killed: there is no limit on the time of a batch here."""
+        """Do nothing: no batch is ever given up, since there is no limit on its time."""
 
     async def stop(self, grace_s: float) -> None:
         """End what still runs."""
@@ -67,7 +71,7 @@ class TaskPool:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _answer(self, batch: Batch) -> None:
-        """Run a batch. Its callers are answered whatever the function raises."""
+        """Run a batch, and answer its requests whatever the function raises."""
         requests = batch.requests
         inside.set(self._lines_around(requests))
         me = asyncio.current_task()
@@ -75,7 +79,7 @@ class TaskPool:
         try:
             outcome = await self._run([request.item for request in requests])
         except BaseException as error:
-            if asyncio.current_task(self._loop) is not me:  # nobody runs this task: it is being thrown away
+            if asyncio.current_task(self._loop) is not me:  # the task is not run but thrown away
                 raise
             outcome = for_all(error, len(batch))
         unheard = None if outcome.errors is None else _unheard(requests, outcome.errors)
@@ -93,6 +97,7 @@ class TaskPool:
         self._driver.completed(reply)
 
     def _lines_around(self, requests: Sequence[Request]) -> frozenset[Driver]:
+        """Return the lines that a batch of these requests is inside of."""
         here = frozenset((self._driver,))
         if not InnerRequest.were_made:
             return here
@@ -100,7 +105,7 @@ class TaskPool:
 
 
 def _unheard(requests: Sequence[Request], errors: dict[int, Exception]) -> BaseException | None:
-    """What is to end the program, where every caller who would have heard it has gone."""
+    """Return an exception meant to end the program, if no caller is left to get it."""
     unheard: BaseException | None = None
     for i, error in errors.items():
         if isinstance(error, KeyboardInterrupt | SystemExit):
@@ -111,10 +116,10 @@ def _unheard(requests: Sequence[Request], errors: dict[int, Exception]) -> BaseE
 
 
 class AwaitedRequest(Request):
-    """A request that a task awaits; it is its own caller, and its answer a plain object.
+    """A request that a task awaits; its answer is a plain object, and no `caller` is needed.
 
     Attributes:
-        future: completed with the answer; to be set before it is submitted.
+        future: gets the answer; it is to be set before the request is submitted.
     """
 
     __slots__ = ("future",)
@@ -122,23 +127,24 @@ class AwaitedRequest(Request):
     future: asyncio.Future[Any]
 
     def tell(self) -> None:
-        """Never raises: others of the batch are to be told, too."""
+        """Give the answer to the future. It never raises, since the batch has other requests."""
         try:
             if self.error is None:
                 self.future.set_result(self.result)
             else:
                 self.future.set_exception(self.error)
         except Exception:
-            if not self.future.done():  # it refuses what it is given; else its task was cancelled or its loop is closed
-                self.future.set_exception(RuntimeError(f"{type(self.error).__name__} cannot be raised to who awaits"))
+            if not self.future.done():  # it refuses the error; else its task was cancelled or its loop is closed
+                kind = type(self.error).__name__
+                self.future.set_exception(RuntimeError(f"{kind} cannot be raised in a task that awaits"))
 
 
 class InnerRequest(AwaitedRequest):
-    """One from inside a batch of another function.
+    """A request from inside a batch of another function.
 
     Attributes:
         inside: the lines that wait for it.
-        were_made: whether there ever was one in this process; where none was, nobody has to look for them.
+        were_made: whether there ever was one in this process; if not, none is looked for.
     """
 
     __slots__ = ("inside",)

@@ -63,7 +63,8 @@ class LeaderFollower:
         name: the function's, for error texts.
         batcher: its queue and policy.
         slots: how many batches may run at a time.
-        slo_s: how many seconds after its arrival a caller should have its answer, if there is a goal.
+        slo_s: how many seconds after its arrival a caller should have its answer, if there is a
+            goal.
         execution_lock: held while the function runs.
         clock: monotonic seconds.
     """
@@ -87,8 +88,8 @@ class LeaderFollower:
         self._clock = clock
         self._leading_only_this = (self,)
 
-        # shared by all threads that call the function: the line is read and changed with the lock held, the queue
-        # of wake-ups filled with it and emptied without
+        # shared by all threads that call the function: the line is read and changed with the lock
+        # held, the queue of wake-ups filled with it and emptied without
         self._line = Line(batcher, slots, slo_s)
         self._lock = threading.RLock()  # which knows its owner; it is never taken twice
         self._wake_queue = WakeQueue()

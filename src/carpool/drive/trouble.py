@@ -1,4 +1,4 @@
-"""What drivers do about trouble: batches become smaller, and a stage whose policy raises is named."""
+"""What drivers do about trouble: make batches smaller, and name a stage that has failed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from carpool.core.batcher import Batcher
 from carpool.logger import logger
 
 FAILED_FOR_S = 30.0
-"""How long callers of a failed stage are asked to wait; it fails until its service is started anew."""
+"""How long callers of a failed stage are asked to wait for the service to be restarted."""
 
 
 def learn(name: str, batcher: Batcher, place: int, batch_id: int, trouble: Sequence[Trouble]) -> None:

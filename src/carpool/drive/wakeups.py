@@ -56,7 +56,9 @@ class ThreadWaiter:
 
 
 class Sleep(msgspec.Struct):
-    """A thread's sleep, prepared while the line's lock is held. (A struct is made as fast as a tuple.)
+    """A thread's sleep, prepared while the line's lock is held.
+
+    It is a struct because that is made as fast as a tuple, without a call of Python code.
 
     Attributes:
         lock: wakes the thread once it is released.

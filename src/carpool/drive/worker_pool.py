@@ -124,7 +124,8 @@ class WorkerPool:
         self._failure: dict[int, outcome.FailureReport] = {}
         self._started_once: set[int] = set()  # places that have had a worker that was ready
 
-        # by place: what the worker has not been sent yet: pieces of its batch, then the batch ahead, whole or in pieces
+        # by place: what the worker has not been sent yet: pieces of its batch, then the batch
+        # ahead, whole or in pieces
         self._unsent: dict[int, list[Frame]] = {}
         self._after_dispatch = faults.at("parent.after_dispatch")
         self._before_reply = faults.at("parent.before_reply")
@@ -135,7 +136,7 @@ class WorkerPool:
         return [worker.pid for worker in self._workers.values() if worker.pid is not None]
 
     def start(self) -> None:
-        """Start the workers that are due, as far as there is room, now and when others come to be due."""
+        """Start the workers that are due, as far as there is room, and the others in time."""
         now = self._driver.clock()
         for place in self.roster.due(now, self._starts.room):
             self._start(place)
@@ -225,7 +226,7 @@ class WorkerPool:
             worker.kill()
 
     def dismiss(self) -> None:
-        """Let every worker finish and end by itself, since the loop stands still, perhaps for good."""
+        """Let every worker end by itself once it has finished: the loop stands still."""
         self.roster.stopping = True
         for worker in self._workers.values():
             worker.close_input()
@@ -409,7 +410,7 @@ class WorkerPool:
             self._workers[place].kill()  # it has come back, so it need not write down where it hung
 
     def _lost(self, place: int, why: str) -> None:
-        """Hand back what a worker that is gone owed, and replace it, unless the pool is stopping."""
+        """Hand back what a lost worker owed, and replace it, unless the pool is stopping."""
         who = self._who(place)
         worker = self._workers.pop(place)
         if worker.broke_protocol:
@@ -466,7 +467,7 @@ class WorkerPool:
 
 
 def _check_ids(ids: Sequence[int], owed: Sequence[int]) -> None:
-    """Raise FrameError if a reply that is not for the whole batch is not for a part of it either."""
+    """Raise FrameError if a reply is for other requests than those that are owed."""
     if not ids or len(set(ids)) < len(ids):
         raise FrameError("a reply that answers nothing, or a request twice")
     foreign = set(ids).difference(owed)
