@@ -137,7 +137,7 @@ class Driver:
     # -- callers
 
     def close(self, error: CarpoolError) -> None:
-        """Refuse new requests with `error` from the next turn on; no batch is held back any more."""
+        """Refuse new requests with `error` from the next turn on, and hold no batch back."""
         self.pipeline.close(error)
         if not self._is_poll_due and not self.loop.is_closed():
             self._poll_soon()
@@ -345,7 +345,7 @@ class Driver:
         Perhaps no process did, as in a container that was paused.
         """
         name = self.pipeline.batchers[stage].name
-        logger.warning("this process did not run for %.1f s; worker %s/%d has its time anew", late_s, name, place)
+        logger.warning("this process did not run for %.1f s, so worker %s/%d gets its time again", late_s, name, place)
         self.pipeline.batchers[stage].spare(self.clock(), place)
         self._poll_soon()
 

@@ -48,7 +48,7 @@ class Guard:
             fill_standard()
             self._process, self._pipe = _spawn()
         except OSError as error:
-            logger.warning("no guard could be started, tried again in %g s: %s", _AGAIN_S, error)
+            logger.warning("no guard could be started; it is tried again in %g s: %s", _AGAIN_S, error)
             self._start_later()
             return
         with contextlib.suppress(AttributeError, OSError):  # without it, its death is noticed at the next write

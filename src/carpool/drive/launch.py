@@ -20,7 +20,7 @@ class Launch:
         run_in: "process", "thread" or "loop".
         setup: what each worker gets first; `worker` and `cores` are filled in for each.
         model: for workers inside this process; a worker process finds its own by `setup`.
-        kwargs: the model's, likewise.
+        kwargs: those of the model, for the same workers.
         cores: by place, the cores that it runs on; None for those of the parent before it was
             pinned.
         env: by place, environment variables to add.

@@ -158,14 +158,14 @@ class LoopThread:
                 return self.loop.run_until_complete(_end_tasks(until))
             except (SystemExit, KeyboardInterrupt, RuntimeError):  # RuntimeError: a task has called `loop.stop()`
                 # that task is done; others may be left
-                logger.exception("a task that was cancelled wanted to end the service's loop")
+                logger.exception("a task that was cancelled tried to end the service's loop")
 
     def _live(self) -> None:
         while not self._is_stopping:
             try:
                 self.loop.run_forever()
             except BaseException:  # SystemExit or KeyboardInterrupt, which asyncio lets through from any callback
-                logger.exception("something in the service's loop wanted to end it; it goes on")
+                logger.exception("a callback tried to end the service's loop, which goes on")
         try:
             self._end_tasks()
         finally:
@@ -199,7 +199,7 @@ async def _end_tasks(until: float) -> None:
         await asyncio.wait([work], timeout=max(0.0, until - loop.time()))
     stubborn = [task for task in left if not task.done()]
     if stubborn:
-        logger.error("tasks of a model's own do not end although they were cancelled, and are left: %s", stubborn)
+        logger.error("tasks that a model has started were cancelled but do not end; they are left alone: %s", stubborn)
 
 
 def _do(posted: Sequence[Work]) -> None:
@@ -207,7 +207,7 @@ def _do(posted: Sequence[Work]) -> None:
         try:
             work()
         except BaseException:
-            logger.exception("something that was handed to the service's loop went wrong")
+            logger.exception("work that was posted to the service's loop has raised")
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

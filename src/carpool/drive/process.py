@@ -74,7 +74,7 @@ class _LastFrame(enum.Enum):
     """What is known of the frame that was sent last."""
 
     IN_PIECES = enum.auto()
-    """Part of it went later, so whether the worker has begun to read it cannot be told."""
+    """Part of it went later, so whether the worker has begun to read it is not known."""
 
     WHOLE = enum.auto()
     """It went in one go: if anything lies unread in the socket, it is this frame."""
@@ -237,7 +237,7 @@ class WorkerProcess:
         self.kill()
         if self._life is _Life.REAPED:
             return
-        with contextlib.suppress(subprocess.TimeoutExpired):  # in the kernel's hands: nobody can end it now
+        with contextlib.suppress(subprocess.TimeoutExpired):  # in the kernel's hands: nothing can end it now
             self._process.wait(_LONGEST_END_S)
         self._life = _Life.REAPED
         if not self._loop.is_closed():
@@ -364,7 +364,7 @@ class WorkerProcess:
         if self._kill_timer is not None:
             self._kill_timer.cancel()
         if is_over:
-            self.kill()  # its children, if it had any; as long as it is not reaped, its number is nobody else's
+            self.kill()  # its children, if it had any; as long as it is not reaped, its number is no other's
             if self._guard is not None:
                 self._guard.remove(self._process.pid)
             self._life = _Life.REAPED
@@ -379,7 +379,7 @@ class WorkerProcess:
             return self._process.poll() is not None
         try:
             return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:  # somebody has reaped it: a program that waits for all its children
+        except ChildProcessError:  # the program has reaped it, as it waits for all its children
             return True
 
     def _close_outputs(self) -> None:
@@ -397,8 +397,8 @@ def _setup_frame(launch: Launch, place: int) -> Frame:
     packed = pickle.dumps(setup, 5)
     if len(packed) > MAX_FRAME_BYTES:
         raise StartupError(
-            f"the kwargs of stage {setup.stage} are too large to be sent to its workers: {len(packed):,} bytes where"
-            f" {MAX_FRAME_BYTES:,} are possible. Give the model a path, and load what is there in setup"
+            f"the kwargs of stage {setup.stage} are too large to be sent to its workers: {len(packed):,} bytes, and"
+            f" {MAX_FRAME_BYTES:,} are possible. Give the model a path instead, and load what is there in setup"
         )
     return Frame(FrameKind.SETUP, ids=[0], formats=b"\0", payloads=[packed])
 
@@ -419,7 +419,7 @@ def _shown(name: str) -> bytes:
 
 
 def _bytes_not_read(sock: socket.socket) -> int:
-    """Return how many sent bytes are still in the socket; 0 where the system cannot tell."""
+    """Return how many sent bytes are still in the socket; 0 where the system does not show it."""
     count = array.array("i", [0])
     try:
         fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, count)

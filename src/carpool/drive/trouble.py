@@ -34,7 +34,7 @@ def learn(name: str, batcher: Batcher, place: int, batch_id: int, trouble: Seque
             batcher.ran_out_of_memory(place, batch_id, each.ran_out, each.fitted)
     if batcher.safe_size.limit < before:
         logger.warning(
-            "%s ran out of memory: its batches hold %d at the most from now on, and more again once that works",
+            "%s ran out of memory: its batches hold at most %d from now on, and more again once that fits",
             name,
             batcher.safe_size.limit,
         )

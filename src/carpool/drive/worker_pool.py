@@ -209,8 +209,8 @@ class WorkerPool:
         if batch is None:
             return  # it has just been lost
         why = batch.given_up
-        slow = batcher.patience.learns and batch.unwanted_since < inf  # nobody has set a limit, and nobody waits
-        logger.error("worker %s hangs and is given up: %s", self._who(place), why)
+        slow = batcher.patience.learns and batch.unwanted_since < inf  # no limit was set, and no caller waits
+        logger.error("worker %s hangs and is given up: %s", self._label(place), why)
         self.roster.lost(self._driver.clock(), place, gone=False)
         has_unread_batch = worker.has_unread_batch
         worker.give_up(why, partial(self._heard_too_late, place))
@@ -270,7 +270,7 @@ class WorkerPool:
                 text = f"worker {place} of stage {self.name} cannot be started: {error}"
                 self._driver.start_failed(StartupError(text))
         else:
-            logger.info("worker %s starts", self._who(place))
+            logger.info("worker %s starts", self._label(place))
 
     # -- what the workers send
 
@@ -281,7 +281,7 @@ class WorkerPool:
             self._batch_of(place, frame)
             self._driver.call_started(self.stage, place, frame.batch)
         elif not frame.payloads:
-            raise FrameError(f"a {frame.kind.name} frame says nothing")
+            raise FrameError(f"a {frame.kind.name} frame without a payload")
         elif frame.kind == FrameKind.STATE:
             self._moved(place, frame)
         elif frame.kind == FrameKind.TROUBLE:
@@ -387,10 +387,12 @@ class WorkerPool:
             state = PlaceState(bytes(frame.payloads[0]).decode())  # type: ignore[arg-type]
             self.roster.moved(place, state)
         except (ValueError, TypeError) as error:
-            raise FrameError(f"it says that it is {frame.payloads[0]!r:.80}: {error}") from error
+            raise FrameError(f"it reports the state {frame.payloads[0]!r:.80}: {error}") from error
         if state == PlaceState.READY:
             self._learn(frame)
-            logger.info("worker %s is ready after %.2f s", self._who(place), self._driver.clock() - self._began[place])
+            logger.info(
+                "worker %s is ready after %.2f s", self._label(place), self._driver.clock() - self._began[place]
+            )
             self._started_once.add(place)
             self._driver.worker_ready(self.stage, place)
             self._driver.start_workers()
@@ -411,7 +413,7 @@ class WorkerPool:
 
     def _lost(self, place: int, why: str) -> None:
         """Hand back what a lost worker owed, and replace it, unless the pool is stopping."""
-        who = self._who(place)
+        label = self._label(place)
         worker = self._workers.pop(place)
         if worker.broke_protocol:
             self._driver.stats.stages[self.stage].protocol_errors += 1
@@ -423,14 +425,14 @@ class WorkerPool:
         else:
             self.roster.lost(self._driver.clock(), place)
         if self.roster.stopping:
-            logger.info("worker %s has stopped", who)
+            logger.info("worker %s has stopped", label)
             return
         if place not in self._started_once:
             text = cause if failure else f"worker {place} of stage {self.name} died while loading: {why}"
             self._driver.start_failed(StartupError(text))
             return
         if state != PlaceState.HUNG:
-            logger.error("worker %s is lost: %s", who, cause)
+            logger.error("worker %s is lost: %s", label, cause)
         if state == PlaceState.READY:
             self._hand_back(place, worker.has_unread_batch)
         if self.roster.failed:
@@ -447,7 +449,9 @@ class WorkerPool:
         if has_unread_batch and place not in self._batcher.ahead:  # else the one ahead is what is unread
             self._driver.worker_left(self.stage, place)
         elif self._driver.worker_lost(self.stage, place, unsent):
-            logger.error("stage %s: a request has cost two workers; it is refused and not tried again", self.name)
+            logger.error(
+                "stage %s: two workers were lost with the same request, which fails and is not tried again", self.name
+            )
             self.roster.forgive(self._driver.clock())
             return True
         return False
@@ -460,7 +464,7 @@ class WorkerPool:
         error = Unavailable(f"stage {self.name} has failed", code="stage_failed", retry_after_s=FAILED_FOR_S)
         self._driver.stage_failed(error)
 
-    def _who(self, place: int) -> str:
+    def _label(self, place: int) -> str:
         """Return a worker's name for the log."""
         pid = self._workers[place].pid
         return f"{self.name}/{place}" + ("" if pid is None else f" (pid {pid})")

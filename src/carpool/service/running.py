@@ -153,7 +153,7 @@ class Running:
             raise
 
     def _warn(self, what: str, has_gone: str, stacklevel: int = 1) -> None:
-        text = f"the {what} of service {self.name} {has_gone} without its being closed, so its workers are ended"
+        text = f"the {what} of service {self.name} {has_gone} before the service was closed, so its workers are ended"
         warnings.warn(f"{text}: {self._how_to_close}", ResourceWarning, stacklevel + 1)
 
     async def _end(self, drain: bool) -> None:
@@ -173,7 +173,7 @@ class Running:
             return
         error = None if closing.cancelled() else closing.exception()
         if error is not None:  # the code that dropped a handle does not wait for it
-            logger.error("service %s could not be closed in good order", self.name, exc_info=error)
+            logger.error("service %s was not closed in good order", self.name, exc_info=error)
         if closing.cancelled() or error is not None:
             assert self.driver is not None
             self.driver.abort()
@@ -191,7 +191,10 @@ class Running:
 
 
 class _Errand:
-    """Has a loop end a service whose handle is gone; if the loop drops it, it ends the workers."""
+    """Has a loop end a service, the handle of which is gone.
+
+    If the loop throws it away, it ends the workers.
+    """
 
     __slots__ = ("_running",)
 
