@@ -159,7 +159,11 @@ class WorkerProcess:
         return self._process.pid
 
     def send(self, frame: Frame) -> None:
-        """Write a frame, at once if the socket takes it, else as it becomes writable."""
+        """Write a frame, at once if the socket takes it, else as it becomes writable.
+
+        The first branch is the fast path of `_writable`, for small frames while nothing waits: the
+        same bytes, see tests/drive/test_sending.py.
+        """
         if self._life is not _Life.CONNECTED:
             return
         buffers = encode(frame)
