@@ -21,8 +21,9 @@ from carpool.call.lock import ExecutionLock, can_be_tried, is_owned
 from carpool.clock import Clock, monotonic
 from carpool.core.batcher import Batch, Batcher
 from carpool.core.line import DONE, LEADS, SLEEP, Line, LoneWaiter
+from carpool.drive import reentry
 from carpool.drive.failures import BatchOutcome, for_all
-from carpool.drive.reentry import Sleeper, leading, sleeping, would_deadlock
+from carpool.drive.reentry import Sleeper, would_deadlock
 from carpool.drive.trouble import FAILED_FOR_S, learn, stage_at_fault
 from carpool.drive.wakeups import Sleep, ThreadWaiter, WakeQueue, WakeupLocks
 from carpool.errors import CarpoolError, DeadlineExceeded, Unavailable
@@ -31,6 +32,10 @@ from carpool.logger import logger
 from carpool.request import Lane, Request
 
 _LONGEST_LOCK_WAIT_S = 60.0  # for the execution lock, where no time-out bounds it
+
+# names of this module: a method of an imported name would be looked up anew for each call
+_leading = reentry.leading
+_sleeping = reentry.sleeping
 
 AT_ONCE: Final = -inf
 """As a time until which a thread waits: it does not wait."""
@@ -190,7 +195,7 @@ class LeaderFollower:
             BaseException: this thread was interrupted.
         """
         thread, lock = get_ident(), self._execution_lock
-        leads = leading.get(thread)
+        leads = _leading.get(thread)
         if (leads is not None and self in leads) or self._lock._is_owned():  # type: ignore[attr-defined]
             return None
         if lock is not None and (not self._may_try or is_owned(lock) or not lock.acquire(timeout=0)):
@@ -255,7 +260,7 @@ class LeaderFollower:
 
     def check_reentry(self) -> None:
         """Raise RuntimeError if this thread would wait for itself."""
-        leads = leading.get(get_ident())
+        leads = _leading.get(get_ident())
         if leads is not None and self in leads:
             raise RuntimeError(
                 f"{self._name} was called from inside itself: the call would wait for the batch that makes it."
@@ -310,7 +315,7 @@ class LeaderFollower:
                     self._stop_waiting(waiter)
                     break
             except BaseException as error:
-                sleeping.pop(get_ident(), None)
+                _sleeping.pop(get_ident(), None)
                 if line is self._line:
                     if self._fail_for_policy(error):
                         continue
@@ -397,8 +402,8 @@ class LeaderFollower:
         this thread, and the next leader runs the batch.
         """
         thread = get_ident()
-        outer = leading.get(thread)
-        leading[thread] = self._leading_only_this if outer is None else (*outer, self)
+        outer = _leading.get(thread)
+        _leading[thread] = self._leading_only_this if outer is None else (*outer, self)
         began = self._clock()
         try:
             outcome = Context().run(run, items)
@@ -410,9 +415,9 @@ class LeaderFollower:
             return for_all(error, len(items))
         finally:
             if outer:
-                leading[thread] = outer
+                _leading[thread] = outer
             else:
-                leading.pop(thread, None)
+                _leading.pop(thread, None)
 
     def _finish(self, line: Line, batch: Batch, outcome: BatchOutcome) -> None:
         """Pass on what a batch has come to, and wake the next leader."""
@@ -452,8 +457,8 @@ class LeaderFollower:
             RuntimeError: it would sleep for ever, as all threads that could wake it wait for it.
         """
         thread = get_ident()
-        if thread in leading and until == inf:
-            sleeping[thread] = Sleeper(self, waiter)  # before it looks at others, which do the same
+        if thread in _leading and until == inf:
+            _sleeping[thread] = Sleeper(self, waiter)  # before it looks at others, which do the same
             if would_deadlock(self, thread):
                 raise RuntimeError(
                     f"{self._name} was called by a function that it waits for: each would wait for the other."
@@ -468,8 +473,8 @@ class LeaderFollower:
         """Sleep; a thread that is woken wakes the next one that is to be woken."""
         timeout = -1 if sleep.seconds == inf else min(max(sleep.seconds, 0.0), threading.TIMEOUT_MAX)
         is_woken = sleep.lock.acquire(timeout=timeout)
-        if sleeping:
-            sleeping.pop(get_ident(), None)
+        if _sleeping:
+            _sleeping.pop(get_ident(), None)
         if not is_woken:
             try:
                 sleep.sleepers.remove(sleep.lock)
