@@ -26,11 +26,10 @@ _NOW_AND_THEN = 40
 def swap() -> None:
     """Two answers of a batch change places."""
 
-    def swapped(completed: Any, self: Any, *arguments: Any) -> Any:
-        *before, results, errors, busy_s = arguments
-        if len(results) > 1 and not errors:
-            results = [results[1], results[0], *results[2:]]
-        return completed(self, *before, results, errors, busy_s)
+    def swapped(completed: Any, self: Any, now: float, reply: Any) -> Any:
+        if len(reply.results) > 1 and not reply.errors:
+            reply.results = [reply.results[1], reply.results[0], *reply.results[2:]]
+        return completed(self, now, reply)
 
     _wrap(Pipeline, "completed", swapped)
 

@@ -109,7 +109,7 @@ class WorkerProcess:
         on_lost: Callable[[str], None],
         sink: LineSink,
     ) -> None:
-        # those to whom it reports
+        # what it reports to
         self._on_frame = on_frame
         self._on_lost = on_lost
         self._guard = launch.guard
@@ -143,14 +143,11 @@ class WorkerProcess:
             self._guard.add(self._process.pid)
         name = f"{launch.setup.stage}/{place}"
         self._outputs = [
-            OutputLines(stream, name, error, sink)
-            for stream, error in ((self._process.stdout, False), (self._process.stderr, True))
+            OutputLines(stream, name, is_error, sink)
+            for stream, is_error in ((self._process.stdout, False), (self._process.stderr, True))
             if stream is not None
         ]
-        self._loop.add_reader(self._sock.fileno(), self._readable)
-        with contextlib.suppress(AttributeError, OSError):  # not on this system, or already dead
-            self._pidfd = os.pidfd_open(self._process.pid)
-            self._loop.add_reader(self._pidfd, self._exited)
+        self._watch()
         self.send(first)
 
     @property
@@ -273,6 +270,13 @@ class WorkerProcess:
             env={**os.environ, **env},
             process_group=0,
         )
+
+    def _watch(self) -> None:
+        """Have the loop read what the process sends, and notice its end."""
+        self._loop.add_reader(self._sock.fileno(), self._readable)
+        with contextlib.suppress(AttributeError, OSError):  # not on this system, or already dead
+            self._pidfd = os.pidfd_open(self._process.pid)
+            self._loop.add_reader(self._pidfd, self._exited)
 
     def _writable(self) -> None:
         """Send what waits, as far as the socket takes it."""
