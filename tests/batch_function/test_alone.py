@@ -20,6 +20,7 @@ from carpool.batch_function.threads import ThreadBatch
 from carpool.clock import VirtualClock
 from carpool.core.batcher import Batcher
 from carpool.drive.threads import LeaderFollower
+from carpool.drive.wakeups import Sleep
 from carpool.policy import BY_NAME, Adaptive, Decision, Greedy, Policy, Static
 from tests.effort import examples
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -39,11 +40,10 @@ class Listening(Greedy):
 class Virtual(LeaderFollower):
     """Whose threads do not sleep: the clock moves to when they would look up."""
 
-    def _sleep(self, seat: Any, bed: Any) -> None:
-        bell, bells, seconds = bed
-        assert seconds < 100.0
-        self._clock.now += max(seconds, 0.0)  # type: ignore[attr-defined]
-        bells.remove(bell)
+    def _sleep(self, sleep: Sleep) -> None:
+        assert sleep.seconds < 100.0
+        self._clock.now += max(sleep.seconds, 0.0)  # type: ignore[attr-defined]
+        sleep.sleepers.remove(sleep.lock)
 
 
 class Side:
@@ -54,8 +54,8 @@ class Side:
         self.batches: list[list[Any]] = []
         self.tickets: list[Any] = []
         chosen = Settings(policy=policy, max_batch_size=4, max_queue_size=8, **others)
-        self.line = Virtual("f", chosen.batcher("f"), slo_s=chosen.slo_s, clock=self.clock)
-        self.f: ThreadBatch[Any, Any] = ThreadBatch(self.run, chosen, invoker_of(self.run, chosen, False), self.line)
+        self.driver = Virtual("f", chosen.batcher("f"), slo_s=chosen.slo_s, clock=self.clock)
+        self.f: ThreadBatch[Any, Any] = ThreadBatch(self.run, chosen, invoker_of(self.run, chosen, False), self.driver)
         self.f._weightless = quick  # what is weighed goes the long way
 
     def run(self, items: list[Any]) -> list[Any]:
@@ -101,7 +101,7 @@ class Side:
 
     def state(self) -> Any:
         """All that has been counted and learned."""
-        pipeline = self.line._line.pipeline
+        pipeline = self.driver._line.pipeline
         (batcher,) = pipeline.batchers
         counted = pipeline.admitted, pipeline.answered, pipeline.cancelled, pipeline.refused, pipeline.waiting
         timed = batcher._batch_ids, batcher.batch_s, batcher.fastest_s, batcher.late_results, len(batcher.in_flight)
@@ -168,17 +168,17 @@ def test_both_ways_come_to_the_same(
 
 @contextlib.contextmanager
 def joins(f: Any) -> Iterator[list[Any]]:
-    """The items of those who join the line meanwhile."""
-    line, seen = f._line, []
-    join = line.join
+    """Return the list of the items of those who join the line meanwhile."""
+    driver, seen = f._driver, []
+    join = driver.join
 
     def joined(items: Any, *rest: Any) -> Any:
         seen.extend(items)
         return join(items, *rest)
 
-    line.join = joined
+    driver.join = joined
     yield seen
-    line.join = join
+    driver.join = join
 
 
 def same(xs: list[Any]) -> list[Any]:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import carpool
-from carpool.drive import threads as driver_of_threads
+from carpool.drive import reentry
 from tests.support.loops import on_a_loop
 
 PATIENCE_S = 30.0
@@ -382,7 +382,7 @@ def test_threads_that_come_back_through_another_function() -> None:
 
     assert RuntimeError in errors
     assert f(5) == 5
-    assert driver_of_threads._sleeping == driver_of_threads._leading == {}
+    assert reentry.sleeping == reentry.leading == {}
 
 
 def test_a_leader_may_wait_for_a_function_that_another_runs() -> None:
@@ -426,7 +426,7 @@ def test_a_call_from_a_signal_handler_inside_the_line_is_an_error() -> None:
     ticket = f.submit(0)
     before = signal.signal(signal.SIGUSR1, handler)
     try:
-        with f._line._lock:
+        with f._driver._lock:
             signal.raise_signal(signal.SIGUSR1)
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -450,19 +450,19 @@ def test_a_call_from_a_signal_handler_between_two_steps_of_a_leader_is_an_error(
     def handler(*_: Any) -> None:
         errors.extend([told(lambda: f(2)), told(lambda: f.many([3, 4]))])
 
-    line = f._line
-    lead = line._lead
+    driver = f._driver
+    lead = driver._lead
 
     def interrupted(*args: Any) -> None:  # with a slot, but not yet inside the function
         signal.raise_signal(signal.SIGUSR1)
         lead(*args)
 
     before = signal.signal(signal.SIGUSR1, handler)
-    line._lead = interrupted
+    driver._lead = interrupted
     try:
         assert f(1) == 1
     finally:
-        line._lead = lead
+        driver._lead = lead
         signal.signal(signal.SIGUSR1, before)
 
     assert [type(error) for error in errors] == [RuntimeError, RuntimeError]

@@ -55,7 +55,7 @@ class Gated:
 
 def waiting(batched: Any) -> int:
     """How many wait in the line."""
-    n: int = batched._line._line.pipeline.waiting
+    n: int = batched._driver._line.pipeline.waiting
     return n
 
 
@@ -324,7 +324,7 @@ def test_cancelling_wakes_a_thread_that_waits(pool: ThreadPoolExecutor) -> None:
     function.entered.acquire()
     ticket = f.submit(1)
     waits = pool.submit(ticket.result)
-    wait_until(lambda: ticket._seat.asleep)
+    wait_until(lambda: ticket._waiter.asleep)
     ticket.cancel()
 
     assert isinstance(waits.exception(timeout=10), carpool.Unavailable)
@@ -362,7 +362,7 @@ def test_all_who_wait_for_a_ticket_get_its_result(pool: ThreadPoolExecutor) -> N
     f = carpool.batch(max_batch_size=2, policy="static", max_queue_delay_s=60)(function)
     ticket = f.submit(1)
     asleep = pool.submit(ticket.result)
-    wait_until(lambda: f._line._line.elect is not None)  # until the policy's delay is over
+    wait_until(lambda: f._driver._line.next_leader is not None)  # until the policy's delay is over
     f.submit(2)
 
     assert ticket.result() == (1, 2)

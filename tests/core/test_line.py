@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from carpool.core.batcher import Batch, Batcher
-from carpool.core.line import DONE, SLEEP, Line, Lone
+from carpool.core.line import DONE, SLEEP, Line, LoneWaiter
 from carpool.core.queue import Queue
 from carpool.errors import DeadlineExceeded, Unavailable
 from carpool.policy import Greedy, Policy, Static
@@ -38,7 +38,7 @@ class Thread:
     until: float = inf
     slot: int = -1
     batch: Batch | None = None
-    lone: Lone | None = None
+    lone: LoneWaiter | None = None
     interrupted: bool = False
     deadline: float = inf
 
@@ -97,7 +97,7 @@ class World:
             self.looks_away -= 1
             thread = self.threads[which]
             thread.at, thread.woken, thread.waits = "gone", False, False
-            self.line.look_away(thread)
+            self.line.stop_waiting(thread)
         else:
             self._go(self.threads[which])
         looking = 0
@@ -114,7 +114,7 @@ class World:
     def _go(self, thread: Thread) -> None:
         if thread.at == "join" and thread.closes:
             self.line.close(Unavailable("closed"))
-            self.line.drain(thread)
+            self.line.wait_for_end(thread)
             thread.at = "step"
         elif thread.at == "join" and self.alone and thread.waits and self._goes_alone(thread):
             thread.at = "alone"
@@ -131,7 +131,7 @@ class World:
                     assert not self.line.pipeline.waiting
                     assert not self.line._leaders
             elif step == SLEEP:
-                thread.until = self.line.sleep(thread)
+                thread.until = self.line.asleep_until(thread)
                 thread.at = "asleep"
             else:
                 thread.slot, thread.at = step, "lead"
@@ -139,7 +139,7 @@ class World:
             thread.batch = self.line.lead(self.now, thread.slot)
             thread.at = "run"
             if thread.batch is None:
-                thread.until = self.line.sleep(thread)
+                thread.until = self.line.asleep_until(thread)
                 thread.at = "asleep"
             for request in thread.batch.requests if thread.batch else ():
                 name = str(request.item)
@@ -153,14 +153,14 @@ class World:
             self._done_alone(thread)
 
     def _goes_alone(self, thread: Thread) -> bool:
-        thread.lone = Lone(thread.name, thread.deadline, thread.name, self.now)
-        return self.line.alone(thread.lone)
+        thread.lone = LoneWaiter(thread.name, thread.deadline, thread.name, self.now)
+        return self.line.start_alone(thread.lone)
 
     def _done_alone(self, thread: Thread) -> None:
         lone, thread.at = thread.lone, "gone"
         assert lone is not None
         if self.line.lone is lone:
-            self.line.went_alone(self.now, 0.001, True)
+            self.line.finish_alone(self.now, 0.001, True)
             thread.request.result = f"for {thread.name}"
         else:
             assert lone.batch is not None
@@ -179,9 +179,11 @@ class World:
         queue = [r.item for r in batcher.queue]
         door = [r.item for r in self.line.pipeline.door]
         flight = [(w, [r.item for r in b.requests]) for w, b in sorted(batcher.in_flight.items())]
-        elect, leaders = getattr(self.line.elect, "name", None), sorted(self.line._leaders)
+        following, leaders = getattr(self.line.next_leader, "name", None), sorted(self.line._leaders)
         lone = self.line.lone and self.line.lone.thread
-        return repr((threads, queue, door, flight, elect, leaders, lone, self.now, self.interrupts, self.looks_away))
+        return repr(
+            (threads, queue, door, flight, following, leaders, lone, self.now, self.interrupts, self.looks_away)
+        )
 
 
 def world(

@@ -50,8 +50,8 @@ def skip() -> None:
     answers = count(1)
 
     def skipping(harvest: Any, self: Any) -> Any:
-        if self._places and self._places[0].state == streams.DONE and next(answers) % _NOW_AND_THEN == 0:
-            self._places.popleft()
+        if self._requests and self._requests[0].state == streams.DONE and next(answers) % _NOW_AND_THEN == 0:
+            self._requests.popleft()
         return harvest(self)
 
     _wrap(streams.ThreadStream, "_harvest", skipping)

@@ -239,7 +239,7 @@ class Bindable:
     def _closed(self) -> Unavailable:
         return Unavailable(f"{self.__name__} is closed", code="stopped")
 
-    def _line_of(self, instance: Any, new: Callable[[], Any]) -> Any:
+    def _driver_of(self, instance: Any, new: Callable[[], Any]) -> Any:
         """The line of one instance, which ends with it."""
         key = id(instance)
         found = self._bound.get(key)

@@ -19,8 +19,8 @@ from carpool.call.invoke import Invoker
 from carpool.call.retry import Trouble
 from carpool.core.pipeline import Pipeline
 from carpool.drive.aio import Driver
-from carpool.drive.failures import shared_out
-from carpool.drive.task_pool import AwaitedRequest, InnerRequest, TaskPool, inside
+from carpool.drive.failures import BatchOutcome, shared_out
+from carpool.drive.task_pool import AwaitedRequest, InnerRequest, Run, TaskPool, inside
 from carpool.errors import Unavailable
 from carpool.foreign import as_model_error
 from carpool.logger import logger
@@ -97,7 +97,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
         self._torn_down = False
         self._setting_up: Work | None = None
         self._set_up_lock = threading.Lock()  # two loops may come at once
-        self._run_batch: Callable[..., Any] = self._run
+        self._run_batch: Run = self._run
         self._merging = bool(settings.merge)
         self._weigh = None if settings.size is None else settings.weigh
         lock = settings.execution_lock
@@ -200,7 +200,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
         if instance is None:
             return self
         bound = functools.partial(self._function, instance)
-        drivers = self._line_of(instance, _Drivers)
+        drivers = self._driver_of(instance, _Drivers)
         invoker = invoker_of(bound, self._settings, is_async=True, like=self._invoker)
         one: AsyncBatch[A, B] = AsyncBatch(self._function, self._settings, invoker, drivers)
         self._bind(one, instance)
@@ -247,15 +247,16 @@ class AsyncBatch(Bindable, Generic[A, B]):
         for _, drivers in list(self._bound.values()):  # of bound methods, which may have been kept
             drivers.clear()
 
-    async def _run(self, items: list[Any], trouble: list[Trouble]) -> tuple[list[Any], dict[int, Exception] | None]:
+    async def _run(self, items: list[Any]) -> BatchOutcome:
         if self._unset:
             await self._set_up()
+        trouble: list[Trouble] = []
         async with self._lock:
-            return shared_out(await self._invoker.run(items, trouble, sound=True))
+            return shared_out(await self._invoker.run(items, trouble, sound=True), trouble)
 
-    async def _run_for(self, instance: weakref.ref[Any], items: list[Any], trouble: list[Trouble]) -> Any:
+    async def _run_for(self, instance: weakref.ref[Any], items: list[Any]) -> BatchOutcome:
         """`_run` of a method: its line must not keep the instance alive, its callers do."""
-        return await self.__get__(instance())._run(items, trouble)
+        return await self.__get__(instance())._run(items)
 
     async def _set_up(self) -> None:
         """Once, before the first batch of any loop; if it fails, that batch fails and the next one tries again."""

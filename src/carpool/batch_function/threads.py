@@ -13,8 +13,9 @@ from carpool.call import merge as merging
 from carpool.call.invoke import Invoker
 from carpool.call.lock import execution_lock
 from carpool.call.retry import Trouble, run_now
-from carpool.drive.failures import shared_out
-from carpool.drive.threads import LeaderFollower, Outcome, Seat
+from carpool.drive.failures import BatchOutcome, shared_out
+from carpool.drive.threads import LeaderFollower
+from carpool.drive.wakeups import ThreadWaiter
 from carpool.errors import DeadlineExceeded, Unavailable
 from carpool.request import Request
 from carpool.service.settings import flag, positive
@@ -30,17 +31,17 @@ class Ticket(Generic[B]):
     was submitted with `lead=True`.
     """
 
-    def __init__(self, owner: ThreadBatch[Any, B], seats: Seat) -> None:
+    def __init__(self, owner: ThreadBatch[Any, B], waiter: ThreadWaiter) -> None:
         self._owner = owner
-        self._seat = seats
-        self._generation = owner._line.generation
+        self._waiter = waiter
+        self._generation = owner._driver.generation
 
     def __repr__(self) -> str:
         return f"<Ticket of {self._owner.__name__}, {'done' if self.done() else 'waiting'}>"
 
     def done(self) -> bool:
         """Whether the result is there."""
-        return not self._seat.pending
+        return not self._waiter.pending
 
     def result(self, timeout_s: float | None = None) -> B:
         """Wait for the result; this thread may run the batch.
@@ -55,34 +56,36 @@ class Ticket(Generic[B]):
             Exception: what the function raised.
         """
         positive("timeout_s", timeout_s)
-        line = self._owner._line
-        if self._seat.pending:
-            line.check_reentry()
-            if self._generation is not line.generation:
-                raise line.forked()
-        if not line.wait(self._seat, self._owner._run, timeout_s):
+        driver = self._owner._driver
+        if self._waiter.pending:
+            driver.check_reentry()
+            if self._generation is not driver.generation:
+                raise driver.forked()
+        if not driver.wait(self._waiter, self._owner._run, timeout_s):
             raise DeadlineExceeded(f"no result of {self._owner.__name__} within {timeout_s} s")
-        return self._owner._answer(self._seat)
+        return self._owner._answer(self._waiter)
 
     def cancel(self) -> bool:
         """Give up the place; the item is not run any more if it still waits. False if the result was there already."""
-        if self._generation is not self._owner._line.generation:
-            raise self._owner._line.forked()
-        return self._owner._line.leave(self._seat, Unavailable("the ticket was cancelled", code="cancelled"))
+        if self._generation is not self._owner._driver.generation:
+            raise self._owner._driver.forked()
+        return self._owner._driver.leave(self._waiter, Unavailable("the ticket was cancelled", code="cancelled"))
 
 
 class ThreadBatch(Bindable, Generic[A, B]):
     """A function whose callers, threads, share its calls. Made by `batch`."""
 
-    def __init__(self, function: Any, settings: Settings, invoker: Invoker, line: LeaderFollower | None = None) -> None:
+    def __init__(
+        self, function: Any, settings: Settings, invoker: Invoker, driver: LeaderFollower | None = None
+    ) -> None:
         super().__init__(function, settings)
         self._invoker = invoker
         self._made_here = isinstance(function, type)  # and set up
         self._closing = threading.RLock()
         self._weightless = settings.size is None and not settings.merge
         self._timeout_s = settings.timeout_s
-        self._line = line or self._new_line()
-        if line is None:
+        self._driver = driver or self._new_driver()
+        if driver is None:
             alive.add(self)
 
     def __call__(self, x: A) -> B:
@@ -95,7 +98,7 @@ class ThreadBatch(Bindable, Generic[A, B]):
             Exception: what the function raised; each caller of a batch that raised gets it.
         """
         if self._weightless:
-            lone = self._line.alone(x, self._timeout_s, self._run)
+            lone = self._driver.call_alone(x, self._timeout_s, self._run)
             if lone is not None:
                 if lone.error is not None:
                     raise lone.error
@@ -105,11 +108,11 @@ class ThreadBatch(Bindable, Generic[A, B]):
     def many(self, xs: Iterable[A]) -> list[B]:
         """The results for several items of one caller, in their order. If one failed, its error is raised."""
         if not self._settings.merge:
-            seat = self._run_through(list(xs))
-            return [_result_of(request) for request in seat.requests]
+            waiter = self._run_through(list(xs))
+            return [_result_of(request) for request in waiter.requests]
         pieces = [self._settings.pieces(x) for x in xs]
-        seat = self._run_through(list(chain.from_iterable(pieces)))
-        return merging.joined_by_caller([_result_of(request) for request in seat.requests], pieces)
+        waiter = self._run_through(list(chain.from_iterable(pieces)))
+        return merging.joined_by_caller([_result_of(request) for request in waiter.requests], pieces)
 
     def submit(self, x: A, *, lead: bool = False) -> Ticket[B]:
         """Take a place in the line without waiting for the others in it.
@@ -125,13 +128,13 @@ class ThreadBatch(Bindable, Generic[A, B]):
             RuntimeError: this is a call from inside the function itself.
         """
         flag("lead", lead)
-        line = self._line
+        driver = self._driver
         pieces = self._settings.pieces(x)
         sizes, lanes = self._settings.places(pieces)
-        seat = line.join(pieces, sizes, self._timeout_s, lanes)
+        waiter = driver.join(pieces, sizes, self._timeout_s, lanes)
         if lead:
-            line.lead(seat, self._run)
-        return Ticket(self, seat)
+            driver.lead(waiter, self._run)
+        return Ticket(self, waiter)
 
     def close(self) -> None:
         """Run what is in the line, tickets too, and refuse new callers; a model that was set up here is torn down.
@@ -141,7 +144,7 @@ class ThreadBatch(Bindable, Generic[A, B]):
         Raises:
             RuntimeError: this is a call from inside the function itself.
         """
-        self._line.drain(self._run, self._closed())
+        self._driver.drain(self._run, self._closed())
         with self._closing:
             if self._made_here:
                 self._made_here = False
@@ -155,15 +158,15 @@ class ThreadBatch(Bindable, Generic[A, B]):
         if instance is None:
             return self
         bound = functools.partial(self._function, instance)
-        line = self._line_of(instance, self._new_line)
+        driver = self._driver_of(instance, self._new_driver)
         invoker = invoker_of(bound, self._settings, is_async=False, like=self._invoker)
-        one: ThreadBatch[A, B] = ThreadBatch(self._function, self._settings, invoker, line)
+        one: ThreadBatch[A, B] = ThreadBatch(self._function, self._settings, invoker, driver)
         self._bind(one, instance)
         return one
 
     # -- inside
 
-    def _new_line(self) -> LeaderFollower:
+    def _new_driver(self) -> LeaderFollower:
         settings, name = self._settings, self.__name__
         return LeaderFollower(
             name,
@@ -176,24 +179,24 @@ class ThreadBatch(Bindable, Generic[A, B]):
     def start_anew(self) -> None:
         """In a forked child: whoever was in the line stayed in the parent."""
         self._closing = threading.RLock()
-        for line in (self._line, *[line for _, line in list(self._bound.values())]):  # bound methods may have been kept
-            line.start_anew(self._settings.batcher(self.__name__))
+        # bound methods may have been kept
+        for driver in (self._driver, *[driver for _, driver in list(self._bound.values())]):
+            driver.start_anew(self._settings.batcher(self.__name__))
 
-    def _run_through(self, items: Sequence[Any]) -> Seat:
-        line = self._line
+    def _run_through(self, items: Sequence[Any]) -> ThreadWaiter:
+        driver = self._driver
         sizes, lanes = self._settings.places(items)
-        seat = line.join(items, sizes, self._settings.timeout_s, lanes)
-        line.wait(seat, self._run)
-        return seat
+        waiter = driver.join(items, sizes, self._settings.timeout_s, lanes)
+        driver.wait(waiter, self._run)
+        return waiter
 
-    def _answer(self, seat: Seat) -> B:
-        results = [_result_of(request) for request in seat.requests]
+    def _answer(self, waiter: ThreadWaiter) -> B:
+        results = [_result_of(request) for request in waiter.requests]
         return cast(B, results[0] if len(results) == 1 else merging.joined(results))
 
-    def _run(self, items: list[Any]) -> Outcome:
+    def _run(self, items: list[Any]) -> BatchOutcome:
         trouble: list[Trouble] = []
-        results, errors = shared_out(self._invoker.run_now(items, trouble))
-        return results, errors, trouble
+        return shared_out(self._invoker.run_now(items, trouble), trouble)
 
 
 def _result_of(request: Request) -> Any:

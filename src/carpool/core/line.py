@@ -1,23 +1,33 @@
-"""Callers who run their batches themselves: who leads, who sleeps, and that somebody always looks. Sans-IO.
+"""Decide which of the callers' threads runs the next batch of a batch function. Sans-IO.
 
-There is no worker. A caller who is awake and finds work and a free slot *leads*: it takes a batch off the line and
-runs it for all who are in it. The others sleep. Three rules keep the line moving:
+No thread belongs to the line. A caller's thread that is awake and finds work and a free slot
+*leads*: it takes a batch from the queue and runs it for every request in it. The other threads
+sleep. Three rules keep the line moving:
 
-* whoever comes looks first, so a lone caller never waits, and a caller who has just been served may lead again;
-* when a slot becomes free while others wait, exactly one sleeper is chosen to look (the *elect*), not all of them;
-* while the policy holds a batch back, the elect sleeps only until the policy wants to be asked again.
+* A thread that comes, or has just been served, looks for work before it does anything else, so a
+  lone caller never waits.
+* When a slot becomes free while requests wait, exactly one sleeper is woken to look, the *next
+  leader*, not all of them.
+* While the policy holds a batch back, the next leader sleeps only until the policy wants to be
+  asked again.
 
-An elect who leaves, in whatever way, hands the duty on. So as long as work waits and a slot is free, somebody is awake
-or will be in time.
+A next leader that goes away, for whatever reason, passes the duty on. So as long as requests wait
+and a slot is free, some thread is awake or will wake up in time.
 
-Mostly nobody is there. Then who comes runs its one request *alone*: no request, batch or slot is made for it, and when
-it is done the accounts are what they would be otherwise. Should somebody else come meanwhile, all of that is made up
-for first, at the time at which it would have been done (`_catch_up`), and the lone caller is a leader like any other.
+A slot stands for a worker: in the pipeline, the worker at the slot's place exists only while a
+thread leads with it.
 
-A line is open until it is closed; then it is drained: nobody comes in, and those who close it lead like any other,
-since tickets may have nobody else. It has come to its end once nobody waits and nobody leads; then they may go.
+Mostly a caller finds nobody else. Then it runs its one request *alone*: no request, batch or slot
+is made for it, and afterwards the accounts are what they would have been. Should another caller
+come meanwhile, all of that is made up for first, as of the time at which it would have been done
+(`_catch_up`), and the lone caller leads like any other.
 
-Source: the combining idea is that of flat combining (Hendler et al., 2010) and of leader/followers (Schmidt, 2000).
+A line is open until it is closed; then it is drained: no request comes in, and the threads that
+close it lead like any other, since tickets may have no thread that waits for them. The end has come
+once no request waits and no thread leads.
+
+Source: the combining idea is that of flat combining (Hendler et al., 2010) and of leader/followers
+(Schmidt, 2000).
 """
 
 from __future__ import annotations
@@ -35,15 +45,21 @@ from carpool.request import DONE as REQUEST_DONE
 from carpool.request import Request
 
 DONE: Final = -1
+"""What `step` returns where the answers are there."""
+
 SLEEP: Final = -2
+"""What `step` returns where the thread is to sleep."""
+
 LEADS: Final = -3
+"""What `step` returns where the thread leads already: it was interrupted while it did."""
 
 
 class Waiter(Protocol):
-    """Who waits for one or several requests; their `caller`.
+    """What waits for the answers of one or several requests, as their `caller`.
 
     Attributes:
-        requests: what it waits for; pending: how many of them have no answer yet.
+        requests: what it waits for.
+        pending: how many of them have no answer yet.
         deadline: the latest of theirs.
     """
 
@@ -53,19 +69,25 @@ class Waiter(Protocol):
 
     @property
     def asleep(self) -> bool:
-        """Whether a thread sleeps for it that nobody is about to wake."""
+        """Whether a thread sleeps for it and no wake-up is under way."""
 
     def answered(self, request: Request) -> None:
-        """One of its requests has its answer."""
+        """Take note that one of its requests has its answer."""
 
 
-class Lone:
-    """Who runs its one request alone: a waiter that never sleeps, since its thread is inside the function.
+class LoneWaiter:
+    """A caller that runs its one request alone.
+
+    It never sleeps, since its thread is inside the function.
 
     Attributes:
-        item, deadline: of its request.
-        thread, began: whose it is, and since when.
-        batch: if it has come to be a leader like any other, what it runs.
+        item: what the function gets.
+        deadline: that of its request.
+        thread: the thread that runs it.
+        began: when it began.
+        requests: its request, once one had to be made since another caller came; empty until then.
+        pending: 1 until that request has its answer.
+        batch: what it runs, once it leads like any other; None until then.
     """
 
     __slots__ = ("batch", "began", "deadline", "item", "pending", "requests", "thread")
@@ -81,26 +103,29 @@ class Lone:
 
     @property
     def asleep(self) -> bool:
-        """Never."""
+        """Report that no thread sleeps for it."""
         return False
 
     def answered(self, request: Request) -> None:
-        """Its request has its answer."""
+        """Take note that its request has its answer."""
         self.pending = 0
 
 
 class Line:
-    """The line in front of one function.
+    """The line in front of one batch function.
 
     Args:
         batcher: its queue and its policy.
         slots: how many batches may run at a time.
-        slo_s: how soon after they join requests are due, if there is a goal.
+        slo_s: how many seconds after they join requests are due, if there is a goal.
 
     Attributes:
-        wake: waiters who are to look now; whoever drives the line takes them out, and wakes those who are asleep.
-        elect: who is to look next, if anybody is; another's batch may have answered it meanwhile.
-        lone: who runs its request alone, if anybody does.
+        pipeline: the only stage's pipeline, which keeps the accounts.
+        wake: waiters whose threads are to look now; the driver takes them out and wakes those that
+            sleep.
+        next_leader: the waiter whose thread is to look next, if there is one; a batch that another
+            thread runs may have answered it meanwhile.
+        lone: the caller that runs its request alone, if one does.
     """
 
     def __init__(self, batcher: Batcher, slots: int, slo_s: float | None = None) -> None:
@@ -108,59 +133,46 @@ class Line:
         self.wake: list[Waiter] = []
         self._batcher = batcher
         self._slots = slots
-        self._leaders: dict[int, tuple[Waiter, object]] = {}  # by slot: for whom it was claimed, and by which thread
-        self._closers: list[Waiter] = []
-        self.lone: Lone | None = None
-        self.elect: Waiter | None = None
-        self._elect_until = inf
+        # by slot: for which waiter it was claimed, and by which thread; tuples, since each batch
+        # makes one
+        self._leaders: dict[int, tuple[Waiter, object]] = {}
+        self._closers: list[Waiter] = []  # wait for the end of the closed line
+        self.lone: LoneWaiter | None = None
+        self.next_leader: Waiter | None = None
+        self._next_leader_until = inf  # when the policy wants to be asked again
 
     def __repr__(self) -> str:
         return f"<Line {self._batcher!r} free={self._slots - len(self._leaders)}>"
 
-    # -- who finds nobody there
-
-    def alone(self, lone: Lone) -> bool:
-        """Whether somebody who comes now is to run its request by itself at once. If not, nothing has been done."""
-        pipeline, batcher = self.pipeline, self._batcher
-        if (
-            self.lone is not None
-            or self._leaders
-            or batcher.queue.count
-            or pipeline.door.count
-            or pipeline.closed is not None
-            or not batcher.lets_go(lone.began, lone.deadline, pipeline.slo_s)
-        ):
-            return False
-        self.lone = lone
-        return True
-
-    def went_alone(self, now: float, busy_s: float, ok: bool) -> None:
-        """Who ran its request alone is done, and nobody has come meanwhile."""
-        lone, self.lone = self.lone, None
-        assert lone is not None
-        self.pipeline.went_alone(lone.began, now, busy_s, ok)
-
     # -- callers
 
     def join(self, now: float, requests: Sequence[Request]) -> None:
-        """New requests. One that is refused has its answer at once."""
+        """Take new requests in. One that is refused has its answer at once."""
         if self.lone is not None:
             self._catch_up()
         self.pipeline.submit(now, requests)
         if any(request.state == REQUEST_DONE for request in requests):
-            self._look(now)
+            self._poll(now)
 
     def step(self, now: float, waiter: Waiter, thread: object) -> int:
-        """What a waiter's thread, awake, should do: `SLEEP`, go because it is `DONE`, or `lead` with this slot.
+        """Decide what a waiter's thread, which is awake, does next.
 
-        It must not sleep where it `LEADS` already, interrupted between two steps, since others wait for it.
+        Args:
+            now: the time.
+            waiter: what the thread waits for.
+            thread: the thread.
+
+        Returns:
+            `DONE` if the answers are there, `SLEEP`, or the slot with which the thread is to
+            `lead`. `LEADS` if the thread leads already, as it was interrupted between two steps; it
+            must not sleep then, since others wait for its batch.
         """
         if waiter.pending and now >= waiter.deadline:
-            self._look(now)
-        if self.elect is waiter:
-            self.elect = None
+            self._poll(now)
+        if self.next_leader is waiter:
+            self.next_leader = None
             if not waiter.pending:
-                self._hand_on()
+                self._choose_next_leader()
         if not waiter.pending:
             return DONE
         if self.lone is not None:
@@ -179,22 +191,26 @@ class Line:
         leaders[slot] = waiter, thread  # one step: a thread that is interrupted has claimed it, or has not
         return slot
 
-    def sleep(self, waiter: Waiter) -> float:
-        """The waiter goes to sleep; returns until when, which is at once if its answers came meanwhile."""
+    def asleep_until(self, waiter: Waiter) -> float:
+        """Return until when a waiter's thread may sleep: the past if its answers came meanwhile."""
         if not waiter.pending:
             return -inf
-        return min(waiter.deadline, self._elect_until) if self.elect is waiter else waiter.deadline
+        return min(waiter.deadline, self._next_leader_until) if self.next_leader is waiter else waiter.deadline
 
-    def look_away(self, waiter: Waiter) -> None:
-        """The waiter's thread does something else now; the place in the line is kept."""
-        if self.elect is waiter:
-            self.elect = None
-            self._hand_on()
+    def stop_waiting(self, waiter: Waiter) -> None:
+        """Let the waiter's thread do something else; its requests stay in the line."""
+        if self.next_leader is waiter:
+            self.next_leader = None
+            self._choose_next_leader()
 
     def leave(self, now: float, waiter: Waiter, thread: object = None) -> None:
-        """The waiter goes without its answers; its requests that still wait are not run.
+        """Let a waiter go without its answers; those of its requests that still wait are not run.
 
-        If its thread is given, that has been interrupted: what it was leading is run by the next leader.
+        Args:
+            now: the time.
+            waiter: what goes.
+            thread: its thread if that was interrupted: the batch that it was leading is run by the
+                next leader.
         """
         if self.lone is not None:
             self._catch_up()
@@ -204,83 +220,120 @@ class Line:
             self._release(now, slot)
         if waiter in self._closers:
             self._closers.remove(waiter)
-        if self.elect is waiter:
-            self.elect = None
-        self._hand_on()
-        self._see_off()
+        if self.next_leader is waiter:
+            self.next_leader = None
+        self._choose_next_leader()
+        self._release_closers()
 
     # -- leaders
 
     def lead(self, now: float, slot: int) -> Batch | None:
-        """The batch to run with a slot that was claimed. None if the policy holds back: the slot is free again, and the
-        caller is to `sleep`, not to `step` at once.
+        """Return the batch to run with a slot that was claimed; None if the policy holds it back.
 
-        The leader's own time-out ends here: what it runs itself it also waits for.
+        In that case the slot is free again, and the thread is to sleep (`asleep_until`), not to
+        `step` at once. A leader has no deadline from here on: it waits for what it runs itself.
         """
         leader, _ = self._leaders[slot]
         self.pipeline.worker_ready(0, slot)
-        todo = self._look(now)
+        todo = self._poll(now)
         if todo.run:
             (batch,) = todo.run
             for request in batch.requests:
                 if request.caller is leader:
                     request.deadline = inf
-            self._hand_on()
+            self._choose_next_leader()
             return batch
         self._release(now, slot)
         if not leader.pending:
-            self._hand_on()
-        elif self.elect is None and self._batcher.wake_at is not None:
-            self.elect, self._elect_until = leader, self._batcher.wake_at
+            self._choose_next_leader()
+        elif self.next_leader is None and self._batcher.wake_at is not None:
+            self.next_leader, self._next_leader_until = leader, self._batcher.wake_at
         return None
 
     def give_up(self, slot: int) -> None:
-        """A slot that was claimed is not used."""
+        """Give back a slot that was claimed and is not used."""
         del self._leaders[slot]
-        self._hand_on()
-        self._see_off()
+        self._choose_next_leader()
+        self._release_closers()
 
     def finished(
         self, now: float, batch: Batch, results: Sequence[object], errors: dict[int, Exception] | None, busy_s: float
     ) -> None:
-        """A batch has run to its end."""
+        """Take the results of a batch that has run to its end.
+
+        Args:
+            now: the time.
+            batch: what has run.
+            results: one for each of its requests.
+            errors: by position in the batch, why a request failed; None if none did.
+            busy_s: seconds that the function took.
+        """
         self.pipeline.completed(now, Reply(0, batch.place, batch.id, batch.ids, results, errors, busy_s))
         self._release(now, batch.place)
-        if self.elect is not None:
-            self.wake.append(self.elect)  # what the policy said while the slot was taken may be different now
-        self._hand_on()  # the next leader is woken first, before those who only go home
+        if self.next_leader is not None:
+            self.wake.append(self.next_leader)  # the policy may decide otherwise now that the slot is free
+        self._choose_next_leader()  # the next leader is woken first, before the threads that only return their results
         if now >= self._batcher.attention_at or self.pipeline.door.count:
-            self._look(now)
+            self._poll(now)
         else:  # no batch can start before somebody claims the slot
-            self._tell(self.pipeline.take_answers())
+            self._deliver(self.pipeline.take_answers())
+
+    # -- callers that find nobody else
+
+    def start_alone(self, lone: LoneWaiter) -> bool:
+        """Let a caller run its one request alone if that may be, and report whether it may.
+
+        Fast path of `join`, `step` and `lead`: the same outcome, see tests/test_batch_alone.py.
+        """
+        pipeline, batcher = self.pipeline, self._batcher
+        if (
+            self.lone is not None
+            or self._leaders
+            or batcher.queue.count
+            or pipeline.door.count
+            or pipeline.closed is not None
+            or not batcher.lets_go(lone.began, lone.deadline, pipeline.slo_s)
+        ):
+            return False
+        self.lone = lone
+        return True
+
+    def finish_alone(self, now: float, busy_s: float, ok: bool) -> None:
+        """Take note that the lone caller is done and that no other has come meanwhile.
+
+        Fast path of `finished`: the same outcome, see tests/test_batch_alone.py.
+        """
+        lone, self.lone = self.lone, None
+        assert lone is not None
+        self.pipeline.went_alone(lone.began, now, busy_s, ok)
 
     # -- the end
 
     def close(self, error: CarpoolError) -> None:
-        """Refuse new requests from now on; those inside are run."""
+        """Refuse new requests with `error` from now on; those inside are run."""
         if self.lone is not None:
             self._catch_up()
         self.pipeline.close(error)
 
     def fail(self, now: float, error: CarpoolError, thread: object) -> None:
-        """The policy has raised in this thread: all who are inside, and whoever comes, hear so."""
+        """Fail all requests inside and all that come: the policy has raised in this thread."""
         if self.lone is not None:
             self._catch_up()
         self.pipeline.abort(now, error)
         for slot in self._slots_of(thread):
             self._release(now, slot)
-        self.elect = None
-        self._tell(self.pipeline.take_answers())
-        self._see_off()
+        self.next_leader = None
+        self._deliver(self.pipeline.take_answers())
+        self._release_closers()
 
-    def drain(self, waiter: Waiter) -> None:
-        """A waiter without requests, but pending, comes to wait for the end of a closed line."""
+    def wait_for_end(self, waiter: Waiter) -> None:
+        """Have a waiter without requests, which is pending, wait for the line's end."""
         self._closers.append(waiter)
-        self._see_off()
+        self._release_closers()
 
     @property
-    def leaders(self) -> list[object] | None:
-        """The threads that lead; None if one more could. May be asked without the line's lock."""
+    def leading_threads(self) -> list[object] | None:
+        """The threads that lead; None if one more could. It may be read without a lock."""
         leaders, lone = list(self._leaders.values()), self.lone
         if len(leaders) == self._slots:
             return [thread for _, thread in leaders]
@@ -289,7 +342,10 @@ class Line:
     # -- inside
 
     def _catch_up(self) -> None:
-        """Somebody else has come: what was left out for the one who runs its request alone is done now."""
+        """Make up for all that was left out for the lone caller, as of the time when it began.
+
+        It is called before anything else happens in the line: another caller has come.
+        """
         lone, self.lone = self.lone, None
         assert lone is not None
         request = Request(lone.item, lone.deadline, lone)
@@ -303,29 +359,31 @@ class Line:
             raise RuntimeError(f"policy {kind} let a lone request go and then held it back")
 
     def _slots_of(self, thread: object, waiter: Waiter | None = None) -> list[int]:
-        """What a thread has claimed, for this waiter or for any."""
+        """Return the slots that a thread has claimed, for this waiter or for any."""
         return [
             slot
             for slot, (claimed_for, leader) in self._leaders.items()
             if leader == thread and (waiter is None or claimed_for is waiter)
         ]
 
-    def _see_off(self) -> None:
-        """Those who wait for the end may go when it has come."""
+    def _release_closers(self) -> None:
+        """Let the waiters that wait for the end go, if it has come."""
         if self._closers and not self._leaders and not self.pipeline.waiting:
             for waiter in self._closers:
                 waiter.pending = 0
             self.wake += self._closers
             self._closers.clear()
 
-    def _look(self, now: float) -> Todo:
+    def _poll(self, now: float) -> Todo:
+        """Ask the pipeline what to do, and deliver the answers that are there."""
         todo = self.pipeline.poll(now)
-        self._tell(todo.answer)
+        self._deliver(todo.answer)
         if self._closers:
-            self._see_off()
+            self._release_closers()
         return todo
 
-    def _tell(self, answered: Sequence[Request]) -> None:
+    def _deliver(self, answered: Sequence[Request]) -> None:
+        """Note answers with their waiters, and wake the waiters that have all of theirs."""
         for request in answered:
             waiter: Waiter | None = request.caller  # type: ignore[assignment]
             if waiter is None:
@@ -334,27 +392,30 @@ class Line:
             if not waiter.pending:
                 self.wake.append(waiter)
 
-    def _hand_on(self) -> None:
-        """If work waits, a slot is free and nobody is going to look: choose a sleeper, those ahead first."""
-        if self.elect is not None or len(self._leaders) == self._slots or not self.pipeline.waiting:
+    def _choose_next_leader(self) -> None:
+        """Choose a next leader among the sleepers, those ahead in the queue first.
+
+        It is needed only where requests wait, a slot is free and no other thread is going to look.
+        """
+        if self.next_leader is not None or len(self._leaders) == self._slots or not self.pipeline.waiting:
             return
         for request in chain(self._batcher.queue, self.pipeline.door):
             waiter: Waiter | None = request.caller  # type: ignore[assignment]
             if waiter is not None and waiter.asleep:
-                self._choose(waiter)
+                self._make_next_leader(waiter)
                 return
         for closer in self._closers:
             if closer.asleep:
-                self._choose(closer)
+                self._make_next_leader(closer)
                 return
 
-    def _choose(self, waiter: Waiter) -> None:
-        self.elect, self._elect_until = waiter, inf
+    def _make_next_leader(self, waiter: Waiter) -> None:
+        self.next_leader, self._next_leader_until = waiter, inf
         self.wake.append(waiter)
 
     def _release(self, now: float, slot: int) -> None:
-        """A slot is free: its worker in the pipeline is there only while somebody leads."""
+        """Free a slot: the pipeline loses the worker at its place."""
         self.pipeline.worker_left(now, 0, slot)
         del self._leaders[slot]
         if self._closers:
-            self._see_off()
+            self._release_closers()

@@ -1,4 +1,4 @@
-"""Python callers: their objects as requests, their answers as objects, and two ways to wait for one answer."""
+"""Python callers: objects become requests, answers become objects, and two ways to wait for one."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from carpool.request import DONE, Request
 from carpool.wire.payload import dump, load, size_of
 
 GRACE_S = 1.0
-"""After a deadline, for the loop to tell of it."""
+"""How long after a deadline a thread waits for the loop to report it."""
 
 NO_ANSWER = (
     "the service did not answer in time, and did not say so either: is its loop blocked, by an async model, a size="
     " function, a sink or a policy?"
 )
-"""What a thread hears that has waited even longer."""
+"""The error of a thread that has waited even longer."""
 
 Weigh = Callable[[Any], int]
 """How much of a batch an item takes up."""
 
 
 def request_for(x: Any, deadline: float, weigh: Weigh | None = None) -> Request:
-    """A caller's object as a request, which waits while the queue is full.
+    """Return a caller's object as a request, which waits while the queue is full.
 
     Raises:
-        Exception: what pickling or weighing it raises.
-        ModelError: that is no `Exception`, but a SystemExit, say, of the object's own `__reduce__`.
+        Exception: what pickling or weighing the object raises.
+        ModelError: its own `__reduce__` raised something that is not an `Exception`, such as
+            SystemExit.
     """
     try:
         item = dump(x)
@@ -47,7 +48,7 @@ def request_for(x: Any, deadline: float, weigh: Weigh | None = None) -> Request:
 
 
 def result_of(request: Request) -> Any:
-    """The answer of a request that is done: its result as an object, or its error raised."""
+    """Return the result of a request that is done, as an object, or raise its error."""
     if request.error is not None:
         raise error_of(request)
     try:
@@ -58,21 +59,32 @@ def result_of(request: Request) -> Any:
 
 
 def error_of(request: Request) -> Exception:
-    """Why a request has failed. Its caller is told once: if a call's frame led to its error, neither would be freed."""
+    """Take out of a request why it has failed.
+
+    Each error is handed out once: if a frame of the call led to the error, and the error to the
+    frame, neither would be freed.
+    """
     error, request.error = request.error, None
     assert error is not None
     return error
 
 
 def with_cause(error: Exception) -> Exception:
-    """The error, with its cause: in a thread of the caller's own, for an interpreter that prints it does not ask."""
-    if type(error) is ModelError:  # any other may be of the user's making
+    """Return the error with its cause loaded, in a thread of the caller's own.
+
+    An interpreter that prints an uncaught exception would not load it.
+    """
+    if type(error) is ModelError:  # a subclass may be the user's
         error.__cause__  # noqa: B018
     return error
 
 
 class FutureCaller:
-    """A task that awaits the answer."""
+    """A task that awaits the answer.
+
+    Attributes:
+        future: gets the answer.
+    """
 
     __slots__ = ("future",)
 
@@ -102,10 +114,11 @@ class LockCaller:
         self._lock.acquire()
 
     def wait(self, request: Request, clock: Clock) -> None:
-        """In the caller's thread: until `answered`.
+        """Wait in the caller's thread until the answer is there.
 
         Raises:
-            DeadlineExceeded: the loop, which should have told of the deadline, has not.
+            DeadlineExceeded: the loop should have reported that the deadline has passed, and has
+                not.
         """
         most_s = max(0.0, request.deadline - clock()) + GRACE_S
         if self._lock.acquire(timeout=min(most_s, threading.TIMEOUT_MAX)):

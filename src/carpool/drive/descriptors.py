@@ -8,11 +8,11 @@ _STDERR = 2
 
 
 def fill_standard() -> None:
-    """Have descriptors 0, 1 and 2 open: /dev/null takes the place of each that is closed.
+    """Open /dev/null in place of each of the descriptors 0, 1 and 2 that is closed.
 
-    A socket or a loop's own descriptor would get such a number else. What then prints, or reads its input, would write
-    into it or read from it, a worker would inherit it as its standard stream, and libuv aborts the program rather than
-    close it.
+    Otherwise a socket or a loop's own descriptor would get such a number. Code that prints or reads
+    input would then use it, a worker would inherit it as its standard stream, and libuv aborts the
+    program rather than close it.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         os.set_inheritable(fd, True)

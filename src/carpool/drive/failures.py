@@ -1,38 +1,62 @@
-"""What the callers of one batch get where user code has failed: each an exception of its own, which it can be given.
+"""The outcome of a batch of a batch function, and the exceptions that its callers get.
 
-An exception that several callers share goes to the first as it is and to the others as copies, since each raise adds to
-its traceback. Some exceptions say something to whoever calls, awaits or iterates, and would say it to the wrong one:
+An exception that several callers share goes to the first as it is and to the others as copies,
+since each raise adds to its traceback. Some exceptions have a meaning for the code that calls,
+awaits or iterates, and would mislead it here:
 
-* StopIteration and StopAsyncIteration mean "this is the end": `map(f, xs)` would stop there in silence, and a future
-  refuses the first one. They become a RuntimeError with the original as its cause, as in generators (PEP 479);
-* GeneratorExit and CancelledError mean "you are being ended": the caller is not. They become a ModelError.
+* StopIteration and StopAsyncIteration mean "this is the end": `map(f, xs)` would stop there in
+  silence, and a future refuses the first one. They become a RuntimeError with the original as its
+  cause, as in generators (PEP 479).
+* GeneratorExit and CancelledError mean "you are being ended", which the caller is not. They become
+  a ModelError.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
+from collections.abc import Sequence
 from typing import Any, cast
 
-from carpool.call.retry import Failed
+import msgspec
+
+from carpool.call.retry import Failed, Trouble
 from carpool.errors import ModelError
 
 
-def shared_out(results: list[Any]) -> tuple[list[Any], dict[int, Exception] | None]:
-    """Errors apart from results."""
+class BatchOutcome(msgspec.Struct):
+    """What one batch of a batch function has come to.
+
+    It is a struct because that is made as fast as a tuple, without a call of Python code.
+
+    Attributes:
+        results: one for each item; what stands where there is an error does not matter.
+        errors: by position in the batch, why an item failed; None if none did.
+        trouble: what happened besides, such as calls that ran out of memory.
+        busy_s: seconds that the call took; 0 if the whole batch failed.
+    """
+
+    results: Sequence[object]
+    errors: dict[int, Exception] | None = None
+    trouble: Sequence[Trouble] = ()
+    busy_s: float = 0.0
+
+
+def shared_out(results: list[Any], trouble: Sequence[Trouble]) -> BatchOutcome:
+    """Return the outcome of a call, with the errors apart from the results."""
     if Failed not in set(map(type, results)):
-        return results, None
+        return BatchOutcome(results, None, trouble)
     failed = {i: value.error for i, value in enumerate(results) if isinstance(value, Failed)}
-    return results, each_its_own(failed)
+    return BatchOutcome(results, _each_its_own(failed), trouble)
 
 
-def for_all(error: BaseException, n: int) -> tuple[list[Any], dict[int, Exception]]:
-    """What `shared_out` gives where the whole batch of `n` has failed."""
-    return [None] * n, each_its_own(dict.fromkeys(range(n), error))
+def for_all(error: BaseException, n: int) -> BatchOutcome:
+    """Return the outcome of a batch of `n` items that has failed as a whole."""
+    return BatchOutcome([None] * n, _each_its_own(dict.fromkeys(range(n), error)))
 
 
-def each_its_own(errors: dict[int, BaseException]) -> dict[int, Exception]:
-    """What can be raised to each caller, by its place; the first who shares an exception gets it as it is."""
+def _each_its_own(errors: dict[int, BaseException]) -> dict[int, Exception]:
+    """Return what can be raised to each caller, by its position in the batch."""
     own: dict[int, Exception] = {}
     given: dict[int, Exception] = {}
     for i, error in errors.items():
@@ -45,20 +69,21 @@ def each_its_own(errors: dict[int, BaseException]) -> dict[int, Exception]:
 
 
 def _to_be_raised(error: BaseException) -> Exception:
+    """Return the exception, or one with it as its cause that can be raised in a caller."""
     kind = type(error).__name__
-    told: Exception
+    shown: Exception
     if isinstance(error, StopIteration | StopAsyncIteration):
-        told = RuntimeError(f"the batched function raised {kind}")
+        shown = RuntimeError(f"the batched function raised {kind}")
     elif isinstance(error, GeneratorExit | asyncio.CancelledError):
-        told = ModelError(f"the batch was broken off: {kind}", type_name=kind)
+        shown = ModelError(f"the batch was broken off: {kind}", type_name=kind)
     else:
         return cast(Exception, error)
-    told.__cause__ = error
-    return told
+    shown.__cause__ = error
+    return shown
 
 
 def _copy_of(error: Exception) -> Exception:
-    """A twin, whose cause is the original; the original itself where it cannot be copied, which is user code too."""
+    """Return a copy whose cause is the original, or the original if copying it fails."""
     try:
         twin = copy.copy(error)
         if type(twin) is not type(error):

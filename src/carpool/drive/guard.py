@@ -1,7 +1,8 @@
-"""A service's guard: a small process that ends the workers' process groups should this process die.
+"""A service's guard: a small process that ends the workers' process groups if this process dies.
 
-It is told of a group when its worker has been started, and that it is over before the worker is reaped: so the number
-of a group that it knows cannot have become another's. It harms nobody when it dies, and is replaced.
+It gets the number of a group when its worker has been started, and drops it before the worker is
+reaped: so no number that it knows can have become another group's. If it dies itself, the workers
+go on, and another one is started.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _LOOK_EVERY_S = 0.002
 
 
 class Guard:
-    """This side of the guard; belongs to the running loop."""
+    """This process's side of the guard; it belongs to the running loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -37,44 +38,44 @@ class Guard:
 
     @property
     def pid(self) -> int | None:
-        """Its process; None while there is none."""
+        """The id of its process; None while there is none."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Start the process, and tell it all there is. Serving does without where the system has no room for it."""
+        """Start the process and send it all groups; try again later if the system has no room."""
         self._timer = None
         try:
             fill_standard()
             self._process, self._pipe = _spawn()
         except OSError as error:
-            logger.warning("no guard could be started, tried again in %g s: %s", _AGAIN_S, error)
+            logger.warning("no guard could be started; it is tried again in %g s: %s", _AGAIN_S, error)
             self._start_later()
             return
-        with contextlib.suppress(AttributeError, OSError):  # without, its death is noticed when it is told something
+        with contextlib.suppress(AttributeError, OSError):  # without it, its death is noticed at the next write
             self._pidfd = os.pidfd_open(self._process.pid)
             self._loop.add_reader(self._pidfd, self._died)
         for group in self._groups:
-            self._tell(b"+%d\n" % group)
+            self._send(b"+%d\n" % group)
 
     def add(self, group: int) -> None:
-        """A worker has been started, in a process group of its own."""
+        """Guard a new worker, which is in a process group of its own."""
         self._groups.add(group)
-        self._tell(b"+%d\n" % group)
+        self._send(b"+%d\n" % group)
 
     def remove(self, group: int) -> None:
-        """A worker has ended and its group has been killed; it is reaped after this."""
+        """Guard a worker no more: its group has been killed, and it is reaped after this."""
         self._groups.discard(group)
-        self._tell(b"-%d\n" % group)
+        self._send(b"-%d\n" % group)
 
     async def close(self) -> None:
-        """Have it end without killing anything."""
+        """End it without its killing anything."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
         process = self._process
         if process is None:
             return
-        self._tell(b"quit\n")
+        self._send(b"quit\n")
         self._let_go()
         try:
             for _ in range(int(_END_S / _LOOK_EVERY_S)):
@@ -87,7 +88,7 @@ class Guard:
                 process.wait()
 
     def abandon(self) -> None:
-        """The loop has gone or is about to go: have it end, and let go of it without the loop's help."""
+        """End it and let go of it without the loop, which ends or has ended."""
         process, self._process = self._process, None
         self._closed = True
         if process is None:
@@ -114,16 +115,16 @@ class Guard:
         if not self._closed and self._timer is None:
             self._timer = self._loop.call_later(_AGAIN_S, self.start)
 
-    def _tell(self, line: bytes) -> None:
+    def _send(self, line: bytes) -> None:
         if self._process is None:
-            return  # the next one is told all
+            return  # the next one gets all groups
         try:
             os.write(self._pipe, line)
         except OSError:  # it is dead, or has not read for thousands of lines
             self._died()
 
     def _died(self) -> None:
-        """It is of no use any more."""
+        """Replace a guard that is dead, or of no use any more."""
         process = self._process
         if process is None:
             return
@@ -144,7 +145,7 @@ class Guard:
 
 
 def _spawn() -> tuple[subprocess.Popen[bytes], int]:
-    """The process, and our end of its input; neither side ever blocks on it. Raises OSError."""
+    """Start a process; return it and our end of its input, which never blocks."""
     theirs, ours = os.pipe()
     try:
         for end in (theirs, ours):

@@ -1,7 +1,9 @@
-"""Workers inside this process: a thread for models that release the GIL, a task of the loop for `async def` models.
+"""Workers inside this process, which are threads or tasks of the loop.
 
-They live the same life as a worker process (`worker/serve.py`) and exchange the same frames, which are handed over as
-they are. What they cannot be is killed: one that hangs is left to itself, and what it says later is not heard.
+Threads are for models that release the GIL, tasks for `async def` models.
+They live the same life as a worker process (`worker/serve.py`) and exchange the same frames, which
+are handed over as they are. But they cannot be killed: one that hangs is left to itself, and what
+it sends later is not read.
 """
 
 from __future__ import annotations
@@ -29,26 +31,34 @@ from carpool.worker import affinity
 from carpool.worker.serve import serve
 from carpool.worker.setup import Setup, process_name
 
-_LOOP_ENDS_S = 0.05  # a loop that cancels its tasks is about to end: what is started now would outlive it
+_LOOP_ENDS_S = 0.05  # a loop that cancels its tasks is about to end, and a successor would outlive it
 
 
 class _Inside:
-    """What threads and tasks have in common; see `workers.Worker`."""
+    """What threads and tasks have in common; see `Worker` in worker_pool.py.
+
+    Args:
+        launch: how to start it.
+        place: its position in the stage.
+        on_frame: called with each frame that it sends.
+        on_lost: called once, with the cause, when it has ended or is given up.
+        sink: where its stack is printed if it hangs.
+    """
 
     pid: int | None = None
     broke_protocol = False
-    untouched = False
+    has_unread_batch = False
 
     def __init__(
         self,
         launch: Launch,
         place: int,
-        heard: Callable[[Frame], None],
-        lost: Callable[[str], None],
+        on_frame: Callable[[Frame], None],
+        on_lost: Callable[[str], None],
         sink: LineSink,
     ) -> None:
-        self._heard = heard
-        self._lost = lost
+        self._on_frame = on_frame
+        self._on_lost = on_lost
         self._sink = sink
         self._model = (launch.model, launch.kwargs)
         self._loop = asyncio.get_running_loop()
@@ -58,11 +68,11 @@ class _Inside:
         self._start()
 
     def _start(self) -> None:
-        """Begin to live."""
+        """Start the thread or the task."""
         raise NotImplementedError
 
     def _stack(self) -> str:
-        """Where it is."""
+        """Return the stack of its present call, as text."""
         raise NotImplementedError
 
     async def ended(self) -> None:
@@ -70,19 +80,22 @@ class _Inside:
         await asyncio.shield(self._gone)
 
     def catch_up(self) -> bool:
-        """What it has said is heard already."""
+        """Report that there is nothing: what it has sent has been read already."""
         return False
 
-    def give_up(self, why: str, heard: Callable[[Frame], None]) -> None:
-        """It hangs: say where, and leave it to itself."""
-        self._heard = heard
+    def give_up(self, why: str, on_frame: Callable[[Frame], None]) -> None:
+        """Print where it hangs, and leave it to itself."""
+        self._on_frame = on_frame
         name = f"{self._setup.stage}/{self._setup.worker}"
         for line in self._stack().splitlines():
             self._sink(name, True, line)
         self.kill(why)
 
     def abandon(self) -> None:
-        """The loop has gone or is about to go, and a task with it; a thread ends once its present call returns."""
+        """Let go of it without the loop, which ends or has ended.
+
+        A task ends with the loop, a thread once its present call returns.
+        """
         if not self._loop.is_closed() and not self._gone.done():
             self._gone.set_result(None)
 
@@ -94,7 +107,7 @@ class _Inside:
         if self._gone.done():
             return
         try:
-            self._heard(frame)
+            self._on_frame(frame)
         except FrameError as error:
             self.broke_protocol = True
             self.kill(f"it is given up for what it sent: {error}")
@@ -102,7 +115,7 @@ class _Inside:
     def _end(self, why: str) -> None:
         if not self._gone.done():
             self._gone.set_result(None)
-            self._lost(why)
+            self._on_lost(why)
 
 
 class ThreadWorker(_Inside):
@@ -121,11 +134,11 @@ class ThreadWorker(_Inside):
         return f"Thread {self._name}:\n{''.join(traceback.format_stack(frame))}" if frame is not None else ""
 
     def send(self, frame: Frame) -> None:
-        """Give it a frame."""
+        """Send it a frame."""
         self._inbox.put(frame)
 
     def close_input(self) -> None:
-        """Tell it that nothing more will come."""
+        """Send nothing more: the worker finishes, tears down and ends."""
         self._forget()
 
     def kill(self, why: str = "") -> None:
@@ -138,14 +151,14 @@ class ThreadWorker(_Inside):
         self._forget()
 
     def _forget(self) -> None:
-        """Whatever lies there ahead of time is not run."""
+        """Have it end after its present call, without the frames that it has not begun with."""
         with suppress(Empty):
             while True:
                 self._inbox.get_nowait()
         self._inbox.put(None)
 
     def _live(self) -> None:
-        """In the thread."""
+        """Serve, in the thread, until it ends."""
         try:
             affinity.pin(self._setup.cores)
             link = _ThreadLink(self._loop, self._inbox, self._hear)
@@ -157,7 +170,11 @@ class ThreadWorker(_Inside):
 
 
 class _ThreadLink:
-    """A thread's end of the connection."""
+    """A thread's end of the connection.
+
+    Attributes:
+        heard_at: when it received its last frame.
+    """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, inbox: SimpleQueue[Frame | None], hear: Callable[[Frame], None]
@@ -192,15 +209,15 @@ class LoopWorker(_Inside):
             if frame is not None:  # it has not ended
                 frames.append((frame, frame.f_lineno))
             awaiting = awaiting.cr_await
-        # frame by frame: whoever has called a frame that runs at this moment is no part of the task
+        # frame by frame: the callers of a frame that runs at this moment are no part of the task
         return f"Task {self._name}:\n{''.join(traceback.StackSummary.extract(iter(frames)).format())}"
 
     def send(self, frame: Frame) -> None:
-        """Give it a frame."""
+        """Send it a frame."""
         self._put(frame)
 
     def close_input(self) -> None:
-        """Tell it that nothing more will come."""
+        """Send nothing more: the worker finishes, tears down and ends."""
         self._put(None)
 
     def kill(self, why: str = "") -> None:
@@ -217,7 +234,7 @@ class LoopWorker(_Inside):
         assert task is not None
 
         def meant() -> bool:
-            """Whether the task is being cancelled or closed; user code may raise the same exceptions by itself."""
+            """Report whether the task is cancelled or closed; user code may raise the same."""
             try:
                 return task.cancelling() > 0 or asyncio.current_task() is not task
             except RuntimeError:  # no loop is running
@@ -228,16 +245,20 @@ class LoopWorker(_Inside):
         try:
             await serve(link, self._setup, lambda: self._model, through, meant=meant, may_wait=True, inside=True)
             why = "it ended"
-        except asyncio.CancelledError:  # by `kill`, which has told it already; or by the end of the loop
+        except asyncio.CancelledError:  # by `kill`, which has reported it already; or by the end of the loop
             self._loop.call_later(_LOOP_ENDS_S, self._end, "its task was cancelled")
             return
-        except BaseException as error:  # of some kinds a task tells its loop, which would end
+        except BaseException as error:  # some kinds would end the loop, if they left the task
             why = f"it ended with {type(error).__name__}: {text_of(error)}"
         _call_soon(self._loop, self._end, why)
 
 
 class _LoopLink:
-    """A task's end of the connection."""
+    """A task's end of the connection.
+
+    Attributes:
+        heard_at: when it received its last frame.
+    """
 
     def __init__(self, inbox: deque[Frame | None], news: asyncio.Event, hear: Callable[[Frame], None]) -> None:
         self._inbox = inbox
@@ -257,7 +278,7 @@ class _LoopLink:
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], argument: object) -> None:
-    """In the loop's thread, unless the loop has ended: then nobody listens any more."""
+    """Call a function in the loop's thread; do nothing if the loop has ended."""
     try:
         loop.call_soon_threadsafe(function, argument)
     except RuntimeError:

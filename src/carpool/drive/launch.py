@@ -1,4 +1,4 @@
-"""What it takes to start the workers of one stage, of whatever kind."""
+"""What is needed to start the workers of one stage, of whatever kind."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ class Launch:
 
     Attributes:
         run_in: "process", "thread" or "loop".
-        setup: what each is told; `worker` and `cores` are filled in per worker.
-        model, kwargs: for workers inside this process; a worker process finds its own by `setup`.
-        cores: per worker where it runs; None for "as the parent did before it was pinned".
-        env: per worker, environment variables to add.
-        warm_up: numbers of examples that are run at a time, and the sum of their sizes.
-        guard: told of each worker process, if there are any.
+        setup: what each worker gets first; `worker` and `cores` are filled in for each.
+        model: for workers inside this process; a worker process finds its own by `setup`.
+        kwargs: those of the model, for the same workers.
+        cores: by place, the cores that it runs on; None for those of the parent before it was
+            pinned.
+        env: by place, environment variables to add.
+        warm_up: the sum of the sizes of each number of examples that is run at a time.
+        guard: guards the worker processes, if there are any.
     """
 
     run_in: str

@@ -1,7 +1,8 @@
-"""An event loop in a thread of its own, for programs that have none: other threads hand it work and wait for results.
+"""An event loop in a thread of its own, for programs that have none.
 
-Work that meets the end of the loop is not lost: it is done in the loop's thread after the loop has stopped or, later
-still, in the thread that brings it. What it meets then, a stopped driver, answers at once.
+Other threads post work to it and wait for results. Work that comes as the loop ends is not lost: it
+is done in the loop's thread after the loop has stopped or, later still, in the thread that brings
+it. It meets a stopped driver then, which answers at once.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from carpool.logger import logger
 T = TypeVar("T")
 
 _TASKS_END_S = 5.0  # for tasks that a model has started and left, once they have been cancelled
-_LOOK_UP_S = 0.5  # a thread that waits for the loop looks for signals that came just before it slept
+_LOOK_UP_S = 0.5  # how often a waiting thread looks for signals that came just before it slept
 
 
 class LoopThread:
     """A running loop.
 
     Args:
-        name: of its thread.
+        name: that of its thread.
 
     Attributes:
         loop: the loop.
@@ -39,13 +40,16 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self.loop = _new_loop()
-        self._stopping = False
-        # taken twice by a thread that is interrupted while it posts, by a signal handler or a collected generator, and
-        # posts there too
+
+        # the mailbox and its lock; that is taken twice by a thread which is interrupted while it
+        # posts, by a signal handler or a collected generator, and posts there too
         self._lock = threading.RLock()
         self._mailbox = Mailbox()
-        self._afterwards = threading.RLock()  # what is done once the loop has ended is done by one thread at a time
+
+        # the loop's life: stopping is written by its thread, the rest is read by others, too
+        self._is_stopping = False
         self._ended = threading.Event()
+        self._afterwards = threading.RLock()  # what is done once the loop has ended is done by one thread at a time
         self._last_beat = monotonic()
         self._is_parents = False  # this process is a child of the one whose loop it is
         _all.add(self)
@@ -58,24 +62,25 @@ class LoopThread:
         self.ident = self._thread.ident
 
     def post(self, work: Work) -> None:
-        """Have something done in the loop's thread, soon; or here and now, if the loop has ended.
+        """Have something done in the loop's thread, soon; or here at once, if the loop has ended.
 
-        In a forked child nothing is done: the loop is the parent's, and its locks may be held for ever.
+        In a forked child nothing is done: the loop is the parent's, and its locks may be held for
+        ever.
         """
         if self._is_parents:
             return
         try:
             with self._lock:
-                ring = self._mailbox.post(work)
+                must_wake = self._mailbox.post(work)
         except ValueError:
             with self._afterwards:
                 work()
             return
-        if ring:
-            self._ring()
+        if must_wake:
+            self._wake()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop and wait for its result; it is cancelled if this thread is interrupted."""
+        """Run a coroutine on the loop and return its result; an interruption cancels it."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
             while not wait([future], timeout=_LOOK_UP_S).done:
@@ -87,10 +92,10 @@ class LoopThread:
             raise
 
     def ask(self, question: Callable[[], T], most_s: float) -> T:
-        """What a function returns in the loop's thread, or here once the loop has ended.
+        """Return what a function returns in the loop's thread, or here if the loop has ended.
 
         Raises:
-            TimeoutError: the loop has not come to it in `most_s` seconds.
+            TimeoutError: the loop has not called it within `most_s` seconds.
         """
         if threading.get_ident() == self.ident:
             return question()
@@ -110,16 +115,16 @@ class LoopThread:
         return future.result()
 
     def stop(self) -> None:
-        """In the loop's thread: end it after this turn. Further calls do nothing."""
-        if not self._stopping:
-            self._stopping = True
+        """End the loop after this turn, from its own thread. Further calls do nothing."""
+        if not self._is_stopping:
+            self._is_stopping = True
             self.loop.stop()
 
     def wait_until_ended(self, silent_s: float) -> None:
-        """In another thread: until the loop and all that was handed to it are done.
+        """Wait in another thread until the loop and all that was posted to it are done.
 
         Raises:
-            TimeoutError: something blocks the loop, which has not done anything for `silent_s` seconds.
+            TimeoutError: something blocks the loop, which has done nothing for `silent_s` seconds.
         """
         self._last_beat = monotonic()
         while not self._ended.wait(_LOOK_UP_S):
@@ -132,7 +137,8 @@ class LoopThread:
 
     # -- inside
 
-    def _ring(self) -> None:
+    def _wake(self) -> None:
+        """Have the loop do what has been posted."""
         try:
             self.loop.call_soon_threadsafe(self._do_posted)
         except RuntimeError:  # it has just ended, and has done what was posted
@@ -145,21 +151,21 @@ class LoopThread:
         _do(posted)
 
     def _end_tasks(self) -> None:
-        """In bounded time, whatever the user's own tasks do when they are cancelled."""
+        """Cancel all tasks and wait for a limited time, whatever they do about it."""
         until = self.loop.time() + _TASKS_END_S
         while self.loop.time() < until:
             try:
                 return self.loop.run_until_complete(_end_tasks(until))
-            except (SystemExit, KeyboardInterrupt, RuntimeError):  # the last: it has called `stop()` of the loop
+            except (SystemExit, KeyboardInterrupt, RuntimeError):  # RuntimeError: a task has called `loop.stop()`
                 # that task is done; others may be left
-                logger.exception("a task that was cancelled wanted to end the service's loop")
+                logger.exception("a task that was cancelled tried to end the service's loop")
 
     def _live(self) -> None:
-        while not self._stopping:
+        while not self._is_stopping:
             try:
                 self.loop.run_forever()
             except BaseException:  # SystemExit or KeyboardInterrupt, which asyncio lets through from any callback
-                logger.exception("something in the service's loop wanted to end it; it goes on")
+                logger.exception("a callback tried to end the service's loop, which goes on")
         try:
             self._end_tasks()
         finally:
@@ -172,7 +178,7 @@ class LoopThread:
 
 
 _all: weakref.WeakSet[LoopThread] = weakref.WeakSet()
-"""Those that a fork leaves to the parent."""
+"""The loop threads of this process, which a fork leaves to the parent."""
 
 
 def _forked() -> None:
@@ -184,7 +190,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 async def _end_tasks(until: float) -> None:
-    """Cancel what is left on the loop, as `asyncio.run` does, so that whoever waits for a task hears of it."""
+    """Cancel what is left on the loop, as `asyncio.run` does: nothing may wait in vain."""
     loop = asyncio.get_running_loop()
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
@@ -193,7 +199,7 @@ async def _end_tasks(until: float) -> None:
         await asyncio.wait([work], timeout=max(0.0, until - loop.time()))
     stubborn = [task for task in left if not task.done()]
     if stubborn:
-        logger.error("tasks of a model's own do not end although they were cancelled, and are left: %s", stubborn)
+        logger.error("tasks that a model has started were cancelled but do not end; they are left alone: %s", stubborn)
 
 
 def _do(posted: Sequence[Work]) -> None:
@@ -201,11 +207,11 @@ def _do(posted: Sequence[Work]) -> None:
         try:
             work()
         except BaseException:
-            logger.exception("something that was handed to the service's loop went wrong")
+            logger.exception("work that was posted to the service's loop has raised")
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """A uvloop where it is installed, else asyncio's."""
+    """Return a loop of uvloop where it is installed, else of asyncio."""
     fill_standard()
     try:
         import uvloop

@@ -1,4 +1,4 @@
-"""What workers print: each line goes on to the parent's own output, under the worker's name."""
+"""Passes on what workers print: each line goes to the parent's output, with their name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from carpool.logger import logger
 from carpool.observe.outlet import Outlet
 
 LineSink = Callable[[str, bool, str], None]
-"""Called with the worker's name, whether the line came from stderr, and the line."""
+"""Takes the worker's name, whether the line came from stderr, and the line."""
 
 _STDOUT = Outlet(lambda: sys.stdout)
 _STDERR = Outlet(lambda: sys.stderr)
@@ -23,29 +23,36 @@ _MOST_COMPLAINTS = 10
 
 
 def print_line(worker: str, is_error: bool, line: str) -> None:
-    """The default sink: this process's stdout or stderr."""
+    """Print a worker's line to this process's stdout or stderr, as the default sink."""
     (_STDERR if is_error else _STDOUT).write(f"[{worker}] {line}")
 
 
 def guarded(sink: LineSink) -> LineSink:
-    """The sink, but a line with which it raises is dropped, whatever it raises; the log tells once for each kind."""
-    told: set[str] = set()
+    """Return a sink that drops lines with which `sink` raises, and logs each kind once."""
+    logged: set[str] = set()
 
     def pass_on(worker: str, is_error: bool, line: str) -> None:
         try:
             sink(worker, is_error, line)
         except BaseException as error:
             kind = type(error).__name__
-            if kind not in told and len(told) < _MOST_COMPLAINTS:
-                told.add(kind)
-                text = "output= raised %s for a line of worker %s; such lines are dropped, and this is said once\n%s"
+            if kind not in logged and len(logged) < _MOST_COMPLAINTS:
+                logged.add(kind)
+                text = "output= raised %s for a line of worker %s; such lines are dropped, and this is logged once\n%s"
                 logger.error(text, kind, worker, traceback_of(error).rstrip())
 
     return pass_on
 
 
 class OutputLines:
-    """Reads one output stream of a worker without ever blocking."""
+    """Reads one output stream of a worker without ever blocking.
+
+    Args:
+        stream: the worker's stdout or stderr.
+        worker: its name.
+        is_error: whether it is stderr.
+        sink: gets the lines.
+    """
 
     def __init__(self, stream: IO[bytes], worker: str, is_error: bool, sink: LineSink) -> None:
         self._stream = stream
@@ -68,7 +75,7 @@ class OutputLines:
                 self._pass_on(self._rest)
 
     def _readable(self) -> bool:
-        """Read once; whether something came."""
+        """Read once, and report whether something came."""
         if self._stream.closed:
             return False
         try:

@@ -1,7 +1,20 @@
 """A worker process: started as a fresh interpreter, talked to over a socketpair, ended and reaped.
 
-It lives in a process group of its own; the socket is the only thing it shares with this process, so a worker killed at
-any moment leaves nothing locked.
+It lives in a process group of its own. The socket is the only thing that it shares with this
+process, so a worker that is killed at any moment leaves nothing locked.
+
+There are three state machines here:
+
+1. The life of the process (`_Life`). It goes from CONNECTED to DISCONNECTED when the process ends,
+   closes its socket or breaks the protocol, and to REAPED once it is dead; `abandon` goes to REAPED
+   at once. `on_lost` is called when it is dead, or cannot be ended.
+2. What is known of the frame that was sent last (`_LastFrame`). Each `send` decides between WHOLE
+   and IN_PIECES; a socket that turns out to be broken makes it UNREAD.
+3. The sending side. Either the kernel has taken all frames (`_unsent` is empty), or the rest waits
+   until the socket is writable (`_is_watching_writable`), and later frames wait behind it.
+
+How it came to be killed is no state but a note for the log (`_killed_because`, the first one
+counts).
 """
 
 from __future__ import annotations
@@ -9,6 +22,7 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import enum
 import fcntl
 import os
 import pickle
@@ -30,16 +44,43 @@ from carpool.wire.payload import LARGE
 from carpool.worker.setup import DUMP_SIGNAL, process_name
 
 _IOV_MAX = 1024
-_READS_IN_A_ROW = 16  # then others get their turn
+_READS_IN_A_ROW = 16  # then other callbacks of the loop have their turn
 _REAP_EVERY_S = 0.002
+_TRIES_BEFORE_KILL = 25  # looks for its end, before it is killed
+_MOST_TRIES = 500  # looks for its end, before it counts as one that cannot be ended
 _SOCKET_BUFFER = 512 * 1024  # large enough for few wake-ups, small enough to stay in the processor's cache
 _LONGEST_NAME = 200
-_LONGEST_END_S = 1.0  # of one that is killed
-_LAST_WORDS_S = 1.0  # for one that hangs, to write down where
-
+_LONGEST_END_S = 1.0  # between the signal that kills a process and its end
+_LAST_WORDS_S = 1.0  # for a process that hangs, to write down where
 
 WORKER_MODULE = "carpool.worker.main"
 """What a worker process runs; `carpool.testing` puts its stub here."""
+
+
+class _Life(enum.Enum):
+    """Where a worker process is in its life."""
+
+    CONNECTED = enum.auto()
+    """Its socket is open: frames are sent and heard."""
+
+    DISCONNECTED = enum.auto()
+    """Nothing is sent or heard any more; it is dead, or will be soon."""
+
+    REAPED = enum.auto()
+    """It is dead, and its process id may be another's by now."""
+
+
+class _LastFrame(enum.Enum):
+    """What is known of the frame that was sent last."""
+
+    IN_PIECES = enum.auto()
+    """Part of it went later, so whether the worker has begun to read it is not known."""
+
+    WHOLE = enum.auto()
+    """It went in one go: if anything lies unread in the socket, it is this frame."""
+
+    UNREAD = enum.auto()
+    """The worker was gone before it had read it."""
 
 
 class WorkerProcess:
@@ -47,10 +88,13 @@ class WorkerProcess:
 
     Args:
         launch: how to start it.
-        worker: its place in the stage.
-        heard: called with each frame it sends.
-        lost: called once, when it is dead or has broken the protocol.
+        place: its position in the stage.
+        on_frame: called with each frame that it sends.
+        on_lost: called once, with the cause, when it is dead or has broken the protocol.
         sink: where its output goes.
+
+    Attributes:
+        broke_protocol: whether it has sent what it must not send.
 
     Raises:
         StartupError: its kwargs are too large.
@@ -61,26 +105,31 @@ class WorkerProcess:
         self,
         launch: Launch,
         place: int,
-        heard: Callable[[Frame], None],
-        lost: Callable[[str], None],
+        on_frame: Callable[[Frame], None],
+        on_lost: Callable[[str], None],
         sink: LineSink,
     ) -> None:
-        self._heard = heard
-        self._lost = lost
-        self._loop = asyncio.get_running_loop()
-        self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._reader = FrameReader()
-        self._unsent: list[memoryview] = []
-        self._watching_writable = False
-        self._killed_because = ""
-        self.broke_protocol = False
-        self._in_one_go = False  # how the last frame was sent
-        self._unread = False
-        self._gone = False
-        self._reaped = False
-        self._pidfd: int | None = None
-        self._killing: asyncio.TimerHandle | None = None
+        # what it reports to
+        self._on_frame = on_frame
+        self._on_lost = on_lost
         self._guard = launch.guard
+        self._loop = asyncio.get_running_loop()
+
+        # its life, and how it is ended
+        self._life = _Life.CONNECTED
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._killed_because = ""
+        self._kill_timer: asyncio.TimerHandle | None = None  # runs while a hanging process writes its last words
+        self.broke_protocol = False
+
+        # what is sent to it
+        self._unsent: list[memoryview] = []
+        self._is_watching_writable = False
+        self._last_frame = _LastFrame.IN_PIECES
+
+        # what comes from it, and the process itself
+        self._reader = FrameReader()
+        self._pidfd: int | None = None
         first = _setup_frame(launch, place)
         fill_standard()
         self._sock, theirs = _socketpair()
@@ -94,14 +143,11 @@ class WorkerProcess:
             self._guard.add(self._process.pid)
         name = f"{launch.setup.stage}/{place}"
         self._outputs = [
-            OutputLines(stream, name, error, sink)
-            for stream, error in ((self._process.stdout, False), (self._process.stderr, True))
+            OutputLines(stream, name, is_error, sink)
+            for stream, is_error in ((self._process.stdout, False), (self._process.stderr, True))
             if stream is not None
         ]
-        self._loop.add_reader(self._sock.fileno(), self._readable)
-        with contextlib.suppress(AttributeError, OSError):  # not on this system, or already dead
-            self._pidfd = os.pidfd_open(self._process.pid)
-            self._loop.add_reader(self._pidfd, self._exited)
+        self._watch()
         self.send(first)
 
     @property
@@ -110,8 +156,12 @@ class WorkerProcess:
         return self._process.pid
 
     def send(self, frame: Frame) -> None:
-        """Write a frame, now if the socket takes it, else as it becomes writable."""
-        if self._gone:
+        """Write a frame, at once if the socket takes it, else as it becomes writable.
+
+        The first branch is the fast path of `_writable`, for small frames while nothing waits: the
+        same bytes, see tests/drive/test_sending.py.
+        """
+        if self._life is not _Life.CONNECTED:
             return
         buffers = encode(frame)
         if not self._unsent and sum(map(len, buffers)) < LARGE:
@@ -122,55 +172,61 @@ class WorkerProcess:
                 sent = 0
             except OSError:
                 sent = 0  # it is dead; tried again below, where errors are dealt with
-                self._unread = True
+                self._last_frame = _LastFrame.UNREAD
             if sent == len(message):
-                self._in_one_go = True
+                self._last_frame = _LastFrame.WHOLE
                 return
             buffers = [memoryview(message)[sent:]]
-        self._in_one_go = False
-        waiting = bool(self._unsent)
+        if self._last_frame is not _LastFrame.UNREAD:
+            self._last_frame = _LastFrame.IN_PIECES
+        is_waiting = bool(self._unsent)
         self._unsent += [memoryview(part).cast("B") for part in buffers if len(part)]
-        if not waiting:
+        if not is_waiting:
             self._writable()
 
     def close_input(self) -> None:
-        """Tell it that nothing more will come: it finishes, tears down and ends."""
-        if not self._gone:
+        """Close the sending side: the worker finishes, tears down and ends."""
+        if self._life is _Life.CONNECTED:
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_WR)
 
     @property
-    def untouched(self) -> bool:
-        """Whether the model cannot have seen the batch that was sent last, since the worker has not read it.
+    def has_unread_batch(self) -> bool:
+        """Whether the model cannot have seen the batch sent last, since the worker has not read it.
 
-        One that dies like that has been killed for other reasons; several that are killed together show why this
-        matters: a batch is handed on to one of which it is not known yet that it is dead, too.
+        The batch is not to blame then for the death of the worker. That matters where several
+        workers are killed together: a batch of the first one is handed on to the second before it
+        is known that this is dead, too.
         """
-        if self._gone:
-            return self._unread
-        return self._in_one_go and _bytes_not_read(self._sock) > 0
+        if self._life is _Life.CONNECTED:
+            return self._last_frame is _LastFrame.WHOLE and _bytes_not_read(self._sock) > 0
+        return self._last_frame is _LastFrame.UNREAD
 
     def catch_up(self) -> bool:
-        """Read what it has sent already; whether there was anything."""
+        """Read what it has sent already, and report whether there was anything."""
         return self._read()
 
-    def give_up(self, why: str, heard: Callable[[Frame], None]) -> None:
-        """It hangs: it has a second to write down where it stands, then it is killed.
+    def give_up(self, why: str, on_frame: Callable[[Frame], None]) -> None:
+        """Let a process that hangs write down where it stands, for a second, then kill it.
 
         Args:
             why: for the log.
-            heard: called with what it still sends.
+            on_frame: called with what it still sends.
         """
-        self._heard = heard
+        self._on_frame = on_frame
         self._killed_because = self._killed_because or why
         with contextlib.suppress(ProcessLookupError, PermissionError):
             self._process.send_signal(DUMP_SIGNAL)  # if it is stopped, this waits, and shows where it was stopped
             os.killpg(self._process.pid, signal.SIGCONT)
-        self._killing = self._loop.call_later(_LAST_WORDS_S, self.kill)
+        self._kill_timer = self._loop.call_later(_LAST_WORDS_S, self.kill)
 
     def kill(self, why: str = "") -> None:
-        """End it, and whatever it has started, at once."""
-        if self._reaped:
+        """Kill it and whatever it has started.
+
+        Args:
+            why: for the log.
+        """
+        if self._life is _Life.REAPED:
             return  # its number, and that of its group, may be another's by now
         self._killed_because = self._killed_because or why
         for end in (os.killpg, os.kill):  # it may have left its group
@@ -178,13 +234,13 @@ class WorkerProcess:
                 end(self._process.pid, signal.SIGKILL)
 
     def abandon(self) -> None:
-        """The loop has gone or is about to go: end the process, and let go of everything without the loop's help."""
+        """End the process and let go of everything without the loop, which ends or has ended."""
         self.kill()
-        if self._reaped:
+        if self._life is _Life.REAPED:
             return
-        with contextlib.suppress(subprocess.TimeoutExpired):  # in the kernel's hands: nobody can end it now
+        with contextlib.suppress(subprocess.TimeoutExpired):  # in the kernel's hands: nothing can end it now
             self._process.wait(_LONGEST_END_S)
-        self._gone = self._reaped = True
+        self._life = _Life.REAPED
         if not self._loop.is_closed():
             self._unwatch()
             self._close_outputs()
@@ -215,8 +271,15 @@ class WorkerProcess:
             process_group=0,
         )
 
+    def _watch(self) -> None:
+        """Have the loop read what the process sends, and notice its end."""
+        self._loop.add_reader(self._sock.fileno(), self._readable)
+        with contextlib.suppress(AttributeError, OSError):  # not on this system, or already dead
+            self._pidfd = os.pidfd_open(self._process.pid)
+            self._loop.add_reader(self._pidfd, self._exited)
+
     def _writable(self) -> None:
-        """Send what is waiting, as far as the socket takes it."""
+        """Send what waits, as far as the socket takes it."""
         unsent = self._unsent
         try:
             while unsent:
@@ -227,25 +290,26 @@ class WorkerProcess:
                         break
                     sent -= len(unsent.pop(0))
         except BlockingIOError:
-            if not self._watching_writable:
-                self._watching_writable = True
+            if not self._is_watching_writable:
+                self._is_watching_writable = True
                 self._loop.add_writer(self._sock.fileno(), self._writable)
             return
         except OSError:  # the peer is gone; what it still sent is read first, then it is lost
             unsent.clear()
-        if self._watching_writable:
-            self._watching_writable = False
+        if self._is_watching_writable:
+            self._is_watching_writable = False
             self._loop.remove_writer(self._sock.fileno())
 
     def _readable(self) -> None:
         for _ in range(_READS_IN_A_ROW):
-            # without a half frame there is nothing to wait for; the loop tells if another reply is there already
+            # unless half a frame is here there is nothing to wait for: the loop notices further
+            # replies
             if not self._read() or self._reader.idle:
                 return
 
     def _read(self) -> bool:
-        """Read once; whether something came."""
-        if self._gone:
+        """Read once, and report whether something came."""
+        if self._life is not _Life.CONNECTED:
             return False
         try:
             n = self._sock.recv_into(self._reader.get_buffer())
@@ -253,7 +317,7 @@ class WorkerProcess:
                 self._end("it closed its connection")
                 return False
             for frame in self._reader.received(n):
-                self._heard(frame)
+                self._on_frame(frame)
         except BlockingIOError:
             return False
         except FrameError as error:
@@ -262,23 +326,23 @@ class WorkerProcess:
             self._end("it was killed")
             return False
         except OSError as error:
-            if isinstance(error, ConnectionResetError) and self._in_one_go:
-                self._unread = True  # that is what the kernel says if anything was left to read in its socket
+            if isinstance(error, ConnectionResetError) and self._last_frame is _LastFrame.WHOLE:
+                self._last_frame = _LastFrame.UNREAD  # the kernel resets if anything was left to read in its socket
             self._end(f"its connection broke: {error}")
             return False
         return True
 
     def _exited(self) -> None:
-        """The process has ended; what it wrote before is still read."""
+        """Read what the process wrote before it ended; then it is lost."""
         while self._read():
             pass
         self._end("it ended")
 
     def _end(self, why: str) -> None:
-        """The worker is of no use any more: make sure that it is dead, then say so."""
-        if self._gone:
+        """Disconnect a worker that is of no use any more, and see that it is dead."""
+        if self._life is not _Life.CONNECTED:
             return
-        self._gone = True
+        self._life = _Life.DISCONNECTED
         self._unwatch()
         self._sock.close()
         self._unsent.clear()
@@ -288,7 +352,7 @@ class WorkerProcess:
         self._reap(why, 0)
 
     def _unwatch(self) -> None:
-        """Nothing of it is waited for any more."""
+        """Have the loop wait for nothing of it any more."""
         if self._sock.fileno() >= 0:
             self._loop.remove_reader(self._sock.fileno())
             self._loop.remove_writer(self._sock.fileno())
@@ -296,34 +360,34 @@ class WorkerProcess:
             self._loop.remove_reader(self._pidfd)
 
     def _reap(self, why: str, tries: int) -> None:
-        """Wait a moment for its end, so that the log can tell how it died; then use force."""
-        if self._reaped:
+        """Wait a moment for its end, so that the log can show how it died; then use force."""
+        if self._life is _Life.REAPED:
             return  # it was abandoned
-        over = self._is_over()
-        if not over and tries < 500:
-            if tries == 25:
+        is_over = self._is_over()
+        if not is_over and tries < _MOST_TRIES:
+            if tries == _TRIES_BEFORE_KILL:
                 self.kill()
             self._loop.call_later(_REAP_EVERY_S, self._reap, why, tries + 1)
             return
-        if self._killing is not None:
-            self._killing.cancel()
-        if over:
-            self.kill()  # its children, if it had any; as long as it is not reaped, its number is nobody else's
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
+        if is_over:
+            self.kill()  # its children, if it had any; as long as it is not reaped, its number is no other's
             if self._guard is not None:
                 self._guard.remove(self._process.pid)
-            self._reaped = True
+            self._life = _Life.REAPED
         code = self._process.poll()
         self._close_outputs()
         self._ended.set_result(None)
-        self._lost(self._killed_because or _cause(code, why))
+        self._on_lost(self._killed_because or _cause(code, why))
 
     def _is_over(self) -> bool:
-        """Whether the process has ended; it is not reaped by this where that can be told without."""
+        """Report whether the process has ended, without reaping it where the system can do that."""
         if not hasattr(os, "waitid"):  # macOS
             return self._process.poll() is not None
         try:
             return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:  # somebody has reaped it: a program that waits for all its children
+        except ChildProcessError:  # the program has reaped it, as it waits for all its children
             return True
 
     def _close_outputs(self) -> None:
@@ -332,23 +396,23 @@ class WorkerProcess:
 
 
 def _setup_frame(launch: Launch, place: int) -> Frame:
-    """What tells the worker who it is.
+    """Return the frame that tells a worker what to load and which worker it is.
 
     Raises:
-        StartupError: it is too large; that is because of the kwargs, as nothing else in it is large.
+        StartupError: it is too large, which only the model's kwargs can be the reason for.
     """
     setup = msgspec.structs.replace(launch.setup, worker=place, cores=launch.cores[place])
     packed = pickle.dumps(setup, 5)
     if len(packed) > MAX_FRAME_BYTES:
         raise StartupError(
-            f"the kwargs of stage {setup.stage} are too large to be sent to its workers: {len(packed):,} bytes where"
-            f" {MAX_FRAME_BYTES:,} are possible. Give the model a path, and load what is there in setup"
+            f"the kwargs of stage {setup.stage} are too large to be sent to its workers: {len(packed):,} bytes, and"
+            f" {MAX_FRAME_BYTES:,} are possible. Give the model a path instead, and load what is there in setup"
         )
     return Frame(FrameKind.SETUP, ids=[0], formats=b"\0", payloads=[packed])
 
 
 def _socketpair() -> tuple[socket.socket, socket.socket]:
-    """Our end, which does not block, and the worker's."""
+    """Return our end of a new connection, which does not block, and the worker's."""
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
@@ -358,12 +422,12 @@ def _socketpair() -> tuple[socket.socket, socket.socket]:
 
 
 def _shown(name: str) -> bytes:
-    """A name as an argument that `ps` can show, whatever is in it and whatever the locale is."""
+    """Return a name as an argument that `ps` can show, whatever is in it and in any locale."""
     return "".join(c if c.isprintable() else "?" for c in name[:_LONGEST_NAME]).encode()
 
 
 def _bytes_not_read(sock: socket.socket) -> int:
-    """How much of what was sent is still in the socket; 0 where the system cannot tell."""
+    """Return how many sent bytes are still in the socket; 0 where the system does not show it."""
     count = array.array("i", [0])
     try:
         fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, count)
@@ -373,7 +437,7 @@ def _bytes_not_read(sock: socket.socket) -> int:
 
 
 def _cause(code: int | None, why: str) -> str:
-    """How a process died, for a person."""
+    """Describe how a process died, for the log."""
     if code is None:
         return f"{why}, and it could not be ended"
     if code < 0:

@@ -1,7 +1,8 @@
 """Many items from one caller: in order, a bounded number inside at a time, in constant memory.
 
-A stream is a queue of requests in the order of their items. The feeder puts one in when there is room, the consumer
-takes the head once it is done; whatever finishes behind the head waits there. The requests themselves are the places.
+A stream is a queue of requests in the order of their items. The feeder puts one in when there is
+room, and the consumer takes the first one out once it is done; what is done behind the first one
+waits there.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ class Window:
     Args:
         least: enough to keep every worker busy.
         most: for small items, so that several can travel together.
+
+    Attributes:
+        limit: how many may be inside now.
     """
 
     def __init__(self, least: int, most: int) -> None:
@@ -39,15 +43,15 @@ class Window:
         self._most = most
 
     def narrow(self, nbytes: int) -> None:
-        """There are large items, as large as this."""
+        """Let fewer in, since there are items of `nbytes` bytes."""
         self.limit = max(self._least, min(self.limit, _BYTES_IN_FLIGHT // nbytes))
 
     def start_small(self) -> None:
-        """Nothing is known of the items yet, and many may come before it is."""
+        """Let few in as long as nothing is known of the items' sizes."""
         self.limit = self._least
 
     def widen(self) -> None:
-        """The items were small."""
+        """Let more in, since the items were small."""
         self.limit = min(2 * self.limit, self._most)
 
 
@@ -56,7 +60,7 @@ class AsyncStream:
 
     Args:
         driver: takes the requests.
-        limit_s: time that each item has to be answered.
+        limit_s: seconds that each item has to be answered.
         window: how many requests may be inside at a time.
         weigh: how much of a batch an item takes up, if not 1.
     """
@@ -66,48 +70,58 @@ class AsyncStream:
         self._limit_s = limit_s
         self._window = window
         self._weigh = weigh
-        self._places: deque[Request] = deque()
         self._memory = Memory()
-        self._left = False  # the consumer has gone
-        self._fed = False  # the input has ended
+        self._requests: deque[Request] = deque()  # inside, in order
+
+        # the consumer: the task that iterates
+        self._has_left = False
+        self._consumer: asyncio.Future[None] | None = None  # while it waits for the first request
+
+        # the feeder: a task of the stream's own
+        self._has_input_ended = False
         self._input_error: BaseException | None = None
-        self._consumer: asyncio.Future[None] | None = None  # waits for the head
-        self._feeder: asyncio.Future[None] | None = None  # waits for room
+        self._feeder: asyncio.Future[None] | None = None  # while it waits for room
 
     def answered(self, request: Request) -> None:
-        """The head, for which the consumer waits, is done."""
+        """Wake the consumer, which waits for this request, the first one."""
         if self._consumer is not None:
             _wake(self._consumer)
 
     async def run(
         self, xs: Iterable[Any] | AsyncIterable[Any], return_exceptions: bool, handle: object
     ) -> AsyncIterator[Any]:
-        """The results, in order. The handle is not dropped before that."""
+        """Yield the results, in order.
+
+        Args:
+            xs: the input.
+            return_exceptions: whether errors of items are yielded instead of raised.
+            handle: of the service; kept until the end, since it would close if it were collected.
+        """
         if asyncio.get_running_loop() is not self._driver.loop:
             raise RuntimeError("this stream belongs to the event loop that its service was started on")
         feeding = asyncio.ensure_future(self._feed(xs))
-        places = self._places
+        requests = self._requests
         try:
-            while not self._fed or places:
-                while places and places[0].state == DONE:
-                    request = places.popleft()
-                    if self._feeder is not None and len(places) <= self._window.limit // 2:
+            while not self._has_input_ended or requests:
+                while requests and requests[0].state == DONE:
+                    request = requests.popleft()
+                    if self._feeder is not None and len(requests) <= self._window.limit // 2:
                         _wake(self._feeder)
                     yield _outcome(request) if return_exceptions else result_of(request)
-                await self._news()
+                await self._wait_for_first()
             if self._input_error is not None:
                 raise self._input_error
         finally:
-            self._left = True
+            self._has_left = True
             feeding.cancel()
-            for request in places:
+            for request in requests:
                 self._driver.cancel(request)
 
-    async def _news(self) -> None:
-        """Wait until the head is done; while there is none, until the feeder has put one in or has ended."""
-        if self._places:
-            self._places[0].caller = self  # only the head's answer wakes anybody
-        elif self._fed:
+    async def _wait_for_first(self) -> None:
+        """Wait until the first request is done; if there is none, until there is one or the end."""
+        if self._requests:
+            self._requests[0].caller = self  # only the answer of the first one wakes the consumer
+        elif self._has_input_ended:
             return
         self._consumer = asyncio.get_running_loop().create_future()
         await self._consumer
@@ -117,45 +131,110 @@ class AsyncStream:
         try:
             if isinstance(xs, AsyncIterable):
                 async for x in xs:
-                    if len(self._places) >= self._window.limit:
-                        await self._room()
+                    if len(self._requests) >= self._window.limit:
+                        await self._wait_for_room()
                     self._put(x)
             else:
                 for x in xs:
-                    if len(self._places) >= self._window.limit:
-                        await self._room()
+                    if len(self._requests) >= self._window.limit:
+                        await self._wait_for_room()
                     self._put(x)
         except BaseException as error:
             self._input_error = error
-            if self._left:  # it is we who end it
+            if self._has_left:  # the stream itself ends it
                 raise
         finally:
-            self._fed = True
+            self._has_input_ended = True
             if self._consumer is not None:
                 _wake(self._consumer)
 
     def _put(self, x: Any) -> None:
-        request = _place_for(x, self._driver.clock() + self._limit_s, self._weigh, self._memory)
-        self._places.append(request)
+        request = _request_of(x, self._driver.clock() + self._limit_s, self._weigh, self._memory)
+        self._requests.append(request)
         if request.nbytes >= LARGE:
             self._window.narrow(request.nbytes)
         if request.state != DONE:
             self._driver.submit(request)
-        if self._consumer is not None and len(self._places) == 1:
+        if self._consumer is not None and len(self._requests) == 1:
             _wake(self._consumer)
 
-    async def _room(self) -> None:
+    async def _wait_for_room(self) -> None:
         self._feeder = asyncio.get_running_loop().create_future()
         await self._feeder
         self._feeder = None
 
 
-class ThreadStream:
-    """A stream for a thread that is not the driver's. A thread of its own reads the input.
+class _Shared:
+    """What the three threads of a `ThreadStream` share.
 
-    Requests live and die on the loop; across threads go only items and results, in bunches. Three threads share one
-    interpreter, so what would cost is waking one another. But an item that could change is made a request where it is
-    read, so that an input may use one buffer again and again.
+    There is no lock: each field has one thread that writes it, unless it says otherwise, and every
+    change is one step.
+
+    Attributes:
+        read: items on their way to the loop, as requests or, if they cannot change, as they are.
+            The feeder appends, the loop takes.
+        results: on their way to the consumer. The loop appends, the consumer takes.
+        n_read: how many items have been read. The feeder writes it.
+        n_taken: how many results have been taken. The consumer writes it.
+        is_feeder_waiting: whether the feeder waits for room. The feeder writes it.
+        has_input_ended: whether no item comes any more. The feeder writes it, after `input_error`.
+        input_error: what the input has raised. The feeder writes it.
+        has_consumer_left: whether no result is wanted any more. The consumer writes it.
+        is_submit_posted: whether the loop is going to look at `read`. The feeder sets it, the loop
+            clears it before it looks.
+        news: set when there are results or the input has ended. The consumer waits for it.
+        room: set when there may be room, or the consumer has left. The feeder waits for it.
+    """
+
+    __slots__ = (
+        "has_consumer_left",
+        "has_input_ended",
+        "input_error",
+        "is_feeder_waiting",
+        "is_submit_posted",
+        "n_read",
+        "n_taken",
+        "news",
+        "read",
+        "results",
+        "room",
+    )
+
+    def __init__(self) -> None:
+        self.read: deque[Any] = deque()
+        self.results: deque[Any] = deque()
+        self.n_read = 0
+        self.n_taken = 0
+        self.is_feeder_waiting = False
+        self.has_input_ended = False
+        self.input_error: BaseException | None = None
+        self.has_consumer_left = False
+        self.is_submit_posted = False
+        self.news = threading.Event()
+        self.room = threading.Event()
+
+
+class ThreadStream:
+    """A stream for a thread that is not the driver's. A thread of the stream's own reads the input.
+
+    Three threads work on it, and each is a state machine of its own:
+
+    1. The consumer, which iterates: it takes results, or waits for news, until it has left.
+    2. The feeder, which reads the input: it puts items in, or waits for room, until the input has
+       ended.
+    3. The driver's loop, on which requests live and die: it is idle, or a call of `_submit` is
+       posted to it.
+
+    Only items and results go from thread to thread, in bunches: the threads share one interpreter,
+    so what would cost most is to wake one another. But an item that could change is made a request
+    where it is read, so that an input may use one buffer again and again.
+
+    Args:
+        thread: the loop's.
+        driver: takes the requests.
+        limit_s: seconds that each item has to be answered.
+        window: how many requests may be inside at a time.
+        weigh: how much of a batch an item takes up, if not 1.
     """
 
     def __init__(
@@ -169,37 +248,36 @@ class ThreadStream:
         self._thread = thread
         self._driver = driver
         self._limit_s = limit_s
-        self._window = window
+        self._window = window  # the feeder narrows it, the loop widens it
         self._weigh = weigh
         window.start_small()
-        self._memory = Memory()  # of the feeder
-        self._given = 0  # items read; counted by the feeder
-        self._taken = 0  # results handed out; counted by the consumer
-        self._read: deque[Any] = deque()  # requests, and items that cannot change, on their way to the loop
-        self._places: deque[Request] = deque()  # inside, in order; the loop's own
-        self._results: deque[Any] = deque()  # on their way to the consumer
-        self._fed = False
-        self._closed = False
-        self._error: BaseException | None = None  # of the input
-        self._posted = False
-        self._news = threading.Event()  # for the consumer
-        self._room = threading.Event()  # for the feeder
-        self._feeder_waits = False
+
+        self._shared = _Shared()
+
+        self._memory = Memory()  # the feeder's: the loop makes requests of scalars only, which need none
+        self._requests: deque[Request] = deque()  # the loop's: those inside, in order
 
     # -- the consumer's thread
 
     def run(self, xs: Iterable[Any], return_exceptions: bool, handle: object) -> Iterator[Any]:
-        """The results, in order. The handle is not dropped before that."""
+        """Yield the results, in order.
+
+        Args:
+            xs: the input.
+            return_exceptions: whether errors of items are yielded instead of raised.
+            handle: of the service; kept until the end, since it would close if it were collected.
+        """
         feeder = threading.Thread(target=self._feed, args=(xs,), name="carpool-stream", daemon=True)
         feeder.start()
-        results = self._results
+        shared = self._shared
+        results = shared.results
         try:
             while True:
                 while results:
                     result = results.popleft()
-                    self._taken += 1
-                    if self._feeder_waits and self._given - self._taken <= self._window.limit // 2:
-                        self._room.set()
+                    shared.n_taken += 1
+                    if shared.is_feeder_waiting and shared.n_read - shared.n_taken <= self._window.limit // 2:
+                        shared.room.set()
                     if type(result) is _Raised:
                         result = with_cause(result.error)
                         if not return_exceptions:
@@ -208,89 +286,98 @@ class ThreadStream:
                             finally:
                                 del result  # or it and this frame would hold each other
                     yield result
-                self._news.clear()
-                if not results:  # looked at after the clearing, so that no news is missed
-                    if self._fed and self._taken == self._given:
+                shared.news.clear()
+                if not results:  # checked after the clearing, so that no news is missed
+                    if shared.has_input_ended and shared.n_taken == shared.n_read:
                         break
-                    self._await_news()
-            if self._error is not None:
-                raise self._error
+                    self._wait_for_news()
+            if shared.input_error is not None:
+                raise shared.input_error
         finally:
-            self._closed = True
-            self._room.set()
+            shared.has_consumer_left = True
+            shared.room.set()
             self._thread.post(self._cancel)
             del handle  # an error of the input shows this frame, and whoever keeps it does not keep the service open
 
-    def _await_news(self) -> None:
-        """Until a result is there or the input has ended. Raises DeadlineExceeded if the loop does not answer."""
-        owed = self._given > self._taken  # else it is the input that takes its time
+    def _wait_for_news(self) -> None:
+        """Wait until a result is there or the input has ended.
+
+        Raises:
+            DeadlineExceeded: the loop does not answer in time.
+        """
+        shared = self._shared
+        is_result_owed = shared.n_read > shared.n_taken  # else it is the input that takes its time
         most_s = min(self._limit_s + GRACE_S, threading.TIMEOUT_MAX)
-        if not self._news.wait(most_s) and owed and not self._results:
+        if not shared.news.wait(most_s) and is_result_owed and not shared.results:
             raise DeadlineExceeded(NO_ANSWER)
 
     # -- the feeder's thread
 
     def _feed(self, xs: Iterable[Any]) -> None:
         as_they_are = SCALARS if self._weigh is None else frozenset()
+        shared = self._shared
         try:
             for x in xs:
-                if self._given - self._taken >= self._window.limit:
-                    self._await_room()
-                if self._closed:
+                if shared.n_read - shared.n_taken >= self._window.limit:
+                    self._wait_for_room()
+                if shared.has_consumer_left:
                     return
                 if type(x) not in as_they_are:
-                    x = _place_for(x, self._driver.clock() + self._limit_s, self._weigh, self._memory)
+                    x = _request_of(x, self._driver.clock() + self._limit_s, self._weigh, self._memory)
                     if x.nbytes >= LARGE:
                         self._window.narrow(x.nbytes)
-                self._given += 1
-                self._read.append(x)
-                if not self._posted:
-                    self._posted = True
+                shared.n_read += 1
+                shared.read.append(x)
+                if not shared.is_submit_posted:
+                    shared.is_submit_posted = True
                     self._thread.post(self._submit)
         except BaseException as error:
-            self._error = error
+            shared.input_error = error
         finally:
-            self._fed = True
-            self._news.set()
+            shared.has_input_ended = True
+            shared.news.set()
 
-    def _await_room(self) -> None:
-        while self._given - self._taken >= self._window.limit and not self._closed:
-            self._room.clear()
-            self._feeder_waits = True
-            if self._given - self._taken >= self._window.limit and not self._closed:
-                self._room.wait()
-            self._feeder_waits = False
+    def _wait_for_room(self) -> None:
+        shared = self._shared
+        while shared.n_read - shared.n_taken >= self._window.limit and not shared.has_consumer_left:
+            shared.room.clear()
+            shared.is_feeder_waiting = True
+            # checked after the clearing, so that no room is missed
+            if shared.n_read - shared.n_taken >= self._window.limit and not shared.has_consumer_left:
+                shared.room.wait()
+            shared.is_feeder_waiting = False
 
     # -- the loop's thread
 
     def _submit(self) -> None:
-        self._posted = False
-        read = self._read
+        shared = self._shared
+        shared.is_submit_posted = False
+        read = shared.read
         requests: list[Request] = []
         largest = 0
         deadline = self._driver.clock() + self._limit_s
-        while read and not self._closed:
+        while read and not shared.has_consumer_left:
             x = read.popleft()
-            request = x if type(x) is Request else _place_for(x, deadline, None, self._memory)
+            request = x if type(x) is Request else _request_of(x, deadline, None, self._memory)
             if request.nbytes > largest:
                 largest = request.nbytes
             requests.append(request)
         if largest < LARGE:
             self._window.widen()
-        self._places += requests
+        self._requests += requests
         self._driver.submit_all(requests)
         self._harvest()
 
     def answered(self, request: Request) -> None:
-        """The head is done."""
+        """Pass results on, since the first request is done."""
         self._harvest()
 
     def _harvest(self) -> None:
-        """Pass on the results that are done up to the first that is not; that one is to call when it is."""
-        places, results = self._places, self._results
+        """Pass on the results up to the first request that is not done."""
+        requests, results = self._requests, self._shared.results
         before = len(results)
-        while places and places[0].state == DONE:
-            request = places.popleft()
+        while requests and requests[0].state == DONE:
+            request = requests.popleft()
             if request.error is not None:
                 results.append(_Raised(error_of(request)))
                 continue
@@ -298,18 +385,22 @@ class ThreadStream:
                 results.append(result_of(request))
             except Exception as error:
                 results.append(_Raised(error))
-        if places:
-            places[0].caller = self
+        if requests:
+            requests[0].caller = self
         if len(results) > before:
-            self._news.set()
+            self._shared.news.set()
 
     def _cancel(self) -> None:
-        for request in self._places:
+        for request in self._requests:
             self._driver.cancel(request)
 
 
 class _Raised:
-    """Stands among the results for an item's error."""
+    """An item's error, in its place among the results.
+
+    Attributes:
+        error: what the consumer raises or yields.
+    """
 
     __slots__ = ("error",)
 
@@ -317,8 +408,8 @@ class _Raised:
         self.error = error
 
 
-def _place_for(x: Any, deadline: float, weigh: Weigh | None, memory: Memory) -> Request:
-    """An item, copied, as a request; one that cannot be pickled or weighed has its error already."""
+def _request_of(x: Any, deadline: float, weigh: Weigh | None, memory: Memory) -> Request:
+    """Return a copied item as a request, which is done if copying or weighing has failed."""
     try:
         request = request_for(x, deadline, weigh)
         if type(request.item) is list and request.nbytes >= LARGE:
@@ -336,7 +427,7 @@ def _place_for(x: Any, deadline: float, weigh: Weigh | None, memory: Memory) -> 
 
 
 def _outcome(request: Request) -> Any:
-    """The result of a request that is done, or its error as a value."""
+    """Return the result of a request that is done, or its error as a value."""
     if request.error is not None:
         return error_of(request)
     try:

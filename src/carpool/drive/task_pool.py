@@ -1,8 +1,9 @@
-"""Batches as tasks of the running loop: for `async def` functions, and callers that await plain objects.
+"""Batches as tasks of the running loop, for `async def` functions and callers that await objects.
 
-What a batch waits for may in the end be the batch itself, through the batch of another function. So requests tell from
-inside which lines they come, and a batch is inside all lines that its requests come from. What is not seen that way, a
-batch that waits *behind* one that waits for it, ends with a time-out.
+What a batch waits for may in the end be the batch itself, through the batch of another function. So
+each request carries the lines from inside which it was made, and a batch is inside all lines of its
+requests. What is not found that way, a batch that waits *behind* one that waits for it, ends with a
+time-out.
 """
 
 from __future__ import annotations
@@ -12,27 +13,29 @@ import contextvars
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ClassVar
 
-from carpool.call.retry import Trouble
 from carpool.clock import monotonic
 from carpool.core.batcher import Batch
 from carpool.core.reply import Reply
 from carpool.drive.aio import Driver
-from carpool.drive.failures import for_all
+from carpool.drive.failures import BatchOutcome, for_all
 from carpool.request import Request
 
-Run = Callable[[list[Any], list[Trouble]], Awaitable[tuple[list[Any], dict[int, Exception] | None]]]
-"""The results of a batch, and the errors that stand in for some of them; what else there is to tell is appended."""
+Run = Callable[[list[Any]], Awaitable[BatchOutcome]]
+"""Calls the user's function for the items of a batch."""
 
 inside: contextvars.ContextVar[frozenset[Driver] | None] = contextvars.ContextVar("carpool_inside", default=None)
-"""The lines whose batches wait for what runs here, which must not wait for theirs. Tasks inherit it."""
+"""The lines whose batches wait for the code that runs here, so it must not wait for theirs.
+
+Each line is known by its driver. Tasks inherit the variable.
+"""
 
 
 class TaskPool:
     """The executor of a stage whose batches run as tasks.
 
     Args:
-        driver: told of readiness and results.
-        run: the user's function.
+        driver: takes readiness and results.
+        run: calls the user's function.
         slots: how many batches may run at a time.
     """
 
@@ -41,25 +44,25 @@ class TaskPool:
         self._run = run
         self._slots = slots
         self._loop = asyncio.get_running_loop()
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # the last one of each slot
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # the last one of each place
 
     def start(self) -> None:
-        """There is nothing to load."""
-        for slot in range(self._slots):
-            self._driver.worker_ready(0, slot)
+        """Report every place as ready: there is nothing to load."""
+        for place in range(self._slots):
+            self._driver.worker_ready(0, place)
 
     def run(self, batch: Batch) -> None:
-        """Start a task for a batch, in a context that is no caller's."""
+        """Start a task for a batch, in a context of its own, which is no caller's."""
         answering = self._answer(batch)
         try:
             # the task copies the context; not every task factory takes one
             self._tasks[batch.place] = contextvars.Context().run(self._loop.create_task, answering)
         except Exception as error:  # of the loop's task factory
             answering.close()
-            self._loop.call_soon(self._answered, batch, *for_all(error, len(batch)), 0.0)
+            self._loop.call_soon(self._answered, batch, for_all(error, len(batch)))
 
     def kill(self, place: int) -> None:
-        """A task is not killed: there is no limit on the time of a batch here."""
+        """Do nothing: no batch is ever given up, since there is no limit on its time."""
 
     async def stop(self, grace_s: float) -> None:
         """End what still runs."""
@@ -68,34 +71,33 @@ class TaskPool:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _answer(self, batch: Batch) -> None:
-        """Run a batch. Its callers are answered whatever the function raises."""
+        """Run a batch, and answer its requests whatever the function raises."""
         requests = batch.requests
         inside.set(self._lines_around(requests))
         me = asyncio.current_task()
         started = monotonic()
-        trouble: list[Trouble] = []
-        results: Sequence[object]
         try:
-            results, errors = await self._run([request.item for request in requests], trouble)
+            outcome = await self._run([request.item for request in requests])
         except BaseException as error:
-            if asyncio.current_task(self._loop) is not me:  # nobody runs this task: it is being thrown away
+            if asyncio.current_task(self._loop) is not me:  # the task is not run but thrown away
                 raise
-            results, errors = for_all(error, len(batch))
-        ends = None if errors is None else _unheard(requests, errors)
+            outcome = for_all(error, len(batch))
+        unheard = None if outcome.errors is None else _unheard(requests, outcome.errors)
+        outcome.busy_s = monotonic() - started
         try:
-            if trouble:
-                self._driver.troubled(0, batch.place, batch.id, trouble)
+            if outcome.trouble:
+                self._driver.troubled(0, batch.place, batch.id, outcome.trouble)
         finally:
-            self._answered(batch, results, errors, monotonic() - started)
-        if ends is not None:
-            raise ends
+            self._answered(batch, outcome)
+        if unheard is not None:
+            raise unheard
 
-    def _answered(
-        self, batch: Batch, results: Sequence[object], errors: dict[int, Exception] | None, busy_s: float
-    ) -> None:
-        self._driver.completed(Reply(0, batch.place, batch.id, batch.ids, results, errors, busy_s))
+    def _answered(self, batch: Batch, outcome: BatchOutcome) -> None:
+        reply = Reply(0, batch.place, batch.id, batch.ids, outcome.results, outcome.errors, outcome.busy_s)
+        self._driver.completed(reply)
 
     def _lines_around(self, requests: Sequence[Request]) -> frozenset[Driver]:
+        """Return the lines that a batch of these requests is inside of."""
         here = frozenset((self._driver,))
         if not InnerRequest.were_made:
             return here
@@ -103,7 +105,7 @@ class TaskPool:
 
 
 def _unheard(requests: Sequence[Request], errors: dict[int, Exception]) -> BaseException | None:
-    """What is to end the program, where every caller who would have heard it has gone."""
+    """Return an exception meant to end the program, if no caller is left to get it."""
     unheard: BaseException | None = None
     for i, error in errors.items():
         if isinstance(error, KeyboardInterrupt | SystemExit):
@@ -114,10 +116,10 @@ def _unheard(requests: Sequence[Request], errors: dict[int, Exception]) -> BaseE
 
 
 class AwaitedRequest(Request):
-    """A request that a task awaits; it is its own caller, and its answer a plain object.
+    """A request that a task awaits; its answer is a plain object, and no `caller` is needed.
 
     Attributes:
-        future: completed with the answer; to be set before it is submitted.
+        future: gets the answer; it is to be set before the request is submitted.
     """
 
     __slots__ = ("future",)
@@ -125,23 +127,24 @@ class AwaitedRequest(Request):
     future: asyncio.Future[Any]
 
     def tell(self) -> None:
-        """Never raises: others of the batch are to be told, too."""
+        """Give the answer to the future. It never raises, since the batch has other requests."""
         try:
             if self.error is None:
                 self.future.set_result(self.result)
             else:
                 self.future.set_exception(self.error)
         except Exception:
-            if not self.future.done():  # it refuses what it is given; else its task was cancelled or its loop is closed
-                self.future.set_exception(RuntimeError(f"{type(self.error).__name__} cannot be raised to who awaits"))
+            if not self.future.done():  # it refuses the error; else its task was cancelled or its loop is closed
+                kind = type(self.error).__name__
+                self.future.set_exception(RuntimeError(f"{kind} cannot be raised in a task that awaits"))
 
 
 class InnerRequest(AwaitedRequest):
-    """One from inside a batch of another function.
+    """A request from inside a batch of another function.
 
     Attributes:
         inside: the lines that wait for it.
-        were_made: whether there ever was one in this process; where none was, nobody has to look for them.
+        were_made: whether there ever was one in this process; if not, none is looked for.
     """
 
     __slots__ = ("inside",)

@@ -1,4 +1,4 @@
-"""What drivers do with trouble: a stage learns how much one call can hold, and one whose policy raises is named."""
+"""What drivers do about trouble: make batches smaller, and name a stage that has failed."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ from carpool.core.batcher import Batcher
 from carpool.logger import logger
 
 FAILED_FOR_S = 30.0
-"""A failed stage stays so until its service is started anew: what callers are told to wait."""
+"""How long callers of a failed stage are asked to wait for the service to be restarted."""
 
 
 def learn(name: str, batcher: Batcher, place: int, batch_id: int, trouble: Sequence[Trouble]) -> None:
-    """Calls for parts of a worker's batch ran out of memory; if batches are smaller from now on, the log tells.
+    """Learn from calls for parts of a batch that ran out of memory how much one call can hold.
+
+    The log says so if batches are smaller from now on.
 
     Args:
         name: of the stage or the function, for the log.
-        batcher: of the stage.
-        worker, batch_id: whose batch it is; it has not been answered yet.
-        trouble: what is told of it.
+        batcher: the stage's.
+        place: the position of the worker whose batch it is.
+        batch_id: the batch, which has not been answered yet.
+        trouble: what happened to it.
 
     Raises:
-        ValueError: it speaks of what the worker was not given.
+        ValueError: the trouble is about a batch or items that the worker does not have.
     """
     before = batcher.safe_size.limit
     for each in trouble:
@@ -31,14 +34,30 @@ def learn(name: str, batcher: Batcher, place: int, batch_id: int, trouble: Seque
             batcher.ran_out_of_memory(place, batch_id, each.ran_out, each.fitted)
     if batcher.safe_size.limit < before:
         logger.warning(
-            "%s ran out of memory: its batches hold %d at the most from now on, and more again once that works",
+            "%s ran out of memory: its batches hold at most %d from now on, and more again once that fits",
             name,
             batcher.safe_size.limit,
         )
 
 
+def learn_from_warm_up(batcher: Batcher, trouble: Sequence[Trouble]) -> None:
+    """Learn the same from a worker's warm-up, in which every example counts for one.
+
+    Args:
+        batcher: the stage's.
+        trouble: what happened during the warm-up.
+    """
+    for each in trouble:
+        if each.ran_out:
+            tried = min(map(len, each.ran_out))
+            batcher.safe_size.ran_out(tried, max([n for n in map(len, each.fitted) if n < tried], default=0))
+
+
 def stage_at_fault(error: BaseException) -> str | None:
-    """The stage whose policy raised `error`, as far as its traceback tells: policies are called by batchers only."""
+    """Return the name of the stage whose policy raised `error`; None if no policy did.
+
+    Policies are called by batchers only, so the traceback shows it.
+    """
     for frame, _ in traceback.walk_tb(error.__traceback__):
         caller = frame.f_locals.get("self")
         if isinstance(caller, Batcher):

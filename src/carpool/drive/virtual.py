@@ -1,9 +1,9 @@
-"""The virtual driver: the same pipeline under a clock that jumps, with stub workers that cost what they are told.
+"""The virtual driver: the same pipeline under a clock that jumps, with stub workers of given costs.
 
-A heap of events instead of a loop, so a minute of traffic takes as long as its decisions do. Events of one moment are
-all delivered before anything is decided, as one turn of a real loop would; arrivals that are known to come in order are
-drawn one by one from a feed and never see the heap. What a real driver adds to the decisions, the way to a worker and
-the turn of its loop, are two numbers.
+It has a heap of events instead of a loop, so a minute of traffic takes no longer than its
+decisions. All events of one moment are delivered before anything is decided, as in one turn of a
+real loop; arrivals that are known to come in order are drawn one by one from a feed and never enter
+the heap. What a real driver adds, the way to a worker and the turn of its loop, are two numbers.
 """
 
 from __future__ import annotations
@@ -23,26 +23,29 @@ from carpool.foreign import text_of, traceback_of
 from carpool.request import Request
 
 Cost = Callable[[int], float]
-"""Seconds that a batch of n requests takes."""
+"""Returns the seconds that a batch of n requests takes."""
 
 BatchCost = Callable[[Batch, float], float]
-"""Seconds that a batch takes which is handed over now; `batch.stage` says to whom."""
+"""Returns the seconds that a batch takes which is handed over now, to a worker of `batch.stage`."""
 
 Compute = Callable[[list[Any]], Sequence[Any]]
-"""What a stub worker answers to the items of a batch; an exception in the place of a result fails its item: one of
-ours as it is, any other as the cause of a `ModelError`."""
+"""Returns a stub worker's results for the items of a batch.
+
+An exception in the place of a result fails its item: a `CarpoolError` as it is, any other as the
+cause of a `ModelError`.
+"""
 
 TICK_S = 1e-6  # no timer of a real loop is finer; a policy that asks to be woken at once cannot stop the clock
 
 
 class Watcher(Protocol):
-    """Told of what is done, instead of the driver keeping it all."""
+    """Watches what is done, so that the driver need not keep it all."""
 
     def started(self, now: float, batch: Batch, busy_s: float) -> None:
-        """A batch has been handed over; its worker will be at work for so many seconds."""
+        """Take note that a batch was handed over, which will take `busy_s` seconds."""
 
     def answered(self, now: float, requests: Sequence[Request]) -> None:
-        """These have their answers, or were refused; their callers hear next."""
+        """Take note of requests that are answered or refused; their callers come next."""
 
 
 class VirtualDriver:
@@ -50,15 +53,18 @@ class VirtualDriver:
 
     Args:
         pipeline: decides.
-        costs: per stage the seconds of a batch of n; or one function of the batch and the time, for all stages.
+        costs: per stage the seconds of a batch of n; or one function of the batch and the time, for
+            all stages.
         workers: per stage how many there are; all are ready at once. One each if not given.
         computes: per stage what they answer; the items themselves if not given.
-        hop_s: seconds that a batch spends on its way to the worker and back, on top of its cost, unless it went ahead.
-        turn_s: seconds from something happening to what is done about it, which what happens meanwhile shares; a reply
-            that finds a full batch waiting, or nobody, cuts it short.
-        watcher: told of batches and answers; without one they are kept in `batches` and `answers`.
+        hop_s: seconds that a batch spends on its way to the worker and back, on top of its cost,
+            unless it went ahead.
+        turn_s: seconds from an event to what is done about it, shared by the events meanwhile; a
+            reply that finds a full batch waiting, or no request, cuts them short.
+        watcher: watches batches and answers; without one they are kept in `batches` and `answers`.
 
     Attributes:
+        pipeline: decides.
         clock: the virtual time.
         batches: every batch that was run, in order.
         answers: every request that was answered, in order.
@@ -90,10 +96,10 @@ class VirtualDriver:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._feed: Iterator[tuple[float, Request]] = iter(())
-        self._next: Request | None = None  # of the feed
+        self._next: Request | None = None  # the next one of the feed
         self._next_at = inf
-        self._arrivals: list[Request] = []  # of this turn
-        self._happened = True  # anything since the last poll
+        self._arrivals: list[Request] = []  # in this turn
+        self._has_news = True  # anything has happened since the last poll
         self._wake_at = 0.0
         self._busy: dict[tuple[int, int], Batch] = {}
         self._ahead: dict[tuple[int, int], Batch] = {}
@@ -102,7 +108,7 @@ class VirtualDriver:
                 pipeline.worker_ready(stage, place)
 
     def at(self, when: float, event: Callable[[], None]) -> None:
-        """Have something happen at `when`; what happens at one moment happens in the order of the calls."""
+        """Have an event happen at `when`; those of one moment happen in the order of the calls."""
 
         def happen() -> None:
             event()
@@ -111,7 +117,13 @@ class VirtualDriver:
         self._at(when, happen)
 
     def submit(self, item: Any, timeout_s: float = inf, **attributes: Any) -> Request:
-        """A request that arrives now; `attributes` are set on it (`lane`, `patient`, `nbytes`, `caller`)."""
+        """Have a new request arrive now, and return it.
+
+        Args:
+            item: the request's.
+            timeout_s: how long it may take.
+            attributes: set on the request, such as `lane`, `patient`, `nbytes` or `caller`.
+        """
         request = Request(item, self.clock.now + timeout_s)
         for name, value in attributes.items():
             setattr(request, name, value)
@@ -119,7 +131,7 @@ class VirtualDriver:
         return request
 
     def arrive(self, when: float, item: Any, timeout_s: float = inf, **attributes: Any) -> Request:
-        """A request that arrives at `when`."""
+        """Have a new request arrive at `when`, and return it."""
         request = Request(item, when + timeout_s)
         for name, value in attributes.items():
             setattr(request, name, value)
@@ -127,17 +139,20 @@ class VirtualDriver:
         return request
 
     def enter(self, request: Request) -> None:
-        """A request that is made already arrives now."""
+        """Have a request that is made already arrive now."""
         self._arrivals.append(request)
         self._notice()
 
     def feed(self, requests: Iterable[tuple[float, Request]]) -> None:
-        """Requests and when they arrive, in the order of time; each is drawn when the one before it has arrived."""
+        """Have requests arrive, each at its time; the times rise.
+
+        A request is drawn when the one before it has arrived.
+        """
         self._feed = iter(requests)
         self._next_at, self._next = next(self._feed, (inf, None))
 
     def lose(self, stage: int, place: int, back_after_s: float = 0.0) -> None:
-        """A worker dies now, with whatever it is doing, and its successor is ready `back_after_s` later."""
+        """Have a worker die now, with its batches; its successor is ready `back_after_s` later."""
         self._busy.pop((stage, place), None)
         self._ahead.pop((stage, place), None)
         self.pipeline.worker_lost(self.clock.now, stage, place)
@@ -145,7 +160,7 @@ class VirtualDriver:
         self.at(self.clock.now + back_after_s, lambda: self.pipeline.worker_ready(stage, place))
 
     def run(self, until: float = inf) -> None:
-        """Go on until nothing is left to happen, or up to `until`."""
+        """Let time pass until nothing is left to happen, or up to `until`."""
         clock, events = self.clock, self._events
         while True:
             when = self._wake_at if self._wake_at < self._next_at else self._next_at
@@ -168,14 +183,14 @@ class VirtualDriver:
         heapq.heappush(self._events, (when, next(self._order), event))
 
     def _notice(self) -> None:
-        """Something has happened: the pipeline is asked when this turn ends."""
-        self._happened = True
+        """Have the pipeline polled when this turn ends, since something has happened."""
+        self._has_news = True
         end = self.clock.now + self._turn_s
         if end < self._wake_at:
             self._wake_at = end
 
     def _draw(self, until: float) -> None:
-        """What the feed has for this moment arrives."""
+        """Have the requests of the feed up to a moment arrive."""
         arrivals, feed = self._arrivals, self._feed
         while self._next is not None and self._next_at <= until:
             arrivals.append(self._next)
@@ -184,8 +199,8 @@ class VirtualDriver:
 
     def _poll(self, now: float) -> None:
         pipeline = self.pipeline
-        if self._happened:
-            self._happened = False
+        if self._has_news:
+            self._has_news = False
             if self._arrivals:
                 pipeline.submit(now, self._arrivals)
                 self._arrivals.clear()
@@ -220,7 +235,7 @@ class VirtualDriver:
         errors: dict[int, Exception] | None = None
         if self._computes is not None:
             results = self._computes[batch.stage](list(results))
-            errors = {i: _told(y) for i, y in enumerate(results) if isinstance(y, BaseException)} or None
+            errors = {i: _shown(y) for i, y in enumerate(results) if isinstance(y, BaseException)} or None
         reply = Reply(batch.stage, batch.place, batch.id, batch.ids, results, errors, busy_s)
         self.pipeline.completed(self.clock.now, reply)
         following = self._ahead.pop((batch.stage, batch.place), None)
@@ -228,25 +243,28 @@ class VirtualDriver:
             self._run(self.clock.now, following, hop_s=0.0)  # its way there and the reply's way here were one time
         self._replied(self.pipeline.batchers[batch.stage])
 
-    def _replied(self, stage: Batcher) -> None:
-        """What a driver that serves does about a reply: a turn is cut short by a full batch, or if nobody waits."""
-        idle = not self._happened and not self.pipeline.waiting
+    def _replied(self, batcher: Batcher) -> None:
+        """Do about a reply what `Driver.completed` does.
+
+        The turn is cut short if a full batch waits, or no request at all.
+        """
+        is_idle = not self._has_news and not self.pipeline.waiting
         self._notice()
-        if self._turn_s and (idle or stage.queue.size >= stage.policy.limit):
+        if self._turn_s and (is_idle or batcher.queue.size >= batcher.policy.limit):
             self._poll(self.clock.now)
 
 
-def _told(error: BaseException) -> CarpoolError:
-    """What a caller hears of an exception in the place of a result, as from a worker."""
+def _shown(error: BaseException) -> CarpoolError:
+    """Return what a caller gets for an exception in the place of a result, as from a worker."""
     if isinstance(error, CarpoolError):
         return error
-    told = ModelError(text_of(error), type_name=type(error).__name__, traceback=traceback_of(error))
-    told.__cause__ = error
-    return told
+    shown = ModelError(text_of(error), type_name=type(error).__name__, traceback=traceback_of(error))
+    shown.__cause__ = error
+    return shown
 
 
 class _Keeper:
-    """Keeps everything, on the driver."""
+    """Keeps batches and answers in the driver's lists."""
 
     def __init__(self, driver: VirtualDriver) -> None:
         self._driver = driver

@@ -1,8 +1,8 @@
-"""The workers of one stage: started, told what to run, listened to, replaced.
+"""The workers of one stage: started, given batches, listened to and replaced.
 
-Whether a worker is a process (`process.py`), a thread or a task (`inside.py`) makes no difference here: frames go out
-and come in. When to replace one and when to give up is the roster's decision (`core/roster.py`); what goes into a batch
-is the pipeline's.
+Whether a worker is a process (`process.py`), a thread or a task (`inside.py`) makes no difference
+here: frames go out and come in. The roster (`core/roster.py`) decides when to replace a worker and
+when to give up; the pipeline decides what goes into a batch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ from carpool.call.retry import Trouble
 from carpool.core.batcher import Batch
 from carpool.core.reply import Reply
 from carpool.core.roster import MOST_DEATHS, PlaceState, Roster, Starts
+from carpool.drive.aio import Driver
 from carpool.drive.inside import LoopWorker, ThreadWorker
 from carpool.drive.launch import Launch
 from carpool.drive.output import LineSink, guarded
@@ -35,47 +36,46 @@ from carpool.wire.outcome import Outcome
 from carpool.wire.payload import OBJECT, Payload
 from carpool.wire.scalars import Scalars
 
-if TYPE_CHECKING:
-    from carpool.drive.aio import Driver
-
-
 T = TypeVar("T")
 
 _OUTCOMES = frozenset(Outcome)
-_GOOD = frozenset({Outcome.OK, Outcome.RESPONSE})
+_NO_ERROR = frozenset({Outcome.OK, Outcome.RESPONSE})
 
 
 class Worker(Protocol):
-    """One worker as its stage sees it."""
+    """One worker as its pool sees it.
+
+    Attributes:
+        broke_protocol: whether it has sent what it must not send; it is ended for that.
+    """
 
     broke_protocol: bool
-    """Whether it has sent what it must not send; it is ended for that."""
 
     @property
     def pid(self) -> int | None:
-        """Its process, if it has one of its own."""
+        """The id of its process, if it has one of its own."""
 
     @property
-    def untouched(self) -> bool:
+    def has_unread_batch(self) -> bool:
         """Whether the model cannot have seen the batch that the worker was given last."""
 
     def send(self, frame: Frame) -> None:
-        """Give it a frame."""
+        """Send it a frame."""
 
     def close_input(self) -> None:
-        """Tell it that nothing more will come: it finishes, tears down and ends."""
+        """Send nothing more: the worker finishes, tears down and ends."""
 
     def catch_up(self) -> bool:
-        """Hear what it has sent already; whether there was anything."""
+        """Read what it has sent already, and report whether there was anything."""
 
-    def give_up(self, why: str, heard: Callable[[Frame], None]) -> None:
-        """It hangs: end it soon. What it still says goes to `heard`."""
+    def give_up(self, why: str, on_frame: Callable[[Frame], None]) -> None:
+        """End a worker that hangs, soon. What it still sends goes to `on_frame`."""
 
     def kill(self, why: str = "") -> None:
-        """End it at once, or have nothing more to do with it where it cannot be ended."""
+        """End it at once; where it cannot be ended, have nothing more to do with it."""
 
     def abandon(self) -> None:
-        """The loop has gone or is about to go: end it and let go of everything without the loop's help."""
+        """End it and let go of everything without the loop, which ends or has ended."""
 
     async def ended(self) -> None:
         """Wait until it is gone."""
@@ -94,10 +94,15 @@ class WorkerPool:
     Args:
         stage: the position of the stage in the pipeline.
         launch: how to start its workers.
-        driver: told of readiness, losses and results.
-        roster: who is to be started, and when.
+        driver: takes readiness, losses and results.
+        roster: decides which workers are to be started, and when.
         starts: how many workers of the service may load at a time.
         sink: where the workers' output goes.
+
+    Attributes:
+        stage: the position of the stage in the pipeline.
+        name: the stage's.
+        roster: the stage's.
     """
 
     def __init__(
@@ -109,15 +114,20 @@ class WorkerPool:
         self._starts = starts
         self._launch = launch
         self._driver = driver
+        self._batcher = driver.pipeline.batchers[stage]
         self._sink = guarded(sink)
-        self._workers: dict[int, Worker] = {}
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self._started_once: set[int] = set()
-        self._failure: dict[int, outcome.FailureReport] = {}
+        self._timer: asyncio.TimerHandle | None = None  # for the next start that is due
+
+        # by place: the worker, when it was started, and why it could not load
+        self._workers: dict[int, Worker] = {}
         self._began: dict[int, float] = {}
-        # by worker: pieces of its batch, and then the one ahead as a whole or in pieces, that it has not been sent yet
-        self._rest: dict[int, list[Frame]] = {}
+        self._failure: dict[int, outcome.FailureReport] = {}
+        self._started_once: set[int] = set()  # places that have had a worker that was ready
+
+        # by place: what the worker has not been sent yet: pieces of its batch, then the batch
+        # ahead, whole or in pieces
+        self._unsent: dict[int, list[Frame]] = {}
         self._after_dispatch = faults.at("parent.after_dispatch")
         self._before_reply = faults.at("parent.before_reply")
 
@@ -127,7 +137,7 @@ class WorkerPool:
         return [worker.pid for worker in self._workers.values() if worker.pid is not None]
 
     def start(self) -> None:
-        """Start every worker that is due, now and whenever the roster says, as far as there is room."""
+        """Start the workers that are due, as far as there is room, and the others in time."""
         now = self._driver.clock()
         for place in self.roster.due(now, self._starts.room):
             self._start(place)
@@ -135,7 +145,7 @@ class WorkerPool:
             self._timer.cancel()
             self._timer = None
         when = self.roster.next_start()
-        if now < when < inf:  # who is due already is started as soon as another has loaded
+        if now < when < inf:  # one that is due already is started as soon as another has loaded
             self._timer = self._loop.call_later(when - now, self.start)
 
     def run(self, batch: Batch) -> None:
@@ -150,28 +160,29 @@ class WorkerPool:
             [r.deadline for r in requests],
             [r.item for r in requests],  # type: ignore[misc]
         )
-        if batch.place in self._rest:
-            self._rest[batch.place] += in_pieces(frame)
+        if batch.place in self._unsent:
+            self._unsent[batch.place] += in_pieces(frame)
             return
         try:
             self._workers[batch.place].send(frame)
         except FrameError:  # it is too large for one message, and nothing has been sent
-            self._rest[batch.place] = in_pieces(frame)
-            if self._driver.pipeline.batchers[self.stage].in_flight.get(batch.place) is batch:
+            self._unsent[batch.place] = in_pieces(frame)
+            if self._batcher.in_flight.get(batch.place) is batch:
                 self._send_next(batch.place)  # else it lies ahead, and goes once its turn comes
         if self._after_dispatch is not None:
             self._after_dispatch()
 
     def _send_next(self, place: int) -> None:
-        """The next piece of a batch that is too large for one message: it is answered before the one after it goes.
+        """Send the next piece of a batch that is too large for one message.
 
-        An item that is too large by itself fails; its mates do not, and nor does the worker.
+        Each piece is answered before the next one goes. An item that is too large by itself fails;
+        the others of its batch do not, nor does the worker.
         """
-        pieces = self._rest[place]
-        while self._rest.get(place) is pieces:
+        pieces = self._unsent[place]
+        while self._unsent.get(place) is pieces:
             piece = pieces.pop(0)
             if not pieces:
-                del self._rest[place]
+                del self._unsent[place]
             try:
                 self._workers[place].send(piece)
             except FrameError as error:
@@ -184,25 +195,28 @@ class WorkerPool:
                 return
 
     def kill(self, place: int) -> None:
-        """Give up a worker that hangs: its batch has crashed as of now; its successor starts when it is gone."""
+        """Give up a worker that hangs.
+
+        Its batch counts as crashed from now on; its successor starts when it is gone.
+        """
         worker = self._workers.get(place)
         if worker is None:
             return
-        if worker.catch_up():  # we are late ourselves: it has said something that nobody had read
+        if worker.catch_up():  # this process is late itself: the worker had sent something that was not read
             self._driver.spare(self.stage, place)
             return
-        batcher = self._driver.pipeline.batchers[self.stage]
+        batcher = self._batcher
         batch = batcher.in_flight.get(place)
         if batch is None:
             return  # it has just been lost
         why = batch.given_up
-        slow = batcher.patience.learns and batch.unwanted_since < inf  # nobody has set a limit, and nobody waits
-        logger.error("worker %s hangs and is given up: %s", self._who(place), why)
+        slow = batcher.patience.learns and batch.unwanted_since < inf  # no limit was set, and no caller waits
+        logger.error("worker %s hangs and is given up: %s", self._label(place), why)
         self.roster.lost(self._driver.clock(), place, gone=False)
-        untouched = worker.untouched
+        has_unread_batch = worker.has_unread_batch
         worker.give_up(why, partial(self._heard_too_late, place))
-        if not self._hand_back(place, untouched) and slow:
-            self.roster.forgive(self._driver.clock(), deaths=1)  # that is no fault of the stage
+        if not self._hand_back(place, has_unread_batch) and slow:
+            self.roster.forgive(self._driver.clock(), deaths=1)  # the stage is not to blame
         if self.roster.failed:
             self._fail(why)
 
@@ -213,43 +227,43 @@ class WorkerPool:
             worker.kill()
 
     def dismiss(self) -> None:
-        """The loop stands still, perhaps for good: every worker finishes and ends by itself."""
+        """Let every worker end by itself once it has finished: the loop stands still."""
         self.roster.stopping = True
         for worker in self._workers.values():
             worker.close_input()
 
     def abandon(self) -> None:
-        """The loop has gone or is about to go: end every worker without its help."""
+        """End every worker without the loop, which ends or has ended."""
         self.roster.stopping = True
         for worker in self._workers.values():
             worker.abandon()
         self._workers.clear()
 
     async def stop(self, grace_s: float) -> None:
-        """End all workers: they may tear down for `grace_s`, then they are killed."""
+        """End all workers; those that take longer than `grace_s` for their teardown are killed."""
         self.roster.stopping = True
         if self._timer is not None:
             self._timer.cancel()
-        processes = list(self._workers.values())
+        workers = list(self._workers.values())
         for place, worker in self._workers.items():
             if self.roster.places[place].state == PlaceState.READY:
                 worker.close_input()
             else:
                 worker.kill()  # it is loading its model, and has nothing to finish
-        ends = [asyncio.ensure_future(worker.ended()) for worker in processes]
+        ends = [asyncio.ensure_future(worker.ended()) for worker in workers]
         if not ends:
             return
         _, late = await asyncio.wait(ends, timeout=grace_s)
-        for worker in processes:
+        for worker in workers:
             worker.kill()  # the late ones, and what the others left behind
         if late:
             await asyncio.wait(late)
 
     def _start(self, place: int) -> None:
         self._began[place] = self._driver.clock()
-        heard, lost = partial(self._heard, place), partial(self._lost, place)
+        on_frame, on_lost = partial(self._heard, place), partial(self._lost, place)
         try:
-            self._workers[place] = _KINDS[self._launch.run_in](self._launch, place, heard, lost, self._sink)
+            self._workers[place] = _KINDS[self._launch.run_in](self._launch, place, on_frame, on_lost, self._sink)
         except OSError as error:  # no process, memory or file descriptor to be had: tried again later
             logger.error("worker %s/%d cannot be started: %s", self.name, place, error)
             self.roster.not_started(self._driver.clock(), place)
@@ -257,9 +271,9 @@ class WorkerPool:
                 text = f"worker {place} of stage {self.name} cannot be started: {error}"
                 self._driver.start_failed(StartupError(text))
         else:
-            logger.info("worker %s starts", self._who(place))
+            logger.info("worker %s starts", self._label(place))
 
-    # -- what the workers say
+    # -- what the workers send
 
     def _heard(self, place: int, frame: Frame) -> None:
         if frame.kind == FrameKind.REPLY:
@@ -268,7 +282,7 @@ class WorkerPool:
             self._batch_of(place, frame)
             self._driver.call_started(self.stage, place, frame.batch)
         elif not frame.payloads:
-            raise FrameError(f"a {frame.kind.name} frame says nothing")
+            raise FrameError(f"a {frame.kind.name} frame without a payload")
         elif frame.kind == FrameKind.STATE:
             self._moved(place, frame)
         elif frame.kind == FrameKind.TROUBLE:
@@ -279,13 +293,14 @@ class WorkerPool:
             raise FrameError(f"it must not send {frame.kind.name} now")
 
     def _batch_of(self, place: int, frame: Frame) -> Batch:
-        """The batch that a frame speaks of. Raises FrameError if it is not the one that the worker has."""
-        batch = self._driver.pipeline.batchers[self.stage].in_flight.get(place)
+        """Return the batch of a frame. Raises FrameError if the worker has another one, or none."""
+        batch = self._batcher.in_flight.get(place)
         if batch is None or batch.id != frame.batch:
             raise FrameError(f"{frame.kind.name} for batch {frame.batch}, which it does not have")
         return batch
 
     def _replied(self, place: int, frame: Frame) -> None:
+        """Pass a reply on to the driver, once it has been checked."""
         batch = self._batch_of(place, frame)
         if frame.ids == batch.ids:
             frame.ids = batch.ids  # compared once more later, and quicker with itself
@@ -297,23 +312,9 @@ class WorkerPool:
             frame.payloads = frame.payloads.separate()
         errors: dict[int, Exception] | None = None
         if frame.dropped:
-            logger.error("stage %s: no memory to receive the results of %d requests", self.name, len(frame.ids))
-            text = f"there was no memory to receive the result from stage {self.name}"
-            errors = {i: Unavailable(text, code="out_of_memory") for i in range(len(frame.ids))}
-            frame.payloads = [b""] * len(frame.ids)
+            errors = self._not_received(frame)
         elif frame.formats.count(Outcome.OK) != len(frame.formats):
-            if max(frame.formats) not in _OUTCOMES:
-                raise FrameError(f"a reply with outcome {max(frame.formats)}")
-            if type(frame.payloads) is Scalars:
-                raise FrameError("a failure or a response that is told as a scalar")
-            if Outcome.RESPONSE in frame.formats:
-                self._unpack_responses(frame, batch)
-            failed = [i for i, what in enumerate(frame.formats) if what not in _GOOD]
-            errors = {i: outcome.unpack(frame.formats[i], frame.payloads[i]) for i in failed} or None
-            if frame.causes is not None and errors is not None:
-                for i, cause in frame.causes.items():
-                    errors[i].__cause__ = cause
-                frame.causes = None  # the worker keeps its reply until it has the next one
+            errors = self._errors_of(frame, batch)
         elif type(frame.payloads) is Scalars and self._is_last:
             _check_takers(frame.ids, batch)
         if self._before_reply is not None:
@@ -322,22 +323,45 @@ class WorkerPool:
         busy_s, waited_s = frame.busy_s, frame.waited_s
         reply = Reply(self.stage, place, frame.batch, frame.ids, frame.payloads, errors, busy_s, waited_s)
         self._driver.completed(reply)
-        if place in self._rest and self._is_waiting_for_more(place):
+        if place in self._unsent and self._is_waiting_for_more(place):
             self._send_next(place)
 
+    def _not_received(self, frame: Frame) -> dict[int, Exception]:
+        """Return the errors of a reply whose payloads there was no memory for."""
+        logger.error("stage %s: no memory to receive the results of %d requests", self.name, len(frame.ids))
+        text = f"there was no memory to receive the result from stage {self.name}"
+        frame.payloads = [b""] * len(frame.ids)
+        return {i: Unavailable(text, code="out_of_memory") for i in range(len(frame.ids))}
+
+    def _errors_of(self, frame: Frame, batch: Batch) -> dict[int, Exception] | None:
+        """Return the errors in a reply, and unpack its responses. Raises FrameError."""
+        if max(frame.formats) not in _OUTCOMES:
+            raise FrameError(f"a reply with outcome {max(frame.formats)}")
+        if type(frame.payloads) is Scalars:
+            raise FrameError("a failure or a response that is reported as a scalar")
+        if Outcome.RESPONSE in frame.formats:
+            self._unpack_responses(frame, batch)
+        failed = [i for i, what in enumerate(frame.formats) if what not in _NO_ERROR]
+        errors: dict[int, Exception] = {i: outcome.unpack(frame.formats[i], frame.payloads[i]) for i in failed}
+        if frame.causes is not None and errors:
+            for i, cause in frame.causes.items():
+                errors[i].__cause__ = cause
+            frame.causes = None  # the worker keeps its reply until it has the next one
+        return errors or None
+
     def _is_waiting_for_more(self, place: int) -> bool:
-        """Whether all that the worker was sent is answered, and there are more pieces of its present batch."""
-        batch = self._driver.pipeline.batchers[self.stage].in_flight.get(place)
+        """Report whether the worker has answered all it was sent, but not all of its batch."""
+        batch = self._batcher.in_flight.get(place)
         if batch is None:
             return False
-        return sum([len(piece.ids) for piece in self._rest[place] if piece.batch == batch.id]) == len(batch.ids)
+        return sum([len(piece.ids) for piece in self._unsent[place] if piece.batch == batch.id]) == len(batch.ids)
 
     @property
     def _is_last(self) -> bool:
         return self.stage == len(self._driver.pipeline.batchers) - 1
 
     def _unpack_responses(self, frame: Frame, batch: Batch) -> None:
-        """In place of their payloads. Raises FrameError."""
+        """Put the responses of a model's own in place of their payloads. Raises FrameError."""
         if not self._is_last:
             raise FrameError("a response from a stage that is not the last")
         requests = dict(zip(batch.ids, batch.requests, strict=True))
@@ -353,34 +377,37 @@ class WorkerPool:
         frame.payloads = answers
 
     def _troubled(self, place: int, frame: Frame) -> None:
-        """What happened to a batch besides its results, or to the warm-up."""
+        """Learn from what happened during a batch, or during the warm-up, besides the results."""
         trouble = _decoded(frame.payloads[0], list[Trouble])
         try:
             if self.roster.places[place].state == PlaceState.READY:
                 batch = self._batch_of(place, frame)
-                if len(batch) != batch.n:  # of a piece of it: places are none in the batch
+                if len(batch) != batch.n:  # of a piece of it, so its positions are not those in the batch
                     trouble = [msgspec.structs.replace(each, ran_out=[], fitted=[]) for each in trouble]
                 self._driver.troubled(self.stage, place, frame.batch, trouble)
-            elif all(n == size for n, size in self._launch.warm_up.items()):  # else the first batches will tell
-                self._driver.trained_with_trouble(self.stage, trouble)
+            elif all(n == size for n, size in self._launch.warm_up.items()):  # else the first batches will show it
+                self._driver.troubled_in_warm_up(self.stage, trouble)
         except ValueError as error:
             raise FrameError(str(error)) from error
 
     def _moved(self, place: int, frame: Frame) -> None:
+        """Take note of a new state of a worker; one that is ready takes batches from now on."""
         try:
             state = PlaceState(bytes(frame.payloads[0]).decode())  # type: ignore[arg-type]
             self.roster.moved(place, state)
         except (ValueError, TypeError) as error:
-            raise FrameError(f"it says that it is {frame.payloads[0]!r:.80}: {error}") from error
+            raise FrameError(f"it reports the state {frame.payloads[0]!r:.80}: {error}") from error
         if state == PlaceState.READY:
             self._learn(frame)
-            logger.info("worker %s is ready after %.2f s", self._who(place), self._driver.clock() - self._began[place])
+            logger.info(
+                "worker %s is ready after %.2f s", self._label(place), self._driver.clock() - self._began[place]
+            )
             self._started_once.add(place)
             self._driver.worker_ready(self.stage, place)
             self._driver.start_workers()
 
     def _learn(self, frame: Frame) -> None:
-        """What the warm-up's timings tell the stage's policy."""
+        """Pass the timings of the warm-up on to the stage's policy."""
         for payload in frame.payloads[1:]:
             for n, busy_s in _decoded(payload, list[tuple[int, float]]):
                 if n not in self._launch.warm_up or not 0.0 <= busy_s < inf:
@@ -388,13 +415,14 @@ class WorkerPool:
                 self._driver.trained(self.stage, n, self._launch.warm_up.get(n, n), busy_s)
 
     def _heard_too_late(self, place: int, frame: Frame) -> None:
-        """A worker that was given up says something after all: an answer that nobody waits for from it any more."""
+        """Count late results of a worker that was given up: others have its requests by now."""
         if frame.kind == FrameKind.REPLY:
-            self._driver.pipeline.batchers[self.stage].late_results += len(frame.ids)
-            self._workers[place].kill()  # it has come back: no need to know where it hung
+            self._batcher.late_results += len(frame.ids)
+            self._workers[place].kill()  # it has come back, so it need not write down where it hung
 
     def _lost(self, place: int, why: str) -> None:
-        who = self._who(place)
+        """Hand back what a lost worker owed, and replace it, unless the pool is stopping."""
+        label = self._label(place)
         worker = self._workers.pop(place)
         if worker.broke_protocol:
             self._driver.stats.stages[self.stage].protocol_errors += 1
@@ -406,47 +434,53 @@ class WorkerPool:
         else:
             self.roster.lost(self._driver.clock(), place)
         if self.roster.stopping:
-            logger.info("worker %s has stopped", who)
+            logger.info("worker %s has stopped", label)
             return
         if place not in self._started_once:
             text = cause if failure else f"worker {place} of stage {self.name} died while loading: {why}"
             self._driver.start_failed(StartupError(text))
             return
         if state != PlaceState.HUNG:
-            logger.error("worker %s is lost: %s", who, cause)
+            logger.error("worker %s is lost: %s", label, cause)
         if state == PlaceState.READY:
-            self._hand_back(place, worker.untouched)
+            self._hand_back(place, worker.has_unread_batch)
         if self.roster.failed:
             self._fail(cause)
         self._driver.start_workers()
 
-    def _hand_back(self, place: int, untouched: bool) -> bool:
-        """What a lost worker owed is run by others, or fails; whether that was the fault of a request."""
-        unsent = {id for piece in self._rest.pop(place, ()) for id in piece.ids}
-        if untouched and place not in self._driver.pipeline.batchers[self.stage].ahead:  # else that is what is unread
+    def _hand_back(self, place: int, has_unread_batch: bool) -> bool:
+        """Have what a lost worker owed run by others, or fail.
+
+        Returns:
+            Whether a request is to blame for the loss.
+        """
+        unsent = {id for piece in self._unsent.pop(place, ()) for id in piece.ids}
+        if has_unread_batch and place not in self._batcher.ahead:  # else the one ahead is what is unread
             self._driver.worker_left(self.stage, place)
         elif self._driver.worker_lost(self.stage, place, unsent):
-            logger.error("stage %s: a request has cost two workers; it is refused and not tried again", self.name)
+            logger.error(
+                "stage %s: two workers were lost with the same request, which fails and is not tried again", self.name
+            )
             self.roster.forgive(self._driver.clock())
             return True
         return False
 
     def _fail(self, cause: str) -> None:
-        """Too many deaths: nobody is started any more."""
+        """Fail the stage after too many deaths: no worker is started any more."""
         last = cause.rpartition("\n")[2]  # of a traceback: what was raised
         text = f"stage {self.name} has failed: {MOST_DEATHS} workers in a row died without finishing a batch"
         logger.critical("%s; the last one: %s", text, last)
         error = Unavailable(f"stage {self.name} has failed", code="stage_failed", retry_after_s=FAILED_FOR_S)
         self._driver.stage_failed(error)
 
-    def _who(self, place: int) -> str:
-        """A worker's name in the log."""
+    def _label(self, place: int) -> str:
+        """Return a worker's name for the log."""
         pid = self._workers[place].pid
         return f"{self.name}/{place}" + ("" if pid is None else f" (pid {pid})")
 
 
 def _check_ids(ids: Sequence[int], owed: Sequence[int]) -> None:
-    """Whether a reply that is not for the whole batch is for some of it. Raises FrameError."""
+    """Raise FrameError if a reply is for other requests than those that are owed."""
     if not ids or len(set(ids)) < len(ids):
         raise FrameError("a reply that answers nothing, or a request twice")
     foreign = set(ids).difference(owed)
@@ -464,7 +498,7 @@ def _check_takers(ids: Sequence[int], batch: Batch) -> None:
 
 
 def _decoded(payload: Payload, kind: type[T]) -> T:
-    """What a worker has packed. Raises FrameError."""
+    """Return what a worker has packed. Raises FrameError."""
     try:
         return msgspec.msgpack.decode(payload, type=kind)  # type: ignore[arg-type]
     except (msgspec.MsgspecError, TypeError, UnicodeDecodeError) as error:
@@ -472,5 +506,5 @@ def _decoded(payload: Payload, kind: type[T]) -> T:
 
 
 def new_roster(workers: int) -> Roster:
-    """A roster with real dice."""
+    """Return a roster whose pauses between starts are spread at random."""
     return Roster(workers, random.random)

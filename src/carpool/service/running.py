@@ -1,12 +1,14 @@
-"""What a handle has started, and how it ends: closed by the handle, or because the handle or the loop has gone.
+"""What a handle has started, and how that ends.
 
-It does not know its handle. So a handle that nobody holds any more is collected, and what it has started is ended then
-(`dropped`). The loop does that: the collector may run in any thread and at any moment, so nothing may be waited for
-there. An errand that the loop does not come to, since it ends or has ended, is thrown away by the loop, and ends the
-workers as that happens.
+It ends when the handle closes it, or because the handle or the loop is gone. It has no reference to
+its handle. So a handle that nothing refers to any more is collected, and what it has started is
+ended then (`dropped`). The loop does that: the collector may run in any thread and at any moment,
+so nothing may be waited for there. An errand that the loop does not come to, since it ends or has
+ended, is thrown away by the loop, and ends the workers as that happens.
 
-A loop that ends closes the asynchronous generators that have begun on it, and waits for them (`asyncio.run` does, and
-`Runner`). That is how its end is noticed: each service has one that does nothing else.
+A loop that ends closes the asynchronous generators that have begun on it and waits for them
+(`asyncio.run` and `asyncio.Runner` do). Each service has such a generator, only to notice the end
+of its loop.
 """
 
 from __future__ import annotations
@@ -35,11 +37,14 @@ class Running:
 
     Args:
         name: the service's.
-        timeout_s: the service's.
+        timeout_s: the service's; how long requests inside may take when it closes.
 
     Attributes:
-        driver, pools, guard: what has been started.
-        found_cores: where the loop's thread ran before it was pinned.
+        life: where in its life the service is.
+        driver: the service's, once it starts.
+        pools: the service's, one per stage, once it starts.
+        guard: the service's, if it has worker processes.
+        found_cores: those on which the loop's thread ran before it was pinned.
         thread: the loop's, if it was started for this service and is to end with it.
     """
 
@@ -54,27 +59,32 @@ class Running:
         self._timeout_s = timeout_s
         self._closing: asyncio.Task[None] | None = None
         self._process = os.getpid()
-        self._what_to_do = ""
+        self._how_to_close = ""
         self._watch = self._watch_loop()
         _lives.add(self.life)
 
-    async def begin(self, driver: Driver, pools: Sequence[WorkerPool], guard: Guard | None, what_to_do: str) -> None:
-        """On the service's loop: it is being started.
+    async def begin(self, driver: Driver, pools: Sequence[WorkerPool], guard: Guard | None, how_to_close: str) -> None:
+        """Take note, on the service's loop, of what is being started.
 
         Args:
-            driver, pools, guard: what will run.
-            what_to_do: for whoever lets it run and goes, how it is closed.
+            driver: the service's.
+            pools: one per stage.
+            guard: the service's, if it has worker processes.
+            how_to_close: for the warning if it is never closed.
         """
         self.driver, self.pools, self.guard = driver, pools, guard
-        self._process, self._what_to_do = os.getpid(), what_to_do
+        self._process, self._how_to_close = os.getpid(), how_to_close
         await anext(self._watch)
         self.life.happened(Event.START)  # from here on other threads' calls are let through, and need the driver
 
     def begin_to_close(self, drain: bool) -> asyncio.Task[None] | None:
-        """On the service's loop: see that it is being closed, by a task that ends when everything has ended.
+        """Have the service closed, on its loop, by a task that ends when everything has ended.
+
+        Args:
+            drain: whether requests inside are finished; if not, they fail.
 
         Returns:
-            The task, whoever has caused it to be started; None if the service was never started.
+            The task, which may have been started before; None if the service was never started.
         """
         act = self.life.happened(Event.CLOSE if drain else Event.HURRY)
         if act is Act.END:
@@ -85,36 +95,37 @@ class Running:
         return self._closing
 
     def begin_to_end(self, drain: bool) -> None:
-        """On the service's loop: see that it is being closed, and its thread ended after that."""
+        """Have the service closed, on its loop, and the loop's thread ended after that."""
         closing, thread = self.begin_to_close(drain), self.thread
         if thread is None:
             return
         if closing is None or closing.done():
             thread.stop()
-        else:  # also if it is the start that closes, since it has failed: nobody else may come to stop the loop
+        else:  # also if a failed start closes it: nothing else may come to stop the loop
             closing.add_done_callback(lambda _: thread.stop())
 
     def kill(self) -> None:
-        """End the workers at once, whatever they are doing."""
+        """End the workers at once, in the midst of their batches."""
         for pool in self.pools:
             pool.kill_all()
 
     def kill_processes(self) -> None:
-        """From another thread, while something blocks the loop: end the worker processes at once."""
+        """End the worker processes from another thread, since something blocks the loop."""
         for pool in self.pools:
             for pid in pool.pids:  # the loop reaps them, so their numbers are still theirs
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
 
     def abandon(self) -> None:
-        """The service's loop ends, or has ended, before it was closed: nobody is left inside; the workers are ended."""
+        """End the workers of a service that is not closed although its loop ends or has ended."""
         if self.life.happened(Event.LOOP_GONE) is Act.KILL:
             self._let_go()
 
     def dropped(self) -> None:
-        """The handle has been collected, in whatever thread: have everything ended, if nobody has. Waits for nothing.
+        """Have everything ended, if it is not, since the handle has been collected in some thread.
 
-        In a forked child nothing is done, even where it is collected before the child knows what it is.
+        It waits for nothing. In a forked child it does nothing, even if the handle is collected
+        before the fork is noticed.
         """
         if os.getpid() != self._process or self.life.state not in (LifeState.STARTING, LifeState.OPEN):
             return
@@ -128,7 +139,7 @@ class Running:
         self._warn("handle", "was dropped", _WHERE_IT_WAS_DROPPED)
 
     async def _watch_loop(self) -> AsyncGenerator[None, None]:
-        """It is resumed when the service has been closed, and closed where the loop ends before that."""
+        """Wait for the end: resumed when the service is closed, closed if its loop ends before."""
         try:
             yield
         except GeneratorExit:
@@ -142,8 +153,8 @@ class Running:
             raise
 
     def _warn(self, what: str, has_gone: str, stacklevel: int = 1) -> None:
-        text = f"the {what} of service {self.name} {has_gone} without its being closed, so its workers are ended"
-        warnings.warn(f"{text}: {self._what_to_do}", ResourceWarning, stacklevel + 1)
+        text = f"the {what} of service {self.name} {has_gone} before the service was closed, so its workers are ended"
+        warnings.warn(f"{text}: {self._how_to_close}", ResourceWarning, stacklevel + 1)
 
     async def _end(self, drain: bool) -> None:
         assert self.driver is not None
@@ -157,12 +168,12 @@ class Running:
             affinity.pin(self.found_cores)
 
     def _ended(self, closing: asyncio.Task[None]) -> None:
-        """The closing is over; or all tasks were cancelled, and there is no time for a good order."""
+        """Finish the closing; at once and by force if it was cancelled or has failed."""
         if self.life.state is not LifeState.DRAINING:
             return
         error = None if closing.cancelled() else closing.exception()
-        if error is not None:  # whoever has dropped a handle does not wait to hear of it
-            logger.error("service %s could not be closed in good order", self.name, exc_info=error)
+        if error is not None:  # the code that dropped a handle does not wait for it
+            logger.error("service %s was not closed in good order", self.name, exc_info=error)
         if closing.cancelled() or error is not None:
             assert self.driver is not None
             self.driver.abort()
@@ -180,7 +191,10 @@ class Running:
 
 
 class _Errand:
-    """Has a loop end a service whose handle has gone. It is not lost with its loop."""
+    """Has a loop end a service, the handle of which is gone.
+
+    If the loop throws it away, it ends the workers.
+    """
 
     __slots__ = ("_running",)
 
@@ -198,7 +212,7 @@ class _Errand:
 
 
 _lives: weakref.WeakSet[Life] = weakref.WeakSet()
-"""Those that a fork ends, for the child."""
+"""The lives of this process's services, which a fork ends for the child."""
 
 
 def _forked() -> None:

@@ -1,0 +1,75 @@
+"""What a worker process is sent: frames that fit into the socket go in one go, all others in parts."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Any
+from unittest.mock import patch
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.drive import process
+from carpool.drive.process import WorkerProcess
+from carpool.wire.frame import Frame, FrameKind, encode
+
+
+class Writers:
+    """As much of a loop as a sender needs: whether it is to be called when the socket is writable."""
+
+    def __init__(self) -> None:
+        self.writer: Any = None
+
+    def add_writer(self, fd: int, writer: Any) -> None:
+        self.writer = writer
+
+    def remove_writer(self, fd: int) -> None:
+        self.writer = None
+
+
+def arrived(frames: Sequence[Frame], reads: Sequence[int], one_go_below: int) -> bytes:
+    """The bytes at the other end, where so much is read after each frame and the rest in the end."""
+    ours, theirs = socket.socketpair()
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        end.setblocking(False)
+    worker: Any = WorkerProcess.__new__(WorkerProcess)
+    worker._sock, worker._loop = ours, Writers()
+    worker._life, worker._last_frame = process._Life.CONNECTED, process._LastFrame.IN_PIECES
+    worker._unsent, worker._is_watching_writable = [], False
+    data = bytearray()
+
+    def read(n: int) -> bool:
+        try:
+            data.extend(theirs.recv(n))
+        except BlockingIOError:
+            return False
+        if worker._loop.writer is not None:
+            worker._loop.writer()
+        return True
+
+    with ours, theirs, patch.object(process, "LARGE", one_go_below):
+        for frame, n in zip(frames, reads, strict=True):
+            worker.send(frame)
+            if n:
+                read(n)
+        while read(2**16):
+            pass
+        assert not worker._unsent
+        assert worker._loop.writer is None
+    return bytes(data)
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 9000), min_size=1, max_size=3), st.integers(0, 9000)), max_size=8))
+def test_frames_in_one_go_and_in_parts_are_the_same_bytes(plan: list[tuple[list[int], int]]) -> None:
+    """Whether a frame is joined and sent at once or not, it arrives whole and in its place."""
+    frames = [
+        Frame(FrameKind.REPLY, i, list(range(len(sizes))), bytes(len(sizes)), payloads=[bytes([i]) * n for n in sizes])
+        for i, (sizes, _) in enumerate(plan)
+    ]
+    reads = [n for _, n in plan]
+
+    joined = arrived(frames, reads, one_go_below=process.LARGE)
+    assert joined == arrived(frames, reads, one_go_below=0)
+    assert joined == b"".join([bytes(part) for frame in frames for part in encode(frame)])
