@@ -152,7 +152,7 @@ def test_calls_that_share_a_function_in_threads(caplog: pytest.LogCaptureFixture
             assert batched.many(range(64)) == [10 * x for x in range(64)]
 
     check_learned(calls.sizes, 10)
-    assert "ran out of memory: its batches hold 8 at the most" in caplog.text
+    assert "ran out of memory: its batches hold at most 8" in caplog.text
     assert len(caplog.records) == 1
 
 
