@@ -14,7 +14,7 @@ from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.core.reply import Reply
 from carpool.policy import Decision, Greedy, Policy, QueueView
-from carpool.request import Request
+from carpool.request import Lane, Request
 from tests.effort import share
 
 FUZZ_EXAMPLES = os.environ.get("FUZZ_EXAMPLES")  # set by `make fuzz`: many more, and other ones each time
@@ -34,7 +34,7 @@ def ask(
 ) -> Request:
     """One request that nobody has seen yet."""
     request = Request(item, deadline, nbytes=nbytes)
-    request.lane = (priority, key, bucket)
+    request.lane = Lane(priority, key, bucket)
     request.arrived = arrived
     request.patient = patient
     return request

@@ -229,8 +229,7 @@ class Batcher:
         The policy is not told, neither now nor when they have run: they do not arrive, and it does not decide on them.
         """
         for request in requests:
-            priority, key, bucket = request.lane
-            request.lane = (priority, Alone(key), bucket)
+            request.lane = request.lane._replace(key=Alone(request.lane.key))
         self.queue.put_back(requests)
 
     def leave(self, now: float, request: Request) -> None:
@@ -379,7 +378,7 @@ class Batcher:
         queue = self.queue
         self.wake_at = None
         while queue.count:
-            if queue.lone_lanes and queue.alone and self._idle and room >= 1:
+            if queue.lone_lanes and queue.next_goes_alone and self._idle and room >= 1:
                 return self._start(now, 1, "quarantine")  # it waits for nobody, whatever the policy
             lanes, short = queue.lanes, room < queue.count
             decision, n, reason = self._ask(now, room)
@@ -389,7 +388,7 @@ class Batcher:
             if n and queue.count:
                 if n > self.safe_size.limit and queue.size > self.safe_size.limit:
                     n = self._safe(n)
-                if queue.size != queue.count:
+                if queue.weighted:
                     n = self._fitting(n)
                 return self._start(now, n if n <= room else int(room), reason)
             self.wake_at = decision.wake_at
@@ -541,7 +540,7 @@ class Batcher:
             if now < opens_at:
                 self.wake_at = opens_at if self.wake_at is None else min(self.wake_at, opens_at)
                 return None
-            if queue.size != queue.count:
+            if queue.weighted:
                 n = self._fitting(n)
             self.ahead[batch.place] = made = self._make(now, n, decision.reason, batch.place, ahead=True)
             return made
@@ -573,7 +572,7 @@ class Batcher:
     def _most_requests(self) -> float:
         """How many of those that wait a full batch would hold, about."""
         limit, queue = self._limit, self.queue
-        return limit if queue.size == queue.count else limit * queue.count / queue.size + 1
+        return limit * queue.count / queue.size + 1 if queue.weighted else limit
 
     def _fitting(self, units: int) -> int:
         """How many requests from the head fit into so many units; one that is larger by itself counts as fitting."""

@@ -418,7 +418,7 @@ class Pipeline:
         first = self.batchers[0]
         queue = first.queue
         ahead: float = queue.ahead_of(request, now)
-        if queue.size != queue.count:
+        if queue.weighted:
             ahead *= queue.size / queue.count
         outside, outside_bytes = self.door.count, self.door.nbytes  # nobody gets past them
         if give_way:
@@ -551,7 +551,7 @@ class Pipeline:
         self.batchers[stage + 1].enter(now, requests)
 
     def _expired(self, now: float, request: Request, started: float | None = None, hint: str = "") -> None:
-        text = trail.tell(now, request, started, [batcher.name for batcher in self.batchers])
+        text = trail.format_expiry(now, request, started, [batcher.name for batcher in self.batchers])
         self._fail(now, request, DeadlineExceeded(text + hint))
 
     def _fail(self, now: float, request: Request, error: Exception) -> None:
@@ -589,9 +589,9 @@ def _lost_with(request: Request, batcher: Batcher, given_up: str) -> CarpoolErro
 def _acquit(request: Request) -> None:
     """It has come through the stage alone: in the next one it is like any other."""
     request.losses = 0
-    priority, key, bucket = request.lane
-    if isinstance(key, Alone):
-        request.lane = (priority, key.key, bucket)
+    lane = request.lane
+    if isinstance(lane.key, Alone):
+        request.lane = lane._replace(key=lane.key.former_key)
 
 
 def _check_new(requests: Sequence[Request]) -> None:

@@ -25,7 +25,7 @@ def extend(requests: Sequence[Request], stage: int, started: float, now: float) 
             request.trail = link
 
 
-def tell(now: float, request: Request, started: float | None, names: Sequence[str]) -> str:
+def format_expiry(now: float, request: Request, started: float | None, names: Sequence[str]) -> str:
     """What to say at the deadline of `request`.
 
     Args:
