@@ -105,7 +105,13 @@ class Side:
         pipeline = self.line._line.pipeline
         (batcher,) = pipeline.batchers
         counted = pipeline.admitted, pipeline.answered, pipeline.cancelled, pipeline.refused, pipeline.waiting
-        timed = batcher._batch_ids, batcher.batch_s, batcher.fastest_s, batcher.late_results, len(batcher.in_flight)
+        timed = (
+            batcher._batch_ids,
+            batcher.times.usual_s,
+            batcher.times.fastest_s,
+            batcher.late_results,
+            len(batcher.in_flight),
+        )
         return counted, timed, flat(batcher.policy)
 
 

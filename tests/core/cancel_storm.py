@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from random import Random
 
-from carpool.core.batcher import Batch, Batcher
+from carpool.core.batch import Batch
+from carpool.core.batcher import Batcher
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.core.trail import AT_THE_DOOR

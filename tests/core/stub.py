@@ -9,7 +9,8 @@ from typing import Any
 
 from hypothesis import settings
 
-from carpool.core.batcher import Batch, Batcher
+from carpool.core.batch import Batch
+from carpool.core.batcher import Batcher
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.core.reply import Reply

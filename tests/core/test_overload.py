@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from carpool.core.batcher import Batch
+from carpool.core.batch import Batch
 from carpool.drive.virtual import VirtualDriver
 from carpool.policy import Adaptive, Greedy, Policy
 from carpool.request import Lane, Request

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from carpool.core.batcher import Batch
+from carpool.core.batch import Batch
 from carpool.core.pipeline import Pipeline
 from carpool.drive.virtual import VirtualDriver
 from carpool.errors import DeadlineExceeded, ModelError, Unavailable

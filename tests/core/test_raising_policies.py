@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from carpool.core.batcher import Batch
+from carpool.core.batch import Batch
 from carpool.core.pipeline import Pipeline
 from carpool.errors import ModelError, Unavailable
 from carpool.policy import Decision, Policy, QueueView
@@ -181,7 +181,7 @@ def test_what_lies_ahead_is_answered_too(kind: type[BaseException]) -> None:
     """A policy that raises when it is asked for a batch ahead, with one under way and one that lies there already."""
     policy = Raising("decide_ahead", 2, kind)
     line = pipeline(stage(policy=policy, runs_ahead=True), workers=2)
-    line.batchers[0].batch_s = 2**-6  # as if it had run before
+    line.batchers[0].times.usual_s = 2**-6  # as if it had run before
     requests = asks(map(str, range(8)))
     line.submit(0, requests)
     assert len(line.poll(0).run) == 2

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from carpool.core.batcher import Batch
+from carpool.core.batch import Batch
 from carpool.drive.virtual import VirtualDriver
 from carpool.errors import DeadlineExceeded, ModelError
 from carpool.policy import Decision, Greedy, Policy, QueueView, Static

@@ -15,7 +15,8 @@ from math import inf
 
 import pytest
 
-from carpool.core.batcher import Batch, Batcher
+from carpool.core.batch import Batch
+from carpool.core.batcher import Batcher
 from carpool.core.journal import Journal
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Alone, Queue

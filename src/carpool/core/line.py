@@ -27,7 +27,8 @@ from itertools import chain
 from math import inf
 from typing import Final, Protocol
 
-from carpool.core.batcher import Batch, Batcher
+from carpool.core.batch import Batch
+from carpool.core.batcher import Batcher
 from carpool.core.pipeline import Pipeline, Todo
 from carpool.core.reply import Reply
 from carpool.errors import CarpoolError
@@ -252,7 +253,7 @@ class Line:
         if now >= self._batcher.attention_at or self.pipeline.door.count:
             self._look(now)
         else:  # no batch can start before somebody claims the slot
-            self._tell(self.pipeline.take_answers())
+            self._tell(self.pipeline.collect_answers())
 
     # -- the end
 
@@ -270,7 +271,7 @@ class Line:
         for slot in self._slots_of(thread):
             self._release(now, slot)
         self.elect = None
-        self._tell(self.pipeline.take_answers())
+        self._tell(self.pipeline.collect_answers())
         self._see_off()
 
     def drain(self, waiter: Waiter) -> None:

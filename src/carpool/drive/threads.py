@@ -26,7 +26,8 @@ from carpool.call.lock import ExecutionLock, can_be_tried, is_owned
 from carpool.call.retry import Trouble
 from carpool.clock import Clock, monotonic
 from carpool.core import line as lines
-from carpool.core.batcher import Batch, Batcher
+from carpool.core.batch import Batch
+from carpool.core.batcher import Batcher
 from carpool.core.line import DONE, LEADS, SLEEP, Line
 from carpool.drive.failures import for_all
 from carpool.drive.trouble import FAILED_FOR_S, learn, stage_at_fault
