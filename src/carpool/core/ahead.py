@@ -1,9 +1,9 @@
 """When a batch may be handed to a worker that is still busy with another one. Sans-IO.
 
 Such a batch lies in the worker's socket when the worker comes for it. Until then it cannot be taken
-back, and a request of it that leaves is run all the same. So the batch goes shortly before the learned
-end of the call under way, and later still where it matters what comes meanwhile: where another worker
-may be free first, and where requests have priorities, keys or buckets.
+back, and a request of it that leaves is run all the same. So the batch goes shortly before the
+learned end of the call under way, and later still where it matters what comes meanwhile: where
+another worker may be free first, and where requests have priorities, keys or buckets.
 
 Requests of different lanes and those in quarantine are kept until a worker is free. So is all that
 waits for one of several workers whose ends cannot be foretold, or for a worker that takes too long

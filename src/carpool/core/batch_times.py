@@ -1,4 +1,4 @@
-"""How long the batches of one stage take, from their start to their end, by what was seen. Sans-IO."""
+"""How long the batches of one stage take, by what was seen. Sans-IO."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ class BatchTimes:
             self.fastest_s += 0.01 * (took_s - self.fastest_s)  # the stage may have become slower
 
     def learn_deviation(self, took_s: float) -> None:
-        """Learn how far a batch that took `took_s` is from the usual time; call it before `learn`."""
+        """Learn how far a batch is from the usual time; to be called before `learn`."""
         if self.usual_s:
             self.deviation_s += (abs(took_s - self.usual_s) - self.deviation_s) * 0.2

@@ -2,11 +2,12 @@
 
 It is told what happened (`enter`, `completed`, `worker_ready`, `worker_lost`) and asked what to run
 next (`next_batch`). It keeps three promises whatever the policy says: no batch is larger than the
-limit, no request is dispatched after its deadline, and a reply is paired with a request only if that
-worker was given that request in that batch.
+limit, no request is dispatched after its deadline, and a reply is paired with a request only if
+that worker was given that request in that batch.
 
 A policy may be the user's, and raise. So it is told before something becomes of a request, or when
-that has happened altogether: whatever it raises, each request is in the queue, in a batch, or answered.
+that has happened altogether: whatever it raises, each request is in the queue, in a batch, or
+answered.
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ class Batcher:
         patience_s: in that case, how long a call may go on that no caller waits for (see
             `core/patience.py`).
         idempotent: whether a request may be run once more when its worker is lost.
-        runs_ahead: whether a worker may be handed its next batch before it is free. It has no effect
-            where requests must not be run once more, since what lies with a worker that is given up
-            may still be run by it.
+        runs_ahead: whether a worker may be handed its next batch before it is free. It has no
+            effect where requests must not be run once more, since what lies with a worker that is
+            given up may still be run by it.
         weigh: how much of a batch the result of the stage before takes up, if not 1; may raise a
             `CarpoolError`.
 
@@ -76,8 +77,8 @@ class Batcher:
         times: how long batches take.
         closing: whether no request can join the queue any more, so that nothing is held back for
             company; the pipeline sets it.
-        retired: whether all requests have been answered, and the policy is asked and told nothing any
-            more; the pipeline sets it.
+        retired: whether all requests have been answered, and the policy is asked and told nothing
+            any more; the pipeline sets it.
         in_flight: the batch that each busy worker runs, by the worker's place.
         ahead: the batch that lies with a busy worker already, after the one that it runs, by place.
         wake_at: when to call `next_batch` again although nothing happened; None for never.
@@ -170,7 +171,7 @@ class Batcher:
             self.policy.arrived_together(now, requests)
 
     def put_back(self, now: float, requests: Sequence[Request]) -> None:
-        """Let requests wait again whose worker has gone, as if they had waited since they arrived."""
+        """Let requests of a worker that has gone wait again, in their old places."""
         self.queue.put_back(requests)
         news = [request for request in requests if not request.losses]  # the policy does not know those in quarantine
         if news:
@@ -179,8 +180,8 @@ class Batcher:
     def quarantine(self, requests: Sequence[Request]) -> None:
         """Let requests wait again, each to be run alone, as one of them may have killed its worker.
 
-        They wait in their old places. The policy is not told, neither now nor when they have run: they
-        do not arrive, and it does not decide on them.
+        They wait in their old places. The policy is not told, neither now nor when they have run:
+        they do not arrive, and it does not decide on them.
         """
         for request in requests:
             request.lane = request.lane._replace(key=Alone(request.lane.key))
@@ -192,7 +193,7 @@ class Batcher:
         self.policy.left(now, request)
 
     def abandon(self, now: float, request: Request) -> None:
-        """Drop the result of a request that a worker has, as its caller has gone; it is now done."""
+        """Note that the caller of a request which a worker has is gone; it is now done."""
         request.state = DONE
         request.deadline = min(request.deadline, now)  # no caller waits for it from now on
         self.attention_at = min(self.attention_at, request.deadline + self.patience.least_s)
@@ -205,14 +206,14 @@ class Batcher:
         return self.queue.in_the_way(request, max(1, int(min(self.policy.limit, self.queue.max_size / 2))))
 
     def displace(self, now: float, request: Request) -> None:
-        """Remove a queued request for one of a higher priority; it is now done, or may wait elsewhere."""
+        """Remove a queued request for one of a higher priority; it is now done."""
         self.policy.left(now, request)
         self.queue.evict(request)
 
     # -- workers come and go
 
     def trained(self, n: int, size: int, busy_s: float) -> None:
-        """Tell the policy of a warm-up, unless requests have been run already, which teach better."""
+        """Tell the policy of a warm-up, unless requests have run already: those teach better."""
         if not self._batch_ids:
             self.policy.trained(n, size, busy_s)
 
@@ -265,14 +266,15 @@ class Batcher:
     def ran_out_of_memory(
         self, place: int, batch_id: int, calls: Sequence[Sequence[int]], fitted: Sequence[Sequence[int]]
     ) -> None:
-        """Learn from calls for parts of a batch that ran out of memory, and smaller ones that fitted.
+        """Learn from calls for parts of a batch: some ran out of memory, and smaller ones fitted.
 
         A worker reports them before it replies.
 
         Args:
             place: the position of the worker.
             batch_id: its batch.
-            calls: for each call that ran out, the positions of its items in the batch; one at least.
+            calls: for each call that ran out, the positions of its items in the batch; one at
+                least.
             fitted: the same for each call that went through.
 
         Raises:
@@ -293,10 +295,10 @@ class Batcher:
     def completed(
         self, now: float, place: int, batch_id: int, ids: Sequence[int], busy_s: float, ok: bool
     ) -> Sequence[Request | None]:
-        """Note that the worker at `place` has answered the requests `ids`, and return these requests.
+        """Note that a worker has answered the requests `ids`, and return these requests.
 
-        They are in the order of `ids`; None stands where an id is double or was never asked for. Only
-        those that are still running are to have their answers: for the others it is late.
+        They are in the order of `ids`; None stands where an id is double or was never asked for.
+        Only those that are still running are to have their answers: for the others it is late.
 
         Args:
             now: the time.
@@ -417,8 +419,8 @@ class Batcher:
         Args:
             now: the time.
             room: how many results the next stage can take.
-            refuse: the requests that the policy drops are appended here, and why; also if this raises
-                in the end.
+            refuse: the requests that the policy drops are appended here, and why; also if this
+                raises in the end.
 
         Raises:
             RuntimeError: the policy asked for what is not possible; nothing was done.
@@ -438,8 +440,8 @@ class Batcher:
             self.wake_at = decision.wake_at
             if not decision.drop:
                 break
-            # It has only dropped some. It is asked again where it may not have judged the others yet:
-            # where they wait in other lanes, or where there is room for all of them only now.
+            # It has only dropped some. It is asked again where it may not have judged the others
+            # yet: where they wait in other lanes, or where there is room for all of them only now.
             if not was_short and not (had_lanes and decision.wake_at is None):
                 break
         if self.runs_ahead and queue.count and len(self.in_flight) > len(self.ahead) and not self._idle:
@@ -521,7 +523,7 @@ class Batcher:
         return Batch(self._batch_ids, self.stage, place, requests, size - self.queue.size, reason, now, ahead)
 
     def _next_ahead(self, now: float, room: float) -> Batch | None:
-        """Return a batch for a busy worker, if waiting could not make it better: see `core/ahead.py`."""
+        """Return a batch for a busy worker, if it may go already: see `core/ahead.py`."""
         queue, usual_s = self.queue, self.times.usual_s
         lead_s = lead_allowed_s(queue, self.times, len(self.in_flight))
         if lead_s is None:
@@ -562,7 +564,7 @@ class Batcher:
     # -- what takes too long
 
     def attend(self, now: float) -> Attention:
-        """Expire requests and look for workers that hang; call it once `attention_at` has passed."""
+        """Expire requests and find workers that hang; call it once `attention_at` has passed."""
         expired = self._expire_queued(now)
         hung = []
         self.attention_at = self.queue.earliest_deadline
@@ -586,7 +588,7 @@ class Batcher:
         return [Expiry(request, None) for request in waited]
 
     def _gives_up(self, now: float, batch: Batch) -> bool:
-        """Report whether the call for a batch has gone on for too long; if not, look again in time."""
+        """Report whether the call for a batch has gone on too long; if not, look again in time."""
         times = batch.call_started, batch.unwanted_since, batch.size
         until = self.patience.until(*times)
         if until <= now:
@@ -600,8 +602,8 @@ class Batcher:
     def predicted_wait_s(self, now: float, ahead: float) -> float:
         """Return how long a request waits that has `ahead` units queued ahead of it.
 
-        It goes by what recent batches took, and is rather too short than too long: in a stage that is
-        not saturated, batches are smaller than they could be.
+        It goes by what recent batches took, and is rather too short than too long: in a stage that
+        is not saturated, batches are smaller than they could be.
         """
         limit, usual_s = self._limit, self.times.usual_s
         if self._idle and ahead < limit:

@@ -1,4 +1,4 @@
-"""The ends of requests: each is answered once, with a result or an error, and waits to be handed out.
+"""The ends of requests: each is answered once, and handed out to whoever tells its caller.
 
 Whoever calls a method here owns the answer: the request is not done yet, and becomes so.
 """

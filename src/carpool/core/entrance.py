@@ -1,8 +1,8 @@
 """The way into a pipeline: new requests are admitted, wait at the door for room, or are refused.
 
-Only the first stage has a door. Those that wait there are patient requests for which the first queue
-had no room, and those that a policy's exception has kept from entering. A request of a higher priority
-may displace some of a full queue: they are refused after all, or go back to the door.
+Only the first stage has a door. Those that wait there are patient requests for which the first
+queue had no room, and those that a policy's exception has kept from entering. A request of a higher
+priority may displace some of a full queue: they are refused after all, or go back to the door.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Entrance:
     Args:
         batchers: of all stages, first to last.
         endings: ends what is refused.
-        slo_s: how soon after their admission requests are due; infinity leaves it at their deadlines.
+        slo_s: how soon after their admission requests are due; infinity leaves it at their
+            deadlines.
         journal: records what happens to each request, if given.
 
     Attributes:
@@ -54,7 +55,8 @@ class Entrance:
 
         Args:
             now: the time.
-            requests: in the order of their arrival; those that were cancelled before are passed over.
+            requests: in the order of their arrival; those that were cancelled before are passed
+                over.
             closed: why all of them are refused; None if the service is open.
 
         Raises:
@@ -72,10 +74,10 @@ class Entrance:
     def admit_all(self, now: float, requests: Sequence[Request]) -> bool:
         """Admit all requests together, or none of them.
 
-        Fast path of `admit`: the same outcome, see tests/core/test_fast_paths.py. It admits them where
-        all are new, there is room for all, and none may be too late. If it returns False, `admit` is to
-        be called at the same time. All that is left of the attempt then is `admitted`, `arrived` and
-        `due` of some requests, which `admit` would set to the same.
+        Fast path of `admit`: the same outcome, see tests/core/test_fast_paths.py. It admits them
+        where all are new, there is room for all, and none may be too late. If it returns False,
+        `admit` is to be called at the same time. All that is left of the attempt then is
+        `admitted`, `arrived` and `due` of some requests, which `admit` would set to the same.
         """
         if self.door.count or self._journal is not None:
             return False
@@ -176,7 +178,7 @@ class Entrance:
         )
 
     def _displace(self, now: float, request: Request) -> None:
-        """Have a request of the first queue make room: it is refused, or waits at the door if it can."""
+        """Have a request of the first queue make room: it is refused, or waits at the door."""
         self._first.displace(now, request)
         if not request.patient:
             self.turn_away(now, [(request, _DISPLACED)])
@@ -217,7 +219,7 @@ class Entrance:
             error.retry_after_s = again_s
 
     def retry_after_s(self, now: float) -> float:
-        """Return when trying again makes sense for a caller that is refused now: after those inside."""
+        """Return after how many seconds a caller that is refused now should try again."""
         wait_s = self._first.predicted_wait_s(now, self._first.queue.size + self.door.count)
         return retry_after_s(wait_s, self._fastest_s())
 

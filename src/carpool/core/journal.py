@@ -1,6 +1,7 @@
 """What happened to each request, in order: a bounded record for tests and for people who debug.
 
-It is off by default; the pipeline then has no journal at all, so that it costs one comparison per event.
+It is off by default; the pipeline then has no journal at all, so that it costs one comparison per
+event.
 """
 
 from __future__ import annotations

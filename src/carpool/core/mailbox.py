@@ -1,7 +1,7 @@
-"""Work that threads hand to the thread of a loop, so that none is lost when that thread ends. Sans-IO.
+"""Work that threads hand to the thread of a loop, so that none is lost with it. Sans-IO.
 
-All calls are made under one lock of the driver's. While the loop lives, the first work since it last
-looked is to wake it; once it has ended, a thread that posts work is to do it itself.
+All calls are made under one lock of the driver's. While the loop lives, the first work since it
+last looked is to wake it; once it has ended, a thread that posts work is to do it itself.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """When a call of user code is given up, so that its worker is replaced. Sans-IO.
 
-A slow call is not a crash: as long as a caller waits for it, it may go on. Where the user has set no
-limit, a call is given up once no caller has waited for it for a while. It is given up sooner only where
-it has itself taken that long, and also ten times as long as such batches take by what was seen: then it
-hangs, and its callers are better served by another worker.
+A slow call is not a crash: as long as a caller waits for it, it may go on. Where the user has set
+no limit, a call is given up once no caller has waited for it for a while. It is given up sooner
+only where it has itself taken that long, and also ten times as long as such batches take by what
+was seen: then it hangs, and its callers are better served by another worker.
 
-What such batches take is a bound, not an estimate: the slowest batch of late, or the slowest per unit
-of late times the size, whichever is more. So a batch of 64 after nothing but single items is given 64
-times as long, and a single item after nothing but full batches as long as they took. Warm-ups do not
+What such batches take is a bound, not an estimate: the slowest batch of late, or the slowest per
+unit of late times the size, whichever is more. So a batch of 64 after nothing but single items is
+given 64 times as long, and a single item after nothing but full batches as long as they took.
+Warm-ups do not
 count: examples are often smaller than real items.
 """
 
@@ -24,8 +25,8 @@ class Patience:
     """How long the calls of one stage may take, by what its batches took.
 
     Args:
-        limit_s: how long one call may take, if the user has set it (`max_batch_time_s`); nothing else
-            counts then.
+        limit_s: how long one call may take, if the user has set it (`max_batch_time_s`); nothing
+            else counts then.
         unwanted_s: if not, how long a call may go on that no caller waits for.
 
     Attributes:

@@ -1,16 +1,16 @@
 """A chain of stages and the way of a request through it; the object that every driver drives.
 
-Events go in (`submit`, `cancel`, `completed`, `worker_ready`, `worker_lost`), `poll` says what to do
-next. The invariants:
+Events go in (`submit`, `cancel`, `completed`, `worker_ready`, `worker_lost`), `poll` says what to
+do next. The invariants:
 
 * every request gets exactly one answer, even if it is refused, unless its caller has cancelled it:
   `DONE` is entered once, and `core/endings.py` hands the request out;
 * an error in any stage goes straight back to its caller;
-* only the first stage refuses (`core/entrance.py`); a later one gives credits: stage k takes a batch
-  only when stage k+1 has room for it;
+* only the first stage refuses (`core/entrance.py`); a later one gives credits: stage k takes a
+  batch only when stage k+1 has room for it;
 * late stages are asked first, so that the room they make can be used in the same poll;
-* whatever a policy raises, and wherever, every request is somewhere inside or answered; `abort` answers
-  the rest.
+* whatever a policy raises, and wherever, every request is somewhere inside or answered; `abort`
+  answers the rest.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class Pipeline:
         self.closed = error
 
     def abort(self, now: float, error: CarpoolError) -> None:
-        """Refuse new requests and fail all that are inside; no policy is asked or told anything now."""
+        """Refuse new requests, fail all that are inside, and use no policy from now on."""
         self.closed = error
         fail = self._endings.fail
         for request in list(self.door):
@@ -211,8 +211,8 @@ class Pipeline:
         3. it goes no further since its deadline passed meanwhile: it expires;
         4. it has failed: it is answered with its error;
         5. it has been through the last stage: it is answered with its result;
-        6. else the result is what the next stage gets, unless it cannot be weighed for it, which fails
-           the request.
+        6. else the result is what the next stage gets, unless it cannot be weighed for it, which
+           fails the request.
 
         Raises:
             ValueError: there are more or fewer results than ids; then nothing was done.
@@ -275,7 +275,7 @@ class Pipeline:
         return len(takers) - takers.count(None) - answered
 
     def _weigh(self, now: float, request: Request, stage: int, result: object) -> bool:
-        """Set how much of a batch the request takes up in its next stage; if that fails, so does it."""
+        """Weigh a request for its next stage; report whether that went well, else it fails."""
         try:
             request.size = self.batchers[stage].weigh(result)
         except CarpoolError as error:
@@ -315,7 +315,7 @@ class Pipeline:
         self.batchers[stage].call_started(now, place, batch_id)
 
     def trained(self, stage: int, n: int, size: int, busy_s: float) -> None:
-        """Note that a worker's warm-up has run `n` examples, with sizes summing to `size`, in `busy_s`."""
+        """Note that a warm-up has run `n` examples, with sizes summing to `size`, in `busy_s`."""
         self.batchers[stage].trained(n, size, busy_s)
 
     def worker_ready(self, stage: int, place: int) -> None:
@@ -325,20 +325,20 @@ class Pipeline:
     def worker_lost(self, now: float, stage: int, place: int, unsent: Collection[int] = ()) -> bool:
         """Note that a worker has died, or was killed because it hung or broke the protocol.
 
-        What it owed is run once more, each request alone, so that one which kills workers is found and
-        harms no other; it fails if it must not be run again, or was the only one that a worker had
-        when this happened once more.
+        What it owed is run once more, each request alone, so that one which kills workers is found
+        and harms no other; it fails if it must not be run again, or was the only one that a worker
+        had when this happened once more.
 
         Args:
             now: the time.
             stage: the position of the worker's stage.
             place: the position of the worker in it.
-            unsent: requests of its batch that it had not been sent yet, so that they wait again as if
-                they had not been taken.
+            unsent: requests of its batch that it had not been sent yet, so that they wait again as
+                if they had not been taken.
 
         Returns:
-            Whether this death, and the one before it, are the fault of the only request that the worker
-            had, and not the stage's.
+            Whether this death, and the one before it, are the fault of the only request that the
+            worker had, and not the stage's.
         """
         batcher = self.batchers[stage]
         batch = batcher.worker_lost(place)
@@ -400,7 +400,7 @@ class Pipeline:
     # -- what to do
 
     def poll(self, now: float) -> Todo:
-        """Return all there is to do at `now`, because of what happened or because time has passed."""
+        """Return all there is to do now, because of what happened or because time has passed."""
         todo = self._todo
         ahead_s = 0.0
         for batcher in reversed(self.batchers):
@@ -430,7 +430,7 @@ class Pipeline:
         return self._endings.collect()
 
     def retry_after_s(self, now: float) -> float:
-        """Return when trying again makes sense for a caller that is refused now."""
+        """Return after how many seconds a caller that is refused now should try again."""
         return self._entrance.retry_after_s(now)
 
     def _poll_stage(self, now: float, batcher: Batcher) -> None:

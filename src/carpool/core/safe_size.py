@@ -1,10 +1,10 @@
-"""How much one call of a stage's model can hold before memory runs out, found by what happens. Sans-IO.
+"""How much one call of a model can hold before memory runs out, found by what happens. Sans-IO.
 
-Nothing is limited until a call has run out of memory. From then on batches hold at most what is known
-to fit, and now and then a larger one is sent: half-way to the least that is known to be too much, until
-the two are next to each other. After that, much more rarely, what was too much is tried again, in case
-memory has become free. The pauses in between are counted in batches, not in seconds, and only those
-batches count that would have been larger; each failure doubles their number.
+Nothing is limited until a call has run out of memory. From then on batches hold at most what is
+known to fit, and now and then a larger one is sent: half-way to the least that is known to be too
+much, until the two are next to each other. After that, much more rarely, what was too much is tried
+again, in case memory has become free. The pauses in between are counted in batches, not in seconds,
+and only those batches count that would have been larger; each failure doubles their number.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class SafeSize:
             padded.
 
     Attributes:
-        limit: the most that is known to fit, in units of the requests' sizes; infinity while nothing
-            has run out.
+        limit: the most that is known to fit, in units of the requests' sizes; infinity while
+            nothing has run out.
     """
 
     def __init__(self, sizes: Sequence[int] | None = None) -> None:
@@ -68,7 +68,7 @@ class SafeSize:
         self._rest_if_found()
 
     def allowed(self, wanted: int) -> int:
-        """Return how much the next batch may hold, which would hold `wanted` and exceed the limit."""
+        """Return how much the next batch may hold that would hold `wanted`, over the limit."""
         self._batches_left -= 1
         if self._batches_left > 0:
             return int(self.limit)

@@ -1,8 +1,8 @@
 """Where a request's time went, for the error of a caller whose deadline has passed.
 
-Nothing is noted while a request is in its first stage, since its own times are enough; each stage that
-it leaves adds a link, and requests that leave the first one together share theirs. A stage begins when
-the one before ends. The text is made only when it is needed.
+Nothing is noted while a request is in its first stage, since its own times are enough; each stage
+that it leaves adds a link, and requests that leave the first one together share theirs. A stage
+begins when the one before ends. The text is made only when it is needed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _spent(now: float, request: Request, started: float | None, names: Sequence[
 
 
 def _links(trail: Trail | None) -> Iterator[tuple[float, float]]:
-    """Yield when each stage handed the request to a worker, and when it left; the first stage first."""
+    """Yield when each stage handed the request to a worker, and when it left, in order."""
     if trail is not None:
         before, started, left = trail
         yield from _links(before)
