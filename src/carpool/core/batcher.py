@@ -21,7 +21,8 @@ from carpool.core.ahead import lead_allowed_s, next_to_end
 from carpool.core.batch import Batch
 from carpool.core.batch_times import BatchTimes
 from carpool.core.patience import Patience
-from carpool.core.queue import Alone, Queue
+from carpool.core.quarantine import suspect
+from carpool.core.queue import Queue
 from carpool.core.safe_size import SafeSize, least_that_ran_out
 from carpool.policy.base import Decision, Policy, knows_lone_requests
 from carpool.request import DONE, QUEUED, RUNNING, Request
@@ -184,7 +185,7 @@ class Batcher:
         they do not arrive, and it does not decide on them.
         """
         for request in requests:
-            request.lane = request.lane._replace(key=Alone(request.lane.key))
+            suspect(request)
         self.queue.put_back(requests)
 
     def leave(self, now: float, request: Request) -> None:

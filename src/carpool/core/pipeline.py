@@ -26,13 +26,11 @@ from carpool.core.batcher import Batcher
 from carpool.core.endings import Endings
 from carpool.core.entrance import Entrance
 from carpool.core.journal import Journal
-from carpool.core.queue import Alone
+from carpool.core.quarantine import MOST_LOSSES, acquit, lost_with
 from carpool.core.reply import Reply
 from carpool.core.trail import AT_THE_DOOR
-from carpool.errors import CarpoolError, DeadlineExceeded, ModelError, Unavailable
+from carpool.errors import CarpoolError, DeadlineExceeded, ModelError
 from carpool.request import DONE, NEW, QUEUED, RUNNING, Request
-
-_MOST_LOSSES = 2  # workers of one stage that a request may cost
 
 
 class Todo:
@@ -303,7 +301,7 @@ class Pipeline:
             request.arrived = now
             request.format = 0
             if request.losses:
-                _acquit(request)
+                acquit(request)
             if self._journal is not None:
                 self._journal.record(now, "passed", request.id, self.batchers[stage].name)
         self.batchers[stage + 1].enter(now, requests)
@@ -350,7 +348,7 @@ class Pipeline:
         if again:
             batcher.quarantine(again)
         self._put_back(now, batcher, untouched, batcher.withdraw_ahead(place))
-        return batch.requests[0].losses >= _MOST_LOSSES
+        return batch.requests[0].losses >= MOST_LOSSES
 
     def worker_left(self, now: float, stage: int, place: int) -> None:
         """Note that a worker goes, perhaps amid a batch, for which no request is to blame.
@@ -375,12 +373,12 @@ class Pipeline:
             request.losses += 1
             if request.state != RUNNING:
                 continue
-            if batcher.idempotent and request.losses < _MOST_LOSSES:
+            if batcher.idempotent and request.losses < MOST_LOSSES:
                 again.append(request)
                 if self._journal is not None:
                     self._journal.record(now, "worker lost, queued again, alone", request.id, batcher.name)
             else:
-                self._endings.fail(now, request, _lost_with(request, batcher, given_up))
+                self._endings.fail(now, request, lost_with(request, batcher.name, given_up))
         return again
 
     def _put_back(self, now: float, batcher: Batcher, untouched: list[Request], ahead: list[Request]) -> None:
@@ -493,36 +491,3 @@ class Pipeline:
             return inf
         queue = self.batchers[batcher.stage + 1].queue
         return queue.max_size - queue.count if queue.nbytes < queue.max_bytes else 0
-
-
-def _lost_with(request: Request, batcher: Batcher, given_up: str) -> CarpoolError:
-    """Return the error of a request that is not run again after its worker was lost.
-
-    Args:
-        request: the one that the worker had.
-        batcher: of the worker's stage.
-        given_up: why the worker was given up; empty if it died by itself.
-    """
-    if request.losses < _MOST_LOSSES:
-        text = f"a worker of stage {batcher.name} died with this request"
-        if given_up:
-            text = f"a worker of stage {batcher.name} was given up with this request: {given_up}"
-        return Unavailable(text, code="worker_lost")
-    if given_up:
-        return DeadlineExceeded(
-            f"two workers of stage {batcher.name} were lost with this request, the second one when it ran alone and was"
-            f" given up: {given_up}; it is not tried again"
-        )
-    text = (
-        f"two workers of stage {batcher.name} died with this request or had to be killed, the second one when it ran"
-        " alone; it is not tried again"
-    )
-    return ModelError(text, code="request_crashed_worker")
-
-
-def _acquit(request: Request) -> None:
-    """End the quarantine of a request that has come through its stage alone."""
-    request.losses = 0
-    lane = request.lane
-    if isinstance(lane.key, Alone):
-        request.lane = lane._replace(key=lane.key.former_key)

@@ -9,22 +9,20 @@ than `ageing_s` a level. All lanes age alike, so their order changes only when o
 opened, and can be kept instead of worked out for each question. (Ageing is that of operating
 systems' schedulers, see Silberschatz et al., "Operating System Concepts", on priority scheduling.)
 
-A lane's requests are a list with a moving head. What is due later mostly arrives later, so a push
-is an append; a request that leaves early (cancelled, expired) is only marked and skipped later, so
-leaving is O(1). What has left is cut off as soon as it outnumbers what waits, so that a lane does
-not keep requests alive that are not needed any more. Nothing here knows policies, workers or
+The requests of one lane are in `core/lane_queue.py`. Nothing here knows policies, workers or
 clocks.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort, insort_left
+from bisect import insort, insort_left
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
 from typing import cast
 
+from carpool.core.lane_queue import LaneQueue
 from carpool.request import DONE, QUEUED, RUNNING, Lane, Request
 
 AGEING_S = 1.0
@@ -32,8 +30,6 @@ AGEING_S = 1.0
 many seconds, so that a low priority is late and not lost; well above the usual batch, so that one
 batch does not blur two priorities."""
 
-_due = attrgetter("due")
-_due_and_arrival = attrgetter("due", "arrived")
 _priority = attrgetter("priority")
 
 
@@ -46,175 +42,6 @@ class Alone:
     """
 
     former_key: Hashable
-
-
-class _LaneQueue:
-    """The requests of one lane, sorted by when they are due; equals keep their order of arrival.
-
-    Attributes:
-        ages_from: when something was last taken from the lane; before that, when its first request
-            arrived.
-        entries: the requests, with some that have left already.
-        head: how many entries at the front of the list have left.
-        live: how many entries still wait; if none does, the list is empty.
-        dead: how many entries behind the head have left early.
-        head_is_oldest: whether requests have arrived with rising dues so far, so that the first one
-            that waits is also the oldest.
-        head_expires_first: whether deadlines rise along the lane as dues do so far, so that the
-            first one that waits is also the first to expire.
-        latest_deadline: the latest of the deadlines that `watch_deadline` was told; of requests
-            whose due and deadline are the same it is told only where they expire before that.
-    """
-
-    __slots__ = (
-        "ages_from",
-        "dead",
-        "entries",
-        "head",
-        "head_expires_first",
-        "head_is_oldest",
-        "latest_deadline",
-        "live",
-    )
-
-    def __init__(self, ages_from: float) -> None:
-        self.ages_from = ages_from
-        self.entries: list[Request] = []
-        self.head = 0
-        self.live = 0
-        self.dead = 0
-        self.head_is_oldest = True
-        self.head_expires_first = True
-        self.latest_deadline = -inf
-
-    def reset(self) -> None:
-        """Forget what has left; no request waits."""
-        self.entries.clear()
-        self.head = self.dead = 0
-        self.head_is_oldest = self.head_expires_first = True
-        self.latest_deadline = -inf
-
-    def insert(self, request: Request) -> None:
-        """Put in a request that is due earlier than the last one."""
-        insort(self.entries, request, lo=self.head, key=_due)
-        self.head_is_oldest = False
-        if request.due < request.deadline:
-            self.head_expires_first = False
-
-    def watch_deadline(self, deadline: float) -> None:
-        """Note the deadline of a new request: it may expire before one that is due earlier."""
-        if deadline < self.latest_deadline:
-            self.head_expires_first = False
-        else:
-            self.latest_deadline = deadline
-
-    def put_back(self, request: Request) -> None:
-        """Put in a request that was taken before: ahead of those that came after it or with it."""
-        insort_left(self.entries, request, lo=self.head, key=_due_and_arrival)
-        self.live += 1
-        self.head_is_oldest = False
-        if request.due < request.deadline or self.latest_deadline > -inf:
-            self.head_expires_first = False
-
-    def peek(self, n: int) -> list[Request]:
-        """Return the next `n` requests that wait, or all if fewer do."""
-        if not self.dead:
-            return self.entries[self.head : self.head + n]
-        found: list[Request] = []
-        for request in self:
-            if len(found) == n:
-                break
-            found.append(request)
-        return found
-
-    def take(self, n: int) -> list[Request]:
-        """Remove and return the next `n` requests that wait, or all if fewer do."""
-        if not self.dead:
-            taken = self.entries[self.head : self.head + n]
-            self.head += len(taken)
-        else:
-            taken = self.peek(n)
-            if taken:
-                self._move_head_past(taken[-1])
-        self.live -= len(taken)
-        self._compact()
-        return taken
-
-    def _move_head_past(self, last: Request) -> None:
-        """Move the head past a request that has just been taken, and all entries before it."""
-        passed: Request | None = None
-        while passed is not last:
-            passed = self.entries[self.head]
-            self.head += 1
-            if passed.state != QUEUED:
-                self.dead -= 1
-
-    def skip_dead(self) -> None:
-        """Move the head to the first request that waits."""
-        while self.dead and self.entries[self.head].state != QUEUED:
-            self.head += 1
-            self.dead -= 1
-
-    def expired(self, now: float) -> list[Request]:
-        """Return the requests whose deadline has passed; they stay in the lane."""
-        if not self.head_expires_first:
-            return [request for request in self if request.deadline <= now]
-        self.skip_dead()
-        found = []
-        for request in self:
-            if request.deadline > now:
-                break
-            found.append(request)
-        return found
-
-    @property
-    def earliest_deadline(self) -> float:
-        """When the next of its requests expires; at least one must wait."""
-        if not self.head_expires_first:
-            return min(request.deadline for request in self)
-        self.skip_dead()
-        return self.entries[self.head].deadline
-
-    def mark_dead(self) -> None:
-        """Count a request that has just left early.
-
-        Its entry stays until the head passes it or most entries have left.
-        """
-        self.live -= 1
-        self.dead += 1
-        self._compact()
-
-    def behind_the_first(self, n: int) -> Iterator[Request]:
-        """Yield all that wait but the first `n`, the last one first."""
-        left = self.live - n
-        for i in range(len(self.entries) - 1, self.head - 1, -1):
-            if left <= 0:
-                return
-            if self.entries[i].state == QUEUED:
-                left -= 1
-                yield self.entries[i]
-
-    def cut_out(self, request: Request) -> None:
-        """Remove a request, near the end, together with its entry; at least one other must wait."""
-        i = len(self.entries) - 1
-        while self.entries[i] is not request:
-            i -= 1
-        del self.entries[i]
-        self.live -= 1
-
-    def _compact(self) -> None:
-        """Cut off what has left once it outnumbers what waits."""
-        if not self.live:
-            self.reset()
-        elif self.head + self.dead > self.live:
-            self.entries = list(self) if self.dead else self.entries[self.head :]
-            self.head = self.dead = 0
-
-    def __iter__(self) -> Iterator[Request]:
-        for i in range(self.head, len(self.entries)):
-            request = self.entries[i]
-            if request.state == QUEUED:
-                yield request
 
 
 class Queue:
@@ -248,7 +75,7 @@ class Queue:
         self.lone_lanes = 0
         self.varied = False
         self._usual: Lane | None = None
-        self._lanes: dict[Lane, _LaneQueue] = {}
+        self._lanes: dict[Lane, LaneQueue] = {}
         self._order: list[Lane] = []  # by rank
 
     def __len__(self) -> int:
@@ -307,7 +134,7 @@ class Queue:
         The bounds are not looked at: ask `has_room` before, where requests may be refused.
         """
         lane: Lane | None = None
-        lane_queue = cast(_LaneQueue, None)  # set together with `lane`
+        lane_queue = cast(LaneQueue, None)  # set together with `lane`
         nbytes = size = joined = 0
         for request in requests:
             if request.lane is not lane:
@@ -373,8 +200,7 @@ class Queue:
         for lane in self._order:
             lane_queue = self._lanes[lane]
             if lane == own:
-                earlier = bisect_right(lane_queue.entries, request.due, lo=lane_queue.head, key=_due)
-                n += max(0, earlier - lane_queue.head - lane_queue.dead)
+                n += lane_queue.due_by(request.due)
             elif self._rank(lane) <= rank:
                 n += lane_queue.live
         return n
@@ -502,11 +328,11 @@ class Queue:
         """
         return self._lanes[lane].ages_from - lane.priority * self.ageing_s
 
-    def _open(self, lane: Lane, arrived: float) -> _LaneQueue:
+    def _open(self, lane: Lane, arrived: float) -> LaneQueue:
         """Make room for the requests of a new lane, of which the first arrived at `arrived`."""
         if len(self._order) == 1 and not self._lanes[self._order[0]].live:
             self._forget(self._order[0])  # kept by `_close`; empty, it must not stand at the head
-        opened = self._lanes[lane] = _LaneQueue(arrived)
+        opened = self._lanes[lane] = LaneQueue(arrived)
         if type(lane.key) is Alone:
             self.lone_lanes += 1
             insort_left(self._order, lane, key=self._rank)
