@@ -431,7 +431,7 @@ class Batcher:
         while queue.count:
             if queue.lone_lanes and queue.next_goes_alone and self._idle and room >= 1:
                 return self._start(now, 1, "quarantine")  # it waits for no other, whatever the policy
-            had_lanes, was_short = queue.lanes > 1, room < queue.count
+            had_several_lanes, was_short = queue.lanes > 1, room < queue.count
             decision = self._ask(now, room)
             if decision.drop:
                 self._drop(now, decision.drop)
@@ -443,7 +443,7 @@ class Batcher:
                 break
             # It has only dropped some. It is asked again where it may not have judged the others
             # yet: where they wait in other lanes, or where there is room for all of them only now.
-            if not was_short and not (had_lanes and decision.wake_at is None):
+            if not was_short and not (had_several_lanes and decision.wake_at is None):
                 break
         if self.runs_ahead and queue.count and len(self.in_flight) > len(self.ahead) and not self._idle:
             return self._next_ahead(now, room)
