@@ -360,7 +360,13 @@ class Batcher:
         """Note that a worker has answered all of its batch, and learn from it."""
         took_s = now - batch.started
         if not batch.requests[0].losses and not self.retired:  # in quarantine the policy does not decide
-            self._teach_policy(now, batch, took_s, busy_s + batch.busy_s, ok and batch.ok)
+            ok = ok and batch.ok
+            busy_s += batch.busy_s
+            if ok and batch.size > self.safe_size.limit and batch.id > self._limited_since:
+                self.safe_size.fitted(batch.size)  # it was sent to find out whether more fits
+            policy = self.policy
+            policy.hop_s += 0.1 * (max(0.0, took_s - busy_s) - policy.hop_s)
+            policy.completed(now, batch.n, batch.size, busy_s, ok)
         del self.in_flight[batch.place]
         self._running -= len(batch.requests)
         following = self.ahead.pop(batch.place, None) if self.ahead else None
@@ -373,14 +379,6 @@ class Batcher:
         if self.runs_ahead:
             self.times.learn_deviation(took_s)
         self.times.learn(took_s)
-
-    def _teach_policy(self, now: float, batch: Batch, took_s: float, busy_s: float, ok: bool) -> None:
-        """Tell the policy of a batch that has run to its end."""
-        if ok and batch.size > self.safe_size.limit and batch.id > self._limited_since:
-            self.safe_size.fitted(batch.size)  # it was sent to find out whether more fits
-        policy = self.policy
-        policy.hop_s += 0.1 * (max(0.0, took_s - busy_s) - policy.hop_s)
-        policy.completed(now, batch.n, batch.size, busy_s, ok)
 
     # -- a request that no other shares the stage with
 
@@ -436,8 +434,11 @@ class Batcher:
             if decision.drop:
                 self._drop(now, decision.drop)
                 refuse += [(request, decision.drop_reason) for request in decision.drop]
-            if decision.take and queue.count:
-                return self._start(now, self._most_to_send(decision.take, room), decision.reason)
+            n = decision.take
+            if n and queue.count:
+                if n > self.safe_size.limit or queue.weighted or n > room:
+                    n = self._most_to_send(n, room)
+                return self._start(now, n, decision.reason)
             self.wake_at = decision.wake_at
             if not decision.drop:
                 break

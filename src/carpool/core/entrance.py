@@ -82,10 +82,8 @@ class Entrance:
         if self.door.count or self._journal is not None:
             return False
         first = self._first
-        units = sum([request.size for request in requests])
-        longest_wait_s = first.longest_wait_s(units) + first.policy.ahead_s
         latest = now + self._slo_s
-        soonest, nbytes = inf, 0
+        soonest, nbytes, units = inf, 0, 0
         id = self.admitted
         for request in requests:
             if request.id or request.state != NEW:
@@ -101,11 +99,15 @@ class Entrance:
             if latest < request.due and not request.bulk:
                 request.due = latest
             nbytes += request.nbytes
+            units += request.size
         n = id - self.admitted
-        is_hurried = soonest - now < longest_wait_s
+        try:
+            is_hurried = soonest - now < first.longest_wait_s(units) + first.policy.ahead_s
+        except BaseException:  # of the policy
+            _clear_ids(requests[:n])
+            raise
         if n < len(requests) or not n or is_hurried or not first.queue.has_room(nbytes, n):
-            for request in requests[:n]:
-                request.id = 0
+            _clear_ids(requests[:n])
             return False
         self.admitted = id
         first.enter(now, requests, soonest)
@@ -226,6 +228,12 @@ class Entrance:
     def _fastest_s(self) -> float:
         """Return the least time from the first queue's head to the answer."""
         return sum([batcher.times.fastest_s for batcher in self._batchers])
+
+
+def _clear_ids(requests: Sequence[Request]) -> None:
+    """Take back the ids of requests that are not admitted together."""
+    for request in requests:
+        request.id = 0
 
 
 def _check_new(requests: Sequence[Request]) -> None:
