@@ -237,3 +237,31 @@ def test_the_sizes_of_requests_count_on_arrival() -> None:
 def test_a_prediction_of_the_policy_counts_on_arrival() -> None:
     """It says that one is too late behind another, which the times of batches would not."""
     assert waiting_twins(lambda: Prophet(1), Spec(timeout_s=4.5), Spec(timeout_s=4.5)) == [[True, False]] * 2
+
+
+class Breaks(Greedy):
+    """Greedy, until it is broken."""
+
+    broken = False
+
+    @property
+    def limit(self) -> int:
+        if self.broken:
+            raise RuntimeError("no limit")
+        return super().limit
+
+
+def test_ids_are_unique_after_a_policy_has_raised_on_arrival() -> None:
+    """Those that it kept from coming in wait at the door, with ids of their own."""
+    policy = Breaks(2)
+    to = pipeline(stage(policy=policy))
+    requests = first, second, third, last = [Request(n, inf) for n in range(4)]
+    to.submit(0, [first])
+    policy.broken = True
+    with pytest.raises(RuntimeError, match="no limit"):
+        to.submit(0, [second, third])
+    policy.broken = False
+    to.submit(0, [last])
+
+    assert [request.id for request in requests] == [1, 2, 3, 4]
+    assert (to.admitted, to.door.count) == (4, 3)
