@@ -17,7 +17,8 @@ from typing import Any
 import uvloop
 
 from bench.tools import options
-from carpool.core.batcher import Batch, Batcher
+from carpool.core.batch import Batch
+from carpool.core.batcher import Batcher
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.core.reply import Reply

@@ -61,9 +61,9 @@ def _no_retry() -> None:
     from carpool.core.pipeline import Pipeline
 
     def make(worker_lost: Callable[..., Any]) -> Callable[..., Any]:
-        def lose(self: Any, now: float, stage: int, worker: int) -> Any:
-            self.stages[stage].idempotent = False
-            return worker_lost(self, now, stage, worker)
+        def lose(self: Any, now: float, stage: int, place: int, *rest: Any) -> Any:
+            self.batchers[stage].idempotent = False
+            return worker_lost(self, now, stage, place, *rest)
 
         return lose
 
@@ -77,12 +77,10 @@ def _swapped_answers() -> None:
     now_and_then = _every(50)
 
     def make(completed: Callable[..., Any]) -> Callable[..., Any]:
-        def complete(
-            self: Any, now: float, stage: int, worker: int, batch: int, ids: Any, results: Any, *rest: Any
-        ) -> Any:
-            if len(results) > 1 and now_and_then():
-                results = [results[1], results[0], *results[2:]]
-            return completed(self, now, stage, worker, batch, ids, results, *rest)
+        def complete(self: Any, now: float, reply: Any) -> Any:
+            if len(reply.results) > 1 and now_and_then():
+                reply.results = [reply.results[1], reply.results[0], *reply.results[2:]]
+            return completed(self, now, reply)
 
         return complete
 

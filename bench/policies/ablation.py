@@ -90,12 +90,12 @@ def without_edge(policy: Adaptive) -> None:
 
 def without_size(policy: Adaptive) -> None:
     """Take all that waits, up to the working size."""
-    policy._size.choose = lambda waiting, most, *_: min(waiting, most)  # type: ignore[method-assign]
+    policy._chooser.choose = lambda waiting, most, *_: min(waiting, most)  # type: ignore[method-assign]
 
 
 def without_probe(policy: Adaptive) -> None:
     """Never try a size for its own sake."""
-    policy._size._next_probe = maxsize
+    policy._chooser._next_probe = maxsize
 
 
 def without_ratios(policy: Adaptive) -> None:

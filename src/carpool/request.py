@@ -1,54 +1,79 @@
-"""One caller's ask on its way through the stages: the noun that every other file speaks of.
+"""A request is one item of one caller on its way through the stages.
 
-The core moves requests between states and never looks into `item`; `format` and `accept` belong to the wire
-(see `wire/payload.py`). All times are seconds of one monotonic clock.
+The core moves requests between states and never looks into `item`; `format` and `accept` belong to
+the wire (see `wire/payload.py`). All times are seconds of one monotonic clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
-# States. A request is answered exactly once: whoever moves it to DONE owns the answer.
+# States. A request is answered exactly once: whichever code moves it to DONE owns the answer.
 NEW: Final = 0
 QUEUED: Final = 1
 RUNNING: Final = 2
 DONE: Final = 3
 
-Lane = tuple[int, Hashable, int]
-"""(priority, key, bucket): requests of one lane are interchangeable but for their deadlines."""
 
-DEFAULT_LANE: Final[Lane] = (0, None, 0)
+class Lane(NamedTuple):
+    """A part of a queue: requests of one lane are interchangeable except for their deadlines.
+
+    Attributes:
+        priority: lanes of higher priority go first.
+        key: only requests with equal keys may share a batch.
+        bucket: only requests of one bucket may share a batch.
+    """
+
+    priority: int
+    key: Hashable
+    bucket: int
+
+
+DEFAULT_LANE: Final = Lane(0, None, 0)
 
 Trail = tuple["Trail | None", float, float]
-"""(trail of the stages before, when it was handed to a worker of this one, and left)."""
+"""The trail of the stages before, then when the request was handed to a worker of this stage, and
+when it left the stage."""
 
 
 class Caller(Protocol):
-    """Whoever waits for a request's answer: a future, a place in a stream, an HTTP connection."""
+    """Whatever waits for a request's answer: a future, a place in a stream, an HTTP connection."""
 
     def answered(self, request: Request) -> None:
-        """Take the answer: `request.error` if it is not None, else `request.result`. Must not raise."""
+        """Take the answer: `request.error` if it is not None, else `request.result`.
+
+        Must not raise.
+        """
 
 
 class Request:
-    """One caller's ask.
+    """One item of one caller, and what becomes of it.
 
     Attributes:
-        id: unique within its service; pairs answers with callers.
+        id: unique within its service; 0 until the request is admitted.
         item: what the next stage gets; opaque to the core.
-        deadline: absolute time after which nobody waits for it any more.
-        due: absolute time by which it should be answered: its SLO, or its deadline where that is earlier.
-        caller: told of the answer; None once the caller has gone.
-        nbytes: bytes it holds in memory while queued; size: how much of a batch it takes up.
-        lane: priority, key and bucket: its place in the queue.
-        bulk: whether it is one of many that only should be done in the end: no SLO counts for it.
+        deadline: absolute time after which nobody waits for the answer any more.
+        due: absolute time by which the request should be answered: by its SLO, or by its deadline
+            where that is earlier.
+        caller: is told the answer; None once the caller has gone.
+        nbytes: how many bytes it holds in memory while it is queued.
+        size: how much of a batch it takes up.
+        lane: its priority, key and bucket, which give its place in the queue.
+        bulk: whether it belongs to a mass of requests that only have to be done in the end; the
+            service's SLO does not count for it.
         patient: whether it waits while the queue is full, instead of being refused.
-        format: how `item` is to be decoded; accept: how the last stage is to encode the result.
-        admitted: when it entered the service; arrived: when it entered its present stage.
+        format: how `item` is to be decoded.
+        accept: how the last stage is to encode the result.
+        admitted: when it entered the service.
+        arrived: when it entered its present stage.
         losses: how many workers of its present stage were lost while they had it.
-        trail: times in the stages before the present one (see `core/trail.py`); not set in the first.
-        result, error: the answer, once the state is DONE.
+        stage: the position of its present stage.
+        state: NEW, QUEUED, RUNNING or DONE.
+        trail: times in the stages before the present one (see `core/trail.py`); not set while the
+            request is in the first stage.
+        result: the answer, once the state is DONE and there is no error.
+        error: why there is no result; None if there is one.
     """
 
     __slots__ = (
@@ -96,7 +121,7 @@ class Request:
         self.error: Exception | None = None
 
     def tell(self) -> None:
-        """Give the answer, which is there, to whoever waits for it."""
+        """Give the answer, which must be there, to the caller if it has not gone."""
         if self.caller is not None:
             self.caller.answered(self)
 

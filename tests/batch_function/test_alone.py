@@ -104,7 +104,13 @@ class Side:
         pipeline = self.driver._line.pipeline
         (batcher,) = pipeline.batchers
         counted = pipeline.admitted, pipeline.answered, pipeline.cancelled, pipeline.refused, pipeline.waiting
-        timed = batcher._batch_ids, batcher.batch_s, batcher.fastest_s, batcher.late_results, len(batcher.in_flight)
+        timed = (
+            batcher._batch_ids,
+            batcher.times.usual_s,
+            batcher.times.fastest_s,
+            batcher.late_results,
+            len(batcher.in_flight),
+        )
         return counted, timed, flat(batcher.policy)
 
 
@@ -243,9 +249,9 @@ def test_a_policy_of_ones_own_is_asked_and_told_step_by_step() -> None:
     f = carpool.batch(policy=Late())(same)
     assert f(1) == 1
     assert 1 in asked
-    heard = Batcher("f", Listening(), None)._knows_lone  # type: ignore[arg-type]
+    heard = Batcher("f", Listening(), None)._policy_knows_lone  # type: ignore[arg-type]
     assert not heard
-    assert Batcher("f", Greedy(), None)._knows_lone  # type: ignore[arg-type]
+    assert Batcher("f", Greedy(), None)._policy_knows_lone  # type: ignore[arg-type]
 
 
 def test_a_policy_that_lets_go_and_then_does_not_fails_loudly(caplog: pytest.LogCaptureFixture) -> None:

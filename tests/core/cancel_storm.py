@@ -15,14 +15,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from random import Random
 
-from carpool.core.batcher import Batch, Batcher
+from carpool.core.batch import Batch
+from carpool.core.batcher import Batcher
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.core.trail import AT_THE_DOOR
 from carpool.drive.virtual import VirtualDriver
 from carpool.errors import CarpoolError
 from carpool.policy import Adaptive, Greedy
-from carpool.request import DONE, NEW, QUEUED, RUNNING, Request
+from carpool.request import DONE, NEW, QUEUED, RUNNING, Lane, Request
 
 _STATES = {NEW: "before it was seen", QUEUED: "in a queue", RUNNING: "in a worker", DONE: "after its answer"}
 
@@ -109,7 +110,7 @@ class Storm:
                 number += 1
                 request = Request(number, now + dice.choice((0.02, 1.0, 30.0)), _Caller(self, number))
                 request.patient = dice.random() < 0.5
-                request.lane = (dice.choice((0, 0, 0, 1)), None, 0)
+                request.lane = Lane(dice.choice((0, 0, 0, 1)), None, 0)
                 self.ledger[number] = request
                 self.run.at(now + dice.expovariate(100), _Leaving(self, request, number))
                 if dice.random() < 0.02:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from carpool.core.batcher import Batch
+from carpool.core.batch import Batch
 from carpool.core.pipeline import Pipeline
 from carpool.core.reply import Reply
 from carpool.core.safe_size import SafeSize
@@ -64,7 +64,7 @@ def test_a_full_batch_goes_before_its_worker_is_free() -> None:
     reply(pipeline, now + 16 * U, ahead[0], busy_s=TOOK_S)
     answers = [outcome(request) for request in pipeline.poll(now + 16 * U).answer]
     assert answers == ["a'", "b'", "c'", "d'"]
-    assert (batcher.running, batcher.idle, batcher.batch_s) == (0, 1, TOOK_S)
+    assert (batcher.running, batcher.idle, batcher.times.usual_s) == (0, 1, TOOK_S)
 
 
 def test_where_requests_differ_it_goes_no_sooner_than_it_must() -> None:
@@ -231,7 +231,7 @@ def test_credits_count_what_lies_ahead() -> None:
     first = pipeline.batchers[0]
     pipeline.submit(0, asks("a"))
     runs(pipeline, 0)
-    first.batch_s = TOOK_S  # as if it had run before
+    first.times.usual_s = TOOK_S  # as if it had run before
     pipeline.submit(U, asks("bc"))
     assert runs(pipeline, 7 * U) == []
     assert (first.running, len(first.ahead)) == (1, 0)
@@ -272,9 +272,9 @@ def test_a_batch_ahead_that_never_reached_its_worker_is_answered() -> None:
     under_way, ahead = runs(pipeline, now)
     error = RuntimeError("no memory")
     pipeline.completed(now + 7 * U, Reply(0, 0, ahead.id, ahead.ids, [None], {0: error}))
-    assert [request.error for request in pipeline.take_answers()] == [error]
+    assert [request.error for request in pipeline.collect_answers()] == [error]
     reply(pipeline, now + 8 * U, under_way)
-    assert [outcome(request) for request in pipeline.take_answers()] == ["a'"]
+    assert [outcome(request) for request in pipeline.collect_answers()] == ["a'"]
 
 
 class Greedier(Greedy):
@@ -287,7 +287,7 @@ class Greedier(Greedy):
 def test_a_policy_that_asks_for_what_is_not_possible_is_told() -> None:
     """If `decide_ahead` asks for what is not possible its stage fails, as it does for `decide`."""
     pipeline = pipeline_of(stage(policy=Greedier(1), runs_ahead=True))
-    pipeline.batchers[0].batch_s = TOOK_S  # as if it had run before
+    pipeline.batchers[0].times.usual_s = TOOK_S  # as if it had run before
     pipeline.submit(0, asks("abc"))
     with pytest.raises(RuntimeError, match="asked for a batch of 2 for a busy worker and a limit of 1"):
         pipeline.poll(0)

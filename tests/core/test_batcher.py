@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from carpool.core.batcher import Batch, Batcher
+from carpool.core.batch import Batch
+from carpool.core.batcher import Batcher
 from carpool.policy import Decision, Greedy, Static
 from carpool.policy.base import TOO_LATE
 from carpool.request import DONE, RUNNING, Request
@@ -107,7 +108,7 @@ def test_a_reply_may_be_partial() -> None:
     assert between == (3, 0, [0, 2, 3], [1, 3, 4])
     assert (batcher.running, batcher.idle) == (0, 1)
     assert policy.heard == [("completed", 3, 4, 4, 8, False)]
-    assert (batcher.batch_s, batcher.fastest_s) == (3, 3)
+    assert (batcher.times.usual_s, batcher.times.fastest_s) == (3, 3)
 
 
 def test_what_was_never_asked_for_is_dropped_and_counted() -> None:
@@ -323,7 +324,7 @@ def test_the_time_of_a_batch_is_smoothed() -> None:
     """The first batch sets the mean time of a batch; each further one moves it by a fifth of the
     difference.
     """
-    seen = [after_batches(*[4.0, 9.0, 4.0][:n]).batch_s for n in range(4)]
+    seen = [after_batches(*[4.0, 9.0, 4.0][:n]).times.usual_s for n in range(4)]
 
     assert seen == [0, 4.0, 5.0, 5.0 + 0.2 * (4.0 - 5.0)]
 
@@ -332,10 +333,10 @@ def test_the_fastest_batch_is_remembered_for_a_while() -> None:
     """The time of the fastest batch falls at once when a faster one comes, and rises little by
     little with slower ones, in case all batches have become slower.
     """
-    seen = [after_batches(*[4.0, 2.0, 3.0, 3.0][:n]).fastest_s for n in range(5)]
+    seen = [after_batches(*[4.0, 2.0, 3.0, 3.0][:n]).times.fastest_s for n in range(5)]
 
     assert seen == [0, 4.0, 2.0, 2.01, 2.01 + 0.01 * (3.0 - 2.01)]
-    assert after_batches(2.0, *[3.0] * 500).fastest_s > 2.99
+    assert after_batches(2.0, *[3.0] * 500).times.fastest_s > 2.99
 
 
 @pytest.mark.parametrize(

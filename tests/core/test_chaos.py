@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from carpool.request import DEFAULT_LANE, Lane
 from tests.core.world import POLICIES, AskSpec, StageSpec, World
 from tests.effort import share
 
@@ -109,7 +110,9 @@ def an_ask(dice: Random) -> AskSpec:
     return AskSpec(
         timeout=or_endless(dice, 0, 12),
         nbytes=dice.randint(0, 6),
-        lane=(0, None, 0) if plain else (dice.choice([-1, 0, 1]), dice.choice([None, "key"]), dice.choice([0, 0, 1])),
+        lane=DEFAULT_LANE
+        if plain
+        else Lane(dice.choice([-1, 0, 1]), dice.choice([None, "key"]), dice.choice([0, 0, 1])),
         patient=dice.random() < 0.5,
         cancelled=dice.random() < 0.05,
         size=1 if plain else dice.randint(1, 3),

@@ -147,7 +147,7 @@ class World:
     def state(self) -> str:
         """All that decides what can still happen."""
         actors = [(actor.kind, actor.at, actor.heard) for actor in self.actors]
-        box = (list(self.mailbox._work), self.mailbox._rung, self.mailbox.is_over)
+        box = (list(self.mailbox._work), self.mailbox._is_woken, self.mailbox.is_over)
         return repr((actors, self.life.state, box, self.rung, self.inside, self.ending, self.stopped, self.loop))
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from carpool.core.batcher import Batch, Batcher
+from carpool.core.batch import Batch
+from carpool.core.batcher import Batcher
 from carpool.core.line import DONE, SLEEP, Line, LoneWaiter
 from carpool.core.queue import Queue
 from carpool.errors import DeadlineExceeded, Unavailable

@@ -11,6 +11,7 @@ from math import inf
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from carpool.request import Lane
 from tests.core.world import POLICIES, AskSpec, StageSpec, World
 from tests.effort import examples
 
@@ -33,7 +34,9 @@ stage_specs = st.builds(
     sized=st.booleans(),
     ahead=st.booleans(),
 )
-lanes = st.tuples(st.sampled_from([0, 0, 1, -1]), st.sampled_from([None, None, "key"]), st.sampled_from([0, 0, 0, 1]))
+lanes = st.builds(
+    Lane, st.sampled_from([0, 0, 1, -1]), st.sampled_from([None, None, "key"]), st.sampled_from([0, 0, 0, 1])
+)
 ask_specs = st.builds(
     AskSpec,
     timeout=or_endless(0, 12),

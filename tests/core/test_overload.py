@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from carpool.core.batcher import Batch
+from carpool.core.batch import Batch
 from carpool.drive.virtual import VirtualDriver
 from carpool.policy import Adaptive, Greedy, Policy
-from carpool.request import Request
+from carpool.request import Lane, Request
 from tests.effort import slow_where
 from tests.support.pipelines import asks, items, pipeline_of, stage
 
@@ -34,7 +34,7 @@ class Watch:
 
     def latencies(self, priority: int) -> list[float]:
         """Of those who were served, rising."""
-        return sorted(now - r.admitted for now, r in self.answers if r.lane[0] == priority and r.error is None)
+        return sorted(now - r.admitted for now, r in self.answers if r.lane.priority == priority and r.error is None)
 
 
 def poisson(
@@ -45,7 +45,7 @@ def poisson(
     while now < seconds:
         request = Request(priority, now + timeout_s)
         request.admitted = now
-        request.lane = (priority, None, 0)
+        request.lane = Lane(priority, None, 0)
         request.patient = patient
         yield request
         now += dice.expovariate(rate)
@@ -91,7 +91,7 @@ def test_low_priority_is_not_starved() -> None:
     high = list(poisson(8_000, 8, 1, False, 30, seed=1))
     low = list(poisson(20, 8, 0, True, 60, seed=2))
     watch = serve(Greedy(MOST), high + low)
-    served = [now for now, request in watch.answers if request.lane[0] == 0 and request.error is None]
+    served = [now for now, request in watch.answers if request.lane.priority == 0 and request.error is None]
 
     assert len(served) == len(low)
     assert len([now for now in served if now < 8]) > len(low) / 4

@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from carpool.core.batcher import Batch
+from carpool.core.batch import Batch
 from carpool.core.patience import Patience
 from carpool.core.pipeline import Pipeline
 from carpool.core.reply import Reply

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.core.queue import Alone, Queue
-from carpool.request import DONE, QUEUED, RUNNING, Request
+from carpool.request import DONE, QUEUED, RUNNING, Lane, Request
 from tests.support.pipelines import ask, asks, items
 from tests.support.properties import PROPERTY
 
@@ -96,7 +96,7 @@ def test_an_emptied_lane_does_not_hide_another() -> None:
 
 def flood(queue: Queue, now: float, priority: int, waiting: int = 8) -> None:
     """As many of this priority wait as before; they never get fewer."""
-    missing = waiting - sum(request.lane[0] == priority for request in queue)
+    missing = waiting - sum(request.lane.priority == priority for request in queue)
     queue.push([ask(f"p{priority}", priority=priority, arrived=now) for _ in range(missing)])
 
 
@@ -462,7 +462,7 @@ def test_who_has_to_go_alone_stays() -> None:
     queue = Queue(max_size=2)
     for item in "ab":
         request = ask(item)
-        request.lane = (0, Alone(None), 0)
+        request.lane = Lane(0, Alone(None), 0)
         queue.push([request])
 
     assert queue.in_the_way(ask("new", priority=1), 1) == []

@@ -36,7 +36,7 @@ class NaiveQueue:
         return self.lanes[request.lane]
 
     def rank(self, lane: Lane) -> float:
-        return self.since[lane] - lane[0] * AGEING_S
+        return self.since[lane] - lane.priority * AGEING_S
 
     def put_back(self, requests: list[Request]) -> None:
         for request in reversed(requests):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from carpool.core.batcher import Batch
+from carpool.core.batch import Batch
 from carpool.core.pipeline import Pipeline
 from carpool.errors import ModelError, Unavailable
 from carpool.policy import Decision, Policy, QueueView
@@ -185,7 +185,7 @@ def test_what_lies_ahead_is_answered_too(kind: type[BaseException]) -> None:
     """
     policy = Raising("decide_ahead", 2, kind)
     pipeline = pipeline_of(stage(policy=policy, runs_ahead=True), workers=2)
-    pipeline.batchers[0].batch_s = 2**-6  # as if it had run before
+    pipeline.batchers[0].times.usual_s = 2**-6  # as if it had run before
     requests = asks(map(str, range(8)))
     pipeline.submit(0, requests)
     assert len(pipeline.poll(0).run) == 2

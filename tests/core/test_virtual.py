@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from carpool.core.batcher import Batch
+from carpool.core.batch import Batch
 from carpool.drive.virtual import VirtualDriver
 from carpool.errors import DeadlineExceeded, ModelError
 from carpool.policy import Decision, Greedy, Policy, QueueView, Static
-from carpool.request import Request
+from carpool.request import Lane, Request
 from tests.support.pipelines import items, outcome, pipeline_of, stage
 
 
@@ -128,7 +128,7 @@ def random_run(seed: int) -> list[object]:
     )
     for i in range(500):
         when = dice.uniform(0, 100)
-        run.arrive(when, i, dice.choice([2.0, 20.0]), lane=(dice.choice([0, 0, 1]), None, 0), patient=i % 2 == 0)
+        run.arrive(when, i, dice.choice([2.0, 20.0]), lane=Lane(dice.choice([0, 0, 1]), None, 0), patient=i % 2 == 0)
     for when in range(5, 100, 10):
         run.at(when, lambda: run.lose(0, 0, back_after_s=2.0))
     run.run()

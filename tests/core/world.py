@@ -15,7 +15,8 @@ from math import inf
 
 import pytest
 
-from carpool.core.batcher import Batch, Batcher
+from carpool.core.batch import Batch
+from carpool.core.batcher import Batcher
 from carpool.core.journal import Journal
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Alone, Queue
@@ -23,7 +24,7 @@ from carpool.core.reply import Reply
 from carpool.core.trail import AT_THE_DOOR
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, Unavailable
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, OneByOne, Policy, Static
-from carpool.request import DONE, NEW, QUEUED, RUNNING, Lane, Request
+from carpool.request import DEFAULT_LANE, DONE, NEW, QUEUED, RUNNING, Lane, Request
 from tests.support.pipelines import state_of
 
 Item = tuple[int, ...]
@@ -128,7 +129,7 @@ class AskSpec:
 
     timeout: float = inf
     nbytes: int = 0
-    lane: Lane = (0, None, 0)
+    lane: Lane = DEFAULT_LANE
     patient: bool = True
     cancelled: bool = False
     size: int = 1
@@ -449,7 +450,7 @@ class World:
             assert lost <= self.specs[stage].idempotent
             assert not lost or len(batch) == 1  # it is under suspicion
         if batch.ahead:
-            assert not any(isinstance(request.lane[1], Alone) for request in batch.requests)
+            assert not any(isinstance(request.lane.key, Alone) for request in batch.requests)
             self.ahead[worker] = batch
             self.happened.add("went ahead")
         else:
@@ -463,7 +464,7 @@ class World:
     def _origin(request: Request) -> tuple[object, int]:
         """What requests of one batch have in common."""
         _, key, bucket = request.lane
-        return (key.key if isinstance(key, Alone) else key), bucket
+        return (key.former_key if isinstance(key, Alone) else key), bucket
 
     def _answered(self, request: Request) -> None:
         """The answer is its own, and what it says is true."""
@@ -563,10 +564,10 @@ class World:
                 continue
             room, roomiest = self._room_after(index)
             most = min(stage.policy.limit, stage.safe_size.limit) if queue.size == queue.count else inf
-            if room < (1 if queue.alone else min(len(queue), most, roomiest)):
+            if room < (1 if queue.next_goes_alone else min(len(queue), most, roomiest)):
                 assert stage.running or len(self.stages[index + 1].queue)  # so that there will be room
                 continue
-            assert not queue.alone
+            assert not queue.next_goes_alone
             assert self.specs[index].policy in HOLDING_BACK
             assert not self._is_last_call(index)
             assert stage.wake_at is not None

@@ -11,7 +11,7 @@ import pytest
 
 import carpool
 from carpool import Service, Stage, Static
-from carpool.core.batcher import Batch
+from carpool.core.batch import Batch
 from carpool.drive.worker_pool import WorkerPool
 from carpool.service.handle import AsyncHandle
 from carpool.wire import frame

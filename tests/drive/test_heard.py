@@ -150,7 +150,7 @@ def test_only_what_is_allowed_is_taken(heard: list[Frame]) -> None:
             assert [request.result] == payload
     batcher = driver.pipeline.batchers[0]
     assert (batcher.stray_replies, batcher.late_results) == (0, 0)
-    assert 0 <= batcher.batch_s < float("inf")
+    assert 0 <= batcher.times.usual_s < float("inf")
     assert not {frame.kind for frame in taken} & {FrameKind.SETUP, FrameKind.BATCH, FrameKind.STATE, FrameKind.FAILED}
 
 

@@ -14,7 +14,8 @@ import pytest
 from prometheus_client.metrics_core import Metric
 
 from carpool import Service, Stage
-from carpool.core.batcher import Batch, Batcher
+from carpool.core.batch import Batch
+from carpool.core.batcher import Batcher
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.errors import CarpoolError, InvalidRequest

@@ -40,7 +40,7 @@ def request(arrived: float, due: float, size: int = 1, priority: int = 0) -> Req
     """One that is due some time before it expires."""
     made = Request("x", inf)
     made.arrived, made.due, made.size = arrived, due, size
-    made.lane = (priority, *DEFAULT_LANE[1:])
+    made.lane = DEFAULT_LANE._replace(priority=priority)
     return made
 
 
@@ -262,7 +262,7 @@ def stands(policy: Adaptive, waiting: list[Request]) -> list[Request]:
     steps = 35
     for step in range(steps + 1):
         now = NOW + (LATER - NOW) * step / steps
-        later = [request(r.arrived - NOW + now, r.due - NOW + now, r.size, r.lane[0]) for r in waiting]
+        later = [request(r.arrived - NOW + now, r.due - NOW + now, r.size, r.lane.priority) for r in waiting]
         for i in range(50):
             policy.arrived(now - (49 - i) / 2600, request(now, inf))
         refused = policy.decide(now, queued(*later), 1, 0).drop
@@ -592,7 +592,7 @@ def test_the_short_way_comes_to_the_same(
     policy, queue = taught(cost, rate=rate), queued(*requests)
     policy.ahead_s = ahead_s
     policy.completed(NOW - 0.001, 5, 5, cost(5), True)
-    policy._size.refresh()
+    policy._chooser.refresh()
     short = policy._unhurried(NOW, queue, free)
 
     assert short in (None, policy._warm(NOW, queue, free, busy))

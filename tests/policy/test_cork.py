@@ -251,3 +251,26 @@ def test_the_hold_ends_when_a_poll_would_end_it(n: int, age: float, item_s: floa
         between = now + part * (decision.wake_at - now)
         assert n * (between - 10 + TICK_S + item_s) <= DECAY * wait_s + 1e-9
         assert n * (decision.wake_at + 1e-6 - 10 + TICK_S + item_s) > DECAY * wait_s
+
+
+@PROPERTY
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 2.0]), st.integers(1, 5), st.booleans()), max_size=30))
+def test_asking_changes_nothing(script: list[tuple[float, int, bool]]) -> None:
+    """A policy that is asked at times at which nothing goes says and learns the same as one that is not."""
+    asked, other = Cork(4, slo_s=30.0), Cork(4, slo_s=30.0)
+    now = 0.0
+    for held_s, n, ends_unasked in script:
+        now += 1.0
+        arrivals = [now + 0.125 * i for i in range(n)]
+        queues = seen(asked, *arrivals), seen(other, *arrivals)
+        now += held_s
+        asked.decide(now, queues[0], free=1, busy=0)  # and nothing comes of it
+        asked.decide(now, queues[0], free=1, busy=1)
+        asked.decide(now, waiting(), free=1, busy=0)
+        now += 0.25
+        if not ends_unasked:
+            assert asked.decide(now, queues[0], free=1, busy=0) == other.decide(now, queues[1], free=1, busy=0)
+        now += 0.5
+        for policy in (asked, other):
+            policy.completed(now, n, n, 0.5, True)
+        assert vars(asked.account) == vars(other.account)

@@ -22,14 +22,15 @@ from typing import Any
 
 import pytest
 
-from carpool.core.batcher import Batch, Batcher
+from carpool.core.batch import Batch
+from carpool.core.batcher import Batcher
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.core.reply import Reply
 from carpool.drive.aio import Driver
 from carpool.drive.virtual import TICK_S, VirtualDriver
 from carpool.observe.stats import Stats
-from carpool.request import Request
+from carpool.request import Lane, Request
 from carpool.simulate.arrivals import Bursts, Flash, Open, Poisson, Scene
 from carpool.simulate.policies import policy_of
 
@@ -204,7 +205,7 @@ Again = Callable[[float, Request], None]
 def request_of(index: int, entry: tuple[float, float, int], caller: Heard) -> Request:
     when, timeout_s, priority = entry
     request = Request(index, when + timeout_s, caller)
-    request.lane = (priority, None, 0)
+    request.lane = Lane(priority, None, 0)
     return request
 
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
-from carpool.core.batcher import Batch, Batcher
+from carpool.core.batch import Batch
+from carpool.core.batcher import Batcher
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.core.reply import Reply
 from carpool.policy import Decision, Greedy, Policy, QueueView
-from carpool.request import Request
+from carpool.request import Lane, Request
 
 
 def ask(
@@ -27,7 +28,7 @@ def ask(
 ) -> Request:
     """One request that nobody has seen yet."""
     request = Request(item, deadline, nbytes=nbytes)
-    request.lane = (priority, key, bucket)
+    request.lane = Lane(priority, key, bucket)
     request.arrived = arrived
     request.patient = patient
     return request

@@ -149,7 +149,7 @@ class Settings:
         sizes = [self.weigh(item) for item in items]
         if not self.merge or callable(self.merge):
             return sizes, None
-        return sizes, [(0, self._joint.likeness(item), 0) for item in items]
+        return sizes, [Lane(0, self._joint.likeness(item), 0) for item in items]
 
     def weigh(self, item: Any) -> int:
         """How much of a batch an item takes up. Raises what `places` does."""

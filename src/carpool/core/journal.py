@@ -1,6 +1,7 @@
-"""What happened to request N, in order: a bounded record for tests and for people who debug.
+"""What happened to each request, in order: a bounded record for tests and for people who debug.
 
-Off by default (the pipeline then holds no journal at all, so it costs one comparison per event).
+It is off by default; the pipeline then has no journal at all, so that it costs one comparison per
+event.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One event in the life of a request."""
+    """One event in the life of a request.
+
+    Attributes:
+        at: when it happened.
+        event: what happened.
+        stage: the name of the stage in which it happened; empty where it was in none.
+        detail: what else is known.
+    """
 
     at: float
     event: str
@@ -33,5 +41,5 @@ class Journal:
         self._entries.append((request_id, Entry(now, event, stage, detail)))
 
     def story(self, request_id: int) -> list[Entry]:
-        """What is still known of one request, in order."""
+        """Return the events of one request that are still recorded, in order."""
         return [entry for owner, entry in self._entries if owner == request_id]

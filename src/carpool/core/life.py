@@ -1,16 +1,17 @@
-"""The life of a service's handle: it starts, is open, drains and is closed, or loses its process or its loop. Sans-IO.
+"""The life of a service's handle: it starts, is open, drains and is closed. Sans-IO.
 
-Whoever has something to report (a caller who closes, a start that has succeeded, a fork) calls `happened` and is told
-what to do about it. Exactly one of any number of closers does the closing; the others wait for it.
+It may also lose its process by a fork, or its loop. What happens (a caller closes it, its start has
+succeeded, the process is forked) is reported to `happened`, which returns what to do about it.
+Exactly one of any number of closers does the closing; the others wait for it.
 
-    state       START      OPENED   CLOSE           HURRY            ENDED    FORKED   LOOP_GONE
-    new         starting   -        new             new              -        new      -
-    starting    refused    open     draining, end   draining, end    -        forked   abandoned, kill
-    open        refused    -        draining, end   draining, end    -        forked   abandoned, kill
-    draining    refused    draining draining, wait  draining, hurry  closed   forked   abandoned, kill
-    closed      refused    -        closed          closed           -        forked   closed
-    forked      refused    -        forked          forked           -        forked   forked
-    abandoned   refused    -        abandoned       abandoned        -        forked   abandoned
+    state      START     OPENED    CLOSE           HURRY            ENDED   FORKED  LOOP_GONE
+    new        starting  -         new             new              -       new     -
+    starting   refused   open      draining, end   draining, end    -       forked  abandoned, kill
+    open       refused   -         draining, end   draining, end    -       forked  abandoned, kill
+    draining   refused   draining  draining, wait  draining, hurry  closed  forked  abandoned, kill
+    closed     refused   -         closed          closed           -       forked  closed
+    forked     refused   -         forked          forked           -       forked  forked
+    abandoned  refused   -         abandoned       abandoned        -       forked  abandoned
 """
 
 from __future__ import annotations
@@ -21,37 +22,37 @@ from carpool.errors import Unavailable
 
 
 class LifeState(Enum):
-    """Where in its life it is."""
+    """The states of a handle's life."""
 
     NEW = auto()
     STARTING = auto()
     OPEN = auto()
-    DRAINING = auto()  # closed for what is new; what is inside is being finished
+    DRAINING = auto()  # closed for new calls; those inside are being finished
     CLOSED = auto()
     FORKED = auto()  # this process is a child of the one that started it
     ABANDONED = auto()  # its event loop has ended before it was closed
 
 
 class Event(Enum):
-    """What can happen to it."""
+    """What can happen to a handle."""
 
     START = auto()
     OPENED = auto()  # the start has succeeded
-    CLOSE = auto()  # somebody closes it, and what is inside is to be finished
-    HURRY = auto()  # somebody closes it at once
-    ENDED = auto()  # the one who closes it is done, or the start has failed and everything is gone again
+    CLOSE = auto()  # a caller closes it, and the calls inside are to be finished
+    HURRY = auto()  # a caller closes it at once
+    ENDED = auto()  # the closing is done, or the start has failed and everything is gone again
     FORKED = auto()
     LOOP_GONE = auto()
 
 
 class Act(Enum):
-    """What the one who reports an event has to do."""
+    """What the caller that reports an event has to do."""
 
     NOTHING = auto()
     START = auto()
-    END = auto()  # finish or fail what is inside, and end the workers; then report `ENDED`
-    WAIT = auto()  # somebody else does that
-    HURRY = auto()  # likewise; but what is inside is to be failed now
+    END = auto()  # finish or fail the calls inside, and end the workers; then report `ENDED`
+    WAIT = auto()  # wait for another caller, which does that
+    HURRY = auto()  # the same, but first have the calls inside failed now
     KILL = auto()  # end the workers without the loop, which has gone
 
 
@@ -62,10 +63,8 @@ _TABLE: dict[tuple[LifeState, Event], tuple[LifeState, Act]] = {
     (LifeState.DRAINING, Event.HURRY): (LifeState.DRAINING, Act.HURRY),
     (LifeState.DRAINING, Event.ENDED): (LifeState.CLOSED, Act.NOTHING),
     (LifeState.ABANDONED, Event.FORKED): (LifeState.FORKED, Act.NOTHING),
-    (LifeState.CLOSED, Event.FORKED): (
-        LifeState.FORKED,
-        Act.NOTHING,
-    ),  # its loop may have been about to end, and never will
+    # the loop of a closed one may have been about to end, and never will
+    (LifeState.CLOSED, Event.FORKED): (LifeState.FORKED, Act.NOTHING),
     **{
         (state, event): (LifeState.DRAINING, Act.END)
         for state in (LifeState.STARTING, LifeState.OPEN)
@@ -80,7 +79,7 @@ _TABLE: dict[tuple[LifeState, Event], tuple[LifeState, Act]] = {
         for state in (LifeState.STARTING, LifeState.OPEN, LifeState.DRAINING)
     },
 }
-"""What is not here changes nothing and asks for nothing."""
+"""An event that is not listed for a state changes nothing and asks for nothing."""
 
 _REFUSALS: dict[LifeState, tuple[type[RuntimeError] | type[Unavailable], str]] = {
     LifeState.NEW: (RuntimeError, "the service is not running: use it inside `with service.run() as s:`"),
@@ -91,17 +90,18 @@ _REFUSALS: dict[LifeState, tuple[type[RuntimeError] | type[Unavailable], str]] =
         "the event loop that this service was started on has ended: start it anew on the present one",
     ),
 }
-
+"""The errors of calls, in the states in which none is let through."""
 
 STARTED_BEFORE = "this handle was started before; call run or run_async again for a new one"
 
 
 class Life:
-    """One life.
+    """The life of one handle.
 
     Attributes:
-        state: where in it we are.
-        takes_calls: whether calls are let through; while it starts or drains, the pipeline decides what they hear.
+        state: its present state.
+        takes_calls: whether calls are let through; while it starts or drains, the pipeline decides
+            what becomes of them.
     """
 
     __slots__ = ("__weakref__", "state", "takes_calls")
@@ -114,7 +114,7 @@ class Life:
         return f"<Life {self.state.name.lower()}>"
 
     def happened(self, event: Event) -> Act:
-        """Something has happened. Returns what to do about it.
+        """Note that something has happened, and return what to do about it.
 
         Raises:
             RuntimeError: it cannot be started a second time.
@@ -126,6 +126,6 @@ class Life:
         return act
 
     def refusal(self) -> Exception:
-        """What a caller hears where calls are not let through."""
+        """Return the error of a call that is not let through."""
         kind, text = _REFUSALS[self.state]
         return Unavailable(text, code="stopped") if kind is Unavailable else kind(text)

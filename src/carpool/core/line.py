@@ -37,7 +37,8 @@ from itertools import chain
 from math import inf
 from typing import Final, Protocol
 
-from carpool.core.batcher import Batch, Batcher
+from carpool.core.batch import Batch
+from carpool.core.batcher import Batcher
 from carpool.core.pipeline import Pipeline, Todo
 from carpool.core.reply import Reply
 from carpool.errors import CarpoolError
@@ -276,7 +277,7 @@ class Line:
         if now >= self._batcher.attention_at or self.pipeline.door.count:
             self._poll(now)
         else:  # no batch can start before somebody claims the slot
-            self._deliver(self.pipeline.take_answers())
+            self._deliver(self.pipeline.collect_answers())
 
     # -- callers that find nobody else
 
@@ -323,7 +324,7 @@ class Line:
         for slot in self._slots_of(thread):
             self._release(now, slot)
         self.next_leader = None
-        self._deliver(self.pipeline.take_answers())
+        self._deliver(self.pipeline.collect_answers())
         self._release_closers()
 
     def wait_for_end(self, waiter: Waiter) -> None:

@@ -1,7 +1,7 @@
-"""Work that threads hand to the thread of a loop, so that none is lost when that thread ends. Sans-IO.
+"""Work that threads hand to the thread of a loop, so that none is lost with it. Sans-IO.
 
-All calls are made under one lock of the driver's. While the loop lives, the first work since it last looked rings for
-it; once it has ended, whoever posts gets the work back, to do it in its own thread.
+All calls are made under one lock of the driver's. While the loop lives, the first work since it
+last looked is to wake it; once it has ended, a thread that posts work is to do it itself.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ Work = Callable[[], object]
 
 
 class Mailbox:
-    """What has been posted and not been done."""
+    """The work that has been posted and not been taken."""
 
-    __slots__ = ("_is_over", "_rung", "_work")
+    __slots__ = ("_is_over", "_is_woken", "_work")
 
     def __init__(self) -> None:
         self._work: list[Work] = []
-        self._rung = False
+        self._is_woken = False
         self._is_over = False
 
     @property
@@ -27,7 +27,9 @@ class Mailbox:
         return self._is_over
 
     def post(self, work: Work) -> bool:
-        """Leave some work. Whether the loop is to be rung for it, which it is not if that has been done already.
+        """Leave some work, and report whether the loop must be woken for it.
+
+        It need not be if it has been woken already and has not looked since.
 
         Raises:
             ValueError: the loop has ended: the caller is to do the work itself.
@@ -35,16 +37,19 @@ class Mailbox:
         if self._is_over:
             raise ValueError("the loop has ended")
         self._work.append(work)
-        ring, self._rung = not self._rung, True
-        return ring
+        must_wake, self._is_woken = not self._is_woken, True
+        return must_wake
 
     def take(self) -> Sequence[Work]:
-        """All that was left, in its order; to be done now."""
+        """Remove and return all that was posted, in its order, to be done now."""
         work, self._work = self._work, []
-        self._rung = False
+        self._is_woken = False
         return work
 
     def end(self) -> Sequence[Work]:
-        """The loop has ended: no more work can be left. What was left is to be done all the same."""
+        """Note that the loop has ended, and return what was posted, to be done all the same.
+
+        From now on no work can be posted.
+        """
         self._is_over = True
         return self.take()

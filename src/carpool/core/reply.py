@@ -1,4 +1,4 @@
-"""What a worker has answered: the results of one batch, or of a part of it, as drivers hand them to the pipeline."""
+"""What a worker has answered, as drivers hand it to the pipeline."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from collections.abc import Sequence
 
 
 class Reply:
-    """The answers of one worker to requests of its batch. There is one per batch, not one per request.
+    """The answers of one worker to a batch, or to a part of it.
+
+    There is one reply per batch, not one per request.
 
     Attributes:
         stage: the position of the worker's stage in the pipeline.
         place: the position of the worker in its stage.
         batch_id: the batch that is answered.
         ids: the requests that are answered, all of the batch or some of it.
-        results: one for each of `ids`; what stands where there is an error does not matter.
+        results: one for each of `ids`; where there is an error, the result does not matter.
         errors: by position in `ids`, why a request failed; None if none did.
-        busy_s: seconds that the worker spent in user code for it.
+        busy_s: seconds that the worker spent in user code for these answers.
         waited_s: seconds that the worker stood still before it got the batch.
     """
 

@@ -1,19 +1,25 @@
-"""Who works in a stage: the states of its workers, when a lost one is replaced, when to give up.
+"""The workers of a stage: their states, when a lost one is replaced, and when to give up.
 
-States: starting (spawned) -> loading (`setup` runs) -> warming (examples run) -> ready -> draining / hung -> dead.
-Liveness counts only after ready; a busy worker is judged by the batcher's hang limit, not here. One that hangs is lost
-at once, but its place is free only when its process is gone: until then it may hold the memory its successor needs.
+States: starting (spawned) -> loading (`setup` runs) -> warming (examples run) -> ready -> draining
+    / hung
+-> dead. Liveness counts only after ready; a busy worker is judged by the batcher's hang limit, not
+here. One that hangs is lost at once, but its place is free only when its process is gone: until
+then it may hold the memory that its successor needs.
 
-Replacement: at once after the first death, then after 0.5, 1, 2 ... 30 s with jitter, reset by one finished batch.
-`MOST_DEATHS` deaths in a row with no batch finished by any worker of the stage between them: the stage has failed.
-Workers that ran side by side and die together (somebody has killed them all, memory ran out) count as one death: what
-counts is how often replacing them was in vain. No more than so many workers of a service load at a time (`Starts`).
-The rule is that of an Erlang supervisor: restart a bounded number of times, then escalate.
+Replacement: at once after the first death, then after 0.5, 1, 2 ... 30 s with jitter, reset by one
+finished batch. After `MOST_DEATHS` deaths in a row, with no batch finished by any worker of the
+stage between them, the stage has failed. Workers that ran side by side and die together (a signal
+has killed them all, memory ran out) count as one death: what counts is how often replacing them was
+in vain. The number of workers of a service that load at the same time is limited (`Starts`). The
+rule is that of an Erlang supervisor: restart a bounded number of times, then escalate.
 
-Deaths that were one request's fault are taken back (`forgive`), and so are those of workers that were given up since
-nobody waited for their calls, which may just be slow. But after `MOST_FORGIVEN` such requests in a row, with
-no batch finished between them, it may as well be the model that dies with every request: restarts slow down all the
-same, and a stage that has never yet shown that it works, by a batch or a warm-up, has failed.
+Deaths that were one request's fault are taken back (`forgive`), and so are those of workers that
+were given up since no caller waited for their calls, which may just be slow. But after
+`MOST_FORGIVEN` such requests in a row, with no batch finished between them, it may as well be the
+model that dies with every
+request: restarts slow down all the same, and a stage that has never yet shown that it works, by a
+    batch
+or a warm-up, has failed.
 """
 
 from __future__ import annotations
@@ -31,7 +37,7 @@ NO_ROOM_DELAY_S = 2.0
 
 
 class PlaceState(StrEnum):
-    """What a worker is doing; the values are metric labels."""
+    """The states of a place and its worker; the values are metric labels."""
 
     STARTING = "starting"
     LOADING = "loading"
@@ -56,11 +62,20 @@ _ON_THEIR_WAY = frozenset({PlaceState.STARTING, PlaceState.LOADING, PlaceState.W
 
 @dataclass(slots=True)
 class Place:
-    """One worker's place in the stage; the process in it changes, the place keeps its number and its cores."""
+    """One worker's place in the stage.
+
+    The worker in it changes; the place keeps its position and its cores.
+
+    Attributes:
+        state: of the present worker.
+        start_at: when a dead worker is to be replaced.
+        order: the number of the present worker among all that the stage has started.
+        starts: how many workers have been started in this place.
+    """
 
     state: PlaceState = PlaceState.DEAD
-    start_at: float = 0.0  # when a dead worker is to be replaced
-    order: int = 0  # the present one's among all that the stage has started
+    start_at: float = 0.0
+    order: int = 0
     starts: int = 0
 
 
@@ -69,7 +84,12 @@ class Roster:
 
     Args:
         workers: how many places there are.
-        random: uniform numbers in [0, 1), for the jitter.
+        random: returns uniform numbers in [0, 1), for the jitter.
+
+    Attributes:
+        places: all places, by their positions.
+        failed: whether the stage is given up.
+        stopping: whether the service ends, so that no worker is started and deaths do not count.
     """
 
     def __init__(self, workers: int, random: Callable[[], float]) -> None:
@@ -79,9 +99,9 @@ class Roster:
         self._random = random
         self._deaths_in_a_row = 0
         self._forgiven_in_a_row = 0  # requests whose deaths were taken back
-        self._works = False  # a batch or a warm-up has been finished
+        self._works = False  # whether a batch or a warm-up has ever been finished
         self._starts = 0
-        self._starts_before_death = 0  # before the last one that counted
+        self._starts_before_death = 0  # before the last death that counted
 
     @property
     def loading(self) -> int:
@@ -99,7 +119,10 @@ class Roster:
         return sum(max(0, record.starts - 1) for record in self.places)
 
     def due(self, now: float, room: float = inf) -> list[int]:
-        """The places whose worker is to be started now, at most `room`; they count as starting from here on."""
+        """Return the places whose worker is to be started now, at most `room`.
+
+        They count as starting from here on.
+        """
         if self.failed or self.stopping:
             return []
         due = [i for i, p in enumerate(self.places) if p.state == PlaceState.DEAD and p.start_at <= now]
@@ -114,13 +137,13 @@ class Roster:
         return due
 
     def next_start(self) -> float:
-        """When the next start is due; infinity if none is."""
+        """Return when the next start is due; infinity if none is."""
         if self.failed or self.stopping:
             return inf
         return min((p.start_at for p in self.places if p.state == PlaceState.DEAD), default=inf)
 
     def moved(self, place: int, state: PlaceState) -> None:
-        """A worker has reached `state` (not dead: that is `lost`).
+        """Note that a worker has reached `state`; a dead one is reported to `lost`.
 
         Raises:
             ValueError: that state cannot follow the present one.
@@ -133,17 +156,18 @@ class Roster:
         record.state = state
 
     def finished_batch(self) -> None:
-        """Some worker of the stage has finished a batch: it can work, so deaths start counting anew."""
+        """Count deaths anew, since some worker of the stage has finished a batch."""
         self._deaths_in_a_row = self._forgiven_in_a_row = 0
         self._works = True
 
     def lost(self, now: float, place: int, *, gone: bool = True) -> None:
-        """A worker is dead; sets when it is replaced, or that the stage has failed.
+        """Note that a worker is dead: it is to be replaced later, or the stage has failed.
 
         Args:
             now: the time.
-            worker: its place.
-            gone: False for one that hangs and still has to be killed: it is replaced once `is_gone` has said so.
+            place: the position of the worker.
+            gone: False for one that hangs and still has to be killed: it is replaced after
+                `is_gone`.
 
         Raises:
             ValueError: it was dead or given up already.
@@ -155,14 +179,14 @@ class Roster:
         record.state = PlaceState.DEAD if gone else PlaceState.HUNG
         if expected:
             return
-        if record.order > self._starts_before_death:  # else it was there when another died, which has been counted
+        if record.order > self._starts_before_death:  # else it ran beside one whose death was counted
             self._deaths_in_a_row += 1
             self._starts_before_death = self._starts
         self._judge()
         record.start_at = now + self._delay()
 
     def forgive(self, now: float, deaths: int = 2) -> None:
-        """The last deaths were the fault of one request, or of a call that nobody waits for; the dead start sooner."""
+        """Take back deaths that a request or an unwanted call caused, and start anew sooner."""
         self._deaths_in_a_row = max(0, self._deaths_in_a_row - deaths)
         self._forgiven_in_a_row += 1
         self._judge()
@@ -172,7 +196,7 @@ class Roster:
                 record.start_at = min(record.start_at, latest)
 
     def is_gone(self, place: int) -> None:
-        """The process of a worker that hung has ended.
+        """Note that the process of a worker that hung has ended.
 
         Raises:
             ValueError: it did not hang.
@@ -183,18 +207,22 @@ class Roster:
         record.state = PlaceState.DEAD
 
     def not_started(self, now: float, place: int) -> None:
-        """The system had no process, memory or file descriptor for it: that is no death, and is tried again."""
+        """Try a start again later for which the system had no process, memory or file descriptor.
+
+        That is not a death.
+        """
         record = self.places[place]
         record.state = PlaceState.DEAD
         record.starts -= 1
         record.start_at = now + NO_ROOM_DELAY_S * (0.5 + 0.5 * self._random())
 
     def _judge(self) -> None:
-        """Whether the stage has failed."""
-        broken = not self._works and self._forgiven_in_a_row >= MOST_FORGIVEN
-        self.failed = broken or self._deaths_in_a_row >= MOST_DEATHS
+        """Set whether the stage has failed."""
+        is_broken = not self._works and self._forgiven_in_a_row >= MOST_FORGIVEN
+        self.failed = is_broken or self._deaths_in_a_row >= MOST_DEATHS
 
     def _delay(self) -> float:
+        """Return how long the next start is put off."""
         deaths = self._deaths_in_a_row + max(0, self._forgiven_in_a_row - MOST_FORGIVEN)
         if deaths <= 1:
             return 0.0
@@ -203,11 +231,11 @@ class Roster:
 
 
 class Starts:
-    """How many workers of a service may load at a time, whatever their stage.
+    """Limits how many workers of a service load at the same time, whatever their stage.
 
     Args:
         rosters: of all its stages.
-        most: `max_parallel_starts`.
+        most: how many may load at the same time: the setting `max_parallel_starts`.
     """
 
     def __init__(self, rosters: Sequence[Roster], most: int) -> None:

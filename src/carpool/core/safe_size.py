@@ -1,9 +1,10 @@
-"""How much one call of a stage's model can hold before memory runs out, found by what happens. Sans-IO.
+"""How much one call of a model can hold before memory runs out, found by what happens. Sans-IO.
 
-Nothing is limited until a call has run out of memory. From then on batches hold at most what is known to fit, and now
-and then one is let out that is larger: half-way to the least that is known to be too much, until the two are next to
-each other, and then, much more rarely, that again, in case somebody has given memory back. Batches in between are
-counted, not seconds, and only those that would have been larger; each failure doubles their number.
+Nothing is limited until a call has run out of memory. From then on batches hold at most what is
+known to fit, and now and then a larger one is sent: half-way to the least that is known to be too
+much, until the two are next to each other. After that, much more rarely, what was too much is tried
+again, in case memory has become free. The pauses in between are counted in batches, not in seconds,
+and only those batches count that would have been larger; each failure doubles their number.
 """
 
 from __future__ import annotations
@@ -12,19 +13,23 @@ from collections.abc import Sequence
 from math import inf
 
 _FIRST_PAUSE = 4  # batches that stay within the limit before a larger one is tried
-_RETRY_PAUSE = 256  # likewise, before what was too much is tried again
+_RETRY_PAUSE = 256  # batches within the limit before what was too much is tried again
 _LONGEST_PAUSE = 2**16
 _CLOSE = 8  # a gap below an eighth of the limit is not worth another failure
 
 
 class SafeSize:
-    """What one stage has learned. All workers of the stage share it: they run the same model on the same machine.
+    """What one stage has learned of the sizes that fit into memory.
+
+    All workers of the stage share it: they run the same model on the same machine.
 
     Args:
-        sizes: if given, the only sizes that the model is called with, rising; smaller batches are padded.
+        sizes: if given, the only sizes that the model is called with, rising; smaller batches are
+            padded.
 
     Attributes:
-        limit: the most that is known to fit, in units of the requests' sizes; infinity while nothing has run out.
+        limit: the most that is known to fit, in units of the requests' sizes; infinity while
+            nothing has run out.
     """
 
     def __init__(self, sizes: Sequence[int] | None = None) -> None:
@@ -38,11 +43,11 @@ class SafeSize:
         return f"<SafeSize {self.limit} fits, {self._too_much} does not>"
 
     def ran_out(self, tried: int, fitted: int) -> None:
-        """A call of size `tried` has run out of memory.
+        """Learn from a call that has run out of memory.
 
         Args:
-            tried: the least size for which it did, if there were several.
-            fitted: the largest below it that went through in its stead; 0 if none did.
+            tried: its size; the least, if there were several.
+            fitted: the largest size below it that went through instead; 0 if none did.
         """
         fitted = fitted if 0 < fitted < tried else tried // 2
         if tried <= self.limit:  # the first time, or memory has become shorter
@@ -55,7 +60,7 @@ class SafeSize:
         self._rest_if_found()
 
     def fitted(self, size: int) -> None:
-        """A batch larger than the limit has gone through."""
+        """Learn from a batch larger than the limit that has gone through."""
         self.limit = size
         if size >= self._too_much:
             self._too_much = inf
@@ -63,7 +68,7 @@ class SafeSize:
         self._rest_if_found()
 
     def allowed(self, wanted: int) -> int:
-        """How much the next batch may hold, if it would hold `wanted`, which is over the limit."""
+        """Return how much the next batch may hold that would hold `wanted`, over the limit."""
         self._batches_left -= 1
         if self._batches_left > 0:
             return int(self.limit)
@@ -71,7 +76,11 @@ class SafeSize:
         return min(wanted, self._larger())
 
     def _larger(self) -> int:
-        """The next size to try: between the limit and what is too much, or that itself if nothing lies between."""
+        """Return the next size to try.
+
+        It lies between the limit and what is too much; if there is nothing between, it is what was
+        too much.
+        """
         limit = int(self.limit)
         if self._sizes is not None:
             larger = [size for size in self._sizes if size > limit]
@@ -82,7 +91,7 @@ class SafeSize:
         return int(self._too_much) if self._is_found() else (limit + int(self._too_much)) // 2
 
     def _is_found(self) -> bool:
-        """Whether there is nothing left to find out between the limit and what is too much."""
+        """Report whether nothing is left to find out between the limit and what is too much."""
         if self._too_much == inf:
             return False
         if self._sizes is not None:
@@ -90,5 +99,23 @@ class SafeSize:
         return self._too_much - self.limit <= max(1, self.limit // _CLOSE)
 
     def _rest_if_found(self) -> None:
+        """Try larger sizes much more rarely once nothing is left to find out."""
         if self._is_found():
             self._pause = self._batches_left = max(self._pause, _RETRY_PAUSE)
+
+
+def least_that_ran_out(
+    sizes: Sequence[int], calls: Sequence[Sequence[int]], fitted: Sequence[Sequence[int]]
+) -> tuple[int, int]:
+    """Return the least size of a call that ran out of memory, and the largest below it that fitted.
+
+    The second is 0 if there is none.
+
+    Args:
+        sizes: of the items of the batch.
+        calls: for each call that ran out, the positions of its items in the batch; one at least.
+        fitted: the same for each call that went through.
+    """
+    tried = min([sum([sizes[i] for i in call]) for call in calls])
+    smaller = [size for call in fitted if (size := sum([sizes[i] for i in call])) < tried]
+    return tried, max(smaller, default=0)

@@ -1,8 +1,8 @@
-"""Where a request's time went, told to a caller whose deadline has passed: so much waiting for this, so much in that.
+"""Where a request's time went, for the error of a caller whose deadline has passed.
 
-Nothing is noted while a request is in its first stage, since its own times tell; each stage that it leaves adds a link,
-which all share that left the first one together. A stage begins when the one before ends. The text is made only when it
-is needed.
+Nothing is noted while a request is in its first stage, since its own times are enough; each stage
+that it leaves adds a link, and requests that leave the first one together share theirs. A stage
+begins when the one before ends. The text is made only when it is needed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ AT_THE_DOOR = -1  # `Request.stage` of a caller that waits for room in the first
 
 
 def extend(requests: Sequence[Request], stage: int, started: float, now: float) -> None:
-    """Requests leave a stage, where they were handed to a worker at `started`, for the next one."""
+    """Note that requests leave a stage for the next one.
+
+    Args:
+        requests: those that leave together.
+        stage: the position of the stage that they leave.
+        started: when they were handed to a worker of that stage.
+        now: the time.
+    """
     if stage:
         for request in requests:
             request.trail = (request.trail, started, now)
@@ -25,12 +32,12 @@ def extend(requests: Sequence[Request], stage: int, started: float, now: float) 
             request.trail = link
 
 
-def tell(now: float, request: Request, started: float | None, names: Sequence[str]) -> str:
-    """What to say at the deadline of `request`.
+def format_expiry(now: float, request: Request, started: float | None, names: Sequence[str]) -> str:
+    """Return the text of a `DeadlineExceeded`: how long each place has kept the request.
 
     Args:
         now: the time.
-        request: is in a queue, at the door, in a worker, or has just left it.
+        request: is in a queue, at the door, in a worker, or has just left one of these.
         started: when it was handed to its present worker; None if it is not running.
         names: of the stages.
     """
@@ -39,7 +46,7 @@ def tell(now: float, request: Request, started: float | None, names: Sequence[st
 
 
 def _spent(now: float, request: Request, started: float | None, names: Sequence[str]) -> Iterator[tuple[str, float]]:
-    """Each place where it was, in order, and for how long."""
+    """Yield each place where the request was, in order, and for how many seconds."""
     if request.stage == AT_THE_DOOR:
         yield "waiting for room in the queue", now - request.arrived
         return
@@ -57,7 +64,7 @@ def _spent(now: float, request: Request, started: float | None, names: Sequence[
 
 
 def _links(trail: Trail | None) -> Iterator[tuple[float, float]]:
-    """When it was handed to a worker of each stage that it has left, and left it; the first stage first."""
+    """Yield when each stage handed the request to a worker, and when it left, in order."""
     if trail is not None:
         before, started, left = trail
         yield from _links(before)

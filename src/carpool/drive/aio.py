@@ -15,7 +15,7 @@ from typing import Protocol
 
 from carpool.call.retry import Trouble
 from carpool.clock import Clock, monotonic
-from carpool.core.batcher import Batch
+from carpool.core.batch import Batch
 from carpool.core.pipeline import Pipeline, Todo
 from carpool.core.reply import Reply
 from carpool.drive.trouble import FAILED_FOR_S, learn, learn_from_warm_up, stage_at_fault

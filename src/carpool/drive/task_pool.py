@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ClassVar
 
 from carpool.clock import monotonic
-from carpool.core.batcher import Batch
+from carpool.core.batch import Batch
 from carpool.core.reply import Reply
 from carpool.drive.aio import Driver
 from carpool.drive.failures import BatchOutcome, for_all

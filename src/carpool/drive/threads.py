@@ -19,7 +19,8 @@ from typing import Any, ClassVar, Final
 
 from carpool.call.lock import ExecutionLock, can_be_tried, is_owned
 from carpool.clock import Clock, monotonic
-from carpool.core.batcher import Batch, Batcher
+from carpool.core.batch import Batch
+from carpool.core.batcher import Batcher
 from carpool.core.line import DONE, LEADS, SLEEP, Line, LoneWaiter
 from carpool.drive import reentry
 from carpool.drive.failures import BatchOutcome, for_all

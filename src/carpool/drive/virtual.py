@@ -15,7 +15,8 @@ from math import inf
 from typing import Any, Protocol
 
 from carpool.clock import VirtualClock
-from carpool.core.batcher import Batch, Batcher
+from carpool.core.batch import Batch
+from carpool.core.batcher import Batcher
 from carpool.core.pipeline import Pipeline
 from carpool.core.reply import Reply
 from carpool.errors import CarpoolError, ModelError

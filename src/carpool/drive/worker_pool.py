@@ -18,7 +18,7 @@ import msgspec
 
 from carpool import faults
 from carpool.call.retry import Trouble
-from carpool.core.batcher import Batch
+from carpool.core.batch import Batch
 from carpool.core.reply import Reply
 from carpool.core.roster import MOST_DEATHS, PlaceState, Roster, Starts
 from carpool.drive.aio import Driver

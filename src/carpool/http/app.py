@@ -490,4 +490,4 @@ def _lane(text: bytes) -> Lane:
         raise InvalidRequest(
             f"X-Request-Priority must be a whole number from -{LARGEST_PRIORITY} to {LARGEST_PRIORITY}"
         )
-    return (int(text), None, 0)
+    return Lane(int(text), None, 0)

@@ -12,7 +12,7 @@ from math import inf
 from typing import Any
 
 from carpool.call.retry import Trouble, padded
-from carpool.core.batcher import Batch
+from carpool.core.batch import Batch
 from carpool.core.pipeline import Pipeline
 from carpool.core.roster import PlaceState, Roster
 from carpool.errors import (

@@ -1,4 +1,7 @@
-"""When to go, with how many, whom to drop: one idea per file, all behind the four calls of `Policy`."""
+"""Policies decide when a batch goes, with how many requests, and which requests to drop.
+
+There is one idea per file, and all are behind the four calls of `Policy`.
+"""
 
 from __future__ import annotations
 

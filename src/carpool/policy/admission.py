@@ -1,11 +1,13 @@
-"""Admission: whether a request that arrives now may join the queue, and when its caller should try again if not.
+"""Admission: whether a new request may join the queue, and if not, when to try again.
 
-Three reasons to refuse, in the order in which they are looked at: the request could never fit, the queue is full, or
-the request would not make its deadline. The last saves its caller the wait and the others the work; it is judged on
-arrival because later it would only be in the way (the same cut as the early drop of a policy, made sooner).
+There are three reasons to refuse, in the order in which they are looked at: the request could never
+fit, the queue is full, or the request would not make its deadline. The last saves its caller the
+wait and the others the work; it is judged on arrival because later the request would only be in the
+way (the same cut as the early drop of a policy, made sooner).
 
-Estimates may be wrong, and a wrong one that refuses everybody would never be corrected. So while nothing waits and
-nothing runs, deadlines are not judged: such a request costs nobody anything, and its batch teaches the right time.
+Estimates may be wrong, and a wrong one that refuses every request would never be corrected. So
+while nothing waits and nothing runs, deadlines are not judged: such a request delays no other, and
+its batch teaches the right time.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from carpool.errors import CarpoolError, InvalidRequest, Overloaded
 from carpool.policy.base import FULL, TOO_LATE
 from carpool.request import Request
 
-LEAST_RETRY_S = 0.1  # nothing learned yet, or an all but empty queue: do not invite a caller to spin
-MOST_RETRY_S = 60.0  # a prediction beyond this says nothing any more
+LEAST_RETRY_S = 0.1  # even if nothing was learned or the queue is all but empty: callers must not spin
+MOST_RETRY_S = 60.0  # a prediction beyond this means nothing any more
 
 
 class Admission:
@@ -41,17 +43,20 @@ class Admission:
         wait_s: float,
         fastest_s: float,
     ) -> CarpoolError | None:
-        """Why `request` must not join the queue; None if it may.
+        """Return why `request` must not join the queue; None if it may.
 
-        A patient request (its caller waits for room and for its deadline) is refused only if it could never fit.
+        A patient request (its caller waits for room, and until its deadline) is refused only if it
+        could never fit.
 
         Args:
             now: the time.
             request: the newcomer; its bytes, deadline and patience count.
-            queued: requests that wait already; queued_bytes: what they hold.
+            queued: requests that wait already.
+            queued_bytes: how many bytes they hold.
             busy: batches (or requests) that run now.
             wait_s: predicted seconds until a worker would start it.
-            fastest_s: seconds of the fastest possible answer from then on: a batch of its own, there and back.
+            fastest_s: seconds of the fastest possible answer from then on: a batch of its own,
+                there and back.
         """
         if request.nbytes > self.max_bytes:
             text = f"a request of {request.nbytes} bytes is over the queue's {self.max_bytes:.0f}"
@@ -66,5 +71,8 @@ class Admission:
 
 
 def retry_after_s(wait_s: float, fastest_s: float) -> float:
-    """When trying again makes sense: once those who wait now are served, and a batch has run in between."""
+    """Return after how many seconds trying again makes sense.
+
+    By then those that wait now are served, and a batch has run in between.
+    """
     return min(max(wait_s, fastest_s, LEAST_RETRY_S), MOST_RETRY_S)

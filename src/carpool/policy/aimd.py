@@ -1,12 +1,14 @@
-"""AIMD: the batch cap creeps up while batches are fast enough and backs off by a tenth when one is not.
+"""AIMD: the batch cap creeps up while batches are fast, and backs off when one is slow.
 
-Clipper's rule (Crankshaw et al., NSDI 2017, section 4.3.1), borrowed from TCP: after a full batch whose *processing*
-time is within the latency objective the cap grows by one, after a batch that took longer it shrinks to 0.9 of itself.
-Workers pull greedily: whatever waits, up to the cap, as soon as one is free. What is late already is dropped then
-(`get_batch` in Clipper's `containers.cpp` and `task_executor.hpp`).
+Clipper's rule (Crankshaw et al., NSDI 2017, section 4.3.1), borrowed from TCP: after a full batch
+whose *processing* time is within the latency objective the cap grows by one, after a batch that
+took longer it shrinks to 0.9 of itself. Workers pull greedily: whatever waits, up to the cap, as
+soon as one is free. What is late already is dropped then (`get_batch` in Clipper's `containers.cpp`
+and `task_executor.hpp`).
 
-It loses on the ramp (from 1, one step per full batch: a backlog from the first second is served late) and in overload:
-processing time says nothing of the time spent waiting, and what it serves is about to be late.
+It loses on the ramp (from 1, one step per full batch: a backlog from the first second is served
+late) and in overload: processing time says nothing of the time spent waiting, and what it serves is
+about to be late.
 """
 
 from __future__ import annotations
@@ -26,13 +28,9 @@ class AIMD(Policy):
 
     Args:
         max_batch_size: as for every policy.
-        max_queue_delay_s: as for every policy; it holds nothing back.
-        slo_s: the objective for one batch, in seconds; None to learn it from the requests: the tightest time from an
-            arrival to its due time, of late.
-
-    Attributes:
-        objective_s: what a batch may take, as far as known; infinity if nobody has said.
-        cap: how many may share a batch now.
+        max_queue_delay_s: as for every policy; it has no effect, as nothing is held back.
+        slo_s: the objective for one batch, in seconds; None to learn it from the requests: the
+            shortest time of late from an arrival to its due time.
     """
 
     def __init__(
@@ -47,10 +45,12 @@ class AIMD(Policy):
 
     @property
     def objective_s(self) -> float:
+        """Seconds that a batch may take, as far as known; else infinity."""
         return self._budget_s if self.slo_s is None else self.slo_s
 
     @property
     def cap(self) -> int:
+        """How much may share a batch now."""
         return min(int(self._cap), self.limit)
 
     def arrived(self, now: float, request: Request) -> None:
@@ -58,7 +58,7 @@ class AIMD(Policy):
         if budget_s < self._budget_s:
             self._budget_s = budget_s
         elif budget_s < inf:
-            self._budget_s += 0.01 * (budget_s - self._budget_s)  # the tight ones have not come for a while
+            self._budget_s += 0.01 * (budget_s - self._budget_s)  # there has been no tighter one for a while
 
     def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
         if not ok:

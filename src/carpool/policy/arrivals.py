@@ -1,7 +1,8 @@
-"""When requests have come lately: how fast, over a short and a long window, and how many by a given moment.
+"""When requests have come lately: at which rate, and how many by a given moment.
 
-The rates are measured up to now, so that silence counts too. What comes at one moment is one entry, so that bursts, and
-the arrivals of one turn of a loop, cost next to nothing. Nothing is worked out before somebody asks.
+The rates are measured up to now, so that silence counts too. What comes at one moment is one entry,
+so that bursts, and the arrivals of one turn of a loop, cost next to nothing. Nothing is worked out
+before it is asked for.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Arrivals:
         self._forgotten = 0  # how many came before them
 
     def add(self, now: float, n: int) -> None:
-        """So many requests have arrived."""
+        """Note that `n` requests have arrived."""
         self.total += n
         self._times.append(now)
         self._totals.append(self.total)
@@ -36,20 +37,26 @@ class Arrivals:
             del self._times[:half], self._totals[:half]
 
     def until(self, when: float, before: int = 0) -> int:
-        """How many had come by `when`; quicker to tell where it is known how many had come `before`, at least."""
+        """Return how many requests had come by `when`.
+
+        It is quicker where at least `before` of them are known to have come by then.
+        """
         i = bisect_right(self._times, when, max(0, len(self._times) - (self.total - before)))
         return self._totals[i - 1] if i else self._forgotten
 
     def short_rate(self, now: float) -> float:
-        """Per second, by the last 32."""
+        """Return the requests per second, by the last 32."""
         return self._rate(now, _SHORT)
 
     def long_rate(self, now: float) -> float:
-        """Per second, by the last 256."""
+        """Return the requests per second, by the last 256."""
         return self._rate(now, _LONG)
 
     def _rate(self, now: float, n: int) -> float:
-        """By the last `n`, counted from the moment before them; 0 if all came at one moment."""
+        """Return the requests per second by the last `n`, counted from the moment before them.
+
+        0 if all came at one moment.
+        """
         totals = self._totals
         if not totals:
             return 0.0

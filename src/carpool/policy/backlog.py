@@ -1,15 +1,17 @@
 """How much backlog is worth keeping while more arrives than can be served.
 
-What waits beyond μ·(S - t), or beyond the full batches that fit into the SLO S one after the other if that is more, can
-never be served in time, so dropping the oldest of it costs nothing and makes room for requests that can be. And the
-longer an overload lasts, the less likely it is to end just now, when a backlog would still be of use (Lindy's law;
-CoDel, Nichols & Jacobson 2012, drops by the same reasoning): so the part that is kept shrinks with time, down to what a
-full batch and the scatter of arrivals need. That trades a little goodput, in bursts that end soon, for much lower
-latency in those that do not; `overload` chooses the side.
+With the capacity μ and batches of t seconds, what waits beyond μ·(S - t), or beyond the full
+batches that fit into the SLO S one after the other if that is more, can never be served in time. So
+dropping the oldest of it costs nothing and makes room for requests that can be. And the longer an
+overload lasts, the less likely it is to end just now, when a backlog would still be of use (Lindy's
+law; CoDel, Nichols & Jacobson 2012, drops by the same reasoning): so the part that is kept shrinks
+with time, down to what a full batch and the scatter of arrivals need. That trades a little goodput,
+in bursts that end soon, for much lower latency in those that do not; `overload` chooses the side.
 
-Clients in a closed loop come no faster than they are served, so what they overload stands instead of growing, with its
-head at the very edge of the SLO, where noise makes many of the answers late. A backlog that has stood for long (CoDel's
-sign of a bad queue) does not drain by itself: whoever is at the edge is refused as long as others fill the batches.
+Clients in a closed loop come no faster than they are served, so their backlog stands instead of
+growing, with its head at the very edge of the SLO, where noise makes many of the answers late. A
+backlog that has stood for long (CoDel's sign of a bad queue) does not drain by itself: requests at
+the edge are refused as long as others fill the batches.
 """
 
 from __future__ import annotations
@@ -18,21 +20,24 @@ from math import sqrt
 from typing import NamedTuple
 
 _PATIENCE = {"goodput": (8.0, 0.25), "latency": (0.5, 0.0)}
-"""SLOs after which half of the servable backlog is kept, and the least share of it that is."""
-_STANDS = 2.0  # SLOs in which no look has found so little that one batch of each worker could take it
-_SURE = 2.5  # coefficients of variation above the expected time of a batch, which next to none exceeds
-_CLOSE = 0.1  # of a batch's time: workers that are free so soon one after the other are free together
+"""After how many SLOs half of the servable backlog is kept, and the least share of it that is."""
+_STANDS = 2.0  # SLOs without a look that finds no more than one batch for each worker: then it stands
+_SURE = 2.5  # almost no batch exceeds its expected time by this many coefficients of variation
+_CLOSE = 0.1  # of a batch's time: workers that are free this soon after each other are free together
 _LEARN = 0.1  # weight of a look
-_NEARLY = 0.1  # of a batch: the last one that fits in may take so much longer, as a learned cost is never exact
+_NEARLY = 0.1  # of a batch: the last one that fits in may take this much longer, as costs are not exact
 
 
 class Pace(NamedTuple):
     """How fast work comes and how fast it goes, in units of the requests' sizes.
 
     Attributes:
-        arriving, capacity: how much comes and how much can be served, per second, by all `workers`.
-        batch, batch_s: the working size of a batch, and its time.
-        noise: coefficient of variation of that time.
+        arriving: how much comes per second.
+        capacity: how much all workers together can serve per second.
+        workers: how many there are.
+        batch: the working size of a batch.
+        batch_s: the expected seconds of a batch of that size.
+        noise: the coefficient of variation of that time.
     """
 
     arriving: float
@@ -44,7 +49,7 @@ class Pace(NamedTuple):
 
     @property
     def surely_s(self) -> float:
-        """What next to no batch takes longer than."""
+        """Seconds that almost no batch exceeds."""
         return self.batch_s * (1.0 + _SURE * self.noise)
 
 
@@ -52,31 +57,32 @@ class Backlog:
     """Notices overloads.
 
     Attributes:
-        overloaded_since: when the present one was noticed; None if there is none.
+        overloaded_since: when the present overload was noticed; None if there is none.
     """
 
     def __init__(self) -> None:
         self.overloaded_since: float | None = None
         self._standing_since: float | None = None
         self._looked_at = 0.0
-        self._followed = 0.0  # share of the looks that came close after another one
+        self._followed = 0.0  # smoothed share of the looks that came close after another one
 
     def drained(self) -> None:
-        """It does not stand: the next batches take all of it."""
+        """Note that the backlog does not stand: the next batches take all of it."""
         self._standing_since = None
 
     def calm(self) -> None:
-        """The overload is over."""
+        """Note that the overload is over."""
         self.overloaded_since = None
 
     def keep(self, now: float, waiting: int, pace: Pace, slo_s: float, ahead_s: float, overload: str) -> int:
-        """How much of what waits is worth keeping, in units of the requests' sizes.
+        """Return how much of what waits is worth keeping, in units of the requests' sizes.
 
         Args:
             now: the time.
             waiting: how much waits.
-            pace: at which it comes and goes.
-            slo_s: the SLO of the head; ahead_s: what is needed of it after this stage.
+            pace: how fast work comes and goes.
+            slo_s: the SLO of the head.
+            ahead_s: how much of the SLO is needed after this stage.
             overload: "goodput" or "latency".
         """
         here_s = slo_s - ahead_s
@@ -91,12 +97,18 @@ class Backlog:
         return max(self._needed(pace), int(max(servable, batches * pace.batch) * share))
 
     def look(self, now: float, waiting: int, pace: Pace, slo_s: float) -> int:
-        """Note how much waits; returns how much of it is not needed although it may be in time, if the backlog stands.
+        """Note how much waits, and return how much of it to refuse because the backlog stands.
 
-        Args: as of `keep`.
+        That part may be in time, but is not needed to keep the workers busy.
+
+        Args:
+            now: the time.
+            waiting: how much waits.
+            pace: how fast work comes and goes.
+            slo_s: the SLO of the head.
         """
         gap_s = now - self._looked_at
-        silent = gap_s > slo_s  # nobody knows what has become of it meanwhile
+        silent = gap_s > slo_s  # what has become of the backlog meanwhile is not known
         self._looked_at = now
         self._followed += _LEARN * ((gap_s < _CLOSE * pace.batch_s) - self._followed)
         if waiting <= pace.batch * pace.workers:
@@ -108,9 +120,9 @@ class Backlog:
         return 0
 
     def _needed(self, pace: Pace) -> int:
-        """What a full batch of each worker needs, and what chance may take away from the one after it."""
-        # Workers that become free together: as many as chance will have it, or more if they are in step and stay so.
+        """Return what a full batch of each worker needs, and chance may keep from the next one."""
+        # Workers that become free together: as many as by chance, or more if they are in step.
         at_once = max(sqrt(pace.workers), 1.0 / max(1.0 - self._followed, 1.0 / pace.workers))
-        meanwhile = pace.arriving * pace.batch_s / pace.workers * at_once  # comes while one batch of each of them runs
+        meanwhile = pace.arriving * pace.batch_s / pace.workers * at_once  # comes while each runs one batch
         batch = pace.batch * at_once
         return int(batch + max(0.0, batch - meanwhile + 2.0 * sqrt(meanwhile))) + 1

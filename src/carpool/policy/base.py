@@ -1,8 +1,9 @@
 """What a batching policy is: told what happens, asked what to do. Four calls, no clock, no IO.
 
-A policy decides *when* to go and *with how many*; the order is the queue's, the deadlines are the batcher's. It may
-be asked at any time and any number of times: `decide` must not change what the next `decide` would say. One more call,
-`decide_ahead`, is for policies that know when a batch cannot get any better by waiting for its worker.
+A policy decides *when* to go and *with how many*; the order is the queue's, the deadlines are the
+batcher's. It may be asked at any time and any number of times: `decide` must not change what the
+next `decide` would say. One more call, `decide_ahead`, is for policies that know when a batch
+cannot get any better by waiting for its worker.
 """
 
 from __future__ import annotations
@@ -22,28 +23,37 @@ class QueueView(Protocol):
     def __iter__(self) -> Iterator[Request]: ...
 
     def peek(self, n: int) -> list[Request]:
-        """The next `n` requests, in the order in which they would be taken."""
+        """Return the next `n` requests, in the order in which they would be taken."""
 
     @property
     def lanes(self) -> int:
-        """How many priorities, keys and buckets wait side by side; with one, requests wait in the order of their dues,
-        and any of them may share a batch."""
+        """How many priorities, keys and buckets wait side by side.
+
+        With one, requests wait in the order of their dues, and any of them may share a batch.
+        """
 
     @property
     def size(self) -> int:
         """Sum of the sizes of the waiting requests."""
 
     @property
+    def weighted(self) -> bool:
+        """Whether some of the waiting requests have a size other than 1."""
+
+    @property
     def earliest_due(self) -> float:
-        """When the next request should be answered, by its SLO or its deadline; infinity when nobody waits."""
+        """When the next request should be answered, by its SLO or its deadline.
+
+        Infinity when none waits.
+        """
 
     @property
     def oldest_arrival(self) -> float:
-        """When the request that has waited longest arrived; infinity when nobody waits."""
+        """When the request that has waited longest arrived; infinity when none waits."""
 
     @property
     def earliest_deadline(self) -> float:
-        """When the next request expires; infinity when nobody waits."""
+        """When the next request expires; infinity when none waits."""
 
 
 TOO_LATE = "the request would not make its deadline"
@@ -53,16 +63,19 @@ FULL = "the queue is full"
 class Decision(NamedTuple):
     """What to do now.
 
-    Attributes:
-        drop: queued requests to refuse, because they cannot make it, or for another `drop_reason`.
-        take: how much, from the head of the queue, to run as one batch now, in units of the requests' sizes (which are
-            1 unless users say otherwise); 0 for nothing. A request that is larger than this by itself goes alone.
-        reason: why the batch goes now, one of a small fixed set of words (a metric label).
-        wake_at: when to ask again although nothing happened; None if only an event can change the answer.
-        drop_reason: what the callers of those that are refused are told.
+    While a service closes, and no new request can come, nothing is held back: if a worker is free,
+    what waits goes although `take` is 0.
 
-    While a service closes, and nobody can come any more, nothing is held back: if a worker is free, what waits goes
-    although `take` is 0.
+    Attributes:
+        drop: queued requests to refuse, because they cannot be in time, or for another
+            `drop_reason`.
+        take: how much, from the head of the queue, to run as one batch now, in units of the
+            requests' sizes (which are 1 unless users say otherwise); 0 for nothing. A request that
+            is larger than this by itself goes alone.
+        reason: why the batch goes now, one of a small fixed set of words (a metric label).
+        wake_at: when to ask again although nothing happened; None if only an event can change the
+            answer.
+        drop_reason: what the callers of the refused requests are told.
     """
 
     drop: Sequence[Request] = ()
@@ -76,21 +89,26 @@ NOTHING = Decision()
 
 
 class Policy(ABC):
-    """Base of all policies. `decide` is the policy; the other calls tell it what it may learn from, or ask why.
+    """Base of all policies.
+
+    `decide` is the policy; the other calls tell it what it may learn from, or ask for its reasons.
 
     Args:
         max_batch_size: most that one batch may hold; None means the stage's.
-        max_queue_delay_s: longest time to hold a request back only to fill a batch; None means the stage's.
+        max_queue_delay_s: longest time to hold a request back only to fill a batch; None means the
+            stage's.
 
     Attributes:
-        hop_s: smoothed seconds that a batch spends on its way to the worker and back, on top of `busy_s`; the batcher
-            keeps it.
-        ahead_s: seconds that a request will still need once it has left this stage: waits and batches of the stages
-            behind it; the pipeline keeps it. A policy that plans for due times leaves `hop_s + ahead_s` of them.
-        allowed_batch_sizes: if given, smaller batches are padded up to the next of these, so they cost as much; rising,
-            the last one is the stage's limit.
-        overload: what to look after while more comes than can be served: "goodput" (as many in time as possible) or
-            "latency" (those that are served, soon). Filled in with the service's setting.
+        hop_s: smoothed seconds that a batch spends on its way to the worker and back, on top of
+            `busy_s`; the batcher keeps it.
+        ahead_s: seconds that a request will still need once it has left this stage: waits and
+            batches of the stages behind it; the pipeline keeps it. A policy that plans for due
+            times leaves `hop_s + ahead_s` of them.
+        allowed_batch_sizes: if given, smaller batches are padded up to the next of these, so they
+            cost as much; rising, the last one is the stage's limit.
+        overload: what matters while more comes than can be served: "goodput" (answer as many as
+            possible in time) or "latency" (answer those that are served soon). Filled in with the
+            service's setting.
         slo_s: the service's SLO, if it has one and the policy was not given another.
     """
 
@@ -104,33 +122,45 @@ class Policy(ABC):
         self.slo_s: float | None = None
 
     def arrived(self, now: float, request: Request) -> None:
-        """A request has joined the queue."""
+        """Note that a request has joined the queue."""
 
     def arrived_together(self, now: float, requests: Sequence[Request]) -> None:
-        """Several requests have joined the queue at one moment: what drivers call. The same as `arrived` for each."""
+        """Note that several requests have joined the queue at one moment.
+
+        This is what drivers call. It is the same as `arrived` for each of them.
+        """
         for request in requests:
             self.arrived(now, request)
 
     def left(self, now: float, request: Request) -> None:
-        """A queued request was cancelled or has expired."""
+        """Note that a queued request was cancelled or has expired."""
 
     def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
-        """A batch of `n` requests with sizes summing to `size` has run for `busy_s` seconds."""
+        """Note that a batch of `n` requests, with sizes summing to `size`, has run for `busy_s`."""
 
     def trained(self, n: int, size: int, busy_s: float) -> None:
-        """Before the first request, a worker's warm-up ran `n` examples with sizes summing to `size` in `busy_s`.
+        """Note that a worker's warm-up ran `n` examples with sizes summing to `size` in `busy_s`.
 
-        Only user code was timed, neither decoding nor encoding; each worker tells once per size.
+        It comes before the first request. Only user code was timed, neither decoding nor encoding;
+        each worker reports once per size.
         """
 
     @abstractmethod
     def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
-        """What to do with `queue`, with `free` idle workers that may take a batch and `busy` ones at work."""
+        """Return what to do with `queue`.
+
+        Args:
+            now: the time.
+            queue: what waits; it must not be changed.
+            free: how many idle workers may take a batch.
+            busy: how many workers run one.
+        """
 
     def decide_ahead(self, now: float, queue: QueueView, free_in_s: float) -> Decision:
-        """What to hand to a worker that is still busy, since waiting for it could not make the batch any better.
+        """Return what to hand to a worker that is still busy.
 
-        Only `take` and `reason` count. A policy that does not say anything here has all wait until a worker is free.
+        That makes sense where waiting for the worker could not make the batch any better. Only
+        `take` and `reason` count. By default all waits until a worker is free.
 
         Args:
             now: the time.
@@ -140,23 +170,27 @@ class Policy(ABC):
         return NOTHING
 
     def _full_ahead(self, queue: QueueView) -> Decision:
-        """What to say there if a batch is as good as it can be when it is full."""
+        """Return what `decide_ahead` says where a full batch is as good as a batch can be."""
         limit = self.limit
         return Decision(take=limit, reason="full") if queue.size >= limit else NOTHING
 
     def lets_go(self, slack_s: float) -> bool:
-        """Whether a request of size 1 would go at once that came now, is due in `slack_s`, and found nobody waiting and
-        nobody at work: if so, `decide` need not be asked, and `went_alone` tells of it afterwards.
+        """Report whether a lone request of size 1 would go at once if it came now.
 
-        For policies for which that is quick to tell. It changes nothing, as `decide` does not; by default it is False,
-        and a class that overrides `decide`, `arrived`, `completed` or `limit` is not asked unless it overrides this and
-        `went_alone` too.
+        It is due in `slack_s`, and finds the queue empty and all workers idle. If so, `decide` need
+        not be asked, and `went_alone` reports it afterwards.
+
+        For policies that can tell quickly. It changes nothing, as `decide` does not. By default it
+        is False, and a class that overrides `decide`, `arrived`, `completed` or `limit` is not
+        asked unless it overrides this and `went_alone` too.
         """
         return False
 
     def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
-        """A request came when `lets_go` said so, went at once, and is done: the same as `arrived` and `decide` at
-        `began`, and `completed` now."""
+        """Note that a request came when `lets_go` said so, went at once, and is done.
+
+        It is the same as `arrived` and `decide` at `began`, and `completed` now.
+        """
 
     @property
     def limit(self) -> int:
@@ -164,16 +198,35 @@ class Policy(ABC):
         return self.max_batch_size or 1
 
     def predicted_wait_s(self, waiting: int, workers: int) -> float | None:
-        """Seconds until a worker takes up what has `waiting` units queued ahead of it, besides what runs already.
+        """Return the seconds until a worker takes up what has `waiting` units queued ahead of it.
 
-        None, if the policy knows no better than the batcher, which goes by the smoothed time of recent batches.
+        What runs already is not included. None, if the policy knows no better than the batcher,
+        which goes by the smoothed time of recent batches.
         """
         return None
 
     def explain(self, now: float) -> dict[str, Any]:
-        """Why it decides as it does, for people, `stats()` and metrics.
+        """Return why it decides as it does, for people, `stats()` and metrics.
 
-        These keys mean the same everywhere: `rule` (the word for what decided last), `hop_s`, `cost_s` (learned seconds
-        of a batch, by size), `arrival_rate` (units per second) and `expected_batch_size`. Others are the policy's own.
+        These keys mean the same everywhere: `rule` (the word for what decided last), `hop_s`,
+        `cost_s` (learned seconds of a batch, by size), `arrival_rate` (units per second) and
+        `expected_batch_size`. Others are the policy's own.
         """
         return {"policy": type(self).__name__.lower(), "max_batch_size": self.limit, "hop_s": self.hop_s}
+
+
+_LONE_CALLS = ("lets_go", "went_alone")
+_RULE_CALLS = ("decide", "arrived", "arrived_together", "completed", "limit")
+
+
+def knows_lone_requests(kind: type[Policy]) -> bool:
+    """Report whether what a class says of lone requests is meant for the rule that it follows.
+
+    A class that overrides the rule, and not what its base says of lone requests, is to be asked
+    step by step.
+    """
+    if kind.lets_go is Policy.lets_go:
+        return False
+    calls = (*_LONE_CALLS, *_RULE_CALLS)
+    depth = {name: next(i for i, base in enumerate(kind.__mro__) if name in vars(base)) for name in calls}
+    return max(depth[name] for name in _LONE_CALLS) <= min(depth[name] for name in _RULE_CALLS)

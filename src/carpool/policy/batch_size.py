@@ -1,38 +1,45 @@
 """How many of the waiting requests to take: not always all of them.
 
-**The working size** is the smallest batch of nearly the best efficiency n/t(n); larger ones only cost latency, and
-beyond a knee also throughput. Under noise, where the best cannot be told, it is the largest that is not clearly worse.
+**The working size** is the smallest batch of nearly the best efficiency n/t(n); larger ones only
+cost latency, and beyond a knee also throughput. Under noise, where the best cannot be told, it is
+the largest that is not clearly worse.
 
-**The size of one batch** when x wait: all of them finish together at the end, so it can be better to serve some first.
-By one step of policy improvement over serving all, with the rest of the work drained at the capacity μ and the load ρ,
-the expected total delay of taking n is
+**The size of one batch** when x wait: all of them finish together at the end, so it can be better
+to serve some first. By one step of policy improvement (Howard 1960) over serving all, with the rest
+of the work drained at the capacity μ and the load ρ, the expected total delay of taking n is
 
     J(n) = x·(t(n) - n/μ) / ((1-ρ)·n) + n/(2μ),
 
-which for t = a + b·n is least at n* = sqrt(2·a·x·μ/(1-ρ)), and for stepped costs goes to the end of a tile. Candidates
-are all, n*, the most efficient size up to each, and the end of the last tile. Derivation and a check against the
+which for t = a + b·n is least at n* = sqrt(2·a·x·μ/(1-ρ)), and for stepped costs goes to the end of
+a tile. Candidates are all, n*, the most efficient size up to each, and the end of the last tile. An
+example: with t = 8 ms + 0.25 ms·n and batches of up to 64, so that μ = 64 / 24 ms, n* is 52 when 64
+wait and nothing else comes, and 64 from a load of a third on. Derivation and a check against the
 optimum: docs/policies-evidence.md#theory.
 
-**Probes**: while more than the working size waits, now and then a neighbouring size that was hardly ever tried is run,
-so that knees and tiles are found without a profile. While less waits, a smaller size that was never run may be, once,
-as a tile may end there: where it would be better if it took no longer than the next one below it that was measured, or
-15 % less than expected if that is more.
+**Probes**: while more than the working size waits, now and then a neighbouring size that was hardly
+ever tried is run, so that knees and tiles are found without a profile. While less waits, a smaller
+size that was never run may be, once, as a tile may end there: where it would be better if it took
+no longer than the next one below it that was measured, or 15 % less than expected if that is more.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import sqrt
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from carpool.policy.cost import CostModel
+    from carpool.policy.shape import Shape
 
 _GOOD_ENOUGH, _STILL_GOOD = 0.995, 0.99  # of the best efficiency: to become the working size, and to stay it
 _NOISY_CV = 0.033  # above this the best size cannot be told from its neighbours
 _NOISE_SHARE = 0.3  # of the coefficient of variation: what a difference must exceed to count
 _WORTH = 0.99  # a candidate must beat taking all by 1 %
-_TILE = 0.97  # an item more that costs this much of the efficiency begins a tile
-_OPTIMISM = 0.85  # a size never tried is taken to cost this much of what is expected
+_TILE = 0.97  # a step in size after which only this share of the efficiency is left begins a tile
+_OPTIMISM = 0.85  # a size never tried is taken to cost this share of what is expected
+_BELIEVED_CV = 0.1  # above this noise nothing is hoped of a size that was never tried
+_SAME = 0.9999  # of the best efficiency: counts as the best, and the larger size wins
 _PROBES = (1.6, 1.25, 0.8, 1.0, 0.93, 0.65)  # times the working size; 1.0 stands for one more than it
 _FIRST_PAUSE, _LAST_PAUSE = 8, 128  # batches between probes
 _AGEING = 200  # sizes looked at, after which old samples lose their weight
@@ -41,9 +48,13 @@ _AGEING = 200  # sizes looked at, after which old samples lose their weight
 class BatchSize:
     """Chooses batch sizes by a learned cost.
 
+    Args:
+        cost: of batches, learned elsewhere.
+
     Attributes:
-        working: the largest batch that is made on purpose; best: the most efficient size.
-        capacity: items per second of one worker, at the best size.
+        working: the largest batch that is made on purpose.
+        best: the most efficient size.
+        capacity: units per second of one worker, at the best size.
     """
 
     def __init__(self, cost: CostModel) -> None:
@@ -51,56 +62,38 @@ class BatchSize:
         self._version = -1
         self.working = self.best = cost.limit
         self.capacity = 1.0
-        # Per knot: its relative time, or the least that it may be if it was never measured,
+        # Per knot of the cost's table: its relative time, or the least that it may be if it was
+        # never measured; going by that, the most efficient size up to the knot; and the last size
+        # below it after which efficiency falls.
         self._hoped: list[float] = []
-        # by that the most efficient size up to it,
         self._prefix: list[int] = []
-        # and the last size below it after which efficiency falls.
         self._tile_end: list[int] = []
         self._next_probe = _FIRST_PAUSE
         self._pause = _FIRST_PAUSE
         self._probe = 0
-        self._tried = 0  # how many of the factors were looked at last
+        self._tried = 0  # how many of the factors were looked at for the last probe
         self._asked_at = -1  # the cost's samples when a probe was last due
         self._probed_at = 0  # the working size at the last probe
-        self._hope = 0  # the size that is tried below the working size, if it is
-        self._hoped_for: set[int] = set()  # those that were, whatever came of it
+        self._hope = 0  # the size below the working size that is tried; 0 if none is
+        self._hoped_for: set[int] = set()  # those that were tried, whatever came of it
 
     def refresh(self) -> None:
-        """Look at the cost's tables again if they have changed."""
+        """Read the cost's tables again if they have changed."""
         cost = self._cost
         if self._version == cost.version:
             return
         self._version = cost.version
         shape = cost.shape
-        knots, at, counts = shape.knots, shape.at, shape.counts
-        best = best_hoped = seen = 0.0
-        best_size = hoped_size = 1
-        believe_all = cost.cv > 0.1
-        all_hoped = self._hoped = []
-        prefix = self._prefix = []
-        ends = self._tile_end = []
-        end, before, last = 0, 0, 0.0
-        for n, y, count in zip(knots, at, counts, strict=True):
-            if n / y >= best * 0.9999:
-                best, best_size = n / y, n
-            if count > 0.0 or believe_all:
-                seen = hoped = y
-            else:
-                hoped = max(seen, _OPTIMISM * y)
-            if n / hoped >= best_hoped * 0.9999:
-                best_hoped, hoped_size = n / hoped, n
-            all_hoped.append(hoped)
-            prefix.append(hoped_size)
-            if n / y < _TILE * last:
-                end = before
-            before, last = n, n / y
-            ends.append(end)
-        self.best = best_size
+        self._hoped = _hoped_times(shape, cost.cv > _BELIEVED_CV)
+        self._prefix = _most_efficient_so_far(shape.knots, self._hoped)
+        self._tile_end = _tile_ends(shape.knots, shape.at)
+        self.best = _most_efficient_so_far(shape.knots, shape.at)[-1]
+        best = self.best / shape.at[shape.index(self.best)]
         self.capacity = best / cost.level
         self._choose_working(best)
 
     def _choose_working(self, best: float) -> None:
+        """Set the working size, where `best` is the best relative efficiency."""
         shape = self._cost.shape
         efficiency = [n / y for n, y in zip(shape.knots, shape.at, strict=True)]
         if self._cost.cv > _NOISY_CV:
@@ -111,25 +104,44 @@ class BatchSize:
             self.working = next(n for n, e in zip(shape.knots, efficiency, strict=True) if e >= enough)
 
     def most(self, waiting: int) -> int:
-        """The largest batch to make of so many: the working size, or all if that is little more."""
+        """Return the largest batch to make when `waiting` units wait.
+
+        It is the working size, or all that waits if that is little more.
+        """
         working = self.working
         return waiting if working < waiting <= min(self.best, working + (working >> 2)) else working
 
     def choose(self, waiting: int, most: int, load: float, capacity: float) -> int:
-        """The size for `waiting` items, at most `most`, at a load of `load` (1 is all that can be served)."""
-        cost = self._cost
+        """Return the size of the next batch.
+
+        Args:
+            waiting: how many units wait.
+            most: the largest size that may be returned.
+            load: how much arrives, as a share of what can be served.
+            capacity: units per second of one worker.
+        """
         everything = min(waiting, most)
-        if everything == 1 or self.best_at_once(waiting, everything, capacity):
+        if everything == 1 or self.takes_all(waiting, everything, capacity):
             return everything
-        free = max(0.05, 1.0 - load)
-        closed_form = int(sqrt(2.0 * cost.setup_s * waiting * capacity / free) + 0.5)
-        index = cost.shape.index
-        i = index(everything)
-        candidates = {everything, self._prefix[i]}
-        if 1 <= closed_form < everything:
-            candidates |= {closed_form, self._prefix[index(closed_form)]}
-        if self._tile_end[i] > 0:
-            candidates.add(self._tile_end[i])
+        return self._weigh_up(waiting, everything, max(0.05, 1.0 - load), capacity)
+
+    def takes_all(self, waiting: int, everything: int, capacity: float) -> bool:
+        """Fast path of `choose`: the same outcome at any load, see tests/policy/test_batch_size.py.
+
+        It is True where n* is at least `everything` even without load, no smaller size is more
+        efficient, and no tile ends on the way; False where that takes more thought.
+        """
+        i = self._cost.shape.index(everything)
+        return (
+            self._prefix[i] == everything
+            and not self._tile_end[i]
+            and 2.0 * self._cost.setup_s * waiting * capacity >= everything * everything
+        )
+
+    def _weigh_up(self, waiting: int, everything: int, free: float, capacity: float) -> int:
+        """Return the candidate with the least total delay; `free` is the share without load."""
+        cost = self._cost
+        candidates = self._candidates(waiting, everything, free, capacity)
         if len(candidates) == 1:
             return everything
         drain = waiting * cost.seconds(everything) / (free * everything)
@@ -143,14 +155,26 @@ class BatchSize:
                 least, best = delay, n
         return best
 
+    def _candidates(self, waiting: int, everything: int, free: float, capacity: float) -> set[int]:
+        """Return the sizes of which one is best: all, n*, and those at which efficiency is high."""
+        index = self._cost.shape.index
+        i = index(everything)
+        closed_form = int(sqrt(2.0 * self._cost.setup_s * waiting * capacity / free) + 0.5)
+        candidates = {everything, self._prefix[i]}
+        if 1 <= closed_form < everything:
+            candidates |= {closed_form, self._prefix[index(closed_form)]}
+        if self._tile_end[i] > 0:
+            candidates.add(self._tile_end[i])
+        return candidates
+
     def _unknown(self, n: int) -> bool:
-        """Whether that very size has an entry in the table, and was neither measured nor tried."""
+        """Report whether `n` has an own entry in the table, but was neither measured nor tried."""
         shape = self._cost.shape
         i = shape.index(n)
         return shape.counts[i] == 0.0 and shape.knots[i] == n and n not in self._hoped_for
 
     def _hoped_s(self, n: int) -> float:
-        """How long a batch of `n` takes, or the least it may take if that is unknown."""
+        """Return how long a batch of `n` takes, or the least it may take if that is unknown."""
         seconds = self._cost.seconds(n)
         if not self._unknown(n):
             return seconds
@@ -158,19 +182,16 @@ class BatchSize:
         i = shape.index(n)
         return seconds * min(1.0, self._hoped[i] / shape.at[i])
 
-    def best_at_once(self, waiting: int, everything: int, capacity: float) -> bool:
-        """Whether `choose` takes everything at any load: n* is least with no load, and no tile ends on the way."""
-        i = self._cost.shape.index(everything)
-        return (
-            self._prefix[i] == everything
-            and not self._tile_end[i]
-            and 2.0 * self._cost.setup_s * waiting * capacity >= everything * everything
-        )
-
     # -- probes
 
     def probe(self, n: int, waiting: int, slack_s: float) -> int:
-        """`n`, or now and then a size that deserves a try, if so many wait and the slack allows it."""
+        """Return `n`, or now and then a size that deserves a try instead.
+
+        Args:
+            n: the size that is to be run.
+            waiting: how many units wait.
+            slack_s: how long the batch may take.
+        """
         cost = self._cost
         if cost.samples < self._next_probe:
             return n
@@ -189,7 +210,7 @@ class BatchSize:
         return n
 
     def completed(self) -> None:
-        """A batch is done: a probe that was due has had its chance."""
+        """Note that a batch is done, so that a probe which was due has had its chance."""
         cost = self._cost
         if not self._next_probe <= self._asked_at < cost.samples:
             return
@@ -206,3 +227,39 @@ class BatchSize:
             self._probe = 0
             self._hoped_for.clear()
             cost.shape.age(self.working)
+
+
+def _hoped_times(shape: Shape, believe_all: bool) -> list[float]:
+    """Return per knot its relative time, or the least that it may be if it was never measured."""
+    hoped = []
+    seen = 0.0
+    for time, count in zip(shape.at, shape.counts, strict=True):
+        if count > 0.0 or believe_all:
+            seen = time
+            hoped.append(time)
+        else:
+            hoped.append(max(seen, _OPTIMISM * time))
+    return hoped
+
+
+def _most_efficient_so_far(sizes: Sequence[int], times: Sequence[float]) -> list[int]:
+    """Return per size the most efficient one up to it."""
+    found = []
+    best, best_size = 0.0, 1
+    for n, time in zip(sizes, times, strict=True):
+        if n / time >= best * _SAME:
+            best, best_size = n / time, n
+        found.append(best_size)
+    return found
+
+
+def _tile_ends(sizes: Sequence[int], times: Sequence[float]) -> list[int]:
+    """Return per size the last one below it after which efficiency falls; 0 if there is none."""
+    ends = []
+    end, previous, efficiency = 0, 0, 0.0
+    for n, time in zip(sizes, times, strict=True):
+        if n / time < _TILE * efficiency:
+            end = previous
+        previous, efficiency = n, n / time
+        ends.append(end)
+    return ends

@@ -1,28 +1,36 @@
-"""Cork: BentoML's rule. Hold the batch while one more request gains more than the queued ones lose by it.
+"""Cork: BentoML's rule. Hold the batch while one more request gains more than the queued ones lose.
 
-Source: BentoML 1.4, `_internal/marshal/dispatcher.py` (`CorkDispatcher`, `Optimizer`). With n requests queued, wn the
-age of the newest, dt a tick, a + b·n the learned seconds of a batch and `wait` the mean time that the oldest request of
-recent batches had waited:
+Source: BentoML 1.4, `_internal/marshal/dispatcher.py` (`CorkDispatcher`, `Optimizer`). With n
+    requests
+queued, wn the age of the newest, dt a tick, a + b·n the learned seconds of a batch and `wait` the
+mean time that the oldest request of recent batches had waited:
 
-1. Requests whose predicted latency (age + b + a·n, n being the *whole* queue) reaches the maximum are dropped, oldest
-   first, while more than one waits; a lone one only if it is that old by itself and no worker is free.
-2. While n·(wn + dt + a) <= 0.95·wait the batch is held: a newcomer would delay n requests by about another gap and
-   another item, but would itself not wait as long as requests usually do.
+1. Requests whose predicted latency (age + a + b·n, n being the *whole* queue) reaches the maximum
+   are dropped, oldest first, while more than one waits; a lone one only if it is that old by itself
+   and no worker is free.
+2. While n·(wn + dt + b) <= 0.95·wait the batch is held: a newcomer would delay n requests by about
+   another gap and another item, but would itself not wait as long as requests usually do.
 3. Else the oldest go, up to the limit.
 
-a and b come from least squares over the last 50 batches, refreshed every 5 s. Before that comes a training of eleven
-batches, of which the last two wait for 2 and 3 requests; what is queued goes along.
+An example: with wait = 8 ms, b = 1 ms and dt = 1 ms, two requests are held until the newest is
+0.95·8/2 - 1 - 1 = 1.8 ms old; four are not held at all.
 
-What differs: instead of asking again every millisecond, the end of the hold is computed (only wn grows, so it is
-0.95·wait/n - dt - a after the newest arrival); dt remains as a constant of the rule. So a batch that need not be held
-goes at once instead of up to a millisecond late, which is better (2 % of the capacity for batches of 24 ms), but for
-clients in a closed loop: those who come back within that millisecond missed nothing. Requests leave in the order of
-the queue, which is that of arrival if all have the same SLO. With several workers a batch that overtakes another swaps
-their waits. A request that is larger than a batch is not split.
+a and b come from least squares over the last 50 batches, refreshed every 5 s. Before that comes a
+training of eleven batches, of which the last two wait for 2 and 3 requests; what is queued goes
+along.
 
-It loses after a busy phase (`wait` contains the time behind busy workers, so lone requests are held on an idle one for
-many seconds), with noise (what one slow batch teaches drops requests for five seconds), with batches of about a
-millisecond, and for mixed SLOs, of which it knows one.
+What differs from BentoML: instead of asking again every millisecond, the end of the hold is
+computed (only wn grows, so it is 0.95·wait/n - dt - b after the newest arrival); dt remains as a
+constant of the rule. So a batch that need not be held goes at once instead of up to a millisecond
+late. That is better (2 % of the capacity for batches of 24 ms), except for clients in a closed
+loop: those that come back within that millisecond missed nothing. Requests leave in the order of
+    the queue, which is that of
+arrival if all have the same SLO. With several workers a batch that overtakes another swaps their
+waits. A request that is larger than a batch is not split.
+
+It loses after a busy phase (`wait` contains the time behind busy workers, so lone requests are held
+on an idle one for many seconds), with noise (what one slow batch teaches drops requests for five
+seconds), with batches of about a millisecond, and for mixed SLOs, of which it knows one.
 """
 
 from __future__ import annotations
@@ -45,7 +53,13 @@ LEAST_ITEM_S = 1e-6
 
 
 class _Lesson(NamedTuple):
-    """A part of the training: so many batches that wait for `size`; only requests beyond `spare` may be dropped."""
+    """A part of the training.
+
+    Attributes:
+        spare: only requests beyond this number may be dropped.
+        batches: how many batches the part has.
+        size: how many requests each of them waits for.
+    """
 
     spare: int
     batches: int
@@ -57,7 +71,7 @@ TRAINING = sum(lesson.batches for lesson in LESSONS)
 
 
 class Cork(Policy):
-    """Hold while it pays by BentoML's account; drop the oldest when the account says it is too late.
+    """Hold a batch while it pays by BentoML's account; drop the oldest when it is too late.
 
     Args:
         max_batch_size: as for every policy.
@@ -102,6 +116,7 @@ class Cork(Policy):
                 self.account.refresh()
 
     def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+        self._forget_wait(busy)
         if not len(queue):
             return NOTHING
         lesson = self._lesson(busy)
@@ -113,12 +128,20 @@ class Cork(Policy):
         hold_until = self._hold_until(len(queue) - len(drop), oldest, lesson)
         if size < wanted and now < hold_until:
             return Decision(drop, wake_at=min(hold_until, drop_at))
-        # The wait of this batch, should it be sent: asked again, the same is noted in the same place.
-        self._waits[busy:] = [0.0 if lesson else now - oldest]
+        self._waits.append(0.0 if lesson else now - oldest)
         return Decision(drop, min(size, self.limit), "full" if size >= self.limit else "free")
 
+    def _forget_wait(self, busy: int) -> None:
+        """Forget the wait that was noted for a batch which was decided on and has not gone.
+
+        Only `completed` reads the waits, and only of batches that run, of which there are `busy`.
+        So however often `decide` is asked before a batch goes, what it says and what is learned
+        from the batch are the same.
+        """
+        del self._waits[busy:]
+
     def _lesson(self, busy: int) -> _Lesson | None:
-        """The part of the training that the next batch belongs to; None once it is over."""
+        """Return the part of the training that the next batch belongs to; None once it is over."""
         sent = self._trained + busy
         if sent >= TRAINING:
             return None
@@ -131,7 +154,12 @@ class Cork(Policy):
     def _too_late(
         self, now: float, queue: QueueView, free: int, lesson: _Lesson | None
     ) -> tuple[Sequence[Request], float, float]:
-        """Whom to drop, when the oldest of the others arrived, and when it would have to be dropped in its turn."""
+        """Find the requests to drop.
+
+        Returns:
+            Those requests, when the oldest of the others arrived, and when that one is to be
+            dropped.
+        """
         n = len(queue)
         oldest = queue.oldest_arrival
         drop_at = self._drop_at(oldest, n, free, lesson)
@@ -147,7 +175,7 @@ class Cork(Policy):
         return drop, inf, inf
 
     def _drop_at(self, arrived: float, n: int, free: int, lesson: _Lesson | None) -> float:
-        """When the oldest of `n` is to be dropped."""
+        """Return when the oldest of `n` requests is to be dropped."""
         if lesson is not None:
             return arrived + self.max_latency_s if n > lesson.spare else inf
         if n > 1:
@@ -155,7 +183,7 @@ class Cork(Policy):
         return inf if free else arrived + self.max_latency_s
 
     def _hold_until(self, n: int, oldest: float, lesson: _Lesson | None) -> float:
-        """When to stop holding `n` requests for company."""
+        """Return when to stop holding `n` requests for company."""
         account = self.account
         if lesson is None:
             until = self._newest + (DECAY * account.wait_s / n - TICK_S - account.item_s)
@@ -179,11 +207,11 @@ class Account:
         self._refresh_at = -inf
 
     def batch_s(self, n: int) -> float:
-        """Predicted seconds of a batch of `n`."""
+        """Return the predicted seconds of a batch of `n`."""
         return self.fixed_s + self.item_s * n
 
     def add(self, now: float, n: int, seconds: float, wait_s: float) -> None:
-        """A batch of `n`, whose oldest request had waited `wait_s`, took so long."""
+        """Learn from a batch of `n` that took `seconds` and whose oldest had waited `wait_s`."""
         if self._skipped < SKIPPED:
             self._skipped += 1
             return
@@ -193,7 +221,10 @@ class Account:
             self.refresh()
 
     def refresh(self) -> None:
-        """Least squares over what is remembered, without a margin or any care for outliers, as the original has it."""
+        """Fit a line to what is remembered, by least squares, and take the mean of the waits.
+
+        There is no margin and no care for outliers, as the original has none.
+        """
         count = len(self._samples)
         if not count:
             return

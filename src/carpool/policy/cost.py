@@ -1,12 +1,14 @@
-"""What a batch of n costs, learned while serving: t(n) = level · shape(n), with its noise and its margin.
+"""What a batch of n costs, learned while serving: t(n) = level · shape(n), with noise and margin.
 
-The **shape** (`policy/shape.py`) is slow: it says how the time depends on the size. The **level** is fast: a model that
-is throttled, or whose neighbour has woken up, gets slower by one factor at all sizes. Its gain follows a tracking
-signal (Trigg & Leach 1967): small while the residuals scatter around zero, large when they agree in sign. A residual
-far outside the noise is a stall and is believed only if it repeats, and so is the time of a size hardly known that is
-far longer than other sizes let expect. The **margin** is a quantile of measured over predicted time, tracked by steps
-up and down (Robbins & Monro 1951): what deadlines are planned with. The **bias** corrects the capacity for the time
-that stalls take.
+The **shape** (`policy/shape.py`) is slow: it says how the time depends on the size. The **level**
+is
+fast: a model that is throttled, or whose neighbour has woken up, gets slower by one factor at all
+sizes. Its gain follows a tracking signal (Trigg & Leach 1967): small while the residuals scatter
+around zero, large when they agree in sign. A residual far outside the noise is a stall and is
+believed only if it repeats; the same is true of a size hardly known that takes far longer than
+other sizes let expect. The **margin** is a quantile of measured over predicted time, tracked by
+steps up and down (Robbins & Monro 1951); due times are planned with it. The **bias** corrects the
+capacity for the time that stalls take.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ _LEARNED = 8  # batches after which residuals mean something
 _REFRESH, _RARELY = 8, 64  # batches between refreshes of the tables, at first and when much is known
 _QUANTILE, _QUANTILE_STEP = 0.7, 0.04
 _STALL = 0.25  # log-ratio beyond which, and beyond 3.5 sigma, a residual may be a stall
-_STALLED = 2.0  # times the expected time, beyond which, and beyond 3.5 sigma, a size hardly known is measured again
-_REPEATED = 1.4  # two in a row of one sign: no stall but news
+_STALLED = 2.0  # times the expected time: beyond it, and 3.5 sigma, a size hardly known is measured again
+_REPEATED = 1.4  # two odd residuals in a row of one sign: not a stall, but a change
 _BIAS_KEEP = 0.985
 
 
@@ -34,10 +36,12 @@ class CostModel:
     Attributes:
         samples: how many batches it has learned from.
         version: counts the refreshes of the tables.
-        shape: relative times by size; level: what to multiply them with.
+        shape: relative times by size.
+        level: what to multiply them with.
         longest_s: expected time of the largest batch.
         margin: planned time over expected time.
-        trend: smoothed log-ratio of measured to expected time; far from 0 while the level is moving.
+        trend: smoothed log-ratio of measured to expected time; far from 0 while the level is
+            moving.
     """
 
     def __init__(self, limit: int) -> None:
@@ -53,8 +57,8 @@ class CostModel:
         self._scatter = 1e-3  # smoothed absolute log-ratio
         self._oddness = 0.0
         self._measured = self._expected = 0.0
-        self._long = False  # whether the last sample of a size hardly known was far longer than expected
-        self._doubted: set[int] = set()  # knots that a sample was doubted of, which happens once
+        self._was_long = False  # whether the last sample of a size hardly known was far longer than expected
+        self._doubted: set[int] = set()  # knots at which a sample was doubted, which happens once
         self._unfitted = 0
         self._level_fitted = 1.0
         self._knots = self.shape.knots
@@ -73,20 +77,23 @@ class CostModel:
 
     @property
     def bias(self) -> float:
-        """Expected over measured time in the long run, at most 1: what stalls leave of the capacity."""
+        """Expected over measured time in the long run, at most 1: stalls take the rest."""
         return min(1.0, self._expected / self._measured) if self._measured else 1.0
 
     def seconds(self, n: float) -> float:
-        """Expected time of a batch of size `n` >= 1, which may be a fraction where it is an expectation itself."""
+        """Return the expected time of a batch of size `n` >= 1.
+
+        The size may be a fraction, where it is an expectation itself.
+        """
         i = self.shape.index(int(n))
         return self._at[i] + self._rise[i] * (n - self._knots[i])
 
     def measured(self, n: int) -> float:
-        """How often batches of about that size have been measured; old samples may count for less."""
+        """Return how often batches of about size `n` were measured; old samples may count less."""
         return self.shape.counts[self.shape.nearest(n)]
 
     def largest_within(self, seconds: float) -> int:
-        """The largest size that is expected to take no longer; 0 if there is none."""
+        """Return the largest size expected to take no longer than `seconds`; 0 if there is none."""
         i = bisect_right(self._at, seconds) - 1
         if i < 0 or i == len(self._at) - 1:
             return self._knots[i] if i >= 0 else 0
@@ -94,7 +101,13 @@ class CostModel:
         return min(n, self._knots[i + 1] - 1)
 
     def add(self, n: int, seconds: float, sure: bool = False) -> None:
-        """A batch of size `n` has taken so long; it is `sure` if it was run more than once, and this is the best."""
+        """Learn from a batch.
+
+        Args:
+            n: its size.
+            seconds: how long it took.
+            sure: whether it was run more than once, and this is the shortest time.
+        """
         seconds = max(seconds, 1e-9)
         if not self.samples:
             self.shape.start(n, seconds)
@@ -121,36 +134,46 @@ class CostModel:
             self._tabulate()
 
     def _doubtful(self, n: int, seconds: float) -> bool:
-        """Whether a batch of a size hardly known took so much longer than expected that it is not believed yet.
+        """Report whether a size hardly known took so long that the sample is not believed.
 
-        It may have stalled, or have been the first of its size, for which kernels are compiled. If it were believed, it
-        might keep batches of that size from ever being tried again. But two in a row are news, be they of one size or,
-        beyond a knee, of several.
+        The batch may have stalled, or have been the first of its size, for which kernels are
+        compiled. If it were believed, it might keep batches of that size from ever being tried
+        again. But two in a row mean a change, of one size or, beyond a knee, of several.
         """
         knot = self.shape.nearest(n)
-        long = seconds >= max(_STALLED, exp(3.5 * self.cv)) * self.seconds(n)
-        doubtful = long and not self._long and knot not in self._doubted
-        self._long = long
-        if doubtful:
+        is_long = seconds >= max(_STALLED, exp(3.5 * self.cv)) * self.seconds(n)
+        is_doubtful = is_long and not self._was_long and knot not in self._doubted
+        self._was_long = is_long
+        if is_doubtful:
             self._doubted.add(knot)
-        return doubtful
+        return is_doubtful
 
     def _learn_margin(self, ratio: float) -> None:
+        """Move the margin one step after a batch that took `ratio` times its expected time."""
         step = _QUANTILE if ratio > self.margin else _QUANTILE - 1.0
         self.margin = min(2.0, max(1.0, self.margin + _QUANTILE_STEP * step))
 
-    def _learn_level(self, residual: float, count: float) -> float | None:
-        """Move the level after a log-ratio; returns as much of it as the shape should believe, None for a stall.
-
-        A size hardly ever sampled (`count`) says little about the level: there the shape is what is wrong.
-        """
-        cv = self.cv
-        if abs(residual) > max(3.5 * cv, _STALL) and count >= 2.0:
+    def _is_stall(self, residual: float, count: float) -> bool:
+        """Report whether a batch took oddly long, or short, without others that agree with it."""
+        if abs(residual) > max(3.5 * self.cv, _STALL) and count >= 2.0:
             self._oddness = 0.5 * self._oddness + (1.0 if residual > 0 else -1.0)
-            if abs(self._oddness) < _REPEATED:
-                return None
-        else:
-            self._oddness *= 0.5
+            return abs(self._oddness) < _REPEATED
+        self._oddness *= 0.5
+        return False
+
+    def _learn_level(self, residual: float, count: float) -> float | None:
+        """Move the level after a batch.
+
+        Args:
+            residual: the logarithm of measured over expected time.
+            count: how often the size has been sampled; one hardly ever sampled says little about
+                the level, since there it is the shape that is wrong.
+
+        Returns:
+            As much of the residual as the shape should believe; None for a stall.
+        """
+        if self._is_stall(residual, count):
+            return None
         if count >= 2.0 and abs(residual) < 0.8:
             self._variance += 0.05 * (residual * residual - self._variance)
         weight = min(1.0, count / 3.0)
@@ -164,6 +187,7 @@ class CostModel:
         return residual
 
     def _tabulate(self) -> None:
+        """Make the tables of expected times from the shape and the level."""
         self._unfitted = 0
         self.version += 1
         level = self._level_fitted = self.level

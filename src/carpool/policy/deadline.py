@@ -1,13 +1,14 @@
-"""Deadline: plans every batch for the due time of its first request, and drops at once what would hold it up.
+"""Deadline: plans every batch for its first due time, and drops what would hold it up.
 
-The sliding window of Nexus (Shen et al., SOSP 2019, "early drop"; `model_exec.cpp`, policy 0): a batch aims at the
-largest size whose time, twice, fits into the SLO (who just misses a batch waits for it and then for its own), or at all
-that waits if that is less. A head that would be late in a batch of that size is dropped and the window slides on,
-because shrinking the batch to save it would cost capacity, and so the next heads, in overload.
+The sliding window of Nexus (Shen et al., SOSP 2019, "early drop"; `model_exec.cpp`, policy 0): a
+batch aims at the largest size whose time, twice, fits into the SLO (a request that just misses a
+batch waits for it and then for its own), or at all that waits if that is less. A head that would be
+late in a batch of that size is dropped and the window slides on, because shrinking the batch to
+save it would cost capacity, and so the next heads, in overload.
 
-It loses where the curve has steps or a knee (the largest size is not the most efficient one), where batches vary (a
-plan for the mean is late half of the time), for clients in a closed loop, and under light load with a cost per item far
-above the cost per batch; and it is only as good as its profile.
+It loses where the curve has steps or a knee (the largest size is not the most efficient one), where
+batches vary (a plan for the mean is late half of the time), for clients in a closed loop, and under
+light load with a cost per item far above the cost per batch; and it is only as good as its profile.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ FORGET = 0.95  # weight of the past at each new batch: about twenty batches coun
 
 
 class Deadline(Policy):
-    """The largest batch that meets the earliest due time, early drop.
+    """Take the largest batch that meets the earliest due time, and drop early for its sake.
 
     Args:
         max_batch_size: as for every policy.
-        max_queue_delay_s: as for every policy; it holds nothing back.
-        cost_s: seconds of a batch of `n`, rising with `n`, from an offline profile; None to learn a line while serving.
+        max_queue_delay_s: as for every policy; it has no effect, as nothing is held back.
+        cost_s: seconds of a batch of `n`, rising with `n`, from an offline profile; None to learn a
+            line while serving.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class Deadline(Policy):
             take = min(size, self._most_within(due - request.arrived))
             if now + self.time_s(take) <= due:
                 break
-            if size == request.size and self._nobody_could(due - request.arrived):
+            if size == request.size and self._is_too_tight(due - request.arrived):
                 break
             drop.append(request)
             size -= request.size
@@ -67,30 +69,34 @@ class Deadline(Policy):
         return Decision(drop, take, ("full" if take == self.limit else "free") if take else "")
 
     def time_s(self, n: int) -> float:
-        """Seconds from sending a batch of `n` to having its answers."""
+        """Return the seconds from sending a batch of `n` to having its answers."""
         assert self._cost_s is not None
         return self._cost_s(n) + self.hop_s
 
     def _most_within(self, budget_s: float) -> int:
-        """The largest batch of which two in a row fit into `budget_s`; at least 1."""
+        """Return the largest batch of which two in a row fit into `budget_s`; at least 1."""
         return max(1, bisect_right(range(1, self.limit + 1), budget_s / 2, key=self.time_s))
 
-    def _nobody_could(self, budget_s: float) -> bool:
-        """Whether by what was learned not even a request that has just arrived could make it. Then the last one in line
-        is served all the same: dropping everybody would be the end of learning, and the estimate may be wrong."""
+    def _is_too_tight(self, budget_s: float) -> bool:
+        """Report whether not even a newcomer could be in time, by what was learned.
+
+        Then the last one is served all the same: dropping every request would be the end of
+        learning, and the estimate may be wrong.
+        """
         return self._learned is not None and self.time_s(1) > budget_s
 
 
 class LineFit:
     """Seconds of a batch as a + b·n, by least squares with forgetting.
 
-    When all batches have the same size the slope cannot be told: it stays near what it was, and the level is learned.
-    Neither a nor b is ever negative. Nothing seen: 0, so that everything is tried.
+    When all batches have the same size the slope cannot be told: it stays near what it was, and the
+    level is learned. Neither a nor b is ever negative. Before the first batch both are 0, so that
+    everything is tried.
     """
 
     def __init__(self) -> None:
         self._weight = 0.0
-        self._n = self._s = 0.0  # the means
+        self._n = self._s = 0.0  # the means of sizes and seconds
         self._nn = self._ns = 0.0  # the centred moments
         self._slope = 0.0
 
@@ -98,7 +104,7 @@ class LineFit:
         return self._s + self._slope * (n - self._n)
 
     def add(self, n: int, seconds: float) -> None:
-        """A batch of `n` took so long."""
+        """Learn from a batch of `n` that took `seconds`."""
         self._weight = self._weight * FORGET + 1
         off = n - self._n
         self._n += off / self._weight

@@ -1,10 +1,12 @@
 """Planning when the head of the queue cannot be served in time along with the others.
 
-Two ways out are compared by how many requests they answer in time while the present queue drains, less what the time
-is worth: (A) serve the head in the largest batch that still makes it, or (B) give the head up, and all behind it up to
-the first request that a full batch can serve in time. Small batches for late heads are what makes servers collapse
-under overload, so B wins there; with capacity to spare, time is worth nothing and A wins.
-Both ends of the choice are known: A alone is Clockwork's largest feasible batch, B alone the early drop of Nexus.
+Two ways out are compared by how many requests they answer in time while the present queue drains,
+less what the time is worth: (A) serve the head in the largest batch that is still in time, or (B)
+give the head up, and all behind it up to the first request that a full batch can serve in time.
+Small batches for late heads are what makes servers collapse under overload, so B wins there; with
+capacity to spare, time is worth nothing and A wins. Both ends of the choice are known: A alone is
+Clockwork's largest feasible batch (Gujarati et al., OSDI 2020), B alone the early drop of Nexus
+(Shen et al., SOSP 2019).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ class DuePlan:
 
     Args:
         requests: the queue.
+        size: the sum of their sizes.
         cost: of batches.
         most: the largest batch made on purpose, in units of the requests' sizes.
         workers: how many drain the queue.
@@ -43,13 +46,21 @@ class DuePlan:
         self._workers = workers
 
     def units(self, start: int) -> int:
-        """How much waits from request `start` on."""
+        """Return how much waits from request `start` on."""
         return self._before[self._end] - self._before[start]
 
     def first_in_time(self, start: int, at: float) -> int:
-        """The first request from `start` on that is still in time if a batch begins with it at `at`; `len` if none.
+        """Return the first request from `start` on that is in time if a batch begins with it.
 
-        The further back, the later it is due and the smaller the batch can be, so this is a binary search.
+        The further back a request is, the later it is due and the smaller the batch can be, so this
+        is a binary search.
+
+        Args:
+            start: the position of the first request to look at.
+            at: when the batch begins.
+
+        Returns:
+            A position; the number of requests, if none is in time.
         """
         dues, cost, most, margin = self._dues, self._cost, self._most, self._cost.margin
         low, high = start, self._end
@@ -62,7 +73,12 @@ class DuePlan:
         return low
 
     def drain(self, start: int, at: float) -> tuple[int, float]:
-        """How many from `start` on are answered in time if batches go back to back from `at`, and when that ends."""
+        """Return how many requests are in time with batches back to back, and when that ends.
+
+        Args:
+            start: the position of the first request of the first batch.
+            at: when that batch begins.
+        """
         cost, most, margin, before = self._cost, self._most, self._cost.margin, self._before
         in_time = 0
         while start < self._end:
@@ -78,16 +94,26 @@ class DuePlan:
         return in_time, at
 
     def serve_head(self, now: float, slack_s: float) -> tuple[int, int, float]:
-        """Way A: units of the batch for the head, and how many are answered in time by when."""
+        """Plan way A.
+
+        Args:
+            now: the time.
+            slack_s: how long the head's batch may take.
+
+        Returns:
+            The units of the batch for the head, how many requests are answered in time in all, and
+            when the queue is drained.
+        """
         units = max(1, min(self._cost.largest_within(slack_s / self._cost.margin), self._most, self.units(0)))
         following = max(1, bisect_right(self._before, units) - 1)
         in_time, at = self.drain(following, now + self._cost.seconds(units) / self._workers)
         return units, in_time + following, at
 
     def late_before(self, start: int, at: float) -> list[Request]:
-        """Those ahead of `start` that a batch beginning with them at `at` would answer too late.
+        """Return the requests ahead of `start` that batches beginning with them would answer late.
 
-        All of them, if requests are in the order of their dues; across priorities they need not be.
+        That is all of them, if requests are in the order of their dues; across priorities they need
+        not be.
         """
         cost, most, margin = self._cost, self._most, self._cost.margin
         return [

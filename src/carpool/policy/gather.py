@@ -1,12 +1,13 @@
-"""Waiting for clients that are about to come back: the one case in which an idle worker should wait.
+"""Waiting for clients about to come back: the one case in which an idle worker should wait.
 
-Clients in a closed loop send their next request a short while after their answer. Work-conserving batching splits N
-such clients into two groups that alternate, so that batches are half as large as they could be. If a share G of the
-clients is back within w after a batch, waiting for w makes batches of k = N/(2-G), and the throughput is
-k/(w + t(k)); at w = 0 it is (N/2)/t(N/2). So G is learned for a few windows, and the best of them is waited for.
+Clients in a closed loop send their next request a short while after their answer. Work-conserving
+batching splits N such clients into two groups that alternate, so that batches are half as large as
+they could be. If a share G of the clients is back within w after a batch, waiting for w makes
+batches of k = N/(2-G), and the throughput is k/(w + t(k)); at w = 0 it is (N/2)/t(N/2). So G is
+learned for a few windows, and the best of them is waited for.
 
-Only a real cluster counts: within the window more must arrive than the traffic at other times would bring. For Poisson
-traffic that is never so, and nothing waits. Derivation: docs/policies-evidence.md#theory.
+Only a real cluster counts: within the window more must arrive than the traffic at other times would
+bring. For Poisson traffic that is never so, and nothing waits. Derivation: docs/policies-evidence.md#theory.
 """
 
 from __future__ import annotations
@@ -18,23 +19,26 @@ if TYPE_CHECKING:
     from carpool.policy.cost import CostModel
 
 _GRID = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
-"""Windows, as shares of what one batch takes less than two of half its size: the most that waiting can be worth."""
+"""Windows, as shares of the longest one: of the time that one batch saves against two of half its
+size, which is the most that waiting can be worth."""
 _KEEP = 0.95  # weight of the former batches
-_GAIN = 1.02  # waiting must promise this much more throughput,
-_NOISE_SHARE = 0.3  # and this much of the noise's coefficient of variation on top: groups that a wait for nothing has
-# made uneven stay so
-_CLUSTER = 2.0  # and the window this many times the arrivals of other times
-_OPTIMISM = 0.85  # a size never tried is taken to cost this much of what is expected: it will be tried once
+_GAIN = 1.02  # waiting must promise this many times the throughput of not waiting,
+_NOISE_SHARE = 0.3  # and this share of the noise's coefficient of variation more: groups that a
+# needless wait has made uneven stay so
+_CLUSTER = 2.0  # a window must bring this many times the arrivals of other times
+_OPTIMISM = 0.85  # a size never tried is taken to cost this share of what is expected: it is tried once
 
 
 class Round(NamedTuple):
-    """A batch and what came of it.
+    """One batch, and what came until the next one was completed.
 
     Attributes:
-        at: when it was completed; end: when the next one was.
+        at: when it was completed.
         served: how many requests it answered.
-        arrived, total: how many had arrived in all by these times.
-        rate: at which they arrived, per second; only while little else is known.
+        arrived: how many requests had arrived in all by then.
+        end: when the next batch was completed.
+        total: how many requests had arrived in all by the end.
+        rate: requests per second that arrive; 0 where better figures are known.
     """
 
     at: float
@@ -49,11 +53,12 @@ class Gather:
     """Learns how soon after a batch its clients return, and how long to wait for them.
 
     Args:
-        arrivals: to look up who has come when.
+        arrivals: is asked how many requests had come by when.
 
     Attributes:
-        window_s: how long after a batch it pays to wait for the clients that it served; 0 when it does not.
-        served: how many requests that batch answered.
+        window_s: how long after a batch it pays to wait for the clients that it served; 0 when it
+            does not.
+        served: how many requests the last batch answered; 0 if there is nothing to wait for.
     """
 
     def __init__(self, arrivals: Arrivals) -> None:
@@ -61,14 +66,14 @@ class Gather:
         self._arrived = 0  # by the time the last batch was completed
         self.window_s = 0.0
         self._at = 0.0  # when the last batch was completed
-        self.served = 0  # by that batch
+        self.served = 0
         self._scale_s = 0.0  # the longest window; for a cost of a + b·n it is a
         self._returned = [0.0] * len(_GRID)  # per window, over the batches so far
-        self._answered = self._batches = 0.0  # requests and batches that could return, likewise
+        self._answered = self._batches = 0.0  # requests that could return, and their batches, fading
         self._stray = self._stray_s = 0.0  # arrivals outside of the windows, and the time outside of them
-        self._batch = 1.0  # smoothed
-        self._groups = 2  # that clients split into if nobody waits: one more than there are workers
-        self._clients = 1.0  # smoothed: those just served and those waiting are the clients in the loop, if it is one
+        self._batch = 1.0  # smoothed requests of a batch
+        self._groups = 2  # that clients split into without waiting: one more than there are workers
+        self._clients = 1.0  # smoothed: those just served and those waiting, if they are in a closed loop
 
     @property
     def until(self) -> float:
@@ -77,23 +82,28 @@ class Gather:
 
     @property
     def expected(self) -> int:
-        """How many of those last served are not back yet."""
+        """How many of the clients last served are not back yet."""
         return max(0, self.served - (self._arrivals.total - self._arrived))
 
     def completed(self, now: float, n: int) -> None:
-        """A batch of `n` requests is done."""
+        """Note that a batch of `n` requests is done."""
         self._at = now
         self.served = n
         self._arrived = self._arrivals.total
 
-    def account(self, now: float, n: int, waiting: int, others: int = 0) -> Round | None:
-        """What has come of the batch before, for `learn`, and how many clients there are. Before one is `completed`.
+    def close_round(self, now: float, n: int, waiting: int, others: int = 0) -> Round | None:
+        """Close the account of the previous batch and update the estimate of clients.
+
+        Call it when a batch is done, before `completed`.
 
         Args:
             now: the time.
-            n: how many requests it has answered.
-            waiting: how many others are queued.
+            n: how many requests the batch that is now done has answered.
+            waiting: how many requests are queued.
             others: how many other batches run.
+
+        Returns:
+            What came of the previous batch, for `learn`; None if nothing is known of it.
         """
         self._batch += 0.1 * (n - self._batch)
         self._clients += 0.1 * (n + waiting + others * self._batch - self._clients)
@@ -104,11 +114,17 @@ class Gather:
         return Round(self._at, self.served, self._arrived, now, self._arrivals.total, rate)
 
     def stop(self) -> None:
-        """Batches are not told of for a while: there is nobody to wait for, and no account that could be closed."""
+        """Forget the last batch, whose account cannot be closed as the next ones go unreported."""
         self.served = 0
 
     def learn(self, closed: Round, unit: float, cost: CostModel) -> None:
-        """Choose the window anew after a batch and what came of it; `unit` is the mean size of a request."""
+        """Choose the window anew after a round.
+
+        Args:
+            closed: a batch and what came of it.
+            unit: the mean size of a request.
+            cost: of batches.
+        """
         scale_s, at, before, arrivals = self._scale_s, closed.at, closed.arrived, self._arrivals
         half = at + 0.5 * scale_s
         self._stray = _KEEP * self._stray + closed.total - min(arrivals.until(half, before), closed.total)
@@ -123,6 +139,7 @@ class Gather:
         self.window_s = self._best_window(rate, unit, cost)
 
     def _best_window(self, rate: float, unit: float, cost: CostModel) -> float:
+        """Return the window with the best throughput; 0 if waiting does not promise enough."""
         limit = cost.limit / unit
         half = min(limit, max(1.0, self._clients / self._groups))
         half_s = cost.seconds(half * unit)

@@ -1,7 +1,8 @@
 """Greedy, also called natural batching: whatever is queued goes as soon as a worker is free.
 
-Work-conserving, no parameter: batches grow by themselves while all workers are busy, and a lone request on an idle
-worker does not wait. For Poisson arrivals and a cost of a + b·n it is within 0.3 % of the optimal mean latency.
+It is work-conserving and has no parameter: batches grow by themselves while all workers are busy,
+and a lone request on an idle worker does not wait. For Poisson arrivals and a cost of a + b·n it is
+within 0.3 % of the optimal mean latency.
 Source: M. Thompson, "Smart Batching" (2011); the control-limit theory is Deb & Serfozo (1973).
 """
 
@@ -17,7 +18,7 @@ class Greedy(Policy):
         return True
 
     def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
-        """Nothing is learned."""
+        """Do nothing, as nothing is learned."""
 
     def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
         waiting = queue.size

@@ -1,4 +1,4 @@
-"""One policy for one queue: from the name or the object that a user gives, within the limits of the queue."""
+"""Makes the policy of one queue from the name or the object that a user gives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BY_NAME: dict[str, type[Policy]] = {
     "cork": Cork,
     "deadline": Deadline,
 }
-"""The policies that a stage may name; `OneByOne` is not chosen but follows from a stage of single items."""
+"""The policies that a stage may name. `OneByOne` follows from a stage of single items instead."""
 
 
 def new_policy(
@@ -34,16 +34,19 @@ def new_policy(
     overload: str = "goodput",
     slo_s: float | None = None,
 ) -> Policy:
-    """Make a policy of its own for one queue. What a policy object says itself counts, within the limits of the queue.
+    """Make a policy for one queue.
+
+    The settings of a policy object count more than those given here, within the limits of the
+    queue.
 
     Args:
-        policy: A template, which is copied, or a name of `BY_NAME`; None for Adaptive.
-        max_batch_size: The most that a batch may hold, whatever the policy says.
-        max_queue_delay_s: How long a request may be held back, unless the policy says it.
-        allowed_batch_sizes: What batches are padded to, unless the policy says it.
-        overload: The service's, which always counts.
-        slo_s: The service's SLO, for policies that need to know it beforehand and do not say it; all others see it in
-            the dues of the requests.
+        policy: a template, which is copied, or a name of `BY_NAME`; None for Adaptive.
+        max_batch_size: the most that a batch may hold, even if the policy's own limit is higher.
+        max_queue_delay_s: how long a request may be held back, unless the policy has a delay.
+        allowed_batch_sizes: the sizes that batches are padded to, unless the policy has some.
+        overload: the service's setting, which always counts.
+        slo_s: the service's SLO, for policies that must know it beforehand and have none; all
+            others see it in the dues of the requests.
     """
     made = BY_NAME[policy or "adaptive"]() if policy is None or isinstance(policy, str) else copy.deepcopy(policy)
     limit(made, max_batch_size)
@@ -58,6 +61,6 @@ def new_policy(
 
 
 def limit(policy: Policy, max_batch_size: int) -> None:
-    """Let a policy make batches of its own limit or of `max_batch_size`, whichever is smaller."""
+    """Limit the batches of a policy to `max_batch_size`, unless its own limit is smaller."""
     own = policy.max_batch_size
     policy.max_batch_size = max_batch_size if own is None else min(operator.index(own), max_batch_size)

@@ -1,20 +1,21 @@
-"""The policy of a stage whose model takes single items: one call per item, but several items a hop where that pays.
+"""The policy of a stage whose model takes single items: one call per item, several items per hop.
 
-Sending one item to a worker process and its answer back costs a fixed hop (some 20-50 µs). When an item takes far
-less than that, going one at a time would leave the worker idle most of the time. So the number of items in one frame
-follows their learned time: as many as fit into `HOP_BUDGET_S` of work, shared out evenly among the free workers.
+Sending one item to a worker process and its answer back costs a fixed hop (some 20-50 µs). When an
+item takes far less than that, going one at a time would leave the worker idle most of the time. So
+the number of items in one frame follows their learned time: as many as fit into `HOP_BUDGET_S` of
+work, shared out evenly among the free workers.
 """
 
 from __future__ import annotations
 
 from carpool.policy.base import NOTHING, Decision, Policy, QueueView
 
-HOP_BUDGET_S = 0.001  # at most about this much work in one frame, so that nobody waits long behind frame-mates
+HOP_BUDGET_S = 0.001  # of work in one frame, about, so that no item waits long behind its frame-mates
 MOST_IN_A_HOP = 128
 
 
 class OneByOne(Policy):
-    """Single items; up to `per_hop` of them travel together."""
+    """Take single items; up to `per_hop` of them travel together."""
 
     def __init__(self, max_batch_size: int | None = None, max_queue_delay_s: float | None = None) -> None:
         super().__init__(max_batch_size, max_queue_delay_s)
@@ -34,7 +35,7 @@ class OneByOne(Policy):
     def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
         item_s = busy_s / n
         if self.item_s is None or item_s > self.item_s:
-            self.item_s = item_s  # slower than thought: believe it at once, mates are waiting behind it
+            self.item_s = item_s  # slower than thought: believe it at once, others wait behind it in the frame
         else:
             self.item_s += 0.2 * (item_s - self.item_s)
 

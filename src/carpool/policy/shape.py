@@ -1,14 +1,18 @@
-"""How the time of a batch depends on its size, learned: an affine fit, corrected size by size, never falling.
+"""How the time of a batch depends on its size: an affine fit, corrected size by size.
 
-Real curves are not straight: kernels work in tiles, caches and memory have knees. So the estimate at a size is what the
-straight line says times a learned ratio. The line is a ridge regression that forgets (half of it in 46 batches) and is
-pulled toward its former slope, so that batches of one size alone do not destroy the split into set-up and per-item
-cost. The ratio at a size is shrunk toward 1 as far as the measurements are noisy and few, and pooled with its
-neighbours under strong noise. Between sizes that were seen times are interpolated (not ratios: where the line is a bad
-fit, these would bend), and all are made monotone by pooling adjacent violators (isotonic regression: Barlow et al.
-1972), since more items never take less time.
+The curve is learned, and never falls.
 
-The table has at most `MOST_KNOTS` knots, so that a refresh costs the same at a limit of 64 and of a million.
+Real curves are not straight: kernels work in tiles, caches and memory have knees. So the estimate
+at a size is what the straight line says times a learned ratio. The line is a ridge regression that
+forgets (half of it in 46 batches) and is pulled toward its former slope, so that batches of one
+size alone do not destroy the split into set-up and per-item cost. The ratio at a size is shrunk
+toward 1 as far as the measurements are noisy and few, and pooled with its neighbours under strong
+noise. Between sizes that were seen times are interpolated (not ratios: where the line is a bad fit,
+these would bend), and all are made monotone by pooling adjacent violators (isotonic regression:
+Barlow et al. 1972), since more items never take less time.
+
+The table has at most `MOST_KNOTS` knots, so that a refresh costs the same at a limit of 64 and of a
+million.
 """
 
 from __future__ import annotations
@@ -27,10 +31,11 @@ _STEADY_CV = 0.05  # below it, a mean over 16 samples is exact enough and follow
 
 
 def knots_for(limit: int) -> list[int]:
-    """At most `MOST_KNOTS` sizes from 1 to `limit`: all of them, or the small ones and steps that tiles end at.
+    """Return at most `MOST_KNOTS` sizes from 1 to `limit`: all, or small ones and likely tile ends.
 
-    Above `_DENSE` the knots are multiples of a step that doubles with each octave where it must, and the size after
-    each: a tile that ends at a multiple is seen from both sides. Beyond two millions they are powers of two alone.
+    Above `_DENSE` the knots are multiples of a step that doubles with each octave where it must,
+    and the size after each: a tile that ends at a multiple is seen from both sides. Beyond two
+    millions they are powers of two alone.
     """
     if limit <= MOST_KNOTS:
         return list(range(1, limit + 1))
@@ -38,15 +43,13 @@ def knots_for(limit: int) -> list[int]:
     per_octave = 1
     while 4 * per_octave * octaves <= MOST_KNOTS - _DENSE:
         per_octave *= 2
-    both = (
-        2 * per_octave * octaves <= MOST_KNOTS - _DENSE
-    )  # else the limit is so far off that there is room for ends only
+    has_both_sides = 2 * per_octave * octaves <= MOST_KNOTS - _DENSE  # else there is room for ends only
     knots = set(range(1, _DENSE + 1)) | {limit}
     start = _DENSE
     while start < limit:
         for k in range(per_octave):
             at = start + k * start // per_octave
-            knots |= {at, at + 1} if both else {at}
+            knots |= {at, at + 1} if has_both_sides else {at}
         start *= 2
     return sorted(knot for knot in knots if knot <= limit)
 
@@ -55,9 +58,11 @@ class Shape:
     """Relative time of a batch by its size, 1 to `limit`.
 
     Attributes:
-        knots: the sizes that have an entry; at: their relative times, never falling.
-        counts: how often each was sampled (fading where the probing of sizes makes it fade).
-        setup, slope: the straight line beneath, in the same relative units.
+        knots: the sizes that have an entry.
+        at: their relative times, never falling.
+        counts: how often each was sampled; lessened where `age` makes samples lose their weight.
+        setup: the straight line's time of an empty batch, in the same relative units.
+        slope: the straight line's time per unit of size.
         largest: the largest size sampled so far.
     """
 
@@ -79,26 +84,32 @@ class Shape:
         self._w = self._n = self._nn = self._d = self._nd = 0.0  # sums of 1, n, n², d, n·d, forgotten
 
     def index(self, n: int) -> int:
-        """The knot at `n`, or the last one below."""
+        """Return the position of the knot at `n`, or of the last one below."""
         if n <= self._dense:
             return n - 1
         return bisect_right(self.knots, n) - 1
 
     def nearest(self, n: int) -> int:
-        """The knot that samples of size `n` count for."""
+        """Return the position of the knot that samples of size `n` count for."""
         i = self.index(n)
         if i + 1 < len(self.knots) and 2 * n > self.knots[i] + self.knots[i + 1]:
             i += 1
         return i
 
     def start(self, n: int, seconds: float) -> None:
-        """The very first sample: most of it is taken to be set-up, until there are others."""
+        """Learn from the very first sample, most of which is taken to be set-up."""
         self.slope = 0.15 * seconds / n
         self.setup = 0.85 * seconds
         self.fit(0.0)
 
     def add(self, n: int, seconds: float, cv: float) -> None:
-        """A batch of `n` took `seconds`, in units of the present level, amid noise of the coefficient `cv`."""
+        """Learn from a batch.
+
+        Args:
+            n: its size.
+            seconds: how long it took, in units of the present level.
+            cv: the coefficient of variation of the noise.
+        """
         self.largest = max(self.largest, n)
         self._w = _KEEP * self._w + 1.0
         self._n = _KEEP * self._n + n
@@ -112,14 +123,14 @@ class Shape:
         self.counts[i] = count + 1.0
         self._local[i] += (seconds - self._local[i]) / (min(count, _memory(cv) - 1.0) + 1.0)
 
-    def age(self, but: int) -> None:
-        """Samples of sizes not about `but` lose weight, so that a curve that has changed is found out."""
+    def age(self, spared: int) -> None:
+        """Lessen the samples of all sizes not about `spared`, so that changes are found out."""
         for i, n in enumerate(self.knots):
-            if abs(n - but) > 0.03 * but:
+            if abs(n - spared) > 0.03 * spared:
                 self.counts[i] = min(self.counts[i], 0.2)
 
     def fit(self, cv: float) -> None:
-        """Make the table of what is known now."""
+        """Make the table from what is known now."""
         if self._w:
             self._fit_line()
         line = [self.setup + self.slope * n for n in self.knots]
@@ -128,6 +139,7 @@ class Shape:
         self.at = _rising([max(value, 1e-9) for value in values], weights)
 
     def _fit_line(self) -> None:
+        """Fit the straight line by ridge regression."""
         mean_n, mean_d = self._n / self._w, self._d / self._w
         spread = self._nn - self._w * mean_n * mean_n
         joint = self._nd - self._w * mean_n * mean_d
@@ -137,7 +149,7 @@ class Shape:
         self.setup = max(mean_d - self.slope * mean_n, 0.0)
 
     def _known_ratios(self, cv: float) -> list[tuple[int, float]]:
-        """Per knot that was sampled what was measured over what the line says."""
+        """Return, for each knot that was sampled, what was measured over what the line says."""
         memory = _memory(cv)
         weights = [min(count, memory) for count in self.counts]
         sums = [
@@ -153,12 +165,15 @@ class Shape:
 
 
 def _memory(cv: float) -> float:
-    """Over how many samples a size's mean reaches back."""
+    """Return over how many samples a size's mean reaches back."""
     return 16.0 if cv < _STEADY_CV else 64.0
 
 
 def _interpolated(known: list[tuple[int, float]], line: list[float], knots: list[int]) -> list[float]:
-    """Values at all knots: the line's times the known ratios, straight between those, in proportion to it outside."""
+    """Return the values at all knots: the line's times the known ratios.
+
+    Between two known ones they are on a straight line, outside of all in proportion to `line`.
+    """
     if not known:
         return line
     ratio = known[0][1]
@@ -174,7 +189,10 @@ def _interpolated(known: list[tuple[int, float]], line: list[float], knots: list
 
 
 def _rising(values: list[float], weights: list[float]) -> list[float]:
-    """The closest sequence that never falls, in weighted squares (pool adjacent violators)."""
+    """Return the closest sequence that never falls, by weighted squares.
+
+    The algorithm is "pool adjacent violators".
+    """
     pools: list[tuple[float, float, int]] = []
     for value, weight in zip(values, weights, strict=True):
         n = 1

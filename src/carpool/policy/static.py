@@ -1,17 +1,21 @@
 """Static: a batch goes when it is full or when its oldest request has waited long enough.
 
-The rule of TensorFlow Serving (`batching_util/shared_batch_scheduler.h`; Triton's is the same but for the queue limit),
-with the timer where it belongs: the delay counts from the oldest *arrival*, so time spent behind busy workers is part
-of it, and a request that has already waited is not held again. Also theirs: a queue limit in batches, and models that
-want one of a few batch sizes. Unlike theirs, a batch is not sealed before a worker takes it.
+The rule of TensorFlow Serving (`batching_util/shared_batch_scheduler.h`; Triton's is the same
+except for the queue limit), with the timer where it belongs: the delay counts from the oldest
+*arrival*, so time spent behind busy workers is part of it, and a request that has already waited is
+not held again. Also
+theirs: a queue limit in batches, and models that want one of a few batch sizes. Unlike theirs, a
+    batch
+is not sealed before a worker takes it.
 
-It loses where the delay does not fit the load: at low load every request pays it although the worker is idle, at high
-load it does nothing, and no delay suits both. It knows no SLO: in overload it serves late requests first, and a queue
-limit that is longer than the SLO leaves it with a goodput near nothing.
+It loses where the delay does not fit the load: at low load every request pays it although the
+worker is idle, at high load it does nothing, and no delay suits both. It knows no SLO: in overload
+it serves late requests first, and a queue limit that is longer than the SLO leaves it with a
+goodput near nothing.
 
-With `from_idle` the delay also counts from the moment when a worker fell idle: a worker that has stood idle for as long
-as that has waited enough, and the first request after a silence goes at once. Only requests that come soon after a
-batch are then held for company.
+With `from_idle` the delay also counts from the moment when a worker fell idle: a worker that has
+stood idle for as long as that has waited enough, and the first request after a silence goes at
+once. Only requests that come soon after a batch are then held for company.
 """
 
 from __future__ import annotations
@@ -25,29 +29,31 @@ from typing import Any
 from carpool.policy.base import FULL, NOTHING, TOO_LATE, Decision, Policy, QueueView
 from carpool.request import Request
 
-_MOST_WORKERS = 1024  # a stage with more of them counts the delay of some from too early, and holds back less
+_MOST_WORKERS = 1024  # with more of them, some delays count from too early, and less is held back
 
 
 class Static(Policy):
-    """Full, or `max_queue_delay_s` since the oldest arrival. With a delay of 0 (the default) nothing waits.
+    """Send a batch when it is full, or `max_queue_delay_s` after the oldest arrival.
+
+    With a delay of 0 (the default) nothing waits for company.
 
     Args:
         max_batch_size: as for every policy.
         max_queue_delay_s: as for every policy.
-        max_queued_batches: how many full batches may wait, those for idle workers not counted; of those beyond that
-            the lowest priority is refused, its newest requests first. None for no limit (TensorFlow Serving's
-            `max_enqueued_batches` is 10).
-        allowed_batch_sizes: the sizes that the model takes, rising; the largest is also the batch limit. None means the
-            stage's.
-        padding: what to do with a batch that has none of these sizes: "up" takes all that wait and has the stage pad
-            them to the next size, "down" takes the largest size that can be filled and leaves the rest, whose delay
-            goes on counting from their arrivals (TensorFlow Serving interpolates it). What is short of the smallest
-            size is padded in any case.
-        from_idle: whether the delay counts from the moment when a worker fell idle, where that was before the oldest
-            arrival. A worker that has not run a batch yet counts as idle for ever.
+        max_queued_batches: how many full batches may wait, those for idle workers not counted; of
+            the requests beyond that the lowest priority is refused, the newest first. None for no
+            limit (TensorFlow Serving's `max_enqueued_batches` is 10).
+        allowed_batch_sizes: the sizes that the model takes, rising; the largest is also the batch
+            limit. None means the stage's.
+        padding: what to do with a batch that has none of these sizes: "up" takes all that wait and
+            has the stage pad them to the next size, "down" takes the largest size that can be
+            filled and leaves the rest, whose delay goes on counting from their arrivals (TensorFlow
+            Serving interpolates it). What is short of the smallest size is padded in any case.
+        from_idle: whether the delay counts from the moment when a worker fell idle, where that was
+            before the oldest arrival. A worker that has not run a batch yet counts as always idle.
 
     Raises:
-        ValueError: one of these cannot be.
+        ValueError: an argument makes no sense; the text says which, and what it may be.
     """
 
     def __init__(
@@ -104,23 +110,24 @@ class Static(Policy):
         return super().explain(now) | told
 
     def _idle_since(self, free: int) -> float:
-        """Since when one of the `free` workers has been idle at the least.
+        """Return a time since which at least one of the `free` workers has been idle.
 
-        Each of them fell idle when a batch ended, all at different ends: so the first of them did not do so after the
-        end that was `free` ends ago. That is exact for one worker, and errs toward holding back for more of them.
+        Each of them fell idle when a batch ended, all at different ends: so the first of them did
+        not do so after the end that was `free` ends ago. That is exact for one worker, and errs
+        toward holding back for more of them.
         """
         ended = self._ended
         return ended[-free] if free <= len(ended) else -inf
 
     def _beyond_limit(self, queue: QueueView, free: int) -> Sequence[Request]:
-        """The newest requests of the lowest priority, as far as they are wholly beyond what may wait."""
+        """Return the newest requests of the lowest priority, as far as they are over the limit."""
         if self.max_queued_batches is None:
             return ()
         excess = queue.size - self.limit * (self.max_queued_batches + free)
         if excess <= 0:
             return ()
         drop: list[Request] = []
-        for request in sorted(queue, key=lambda request: (-request.lane[0], request.arrived))[::-1]:
+        for request in sorted(queue, key=lambda request: (-request.lane.priority, request.arrived))[::-1]:
             excess -= request.size
             if excess < 0:
                 break
@@ -128,7 +135,7 @@ class Static(Policy):
         return drop
 
     def _round_down(self, n: int) -> int:
-        """The largest allowed size that is not above `n`; the smallest one if all are."""
+        """Return the largest allowed size that is not above `n`; the smallest one if all are."""
         allowed = self.allowed_batch_sizes or (n,)
         return allowed[max(0, bisect_right(allowed, n) - 1)]
 

@@ -34,7 +34,7 @@ from carpool.errors import DeadlineExceeded
 from carpool.logger import logger
 from carpool.observe.stats import ServiceSnapshot
 from carpool.policy.one_by_one import MOST_IN_A_HOP
-from carpool.request import Request
+from carpool.request import Lane, Request
 from carpool.service.assemble import assemble
 from carpool.service.declaration import Declaration
 from carpool.service.running import Running
@@ -204,7 +204,7 @@ class AsyncHandle:
         limit_s = self.service.timeout_s if own_s is None else min(own_s, self.service.timeout_s)
         request = request_for(x, self.running_driver.clock() + limit_s, self.weigh)
         if priority != 0:
-            request.lane = (check_priority(priority), None, 0)
+            request.lane = Lane(check_priority(priority), None, 0)
         return request
 
     def window(self, max_in_flight: int | None) -> Window:

@@ -11,7 +11,8 @@ from math import inf
 from random import Random
 from typing import Any
 
-from carpool.core.batcher import Batch, Batcher
+from carpool.core.batch import Batch
+from carpool.core.batcher import Batcher
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.drive.virtual import BatchCost, VirtualDriver

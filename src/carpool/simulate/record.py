@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 
-from carpool.core.batcher import Batch
+from carpool.core.batch import Batch
 from carpool.request import Request
 
 UNFINISHED = -1.0

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from math import inf
 from random import Random
 
-from carpool.core.batcher import Batch
+from carpool.core.batch import Batch
 from carpool.drive.virtual import VirtualDriver
 from carpool.request import Request
 from carpool.service.settings import positive

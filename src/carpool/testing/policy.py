@@ -18,7 +18,7 @@ from carpool.core.queue import Queue
 from carpool.drive.virtual import VirtualDriver
 from carpool.errors import Overloaded
 from carpool.policy import Decision, Policy, QueueView
-from carpool.request import DONE, Request
+from carpool.request import DONE, Lane, Request
 
 MakePolicy = Callable[[int, float | None], Policy]
 """A new policy for a `max_batch_size` and a `max_queue_delay_s`; a policy class is one."""
@@ -156,7 +156,7 @@ def _random_arrival(dice: random.Random) -> Arrival:
 def _arrive(driver: VirtualDriver, now: float, item: int, arrival: Arrival) -> Request:
     pipeline = driver.pipeline
     due = now + min(arrival.slo_s, arrival.timeout_s)
-    lane = (arrival.priority, arrival.key, 0)
+    lane = Lane(arrival.priority, arrival.key, 0)
     request = driver.arrive(now, item, arrival.timeout_s, size=arrival.size, lane=lane, due=due)
     if arrival.cancelled_after_s is not None:
         driver.at(now + arrival.cancelled_after_s, lambda: pipeline.cancel(driver.clock.now, request))

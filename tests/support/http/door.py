@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from carpool import ModelError, Service, Stage
-from carpool.core.batcher import Batch, Batcher
+from carpool.core.batch import Batch
+from carpool.core.batcher import Batcher
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.core.reply import Reply

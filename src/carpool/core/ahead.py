@@ -1,0 +1,59 @@
+"""When a batch may be handed to a worker that is still busy with another one. Sans-IO.
+
+Such a batch lies in the worker's socket when the worker comes for it. Until then it cannot be taken
+back, and a request of it that leaves is run all the same. So the batch goes shortly before the
+learned end of the call under way, and later still where it matters what comes meanwhile: where
+another worker may be free first, and where requests have priorities, keys or buckets.
+
+Requests of different lanes and those in quarantine are kept until a worker is free. So is all that
+waits for one of several workers whose ends cannot be foretold, or for a worker that takes too long
+already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from carpool.core.batch import Batch
+from carpool.core.batch_times import BatchTimes
+from carpool.core.queue import Queue
+
+_LEAD_S = 0.02  # before its worker should be free a batch is handed over: drivers are late by some of it
+_SHORT_LEAD_S = 0.002  # at least, where it matters what comes meanwhile; timers tick in milliseconds
+_STEADY = 0.25  # of a batch: the deviation up to which ends can be foretold, with several workers
+
+
+def lead_allowed_s(queue: Queue, times: BatchTimes, running: int) -> float | None:
+    """Return how long before its worker should be free a batch may go; None if none may.
+
+    Args:
+        queue: what waits.
+        times: what the stage's batches take.
+        running: how many batches run.
+    """
+    if queue.lanes > 1 or queue.lone_lanes or not times.usual_s:
+        return None
+    has_several = running > 1
+    if has_several and times.deviation_s > _STEADY * times.usual_s:
+        return None
+    if has_several or queue.varied:
+        return min(_LEAD_S, max(_SHORT_LEAD_S, 0.5 * times.usual_s))
+    return _LEAD_S
+
+
+def next_to_end(
+    now: float, running: Collection[Batch], taken: Collection[int], usual_s: float, late_s: float
+) -> Batch | None:
+    """Return the batch that should end next, of those behind which another batch may go.
+
+    Args:
+        now: the time.
+        running: the batches under way, in the order of their starts.
+        taken: the places of the workers that have a batch ahead already.
+        usual_s: what a batch takes.
+        late_s: a batch that should have ended longer ago than this is passed over.
+    """
+    for batch in running:
+        if batch.place not in taken and not batch.given_up and batch.started + usual_s - now >= -late_s:
+            return batch
+    return None

@@ -1,0 +1,97 @@
+"""A batch: the requests that one worker runs together, and what is known of how they do."""
+
+from __future__ import annotations
+
+from math import inf
+
+from carpool.request import DONE, RUNNING, Request
+
+
+class Batch:
+    """Requests that one worker runs together.
+
+    Attributes:
+        id: unique within its stage.
+        stage: the position of its stage.
+        place: the position of its worker in the stage.
+        requests: those that the worker still owes an answer.
+        ids: the ids of `requests`, in their order.
+        n: how many requests it had at first.
+        size: sum of the sizes of the requests that it had at first.
+        reason: why it went when it did (the policy's word).
+        ahead: whether it was handed over while its worker still had another.
+        started: when its worker got to it, which is when it was handed over unless it went ahead.
+        call_started: when user code was last entered for it.
+        heard: when a part of it was last answered.
+        given_up: why the worker is taken to hang; empty if it is not.
+        busy_s: seconds in user code of the partial replies so far.
+        ok: whether these partial replies had no errors, and no call ran out of memory.
+    """
+
+    __slots__ = (
+        "ahead",
+        "busy_s",
+        "call_started",
+        "given_up",
+        "heard",
+        "id",
+        "ids",
+        "n",
+        "ok",
+        "place",
+        "reason",
+        "requests",
+        "size",
+        "stage",
+        "started",
+    )
+
+    def __init__(
+        self,
+        id: int,
+        stage: int,
+        place: int,
+        requests: list[Request],
+        size: int,
+        reason: str,
+        now: float,
+        ahead: bool = False,
+    ) -> None:
+        self.id = id
+        self.stage = stage
+        self.place = place
+        self.requests = requests
+        self.size = size
+        self.ids = [request.id for request in requests]
+        self.reason = reason
+        self.ahead = ahead
+        self.started = self.call_started = self.heard = now
+        self.given_up = ""
+        self.n = len(requests)
+        self.busy_s = 0.0
+        self.ok = True
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @property
+    def earliest_deadline(self) -> float:
+        """When the next of its requests expires; infinity if no caller waits for it any more."""
+        return min([request.deadline for request in self.requests if request.state == RUNNING], default=inf)
+
+    @property
+    def unwanted_since(self) -> float:
+        """When the last of its callers went or was answered; infinity if one still waits."""
+        if any(request.state == RUNNING for request in self.requests):
+            return inf
+        return max(self.heard, max([request.deadline for request in self.requests], default=self.heard))
+
+    def expire(self, now: float) -> list[Request]:
+        """Return the requests whose deadline has passed; they are now done."""
+        expired = [request for request in self.requests if request.state == RUNNING and request.deadline <= now]
+        for request in expired:
+            request.state = DONE
+        return expired
+
+    def __repr__(self) -> str:
+        return f"<Batch {self.id} stage={self.stage} place={self.place} n={len(self)} {self.reason}>"

@@ -1,0 +1,72 @@
+"""The ends of requests: each is answered once, and handed out to whoever tells its caller.
+
+Whoever calls a method here owns the answer: the request is not done yet, and becomes so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from carpool.core.journal import Journal
+from carpool.core.trail import format_expiry
+from carpool.errors import CarpoolError, DeadlineExceeded
+from carpool.request import DONE, Request
+
+
+class Endings:
+    """Ends requests, and counts how.
+
+    Args:
+        names: of the stages, first to last.
+        journal: records what happens to each request, if given.
+
+    Attributes:
+        answered: how many admitted requests have been answered.
+        refused: how many requests were not admitted.
+        answers: the requests whose callers are still to be told.
+    """
+
+    def __init__(self, names: Sequence[str], journal: Journal | None) -> None:
+        self.answered = 0
+        self.refused = 0
+        self.answers: list[Request] = []
+        self._names = names
+        self._journal = journal
+
+    def answer(self, now: float, request: Request) -> None:
+        """End a request that has its result or its error."""
+        request.state = DONE
+        self.answered += 1
+        self.answers.append(request)
+        if self._journal is not None:
+            outcome = "answered" if request.error is None else f"failed: {request.error}"
+            self._journal.record(now, outcome, request.id)
+
+    def fail(self, now: float, request: Request, error: Exception) -> None:
+        """End a request with an error."""
+        request.error = error
+        self.answer(now, request)
+
+    def expire(self, now: float, request: Request, started: float | None = None, hint: str = "") -> None:
+        """End a request whose deadline has passed.
+
+        Args:
+            now: the time.
+            request: knows where it is, or was last.
+            started: when it was handed to its present worker; None if it is not running.
+            hint: what else to tell its caller.
+        """
+        text = format_expiry(now, request, started, self._names)
+        self.fail(now, request, DeadlineExceeded(text + hint))
+
+    def refuse(self, request: Request, error: CarpoolError) -> None:
+        """End a new request that is not admitted."""
+        self.refused += 1
+        request.state = DONE
+        request.error = error
+        self.answers.append(request)
+
+    def collect(self) -> list[Request]:
+        """Return the requests whose callers are to be told, once."""
+        answers, self.answers = self.answers, []
+        return answers

@@ -1,0 +1,193 @@
+"""The requests of one lane of a queue, in the order in which they are due.
+
+They are a list with a moving head. What is due later mostly arrives later, so a push is an append;
+a request that leaves early (cancelled, expired) is only marked and skipped later, so leaving is
+O(1). What has left is cut off as soon as it outnumbers what waits, so that a lane does not keep
+requests alive that are not needed any more.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort, insort_left
+from collections.abc import Iterator
+from math import inf
+from operator import attrgetter
+
+from carpool.request import QUEUED, Request
+
+_due = attrgetter("due")
+_due_and_arrival = attrgetter("due", "arrived")
+
+
+class LaneQueue:
+    """The requests of one lane, sorted by when they are due; equals keep their order of arrival.
+
+    Attributes:
+        ages_from: when something was last taken from the lane; before that, when its first request
+            arrived.
+        entries: the requests, with some that have left already.
+        head: how many entries at the front of the list have left.
+        live: how many entries still wait; if none does, the list is empty.
+        dead: how many entries behind the head have left early.
+        head_is_oldest: whether requests have arrived with rising dues so far, so that the first one
+            that waits is also the oldest.
+        head_expires_first: whether deadlines rise along the lane as dues do so far, so that the
+            first one that waits is also the first to expire.
+        latest_deadline: the latest of the deadlines that `watch_deadline` was told; of requests
+            whose due and deadline are the same it is told only where they expire before that.
+    """
+
+    __slots__ = (
+        "ages_from",
+        "dead",
+        "entries",
+        "head",
+        "head_expires_first",
+        "head_is_oldest",
+        "latest_deadline",
+        "live",
+    )
+
+    def __init__(self, ages_from: float) -> None:
+        self.ages_from = ages_from
+        self.entries: list[Request] = []
+        self.head = 0
+        self.live = 0
+        self.dead = 0
+        self.head_is_oldest = True
+        self.head_expires_first = True
+        self.latest_deadline = -inf
+
+    def reset(self) -> None:
+        """Forget what has left; no request waits."""
+        self.entries.clear()
+        self.head = self.dead = 0
+        self.head_is_oldest = self.head_expires_first = True
+        self.latest_deadline = -inf
+
+    def insert(self, request: Request) -> None:
+        """Put in a request that is due earlier than the last one."""
+        insort(self.entries, request, lo=self.head, key=_due)
+        self.head_is_oldest = False
+        if request.due < request.deadline:
+            self.head_expires_first = False
+
+    def watch_deadline(self, deadline: float) -> None:
+        """Note the deadline of a new request: it may expire before one that is due earlier."""
+        if deadline < self.latest_deadline:
+            self.head_expires_first = False
+        else:
+            self.latest_deadline = deadline
+
+    def put_back(self, request: Request) -> None:
+        """Put in a request that was taken before: ahead of those that came after it or with it."""
+        insort_left(self.entries, request, lo=self.head, key=_due_and_arrival)
+        self.live += 1
+        self.head_is_oldest = False
+        if request.due < request.deadline or self.latest_deadline > -inf:
+            self.head_expires_first = False
+
+    def peek(self, n: int) -> list[Request]:
+        """Return the next `n` requests that wait, or all if fewer do."""
+        if not self.dead:
+            return self.entries[self.head : self.head + n]
+        found: list[Request] = []
+        for request in self:
+            if len(found) == n:
+                break
+            found.append(request)
+        return found
+
+    def take(self, n: int) -> list[Request]:
+        """Remove and return the next `n` requests that wait, or all if fewer do."""
+        if not self.dead:
+            taken = self.entries[self.head : self.head + n]
+            self.head += len(taken)
+        else:
+            taken = self.peek(n)
+            if taken:
+                self._move_head_past(taken[-1])
+        self.live -= len(taken)
+        self._compact()
+        return taken
+
+    def _move_head_past(self, last: Request) -> None:
+        """Move the head past a request that has just been taken, and all entries before it."""
+        passed: Request | None = None
+        while passed is not last:
+            passed = self.entries[self.head]
+            self.head += 1
+            if passed.state != QUEUED:
+                self.dead -= 1
+
+    def skip_dead(self) -> None:
+        """Move the head to the first request that waits."""
+        while self.dead and self.entries[self.head].state != QUEUED:
+            self.head += 1
+            self.dead -= 1
+
+    def expired(self, now: float) -> list[Request]:
+        """Return the requests whose deadline has passed; they stay in the lane."""
+        if not self.head_expires_first:
+            return [request for request in self if request.deadline <= now]
+        self.skip_dead()
+        found = []
+        for request in self:
+            if request.deadline > now:
+                break
+            found.append(request)
+        return found
+
+    @property
+    def earliest_deadline(self) -> float:
+        """When the next of its requests expires; at least one must wait."""
+        if not self.head_expires_first:
+            return min(request.deadline for request in self)
+        self.skip_dead()
+        return self.entries[self.head].deadline
+
+    def mark_dead(self) -> None:
+        """Count a request that has just left early.
+
+        Its entry stays until the head passes it or most entries have left.
+        """
+        self.live -= 1
+        self.dead += 1
+        self._compact()
+
+    def due_by(self, due: float) -> int:
+        """Return how many that wait are due by `due`; where some have left early, a few less."""
+        earlier = bisect_right(self.entries, due, lo=self.head, key=_due)
+        return max(0, earlier - self.head - self.dead)
+
+    def behind_the_first(self, n: int) -> Iterator[Request]:
+        """Yield all that wait but the first `n`, the last one first."""
+        left = self.live - n
+        for i in range(len(self.entries) - 1, self.head - 1, -1):
+            if left <= 0:
+                return
+            if self.entries[i].state == QUEUED:
+                left -= 1
+                yield self.entries[i]
+
+    def cut_out(self, request: Request) -> None:
+        """Remove a request, near the end, together with its entry; at least one other must wait."""
+        i = len(self.entries) - 1
+        while self.entries[i] is not request:
+            i -= 1
+        del self.entries[i]
+        self.live -= 1
+
+    def _compact(self) -> None:
+        """Cut off what has left once it outnumbers what waits."""
+        if not self.live:
+            self.reset()
+        elif self.head + self.dead > self.live:
+            self.entries = list(self) if self.dead else self.entries[self.head :]
+            self.head = self.dead = 0
+
+    def __iter__(self) -> Iterator[Request]:
+        for i in range(self.head, len(self.entries)):
+            request = self.entries[i]
+            if request.state == QUEUED:
+                yield request

@@ -1,0 +1,268 @@
+"""Each fast path of the core beside the slow one that it stands for: the same outcome, whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.core.batch import Batch
+from carpool.core.batcher import Batcher
+from carpool.core.journal import Journal
+from carpool.core.pipeline import Pipeline
+from carpool.policy import Greedy, Policy, Static
+from carpool.request import Lane, Request
+from tests.support.pipelines import pipeline_of, reply, stage
+from tests.support.properties import PROPERTY
+
+
+class Prophet(Greedy):
+    """Greedy, with a prediction of its own."""
+
+    def predicted_wait_s(self, waiting: int, workers: int) -> float | None:
+        return 3.0 * waiting + 1.0
+
+
+POLICIES: dict[str, Callable[[int], Policy]] = {
+    "greedy": Greedy,
+    "static": lambda limit: Static(limit, 2.0),
+    "prophet": Prophet,
+}
+
+
+@dataclass(frozen=True)
+class Service:
+    """What is to be made, once for each of the twins."""
+
+    policy: str
+    limit: int
+    max_size: float
+    max_bytes: float
+    workers: int
+    stages: int
+    slo_s: float | None
+
+    def make(self) -> Pipeline:
+        settings = {"max_size": self.max_size, "max_bytes": self.max_bytes}
+        first = stage(policy=POLICIES[self.policy](self.limit), **settings)
+        others = [stage(self.limit) for _ in range(self.stages - 1)]
+        return pipeline_of(first, *others, workers=self.workers, slo_s=self.slo_s)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A request to be made, once for each of the twins."""
+
+    timeout_s: float = inf
+    due_in_s: float = inf
+    size: int = 1
+    nbytes: int = 0
+    priority: int = 0
+    patient: bool = False
+    bulk: bool = False
+    cancelled: bool = False
+
+    def make(self, number: int, now: float, to: Pipeline) -> Request:
+        request = Request(number, now + self.timeout_s, nbytes=self.nbytes)
+        request.due = min(request.due, now + self.due_in_s)
+        request.size, request.patient, request.bulk = self.size, self.patient, self.bulk
+        request.lane = Lane(self.priority, None, 0)
+        if self.cancelled:
+            to.cancel(now, request)
+        return request
+
+
+class Side:
+    """One of the twins, and what its drivers and callers have seen."""
+
+    def __init__(self, service: Service) -> None:
+        self.pipeline = service.make()
+        self.requests: list[Request] = []
+        self.running: list[Batch] = []
+        self.answers: list[Request] = []
+
+    def play(self, now: float, step: str, argument: Any) -> None:
+        if step == "submit":
+            new = [spec.make(len(self.requests) + i, now, self.pipeline) for i, spec in enumerate(argument)]
+            self.requests += new
+            self.pipeline.submit(now, new)
+        elif step == "cancel" and self.requests:
+            self.pipeline.cancel(now, self.requests[argument % len(self.requests)])
+        elif step == "reply" and self.running:
+            batch = self.running.pop(argument % len(self.running))
+            reply(self.pipeline, now, batch, compute=lambda item: item, busy_s=0.5)
+        todo = self.pipeline.poll(now)
+        self.running += todo.run
+        self.answers += todo.answer
+
+    @property
+    def seen(self) -> list[object]:
+        """All that must be the same."""
+        to = self.pipeline
+        return [
+            [_told(request) for request in self.requests],
+            [request.item for request in self.answers],
+            [(batch.id, batch.stage, batch.place, batch.ids, batch.started, batch.reason) for batch in self.running],
+            (to.admitted, to.refused, to.answered, to.cancelled, to.waiting),
+            [_counted(batcher) for batcher in to.batchers],
+        ]
+
+
+def _told(request: Request) -> tuple[object, ...]:
+    times = request.admitted, request.arrived, request.due, request.deadline
+    error = request.error
+    retry_after_s = getattr(error, "retry_after_s", None)
+    return (request.id, request.state, request.stage, times, request.result, type(error), str(error), retry_after_s)
+
+
+def _counted(batcher: Batcher) -> tuple[object, ...]:
+    times = batcher.times.usual_s, batcher.times.fastest_s
+    due = batcher.wake_at, batcher.attention_at
+    learned = batcher.policy.hop_s, *times
+    return (batcher.running, batcher.idle, batcher.late_results, batcher.stray_replies, learned, due)
+
+
+def admits_one_by_one(side: Side) -> None:
+    side.pipeline._entrance.admit_all = lambda now, requests: False  # type: ignore[method-assign]
+
+
+def answers_one_by_one(side: Side) -> None:
+    side.pipeline._journal = Journal()
+
+
+def takes_all_replies_for_partial(side: Side) -> None:
+    for batcher in side.pipeline.batchers:
+        batcher.completed = _in_parts(batcher)  # type: ignore[method-assign]
+
+
+def _in_parts(batcher: Batcher) -> Callable[..., Sequence[Request | None]]:
+    def completed(
+        now: float, place: int, batch_id: int, ids: Sequence[int], busy_s: float, ok: bool
+    ) -> Sequence[Request | None]:
+        batch = batcher.in_flight[place]
+        assert batch.id == batch_id
+        return batcher._completed_partly(now, batch, ids, busy_s, ok)
+
+    return completed
+
+
+services = st.builds(
+    Service,
+    policy=st.sampled_from(list(POLICIES)),
+    limit=st.integers(1, 4),
+    max_size=st.one_of(st.just(inf), st.integers(1, 9)),
+    max_bytes=st.one_of(st.just(inf), st.integers(4, 12)),
+    workers=st.integers(1, 2),
+    stages=st.sampled_from([1, 1, 1, 2]),
+    slo_s=st.sampled_from([None, 4.0, 16.0]),
+)
+specs = st.builds(
+    Spec,
+    timeout_s=st.one_of(st.just(inf), st.integers(0, 24).map(float)),
+    due_in_s=st.sampled_from([inf, inf, 2.0]),
+    size=st.sampled_from([1, 1, 1, 2, 5]),
+    nbytes=st.sampled_from([0, 0, 1, 5]),
+    priority=st.sampled_from([0, 0, 0, 1]),
+    patient=st.booleans(),
+    bulk=st.sampled_from([False, False, True]),
+    cancelled=st.sampled_from([False] * 7 + [True]),
+)
+steps = st.one_of(
+    st.tuples(st.just("submit"), st.lists(specs, min_size=1, max_size=5)),
+    st.tuples(st.just("reply"), st.integers(0, 9)),
+    st.tuples(st.just("cancel"), st.integers(0, 99)),
+)
+scripts = st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0, 3.0]), steps), max_size=25)
+
+
+@pytest.mark.parametrize("slow", [admits_one_by_one, answers_one_by_one, takes_all_replies_for_partial])
+@PROPERTY
+@given(service=services, script=scripts)
+def test_a_fast_path_comes_to_the_same(
+    slow: Callable[[Side], None], service: Service, script: list[tuple[float, tuple[str, Any]]]
+) -> None:
+    """Two pipelines see the same, one without the fast path: the same states, ids, dues, answers and refusals."""
+    fast, twin = Side(service), Side(service)
+    slow(twin)
+    now = 0.0
+    for waited_s, (step, argument) in script:
+        now += waited_s
+        fast.play(now, step, argument)
+        twin.play(now, step, argument)
+        assert fast.seen == twin.seen
+
+
+@PROPERTY
+@given(service=services, script=scripts)
+def test_the_quick_bound_is_never_below_the_prediction(
+    service: Service, script: list[tuple[float, tuple[str, Any]]]
+) -> None:
+    """Whatever comes to a stage waits no longer than the bound says, its fastest possible batch included."""
+    side = Side(service)
+    now = 0.0
+    for waited_s, (step, argument) in script:
+        now += waited_s
+        side.play(now, step, argument)
+        for batcher in side.pipeline.batchers:
+            for more in (0, 1, 7):
+                predicted_s = batcher.predicted_wait_s(now, batcher.queue.size + more) + batcher.times.fastest_s
+                assert batcher.longest_wait_s(more) >= predicted_s * (1 - 1e-12)
+
+
+def waiting_twins(make: Callable[[], Policy], *specs: Spec) -> list[list[bool]]:
+    """Whether each of the requests is admitted, after a batch of one second: by the fast path, and by the slow one."""
+    told = []
+    for slow in (lambda side: None, admits_one_by_one):
+        side = Side(Service("greedy", 2, inf, inf, 1, 1, None))
+        side.pipeline = pipeline_of(stage(policy=make()))
+        slow(side)
+        side.play(0.0, "submit", [Spec()])
+        side.play(1.0, "reply", 0)
+        side.play(1.0, "submit", specs)
+        told.append([request.error is None for request in side.requests[1:]])
+    return told
+
+
+def test_the_sizes_of_requests_count_on_arrival() -> None:
+    """The second of two large requests cannot be in time behind the first, whichever way they come in."""
+    large = Spec(timeout_s=4.0, size=8)
+
+    assert waiting_twins(lambda: Greedy(2), large, large) == [[True, False]] * 2
+
+
+def test_a_prediction_of_the_policy_counts_on_arrival() -> None:
+    """It says that one is too late behind another, which the times of batches would not."""
+    assert waiting_twins(lambda: Prophet(1), Spec(timeout_s=4.5), Spec(timeout_s=4.5)) == [[True, False]] * 2
+
+
+class Breaks(Greedy):
+    """Greedy, until it is broken."""
+
+    broken = False
+
+    @property
+    def limit(self) -> int:
+        if self.broken:
+            raise RuntimeError("no limit")
+        return super().limit
+
+
+def test_ids_are_unique_after_a_policy_has_raised_on_arrival() -> None:
+    """Those that it kept from coming in wait at the door, with ids of their own."""
+    policy = Breaks(2)
+    to = pipeline_of(stage(policy=policy))
+    requests = first, second, third, last = [Request(n, inf) for n in range(4)]
+    to.submit(0, [first])
+    policy.broken = True
+    with pytest.raises(RuntimeError, match="no limit"):
+        to.submit(0, [second, third])
+    policy.broken = False
+    to.submit(0, [last])
+
+    assert [request.id for request in requests] == [1, 2, 3, 4]
+    assert (to.admitted, to.door.count) == (4, 3)
