@@ -14,9 +14,10 @@ from bench.figures import table
 from bench.policy_runs import OPTIMAL, Case, Runs, optimum
 from bench.policy_workloads import Workload, poisson, workload_of
 from carpool.simulate import capacity
-from carpool.simulate.arrivals import Scene, arrivals_of
+from carpool.simulate.arrivals import arrivals_of
 from carpool.simulate.clairvoyant import clairvoyant_attainment
 from carpool.simulate.costs import cost_of
+from carpool.simulate.processes import Scene
 
 COSTS = ("fixed", "balanced", "item", "tile16", "sqrt", "knee")
 LOADS = (0.3, 0.6, 0.85)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from carpool.simulate import specs
-from carpool.simulate.arrivals import MMPP, Closed, Flash, Poisson, arrivals_of
+from carpool.simulate.arrivals import Closed, arrivals_of
 from carpool.simulate.costs import Affine, Drifting, Knee, Noisy, Tile, cost_of
 from carpool.simulate.policies import policy_of
+from carpool.simulate.processes import MMPP, Flash, Poisson
 
 
 @pytest.mark.parametrize(

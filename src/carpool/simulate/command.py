@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from carpool.simulate import specs
-from carpool.simulate.arrivals import Arrivals, Trace, arrivals_of
+from carpool.simulate.arrivals import Arrivals, arrivals_of
 from carpool.simulate.compare import LOADS, compare, sweep
 from carpool.simulate.policies import policy_of
+from carpool.simulate.replay import Trace
 from carpool.simulate.report import Report
 from carpool.simulate.servers import Servers
 from carpool.simulate.table import table_of

@@ -16,8 +16,10 @@ from carpool.core.batcher import Batch
 from carpool.drive.virtual import VirtualDriver
 from carpool.request import Request
 from carpool.service.settings import positive
-from carpool.simulate.arrivals import START_WITHIN_S, Arrivals, Closed, Open, Scene, Trace
+from carpool.simulate.arrivals import START_WITHIN_S, Arrivals, Closed
+from carpool.simulate.processes import Open, Scene
 from carpool.simulate.record import UNFINISHED, Record
+from carpool.simulate.replay import Trace
 from carpool.simulate.servers import Servers
 from carpool.simulate.weights import Weights
 
