@@ -1,4 +1,4 @@
-"""The simulator: a service's own decisions under a virtual clock, as fast as they can be made."""
+"""The simulator: the decisions of a service under a virtual clock, as fast as they can be made."""
 
 from __future__ import annotations
 

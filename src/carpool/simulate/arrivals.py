@@ -1,6 +1,6 @@
-"""When requests come: open processes, which do not depend on how their requests fare, and closed loops, which do.
+"""When requests come: by open processes, or from clients that wait for their answers.
 
-This is the place where a user's arrivals, whatever their form, become processes.
+Whatever form a user gives arrivals in, here they become a list of processes.
 """
 
 from __future__ import annotations

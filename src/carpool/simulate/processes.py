@@ -281,7 +281,7 @@ class Bursts(_Rated):
 
 
 def _check_rate(kind: str, rate: object, rho: object) -> None:
-    """Raise ValueError unless exactly one of the two is given and is a rate, or a tuple of rates."""
+    """Raise ValueError unless exactly one of the two is given, as a rate or a tuple of rates."""
     if (rate is None) is (rho is None):
         raise ValueError(f"{kind} needs either rate (requests per second) or rho (share of capacity)")
     given = rho if rate is None else rate

@@ -39,7 +39,7 @@ class ValueForm(NamedTuple):
 
 
 def duration(text: str) -> float:
-    """Return the seconds of `8ms`, `2s` or `300us`. Raises ValueError without a unit or a number."""
+    """Return the seconds of `8ms`, `2s` or `300us`. Raises ValueError for other texts."""
     text = text.strip()
     found = _DURATION.fullmatch(text)
     try:
@@ -68,7 +68,7 @@ def split(text: str, separator: str, kinds: Iterable[str]) -> list[str]:
 
 
 def listed(text: str) -> list[str]:
-    """Return the specs between commas; a comma before `name=value` belongs to the spec around it."""
+    """Return the specs between commas; a comma before `name=value` is a part of its spec."""
     return [part.strip() for part in re.split(r",(?!\s*\w+\s*=)", text)]
 
 
@@ -159,7 +159,7 @@ def _named_parameter(name: str, value: str, forms: Mapping[str, ValueForm]) -> s
 
 
 def _first_that_suits(value: str, forms: Mapping[str, ValueForm]) -> str:
-    """Return the first parameter in seconds for a time, and the first other one for anything else."""
+    """Return the first parameter in seconds for a time; for other values the first other one."""
     is_time = _DURATION.fullmatch(value) is not None
     for name in forms:
         if name.endswith("_s") is is_time:
