@@ -177,7 +177,7 @@ class _Process:
         """Return the value of running n requests, by state; infinite where fewer than n wait."""
         seconds, arrivals = self.seconds[n - 1], self._arrivals[n - 1]
         beyond = np.full(len(arrivals) - 1, values[-1])
-        following = np.correlate(np.concatenate([values, beyond]), arrivals, mode="valid")  # by x - n
+        following = np.correlate(np.concatenate([values, beyond]), arrivals, mode="valid")  # by x - n, what is left
         following += (1.0 - arrivals.sum()) * values[-1]
         spent = (self._waiting + self.rate * seconds / 2 - self.mean_number) * seconds
         return np.concatenate([np.full(n, np.inf), spent[n:] + following[: self.longest + 1 - n]])
