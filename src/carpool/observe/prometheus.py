@@ -166,22 +166,25 @@ def _policies(stages: _Stages, now: float) -> Iterator[Metric]:
     for model, stage in stages:
         labels = (model, stage.name)
         why = explained(stage.batcher.policy, now)
-        info.add_metric(
-            (*labels, *[why[key] if isinstance(why.get(key), str) else "" for key in ("policy", "rule")]), 1
-        )
+        names = [why[key] if isinstance(why.get(key), str) else "" for key in ("policy", "rule")]
+        info.add_metric((*labels, *names), 1)
         for gauge, key in ((hop, "hop_s"), (rate, "arrival_rate"), (size, "expected_batch_size")):
             if isinstance(why.get(key), int | float):  # a policy may be the user's and say anything
                 gauge.add_metric(labels, why[key])
-        costs = why.get("cost_s")
-        if (
-            isinstance(costs, dict)
-            and costs
-            and all(isinstance(x, int | float) for item in costs.items() for x in item)
-        ):
-            if 1 in costs:
-                cost.add_metric((*labels, "1"), costs[1])
-            cost.add_metric((*labels, "max"), costs[max(costs)])
+        for n, seconds in _shortest_and_longest(why.get("cost_s")):
+            cost.add_metric((*labels, n), seconds)
     yield from (info, hop, cost, rate, size)
+
+
+def _shortest_and_longest(costs: object) -> Iterator[tuple[str, float]]:
+    """Yield the seconds of a batch of one and of the largest batch, if a policy tells them."""
+    if not isinstance(costs, dict) or not costs:
+        return
+    if not all(isinstance(number, int | float) for entry in costs.items() for number in entry):
+        return
+    if 1 in costs:
+        yield "1", costs[1]
+    yield "max", costs[max(costs)]
 
 
 def _workers(stages: _Stages) -> Iterator[Metric]:

@@ -63,8 +63,8 @@ class Durations:
 
     def add(self, seconds: float, times: int = 1) -> None:
         """Count a duration `times` times."""
-        # Bucket k holds (0.25 ms·2^(k-1), 0.25 ms·2^k]. Truncation puts a duration exactly on a bound
-        # one bucket too high, which does not matter.
+        # Bucket k holds (0.25 ms·2^(k-1), 0.25 ms·2^k]. Truncation puts a duration that is just on
+        # a bound one bucket too high, which does not matter.
         k = int(seconds / _SMALLEST_S).bit_length()
         self.counts[k if k < _DURATION_BUCKETS else _DURATION_BUCKETS] += times
         self.sum_s += seconds * times
@@ -279,7 +279,7 @@ class Stats:
         self.outcomes[outcome_of(error)] += 1
 
     def snapshot(self, now: float) -> ServiceSnapshot:
-        """Return the numbers at `now`, which then no longer change. Call this in the driver's thread."""
+        """Return a copy of the numbers at `now`. Call this in the driver's thread."""
         total = sum(self.outcomes.values())
         return ServiceSnapshot(
             name=self.name,

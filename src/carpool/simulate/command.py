@@ -70,7 +70,7 @@ def simulate(
     Parameters
     ----------
     policy:
-        The policies to compare, separated by commas: adaptive, greedy, static:10ms,
+        The policies, separated by commas: adaptive, greedy, static:10ms,
         static:10ms,max_queued_batches=10, static:10ms,from_idle=yes, aimd, cork, deadline (which
         is told the true cost).
     arrivals:

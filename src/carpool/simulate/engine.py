@@ -91,18 +91,8 @@ def run(
         seed=seed,
     )
     policies = _policies(templates, servers, max(slos))
-    batchers = [
-        Batcher(
-            f"stage {i}",
-            one,
-            Queue(inf if i else max_queue_size),
-            runs_ahead=flag("runs_ahead", runs_ahead),
-            weigh=traffic.size_of,
-        )
-        for i, one in enumerate(policies)
-    ]
     driver = VirtualDriver(
-        Pipeline(batchers),
+        _pipeline(policies, traffic, max_queue_size, runs_ahead=flag("runs_ahead", runs_ahead)),
         _batch_cost(servers, policies, traffic, seed),
         servers.workers,
         hop_s=hop_s,
@@ -142,6 +132,22 @@ def _policies(templates: Sequence[PolicyLike], servers: Servers, longest_slo_s: 
         policy_of(template, max_batch_size=limit, slo_s=slo_s, cost_s=cost)
         for template, limit, cost in zip(templates, servers.limits, servers.costs, strict=True)
     ]
+
+
+def _pipeline(policies: Sequence[Policy], traffic: Traffic, max_queue_size: float, *, runs_ahead: bool) -> Pipeline:
+    """Make a pipeline with a stage for each policy; only the first stage refuses requests."""
+    return Pipeline(
+        [
+            Batcher(
+                f"stage {i}",
+                policy,
+                Queue(inf if i else max_queue_size),
+                runs_ahead=runs_ahead,
+                weigh=traffic.size_of,
+            )
+            for i, policy in enumerate(policies)
+        ]
+    )
 
 
 def _end_s(duration_s: float, longest_slo_s: float) -> float:
