@@ -12,12 +12,12 @@ __all__ = ["Pandas", "Polars"]
 
 
 class Pandas(TableModel, library=PandasLibrary()):
-    """A model whose `predict(self, frame)` gets all rows of a batch as one pandas frame.
+    """The base class of models that get all rows of a batch as one pandas frame.
 
-    `predict` returns one answer for each row, as a series, an array, a list or a frame. See
-    docs/tables.md.
+    `predict(self, frame)` returns one answer for each row, as a series, an array, a list or a
+    frame. See docs/tables.md.
     """
 
 
 class Polars(TableModel, library=PolarsLibrary()):
-    """A model like `Pandas`, whose `predict(self, frame)` gets a polars frame."""
+    """The base class of models that get all rows of a batch as one polars frame, see `Pandas`."""

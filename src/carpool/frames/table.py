@@ -285,7 +285,7 @@ def _answers(model: TableModel, predict: Callable[..., Any], items: list[Any]) -
     """Call `predict` once for each group of frames that can be joined.
 
     Returns:
-        The answers of each item, or the error of one whose rows cannot be read.
+        The answers of each item, or the error of one with rows that cannot be read.
     """
     library = model._library
     results: list[Any] = [None] * len(items)

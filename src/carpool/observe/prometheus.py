@@ -177,7 +177,7 @@ def _policies(stages: _Stages, now: float) -> Iterator[Metric]:
 
 
 def _shortest_and_longest(costs: object) -> Iterator[tuple[str, float]]:
-    """Yield the seconds of a batch of one and of the largest batch, if a policy tells them."""
+    """Yield the seconds of a batch of one and of the largest batch, if a policy states them."""
     if not isinstance(costs, dict) or not costs:
         return
     if not all(isinstance(number, int | float) for entry in costs.items() for number in entry):

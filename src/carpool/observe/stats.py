@@ -219,14 +219,14 @@ class Stats:
 
     Args:
         name: The name of the service.
-        pipeline: The pipeline whose requests are counted.
+        pipeline: The pipeline with the requests to count.
         rosters: The roster of each stage; None for a stage that has none.
         singles: Whether the model of each stage takes single items.
         slo_s: The SLO in seconds, if there is one.
 
     Attributes:
         name: The name of the service.
-        pipeline: The pipeline whose requests are counted.
+        pipeline: The pipeline with the requests to count.
         slo_s: The SLO in seconds, if there is one.
         outcomes: How many requests had each of `OUTCOMES`.
         cancelled: How many requests were cancelled by their callers.
@@ -304,7 +304,7 @@ class _NoStageStats(StageStats):
 
 
 class NoStats(Stats):
-    """Counts neither batches nor answers, for a driver whose numbers nobody can read."""
+    """Counts neither batches nor answers, for a driver with numbers that nobody can read."""
 
     stage_stats = _NoStageStats
 

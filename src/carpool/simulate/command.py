@@ -86,8 +86,8 @@ def simulate(
         table:1=8ms,64=24ms or table:costs.csv, followed by +noisy:sigma=0.25 or
         +drifting:factors=1/1.8/1.2 if you like. Repeat the option for each further stage.
     slo:
-        The time within which a request should be answered. With 30ms/120ms each request has one
-        of the two, with none there is no limit.
+        The time within which a request should be answered. With 30ms/120ms each request has one of
+        the two; none means no limit.
     max_batch_size:
         The most requests in a batch, 64 if not given. Give it once, or once for each stage.
     workers:
@@ -97,7 +97,7 @@ def simulate(
     seed:
         The first seed.
     seeds:
-        How many runs, each with a seed of its own, every figure is the mean of.
+        The number of runs, each with another seed, over which every figure is averaged.
     trace:
         Replay a CSV file: trace.csv at its own speed, trace.csv,speed=2 or trace.csv,rho=0.7 at
         another one. trace.csv,column=TIMESTAMP,size=TOKENS says which columns hold the times and
@@ -109,7 +109,7 @@ def simulate(
     max_queue_size:
         The most requests that may wait; further ones are refused. No limit if not given.
     hop:
-        How long the way to a worker and back takes.
+        How long a batch travels to its worker and back.
     turn:
         How long the driver collects events before it decides.
     ahead:
@@ -123,7 +123,7 @@ def simulate(
     as_json:
         Print JSON instead of the table.
     """
-    with _mistakes_told():
+    with _exit_on_mistake():
         plan = _Plan(
             specs.listed(policy),
             _arrivals(arrivals, trace),
@@ -203,7 +203,7 @@ class _Shown(NamedTuple):
 
 
 @contextlib.contextmanager
-def _mistakes_told() -> Iterator[None]:
+def _exit_on_mistake() -> Iterator[None]:
     """Turn a ValueError, which is a mistake of the user, into a line on stderr and an exit."""
     try:
         yield

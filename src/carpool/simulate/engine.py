@@ -69,7 +69,7 @@ def run(
         turn_s: The seconds for which the driver collects events before it decides and answers: a
             turn of its loop.
         runs_ahead: Whether a full batch may go to its worker shortly before the worker is free, as
-            in services whose workers are processes or threads. Such a batch spends no `hop_s`.
+            in services with workers in processes or threads. Such a batch spends no `hop_s`.
         max_queue_size: The most requests that may wait; further ones are refused.
 
     Raises:
@@ -170,9 +170,9 @@ def _batch_cost(servers: Servers, policies: Sequence[Policy], traffic: Traffic, 
 
 
 def _padding(policy: Policy) -> Callable[[float], float]:
-    """Return the function from a batch's size to the size whose cost it has.
+    """Return the function from the size of a batch to its size after padding.
 
-    A policy with allowed batch sizes has its batches padded to the next one.
+    Batches are padded only where the policy has allowed batch sizes.
     """
     allowed: Sequence[int] = getattr(policy, "allowed_batch_sizes", None) or ()
     if not allowed:

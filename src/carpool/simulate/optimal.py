@@ -105,7 +105,7 @@ def optimal_mean_latency(cost_s: Callable[[int], float], rate: float, max_batch_
 
 
 class _Process:
-    """The decision process whose state is the number of waiting requests, at most `longest`.
+    """The decision process with the number of waiting requests, at most `longest`, as its state.
 
     Requests that arrive at a full queue are lost.
     """

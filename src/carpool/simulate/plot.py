@@ -93,7 +93,7 @@ def draw(path: str | Path, reports: Iterable[Plotted], *, slo_s: float | None = 
     """Draw a picture of the reports into a file.
 
     Args:
-        path: The file, whose ending .png, .svg or .html says what is written.
+        path: The file; its ending, .png, .svg or .html, says what is written.
         reports: The reports. Those of one policy at one load, with other seeds, are combined.
         slo_s: The SLO in seconds, drawn as a line in the panel of latencies.
         title: The title above the picture.

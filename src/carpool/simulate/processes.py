@@ -29,7 +29,7 @@ class Scene(NamedTuple):
 
 
 class Open(ABC):
-    """A process whose requests come whatever becomes of the earlier ones."""
+    """A process that sends requests whatever becomes of the earlier ones."""
 
     @abstractmethod
     def times(self, dice: Random, scene: Scene) -> Iterator[float]:
@@ -124,7 +124,7 @@ class Gamma(_Rated):
 
 @dataclass(frozen=True)
 class MMPP(Open):
-    """A Poisson process whose rate changes at random (Markov-modulated).
+    """A Poisson process with a rate that changes at random (Markov-modulated).
 
     Its states follow each other in turn, from the first one on, and each lasts an exponential time.
 

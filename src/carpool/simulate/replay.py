@@ -19,14 +19,14 @@ from carpool.simulate.processes import Open, Scene
 
 @dataclass(frozen=True)
 class Trace(Open):
-    """The replay of a CSV file with a header line, whose first request arrives at 0.
+    """The replay of a CSV file with a header line; its first request arrives at 0.
 
     Args:
         path: The file.
         column: The column of the times, which are seconds or of the form `2023-11-16 18:17:03.97`;
             the first column if not given.
-        size: The columns whose sum is the weight of a request, joined by `+`; all requests weigh
-            the same if not given.
+        size: The columns that add up to the weight of a request, joined by `+`; all requests
+            weigh the same if not given.
         mean_size: Scale the weights to this mean; they are as in the file if not given.
         speed: How many times faster than recorded the trace is replayed.
         rho: Choose the speed so that the mean rate is this share of capacity; `speed` is ignored.

@@ -29,7 +29,7 @@ class Traffic:
 
     Args:
         processes: The processes and closed loops that send requests.
-        servers: The stages, of whose capacity loads are shares.
+        servers: The stages; loads are shares of their capacity.
         slos: SLOs in seconds; each request has one of them.
         duration_s: How long requests arrive; None for the length of the (longest) trace.
         weights: The weights of requests that bring none; None where these weigh 1.
@@ -39,8 +39,8 @@ class Traffic:
     Attributes:
         duration_s: How long requests arrive, as given or found.
         record: What happens to the requests.
-        load: The mean arrival rate as a share of capacity; None with a closed loop, whose rate
-            depends on the answers.
+        load: The mean arrival rate as a share of capacity; None with a closed loop,
+            because its rate depends on the answers.
 
     Raises:
         ValueError: A duration makes no sense.
