@@ -171,7 +171,7 @@ BAD = {
     "no record": (of("3", JSON), "Expected"),
     "no records": (of("[]", JSON), "the table has no rows"),
     "too large": (of('{"a": 1, "b": 99999999999999999999, "plan": ""}', JSON), "the table"),
-    "no Arrow": (of("abc", ARROW), "no stream of Arrow"),
+    "no Arrow": (of("abc", ARROW), "not an Arrow stream"),
     "Arrow without": (of(arrow(a=[1.0]), ARROW), "lacks the columns b, plan"),
 }
 
@@ -427,7 +427,7 @@ def test_what_cannot_be_declared_is_refused_there() -> None:
         declare(Polars, columns={"a": pl.Datetime})
     with pytest.raises(TypeError, match="columns of Odd must be names of columns"):
         declare(columns={})
-    with pytest.raises(TypeError, match="which has no preprocess: do it in predict"):
+    with pytest.raises(TypeError, match="which cannot have preprocess: do its work in predict"):
         declare(preprocess=lambda self, x: x)
 
     async def later(self: Any, frame: Any) -> Any:

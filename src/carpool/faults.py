@@ -1,20 +1,29 @@
-"""Faults made on purpose, for tests: a worker that dies with half a reply written, a parent stopped after a dispatch.
+"""Faults made on purpose, for tests: a worker dies with half a reply written, a parent stops.
 
-    CARPOOL_FAULT="point[@worker]:action[:n]"       several separated by commas
+Faults are planned in an environment variable, several of them separated by commas:
 
-*point* is one of `POINTS`, *worker* the number of a worker in its stage (any, if left out), *action* one of `ACTIONS`,
-and *n* on which pass of that point the fault happens in a process: 1 is the first and what you get without it, `*` is
-every pass. A worker that replaces another counts anew; to have each fault in one process only, name an empty folder in
-CARPOOL_FAULT_ONCE. `Stage(env=...)` limits both to the workers of one stage.
+    CARPOOL_FAULT="point[@worker]:action[:n]"
 
-    kill       SIGKILL itself                       raise      an `InjectedFault`; in `in_predict` it is the model's own
-    stop       SIGSTOP itself                       eof        close the connection to the parent and live on
-    exit       end at once, with code 0             corrupt    make the reply's first bytes wrong (only `before_send`)
-    hang       never go on                          delay=S    go on after S seconds
+*point* is one of `POINTS` and *action* one of `ACTIONS`. *worker* is the place of a worker in its
+stage; without it, the fault happens in every worker. *n* says on which pass of the point the fault
+happens: 1 stands for the first pass of a process and is the default, `*` stands for every pass.
+
+Each process counts its own passes, so a worker that replaces another one starts again. To have each
+fault in one process only, name an empty folder in CARPOOL_FAULT_ONCE. `Stage(env=...)` limits both
+variables to the workers of one stage.
+
+    kill       send SIGKILL to itself
+    stop       send SIGSTOP to itself
+    exit       end at once, with exit code 0
+    hang       never go on
     gil        never go on, and hold the GIL
+    raise      raise an `InjectedFault`; at `in_predict` it looks like an error of the model
+    eof        close the connection to the parent, and live on
+    corrupt    make the first bytes of the reply wrong; only at `before_send`
+    delay=S    go on after S seconds
 
-Points are bound when a worker or a stage starts. Where nothing is set there, they are None and cost a comparison per
-batch, nothing per request.
+Points are looked up when a worker or a stage starts. A point where nothing is planned is None, and
+costs one comparison per batch and nothing per request.
 """
 
 from __future__ import annotations
@@ -34,16 +43,16 @@ ONCE_VARIABLE: Final = "CARPOOL_FAULT_ONCE"
 
 POINTS: Final = (
     "worker.setup",  # before the model's `setup`
-    "worker.mid_recv",  # part of a batch has been received, of one that is too large for one read
+    "worker.mid_recv",  # a part has been received of a batch that is too large for one read
     "worker.after_recv",  # a batch has been received
-    "worker.before_predict",  # it has been decoded
+    "worker.before_predict",  # the batch has been decoded
     "worker.in_predict",  # the model is being called; each call is a pass
-    "worker.after_predict",  # it has answered, nothing is encoded yet
+    "worker.after_predict",  # the model has answered, and nothing is encoded yet
     "worker.before_send",  # the reply is ready
-    "worker.mid_send",  # half of its bytes have been written
-    "worker.after_send",  # all of them have been
+    "worker.mid_send",  # half of the bytes of the reply have been written
+    "worker.after_send",  # all bytes of the reply have been written
     "parent.after_dispatch",  # a batch has been given to a worker's socket
-    "parent.before_reply",  # a reply has come, its requests have not been told
+    "parent.before_reply",  # a reply has come, and its requests are not answered yet
 )
 ACTIONS: Final = ("kill", "stop", "exit", "hang", "gil", "raise", "eof", "corrupt", "delay")
 
@@ -52,26 +61,26 @@ EVERY_PASS: Final = 0
 Hook = Callable[[], None]
 
 connection: socket.socket | None = None
-"""In a worker process: its end of the socket to the parent, for `eof`."""
+"""The socket to the parent, in a worker process; the action `eof` closes it."""
 
 
 class InjectedFault(Exception):
-    """What the action `raise` raises."""
+    """The error that the action `raise` raises."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """One fault, as data.
+    """One planned fault.
 
     Args:
-        point: where; one of `POINTS`.
-        action: what; one of `ACTIONS`.
-        n: on which pass in a process, counted from 1; `EVERY_PASS` for each.
-        worker: in which worker of the stage; None for any.
-        seconds: how long a `delay` is.
+        point: Where it happens; one of `POINTS`.
+        action: What happens; one of `ACTIONS`.
+        n: On which pass of the point in a process it happens, counted from 1; or `EVERY_PASS`.
+        worker: The place of the worker in which it happens; None for every worker of the stage.
+        seconds: How long a `delay` is.
 
     Raises:
-        ValueError: there is no such point or action, or not at that point.
+        ValueError: There is no such point or action, or the action is not possible at the point.
     """
 
     point: str
@@ -82,15 +91,17 @@ class FaultPlan:
 
     def __post_init__(self) -> None:
         if self.point not in POINTS:
-            raise ValueError(f"no fault point {self.point!r}; there are {', '.join(POINTS)}")
+            raise ValueError(f"there is no fault point {self.point!r}; choose one of {', '.join(POINTS)}")
         if self.action not in ACTIONS:
-            raise ValueError(f"no fault action {self.action!r}; there are {', '.join(ACTIONS)}")
+            raise ValueError(f"there is no fault action {self.action!r}; choose one of {', '.join(ACTIONS)}")
         if self.action == "corrupt" and self.point != "worker.before_send":
-            raise ValueError("corrupt needs bytes to spoil: its point is worker.before_send")
+            raise ValueError("corrupt needs a reply to change: its point must be worker.before_send")
         if self.point.startswith("parent.") and (self.action == "eof" or self.worker is not None):
-            raise ValueError(f"{self.point} belongs to no worker: it takes neither eof nor a worker's number")
+            raise ValueError(
+                f"{self.point} is not in a worker: it takes neither the action eof nor the number of a worker"
+            )
         if self.n < 0 or self.seconds < 0:
-            raise ValueError("a fault's pass is counted from 1, its delay in seconds from 0")
+            raise ValueError("the pass of a fault and its delay in seconds must not be negative")
 
     def __str__(self) -> str:
         where = self.point if self.worker is None else f"{self.point}@{self.worker}"
@@ -99,10 +110,10 @@ class FaultPlan:
 
     @classmethod
     def parse(cls, text: str) -> FaultPlan:
-        """What `str` makes of a plan, and its shorter forms.
+        """Read a plan from the text that `str` makes of it, or from a shorter form of that.
 
         Raises:
-            ValueError: the text is no plan.
+            ValueError: The text does not describe a plan.
         """
         where, _, rest = text.strip().partition(":")
         what, _, n = rest.partition(":")
@@ -121,29 +132,31 @@ class FaultPlan:
 
 
 def environment(plans: Iterable[FaultPlan], once: str | os.PathLike[str] | None = None) -> dict[str, str]:
-    """The environment variables that make `plans` happen, for `Stage(env=...)` or a whole server.
+    """Return the environment variables that make `plans` happen.
+
+    They can be given to `Stage(env=...)` or to a whole server.
 
     Args:
-        plans: the faults.
-        once: an empty folder; with it each fault happens in one process only.
+        plans: The faults.
+        once: An empty folder. If it is given, each fault happens in one process only.
     """
     variables = {VARIABLE: ",".join(map(str, plans))}
     return variables if once is None else {**variables, ONCE_VARIABLE: os.fspath(once)}
 
 
 def planned() -> list[FaultPlan]:
-    """The faults that this process's environment asks for.
+    """Return the faults that are planned in the environment of this process.
 
     Raises:
-        ValueError: the variable cannot be read.
+        ValueError: The variable does not describe plans.
     """
     return [FaultPlan.parse(part) for part in os.environ.get(VARIABLE, "").split(",") if part.strip()]
 
 
 def at(point: str, worker: int | None = None) -> Hook | None:
-    """What to call on each pass of `point` in worker `worker`; None if nothing is planned there."""
-    mine = [plan for plan in planned() if plan.point == point and plan.worker in (None, worker)]
-    return _FaultPoint([plan for plan in mine if plan.action != "corrupt"]) if mine else None
+    """Return what to call on each pass of `point` in a worker; None if nothing is planned there."""
+    plans = [plan for plan in planned() if plan.point == point and plan.worker in (None, worker)]
+    return _FaultPoint([plan for plan in plans if plan.action != "corrupt"]) if plans else None
 
 
 class WorkerPoints:
@@ -159,7 +172,7 @@ class WorkerPoints:
 
 
 def before(hook: Hook | None, function: Callable[..., object]) -> Callable[..., object]:
-    """`function` with `hook`, if there is one, called before it."""
+    """Return a function that calls `hook`, if there is one, and then `function`."""
     if hook is None:
         return function
 
@@ -171,23 +184,28 @@ def before(hook: Hook | None, function: Callable[..., object]) -> Callable[..., 
 
 
 Send = Callable[[socket.socket, list[memoryview]], list[memoryview]]
-"""Takes the buffers of a reply, writes some of them, and returns those that are left to write."""
+"""Writes some of the buffers of a reply, and returns those that are left to write."""
 
 
 def sending(worker: int) -> Send | None:
-    """What is planned for the sending of replies by `worker`; None if nothing is."""
+    """Return what sends the replies of a worker instead; None if nothing is planned for that."""
     first, middle = at("worker.before_send", worker), at("worker.mid_send", worker)
-    spoilt = [p for p in planned() if p.action == "corrupt" and p.worker in (None, worker)]
-    return partial(_send, first, _FaultPoint(spoilt) if spoilt else None, middle) if first or middle else None
+    corrupting = [p for p in planned() if p.action == "corrupt" and p.worker in (None, worker)]
+    return partial(_send, first, _FaultPoint(corrupting) if corrupting else None, middle) if first or middle else None
 
 
 def _send(
-    first: Hook | None, spoil: _FaultPoint | None, middle: Hook | None, sock: socket.socket, buffers: list[memoryview]
+    first: Hook | None,
+    corrupting: _FaultPoint | None,
+    middle: Hook | None,
+    sock: socket.socket,
+    buffers: list[memoryview],
 ) -> list[memoryview]:
+    """Pass the points before and in the middle of a reply; return what is left of it to write."""
     if first is not None:
         first()
     message = bytearray().join(buffers)
-    if spoil is not None and spoil.due():
+    if corrupting is not None and corrupting.due():
         message[:8] = bytes(255 - byte for byte in message[:8])
     half = len(message) // 2 if middle is not None else 0
     sock.sendall(message[:half])
@@ -197,7 +215,7 @@ def _send(
 
 
 class _FaultPoint:
-    """A point with something planned: counts its passes."""
+    """A point at which something is planned. Each call is a pass."""
 
     def __init__(self, plans: list[FaultPlan]) -> None:
         self._plans = plans
@@ -208,13 +226,13 @@ class _FaultPoint:
             _DOING[plan.action](plan)
 
     def due(self) -> list[FaultPlan]:
-        """Another pass: the plans whose turn it is."""
+        """Count a pass, and return the plans that are due on it."""
         self._passes += 1
         return [p for p in self._plans if p.n in (EVERY_PASS, self._passes) and _is_first(p)]
 
 
 def _is_first(plan: FaultPlan) -> bool:
-    """Whether no other process has had this fault, where that matters."""
+    """Report whether a fault may happen here: in every process, or only in the first to come."""
     folder = os.environ.get(ONCE_VARIABLE)
     if not folder:
         return True

@@ -106,7 +106,7 @@ class OneAtATime(Spoilt):
         (ForgetsDeadlines, "a deadline is kept"),
         (RunsTheExpired, "who expires in the queue never reaches the model"),
         (RunsWhoHasLeft, "a caller who leaves harms nobody"),
-        (OneAtATime, "each caller gets its own answer: no call was shared"),
+        (OneAtATime, "each caller gets its own answer: no call of the model was shared"),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
@@ -135,5 +135,5 @@ def test_a_driver_that_leaves_a_worker_idle_is_found() -> None:
 def test_promises_may_be_left_out() -> None:
     """Promises may be left out by name, and a name that there is not is an error."""
     asyncio.run(check_driver(virtual, without=["a_deadline_is_kept"]))
-    with pytest.raises(ValueError, match="no such promise: to_fly; there are each_caller"):
+    with pytest.raises(ValueError, match="there is no promise to_fly; choose from each_caller"):
         asyncio.run(check_driver(virtual, without=["to_fly"]))

@@ -107,12 +107,12 @@ class TakesTooMuchAhead(Broken):
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        (TakesTooMuch, "it takes"),
+        (TakesTooMuch, "the policy takes"),
         (TakesTooMuchAhead, "ahead"),
-        (TakesWithoutAWorker, "without a worker"),
-        (GivesNoReason, "needs a reason"),
+        (TakesWithoutAWorker, "while no worker is free"),
+        (GivesNoReason, "must name a reason"),
         (DropsTwice, "dropped twice"),
-        (HoldsBackForEver, "does not say until when"),
+        (HoldsBackForEver, "does not say when to ask again"),
         (AsksAtOnce, "at once"),
         (ChangesItsMind, "asked twice"),
         (RefusesEverybody, "lone request with a lot of time is refused"),

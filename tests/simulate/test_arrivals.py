@@ -10,19 +10,9 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from carpool.simulate.arrivals import (
-    MMPP,
-    Bursts,
-    Closed,
-    Flash,
-    Gamma,
-    Open,
-    Poisson,
-    Scene,
-    Sine,
-    Trace,
-    arrivals_of,
-)
+from carpool.simulate.arrivals import Closed, arrivals_of
+from carpool.simulate.processes import MMPP, Bursts, Flash, Gamma, Open, Poisson, Scene, Sine
+from carpool.simulate.replay import Trace
 
 SCENE = Scene(duration_s=200.0, capacity=100.0)
 OPEN: list[Open] = [
@@ -218,5 +208,5 @@ def test_bad_content_of_a_trace(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="has no requests"):
         Trace(str(empty))
-    with pytest.raises(ValueError, match="'yesterday' in the trace is no time"):
+    with pytest.raises(ValueError, match="'yesterday' in the trace is not a time"):
         Trace(str(odd))

@@ -75,7 +75,7 @@ def test_overload_leaves_what_the_worker_can_do() -> None:
     ("arrivals", "dues", "message"),
     [
         ([], [], "above 0"),
-        ([0.0, 1.0], [2.0], "one length"),
+        ([0.0, 1.0], [2.0], "same length"),
         ([1.0, 0.0], [2.0, 2.0], "must both rise"),
         ([0.0, 1.0], [3.0, 2.0], "must both rise"),
     ],

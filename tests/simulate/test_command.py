@@ -135,8 +135,8 @@ def test_a_picture(tmp_path: Path, ending: str, capsys: pytest.CaptureFixture[st
     [
         (["--policy", "gredy"], "there is no policy 'gredy'; choose one of adaptive, aimd"),
         (["--arrivals", "poison"], "there is no arrival process 'poison'"),
-        (["--cost", "affine:a=8"], "'8' is no duration"),
-        (["--slo", "60"], "'60' is no duration: write a number and its unit, such as 8ms"),
+        (["--cost", "affine:a=8"], "'8' is not a duration"),
+        (["--slo", "60"], "'60' is not a duration: write a number and its unit, such as 8ms"),
         (["--trace", "nowhere.csv"], "cannot read the trace nowhere.csv"),
         (["--plot", "picture.gif"], "picture.gif: the picture's file must end in .png"),
         (["--plot", "nowhere/picture.png"], "there is no folder nowhere"),

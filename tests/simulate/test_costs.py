@@ -85,7 +85,7 @@ def test_bad_tables(tmp_path: Path) -> None:
     for bad in ({}, {0: 1.0}, {1: -1.0}):
         with pytest.raises(ValueError, match="a cost table needs sizes of at least 1"):
             Table(bad)
-    with pytest.raises(ValueError, match="is no cost table"):
+    with pytest.raises(ValueError, match="is not a cost table"):
         Table(path=str(odd))
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Optional
+
 import pytest
 
 from carpool.simulate import specs
-from carpool.simulate.arrivals import MMPP, Closed, Flash, Poisson, arrivals_of
+from carpool.simulate.arrivals import Closed, arrivals_of
 from carpool.simulate.costs import Affine, Drifting, Knee, Noisy, Tile, cost_of
 from carpool.simulate.policies import policy_of
+from carpool.simulate.processes import MMPP, Flash, Poisson
 
 
 @pytest.mark.parametrize(
@@ -45,6 +49,40 @@ def test_the_type_of_a_value_tells_think_from_think_s() -> None:
     assert arrivals_of("closed:think=fixed,think_s=1s") == [Closed(think_s=1.0, think="fixed")]
 
 
+Points = tuple[float, ...]  # a name that has "int" in it
+
+
+class Curve:
+    """A kind whose parameters have types of every form, by names that say nothing."""
+
+    def __init__(
+        self,
+        points: Points | None = None,
+        sprint: float = 1.0,
+        counts: Sequence[int] = (),
+        strength: Optional[int] = None,  # noqa: UP045 (the older form must be understood, too)
+        tint: str = "",
+        f: Callable[[int], float] | None = None,
+    ) -> None:
+        self.given = (points, sprint, counts, strength, tint, f)
+
+
+def test_the_type_decides_how_a_value_is_read() -> None:
+    """A value is read by what the parameter's type is, not by how its annotation is spelt."""
+    text = "curve:points=1/2,sprint=2,counts=3/4,strength=5,tint=6/7"
+    given = specs.build(text, {"curve": Curve}, "curve", "curve").given
+
+    assert given == ((1.0, 2.0), 2.0, (3, 4), 5, "6/7", None)
+    assert [type(value) for value in (*given[0], given[1], *given[2], given[3])] == [float] * 3 + [int] * 3
+
+
+def test_what_cannot_be_written_cannot_be_set() -> None:
+    """A parameter of another type, such as a function, is none of a spec's."""
+    told = "there is no parameter 'f'; it takes points, sprint, counts, strength, tint; for example"
+    with pytest.raises(ValueError, match=told):
+        specs.build("curve:f=3", {"curve": Curve}, "curve", "curve")
+
+
 def test_specs_can_be_joined() -> None:
     """A plus in front of a known kind starts the next spec, and any other belongs to a value."""
     assert arrivals_of("closed:clients=16 + poisson:rho=0.3") == [Closed(16), Poisson(rho=0.3)]
@@ -67,7 +105,7 @@ def test_a_list_of_policies_keeps_their_parameters() -> None:
         ("poisson:rat=3", "there is no parameter 'rat'; it takes rate, rho; for example poisson:rate=800"),
         ("poisson", "needs either rate"),
         ("poisson:rate=3,rho=0.5", "needs either rate"),
-        ("poisson:rate=many", "'many' is no number"),
+        ("poisson:rate=many", "'many' is not a number"),
         ("poisson:rate=-1", "at least 0"),
         ("poisson:rate=1/2", "rate takes one value, not '1/2'"),
         ("poisson:rho=0.5,3", "only the first value can go without a name"),
@@ -91,8 +129,8 @@ def test_wrong_arrivals_say_what_is_right(text: str, told: str) -> None:
     [
         ("linear:a=3ms", "there is no cost 'linear'; choose one of affine, knee, sqrt, table, tile"),
         ("affine:a=8ms", "it needs b too; for example affine:a=8ms,b=0.25ms"),
-        ("affine:a=8,b=1ms", "'8' is no duration"),
-        ("table:1=8", "'8' is no duration"),
+        ("affine:a=8,b=1ms", "'8' is not a duration"),
+        ("table:1=8", "'8' is not a duration"),
         ("table:nowhere.csv", "cannot read the cost table nowhere.csv"),
     ],
 )

@@ -1,4 +1,7 @@
-"""Ready doors for tables: CSV, JSON, msgpack and Arrow bodies of one or many rows become one data frame per batch."""
+"""Models of tables, which get the rows of many requests as one data frame.
+
+The rows come as CSV, JSON, msgpack or Arrow, and each request gets the answers of its own rows.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,12 @@ __all__ = ["Pandas", "Polars"]
 
 
 class Pandas(TableModel, library=PandasLibrary()):
-    """A model whose `predict(self, frame)` gets the rows of all requests of a batch as one pandas frame.
+    """The base class of models that get all rows of a batch as one pandas frame.
 
-    It returns one answer a row: a series, an array, a list or a frame. See docs/tables.md.
+    `predict(self, frame)` returns one answer for each row, as a series, an array, a list or a
+    frame. See docs/tables.md.
     """
 
 
 class Polars(TableModel, library=PolarsLibrary()):
-    """Likewise with polars."""
+    """The base class of models that get all rows of a batch as one polars frame, see `Pandas`."""

@@ -1,4 +1,8 @@
-"""What a model of tables returns, one answer a row: counted, cut up, made plain, and written as the client wants it."""
+"""What a model of tables returns, one answer for each row.
+
+The answers are counted, cut up for the requests, turned into plain values, and written in the
+format that the client wants.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ ARROW: Final = "application/vnd.apache.arrow.stream"
 
 
 def rows_of(answer: Any) -> int:
-    """How many answers there are. Raises ModelError: it is nothing that has rows."""
+    """Return how many answers there are. Raises ModelError if `answer` has no rows."""
     try:
         return chunks.rows(answer)
     except TypeError as error:
@@ -28,13 +32,13 @@ def rows_of(answer: Any) -> int:
 
 
 def cut(answer: Any, begin: int, end: int) -> Any:
-    """Some of the answers, rows counted from 0."""
+    """Return the answers from `begin` to before `end`, with rows counted from 0."""
     part = chunks.cut(answer, begin, end)
     return part.reset_index(drop=True) if hasattr(part, "reset_index") else part
 
 
 def plain(answer: Any) -> list[Any]:
-    """The answers as values of Python: a dict for each row of a frame."""
+    """Return the answers as plain Python values: a dict for each row of a frame."""
     if type(answer) is list:
         return answer
     if hasattr(answer, "to_dicts"):  # a frame of polars
@@ -50,7 +54,7 @@ def plain(answer: Any) -> list[Any]:
 
 
 def _plain_series(series: Any) -> list[Any]:
-    """Of pandas, whose newer types have a word of their own for what is missing."""
+    """Return the values of a pandas series, with None for what its type calls missing."""
     values: list[Any] = series.tolist()
     if hasattr(series.dtype, "na_value"):
         return [None if gone else value for value, gone in zip(values, series.isna().tolist(), strict=True)]
@@ -58,10 +62,10 @@ def _plain_series(series: Any) -> list[Any]:
 
 
 class Writers:
-    """Writes answers.
+    """Writes answers in each format that clients may ask for.
 
     Args:
-        name: of the column of answers that are no records.
+        name: The name of the column in CSV and Arrow for answers that are not records.
     """
 
     def __init__(self, name: str) -> None:
@@ -74,7 +78,7 @@ class Writers:
         }
 
     def write(self, results: list[Any], content_type: str) -> list[Any]:
-        """A body for each result; an error in the place of one that cannot be written."""
+        """Return a body for each result, or an error in place of one that cannot be written."""
         write = self._by_type[content_type]
         bodies: list[Any] = []
         for result in results:
@@ -89,6 +93,7 @@ class Writers:
         return bodies
 
     def _as_csv(self, result: Any) -> bytes:
+        """Write answers as CSV, where missing values are empty."""
         columns = self._columns(result)
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -100,6 +105,7 @@ class Writers:
         return text.getvalue().encode()
 
     def _as_arrow(self, result: Any) -> bytes:
+        """Write answers as an Arrow stream."""
         import pyarrow as pa
 
         table = pa.table(self._columns(result))
@@ -109,7 +115,7 @@ class Writers:
         return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
     def _columns(self, result: Any) -> dict[str, list[Any]]:
-        """Answers by the name of their column."""
+        """Return the answers by the names of their columns."""
         rows = result if type(result) is list else [result]
         if rows and type(rows[0]) is dict:
             return {str(name): [row[name] for row in rows] for name in rows[0]}

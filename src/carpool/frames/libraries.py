@@ -1,7 +1,8 @@
-"""What pandas and polars are each asked for: frames from CSV, records and Arrow, parts of frames, plain values.
+"""What models of tables need of pandas and polars: to make frames, cut them and join them.
 
-Neither is imported before the first question. With declared columns nothing depends on what else is read in the same
-call: each cell is read by the type of its column, and types that look at a whole column are refused.
+Neither library is imported before it is needed. With declared columns, how a cell is read does not
+depend on what else is read in the same call: only the type of its column counts, and types that
+depend on a whole column are refused.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from carpool.call.chunks import likeness
 from carpool.errors import ValidationError
 
 Columns = Mapping[str, Any]
-"""Names and types of the columns that a model wants."""
+"""The columns that a model wants: their types by their names."""
 
 _BY_KIND: dict[str, Any] = {"b": bool, "i": int, "u": int, "f": float, "O": str}
 
@@ -25,49 +26,57 @@ class Library(ABC):
 
     @abstractmethod
     def read_csv(self, body: bytes, columns: Columns | None, alone: bool) -> Any:
-        """A frame of CSV.
+        """Read CSV into a frame.
 
         Args:
-            body: one request's, or of several the records under one header.
-            columns: those wanted, in their order; None for all that there are.
-            alone: whether it is one request's.
+            body: The body of one request, or the records of several under one header.
+            columns: The columns wanted, in their order; None for all that the body has.
+            alone: Whether the body is that of one request.
 
         Raises:
-            ValidationError: a column is missing.
-            Exception: what the reader raises; or it cannot be told how each would be read alone.
+            ValidationError: A column is missing.
+            Exception: The reader raises it, or the requests might be read in another way if each
+                was read alone.
         """
 
     @abstractmethod
     def from_records(self, columns: Mapping[str, list[Any]], types: Columns | None) -> Any:
-        """A frame of lists of values."""
+        """Make a frame of lists of values."""
 
     @abstractmethod
     def from_arrow(self, table: Any, columns: Columns | None) -> Any:
-        """A frame of a pyarrow table."""
+        """Make a frame of a pyarrow table."""
 
     @abstractmethod
     def value_type(self, kind: Any) -> Any:
-        """What a value of a column of this type is in JSON. Raises TypeError if the type cannot be declared."""
+        """Return the type that the values of a column of type `kind` have in JSON.
+
+        Raises:
+            TypeError: A column of this type cannot be declared.
+        """
 
     @abstractmethod
     def is_frame(self, x: Any) -> bool:
-        """Whether it is a frame of this library."""
+        """Report whether `x` is a frame of this library."""
 
     @abstractmethod
     def cut(self, frame: Any, begin: int, end: int) -> Any:
-        """Some rows, counted from 0."""
+        """Return the rows from `begin` to before `end` as a frame, with rows counted from 0."""
 
     @abstractmethod
     def join(self, frames: Sequence[Any]) -> Any:
-        """Frames that are alike, one after the other, rows counted from 0; none shares memory that can change."""
+        """Join frames that are alike into one, with rows counted from 0.
+
+        It shares no memory with them that can be changed.
+        """
 
     def likeness(self, frame: Any) -> Hashable:
-        """What is equal in frames that may be joined."""
+        """Return a value that is equal for frames that may be joined."""
         return likeness(frame)
 
 
 class PandasLibrary(Library):
-    """pandas."""
+    """The library pandas."""
 
     def read_csv(self, body: bytes, columns: Columns | None, alone: bool) -> Any:
         import pandas as pd
@@ -100,7 +109,7 @@ class PandasLibrary(Library):
         if isinstance(dtype, pd.CategoricalDtype) and (
             dtype.categories is None or not all(isinstance(each, str) for each in dtype.categories)
         ):
-            value = None  # its categories would be those of all who share a call
+            value = None  # its categories would be those of all requests of a batch
         if value is None:
             raise TypeError(_UNDECLARABLE.format(kind, "a pandas.CategoricalDtype with texts as its categories"))
         is_numpy = not isinstance(dtype, pd.api.extensions.ExtensionDtype)
@@ -117,32 +126,36 @@ class PandasLibrary(Library):
     def join(self, frames: Sequence[Any]) -> Any:
         import pandas as pd
 
-        if len(frames) == 1:  # a call that fails is made again: what it has changed must not be there
+        if len(frames) == 1:  # a copy, so that a call which fails can be made again with the same data
             return frames[0].reset_index(drop=True).copy()
         return pd.concat(frames, ignore_index=True)
 
 
 def _with_whole_numbers(frame: Any, whole: Columns, alone: bool) -> Any:
-    """A pandas frame whose columns of whole numbers were read as what they look like, and are now of their types.
+    """Return a pandas frame in which the columns `whole` have their declared integer types.
 
-    One "2.0" makes pandas read the column by way of floats, which are not exact beyond 2**53, and none of its readers
-    notices a number that is too large for a column of few bits. Raises ValueError.
+    Before, these columns were read as what they look like. One "2.0" makes pandas read a column as
+    floats, which are not exact above 2**53, and no reader of pandas notices a number that is too
+    large for a column of few bits.
+
+    Raises:
+        ValueError: A value is not a whole number, or too large for the type of its column.
     """
     import numpy as np
 
     kinds = {frame[name].dtype.kind for name in whole}
     if not kinds <= set("iuf" if alone else "iu"):
-        raise ValueError("a column of whole numbers holds something else")
+        raise ValueError("a column of whole numbers contains something else")
     names = list(whole)
     with np.errstate(invalid="ignore"):
         done = frame.astype(dict(whole))
     if not (done[names] == frame[names]).all(axis=None):
-        raise ValueError("a column of whole numbers holds one that it has no room for, or a fraction")
+        raise ValueError("a column of whole numbers contains a fraction, or a number that is too large for its type")
     return done
 
 
 class PolarsLibrary(Library):
-    """polars."""
+    """The library polars."""
 
     def read_csv(self, body: bytes, columns: Columns | None, alone: bool) -> Any:
         import polars as pl
@@ -191,13 +204,13 @@ class PolarsLibrary(Library):
 
 
 _UNDECLARABLE = (
-    "columns cannot be of type {0!r}, which is numbers, texts or truth values of one kind, or {1}: how others are read"
-    " would depend on the rows beside them. Declare text, and convert it in predict"
+    "a column cannot be declared with type {0!r}: use a type of numbers, of text or of truth values, or {1}, because"
+    " how other types are read depends on the rows beside them. Declare text, and convert it in predict"
 )
 
 
 def _present(columns: Columns, found: Any) -> list[str]:
-    """The wanted columns, all of which there are. Raises ValidationError."""
+    """Return the names of the wanted columns. Raises ValidationError if one is missing."""
     missing = [name for name in columns if name not in found]
     if missing:
         raise ValidationError(f"the table lacks the columns {', '.join(missing)}"[:300])

@@ -1,7 +1,8 @@
-"""CSV bodies that can be read as one: which ones, and how many rows each has, without parsing a value.
+"""CSV bodies that can be read as one: which these are, and how many rows each has.
 
-Only what is plain enough that the count of rows is beyond doubt is joined: every record has as many fields as the
-header, quotes stand around whole fields, and lines end in one way. The rest is left to be read by itself.
+No value is parsed for that. Only bodies are joined that are so plain that their number of rows is
+certain: every record has as many fields as the header, quotes stand around whole fields, and all
+lines end in the same way. Any other body is read alone.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class Sheet(NamedTuple):
-    """A body in two parts.
+    """A CSV body in two parts.
 
     Attributes:
-        header: its first line.
-        records: the others, each with its end.
-        rows: how many records there are.
+        header: The first line.
+        records: All other lines, each with its line end.
+        rows: How many records there are.
     """
 
     header: bytes
@@ -29,7 +30,11 @@ class Sheet(NamedTuple):
 
 
 def without_mark(body: bytes) -> bytes:
-    """A body without the byte order mark that some programs put before it. Raises InvalidRequest: it is empty."""
+    """Return a body without the byte order mark that some programs put before it.
+
+    Raises:
+        InvalidRequest: The body is empty.
+    """
     body = body.removeprefix(_BOM)
     if not body.strip():
         raise InvalidRequest("the body is empty: a table needs a line of column names and at least one row")
@@ -37,10 +42,12 @@ def without_mark(body: bytes) -> bytes:
 
 
 def as_sheet(body: bytes) -> Sheet | None:
-    """A body that may be read together with others of the same header; None if it must be read alone.
+    """Return a body that may be read together with others of the same header.
+
+    The answer is None if the body must be read alone.
 
     Raises:
-        ValidationError: there is no record, or one has more or fewer fields than the header.
+        ValidationError: There is no record, or one has more or fewer fields than the header.
     """
     body = body.replace(b"\r\n", b"\n")
     if b"\r" in body or b"\0" in body:
@@ -60,12 +67,12 @@ def as_sheet(body: bytes) -> Sheet | None:
     _check_widths(lines)
     header, _, records = body.partition(b"\n")
     if header.count(b'"') % 2:
-        return None  # a name of two lines
+        return None  # the name of a column has two lines
     return Sheet(header, records if records.endswith(b"\n") else records + b"\n", len(lines) - 1)
 
 
 def _outside_quotes(body: bytes) -> bytes | None:
-    """What stands outside of quoted fields; None if quotes do not stand around whole fields."""
+    """Return what is outside of quoted fields; None if quotes do not stand around whole fields."""
     parts = body.split(b'"')
     if len(parts) % 2 == 0:
         return None
@@ -80,6 +87,7 @@ def _outside_quotes(body: bytes) -> bytes | None:
 
 
 def _check_widths(lines: list[bytes]) -> None:
+    """Raise ValidationError unless each line has as many fields as the first one."""
     width = lines[0].count(b",")
     for row, line in enumerate(lines[1:], 1):
         if line.count(b",") != width:

@@ -1,8 +1,9 @@
-"""Models of tables: many requests' rows in one frame, one call, and to each request the answers of its own rows.
+"""Models of tables: the rows of many requests in one frame and one call.
 
-With `columns` declared, bodies are read together. Without them each is read alone, and only frames with the same
-columns and types are joined: what a reader makes of "1" depends on what else stands in the column, and nobody's answer
-may depend on who else has asked.
+Each request gets the answers of its own rows. With `columns` declared, bodies are read together.
+Without them each body is read alone, and only frames with the same columns and types are joined:
+what a reader makes of "1" depends on what else is in the column, and the answer to a request must
+not depend on the other requests of its batch.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable, Mapping
 from itertools import accumulate, pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
@@ -27,10 +28,16 @@ _LONGEST_COMPLAINT = 200
 
 
 class FrameRows:
-    """What `predict` gets of one request: some rows of a frame that it may share with others.
+    """The rows of one request: a part of a frame, which may hold the rows of others as well.
 
     Attributes:
-        is_single: whether they were sent as one record, which is answered by one value.
+        frame: The frame.
+        begin: The first row, counted from 0.
+        end: The row after the last one.
+        is_single: Whether they were sent as one record, which is answered with one value.
+
+    Raises:
+        ValidationError: There are no rows.
     """
 
     __slots__ = ("begin", "end", "frame", "is_single")
@@ -45,13 +52,16 @@ class FrameRows:
 
 
 class TableModel(Model):
-    """Base of `Pandas` and `Polars`."""
+    """The base of `Pandas` and `Polars`."""
 
     columns: ClassVar[Columns | None] = None
-    """The columns that `predict` gets, and their types, as the library names them. All bodies are then read at once."""
+    """The columns that `predict` gets, with types as the library names them.
+
+    If they are declared, all bodies of a batch are read at once.
+    """
 
     answer: ClassVar[str] = "answer"
-    """What the column of answers is called in CSV and Arrow, where `predict` returns no frame."""
+    """The name of the column of answers in CSV and Arrow, if `predict` does not return a frame."""
 
     accepts = (CSV, JSON, MSGPACK, ARROW)
     produces = (CSV, JSON, MSGPACK, ARROW)
@@ -67,7 +77,9 @@ class TableModel(Model):
             return
         for hook in ("preprocess", "postprocess"):
             if hasattr(cls, hook):
-                raise TypeError(f"{cls.__name__} is a model of tables, which has no {hook}: do it in predict")
+                raise TypeError(
+                    f"{cls.__name__} is a model of tables, which cannot have {hook}: do its work in predict"
+                )
         cls._readers = _Records(cls._library, cls.columns, cls.__name__)
         cls._writers = Writers(cls.answer)
         predict = cls.__dict__.get("predict")
@@ -77,20 +89,48 @@ class TableModel(Model):
             cls.predict = _over_items(predict)  # type: ignore[method-assign, assignment]
 
     def decode(self, requests: list[HTTPRequest]) -> list[Any]:
-        """The rows of each request, or what is wrong with them."""
-        read = _Reading(self._library, self.columns, self._readers, len(requests))
-        for place, request in enumerate(requests):
+        """Return the rows of each request, or the error that its caller gets."""
+        reading = _Reading(self._library, self.columns, self._readers, len(requests))
+        for i, request in enumerate(requests):
             kind = request.content_type.partition(";")[0].strip().lower()
-            read.add(place, kind or JSON, request.body)
-        return read.all()
+            reading.add(i, kind or JSON, request.body)
+        return reading.all()
 
     def encode(self, results: list[Any], content_type: str) -> list[Any]:
-        """The answers as bodies."""
+        """Return the answers as bodies."""
         return self._writers.write(results, content_type)
 
 
+class _Values(NamedTuple):
+    """The rows of one request, before they are a frame.
+
+    Attributes:
+        columns: The values of each column.
+        rows: How many rows there are.
+        is_single: Whether they were sent as one record.
+    """
+
+    columns: dict[str, list[Any]]
+    rows: int
+    is_single: bool
+
+
+class _Share(NamedTuple):
+    """How many of the next rows of a frame belong to one request.
+
+    Attributes:
+        position: The position of the request in its batch.
+        rows: How many rows are its own.
+        is_single: Whether they were sent as one record.
+    """
+
+    position: int
+    rows: int
+    is_single: bool
+
+
 class _Records:
-    """Reads rows that are lists of records, or one record."""
+    """Reads rows that come as a list of records or as one record."""
 
     def __init__(self, library: Library, columns: Columns | None, name: str) -> None:
         self._library = library
@@ -106,8 +146,8 @@ class _Records:
         self._kind: Any = list[row] | row
         self._decoders = {JSON: schema.json_reader(self._kind), MSGPACK: schema.msgpack_reader(self._kind)}
 
-    def decode(self, kind: str, body: bytes) -> tuple[dict[str, list[Any]], int, bool]:
-        """Columns of values, how many, and whether it was one record alone."""
+    def decode(self, kind: str, body: bytes) -> _Values:
+        """Read a body of JSON or msgpack. Raises CarpoolError."""
         try:
             return self._by_columns(self._decoders[kind](body))
         except CarpoolError:
@@ -117,25 +157,29 @@ class _Records:
             raise ours from error
 
     def convert(self, item: Any) -> FrameRows:
-        """The same from objects."""
+        """Make rows of an object that a Python caller has given. Raises ValidationError."""
         try:
-            values, n, is_single = self._by_columns(msgspec.convert(item, self._kind))
+            values = self._by_columns(msgspec.convert(item, self._kind))
         except msgspec.ValidationError as error:
             raise ValidationError(text_of(error)) from error
-        return FrameRows(self._library.from_records(values, self._columns), 0, n, is_single)
+        frame = self._library.from_records(values.columns, self._columns)
+        return FrameRows(frame, 0, values.rows, values.is_single)
 
-    def _by_columns(self, found: Any) -> tuple[dict[str, list[Any]], int, bool]:
+    def _by_columns(self, found: Any) -> _Values:
+        """Return the values of one record, or of a list of them, by column."""
         is_single = type(found) is not list
         records = [found] if is_single else found
         if self._columns is not None:
             names = self._columns
-            return {c: [getattr(r, f"c{i}") for r in records] for i, c in enumerate(names)}, len(records), is_single
-        seen = dict.fromkeys(name for record in records for name in record)
-        return {name: [record.get(name) for record in records] for name in seen}, len(records), is_single
+            columns = {name: [getattr(record, f"c{i}") for record in records] for i, name in enumerate(names)}
+        else:
+            seen = dict.fromkeys(name for record in records for name in record)
+            columns = {name: [record.get(name) for record in records] for name in seen}
+        return _Values(columns, len(records), is_single)
 
 
 class _Reading:
-    """The bodies of one batch on their way to frames."""
+    """The bodies of one batch, on their way to frames."""
 
     def __init__(self, library: Library, columns: Columns | None, records: _Records, n: int) -> None:
         self._library = library
@@ -143,26 +187,25 @@ class _Reading:
         self._records = records
         self._done: list[Any] = [None] * n
         self._sheets: dict[bytes, list[tuple[int, Sheet]]] = {}  # by header
-        self._lists: list[tuple[int, dict[str, list[Any]], int, bool]] = []
+        self._lists: list[tuple[int, _Values]] = []
 
-    def add(self, place: int, kind: str, body: bytes) -> None:
-        """The body of one request: read, or put with those that are read together."""
+    def add(self, index: int, kind: str, body: bytes) -> None:
+        """Read the body of one request, or put it with those that are read together."""
         try:
             if kind == CSV:
-                self._add_csv(place, body)
+                self._add_csv(index, body)
             elif kind == ARROW:
                 frame = self._library.from_arrow(_arrow_table(body), self._columns)
-                self._done[place] = FrameRows(frame, 0, len(frame))
+                self._done[index] = FrameRows(frame, 0, len(frame))
             else:
-                values, n, is_single = self._records.decode(kind, body)
-                self._lists.append((place, values, n, is_single))
-        except MemoryError:  # of the whole batch, which is then read in smaller parts
+                self._lists.append((index, self._records.decode(kind, body)))
+        except MemoryError:  # this concerns the whole batch, which is then read in smaller parts
             raise
         except Exception as error:
-            self._done[place] = _complaint(error)
+            self._done[index] = _complaint(error)
 
     def all(self) -> list[Any]:
-        """`FrameRows`, or an error, for each."""
+        """Read what is left, and return `FrameRows` or an error for each request."""
         for header, sheets in self._sheets.items():
             self._together(sheets, lambda some, header=header: self._read_sheets(header, some))  # type: ignore[misc]
         if self._columns is None:
@@ -172,19 +215,20 @@ class _Reading:
             self._together(self._lists, self._read_lists)
         return self._done
 
-    def _add_csv(self, place: int, body: bytes) -> None:
+    def _add_csv(self, index: int, body: bytes) -> None:
+        """Read a body of CSV, or put it with others of the same header."""
         body = without_mark(body)
         sheet = as_sheet(body)
         if sheet is not None and self._columns is not None:
-            self._sheets.setdefault(sheet.header, []).append((place, sheet))
+            self._sheets.setdefault(sheet.header, []).append((index, sheet))
             return
         if sheet is not None:
             body = b"%b\n%b" % (sheet.header, sheet.records)
         frame = self._library.read_csv(body, self._columns, alone=True)
-        self._done[place] = FrameRows(frame, 0, len(frame))
+        self._done[index] = FrameRows(frame, 0, len(frame))
 
-    def _together(self, some: list[Any], read: Callable[[list[Any]], None]) -> None:
-        """Read all at once; where that fails in halves, so that only who is to blame is told."""
+    def _together(self, some: list[tuple[int, Any]], read: Callable[[list[Any]], None]) -> None:
+        """Read bodies at once; if that fails, in halves, so that only the guilty requests fail."""
         try:
             read(some)
         except MemoryError:
@@ -198,29 +242,32 @@ class _Reading:
             self._together(some[middle:], read)
 
     def _read_sheets(self, header: bytes, sheets: list[tuple[int, Sheet]]) -> None:
+        """Read bodies of CSV with the same header as one frame."""
         body = b"%b\n%b" % (header, b"".join([sheet.records for _, sheet in sheets]))
         frame = self._library.read_csv(body, self._columns, alone=len(sheets) == 1)
-        self._share(frame, [(place, sheet.rows, False) for place, sheet in sheets])
+        self._share(frame, [_Share(index, sheet.rows, False) for index, sheet in sheets])
 
-    def _read_lists(self, lists: list[tuple[int, dict[str, list[Any]], int, bool]]) -> None:
-        first = lists[0][1]
-        columns = {name: [value for _, values, _, _ in lists for value in values[name]] for name in first}
+    def _read_lists(self, lists: list[tuple[int, _Values]]) -> None:
+        """Make one frame of the values of several requests."""
+        names = lists[0][1].columns
+        columns = {name: [value for _, values in lists for value in values.columns[name]] for name in names}
         frame = self._library.from_records(columns, self._columns)
-        self._share(frame, [(place, n, is_single) for place, _, n, is_single in lists])
+        self._share(frame, [_Share(index, values.rows, values.is_single) for index, values in lists])
 
-    def _share(self, frame: Any, shares: list[tuple[int, int, bool]]) -> None:
-        bounds = [*accumulate([n for _, n, _ in shares], initial=0)]
+    def _share(self, frame: Any, shares: list[_Share]) -> None:
+        """Give each request its rows of a frame. Raises ValueError if the numbers differ."""
+        bounds = [*accumulate([share.rows for share in shares], initial=0)]
         if bounds[-1] != len(frame):
-            raise ValueError("its rows cannot be told apart")
-        for (place, _, is_single), (begin, end) in zip(shares, pairwise(bounds), strict=True):
+            raise ValueError("it is not clear which rows belong to which request")
+        for share, (begin, end) in zip(shares, pairwise(bounds), strict=True):
             try:
-                self._done[place] = FrameRows(frame, begin, end, is_single)
+                self._done[share.position] = FrameRows(frame, begin, end, share.is_single)
             except ValidationError as error:
-                self._done[place] = error
+                self._done[share.position] = error
 
 
 def _over_items(predict: Callable[..., Any]) -> Callable[[Any, Any], Any]:
-    """The user's function of one frame as one of the items of a batch, or of one item."""
+    """Turn the user's function of one frame into one of the items of a batch, or of one item."""
 
     def over_items(self: TableModel, items: Any) -> Any:
         if type(items) is not list:
@@ -235,19 +282,24 @@ def _over_items(predict: Callable[..., Any]) -> Callable[[Any, Any], Any]:
 
 
 def _answers(model: TableModel, predict: Callable[..., Any], items: list[Any]) -> list[Any]:
+    """Call `predict` once for each group of frames that can be joined.
+
+    Returns:
+        The answers of each item, or the error of one with rows that cannot be read.
+    """
     library = model._library
     results: list[Any] = [None] * len(items)
-    known: dict[int, Hashable] = {}  # by frame: what it is like
+    known: dict[int, Hashable] = {}  # the likeness of each frame, by its id
     groups: dict[Hashable, list[tuple[int, FrameRows]]] = {}
-    for place, item in enumerate(items):
+    for index, item in enumerate(items):
         try:
             rows = _as_rows(model, item)
             if id(rows.frame) not in known:
                 known[id(rows.frame)] = library.likeness(rows.frame)
         except Exception as error:
-            results[place] = error
+            results[index] = error
         else:
-            groups.setdefault(known[id(rows.frame)], []).append((place, rows))
+            groups.setdefault(known[id(rows.frame)], []).append((index, rows))
     for group in groups.values():
         order = {frame: i for i, frame in enumerate(dict.fromkeys(id(rows.frame) for _, rows in group))}
         group.sort(key=lambda each: (order[id(each[1].frame)], each[1].begin))
@@ -257,7 +309,7 @@ def _answers(model: TableModel, predict: Callable[..., Any], items: list[Any]) -
 
 
 def _as_rows(model: TableModel, item: Any) -> FrameRows:
-    """An item of a batch: of a request, or of a Python caller. Raises ValidationError."""
+    """Return the rows of an item, which came over HTTP or from Python. Raises ValidationError."""
     if type(item) is FrameRows:
         return item
     if model._library.is_frame(item):
@@ -273,7 +325,7 @@ def _as_rows(model: TableModel, item: Any) -> FrameRows:
 
 
 def _runs(library: Library, group: list[FrameRows]) -> list[Any]:
-    """The frames to be joined: what lies side by side in one is taken in one piece."""
+    """Return the frames to join; rows that lie side by side in one frame are taken in one piece."""
     runs: list[tuple[Any, int, int]] = []
     for rows in group:
         if runs and runs[-1][0] is rows.frame and runs[-1][2] == rows.begin:
@@ -286,21 +338,24 @@ def _runs(library: Library, group: list[FrameRows]) -> list[Any]:
 def _answer_group(
     answer: Any, n: int, group: list[tuple[int, FrameRows]], items: list[Any], results: list[Any]
 ) -> None:
-    """Cut up what `predict` has returned for one frame: frames get a part of it, and the others plain values."""
+    """Cut up what `predict` has returned for one frame.
+
+    Callers that gave frames get a part of it, and all others get plain values. Raises ModelError.
+    """
     found = rows_of(answer)
     if found != n:
         text = f"predict of a table of {n} rows must return as many answers, but returned {found}"
         raise ModelError(text, code="bad_result")
     values: list[Any] | None = None
     begin = 0
-    for place, rows in group:
+    for index, rows in group:
         end = begin + rows.end - rows.begin
-        if type(items[place]) is FrameRows or isinstance(items[place], list | Mapping):
+        if type(items[index]) is FrameRows or isinstance(items[index], list | Mapping):
             if values is None:
                 values = plain(answer)
-            results[place] = values[begin] if rows.is_single else values[begin:end]
+            results[index] = values[begin] if rows.is_single else values[begin:end]
         else:
-            results[place] = cut(answer, begin, end)
+            results[index] = cut(answer, begin, end)
         begin = end
 
 
@@ -311,12 +366,12 @@ def _arrow_table(body: bytes) -> Any:
         table = pa.ipc.open_stream(body).read_all()
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise InvalidRequest(f"the body is no stream of Arrow: {_first_line(error)}") from error
+        raise InvalidRequest(f"the body is not an Arrow stream: {_first_line(error)}") from error
     return table
 
 
 def _complaint(error: Exception) -> CarpoolError:
-    """What the client is told, whose body alone was read."""
+    """Return the error that a caller gets whose body alone could not be read."""
     if isinstance(error, CarpoolError):
         return error
     return ValidationError(f"the table cannot be read: {_first_line(error)}")

@@ -1,4 +1,7 @@
-"""Log lines of `carpool serve`: for people, or one JSON object a line. Text from outside is escaped and cut."""
+"""The log lines of `carpool serve`, as text for people or as one JSON object a line.
+
+Text from outside is escaped and cut.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ def set_up(format: str, level: int = logging.INFO) -> None:
     """Send the program's logs to stderr.
 
     Args:
-        format: "text" or "json".
-        level: the least important level that is shown.
+        format: `text` or `json`.
+        level: The least important level that is shown.
     """
     handler = _ThroughOutlet()
     handler.setFormatter(JsonLines() if format == "json" else TextLines())
@@ -25,39 +28,39 @@ def set_up(format: str, level: int = logging.INFO) -> None:
 
 
 class _ThroughOutlet(logging.Handler):
-    """To stderr, without ever waiting for who reads it."""
+    """A handler that writes to stderr, but never waits for its reader."""
 
     def __init__(self) -> None:
         super().__init__()
         self._outlet = Outlet(lambda: sys.stderr)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One record; whatever is wrong with it is the logger's to tell."""
+        """Write one record; errors in doing so are handled as `logging` handles them."""
         try:
             self._outlet.write(self.format(record))
         except Exception:
             self.handleError(record)
 
     def flush(self) -> None:
-        """Wait a moment until all has been written."""
+        """Wait a moment for all lines to be written."""
         self._outlet.flush()
 
 
 class TextLines(logging.Formatter):
-    """Time, level if it is not the usual one, message."""
+    """Lines for people: time, worker if it comes from one, level unless it is info, message."""
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
         worker = getattr(record, "worker", None)
         source = f"[{worker}] " if worker else ""
-        # what follows the first line is set off, so that no text from outside looks like a line of its own
+        # further lines are indented, so that no text from outside looks like a line of its own
         message = printable(_message(record)).replace("\n", "\n    ")
         return f"{clock} {source}{level}{message}"
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, and the worker where it comes from one."""
+    """One JSON object a line: time, level, logger, message, and the worker if it comes from one."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -73,11 +76,12 @@ class JsonLines(logging.Formatter):
 
 
 def worker_line(worker: str, is_error: bool, line: str) -> None:
-    """A `LineSink` that logs what a worker prints."""
+    """Log a line that a worker has printed; this is a `LineSink`."""
     logging.getLogger("carpool.worker").info("%s", line, extra={"worker": worker, "is_error": is_error})
 
 
 def _message(record: logging.LogRecord) -> str:
+    """Return the message, with its traceback if there is one, cut to a bearable length."""
     text = record.getMessage()
     if record.exc_info:
         text = f"{text}\n{logging.Formatter().formatException(record.exc_info)}"
@@ -85,5 +89,8 @@ def _message(record: logging.LogRecord) -> str:
 
 
 def printable(text: str) -> str:
-    """Control characters made visible, but for newlines and tabs, so that no request can write into the terminal."""
+    """Escape control characters other than newlines and tabs.
+
+    So nothing that comes from outside can control the terminal.
+    """
     return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)

@@ -1,6 +1,7 @@
-"""Text on its way to a stream that may block: a pipe that nobody reads must not hold up the loop.
+"""Lines of text for a stream that may block, since a pipe that nobody reads must not stop the loop.
 
-A thread does the writing. What it cannot get rid of is dropped and counted, and the count is told when it flows again.
+A thread writes them. Lines for which there is no room are dropped and counted, and the count is
+written as soon as there is room again.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from queue import SimpleQueue
 from typing import TextIO
 
 _MOST_LINES = 2000
-_LAST_LINES_S = 1.0  # at the end of the program
+_LAST_LINES_S = 1.0  # how long the end of the program waits for the last lines
 
 
 class Outlet:
-    """Writes lines to a stream, from a thread of its own that starts with the first one.
+    """Writes lines to a stream, in a thread of its own that starts with the first line.
 
     Args:
-        stream: gives the stream, for each line anew: programs replace `sys.stdout`.
+        stream: Returns the stream. It is called for each line, since programs replace `sys.stdout`.
 
     Attributes:
-        dropped: lines that have not been told of yet.
+        dropped: How many lines have been dropped since the last line about dropped ones.
     """
 
     def __init__(self, stream: Callable[[], TextIO]) -> None:
@@ -34,28 +35,29 @@ class Outlet:
         self._thread: threading.Thread | None = None
 
     def write(self, line: str) -> None:
-        """Have a line written; never blocks."""
+        """Have a line written, without ever blocking."""
         if self._lines.qsize() >= _MOST_LINES:
             self.dropped += 1
             return
         if self.dropped:
-            self._lines.put(f"({self.dropped} lines were dropped here, since nobody read them)")
+            self._lines.put(f"({self.dropped} lines were dropped here, since nobody was reading them)")
             self.dropped = 0
         self._lines.put(line)
-        if self._thread is None or not self._thread.is_alive():  # a fork has none
+        if self._thread is None or not self._thread.is_alive():  # a forked process has lost the thread
             if self._thread is None:
                 atexit.register(self.flush)
             self._thread = threading.Thread(target=self._write, name="carpool-output", daemon=True)
             self._thread.start()
 
     def flush(self, timeout_s: float = _LAST_LINES_S) -> None:
-        """Wait until all has been written, or no longer."""
+        """Wait until all lines have been written, but at most for `timeout_s` seconds."""
         if self._thread is not None and self._thread.is_alive():
             written = threading.Event()
             self._lines.put(written)
             written.wait(timeout_s)
 
     def _write(self) -> None:
+        """Write line after line, and set each event that stands between them."""
         while True:
             line = self._lines.get()
             if isinstance(line, threading.Event):
@@ -66,10 +68,13 @@ class Outlet:
 
 
 def _print(line: str, stream: TextIO) -> None:
-    """Past the stream's buffer where it is a file, so that a thread that blocks holds no lock of the stream."""
+    """Write a line, past the stream's buffer if the stream is a file.
+
+    So a thread that blocks here holds no lock of the stream.
+    """
     try:
         fd = stream.fileno()
-    except (OSError, ValueError):  # no file: a notebook's, a test's
+    except (OSError, ValueError):  # the stream is not a file, as in a notebook or a test
         print(line, file=stream, flush=True)
         return
     rest = f"{line}\n".encode(stream.encoding or "utf-8", "replace")

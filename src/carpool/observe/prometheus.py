@@ -1,7 +1,7 @@
-"""The counters in Prometheus' words. One collector in the parent; workers report in their replies.
+"""The counters as Prometheus metrics, from one collector in the coordinator.
 
-Labels come from closed sets (models and stages as declared, outcomes, reasons, worker states), so no client can make
-series.
+Labels come from closed sets (models and stages as declared, outcomes, reasons, worker states), so
+no client can add series.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ _STAGE = ("model", "stage")
 
 
 def render(services: Sequence[Stats], now: float, accept: str = "") -> tuple[bytes, str]:
-    """The numbers of all services at `now`, and their content type, in the format that `accept` asks for."""
+    """Return the metrics of all services at `now`, and their content type.
+
+    The format is the one for which the header `accept` asks.
+    """
     registry = CollectorRegistry()
     registry.register(_Services(services, now))
     encode, content_type = exposition.choose_encoder(accept)
@@ -27,12 +30,14 @@ def render(services: Sequence[Stats], now: float, accept: str = "") -> tuple[byt
 
 
 class _Services(Collector):
+    """Collects the metrics of some services at one moment."""
+
     def __init__(self, services: Sequence[Stats], now: float) -> None:
         self._services = services
         self._now = now
 
     def collect(self) -> Iterable[Metric]:
-        """Every metric of every service and stage."""
+        """Yield every metric, each with all services and stages."""
         yield from _requests(self._services)
         stages = [(stats.name, stage) for stats in self._services for stage in stats.stages]
         yield from _queues(stages)
@@ -46,15 +51,20 @@ _Stages = list[tuple[str, StageStats]]
 
 
 def _requests(services: Sequence[Stats]) -> Iterator[Metric]:
-    outcomes = CounterMetricFamily("carpool_requests", "Requests by what became of them.", labels=("model", "outcome"))
+    """Yield the metrics of requests, by service."""
+    outcomes = CounterMetricFamily("carpool_requests", "Requests, by what became of them.", labels=("model", "outcome"))
     latency = HistogramMetricFamily(
-        "carpool_request_duration_seconds", "From admission to a good answer.", labels=("model",)
+        "carpool_request_duration_seconds",
+        "Time from the admission of a request to its answer, for requests without an error.",
+        labels=("model",),
     )
     in_flight = GaugeMetricFamily(
-        "carpool_in_flight_requests", "Admitted requests whose callers still wait.", labels=("model",)
+        "carpool_in_flight_requests", "Admitted requests that have no answer yet.", labels=("model",)
     )
     on_time = CounterMetricFamily(
-        "carpool_requests_within_slo", "Good answers within the service's slo_s.", labels=("model",)
+        "carpool_requests_within_slo",
+        "Answers without an error that came within the service's slo_s.",
+        labels=("model",),
     )
     for stats in services:
         for outcome, count in {**stats.outcomes, "cancelled": stats.cancelled}.items():
@@ -67,10 +77,13 @@ def _requests(services: Sequence[Stats]) -> Iterator[Metric]:
 
 
 def _queues(stages: _Stages) -> Iterator[Metric]:
-    length = GaugeMetricFamily("carpool_queue_length", "Requests that wait for a worker.", labels=_STAGE)
-    nbytes = GaugeMetricFamily("carpool_queue_bytes", "Bytes that wait for a worker.", labels=_STAGE)
+    """Yield the metrics of queues, by stage."""
+    length = GaugeMetricFamily("carpool_queue_length", "Requests waiting for a worker.", labels=_STAGE)
+    nbytes = GaugeMetricFamily("carpool_queue_bytes", "Bytes of the requests waiting for a worker.", labels=_STAGE)
     waited = HistogramMetricFamily(
-        "carpool_queue_duration_seconds", "From a request's arrival in a stage to its batch.", labels=_STAGE
+        "carpool_queue_duration_seconds",
+        "Time from the arrival of a request in a stage to the start of its batch.",
+        labels=_STAGE,
     )
     for model, stage in stages:
         labels = (model, stage.name)
@@ -81,13 +94,18 @@ def _queues(stages: _Stages) -> Iterator[Metric]:
 
 
 def _batches(stages: _Stages) -> Iterator[Metric]:
-    sizes = HistogramMetricFamily("carpool_batch_size", "Requests per call of the model.", labels=_STAGE)
+    """Yield the metrics of batches, by stage."""
+    sizes = HistogramMetricFamily("carpool_batch_size", "Requests in a call of the model.", labels=_STAGE)
     reasons = CounterMetricFamily(
-        "carpool_batches", "Batches by why they went when they did.", labels=(*_STAGE, "reason")
+        "carpool_batches", "Batches, by the reason why they were sent to a worker.", labels=(*_STAGE, "reason")
     )
-    compute = HistogramMetricFamily("carpool_batch_duration_seconds", "Time of a batch in its worker.", labels=_STAGE)
-    padding = CounterMetricFamily("carpool_padding", "Items added to batches to reach an allowed size.", labels=_STAGE)
-    running = GaugeMetricFamily("carpool_in_flight_batches", "Batches that workers are busy with.", labels=_STAGE)
+    compute = HistogramMetricFamily(
+        "carpool_batch_duration_seconds", "Time that a worker spent on a batch.", labels=_STAGE
+    )
+    padding = CounterMetricFamily(
+        "carpool_padding", "Items added to batches to reach an allowed batch size.", labels=_STAGE
+    )
+    running = GaugeMetricFamily("carpool_in_flight_batches", "Batches that workers are running.", labels=_STAGE)
     for model, stage in stages:
         labels = (model, stage.name)
         items = sum(size * count for size, count in stage.batch_sizes.items())
@@ -101,16 +119,18 @@ def _batches(stages: _Stages) -> Iterator[Metric]:
 
 
 def _failures(stages: _Stages) -> Iterator[Metric]:
-    """Batches that could not be run as they were."""
+    """Yield the metrics of batches that failed or ran out of memory, by stage."""
     split = CounterMetricFamily(
-        "carpool_split_batches", "Batches that raised and were run again in parts.", labels=_STAGE
+        "carpool_split_batches", "Batches that raised an error and were run again in parts.", labels=_STAGE
     )
     unsplit = CounterMetricFamily(
-        "carpool_unsplit_batches", "Batches that failed as a whole: too many had been run again.", labels=_STAGE
+        "carpool_unsplit_batches", "Batches that failed as a whole, because too many had been run again.", labels=_STAGE
     )
     memory = CounterMetricFamily("carpool_out_of_memory", "Batches that ran out of memory.", labels=_STAGE)
     safe = GaugeMetricFamily(
-        "carpool_safe_batch_size", "The largest batch known to fit, once one has run out of memory.", labels=_STAGE
+        "carpool_safe_batch_size",
+        "The largest batch known to fit into memory, once one has run out of it.",
+        labels=_STAGE,
     )
     for model, stage in stages:
         labels = (model, stage.name)
@@ -123,50 +143,68 @@ def _failures(stages: _Stages) -> Iterator[Metric]:
 
 
 def _policies(stages: _Stages, now: float) -> Iterator[Metric]:
-    """What policies explain about themselves, as far as it means the same for all of them."""
+    """Yield what policies explain about themselves, as far as it means the same for all of them."""
     info = GaugeMetricFamily(
-        "carpool_policy_info", "1, with the policy and the rule that decided last.", labels=(*_STAGE, "policy", "rule")
+        "carpool_policy_info",
+        "Always 1; the labels say the policy and the rule of its last decision.",
+        labels=(*_STAGE, "policy", "rule"),
     )
     hop = GaugeMetricFamily(
-        "carpool_policy_hop_seconds", "Learned time of a batch's way there and back.", labels=_STAGE
+        "carpool_policy_hop_seconds", "Learned time of the way of a batch to its worker and back.", labels=_STAGE
     )
     cost = GaugeMetricFamily(
-        "carpool_policy_batch_cost_seconds", "Learned time of a batch of 1, and of the largest.", labels=(*_STAGE, "n")
+        "carpool_policy_batch_cost_seconds",
+        "Learned time of a batch of one request, and of the largest batch.",
+        labels=(*_STAGE, "n"),
     )
-    rate = GaugeMetricFamily("carpool_policy_arrival_rate", "Learned arrivals per second, by size.", labels=_STAGE)
-    size = GaugeMetricFamily("carpool_policy_expected_batch_size", "The batch size that it expects.", labels=_STAGE)
+    rate = GaugeMetricFamily(
+        "carpool_policy_arrival_rate", "Learned arrivals per second, counted by size.", labels=_STAGE
+    )
+    size = GaugeMetricFamily(
+        "carpool_policy_expected_batch_size", "The batch size that the policy expects.", labels=_STAGE
+    )
     for model, stage in stages:
         labels = (model, stage.name)
         why = explained(stage.batcher.policy, now)
-        info.add_metric(
-            (*labels, *[why[key] if isinstance(why.get(key), str) else "" for key in ("policy", "rule")]), 1
-        )
+        names = [why[key] if isinstance(why.get(key), str) else "" for key in ("policy", "rule")]
+        info.add_metric((*labels, *names), 1)
         for gauge, key in ((hop, "hop_s"), (rate, "arrival_rate"), (size, "expected_batch_size")):
-            if isinstance(why.get(key), int | float):  # a policy of the user's may say anything
+            if isinstance(why.get(key), int | float):  # a policy may be the user's and say anything
                 gauge.add_metric(labels, why[key])
-        costs = why.get("cost_s")
-        if (
-            isinstance(costs, dict)
-            and costs
-            and all(isinstance(x, int | float) for item in costs.items() for x in item)
-        ):
-            if 1 in costs:
-                cost.add_metric((*labels, "1"), costs[1])
-            cost.add_metric((*labels, "max"), costs[max(costs)])
+        for n, seconds in _shortest_and_longest(why.get("cost_s")):
+            cost.add_metric((*labels, n), seconds)
     yield from (info, hop, cost, rate, size)
 
 
+def _shortest_and_longest(costs: object) -> Iterator[tuple[str, float]]:
+    """Yield the seconds of a batch of one and of the largest batch, if a policy states them."""
+    if not isinstance(costs, dict) or not costs:
+        return
+    if not all(isinstance(number, int | float) for entry in costs.items() for number in entry):
+        return
+    if 1 in costs:
+        yield "1", costs[1]
+    yield "max", costs[max(costs)]
+
+
 def _workers(stages: _Stages) -> Iterator[Metric]:
-    states = GaugeMetricFamily("carpool_workers", "Workers by state.", labels=(*_STAGE, "state"))
-    restarts = CounterMetricFamily("carpool_worker_restarts", "Workers that were replaced.", labels=_STAGE)
+    """Yield the metrics of workers and their replies, by stage."""
+    states = GaugeMetricFamily("carpool_workers", "Workers, by state.", labels=(*_STAGE, "state"))
+    restarts = CounterMetricFamily("carpool_worker_restarts", "Workers that have been replaced.", labels=_STAGE)
     gaps = HistogramMetricFamily(
-        "carpool_worker_idle_gap_seconds", "A worker's wait between batches while work was there.", labels=_STAGE
+        "carpool_worker_idle_gap_seconds",
+        "Time that a worker waited between two batches although requests were waiting.",
+        labels=_STAGE,
     )
     late = CounterMetricFamily(
-        "carpool_late_results", "Results whose caller had been answered or had gone.", labels=_STAGE
+        "carpool_late_results", "Results for requests that had been answered or cancelled before.", labels=_STAGE
     )
-    stray = CounterMetricFamily("carpool_stray_replies", "Answers that nobody had asked for.", labels=_STAGE)
-    broken = CounterMetricFamily("carpool_protocol_errors", "Workers ended for what they sent.", labels=_STAGE)
+    stray = CounterMetricFamily(
+        "carpool_stray_replies", "Results for requests that the worker was not running.", labels=_STAGE
+    )
+    broken = CounterMetricFamily(
+        "carpool_protocol_errors", "Workers that were ended because they sent something wrong.", labels=_STAGE
+    )
     for model, stage in stages:
         labels = (model, stage.name)
         for state, count in stage.workers.items():
@@ -180,7 +218,7 @@ def _workers(stages: _Stages) -> Iterator[Metric]:
 
 
 def _buckets(durations: Durations) -> list[tuple[str, float]]:
-    """Cumulative counts by upper bound, as Prometheus wants them."""
+    """Return cumulative counts by upper bound, as Prometheus wants them."""
     buckets: list[tuple[str, float]] = []
     total = 0
     for bound, count in zip(DURATION_BOUNDS, durations.counts, strict=False):
@@ -190,7 +228,7 @@ def _buckets(durations: Durations) -> list[tuple[str, float]]:
 
 
 def _size_buckets(sizes: dict[int, int]) -> list[tuple[str, float]]:
-    """Batch sizes in doubling buckets: 1, 2, 4 ... 4096."""
+    """Return cumulative counts of batch sizes, with the bounds 1, 2, 4 … 4096."""
     bounds = [2**k for k in range(13)]
     buckets = [(str(b), float(sum(n for size, n in sizes.items() if size <= b))) for b in bounds]
     return [*buckets, ("+Inf", float(sum(sizes.values())))]

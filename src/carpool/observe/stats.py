@@ -1,6 +1,6 @@
-"""What a service has done so far, in numbers. Drivers tell it; the core knows nothing of it.
+"""What a service has done so far, in numbers. Drivers report to it; the core knows nothing of it.
 
-Counting is a handful of integer additions per request; percentiles and means are worked out when somebody asks.
+Counting is a handful of integer additions per request; means are computed when somebody asks.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from carpool.logger import logger
 from carpool.policy import Policy
 from carpool.request import Request
 
-_EXPLAIN_EVERY_S = 10.0  # in the log, per stage
+_EXPLAIN_EVERY_S = 10.0  # how often a stage logs why its batches go
 
 OUTCOMES = ("ok", "invalid_request", "invalid_item", "overloaded", "expired", "unavailable", "model_error")
-"""What can become of a request, besides `cancelled`; a closed set, so it can be a metric label."""
+"""What can become of a request, besides `cancelled`: a closed set, fit to be a metric label."""
 
 _OUTCOME_OF: dict[type[Exception], str] = {
     InvalidRequest: "invalid_request",
@@ -44,12 +44,12 @@ _OUTCOME_OF: dict[type[Exception], str] = {
 }
 
 REASONS = ("full", "free", "delay", "size", "tight", "shed", "probe", "cold", "closing", "quarantine", "other")
-"""Why a batch went when it did; what else a policy says is counted as `other`."""
+"""Why a batch was sent to its worker. Whatever else a policy says is counted as `other`."""
 
 _SMALLEST_S = 0.00025
 _DURATION_BUCKETS = 17
 DURATION_BOUNDS = tuple(_SMALLEST_S * 2**k for k in range(_DURATION_BUCKETS))
-"""Upper bounds of the duration histograms' buckets: 250 µs, doubling, to 16 s."""
+"""The upper bounds of the buckets of duration histograms: from 250 µs, doubling, to 16 s."""
 
 
 class Durations:
@@ -62,8 +62,9 @@ class Durations:
         self.sum_s = 0.0
 
     def add(self, seconds: float, times: int = 1) -> None:
-        """Count one duration, `times` over."""
-        # bucket k holds (0.25 ms·2^(k-1), 0.25 ms·2^k]; truncation moves only what lies on a bound
+        """Count a duration `times` times."""
+        # Bucket k holds (0.25 ms·2^(k-1), 0.25 ms·2^k]. Truncation puts a duration that is just on
+        # a bound one bucket too high, which does not matter.
         k = int(seconds / _SMALLEST_S).bit_length()
         self.counts[k if k < _DURATION_BUCKETS else _DURATION_BUCKETS] += times
         self.sum_s += seconds * times
@@ -72,12 +73,12 @@ class Durations:
         """Count the durations from each of `starts` to `now`."""
         before = starts[0]
         times = starts.count(before)
-        if times == len(starts):  # as what comes from one turn of the loop
+        if times == len(starts):  # as for requests that came in one turn of the loop
             self.add(now - before, times)
             return
         times = 0
         for start in starts:
-            if start != before:  # mostly there are a few values
+            if start != before:  # mostly there are few different values
                 self.add(now - before, times)
                 before = start
                 times = 0
@@ -91,24 +92,36 @@ class Durations:
 
     @property
     def mean_s(self) -> float:
-        """Their mean; 0 if there are none."""
+        """The mean of the durations; 0 if there are none."""
         return self.sum_s / self.count if self.count else 0.0
 
 
 class StageStats:
     """Counters of one stage.
 
+    Args:
+        name: The name of the stage.
+        pipeline: The pipeline to which the stage belongs.
+        index: The position of the stage in the pipeline.
+        roster: The roster of the stage's workers; None for a stage that has none.
+        single: Whether its model takes single items, so that a call has one item however many
+            requests share a batch.
+
     Attributes:
-        batch_sizes: how many calls had each size.
-        reasons: why batches went when they did.
-        queue_time: from arrival in the stage to the start of the batch, per request.
-        compute_time: from the start of a batch in the worker to its end, per batch.
-        idle_gap: how long a worker waited between two batches although work was there, per batch.
-        split_batches: batches that raised and were run again in parts; unsplit_batches: those that were not, because
-            too many had been.
-        out_of_memory: batches of which some call ran out of memory.
-        protocol_errors: workers that were ended for what they sent.
-        items, padding: what batches held, and what was added to reach one of the stage's `allowed_batch_sizes`.
+        name: The name of the stage.
+        batcher: The batcher of the stage, which keeps some counts itself.
+        roster: The roster of the stage's workers, if it has one.
+        batch_sizes: How many calls of the model had each size.
+        reasons: How many batches were sent for each of `REASONS`.
+        queue_time: The time from arrival in the stage to the start of the batch, per request.
+        compute_time: The time that a worker spent on a batch, per batch.
+        idle_gap: How long a worker waited between two batches although requests were waiting.
+        split_batches: How many batches raised an error and were run again in parts.
+        unsplit_batches: How many raised an error and were not, because too many had been.
+        out_of_memory: How many batches had a call that ran out of memory.
+        protocol_errors: How many workers were ended because they sent something wrong.
+        items: How many requests the batches of a stage with `allowed_batch_sizes` held.
+        padding: How many items were added to these to reach an allowed size.
     """
 
     def __init__(self, name: str, pipeline: Pipeline, index: int, roster: Roster | None, single: bool) -> None:
@@ -123,12 +136,12 @@ class StageStats:
         self.items = self.padding = 0
         self.split_batches = self.unsplit_batches = self.out_of_memory = self.protocol_errors = 0
         self._single = single
-        self._reason = ""  # of the last batch
-        self._explain_at = float("-inf")
-        self._hungry: set[int] = set()  # workers for whom work was waiting when they became free
+        self._last_reason = ""
+        self._explain_at = -inf
+        self._wanted: set[int] = set()  # places of workers that became free while requests waited
 
     def started(self, batch: Batch) -> None:
-        """A batch goes to its worker."""
+        """Count a batch that goes to its worker."""
         n = len(batch.requests)
         if self._single:
             self.batch_sizes[1] = self.batch_sizes.get(1, 0) + n
@@ -138,36 +151,44 @@ class StageStats:
         if sizes is not None:
             self.items += n
             self.padding += padded(n, sizes) - n
-        if batch.reason != self._reason:
-            self._say_why(batch)
+        if batch.reason != self._last_reason:
+            self._log_reason(batch)
         self.reasons[batch.reason if batch.reason in self.reasons else "other"] += 1
         self.queue_time.add_since(batch.started, [request.arrived for request in batch.requests])
 
     def completed(self, place: int, busy_s: float, waited_s: float) -> None:
-        """A batch is done; asked before the next one is handed out, if that was not done ahead of time."""
+        """Count a batch that is done.
+
+        This must be called before the worker gets its next batch, unless that one went ahead.
+
+        Args:
+            place: The place of the worker.
+            busy_s: How long the worker spent on the batch, in seconds.
+            waited_s: How long the worker had waited before it, in seconds.
+        """
         self.compute_time.add(busy_s)
-        if place in self._hungry:
+        if place in self._wanted:
             self.idle_gap.add(waited_s)
         if self.batcher.queue or place in self.batcher.in_flight:
-            self._hungry.add(place)
+            self._wanted.add(place)
         else:
-            self._hungry.discard(place)
+            self._wanted.discard(place)
 
     def troubled(self, trouble: Sequence[Trouble]) -> None:
-        """What a worker tells of a batch besides its results."""
+        """Count what happened to a batch besides its results."""
         self.split_batches += any(each.split for each in trouble)
         self.unsplit_batches += any(each.unsplit for each in trouble)
         self.out_of_memory += any(each.out_of_memory for each in trouble)
 
     @property
     def safe_batch_size(self) -> int | None:
-        """The most that is known to fit into memory; None while nothing has run out of it."""
+        """The largest batch known to fit into memory; None while none has run out of it."""
         limit = self.batcher.safe_size.limit
         return None if limit == inf else int(limit)
 
-    def _say_why(self, batch: Batch) -> None:
-        """Another rule than for the last batch: a line in the log now and then, for those who want to follow."""
-        self._reason = batch.reason
+    def _log_reason(self, batch: Batch) -> None:
+        """Note that a batch goes for another reason than the last one, and log why now and then."""
+        self._last_reason = batch.reason
         if batch.started >= self._explain_at and logger.isEnabledFor(logging.DEBUG):
             self._explain_at = batch.started + _EXPLAIN_EVERY_S
             why = explained(self.batcher.policy, batch.started)
@@ -175,18 +196,18 @@ class StageStats:
 
     @property
     def mean_batch_size(self) -> float:
-        """Requests per call; 0 before the first."""
+        """The mean number of requests in a call of the model; 0 before the first call."""
         calls = sum(self.batch_sizes.values())
         return sum(n * count for n, count in self.batch_sizes.items()) / calls if calls else 0.0
 
     @property
     def padding_share(self) -> float:
-        """How much of what the model was called with was padding, 0 to 1."""
+        """The share of the items that the model was called with which was padding, from 0 to 1."""
         return self.padding / (self.items + self.padding) if self.padding else 0.0
 
     @property
     def workers(self) -> dict[PlaceState, int]:
-        """How many workers are in each state."""
+        """The number of workers in each state."""
         states = dict.fromkeys(PlaceState, 0)
         for place in self.roster.places if self.roster is not None else ():
             states[place.state] += 1
@@ -197,14 +218,26 @@ class Stats:
     """Counters of one service.
 
     Args:
-        name: the service's.
-        pipeline: whose requests are counted.
-        rosters: the stages' workers, None for a stage without processes.
-        singles: for each stage whether its model takes single items.
-        slo_s: the latency goal, if there is one.
+        name: The name of the service.
+        pipeline: The pipeline with the requests to count.
+        rosters: The roster of each stage; None for a stage that has none.
+        singles: Whether the model of each stage takes single items.
+        slo_s: The SLO in seconds, if there is one.
+
+    Attributes:
+        name: The name of the service.
+        pipeline: The pipeline with the requests to count.
+        slo_s: The SLO in seconds, if there is one.
+        outcomes: How many requests had each of `OUTCOMES`.
+        cancelled: How many requests were cancelled by their callers.
+        within_slo: How many answers without an error came within the SLO.
+        latency: The time from admission to the answer, for answers without an error.
+        last_ok_at: When the last answer without an error was given.
+        stages: The counters of each stage.
     """
 
-    stage_stats = StageStats  # what counts for one stage
+    stage_stats = StageStats
+    """The class of the counters of one stage."""
 
     def __init__(
         self,
@@ -221,14 +254,14 @@ class Stats:
         self.cancelled = 0
         self.within_slo = 0
         self.latency = Durations()
-        self.last_ok_at = float("-inf")
+        self.last_ok_at = -inf
         self.stages = [
             self.stage_stats(stage.name, pipeline, i, roster, single)
             for i, (stage, roster, single) in enumerate(zip(pipeline.batchers, rosters, singles, strict=True))
         ]
 
     def answered(self, requests: Sequence[Request], now: float) -> None:
-        """Requests have their answers."""
+        """Count requests that have got their answers."""
         starts = [request.admitted for request in requests if request.error is None]
         if starts:
             self.outcomes["ok"] += len(starts)
@@ -242,11 +275,11 @@ class Stats:
                     self.refused(request.error)
 
     def refused(self, error: Exception) -> None:
-        """A request ended with `error`, or never got in because of it."""
+        """Count a request that ended with `error`, or was not admitted because of it."""
         self.outcomes[outcome_of(error)] += 1
 
     def snapshot(self, now: float) -> ServiceSnapshot:
-        """The numbers at `now`, frozen. To be asked in the driver's thread, as policies are."""
+        """Return a copy of the numbers at `now`. Call this in the driver's thread."""
         total = sum(self.outcomes.values())
         return ServiceSnapshot(
             name=self.name,
@@ -259,19 +292,19 @@ class Stats:
 
 
 class _NoStageStats(StageStats):
-    """Counts nothing, and still says in the log why batches go."""
+    """Counts nothing, but still logs why batches go."""
 
     def started(self, batch: Batch) -> None:
-        """A batch goes to its worker."""
-        if batch.reason != self._reason:
-            self._say_why(batch)
+        """Log the reason if it is another one than the last."""
+        if batch.reason != self._last_reason:
+            self._log_reason(batch)
 
     def completed(self, place: int, busy_s: float, waited_s: float) -> None:
-        """Nobody will ask."""
+        """Do nothing: these numbers cannot be read, so the time to count them is saved."""
 
 
 class NoStats(Stats):
-    """Counts neither batches nor answers: for a driver whose numbers nobody can ask for."""
+    """Counts neither batches nor answers, for a driver with numbers that nobody can read."""
 
     stage_stats = _NoStageStats
 
@@ -280,27 +313,39 @@ class NoStats(Stats):
         super().__init__(name, pipeline, [None] * n, [False] * n)
 
     def answered(self, requests: Sequence[Request], now: float) -> None:
-        """Nobody will ask."""
+        """Do nothing: these numbers cannot be read, so the time to count them is saved."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageSnapshot:
-    """One stage at one moment.
+    """The numbers of one stage at one moment.
 
     Attributes:
-        queued, running: requests that wait, and that workers are busy with.
-        batches: calls made so far; mean_batch_size: requests per call.
-        batch_sizes: how many calls had each size.
-        padding_share: how much of what the model was called with was padding, see `Stage(allowed_batch_sizes=...)`.
-        reasons: why batches went when they did.
-        mean_queue_s, mean_compute_s: per request in the queue, per batch in the worker.
-        mean_idle_gap_s: how long a worker waited for its next batch although work was there.
-        workers: how many are in each state; restarts: how many have been replaced.
-        late_results, stray_replies: dropped answers: too late, and never asked for.
-        protocol_errors: workers that were ended for what they sent.
-        split_batches, unsplit_batches: batches that raised: run again in parts, or not because too many had been.
-        out_of_memory: batches that ran out of memory; safe_batch_size: what fits, None while nothing ever did not.
-        policy: why the policy decides as it does, see `Policy.explain`.
+        name: The name of the stage.
+        queued: How many requests wait.
+        running: How many requests are with workers.
+        batches: How many calls of the model have been made.
+        mean_batch_size: The mean number of requests in a call.
+        batch_sizes: How many calls had each size.
+        padding_share: The share of the items that the model was called with which was padding, see
+            `Stage(allowed_batch_sizes=...)`.
+        reasons: How many batches were sent to a worker for each reason.
+        mean_queue_s: The mean seconds that a request spent in the queue.
+        mean_compute_s: The mean seconds that a worker spent on a batch.
+        mean_idle_gap_s: The mean seconds that a worker waited for its next batch although requests
+            were waiting.
+        workers: How many workers are in each state.
+        restarts: How many workers have been replaced.
+        late_results: How many results were dropped because their request had been answered or
+            cancelled before.
+        stray_replies: How many results were dropped because their worker was not running the
+            request.
+        protocol_errors: How many workers were ended because they sent something wrong.
+        split_batches: How many batches raised an error and were run again in parts.
+        unsplit_batches: How many raised an error and were not, because too many had been.
+        out_of_memory: How many batches ran out of memory.
+        safe_batch_size: The largest batch known to fit into memory; None while none has run out.
+        policy: Why the policy decides as it does, see `Policy.explain`.
     """
 
     name: str
@@ -328,13 +373,16 @@ class StageSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ServiceSnapshot:
-    """A service at one moment.
+    """The numbers of a service at one moment.
 
     Attributes:
-        outcomes: what became of the requests so far, see `OUTCOMES` and `cancelled`.
-        in_flight: admitted requests whose callers still wait.
-        mean_latency_s: of the good answers, from admission.
-        slo_attainment: share of all requests answered well within `slo_s`; None without one.
+        name: The name of the service.
+        outcomes: How many requests had each of `OUTCOMES`, and how many were `cancelled`.
+        in_flight: How many admitted requests have no answer yet.
+        mean_latency_s: The mean seconds from admission to an answer without an error.
+        slo_attainment: The share of all requests that had an answer without an error within
+            `slo_s`; None if there is no SLO.
+        stages: The numbers of each stage.
     """
 
     name: str
@@ -346,7 +394,7 @@ class ServiceSnapshot:
 
 
 def outcome_of(error: Exception) -> str:
-    """The label under which an error is counted."""
+    """Return the outcome as which an error is counted."""
     for kind in type(error).__mro__:
         if kind in _OUTCOME_OF:
             return _OUTCOME_OF[kind]
@@ -356,14 +404,15 @@ def outcome_of(error: Exception) -> str:
 
 
 def explained(policy: Policy, now: float) -> dict[str, Any]:
-    """Why a policy decides as it does, in its own words; or why it cannot say."""
+    """Return what a policy says about its decisions, or the error that it raises when asked."""
     try:
         return dict(policy.explain(now))
-    except BaseException as error:  # policies may be the user's, and to look at them must harm nobody
+    except BaseException as error:  # the policy may be the user's; a look at it must do no harm
         return {"policy": type(policy).__name__.lower(), "error": f"{type(error).__name__}: {text_of(error)}"}
 
 
 def _stage_snapshot(stage: StageStats, now: float) -> StageSnapshot:
+    """Return the numbers of a stage at `now`."""
     return StageSnapshot(
         name=stage.name,
         queued=len(stage.batcher.queue),

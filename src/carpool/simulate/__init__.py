@@ -1,11 +1,13 @@
-"""The simulator: a service's own decisions under a virtual clock, as fast as they can be made."""
+"""The simulator: the decisions of a service under a virtual clock, as fast as they can be made."""
 
 from __future__ import annotations
 
-from carpool.simulate.arrivals import MMPP, Bursts, Closed, Flash, Gamma, Poisson, Sine, Trace
+from carpool.simulate.arrivals import Closed
 from carpool.simulate.compare import compare, sweep
 from carpool.simulate.costs import Affine, Cost, Drifting, Knee, Noisy, Sqrt, Table, Tile
 from carpool.simulate.engine import run
+from carpool.simulate.processes import MMPP, Bursts, Flash, Gamma, Poisson, Sine
+from carpool.simulate.replay import Trace
 from carpool.simulate.report import Report, mean_of
 from carpool.simulate.servers import capacity
 from carpool.simulate.weights import Pareto

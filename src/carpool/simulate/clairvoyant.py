@@ -1,11 +1,14 @@
-"""What a scheduler that knows all arrivals beforehand could answer in time: a bound on every policy's goodput.
+"""What a scheduler that knows all arrivals beforehand could answer in time: a bound on goodput.
 
-One worker, a known cost without noise that does not fall with the size, requests that are due in the order in which
-they arrive (one SLO for all).
-Such a schedule loses nothing by serving in order with the dropped ones left out before a batch, not inside it: of two
-requests of which the earlier is served and the later dropped, the later one can take the earlier one's place in any
-batch that also holds a request after both. So a schedule is a row of drops and of batches of consecutive requests, and
-all that matters of it after i requests is how many it has dropped and when the worker is free. The dynamic programme
+No policy can do better. The bound holds for one worker, for a known cost without noise that does
+not fall with the batch size, and for requests that are due in the order in which they arrive (one
+SLO for all).
+
+Such a scheduler loses nothing if it serves in order, and leaves out the requests that it drops
+before a batch and not inside it: if of two requests the earlier one is served and the later one is
+dropped, the later one can take the earlier one's place in any batch that also holds a request after
+both. So a schedule is a row of drops and of batches of consecutive requests, and all that matters
+of it after i requests is how many it has dropped and when the worker is free. The dynamic programme
 keeps, for every i and every number of drops, the earliest such time; this is exact.
 """
 
@@ -24,18 +27,20 @@ _ROUNDING_S = 1e-9  # a request that ends this much after it was due is in time
 def clairvoyant_attainment(
     arrivals: Sequence[float], dues: Sequence[float], cost_s: Callable[[int], float], max_batch_size: int
 ) -> float:
-    """The largest share of the requests that can be answered by the time they are due.
+    """Return the largest share of the requests that can be answered by the time they are due.
 
     Args:
-        arrivals: when each request arrives, rising; dues: when its answer is due, rising as well.
-        cost_s: seconds of a batch of n.
-        max_batch_size: most that one batch may hold.
+        arrivals: When each request arrives, in seconds and in order.
+        dues: When the answer to each request is due, in seconds and in order.
+        cost_s: The function from a number of requests to the seconds that a batch of them takes.
+        max_batch_size: The most requests that one batch may hold.
 
     Raises:
-        ValueError: times are not in order, or there are none, or a larger batch costs less than a smaller one.
+        ValueError: Times are not in order, or there are none, or a larger batch costs less than a
+            smaller one.
     """
     if not len(arrivals) or len(arrivals) != len(dues):
-        raise ValueError(f"arrivals and dues must be of one length, above 0: got {len(arrivals)} and {len(dues)}")
+        raise ValueError(f"arrivals and dues must have the same length, above 0: got {len(arrivals)} and {len(dues)}")
     if np.any(np.diff(arrivals) < 0) or np.any(np.diff(dues) < 0):
         raise ValueError("arrivals and dues must both rise: the bound holds for one SLO for all requests")
     seconds = np.array([cost_s(n) for n in range(1, max_batch_size + 1)])
@@ -45,10 +50,10 @@ def clairvoyant_attainment(
 
 
 def _fewest_drops(arrivals: np.ndarray, dues: np.ndarray, seconds: np.ndarray) -> int:
-    """How many of the requests must miss, at least.
+    """Return how many of the requests must be dropped at least.
 
-    Row i of `free_at` has, by the number of drops among the first i requests, when the worker can be free; rows are
-    used again once they lie behind.
+    Row i of `free_at` holds, by the number of drops among the first i requests, when the worker can
+    be free at the earliest. A row is used again once no later request refers to it.
     """
     total, rows = len(arrivals), len(seconds) + 1
     free_at = np.full((rows, total + 1), np.inf)
@@ -71,7 +76,10 @@ def _fewest_drops(arrivals: np.ndarray, dues: np.ndarray, seconds: np.ndarray) -
 
 
 def _useful(free_at: np.ndarray, next_arrival: float) -> np.ndarray:
-    """The part of a row worth going on from: more drops only pay while they free the worker any earlier."""
+    """Return the part of a row that is worth going on from.
+
+    Once the worker is free before the next request arrives, further drops gain nothing.
+    """
     enough = free_at <= next_arrival
     end = int(np.argmax(enough)) + 1 if enough.any() else len(free_at)
     useful: np.ndarray = free_at[:end].copy()

@@ -1,22 +1,24 @@
-"""`carpool simulate`: what policies would do for a workload, in a table, a picture or JSON."""
+"""The command `carpool simulate`: compare policies on a workload, in a table, a picture or JSON."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from carpool.simulate import specs
-from carpool.simulate.arrivals import Arrivals, Trace, arrivals_of
+from carpool.simulate.arrivals import Arrivals, arrivals_of
 from carpool.simulate.compare import LOADS, compare, sweep
 from carpool.simulate.policies import policy_of
+from carpool.simulate.replay import Trace
 from carpool.simulate.report import Report
 from carpool.simulate.servers import Servers
 from carpool.simulate.table import table_of
@@ -25,7 +27,8 @@ from carpool.simulate.weights import weights_of
 
 _USAGE_ERROR = 2
 _DURATION = "30s"
-_FILE_WIDTH = 160  # of what does not go to a terminal
+_ARRIVALS = "poisson:rate=800"
+_FILE_WIDTH = 160  # columns of output that does not go to a terminal
 
 
 def simulate(
@@ -50,71 +53,79 @@ def simulate(
     plot: Path | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> None:
-    """Compare batching policies on a workload, in virtual time: the service's own decisions, without a service.
+    """Compare batching policies on a workload in virtual time, without running a service.
 
-    Each policy meets the same requests. * marks the best of a column; a latency can be the best only where goodput is
-    within 1 % of the best, since whoever drops requests has short ones.
+    The policies are those of a service, and decide as they do there. Each one meets the same
+    requests. * marks the best figure of a column. A latency can only be the best where goodput is
+    within 1 % of the best one, since a policy that drops requests has short latencies.
 
     Example: carpool simulate --arrivals poisson:rate=800 --cost affine:a=8ms,b=0.25ms --slo 60ms
 
-    Example: carpool simulate --policy adaptive,cork --arrivals closed:clients=16,think=1ms+poisson:rho=0.3
+    Example: carpool simulate --policy adaptive,cork --arrivals closed:16,think=1ms+poisson:rho=0.3
 
-    Example: carpool simulate --cost table:1=8ms,16=11ms,64=24ms+noisy:sigma=0.2 --arrivals bursts:rho=0.8
+    Example: carpool simulate --cost table:1=8ms,64=24ms+noisy:sigma=0.2 --arrivals bursts:rho=0.8
 
     Example: carpool simulate --trace requests.csv,rho=0.7 --workers 2 --plot policies.html
 
     Parameters
     ----------
     policy:
-        One or several, with commas between: adaptive, greedy, static:10ms, static:10ms,max_queued_batches=10,
-        static:10ms,from_idle=yes, aimd, cork, deadline (which is told the true cost).
+        The policies, separated by commas: adaptive, greedy, static:10ms,
+        static:10ms,max_queued_batches=10, static:10ms,from_idle=yes, aimd, cork, deadline (which
+        is told the true cost).
     arrivals:
-        When requests come; + joins several. poisson:rate=800, gamma:rate=800,cv=2,
-        mmpp:rates=200/2000,mean_dwell=1s/500ms, sine:rho=0.6,swing=0.5, flash:rho=0.2,peak_rho=2,between=0.4/0.55,
-        bursts:rate=800,mean_burst=8, closed:clients=16,think=1ms. Instead of rate, requests per second, rho may say a
-        share of what the workers can serve. poisson:rate=800 if neither this nor a trace is given.
+        When requests come: poisson:rate=800, gamma:rate=800,cv=2,
+        mmpp:rates=200/2000,mean_dwell=1s/500ms, sine:rho=0.6,swing=0.5,
+        flash:rho=0.2,peak_rho=2,between=0.4/0.55, bursts:rate=800,mean_burst=8,
+        closed:clients=16,think=1ms, or several of them joined by +. Instead of rate, in requests
+        per second, you can give rho, a share of what the workers can serve. The default is
+        poisson:rate=800, unless there is a trace.
     cost:
-        What a batch of n takes: affine:a=8ms,b=0.25ms (the default), tile:a=3ms,step=4ms,width=16, sqrt:c=5ms,
-        knee:a=8ms,b=0.25ms,knee=32,extra=0.9ms, table:1=8ms,64=24ms or table:costs.csv; then +noisy:sigma=0.25 or
-        +drifting:factors=1/1.8/1.2. Once more for each further stage.
+        How long a batch of n takes: affine:a=8ms,b=0.25ms (the default),
+        tile:a=3ms,step=4ms,width=16, sqrt:c=5ms, knee:a=8ms,b=0.25ms,knee=32,extra=0.9ms,
+        table:1=8ms,64=24ms or table:costs.csv, followed by +noisy:sigma=0.25 or
+        +drifting:factors=1/1.8/1.2 if you like. Repeat the option for each further stage.
     slo:
-        Within which a request should be answered; 30ms/120ms: each has one of the two; none.
+        The time within which a request should be answered. With 30ms/120ms each request has one of
+        the two; none means no limit.
     max_batch_size:
-        Most requests in a batch, 64 if not given. Once, or once per stage.
+        The most requests in a batch, 64 if not given. Give it once, or once for each stage.
     workers:
-        How many serve at the same time, 1 if not given. Once, or once per stage.
+        How many workers a stage has, 1 if not given. Give it once, or once for each stage.
     duration:
-        How long requests arrive; 30s, or as long as the trace.
+        How long requests arrive: 30s if not given, or as long as the trace.
     seed:
         The first seed.
     seeds:
-        How many runs each figure is the mean of.
+        The number of runs, each with another seed, over which every figure is averaged.
     trace:
-        Replay a CSV file, at its own speed; trace.csv,speed=2 or trace.csv,rho=0.7 at another, and
-        trace.csv,column=TIMESTAMP,size=TOKENS says where the times and the weights are.
+        Replay a CSV file: trace.csv at its own speed, trace.csv,speed=2 or trace.csv,rho=0.7 at
+        another one. trace.csv,column=TIMESTAMP,size=TOKENS says which columns hold the times and
+        the weights.
     weights:
-        Of requests, where they differ: pareto:shape=1.7,cap=50.
+        How much requests weigh, where they differ: pareto:shape=1.7,cap=50.
     weights_known:
         Tell the policy the weights; the batch limit then counts them.
     max_queue_size:
-        Most requests that wait; more are refused. No limit if not given.
+        The most requests that may wait; further ones are refused. No limit if not given.
     hop:
-        What the way to a worker and back takes.
+        How long a batch travels to its worker and back.
     turn:
-        How long the driver gathers what happens before it decides.
+        How long the driver collects events before it decides.
     ahead:
-        A full batch goes to its worker shortly before that is free, and spends no time on its way there and back.
+        Send a full batch to its worker shortly before the worker is free, so that it spends no
+        time on the way.
     jobs:
-        How many runs at the same time; 0 is one per core.
+        How many runs to make at the same time; 0 means one per core.
     plot:
-        Draw goodput and latency against load, and the batch sizes, into this .png, .svg or .html file. The arrivals are
-        scaled to loads from 0.1 to 1.5, one run each.
+        Draw goodput and latency against load, and the batch sizes, into this .png, .svg or .html
+        file. For this the arrivals are scaled to loads from 0.1 to 1.5, with one run each.
     as_json:
         Print JSON instead of the table.
     """
-    try:
+    with _exit_on_mistake():
         plan = _Plan(
-            _policies(policy),
+            specs.listed(policy),
             _arrivals(arrivals, trace),
             cost or ["affine:a=8ms,b=0.25ms"],
             {
@@ -130,25 +141,28 @@ def simulate(
                 "runs_ahead": ahead,
             },
         )
-        capacity, load = _check(plan)
+        capacity = _capacity(plan)
         draw = None if plot is None else _drawer(plot)
-        reports, swept = _run(plan, seed, seeds, jobs, with_sweep=plot is not None)
-    except ValueError as error:
-        _fail(str(error))
-    shown = {"arrivals": arrivals or trace or "poisson:rate=800", "cost": " -> ".join(plan.cost), "slo": slo}
+        found = _run(plan, seed, seeds, jobs, with_sweep=plot is not None)
+    shown = _Shown(arrivals or trace or _ARRIVALS, " -> ".join(plan.cost), slo)
     if draw is not None and plot is not None:
         slo_s = plan.settings["slo_s"]
-        draw(plot, swept, slo_s=slo_s if isinstance(slo_s, float) else None, title=", ".join(shown.values()))
+        draw(plot, found.swept, slo_s=slo_s if isinstance(slo_s, float) else None, title=", ".join(shown))
     if as_json:
-        content = {**shown, **plan.settings, "max_queue_size": max_queue_size, "capacity": capacity, "load": load}
-        found = {"reports": [r.to_dict() for r in reports], "sweep": [r.to_dict() for r in swept]}
-        print(json.dumps({**content, **found}, indent=2))
+        _print_json(shown, {**plan.settings, "max_queue_size": max_queue_size}, capacity, found)
     else:
-        _print(shown, plan, capacity, load, reports, plot)
+        _print_table(shown, plan.settings, capacity, found.reports, plot)
 
 
 class _Plan(NamedTuple):
-    """What is to be simulated."""
+    """What is to be simulated.
+
+    Attributes:
+        policies: The policies' specs.
+        arrivals: The processes of every run.
+        cost: The cost of each stage, as a spec.
+        settings: Further settings of `run`.
+    """
 
     policies: Sequence[str]
     arrivals: Sequence[Arrivals]
@@ -156,42 +170,88 @@ class _Plan(NamedTuple):
     settings: dict[str, Any]
 
 
-def _policies(text: str) -> list[str]:
-    """A comma starts another policy unless `name=value` follows it."""
-    return specs.listed(text)
+class _Capacity(NamedTuple):
+    """What the simulated workers can do, and how much is asked of them.
+
+    Attributes:
+        per_second: How many requests per second they can serve.
+        load: The mean arrival rate as a share of that; None with a closed loop.
+    """
+
+    per_second: float
+    load: float | None
+
+
+class _Found(NamedTuple):
+    """What the runs have found.
+
+    Attributes:
+        reports: One for each policy.
+        swept: One for each policy and load, if a picture needs them.
+    """
+
+    reports: list[Report]
+    swept: list[Report]
+
+
+class _Shown(NamedTuple):
+    """The workload as the user wrote it, above the figures."""
+
+    arrivals: str
+    cost: str
+    slo: str
+
+
+@contextlib.contextmanager
+def _exit_on_mistake() -> Iterator[None]:
+    """Turn a ValueError, which is a mistake of the user, into a line on stderr and an exit."""
+    try:
+        yield
+    except ValueError as error:
+        print(f"carpool: {error}", file=sys.stderr)
+        raise SystemExit(_USAGE_ERROR) from None
 
 
 def _arrivals(arrivals: str | None, trace: str | None) -> list[Arrivals]:
+    """Return the processes that the two options give together. Raises ValueError."""
     found: list[Arrivals] = []
     if trace is not None:
         found += [Trace(trace)] if Path(trace).is_file() else arrivals_of(f"trace:{trace}")
     if arrivals is not None or trace is None:
-        found += arrivals_of(arrivals or "poisson:rate=800")
+        found += arrivals_of(arrivals or _ARRIVALS)
     return found
 
 
 def _slo_s(text: str) -> float | tuple[float, ...] | None:
+    """Return the SLO or the SLOs in seconds; None where there is none. Raises ValueError."""
     if text == "none":
         return None
     slos = tuple(map(specs.duration, text.split("/")))
     return slos if len(slos) > 1 else slos[0]
 
 
-def _duration_s(text: str | None, trace: str | None) -> float | None:
-    """Of the trace, if there is nothing else."""
-    if text is None and trace is not None:
+def _duration_s(text: str | None, only_trace: str | None) -> float | None:
+    """Return how long requests arrive; None stands for the length of a trace without company."""
+    if text is None and only_trace is not None:
         return None
     return specs.duration(text or _DURATION)
 
 
 def _one_or_each(values: list[int] | None, default: int) -> int | list[int]:
+    """Return one value for all stages, or a list with one for each."""
     if not values:
         return default
     return values[0] if len(values) == 1 else values
 
 
-def _check(plan: _Plan) -> tuple[float, float | None]:
-    """Capacity and load. What makes no sense is said now, before processes start."""
+def _capacity(plan: _Plan) -> _Capacity:
+    """Return what the workers can do, and the load.
+
+    This finds the mistakes in the plan before any process starts.
+
+    Raises:
+        ValueError: A setting makes no sense.
+    """
     settings = plan.settings
     servers = Servers.of(plan.cost, settings["max_batch_size"], settings["workers"])
     for policy in plan.policies:
@@ -199,11 +259,15 @@ def _check(plan: _Plan) -> tuple[float, float | None]:
     given = weights_of(settings["weights"])
     known = settings["weights_known"]
     traffic = Traffic(plan.arrivals, servers, duration_s=settings["duration_s"], weights=given, weights_known=known)
-    return servers.capacity(1.0 if given is None else given.mean, weights_known=known), traffic.load
+    return _Capacity(servers.capacity(1.0 if given is None else given.mean, weights_known=known), traffic.load)
 
 
-def _drawer(path: Path) -> Any:
-    """What draws the picture; whether it could be written is found out before the work."""
+def _drawer(path: Path) -> Callable[..., None]:
+    """Return the function that draws the picture; first make sure that it will be able to.
+
+    Raises:
+        ValueError: matplotlib is missing, or the path is wrong.
+    """
     try:
         from carpool.simulate import plot
     except ImportError as error:
@@ -215,8 +279,8 @@ def _drawer(path: Path) -> Any:
     return plot.draw
 
 
-def _run(plan: _Plan, seed: int, seeds: int, jobs: int, *, with_sweep: bool) -> tuple[list[Report], list[Report]]:
-    """All runs, with a progress bar on the terminal."""
+def _run(plan: _Plan, seed: int, seeds: int, jobs: int, *, with_sweep: bool) -> _Found:
+    """Make all runs, with a progress bar if stderr is a terminal. Raises ValueError."""
     policies, arrivals, cost, settings = plan
     console = Console(stderr=True)
     columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -228,36 +292,40 @@ def _run(plan: _Plan, seed: int, seeds: int, jobs: int, *, with_sweep: bool) -> 
             policies, arrivals, cost, seeds=seeds, progress=lambda done, of: bar.update(task, completed=done), **common
         )
         if not with_sweep:
-            return reports, []
+            return _Found(reports, [])
         swept = sweep(
             policies, arrivals, cost, progress=lambda done, of: bar.update(task, completed=first + done), **common
         )
-    return reports, swept
+    return _Found(reports, swept)
 
 
-def _print(
-    shown: dict[str, str], plan: _Plan, capacity: float, load: float | None, reports: list[Report], plot: Path | None
+def _print_json(shown: _Shown, settings: dict[str, Any], capacity: _Capacity, found: _Found) -> None:
+    """Print the workload, the settings and every figure as one JSON object."""
+    content = {**shown._asdict(), **settings, "capacity": capacity.per_second, "load": capacity.load}
+    reports = {"reports": [r.to_dict() for r in found.reports], "sweep": [r.to_dict() for r in found.swept]}
+    print(json.dumps({**content, **reports}, indent=2))
+
+
+def _print_table(
+    shown: _Shown, settings: dict[str, Any], capacity: _Capacity, reports: list[Report], plot: Path | None
 ) -> None:
+    """Print the workload in two lines, the table, and what its columns mean."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = _FILE_WIDTH
     first = reports[0]
-    share = "" if load is None else f", load {load:.2f}"
-    console.print(f"{shown['arrivals']} on {shown['cost']}, SLO {shown['slo']}", markup=False)
+    share = "" if capacity.load is None else f", load {capacity.load:.2f}"
+    console.print(f"{shown.arrivals} on {shown.cost}, SLO {shown.slo}", markup=False)
     console.print(
-        f"batches of up to {plan.settings['max_batch_size']}, workers {plan.settings['workers']},"
-        f" capacity {capacity:.4g}/s{share}; {first.requests:.0f} requests in {first.duration_s:.4g} s,"
+        f"batches of up to {settings['max_batch_size']}, workers {settings['workers']},"
+        f" capacity {capacity.per_second:.4g}/s{share}; {first.requests:.0f} requests in {first.duration_s:.4g} s,"
         f" mean of {len(first.seeds)} seed{'s' if len(first.seeds) > 1 else ''}",
         markup=False,
     )
     console.print(table_of(reports))
     console.print(
-        "Latencies in ms. pen.: mean in which whatever is not in time counts for two SLOs at least.", style="dim"
+        "Latencies are in ms. pen.: the mean in which each request that is not in time counts for at least two SLOs.",
+        style="dim",
     )
     if plot is not None:
         console.print(f"drawn: {plot}", markup=False)
-
-
-def _fail(text: str) -> NoReturn:
-    print(f"carpool: {text}", file=sys.stderr)
-    raise SystemExit(_USAGE_ERROR)

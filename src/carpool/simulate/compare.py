@@ -24,7 +24,7 @@ from carpool.simulate.weights import weights_of
 LOADS = tuple(n / 10 for n in range(1, 16))
 
 Progress = Callable[[int, int], None]
-"""Told how many runs of how many are done."""
+"""Called with the number of runs that are done and the number of all runs."""
 
 
 def compare(
@@ -38,18 +38,21 @@ def compare(
     progress: Progress | None = None,
     **settings: Any,
 ) -> list[Report]:
-    """One report per policy, each the mean over several seeds.
+    """Return one report for each policy, with the means over several seeds.
 
     Args:
-        policies, arrivals, cost: as in `run`.
-        seeds: how many; seed: the first one.
-        jobs: processes to run them in; 0 for one per core. With more than one all that is given must be picklable,
-            as specs are.
-        progress: called after every run.
-        settings: further ones of `run`.
+        policies: The policies, each as in `run`.
+        arrivals: As in `run`.
+        cost: As in `run`.
+        seeds: How many runs are made for each policy, each with a seed of its own.
+        seed: The first seed.
+        jobs: How many processes make the runs; 0 for one per core. With more than one, everything
+            that is given must be picklable, as specs are.
+        progress: Called at the beginning and after every run.
+        settings: Further settings of `run`.
 
     Raises:
-        ValueError: a setting makes no sense.
+        ValueError: A setting makes no sense.
     """
     processes = arrivals_of(arrivals)
     runs = [
@@ -72,15 +75,25 @@ def sweep(
     progress: Progress | None = None,
     **settings: Any,
 ) -> list[Report]:
-    """One report per policy and load, in this order; `Report.load` says which.
+    """Return one report for each policy and load, in this order; `Report.load` says which load.
 
-    The arrivals keep their kind and are scaled to each load, which is their mean rate as a share of capacity. With
-    clients in a closed loop everything is scaled, the number of clients too, and a load of 1 is what is given.
+    The arrivals keep their kind and are scaled to each load, which is their mean rate as a share of
+    capacity. With clients in a closed loop everything is scaled, the number of clients too, and a
+    load of 1 stands for the arrivals as they are given.
 
-    Args: as in `compare`; loads: the loads.
+    Args:
+        policies: As in `compare`.
+        arrivals: As in `run`.
+        cost: As in `run`.
+        loads: The loads, as shares of capacity.
+        seeds: How many runs are made for each policy and load, each with a seed of its own.
+        seed: The first seed.
+        jobs: As in `compare`.
+        progress: As in `compare`.
+        settings: Further settings of `run`.
 
     Raises:
-        ValueError: a setting makes no sense.
+        ValueError: A setting makes no sense.
     """
     loads = list(loads)
     processes = arrivals_of(arrivals)
@@ -96,18 +109,19 @@ def sweep(
 
 
 def _seeds(seeds: int, seed: int) -> range:
+    """Return the seeds of the runs of one policy. Raises ValueError."""
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, not {seeds!r}")
     return range(seed, seed + seeds)
 
 
 def _means(reports: Sequence[Report], seeds: int) -> list[Report]:
-    """Runs that differ in nothing but their seeds follow each other."""
+    """Return the mean of each group of `seeds` reports, which differ in nothing but their seeds."""
     return [mean_of(reports[i : i + seeds]) for i in range(0, len(reports), seeds)]
 
 
 def _load_of(processes: Sequence[Arrivals], cost: Any, settings: dict[str, Any]) -> float:
-    """The load that the arrivals make as they are; 1 with a closed loop."""
+    """Return the load that the arrivals make as given; 1 with a closed loop. Raises ValueError."""
     if any(isinstance(process, Closed) for process in processes):
         return 1.0
     servers = Servers.of(cost, settings.get("max_batch_size", 64), settings.get("workers", 1))
@@ -119,45 +133,50 @@ def _load_of(processes: Sequence[Arrivals], cost: Any, settings: dict[str, Any])
         weights_known=settings.get("weights_known", False),
     )
     if not traffic.load:
-        raise ValueError("these arrivals are none: they cannot be scaled to a load")
+        raise ValueError("these arrivals bring no requests, so they cannot be scaled to a load: give a rate above 0")
     return traffic.load
 
 
 def _scaled(processes: Sequence[Arrivals], factor: float) -> list[Arrivals]:
+    """Return the processes with `factor` times as many requests or clients."""
     return [process.scaled(factor) for process in processes]
 
 
 def _run_all(runs: Sequence[dict[str, Any]], jobs: int, progress: Progress | None) -> list[Report]:
-    """The reports, in the order of the runs."""
+    """Make the runs, and return their reports in the same order. Raises ValueError."""
     if jobs < 0:
         raise ValueError(f"jobs must be at least 1, or 0 for one per core, not {jobs!r}")
     jobs = min(jobs or os.cpu_count() or 1, len(runs))
-    tell = progress or (lambda done, of: None)
-    tell(0, len(runs))
+    report_progress = progress or (lambda done, of: None)
+    report_progress(0, len(runs))
     if jobs <= 1:
-        return [_run_one(settings, i, len(runs), tell) for i, settings in enumerate(runs)]
+        return [_run_one(settings, i, len(runs), report_progress) for i, settings in enumerate(runs)]
     _check_picklable(runs)
-    spawn = multiprocessing.get_context("spawn")  # a fork would take along the locks of whoever draws the progress
+    spawn = multiprocessing.get_context("spawn")  # a fork would copy locks that another thread holds
     with ProcessPoolExecutor(jobs, spawn) as pool:
         futures = [pool.submit(run, **settings) for settings in runs]
         try:
             for done, future in enumerate(as_completed(futures), 1):
                 future.result()
-                tell(done, len(runs))
+                report_progress(done, len(runs))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return [future.result() for future in futures]
 
 
-def _run_one(settings: dict[str, Any], index: int, runs: int, tell: Progress) -> Report:
+def _run_one(settings: dict[str, Any], index: int, runs: int, report_progress: Progress) -> Report:
+    """Make the run number `index`, counted from 0, of `runs`."""
     report = run(**settings)
-    tell(index + 1, runs)
+    report_progress(index + 1, runs)
     return report
 
 
 def _check_picklable(runs: Sequence[dict[str, Any]]) -> None:
+    """Raise ValueError if the settings cannot be sent to another process."""
     try:
         pickle.dumps(runs)
     except Exception as error:
-        raise ValueError(f"with several jobs, give specs, or functions that a module has by name: {error}") from None
+        raise ValueError(
+            f"with several jobs, give specs, or functions that a module defines at its top: {error}"
+        ) from None

@@ -1,7 +1,8 @@
-"""What a batch costs, in seconds of one worker's time: curves over its size, and what disturbs them.
+"""What a batch costs, in seconds of a worker's time: curves over its size, and what disturbs them.
 
-A curve is called with the batch's size, which is a sum of weights where requests have some, and need not be whole.
-`over` gives what a run takes its seconds from: the curve, with noise or drift if there is any.
+A curve is called with the size of a batch, which is the sum of the weights where requests have any,
+and need not be a whole number. `over` returns the function from which a run takes its seconds: the
+curve, with noise or drift if there is any.
 """
 
 from __future__ import annotations
@@ -21,27 +22,27 @@ from typing import Any
 from carpool.simulate import specs
 
 Seconds = Callable[[float, float, Random], float]
-"""Seconds of a batch of a size, at a time of the run, with a source of chance."""
+"""The seconds of a batch, from its size, the time of the run in seconds, and a random source."""
 
 EXAMPLE = "affine:a=8ms,b=0.25ms"
-_SAMPLES = 64  # of a cost that is all chance, for its mean
+_SAMPLES = 64  # for the mean of a function that draws its seconds at random
 
 
 class Cost(ABC):
-    """A cost: what it is on the mean, and what it is in a run."""
+    """What batches cost: undisturbed, and in a run."""
 
     @abstractmethod
     def __call__(self, n: float) -> float:
-        """Seconds of a batch of size `n`, undisturbed."""
+        """Return the seconds of a batch of size `n`, without noise and drift."""
 
     def over(self, duration_s: float) -> Seconds:
-        """What batches take in a run of so many seconds."""
+        """Return the function that says what batches take in a run of `duration_s` seconds."""
         return lambda n, now, dice: self(n)
 
 
 @dataclass(frozen=True)
 class Affine(Cost):
-    """A fixed part and one per item: a + b·n."""
+    """A fixed part, and a part for each item: a + b·n."""
 
     a_s: float
     b_s: float
@@ -52,7 +53,7 @@ class Affine(Cost):
 
 @dataclass(frozen=True)
 class Tile(Cost):
-    """Hardware that works in tiles: a + step·ceil(n / width)."""
+    """The cost on hardware that works in tiles: a + step·ceil(n / width)."""
 
     a_s: float
     step_s: float
@@ -64,7 +65,7 @@ class Tile(Cost):
 
 @dataclass(frozen=True)
 class Sqrt(Cost):
-    """c·√n: the more, the cheaper each."""
+    """A cost of c·√n: the larger the batch, the cheaper each item."""
 
     c_s: float
 
@@ -74,7 +75,7 @@ class Sqrt(Cost):
 
 @dataclass(frozen=True)
 class Knee(Cost):
-    """Affine up to a size, and `extra_s` more per item beyond it, as where a cache or a memory is full."""
+    """An affine cost with `extra_s` more for each item above a size, as when a cache is full."""
 
     a_s: float
     b_s: float
@@ -86,11 +87,12 @@ class Knee(Cost):
 
 
 class Table(Cost):
-    """Measured seconds by batch size: straight lines between the sizes, and on from the last two.
+    """Measured seconds by batch size, joined by straight lines, of which the last one goes on.
 
     Args:
-        seconds: by size; below the smallest size its own seconds count.
-        path: of a CSV file to read them from instead, with two columns: size and seconds.
+        seconds: The seconds by batch size; a smaller batch than all of these takes as long as the
+            smallest one.
+        path: A CSV file to read them from instead, with two columns: size and seconds.
     """
 
     def __init__(self, seconds: Mapping[int, float] | None = None, path: str | None = None) -> None:
@@ -115,12 +117,13 @@ class Table(Cost):
 
 @dataclass(frozen=True)
 class Noisy(Cost):
-    """Log-normal noise of mean 1 over another cost, and now and then a stall.
+    """Another cost times log-normal noise with a mean of 1, and now and then a stall.
 
     Args:
-        cost: the undisturbed one.
-        sigma: of the logarithm.
-        stall_share: of the batches, which take `stall_factor` times as long on top of the noise.
+        cost: The undisturbed cost.
+        sigma: The standard deviation of the logarithm of the noise.
+        stall_share: The share of the batches that stall, from 0 to 1.
+        stall_factor: How many times longer a batch that stalls takes, on top of the noise.
     """
 
     cost: Cost
@@ -145,7 +148,13 @@ class Noisy(Cost):
 
 @dataclass(frozen=True)
 class Drifting(Cost):
-    """Another cost times one factor after the other, each for an equal part of the run (the last one goes on)."""
+    """Another cost times a factor that changes during the run.
+
+    Args:
+        cost: The undisturbed cost.
+        factors: The factors, one after the other, each for an equal part of the run. After its end
+            the last one stays.
+    """
 
     cost: Cost
     factors: tuple[float, ...]
@@ -161,15 +170,15 @@ class Drifting(Cost):
 
 
 class GivenSeconds(Cost):
-    """A function of the user's: `n -> seconds`, or `(n, now, rng) -> seconds`.
+    """The cost that a function of the user says: `n -> seconds`, or `(n, now, rng) -> seconds`.
 
-    Of the second kind the undisturbed cost is the mean of some tries at time 0.
+    The undisturbed cost of a function of the second kind is the mean of some tries at time 0.
     """
 
     def __init__(self, function: Callable[..., float]) -> None:
         self._function = function
-        self._is_random = _required(function) >= 3
-        self._mean = functools.lru_cache(maxsize=None)(self._tried)
+        self._is_random = _required_arguments(function) >= 3
+        self._mean = functools.lru_cache(maxsize=None)(self._mean_of_samples)
 
     def __call__(self, n: float) -> float:
         return self._mean(n) if self._is_random else self._function(n)
@@ -180,7 +189,8 @@ class GivenSeconds(Cost):
     def __repr__(self) -> str:
         return getattr(self._function, "__name__", repr(self._function))
 
-    def _tried(self, n: float) -> float:
+    def _mean_of_samples(self, n: float) -> float:
+        """Return the mean seconds of a batch of size `n`, over some calls of the function."""
         dice = Random(0)
         return sum(self._function(n, 0.0, dice) for _ in range(_SAMPLES)) / _SAMPLES
 
@@ -190,7 +200,12 @@ DISTURBANCES: dict[str, Callable[..., Cost]] = {"noisy": Noisy, "drifting": Drif
 
 
 def cost_of(cost: object) -> Cost:
-    """A cost from itself, a spec, a table or a function. Raises ValueError or TypeError."""
+    """Return a cost, which may be given as a spec, a table or a function.
+
+    Raises:
+        ValueError: A spec or a table is wrong; the text says what to change.
+        TypeError: `cost` is none of these.
+    """
     if isinstance(cost, Cost):
         return cost
     if isinstance(cost, str):
@@ -203,6 +218,7 @@ def cost_of(cost: object) -> Cost:
 
 
 def _from_spec(text: str) -> Cost:
+    """Make a cost from a curve and its disturbances, joined by `+`. Raises ValueError."""
     parts = specs.split(text, "+", [*CURVES, *DISTURBANCES])
     is_table = parts[0].startswith("table:")
     cost = _table(parts[0]) if is_table else specs.build(parts[0], CURVES, "cost", EXAMPLE)
@@ -212,7 +228,7 @@ def _from_spec(text: str) -> Cost:
 
 
 def _table(text: str) -> Table:
-    """`table:1=8ms,8=10ms,64=24ms`, or `table:costs.csv`."""
+    """Make a table from `table:1=8ms,8=10ms,64=24ms` or `table:costs.csv`. Raises ValueError."""
     content = text.partition(":")[2].strip()
     if "=" not in content:
         return Table(path=content)
@@ -224,22 +240,23 @@ def _table(text: str) -> Table:
 
 
 def _read_table(path: str) -> dict[int, float]:
+    """Read seconds by batch size from a CSV file. Raises ValueError."""
     try:
         with Path(path).open(newline="") as file:
             rows = [row for row in csv.reader(file) if row]
         if rows and not rows[0][0].strip().isdigit():
-            rows = rows[1:]  # names of the columns
+            rows = rows[1:]  # the first line holds the names of the columns
         return {int(row[0]): float(row[1]) for row in rows}
     except OSError as error:
         raise ValueError(f"cannot read the cost table {path}: {error.strerror}") from None
     except (ValueError, IndexError):
-        raise ValueError(f"{path} is no cost table: its rows should be sizes and seconds, such as 8,0.010") from None
+        raise ValueError(f"{path} is not a cost table: its rows should be size and seconds, such as 8,0.010") from None
 
 
-def _required(function: Callable[..., Any]) -> int:
-    """How many arguments a function must be given."""
+def _required_arguments(function: Callable[..., Any]) -> int:
+    """Return how many arguments a function must be given."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # some built-in functions do not tell
+    except (TypeError, ValueError):  # some built-in functions have no signature
         return 1
     return sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)

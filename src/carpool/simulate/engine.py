@@ -1,6 +1,7 @@
-"""One run: arrivals go into the pipeline, batches cost what they are said to, and a report comes out.
+"""One run: arrivals go into the pipeline, batches cost what the user says, and a report comes out.
 
-Pipeline, batcher, queue and policy are the very objects that a service runs; only the driver is another.
+Pipeline, batcher, queue and policy are the same classes that a service uses; only the driver is
+another one.
 """
 
 from __future__ import annotations
@@ -45,33 +46,36 @@ def run(
 ) -> Report:
     """Simulate one service and report how it did.
 
-    Requests arrive in [0, duration). The run goes on for two (of the longest) SLOs more, or for the same time again
-    where there is no SLO; what is not finished then is reported as unfinished.
+    Requests arrive in [0, duration). The run goes on for twice the (longest) SLO, or for the same
+    time again where there is no SLO; what is not finished by then is reported as unfinished.
+
+    A list of costs stands for stages in a row; `policy`, `max_batch_size` and `workers` may then be
+    lists too.
 
     Args:
-        policy: a name, a spec, a policy (a template) or a function that makes one.
-        arrivals: a spec, a process of `carpool.simulate.arrivals`, several of them, or times in seconds.
-        cost: a spec, a cost of `carpool.simulate.costs`, or a function `n -> seconds` or `(n, now, rng) -> seconds`.
-        slo_s: within which requests should be answered; of several, each request has one with equal chance.
-        max_batch_size: most requests in a batch; with `weights_known` most weight.
-        workers: how many serve at the same time.
-        duration_s: how long requests arrive. None: a trace's own length.
-        seed: of all chance.
-        weights: of requests, if they differ: a spec, `Pareto(...)` or a list to draw from. A batch costs what its
-            weights sum up to. A trace brings its own.
-        weights_known: whether the policy is told. Then a request's size is its weight, rounded up, and a batch costs
-            what its sizes sum up to.
-        hop_s: what a batch spends on its way to the worker and back.
-        turn_s: how long the driver gathers what happens before it decides and tells: a turn of its loop.
-        runs_ahead: whether a full batch may go to its worker shortly before that is free, as in services whose workers
-            are processes or threads: it spends no `hop_s`.
-        max_queue_size: most requests that wait; more are refused.
-
-    A list of costs stands for stages in a row; `policy`, `max_batch_size` and `workers` may then be lists too.
+        policy: A name, a spec, a policy (which serves as a template) or a function that makes one.
+        arrivals: A spec, a process such as `Poisson(...)`, several of them, or times in seconds.
+        cost: A spec, a `Cost`, or a function `n -> seconds` or `(n, now, rng) -> seconds`.
+        slo_s: The seconds within which requests should be answered. Of several SLOs each request
+            has one, all with equal chance.
+        max_batch_size: The most requests in a batch; with `weights_known` the most weight.
+        workers: How many workers serve at the same time.
+        duration_s: How long requests arrive, in seconds; None for the length of a trace.
+        seed: The seed of everything random.
+        weights: How much requests weigh, if they differ: a spec, `Pareto(...)` or a list to draw
+            from. A batch costs what the sum of its weights costs. A trace brings its own weights.
+        weights_known: Whether the policy is told the weights. The size of a request is then its
+            weight, rounded up, and a batch costs what the sum of its sizes costs.
+        hop_s: The seconds that a batch spends on its way to the worker and back.
+        turn_s: The seconds for which the driver collects events before it decides and answers: a
+            turn of its loop.
+        runs_ahead: Whether a full batch may go to its worker shortly before the worker is free, as
+            in services with workers in processes or threads. Such a batch spends no `hop_s`.
+        max_queue_size: The most requests that may wait; further ones are refused.
 
     Raises:
-        ValueError: a setting makes no sense; the text says what to change.
-        TypeError: a setting is nothing of the kind.
+        ValueError: A setting makes no sense; the text says what to change.
+        TypeError: A setting is of a wrong kind.
     """
     servers = Servers.of(cost, max_batch_size, workers)
     templates = per_stage("policy", policy, len(servers.costs))
@@ -87,27 +91,17 @@ def run(
         weights_known=weights_known,
         seed=seed,
     )
-    longest_s = max(slos)
-    policies = [
-        policy_of(template, max_batch_size=limit, slo_s=None if math.isinf(longest_s) else longest_s, cost_s=cost)
-        for template, limit, cost in zip(templates, servers.limits, servers.costs, strict=True)
-    ]
-    stages = [
-        Batcher(
-            f"stage {i}",
-            one,
-            Queue(inf if i else max_queue_size),
-            runs_ahead=flag("runs_ahead", runs_ahead),
-            weigh=traffic.size_of,
-        )
-        for i, one in enumerate(policies)
-    ]
-    batch_cost = _batch_cost(servers, policies, traffic, seed)
+    policies = _policies(templates, servers, max(slos))
     driver = VirtualDriver(
-        Pipeline(stages), batch_cost, servers.workers, hop_s=hop_s, turn_s=turn_s, watcher=traffic.record
+        _pipeline(policies, traffic, max_queue_size, runs_ahead=flag("runs_ahead", runs_ahead)),
+        _batch_cost(servers, policies, traffic, seed),
+        servers.workers,
+        hop_s=hop_s,
+        turn_s=turn_s,
+        watcher=traffic.record,
     )
+    end_s = _end_s(traffic.duration_s, max(slos))
     traffic.begin(driver)
-    end_s = traffic.duration_s + (traffic.duration_s if math.isinf(longest_s) else 2 * longest_s)
     driver.run(until=end_s)
     return report_of(
         traffic.record,
@@ -121,7 +115,7 @@ def run(
 
 
 def slos_of(slo_s: float | Sequence[float] | None) -> tuple[float, ...]:
-    """The SLOs that requests may have; infinity for none. Raises ValueError."""
+    """Return the SLOs that requests may have, in seconds; infinity for none. Raises ValueError."""
     if slo_s is None:
         return (inf,)
     slos = tuple(slo_s) if isinstance(slo_s, Sequence) else (slo_s,)
@@ -132,8 +126,38 @@ def slos_of(slo_s: float | Sequence[float] | None) -> tuple[float, ...]:
     return slos
 
 
+def _policies(templates: Sequence[PolicyLike], servers: Servers, longest_slo_s: float) -> list[Policy]:
+    """Make the policy of each stage. Raises ValueError or TypeError."""
+    slo_s = None if math.isinf(longest_slo_s) else longest_slo_s
+    return [
+        policy_of(template, max_batch_size=limit, slo_s=slo_s, cost_s=cost)
+        for template, limit, cost in zip(templates, servers.limits, servers.costs, strict=True)
+    ]
+
+
+def _pipeline(policies: Sequence[Policy], traffic: Traffic, max_queue_size: float, *, runs_ahead: bool) -> Pipeline:
+    """Make a pipeline with a stage for each policy; only the first stage refuses requests."""
+    return Pipeline(
+        [
+            Batcher(
+                f"stage {i}",
+                policy,
+                Queue(inf if i else max_queue_size),
+                runs_ahead=runs_ahead,
+                weigh=traffic.size_of,
+            )
+            for i, policy in enumerate(policies)
+        ]
+    )
+
+
+def _end_s(duration_s: float, longest_slo_s: float) -> float:
+    """Return when the run ends: requests that arrived last still have time to be answered."""
+    return duration_s + (duration_s if math.isinf(longest_slo_s) else 2 * longest_slo_s)
+
+
 def _batch_cost(servers: Servers, policies: Sequence[Policy], traffic: Traffic, seed: int) -> BatchCost:
-    """What batches take, with a source of chance for each stage."""
+    """Return the function that gives a batch its seconds, with a random source for each stage."""
     seconds = [cost.over(traffic.duration_s) for cost in servers.costs]
     dice = [Random(f"{seed}/cost/{i}") for i in range(len(seconds))]
     paddings = [_padding(policy) for policy in policies]
@@ -147,7 +171,10 @@ def _batch_cost(servers: Servers, policies: Sequence[Policy], traffic: Traffic, 
 
 
 def _padding(policy: Policy) -> Callable[[float], float]:
-    """What a batch of some size costs like, since a policy with allowed sizes has its batches padded."""
+    """Return the function from the size of a batch to its size after padding.
+
+    Batches are padded only where the policy has allowed batch sizes.
+    """
     allowed: Sequence[int] = getattr(policy, "allowed_batch_sizes", None) or ()
     if not allowed:
         return lambda n: n

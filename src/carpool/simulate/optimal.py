@@ -1,13 +1,15 @@
 """The least mean latency that any policy can have for Poisson arrivals, and the policy that has it.
 
-One worker, a known cost t(n) without noise, no SLO. What is waiting when the worker is free is then all that matters,
-so the best decisions are a table: the semi-Markov decision process of Deb & Serfozo, "Optimal control of batch service
-queues" (1973), here with times that depend on the batch, solved by policy iteration (Howard 1960; Puterman, "Markov
-Decision Processes", 1994, section 11.4). The cost rate is the number of requests in the system, which by Little's law
-is the mean latency times the arrival rate.
+This holds for one worker, a known cost t(n) without noise, and no SLO. How many requests wait when
+the worker is free is then all that matters, so the best decisions are a table. It comes from the
+semi-Markov decision process of Deb & Serfozo, "Optimal control of batch service queues" (1973),
+here with times that depend on the batch, and is found by policy iteration (Howard 1960; Puterman,
+"Markov Decision Processes", 1994, section 11.4). The cost rate is the number of requests in the
+system, which by Little's law is the mean latency times the arrival rate.
 
-Decisions fall when a batch ends and when a request arrives at an idle worker: run n of the x that wait, or wait for
-one more. Queues are cut off at a length that is doubled until the result no longer depends on it.
+A decision is made when a batch ends and when a request arrives at an idle worker: run n of the x
+that wait, or wait for one more. Queues are cut off at a length that is doubled until the result no
+longer depends on it.
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ class Optimum:
     """The solution of one decision process.
 
     Attributes:
-        mean_s: mean latency of a request.
-        batch_sizes: by the number of waiting requests, how many to run now; 0 means to wait for one more.
+        mean_s: The mean latency of a request, in seconds.
+        batch_sizes: How many requests to run now, by the number of requests that wait; 0 means to
+            wait for one more.
     """
 
     mean_s: float
@@ -42,13 +45,15 @@ class Optimum:
 
 
 class Optimal(Policy):
-    """Plays the table of an optimum, so that it can be simulated beside the other policies.
+    """A policy that follows the table of an optimum, to be simulated beside the other policies.
 
     Args:
-        batch_sizes: by the number of waiting requests, how many to run; more than the table knows count as its last.
-        max_batch_size: as for every policy.
-        max_queue_delay_s: after which requests go although the table waits for more: the last ones, after which none
-            come. It should be so long that before it others come almost surely.
+        batch_sizes: How many requests to run, by the number of requests that wait. The last entry
+            also stands for all larger numbers.
+        max_batch_size: As for every policy.
+        max_queue_delay_s: The time after which requests go although the table would wait for more,
+            for the sake of the last ones of a run. It should be so long that further requests
+            almost surely come before it is over.
     """
 
     def __init__(
@@ -71,16 +76,16 @@ class Optimal(Policy):
 
 
 def optimal_mean_latency(cost_s: Callable[[int], float], rate: float, max_batch_size: int) -> Optimum:
-    """Solve for the least mean latency.
+    """Find the least mean latency and the decisions that reach it.
 
     Args:
-        cost_s: seconds of a batch of n.
-        rate: arrivals per second, as a Poisson process.
-        max_batch_size: most that one batch may hold.
+        cost_s: The function from a number of requests to the seconds that a batch of them takes.
+        rate: The requests per second of the Poisson process.
+        max_batch_size: The most requests that one batch may hold.
 
     Raises:
-        ValueError: the rate is not below the capacity, so that no policy has a finite mean latency, or is so near to
-            it that the queue cannot be cut off.
+        ValueError: The rate is not below the capacity, so that no policy has a finite mean latency,
+            or it is so near to the capacity that the queue cannot be cut off.
     """
     seconds = np.array([cost_s(n) for n in range(1, max_batch_size + 1)])
     capacity = float(np.max(np.arange(1, max_batch_size + 1) / seconds))
@@ -100,26 +105,29 @@ def optimal_mean_latency(cost_s: Callable[[int], float], rate: float, max_batch_
 
 
 class _Process:
-    """The decision process with at most `longest` waiting; states are 0 … longest, arrivals beyond are lost."""
+    """The decision process with the number of waiting requests, at most `longest`, as its state.
+
+    Requests that arrive at a full queue are lost.
+    """
 
     def __init__(self, seconds: np.ndarray, rate: float, longest: int) -> None:
         self.seconds = seconds
         self.rate = rate
         self.longest = longest
-        self.mean_number = inf  # in the system
+        self.mean_number = inf  # of requests in the system
         self._waiting = np.arange(longest + 1)
         self._arrivals = [_poisson(rate * float(t)) for t in seconds]
 
     def greedy(self) -> np.ndarray:
-        """Run whatever waits: where the iteration starts."""
+        """Return the policy that always runs whatever waits, with which the iteration starts."""
         return np.minimum(self._waiting, len(self.seconds))
 
     def extended(self, policy: np.ndarray) -> np.ndarray:
-        """The policy of a shorter process as a start for this one."""
+        """Return the policy of a shorter process, continued for the longer queues of this one."""
         return np.concatenate([policy, np.full(self.longest + 1 - len(policy), policy[-1])])
 
     def solve(self, policy: np.ndarray) -> np.ndarray:
-        """Improve the policy until nothing is better; sets `mean_number`."""
+        """Improve the policy until no other one is better, return it and set `mean_number`."""
         while True:
             values, self.mean_number = self._evaluate(policy)
             better = self._improve(policy, values)
@@ -128,9 +136,10 @@ class _Process:
             policy = better
 
     def _evaluate(self, policy: np.ndarray) -> tuple[np.ndarray, float]:
-        """Relative values of the states, that of 0 being 0, and the mean number in the system, under a policy.
+        """Return the relative values of the states, and the mean number in the system.
 
-        value(x) = number·time spent − mean·time + E[value of the next state], for every state x.
+        Both hold under the policy. The value of state 0 is 0, and for every state x
+        value(x) = number·time spent − mean·time + E[value of the next state].
         """
         states = self.longest + 1
         chain = np.zeros((states, states))
@@ -143,12 +152,12 @@ class _Process:
                 chain[x, -1] += 1.0 - arrivals.sum()
         time, number = self._time(policy), self._number(policy)
         equations = np.eye(states) - chain
-        equations[:, 0] = time  # the value of state 0 is 0: its place is taken by the mean
+        equations[:, 0] = time  # the value of state 0 is 0, so its place is free for the mean
         solution = np.linalg.solve(equations, number)
         return np.concatenate([[0.0], solution[1:]]), float(solution[0])
 
     def _improve(self, policy: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """In each state the action that is best if `values` are had from the next state on."""
+        """Return the best action in each state, if `values` hold from the next state on."""
         best = self._worth_waiting(values)
         actions = np.zeros_like(policy)
         kept = np.where(policy == 0, best, np.inf)
@@ -160,26 +169,29 @@ class _Process:
         return np.where(best < kept - _NO_GAIN * (1.0 + np.abs(kept)), actions, policy)
 
     def _worth_waiting(self, values: np.ndarray) -> np.ndarray:
-        """By state, the value of waiting for one more; impossible where the queue is cut off."""
+        """Return the value of waiting for one more, by state; the longest queue cannot wait."""
         worth = (self._waiting - self.mean_number) / self.rate
         return np.append(worth[:-1] + values[1:], np.inf)
 
     def _worth(self, n: int, values: np.ndarray) -> np.ndarray:
-        """By state, the value of running n; impossible where fewer wait."""
+        """Return the value of running n requests, by state; infinite where fewer than n wait."""
         seconds, arrivals = self.seconds[n - 1], self._arrivals[n - 1]
         beyond = np.full(len(arrivals) - 1, values[-1])
-        following = np.correlate(np.concatenate([values, beyond]), arrivals, mode="valid")  # after x - n are left
+        following = np.correlate(np.concatenate([values, beyond]), arrivals, mode="valid")  # by x - n, what is left
         following += (1.0 - arrivals.sum()) * values[-1]
         spent = (self._waiting + self.rate * seconds / 2 - self.mean_number) * seconds
         return np.concatenate([np.full(n, np.inf), spent[n:] + following[: self.longest + 1 - n]])
 
     def _time(self, policy: np.ndarray) -> np.ndarray:
-        """Expected seconds in each state."""
+        """Return the expected seconds in each state."""
         time: np.ndarray = np.where(policy == 0, 1.0 / self.rate, self.seconds[np.maximum(policy, 1) - 1])
         return time
 
     def _number(self, policy: np.ndarray) -> np.ndarray:
-        """Expected request-seconds in each state: those waiting or running, and those that arrive meanwhile."""
+        """Return the expected request-seconds in each state.
+
+        Requests count that wait or run, and those that arrive in the meantime.
+        """
         time = self._time(policy)
         arriving = np.where(policy == 0, 0.0, self.rate * time / 2)
         number: np.ndarray = (self._waiting + arriving) * time
@@ -187,7 +199,7 @@ class _Process:
 
 
 def _poisson(mean: float) -> np.ndarray:
-    """Probabilities of 0, 1, 2 … events, up to where the rest is below any rounding."""
+    """Return the probabilities of 0, 1, 2 … events, until the rest is lost in rounding."""
     most = ceil(mean + 12 * sqrt(mean) + 40)
     k = np.arange(most + 1)
     log_factorial = np.array([lgamma(i + 1) for i in k])

@@ -1,7 +1,8 @@
 """Pictures of simulated policies: goodput and latency against load, and how large the batches were.
 
-Colours are those of Okabe & Ito, which people with any colour vision tell apart; every policy also has a mark of its
-own. Lines get thinner from the first policy to the last, so that those beneath are seen where they coincide.
+The colours are those of Okabe & Ito, which people with any colour vision can tell apart; every
+policy also has a mark of its own. Lines get thinner from the first policy to the last, so that all
+can be seen where they coincide.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ except ImportError:
     raise ImportError("pictures need matplotlib: pip install 'carpool[sim]'") from None
 
 FORMATS = (".png", ".svg", ".html")
-STYLES = {  # colour and mark, the same in every picture
+STYLES = {  # by policy the colour and the mark, which are the same in every picture
     "adaptive": ("#0072B2", "o"),
     "greedy": ("#009E73", "s"),
     "static": ("#E69F00", "^"),
@@ -32,8 +33,8 @@ STYLES = {  # colour and mark, the same in every picture
 }
 _MORE_STYLES = (("#56B4E9", "X"), ("#7F7F7F", "*"), ("#8C6D31", "<"), ("#5B5B9E", ">"), ("#3B7A57", "h"))
 _INK, _FAINT, _GRID = "#222222", "#6B6B6B", "#E3E3E3"
-CLOSED = 0.0  # stands for the load of a closed loop, which makes its own
-_CHOSEN_LOADS = 4  # most groups in the picture of batch sizes
+CLOSED = 0.0  # stands for the load of a closed loop, which is not known beforehand
+_CHOSEN_LOADS = 4  # the most groups in the picture of batch sizes
 SETTINGS: Any = {
     "svg.hashsalt": "carpool",  # the same picture gives the same file
     "svg.fonttype": "none",
@@ -53,7 +54,7 @@ SETTINGS: Any = {
 
 
 class Plotted(Protocol):
-    """What a picture needs of a report; `load` is the share of capacity, None for a closed loop."""
+    """What a picture needs of a report; see `Report` for the attributes."""
 
     @property
     def policy(self) -> str: ...
@@ -76,7 +77,7 @@ class Plotted(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """One policy at one load, over all seeds."""
+    """The figures of one policy at one load, over all seeds."""
 
     goodput: float
     mean_s: float
@@ -85,19 +86,20 @@ class _Point:
 
 
 _Curves = dict[str, dict[float, _Point]]
-"""By policy and load."""
+"""The points by policy and load."""
 
 
 def draw(path: str | Path, reports: Iterable[Plotted], *, slo_s: float | None = None, title: str = "") -> None:
-    """Write a picture of the reports; those of one policy at one load (other seeds) are taken together.
+    """Draw a picture of the reports into a file.
 
     Args:
-        path: where to; its ending, .png, .svg or .html, says what is written.
-        slo_s: drawn as a line in the panel of latencies.
-        title: above the picture.
+        path: The file; its ending, .png, .svg or .html, says what is written.
+        reports: The reports. Those of one policy at one load, with other seeds, are combined.
+        slo_s: The SLO in seconds, drawn as a line in the panel of latencies.
+        title: The title above the picture.
 
     Raises:
-        ValueError: another ending, or no reports.
+        ValueError: The file has another ending, or there are no reports.
     """
     path = Path(path)
     if path.suffix not in FORMATS:
@@ -110,15 +112,18 @@ def draw(path: str | Path, reports: Iterable[Plotted], *, slo_s: float | None = 
 
 
 def style(policy: str, others: Sequence[str] = ()) -> tuple[str, str]:
-    """Colour and mark of a policy; one that has none of its own gets the next that is free among `others`."""
+    """Return the colour and the mark of a policy.
+
+    A policy without ones of its own gets some by its position among `others`.
+    """
     kind = policy.partition(":")[0]
-    if kind in STYLES and not any(other.partition(":")[0] == kind for other in others[: _place(policy, others)]):
+    if kind in STYLES and not any(other.partition(":")[0] == kind for other in others[: _position(policy, others)]):
         return STYLES[kind]
-    return _MORE_STYLES[_place(policy, others) % len(_MORE_STYLES)]
+    return _MORE_STYLES[_position(policy, others) % len(_MORE_STYLES)]
 
 
 def save(path: Path, figure: Figure, title: str, table: str = "") -> None:
-    """Write a figure as what the file's ending says; a page has the table below the picture."""
+    """Write a figure in the format that the file's ending says; a page has the table below it."""
     if path.suffix == ".png":
         figure.savefig(path, dpi=160, facecolor="white")
         return
@@ -128,12 +133,13 @@ def save(path: Path, figure: Figure, title: str, table: str = "") -> None:
     path.write_text(svg if path.suffix == ".svg" else _page(svg, title, table), encoding="utf-8")
 
 
-def _place(policy: str, others: Sequence[str]) -> int:
+def _position(policy: str, others: Sequence[str]) -> int:
+    """Return the position of a policy among others; 0 if it is not one of them."""
     return others.index(policy) if policy in others else 0
 
 
 def _curves(reports: Iterable[Plotted]) -> _Curves:
-    """The reports by policy and load, each the mean of its seeds."""
+    """Return the figures by policy and load, each the mean over the seeds."""
     groups: dict[str, dict[float, list[Plotted]]] = {}
     for report in reports:
         load = CLOSED if report.load is None else report.load
@@ -142,6 +148,7 @@ def _curves(reports: Iterable[Plotted]) -> _Curves:
 
 
 def _point(reports: Sequence[Plotted]) -> _Point:
+    """Return the mean of the figures, and all batches together."""
     sizes: dict[int, int] = {}
     for report in reports:
         for n, count in report.batch_sizes.items():
@@ -156,11 +163,12 @@ def _point(reports: Sequence[Plotted]) -> _Point:
 
 
 def _loads(curves: _Curves) -> list[float]:
+    """Return all loads, in order."""
     return sorted({load for points in curves.values() for load in points})
 
 
 def _figure(curves: _Curves, slo_s: float | None, title: str) -> Figure:
-    """Three panels and one legend for all."""
+    """Return three panels and one legend for all of them."""
     figure = Figure(figsize=(13.0, 4.6), layout=ConstrainedLayoutEngine(wspace=0.05))
     goodput, latency, sizes = figure.subplots(1, 3)
     if len(_loads(curves)) > 1:
@@ -185,25 +193,26 @@ def _figure(curves: _Curves, slo_s: float | None, title: str) -> Figure:
 
 
 def _legend(axes: Any, policies: Sequence[str]) -> list[Any]:
-    """A sample of each policy's line."""
+    """Return a sample of each policy's line."""
     return [axes.plot([], [], label=policy, **_line(policy, policies))[0] for policy in policies]
 
 
 def _line(policy: str, policies: Sequence[str]) -> dict[str, Any]:
-    """How a policy's curve is drawn: the first broad and beneath, each following one thinner and above it."""
+    """Return how a policy's curve is drawn: each one thinner than the one before, and above it."""
     colour, mark = style(policy, policies)
-    place = _place(policy, policies)
+    position = _position(policy, policies)
     return {
         "color": colour,
         "marker": mark,
-        "markersize": max(4.0, 9.0 - place),
-        "linewidth": max(1.2, 5.0 * 0.74**place),
-        "zorder": 2.0 + 0.1 * place,
+        "markersize": max(4.0, 9.0 - position),
+        "linewidth": max(1.2, 5.0 * 0.74**position),
+        "zorder": 2.0 + 0.1 * position,
         "solid_capstyle": "round",
     }
 
 
 def _draw_goodput(axes: Any, curves: _Curves) -> None:
+    """Draw goodput over load, with a curve for each policy."""
     for policy, points in curves.items():
         axes.plot(list(points), [point.goodput for point in points.values()], **_line(policy, list(curves)))
     axes.set_title("Goodput: answers in time", loc="left")
@@ -214,6 +223,7 @@ def _draw_goodput(axes: Any, curves: _Curves) -> None:
 
 
 def _draw_latency(axes: Any, curves: _Curves) -> None:
+    """Draw mean and p99 over load, with two curves for each policy."""
     for policy, points in curves.items():
         line = _line(policy, list(curves))
         axes.plot(list(points), [point.mean_s * 1e3 for point in points.values()], **line)
@@ -227,7 +237,7 @@ def _draw_latency(axes: Any, curves: _Curves) -> None:
 
 
 def _mark_loads(axes: Any) -> None:
-    """The axis of loads, and where the capacity ends."""
+    """Label the axis of loads, and mark where the load reaches the capacity."""
     axes.set_xlabel("load (share of capacity)")
     low, high = axes.get_xlim()
     if low < 1.0 < high:
@@ -235,11 +245,11 @@ def _mark_loads(axes: Any) -> None:
 
 
 def _draw_goodputs(axes: Any, curves: _Curves) -> None:
-    """One load only: a bar for each policy."""
-    for place, (policy, points) in enumerate(curves.items()):
+    """Draw a bar for each policy, where there is only one load."""
+    for row, (policy, points) in enumerate(curves.items()):
         goodput = next(iter(points.values())).goodput
-        axes.barh(place, goodput, height=0.62, color=style(policy, list(curves))[0])
-        axes.annotate(f"{goodput:,.4g}", (goodput, place), (4, 0), textcoords="offset points", va="center")
+        axes.barh(row, goodput, height=0.62, color=style(policy, list(curves))[0])
+        axes.annotate(f"{goodput:,.4g}", (goodput, row), (4, 0), textcoords="offset points", va="center")
     load = _loads(curves)[0]
     axes.set_title("Goodput" if load == CLOSED else f"Goodput at {load:.3g} of capacity", loc="left")
     axes.set_xlabel("requests answered in time per second")
@@ -248,13 +258,13 @@ def _draw_goodputs(axes: Any, curves: _Curves) -> None:
 
 
 def _draw_latencies(axes: Any, curves: _Curves) -> None:
-    """One load only: mean and p99 of each policy, joined by a line."""
-    for place, (policy, points) in enumerate(curves.items()):
+    """Draw mean and p99 of each policy, joined by a line, where there is only one load."""
+    for row, (policy, points) in enumerate(curves.items()):
         point = next(iter(points.values()))
         colour, mark = style(policy, list(curves))
-        axes.plot([point.mean_s * 1e3, point.p99_s * 1e3], [place, place], color=colour, linewidth=2, zorder=2)
-        axes.plot(point.mean_s * 1e3, place, marker=mark, color=colour, markersize=8, zorder=3)
-        axes.plot(point.p99_s * 1e3, place, marker="|", color=colour, markersize=13, markeredgewidth=2, zorder=3)
+        axes.plot([point.mean_s * 1e3, point.p99_s * 1e3], [row, row], color=colour, linewidth=2, zorder=2)
+        axes.plot(point.mean_s * 1e3, row, marker=mark, color=colour, markersize=8, zorder=3)
+        axes.plot(point.p99_s * 1e3, row, marker="|", color=colour, markersize=13, markeredgewidth=2, zorder=3)
     axes.set_title("Latency: mean (mark) and p99 (bar)", loc="left")
     axes.set_xlabel("milliseconds")
     axes.set_xscale("log")
@@ -263,12 +273,14 @@ def _draw_latencies(axes: Any, curves: _Curves) -> None:
 
 
 def _name_rows(axes: Any, policies: Sequence[str]) -> None:
+    """Label the rows with the policies, the first one at the top."""
     axes.set_yticks(range(len(policies)), policies)
     axes.set_ylim(len(policies) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
 
 
 def _draw_slo(axes: Any, slo_s: float, *, vertical: bool) -> None:
+    """Draw the SLO as a line across the panel of latencies."""
     line = axes.axvline if vertical else axes.axhline
     line(slo_s * 1e3, color=_INK, linewidth=1.1, linestyle=(0, (1, 1.5)), zorder=1)
     label = {"fontsize": 8.5, "color": _INK, "textcoords": "offset points"}
@@ -279,15 +291,19 @@ def _draw_slo(axes: Any, slo_s: float, *, vertical: bool) -> None:
 
 
 def _draw_sizes(axes: Any, curves: _Curves) -> None:
-    """At a few loads, for each policy: from the 5th to the 95th percentile, the middle half, and the median."""
+    """Draw the batch sizes of each policy at a few loads.
+
+    A thin line goes from the 5th to the 95th percentile, a broad one covers the middle half, and a
+    mark stands at the median.
+    """
     loads = _chosen(_loads(curves))
     policies = list(curves)
     step = 0.8 / len(policies)
     for group, load in enumerate(loads):
-        for place, policy in enumerate(policies):
+        for position, policy in enumerate(policies):
             point = curves[policy].get(load)
             if point is not None and point.batch_sizes:
-                x = group + (place - (len(policies) - 1) / 2) * step
+                x = group + (position - (len(policies) - 1) / 2) * step
                 _draw_spread(axes, x, point.batch_sizes, *style(policy, policies))
     axes.set_title("Batch sizes: median, middle half, 5-95 %", loc="left")
     axes.set_ylabel("requests in a batch")
@@ -300,6 +316,7 @@ def _draw_sizes(axes: Any, curves: _Curves) -> None:
 
 
 def _draw_spread(axes: Any, x: float, sizes: Mapping[int, int], colour: str, mark: str) -> None:
+    """Draw the percentiles of some batch sizes at `x`."""
     low, quarter, middle, three_quarters, high = (_quantile(sizes, q) for q in (0.05, 0.25, 0.5, 0.75, 0.95))
     axes.plot([x, x], [low, high], color=colour, linewidth=1.2, solid_capstyle="butt")
     axes.plot([x, x], [quarter, three_quarters], color=colour, linewidth=4.5, alpha=0.55, solid_capstyle="butt")
@@ -307,7 +324,7 @@ def _draw_spread(axes: Any, x: float, sizes: Mapping[int, int], colour: str, mar
 
 
 def _chosen(loads: Sequence[float]) -> list[float]:
-    """A few of the loads, from the first to the last."""
+    """Return a few of the loads, from the first to the last."""
     if len(loads) <= _CHOSEN_LOADS:
         return list(loads)
     last = len(loads) - 1
@@ -315,7 +332,7 @@ def _chosen(loads: Sequence[float]) -> list[float]:
 
 
 def _quantile(sizes: Mapping[int, int], q: float) -> int:
-    """The batch size that a share `q` of the batches do not exceed."""
+    """Return the batch size that a share `q` of the batches does not exceed."""
     left = q * sum(sizes.values())
     for n in sorted(sizes):
         left -= sizes[n]
@@ -325,14 +342,14 @@ def _quantile(sizes: Mapping[int, int], q: float) -> int:
 
 
 def _plain_ticks(axis: Any) -> None:
-    """A logarithmic axis with ticks at 1, 2, 5, 10 …, written without powers."""
+    """Give a logarithmic axis ticks at 1, 2, 5, 10 …, written without powers."""
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 
 
 def _table(curves: _Curves) -> str:
-    """The figures of the picture as HTML rows."""
+    """Return the figures of the picture as an HTML table."""
     header = ("policy", "load", "goodput (1/s)", "mean (ms)", "p99 (ms)")
     rows = [
         (policy, f"{load:.3g}", f"{p.goodput:,.1f}", f"{p.mean_s * 1e3:.2f}", f"{p.p99_s * 1e3:.2f}")
@@ -345,7 +362,7 @@ def _table(curves: _Curves) -> str:
 
 
 def _page(svg: str, title: str, table: str) -> str:
-    """A page that needs nothing else."""
+    """Return a page that needs no other file."""
     return f"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">

@@ -1,4 +1,4 @@
-"""The policies that take part: by name with parameters, as objects, or made by a function."""
+"""The policies that take part in a run, given by name, as objects or as functions."""
 
 from __future__ import annotations
 
@@ -11,19 +11,23 @@ from carpool.simulate import specs
 EXAMPLE = "static:10ms"
 
 PolicyLike = str | Policy | Callable[[], Policy]
-"""A spec (`adaptive`, `static:10ms`), a policy, which serves as a template, or a function that makes one."""
+"""A spec (`adaptive`, `static:10ms`), a policy (a template) or a function that makes one."""
 
 
 def policy_of(
     policy: PolicyLike, *, max_batch_size: int, slo_s: float | None, cost_s: Callable[[float], float]
 ) -> Policy:
-    """A fresh policy for one stage.
+    """Make the policy of one stage.
 
-    A policy that is named gets what it takes of `slo_s`, the (longest) SLO, and of `cost_s`, the true cost of a batch.
+    Args:
+        policy: A spec, a template or a function.
+        max_batch_size: The most that a batch may hold, whatever the policy says.
+        slo_s: The (longest) SLO in seconds, for a policy given by name that takes it.
+        cost_s: The true cost of a batch in seconds, for a policy given by name that takes it.
 
     Raises:
-        ValueError: there is no such policy or parameter.
-        TypeError: it is none.
+        ValueError: There is no such policy or parameter.
+        TypeError: `policy` is none of these, or the function returns something else.
     """
     if isinstance(policy, str):
         given = {"max_batch_size": max_batch_size, "cost_s": cost_s}
@@ -41,7 +45,7 @@ def policy_of(
 
 
 def label_of(policy: PolicyLike) -> str:
-    """What a policy is called in tables."""
+    """Return the name of a policy in tables and pictures."""
     if isinstance(policy, str):
         return policy
     if isinstance(policy, Policy):

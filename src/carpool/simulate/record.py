@@ -1,4 +1,4 @@
-"""What happened in a run, in columns: a few bytes per request."""
+"""The record of a run, in columns that take a few bytes for each request."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ DROPPED = -2.0
 
 
 class StageRecord:
-    """Of one stage.
+    """What happened in one stage.
 
     Attributes:
-        sizes: how many batches there were of each number of requests.
-        busy_s: seconds of its workers' time, up to the end of the arrivals.
+        sizes: How many batches there were, by the number of requests in them.
+        busy_s: The seconds for which its workers were busy, up to the end of the arrivals.
     """
 
     def __init__(self) -> None:
@@ -28,13 +28,20 @@ class StageRecord:
 
 
 class Record:
-    """Of a whole run; it watches the driver. The n-th request that arrived has index n in every column.
+    """What happened in a whole run. It watches the driver.
+
+    The request that arrives n-th, counted from 0, has index n in every column.
 
     Attributes:
-        arrived: when; finished: when it was served, or DROPPED or UNFINISHED.
-        slo_s: within which it should be answered; a run with a single SLO has no such column, but `slos`.
-        client: who sent it, -1 if not one of a closed loop; a run without such clients has no such column.
-        weights: only if requests have weights.
+        duration_s: How long requests arrive.
+        slos: The SLOs that requests may have.
+        arrived: When each request arrived.
+        finished: When each request was served; or DROPPED or UNFINISHED.
+        slo_s: The SLO of each request. The column is empty if there is only one SLO.
+        client: The client that sent each request, or -1 for requests of open processes. The column
+            is empty if there is no closed loop.
+        weights: The weight of each request. The column is empty if they all weigh the same.
+        stages: One record for each stage.
     """
 
     def __init__(self, duration_s: float, stages: int, slos: Sequence[float]) -> None:
@@ -49,18 +56,18 @@ class Record:
 
     @property
     def slo_of_each(self) -> Iterable[float]:
-        """The SLOs of all requests, in their order."""
+        """The SLO of each request, in the order of the columns."""
         return self.slo_s if len(self.slos) > 1 else repeat(self.slos[0], len(self.arrived))
 
     def started(self, now: float, batch: Batch, busy_s: float) -> None:
-        """Its worker is busy from now on; what is after the end of the arrivals does not count."""
+        """Count a batch that keeps its worker busy from `now` on, up to the end of the arrivals."""
         stage = self.stages[batch.stage]
         stage.sizes[batch.n] += 1
         if now < self.duration_s:
             stage.busy_s += min(busy_s, self.duration_s - now)
 
     def answered(self, now: float, requests: Sequence[Request]) -> None:
-        """Requests carry their index as item, whatever stage they come from."""
+        """Note when requests were answered. The item of a request is its index, in every stage."""
         finished = self.finished
         for request in requests:
             finished[request.item] = now if request.error is None else DROPPED  # type: ignore[call-overload]

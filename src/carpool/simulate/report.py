@@ -1,8 +1,9 @@
 """What a run was worth: the figures by which policies are compared.
 
-They are about the requests that arrive in [0, duration); nothing is trimmed, so a cold start counts. A request is good
-when it is served within its SLO, or at all where there is none. A mean latency says little by itself, since dropping
-half of the requests lowers it; so there is also the penalised mean, in which a drop costs two SLOs.
+They cover the requests that arrive in [0, duration). Nothing is trimmed, so a cold start counts. A
+request is good if it is served within its SLO, or at all where there is none. A mean latency says
+little by itself, since dropping half of the requests lowers it; so there is also the penalised
+mean, in which a dropped request counts for two SLOs.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import compress
 from math import inf
 from statistics import fmean
+from typing import Any
 
 from carpool.simulate.record import DROPPED, UNFINISHED, Record
 
@@ -23,23 +25,43 @@ NAN = math.nan
 
 @dataclass(frozen=True)
 class Report:
-    """Figures of one run, or the means over several.
+    """Figures of one run, or their means over several runs.
+
+    A latency is the time from arrival to answer, in seconds; that of an unfinished request reaches
+    to the end of the run, and dropped requests have none.
 
     Attributes:
-        policy: its name; load: mean arrival rate as a share of capacity, None with a closed loop.
-        duration_s, seeds: of what runs.
-        requests: how many arrived; served, dropped, unfinished: what became of them; late: served after their SLO.
-        throughput, goodput: served, and served in time, per second; attainment: the good ones' share of all.
-        mean_s, p50_s, p99_s: latency of the served, and of the unfinished up to the end of the run.
-        penalised_mean_s: latency of all, where late or unfinished ones count for at least, and dropped ones for, two
-            SLOs. Without an SLO a dropped one counts as if it had waited to the end.
-        starvation: the longest latency over the median.
-        fairness: Jain's index over the good requests of each closed-loop client; 1 is even. None without clients.
-        class_attainment: by SLO; class_ratio: the least of these over the greatest. For a single SLO that is 1.
-        wake_ups: how often the policy was asked only because of the time, per request.
-        batches, mean_batch_size, batch_sizes, utilisation: of the busiest stage; utilisation is the share of its
-            workers' time until the last arrival in which they were busy; batch_sizes counts batches by requests.
-        stage_utilisation, stage_batch_size: of each stage.
+        policy: The name of the policy.
+        load: The mean arrival rate as a share of capacity; None with a closed loop.
+        duration_s: How long requests arrived, in seconds.
+        seeds: The seeds of the runs.
+        requests: How many requests arrived.
+        served: How many were answered, in time or late.
+        dropped: How many were refused, or dropped while they waited.
+        unfinished: How many had no answer at the end of the run.
+        late: How many were served after their SLO.
+        throughput: Served requests per second.
+        goodput: Good requests per second.
+        attainment: The share of all requests that were good.
+        mean_s: The mean latency.
+        p50_s: The median latency.
+        p99_s: The latency that 99 % of the requests do not exceed.
+        penalised_mean_s: The mean latency over all requests, where late and unfinished requests
+            count for at least two SLOs and dropped ones for two SLOs. Without an SLO a dropped
+            request counts as if it had waited to the end of the run.
+        starvation: The longest latency over the median.
+        fairness: Jain's index over the good requests of the clients of closed loops; 1 is even.
+            None without such clients.
+        class_attainment: The attainment by SLO in seconds.
+        class_ratio: The smallest of these over the greatest; 1 for a single SLO.
+        wake_ups: How often the policy was asked only because time had passed, per request.
+        batches: How many batches the busiest stage ran.
+        mean_batch_size: The mean number of requests in a batch of the busiest stage.
+        utilisation: The share of time for which the workers of the busiest stage were busy, until
+            the end of the arrivals.
+        stage_utilisation: The same for each stage.
+        stage_batch_size: The mean number of requests in a batch for each stage.
+        batch_sizes: How many batches the busiest stage ran, by the number of requests in them.
     """
 
     policy: str
@@ -72,28 +94,38 @@ class Report:
 
     @property
     def drop_share(self) -> float:
-        """Dropped requests as a share of all."""
+        """The share of all requests that were dropped."""
         return self.dropped / self.requests if self.requests else 0.0
 
     @property
     def late_share(self) -> float:
-        """Late requests as a share of all."""
+        """The share of all requests that were late."""
         return self.late / self.requests if self.requests else 0.0
 
     def to_dict(self) -> dict[str, object]:
-        """Plain values, as JSON has them; a figure that cannot be told is None."""
+        """Return the figures as values that JSON has; unknown and infinite ones are None."""
         figures = {**asdict(self), "drop_share": self.drop_share, "late_share": self.late_share}
         return {name: _plain(value) for name, value in figures.items()}
 
     def to_json(self) -> str:
-        """The same as text."""
+        """Return the figures as JSON text."""
         return json.dumps(self.to_dict())
 
 
 def report_of(
     record: Record, *, policy: str, load: float | None, seed: int, end_s: float, workers: Sequence[int], wake_ups: int
 ) -> Report:
-    """The figures of one run, which went on to `end_s`, with so many workers in each stage."""
+    """Return the figures of one run.
+
+    Args:
+        record: What happened.
+        policy: The name of the policy.
+        load: The mean arrival rate as a share of capacity, if it is known.
+        seed: The seed of the run.
+        end_s: When the run ended.
+        workers: How many workers each stage had.
+        wake_ups: How often the policy was asked only because time had passed.
+    """
     requests, dropped, unfinished = len(record.arrived), *map(record.finished.count, (DROPPED, UNFINISHED))
     served = requests - dropped - unfinished
     good = _good(record)
@@ -135,42 +167,48 @@ def report_of(
 
 
 def mean_of(reports: Iterable[Report]) -> Report:
-    """One report for runs that differ in their seeds: every figure is the mean, batches are put together."""
-    all = list(reports)
-    first = all[0]
-    values: dict[str, object] = {}
-    for name in (f.name for f in fields(Report)):
-        value = getattr(first, name)
-        if name == "seeds":
-            values[name] = tuple(seed for report in all for seed in report.seeds)
-        elif name == "batch_sizes":
-            sizes = {n for report in all for n in report.batch_sizes}
-            values[name] = {n: sum(report.batch_sizes.get(n, 0) for report in all) for n in sorted(sizes)}
-        elif name == "class_attainment":
-            classes = sorted({slo_s for report in all for slo_s in report.class_attainment})
-            values[name] = {c: _mean([r.class_attainment.get(c, NAN) for r in all]) for c in classes}
-        elif isinstance(value, tuple):
-            values[name] = tuple(_mean(column) for column in zip(*[getattr(r, name) for r in all], strict=True))
-        elif value is None or isinstance(value, str):
-            values[name] = value
-        else:
-            values[name] = _mean([getattr(report, name) for report in all])
-    return Report(**values)  # type: ignore[arg-type]
+    """Return one report for runs that differ only in their seeds.
+
+    Every figure is the mean over the runs, and the batches of all runs are counted together.
+    """
+    runs = list(reports)
+    values = {f.name: _mean_figure(f.name, [getattr(run, f.name) for run in runs]) for f in fields(Report)}
+    return Report(**values)
+
+
+def _mean_figure(name: str, values: Sequence[Any]) -> Any:
+    """Return the attribute `name` of a mean report, from its values in several runs."""
+    first = values[0]
+    if name == "seeds":
+        return tuple(seed for seeds in values for seed in seeds)
+    if name == "batch_sizes":
+        return {n: sum(counts.get(n, 0) for counts in values) for n in _keys_of(values)}
+    if name == "class_attainment":
+        return {slo_s: _mean([shares.get(slo_s, NAN) for shares in values]) for slo_s in _keys_of(values)}
+    if isinstance(first, tuple):
+        return tuple(_mean(column) for column in zip(*values, strict=True))
+    return first if first is None or isinstance(first, str) else _mean(values)
+
+
+def _keys_of(mappings: Sequence[Mapping[float, object]]) -> list[float]:
+    """Return the keys of all mappings, in order."""
+    return sorted({key for mapping in mappings for key in mapping})
 
 
 def _latencies(record: Record, end_s: float) -> list[float]:
-    """From arrival to answer; of the unfinished to the end of the run. Dropped requests have none."""
+    """Return the latencies of all requests that were not dropped."""
     rows = zip(record.arrived, record.finished, strict=True)
     return [(end_s if end == UNFINISHED else end) - arrived for arrived, end in rows if end != DROPPED]
 
 
 def _good(record: Record) -> list[bool]:
-    """Whether each was served in time. The due time is computed as the core does, so that equality holds."""
+    """Return whether each request was good. The sum is the one of the core, so that it is exact."""
     rows = zip(record.arrived, record.finished, record.slo_of_each, strict=True)
     return [0.0 <= end <= arrived + slo_s for arrived, end, slo_s in rows]
 
 
 def _penalised_mean(record: Record, end_s: float) -> float:
+    """Return the mean over all requests, of which those that are not good count for two SLOs."""
     total = 0.0
     for arrived, end, slo_s in zip(record.arrived, record.finished, record.slo_of_each, strict=True):
         if 0.0 <= end <= arrived + slo_s:
@@ -185,7 +223,7 @@ def _penalised_mean(record: Record, end_s: float) -> float:
 
 
 def _class_attainment(record: Record, good: list[bool]) -> dict[float, float]:
-    """The good ones' share of the requests of each SLO that some have."""
+    """Return the share of good requests by SLO, for each SLO that some requests have."""
     if len(record.slos) == 1:
         return {record.slos[0]: sum(good) / len(good)} if good else {}
     count = Counter(record.slo_s)
@@ -194,7 +232,7 @@ def _class_attainment(record: Record, good: list[bool]) -> dict[float, float]:
 
 
 def _jain(record: Record, good: list[bool]) -> float | None:
-    """(Σk)² / (N Σk²) over the clients' good requests; even where nobody has any."""
+    """Return (Σk)² / (N Σk²) over the good requests k of N clients; 1 where no client has any."""
     if not record.client:
         return None
     counts: dict[int, int] = {}
@@ -206,26 +244,29 @@ def _jain(record: Record, good: list[bool]) -> float | None:
 
 
 def _quantile(ordered: Sequence[float], q: float) -> float:
-    """The smallest value that at least the share q does not exceed."""
+    """Return the smallest value that a share of at least `q` does not exceed."""
     return ordered[max(0, math.ceil(q * len(ordered)) - 1)] if ordered else NAN
 
 
 def _mean_size(sizes: dict[int, int]) -> float:
+    """Return the mean number of requests in a batch."""
     batches = sum(sizes.values())
     return sum(n * count for n, count in sizes.items()) / batches if batches else NAN
 
 
 def _share(part: float, whole: float) -> float:
-    """Of nothing, all is well."""
+    """Return a share of requests, which is 1 where there are none: nothing went wrong."""
     return part / whole if whole else 1.0
 
 
 def _mean(values: Iterable[float | None]) -> float:
+    """Return the mean of the values that are known."""
     known = [value for value in values if value is not None and not math.isnan(value)]
     return fmean(known) if known else NAN
 
 
 def _plain(value: object) -> object:
+    """Return a value as JSON has it."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

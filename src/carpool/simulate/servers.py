@@ -1,4 +1,4 @@
-"""Who serves: stages in a row, each with its cost, its batch limit and its workers; and how much they can serve."""
+"""What serves the requests: stages with costs, batch limits and workers; and its capacity."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from carpool.simulate.costs import Cost, cost_of
 
 @dataclass(frozen=True)
 class Servers:
-    """Stages in a row.
+    """Stages in a row; every attribute has one entry for each of them.
 
     Attributes:
-        costs, limits, workers: of each stage its batches' cost, their largest size, and how many workers it has.
+        costs: What batches cost.
+        limits: The largest batch.
+        workers: How many workers there are.
     """
 
     costs: tuple[Cost, ...]
@@ -23,7 +25,10 @@ class Servers:
 
     @classmethod
     def of(cls, cost: Any, max_batch_size: Any, workers: Any) -> Servers:
-        """From one value for all stages or a list for each; the costs say how many there are. Raises ValueError."""
+        """Make stages from one value for all of them, or from lists with one value for each.
+
+        There are as many stages as costs. Raises ValueError.
+        """
         costs = tuple(cost_of(part) for part in (cost if isinstance(cost, list | tuple) else [cost]))
         limits = per_stage("max_batch_size", max_batch_size, len(costs))
         pools = per_stage("workers", workers, len(costs))
@@ -33,11 +38,14 @@ class Servers:
         return cls(costs, limits, pools)
 
     def capacity(self, mean_weight: float = 1.0, *, weights_known: bool = False) -> float:
-        """Most requests per second that can be served for ever: workers · max n/t(n) of the slowest stage.
+        """Return the most requests per second that can be served for ever.
+
+        This is workers · max n/t(n) of the slowest stage.
 
         Args:
-            mean_weight: of a request; a batch costs what its weights sum up to.
-            weights_known: whether batch limits count weights instead of requests.
+            mean_weight: The mean weight of a request; a batch costs what the sum of its weights
+                costs.
+            weights_known: Whether batch limits count weights instead of requests.
         """
         unit = 1.0 if weights_known else mean_weight
         rates = [
@@ -48,15 +56,16 @@ class Servers:
 
 
 def capacity(cost: Any = "affine:a=8ms,b=0.25ms", max_batch_size: Any = 64, workers: Any = 1) -> float:
-    """Most requests per second that can be served for ever: workers · max n/t(n), n up to `max_batch_size`.
+    """Return the most requests per second that can be served for ever.
 
-    A list of costs stands for stages in a row, of which the slowest counts; the others may then be lists too.
+    This is workers · max n/t(n) for n up to `max_batch_size`. A list of costs stands for stages in
+    a row, of which the slowest counts; the other arguments may then be lists too.
     """
     return Servers.of(cost, max_batch_size, workers).capacity()
 
 
 def per_stage(name: str, value: Any, stages: int) -> tuple[Any, ...]:
-    """One value for each stage; a single one counts for all. Raises ValueError."""
+    """Return one value for each stage; a single value counts for all of them. Raises ValueError."""
     if not isinstance(value, list | tuple):
         return (value,) * stages
     if len(value) != stages:

@@ -1,18 +1,24 @@
-"""Specs: what is simulated, in a few words, as the command line takes them.
+"""Specs: short texts that say what to simulate, as the command line takes them.
 
-One spec is `kind:name=value,name=value`. Several are joined by `+`, which starts a new one only before a known kind.
-Times have units (8ms, 0.25ms, 2s, 300us), shares may be written as percentages, and several values of one parameter are
-separated by `/`. The names are those of the object's own parameters; `a_s` may be written `a`. A first value without a
-name goes to the first parameter that it suits: `poisson:800`, `static:10ms`, `trace:requests.csv`.
+One spec is `kind:name=value,name=value`. Several are joined by `+`, which starts a new spec only
+before a known kind. Times have units (8ms, 0.25ms, 2s, 300us), shares may be written as
+percentages, and several values of one parameter are separated by `/`.
+
+The names are those of the parameters of the class that the kind stands for; `a_s` may be written
+`a`. How a value is read follows from the parameter's type: text, yes or no, numbers or times. A
+first value without a name goes to the first parameter that it suits: `poisson:800`,
+`static:10ms`, `trace:requests.csv`.
 """
 
 from __future__ import annotations
 
+import collections.abc
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal, InvalidOperation
-from typing import Any, TypeVar
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin
 
 T = TypeVar("T")
 
@@ -20,119 +26,156 @@ UNITS_S = {"us": "1e-6", "µs": "1e-6", "ms": "1e-3", "s": "1", "m": "60"}
 _DURATION = re.compile(r"([-+.\de]+)\s*(us|µs|ms|s|m)")
 
 
+class ValueForm(NamedTuple):
+    """How the value of one parameter is written.
+
+    Attributes:
+        type: What one value is: `str`, `bool`, `int` or `float`.
+        is_series: Whether there may be several values, with `/` between them.
+    """
+
+    type: type
+    is_series: bool
+
+
 def duration(text: str) -> float:
-    """Seconds of `8ms`, `2s` or `300us`. Raises ValueError: there is no unit, or no number."""
+    """Return the seconds of `8ms`, `2s` or `300us`. Raises ValueError for other texts."""
     text = text.strip()
     found = _DURATION.fullmatch(text)
     try:
         return float(Decimal(found[1]) * Decimal(UNITS_S[found[2]])) if found else _zero(text)
     except (ValueError, InvalidOperation):
-        raise ValueError(f"{text!r} is no duration: write a number and its unit, such as 8ms, 2s or 300us") from None
+        raise ValueError(f"{text!r} is not a duration: write a number and its unit, such as 8ms, 2s or 300us") from None
 
 
 def number(text: str) -> float:
-    """A number, or a percentage. Raises ValueError."""
+    """Return a number, which may be written as a percentage. Raises ValueError."""
     text = text.strip()
     try:
         return float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:
-        raise ValueError(f"{text!r} is no number") from None
+        raise ValueError(f"{text!r} is not a number") from None
 
 
 def split(text: str, separator: str, kinds: Iterable[str]) -> list[str]:
-    """The specs in `text`: a separator counts only where a known kind follows, so values may contain it."""
+    """Return the specs in `text`.
+
+    A separator counts only where a known kind follows, so that values may contain it.
+    """
     known = "|".join(map(re.escape, kinds))
     ends = rf":|\s*$|\s*{re.escape(separator)}"
     return [part.strip() for part in re.split(rf"{re.escape(separator)}\s*(?=(?:{known})(?:{ends}))", text)]
 
 
 def listed(text: str) -> list[str]:
-    """The specs between commas; one before `name=value` belongs to the spec that it stands in."""
+    """Return the specs between commas; a comma before `name=value` is a part of its spec."""
     return [part.strip() for part in re.split(r",(?!\s*\w+\s*=)", text)]
 
 
 def build(text: str, kinds: Mapping[str, Callable[..., T]], what: str, example: str, **given: Any) -> T:
-    """The object that a spec describes.
+    """Make the object that a spec describes.
 
     Args:
-        text: the spec.
-        kinds: what there is, by name.
-        what: what the kinds are, for error texts; example: one that is right.
-        given: further arguments, which the spec cannot set; only those that the kind takes are used.
+        text: The spec.
+        kinds: What a spec can describe, by name.
+        what: What the kinds are, for error texts.
+        example: A spec that is right, for error texts.
+        given: Further arguments, which the spec cannot set; each kind gets those that it takes.
 
     Raises:
-        ValueError: the kind or a parameter is unknown, or a value is wrong.
+        ValueError: The kind or a parameter is unknown, or a value is wrong.
     """
     kind, _, rest = (part.strip() for part in text.partition(":"))
     if kind not in kinds:
         raise ValueError(
             f"there is no {what} {kind!r}; choose one of {', '.join(sorted(kinds))}: for example {example}"
         )
-    parameters = takes(kinds[kind])
-    arguments = {name: value for name, value in given.items() if name in parameters}
-    settable = {name: type for name, type in parameters.items() if name not in given}
-    for i, entry in enumerate(filter(None, (part.strip() for part in rest.split(",")))):
-        name, equals, value = (part.strip() for part in entry.partition("="))
-        try:
-            if not equals and i:
-                raise ValueError("only the first value can go without a name")
-            key = _parameter(name, value, settable) if equals else _first_that_suits(name, settable)
-            arguments[key] = _value(value if equals else name, key, settable[key])
-        except ValueError as error:
-            raise ValueError(f"{what} {text!r}: {error}; for example {example}") from None
+    make = kinds[kind]
+    forms = _value_forms(make, without=given)
     try:
-        if missing := _required(kinds[kind]) - arguments.keys():
+        arguments = {name: value for name, value in given.items() if name in _parameters(make)}
+        for i, entry in enumerate(filter(None, (part.strip() for part in rest.split(",")))):
+            name, value = _argument(entry, forms, is_first=not i)
+            arguments[name] = value
+        if missing := _required(make) - arguments.keys():
             raise ValueError(f"it needs {' and '.join(name.removesuffix('_s') for name in sorted(missing))} too")
-        return kinds[kind](**arguments)
+        return make(**arguments)
     except ValueError as error:
         raise ValueError(f"{what} {text!r}: {error}; for example {example}") from None
 
 
-def takes(make: Callable[..., object]) -> dict[str, str]:
-    """The parameters of a class or function and their types, as text."""
-    parameters = inspect.signature(make).parameters.values()
-    return {p.name: str(p.annotation) for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+def _parameters(make: Callable[..., object]) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a class or function that can be given by name."""
+    parameters = inspect.signature(make, eval_str=True).parameters
+    return {name: p for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
 def _required(make: Callable[..., object]) -> set[str]:
-    parameters = inspect.signature(make).parameters.values()
-    return {p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    """Return the names of the parameters without a default."""
+    return {name for name, p in _parameters(make).items() if p.default is p.empty}
+
+
+def _value_forms(make: Callable[..., object], without: Iterable[str]) -> dict[str, ValueForm]:
+    """Return how values are written, by parameter, for those that a spec can set."""
+    forms = {name: _value_form(p.annotation) for name, p in _parameters(make).items() if name not in without}
+    return {name: form for name, form in forms.items() if form is not None}
+
+
+def _value_form(hint: Any) -> ValueForm | None:
+    """Return how values of a type are written; None if they cannot be written in a spec."""
+    members = set(get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)) - {NoneType}
+    if len(members) != 1:
+        return None
+    (only,) = members
+    is_series = get_origin(only) in (tuple, collections.abc.Sequence)
+    each = get_args(only)[0] if is_series else only
+    return ValueForm(each, is_series) if each in (str, bool, int, float) else None
+
+
+def _argument(entry: str, forms: Mapping[str, ValueForm], *, is_first: bool) -> tuple[str, Any]:
+    """Return the parameter and the value that one entry of a spec gives. Raises ValueError."""
+    name, equals, value = (part.strip() for part in entry.partition("="))
+    if not equals and not is_first:
+        raise ValueError("only the first value can go without a name")
+    parameter = _named_parameter(name, value, forms) if equals else _first_that_suits(entry, forms)
+    return parameter, _value(value if equals else entry, parameter, forms[parameter])
 
 
 def _zero(text: str) -> float:
-    """A duration of nothing needs no unit."""
+    """Return a duration without a unit, which only 0 can go without. Raises ValueError."""
     if float(text) != 0:
         raise ValueError
     return 0.0
 
 
-def _parameter(name: str, value: str, settable: Mapping[str, str]) -> str:
-    """The parameter that is meant: `think=2ms` is `think_s`, `think=fixed` is `think`."""
-    if name in settable and (f"{name}_s" not in settable or not _DURATION.match(value)):
+def _named_parameter(name: str, value: str, forms: Mapping[str, ValueForm]) -> str:
+    """Return the parameter that is meant: `think=2ms` is `think_s`, `think=fixed` is `think`."""
+    if name in forms and (f"{name}_s" not in forms or not _DURATION.match(value)):
         return name
-    if f"{name}_s" in settable:
+    if f"{name}_s" in forms:
         return f"{name}_s"
-    known = ", ".join(parameter.removesuffix("_s") for parameter in settable)
+    known = ", ".join(parameter.removesuffix("_s") for parameter in forms)
     raise ValueError(f"there is no parameter {name!r}; it takes {known or 'none'}")
 
 
-def _first_that_suits(value: str, settable: Mapping[str, str]) -> str:
-    """A time goes to the first time, anything else to the first parameter that is none."""
+def _first_that_suits(value: str, forms: Mapping[str, ValueForm]) -> str:
+    """Return the first parameter in seconds for a time; for other values the first other one."""
     is_time = _DURATION.fullmatch(value) is not None
-    for name in settable:
+    for name in forms:
         if name.endswith("_s") is is_time:
             return name
     raise ValueError(f"it takes no value like {value!r}")
 
 
-def _value(text: str, name: str, type: str) -> Any:
-    if "str" in type:
+def _value(text: str, name: str, form: ValueForm) -> Any:
+    """Read a value, or a tuple of values, of a parameter. Raises ValueError."""
+    if form.type is str:
         return text
-    if "bool" in type:
+    if form.type is bool:
         return _yes_or_no(text)
     read: Callable[[str], float] = duration if name.endswith("_s") else number
-    values = tuple(_whole(read(part)) if "int" in type else read(part) for part in text.split("/"))
-    if "tuple" in type or "Sequence" in type:
+    values = tuple(_whole(read(part)) if form.type is int else read(part) for part in text.split("/"))
+    if form.is_series:
         return values
     if len(values) > 1:
         raise ValueError(f"{name} takes one value, not {text!r}")
@@ -146,5 +189,5 @@ def _yes_or_no(text: str) -> bool:
 
 
 def _whole(value: float) -> float:
-    """An int, if it is one."""
+    """Return an int if the number is whole; the class complains about any other."""
     return int(value) if value.is_integer() else value

@@ -12,14 +12,16 @@ from rich.text import Text
 
 from carpool.simulate.report import Report
 
-COMPARABLE = 0.99  # of the best goodput: below it a latency is not comparable
+COMPARABLE = 0.99  # below this share of the best goodput, a latency cannot be compared
 
 
 def _number(value: float) -> str:
+    """Write a number, with a digit behind the point if it is small."""
     return f"{value:.0f}" if value >= 1000 else f"{value:.1f}"
 
 
 def _ms(seconds: float) -> str:
+    """Write seconds as milliseconds, with about three digits."""
     ms = seconds * 1000
     return f"{ms:.0f}" if ms >= 1000 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}"
 
@@ -29,11 +31,15 @@ def _percent(share: float) -> str:
 
 
 class Column(NamedTuple):
-    """One figure.
+    """One figure of all policies.
 
     Attributes:
-        best: which end of it is best; None where neither is.
-        comparable: whether only policies with about the best goodput can be best, since drops make latencies short.
+        name: The heading.
+        value: The function from a report to the figure.
+        write: The function from the figure to its text.
+        best: Whether the most or the least is best; None where neither is.
+        comparable: Whether only policies with about the best goodput can be best, since dropping
+            requests makes latencies short.
     """
 
     name: str
@@ -58,7 +64,7 @@ COLUMNS = (
 
 
 def table_of(reports: Sequence[Report]) -> Table:
-    """Rows in the order of the reports. A column in which nobody has a figure is left out."""
+    """Return a table with the reports as rows, without columns in which no report has a figure."""
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     table.add_column("policy", no_wrap=True)
     columns = [column for column in COLUMNS if any(column.value(report) is not None for report in reports)]
@@ -71,14 +77,14 @@ def table_of(reports: Sequence[Report]) -> Table:
 
 
 def _cells(column: Column, reports: Sequence[Report]) -> list[Text]:
-    """One column; what reads the same as the best is marked too, unless all are alike."""
+    """Return the cells of one column, with a mark on all that read like the best, unless all do."""
     written = [_written(column, report) for report in reports]
     best = _best(column, reports) if len(set(written)) > 1 else None
     return [Text(f"{text}*", "bold green") if text == best else Text(f"{text} ") for text in written]
 
 
 def _best(column: Column, reports: Sequence[Report]) -> str | None:
-    """How the best figure reads."""
+    """Return the text of the best figure; None where no figure is best."""
     top = COMPARABLE * max(report.goodput for report in reports)
     rivals = [report for report in reports if not column.comparable or report.goodput >= top]
     values = [value for value in map(column.value, rivals) if value is not None and not math.isnan(value)]
@@ -88,5 +94,6 @@ def _best(column: Column, reports: Sequence[Report]) -> str | None:
 
 
 def _written(column: Column, report: Report) -> str:
+    """Return the text of a figure, or a dash where the report has none."""
     value = column.value(report)
     return "-" if value is None or math.isnan(value) else column.write(value)

@@ -1,7 +1,7 @@
-"""The requests of one run, and whoever sends them: open processes, and clients that wait for their answers.
+"""The requests of one run, and what sends them: open processes and the clients of closed loops.
 
-The sources of chance are separate, one for each purpose, so that all policies see the same arrivals, with the same
-weights and SLOs, whatever they do. A closed loop's arrivals follow from what they do.
+Each purpose has a random source of its own, so that all policies see the same arrivals with the
+same weights and SLOs, whatever they decide. Only a closed loop's arrivals depend on the decisions.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from carpool.core.batch import Batch
 from carpool.drive.virtual import VirtualDriver
 from carpool.request import Request
 from carpool.service.settings import positive
-from carpool.simulate.arrivals import START_WITHIN_S, Arrivals, Closed, Open, Scene, Trace
+from carpool.simulate.arrivals import START_WITHIN_S, Arrivals, Closed
+from carpool.simulate.processes import Open, Scene
 from carpool.simulate.record import UNFINISHED, Record
+from carpool.simulate.replay import Trace
 from carpool.simulate.servers import Servers
 from carpool.simulate.weights import Weights
 
@@ -26,21 +28,22 @@ class Traffic:
     """Makes the requests of a run, and a record of them.
 
     Args:
-        processes: who sends.
-        servers: whose capacity loads are shares of.
+        processes: The processes and closed loops that send requests.
+        servers: The stages; loads are shares of their capacity.
         slos: SLOs in seconds; each request has one of them.
-        duration_s: how long requests arrive; None for the length of the (longest) trace.
-        weights: of requests that bring none; None where all weigh 1.
-        weights_known: whether the core is told.
-        seed: of all chance.
+        duration_s: How long requests arrive; None for the length of the (longest) trace.
+        weights: The weights of requests that bring none; None where these weigh 1.
+        weights_known: Whether the core is told the weights, as sizes.
+        seed: The seed of everything random.
 
     Attributes:
-        duration_s: as given or found.
-        record: what happens.
-        load: mean arrival rate as a share of capacity; None with a closed loop, which makes its own.
+        duration_s: How long requests arrive, as given or found.
+        record: What happens to the requests.
+        load: The mean arrival rate as a share of capacity; None with a closed loop,
+            because its rate depends on the answers.
 
     Raises:
-        ValueError: a duration makes no sense.
+        ValueError: A duration makes no sense.
     """
 
     def __init__(
@@ -73,7 +76,7 @@ class Traffic:
         self.load = None if self._loops else sum(rates)
 
     def begin(self, driver: VirtualDriver) -> None:
-        """Open arrivals feed the driver; clients send their first requests."""
+        """Let open processes feed the driver, and clients send their first requests."""
         self._driver = driver
         streams = [self._stream(i, process, scene) for i, (process, scene) in enumerate(self._open)]
         merged = streams[0] if len(streams) == 1 else heapq.merge(*streams, key=lambda entry: entry[0])
@@ -87,17 +90,17 @@ class Traffic:
                 clients += 1
 
     def send(self, client: _Client) -> None:
-        """A request of a client arrives now; none does once the arrivals are over."""
+        """Let a request of a client arrive now, unless the time of arrivals is over."""
         now = self._driver.clock.now
         if now < self.duration_s:
             self._driver.enter(self._request(now, None, client))
 
     def after(self, pause_s: float, client: _Client) -> None:
-        """A client sends again after a pause."""
+        """Let a client send again after `pause_s` seconds."""
         self._driver.at(self._driver.clock.now + pause_s, client.send)
 
     def weight_of(self, batch: Batch) -> float:
-        """What a batch's cost is taken at."""
+        """Return the size at which the cost of a batch is taken."""
         if not self._has_weights:
             return len(batch)
         if self._weights_known:
@@ -106,7 +109,7 @@ class Traffic:
         return sum([weights[request.item] for request in batch.requests])  # type: ignore[call-overload]
 
     def size_of(self, index: object) -> int:
-        """How much of a batch a request takes up in a later stage: as much as in the first."""
+        """Return the size of a request in a later stage: the same as in the first."""
         return _size(self.record.weights[index]) if self._tells_sizes else 1  # type: ignore[call-overload]
 
     @property
@@ -114,7 +117,7 @@ class Traffic:
         return self._has_weights and self._weights_known
 
     def _request(self, when: float, weight: float | None, client: _Client | None = None) -> Request:
-        """One that arrives at `when`. Its item is its index in the record."""
+        """Make a request that arrives at `when`, with its index in the record as its item."""
         record = self.record
         request = Request(len(record.arrived), inf, client)
         record.arrived.append(when)
@@ -135,15 +138,17 @@ class Traffic:
         return request
 
     def _stream(self, index: int, process: Open, scene: Scene) -> Iterator[tuple[float, float | None]]:
-        """Times and weights of one process."""
+        """Yield the arrival times of one process, each with the weight that it brings, or None."""
         times = process.times(Random(f"{self._seed}/arrivals/{index}"), scene)
         own = _own_weights(process)
         return ((when, None) for when in times) if own is None else zip(times, own, strict=False)
 
     def _scene(self, process: Open, duration_s: float) -> Scene:
+        """Return what a process must know of the run, with the capacity for its own weights."""
         return Scene(duration_s, self._servers.capacity(self._mean_weight(process), weights_known=self._weights_known))
 
     def _mean_weight(self, process: Open) -> float:
+        """Return the mean weight of a process's requests, as the core counts it."""
         own = _own_weights(process)
         if own is None:
             return 1.0 if self._weights is None else self._weights.mean
@@ -151,7 +156,7 @@ class Traffic:
         return sum(sizes) / len(sizes)
 
     def _longest_s(self, processes: Sequence[Open]) -> float:
-        """Of the traces."""
+        """Return the seconds of the longest trace. Raises ValueError if there is none."""
         lengths = [process.length_s(self._scene(process, 0.0)) for process in processes if isinstance(process, Trace)]
         if not lengths:
             raise ValueError("duration_s can only be left out for a trace, which has a length of its own")
@@ -159,7 +164,7 @@ class Traffic:
 
 
 class _Client:
-    """One client of a closed loop: asks, waits for the answer, thinks, asks again."""
+    """One client of a closed loop: it asks, waits for the answer, thinks, and asks again."""
 
     __slots__ = ("_dice", "_loop", "_traffic", "index")
 
@@ -170,18 +175,21 @@ class _Client:
         self._traffic = traffic
 
     def send(self) -> None:
+        """Send a request now."""
         self._traffic.send(self)
 
     def answered(self, request: Request) -> None:
+        """Think, or back off after a refusal, and send again."""
         loop = self._loop
         mean_s = loop.think_s if request.error is None else loop.backoff_s
         self._traffic.after(loop.pause_s(self._dice, mean_s), self)
 
 
 def _own_weights(process: Arrivals) -> Sequence[float] | None:
+    """Return the weights that a trace brings; None for anything else."""
     return process.weights() if isinstance(process, Trace) else None
 
 
 def _size(weight: float) -> int:
-    """What a policy that knows weights is told."""
+    """Return the size that a weight becomes for policies that know weights."""
     return max(1, math.ceil(weight))

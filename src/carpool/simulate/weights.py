@@ -1,4 +1,4 @@
-"""How much requests weigh, where they do not weigh the same."""
+"""How much requests weigh, where they do not all weigh the same."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ class Weights(Protocol):
         """The mean weight."""
 
     def draw(self, dice: Random) -> float:
-        """The weight of one request."""
+        """Draw the weight of one request."""
 
 
 @dataclass(frozen=True)
 class Pareto:
-    """A heavy tail: P(weight > x) = (least / x) ^ shape, cut at `cap`, with the least weight such that the mean is 1.
+    """A distribution with a heavy tail and a mean of 1: P(weight > x) = (least / x) ^ shape.
 
     Args:
-        shape: the smaller, the heavier; without a cap the variance is infinite below 2.
-        cap: the largest weight.
+        shape: The smaller it is, the heavier is the tail; without a cap the variance would be
+            infinite below 2.
+        cap: The largest weight; larger ones count as this one.
     """
 
     shape: float = 1.7
@@ -39,7 +40,7 @@ class Pareto:
 
     def __post_init__(self) -> None:
         if not self.shape > 0 or not self.cap > 1:
-            raise ValueError("pareto: shape must be positive and cap above 1, the mean")
+            raise ValueError("pareto: shape must be positive, and cap above 1, which is the mean")
 
     @property
     def mean(self) -> float:
@@ -50,6 +51,7 @@ class Pareto:
 
     @cached_property
     def _least(self) -> float:
+        """The least weight, chosen so that the mean is 1."""
         low, high = 1e-9, 1.0
         for _ in range(60):
             middle = (low + high) / 2
@@ -57,7 +59,7 @@ class Pareto:
         return high
 
     def _mean_with(self, least: float) -> float:
-        """The integral of P(weight > x) from 0 to the cap."""
+        """Return the mean for a least weight: the integral of P(weight > x) from 0 to the cap."""
         k = self.shape - 1
         if not k:
             return least * (1 + math.log(self.cap / least))
@@ -66,7 +68,7 @@ class Pareto:
 
 @dataclass(frozen=True)
 class Sample:
-    """Weights drawn from those given, each as likely as the others."""
+    """A distribution in which each of the given weights is as likely as the others."""
 
     weights: Sequence[float]
 
@@ -82,7 +84,12 @@ KINDS: dict[str, Callable[..., Weights]] = {"pareto": Pareto}
 
 
 def weights_of(weights: object) -> Weights | None:
-    """A distribution from itself, a spec or a list of weights; None for None. Raises ValueError or TypeError."""
+    """Return a distribution, which may be given as a spec or a list of weights; None for None.
+
+    Raises:
+        ValueError: A spec or a weight is wrong; the text says what to change.
+        TypeError: `weights` is none of these.
+    """
     if weights is None:
         return None
     if isinstance(weights, str):

@@ -1,9 +1,11 @@
-"""For tests of programs that use carpool, and of parts that are put into it: faults, virtual time, contracts.
+"""Tools to test programs that use carpool, and parts for it: faults, contracts, virtual time.
 
-* `FaultPlan`, `environment`: faults at exact points of a worker or the server, see `carpool.faults`.
-* `VirtualClock`, `VirtualDriver`: the real decisions under a clock that jumps.
-* `StubWorker`, `stub_workers`: a worker that speaks the frames, and misbehaves when it is told to.
-* `check_policy`, `check_driver`, `check_wire`: does a policy, a driver or a wire of one's own keep its contract?
+* `FaultPlan` and `environment` make faults happen at exact points of a worker or the server, see
+  `carpool.faults`.
+* `VirtualClock` and `VirtualDriver` make the real decisions under a clock that jumps.
+* `StubWorker` and `stub_workers` are workers that speak the frame protocol and misbehave on demand.
+* `check_policy`, `check_driver` and `check_wire` check whether a policy, a driver or an
+  implementation of the frame protocol keeps its contract.
 """
 
 from carpool.clock import VirtualClock

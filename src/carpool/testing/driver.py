@@ -1,11 +1,11 @@
-"""What every driver promises its callers, whichever way the model is run; and the model that the promises are tried on.
+"""What every driver promises its callers, and the model with which the promises are checked.
 
-A driver of one's own joins with a function that starts it:
+To check a driver of your own, write a function that starts it:
 
     @contextlib.asynccontextmanager
     async def start(*, cost_s=0.0, max_batch_size=8, workers=1):
-        ...start it with the model `Contract`, or something that answers the same, whose batches take `cost_s`...
-        yield service  # has `predict`, `stream` and `pause`, see `Driven`
+        # start it with the model `Contract`, or one that answers the same in `cost_s` per batch
+        yield service  # with `predict`, `stream` and `pause`, see `Driven`
 
     await check_driver(start)
 """
@@ -23,29 +23,30 @@ from carpool.model import Model
 
 
 class Driven(Protocol):
-    """A running service, as its callers see it."""
+    """A running service as its callers see it."""
 
     async def predict(self, x: Any, *, timeout_s: float | None = None) -> Any:
-        """One answer; raises what carpool raises. Cancelling it is a caller who leaves."""
+        """Return the answer, or raise what carpool raises. A caller that leaves cancels this."""
 
     def stream(self, xs: Iterable[Any]) -> AsyncIterator[Any]:
-        """The answers in the order of the items."""
+        """Yield the answers in the order of the items."""
 
     async def pause(self, seconds: float) -> None:
-        """Let the driver's own time go by."""
+        """Let some time go by on the driver's own clock."""
 
 
 Start = Callable[..., AbstractAsyncContextManager[Driven]]
-"""`start(cost_s=, max_batch_size=, workers=)`: an asynchronous context manager around a running service."""
+"""Starts a service and ends it; called with `cost_s`, `max_batch_size` and `workers`."""
 
 
 class Contract(Model):
-    """Doubles numbers and tells the size of the batch; some items ask for other things.
+    """A model that answers a number with its double and the size of the batch.
 
-    `"raise"` fails its whole batch, `"refuse"` only itself, and `"seen"` is answered with all items seen before.
+    Some items ask for other things: `"raise"` makes the whole batch raise an error, `"refuse"`
+    fails alone, and `"seen"` is answered with all items that the model has seen before.
 
     Args:
-        cost_s: time that a batch takes.
+        cost_s: The seconds that a batch takes.
     """
 
     def __init__(self, cost_s: float = 0.0) -> None:
@@ -57,7 +58,7 @@ class Contract(Model):
         return self.answer(xs)
 
     def answer(self, xs: list[Any]) -> list[Any]:
-        """What `predict` answers, without the time it takes."""
+        """Return what `predict` answers, without taking time."""
         self.seen += xs
         if "raise" in xs:
             raise ZeroDivisionError("one item is bad")
@@ -70,7 +71,7 @@ class Contract(Model):
 
 
 class AsyncContract(Contract):
-    """The same for drivers that run `async def` models."""
+    """The same model, for drivers that run `async def` models."""
 
     async def predict(self, xs: list[Any]) -> list[Any]:  # type: ignore[override]
         await asyncio.sleep(self.cost_s)
@@ -78,22 +79,23 @@ class AsyncContract(Contract):
 
 
 class DriverError(AssertionError):
-    """A driver has broken a promise."""
+    """A driver has broken a promise; the text says which one, and how."""
 
 
 async def check_driver(start: Start, *, without: Collection[str] = ()) -> None:
-    """Try all promises on a driver.
+    """Check that a driver keeps all promises.
 
     Args:
-        start: starts it, once per promise.
-        without: names of promises (see `PROMISES`) that it cannot keep, say because its callers cannot be cancelled.
+        start: Starts the driver, once for each promise.
+        without: Names of promises (see `PROMISES`) that the driver cannot keep, for example because
+            its callers cannot be cancelled.
 
     Raises:
-        DriverError: one is broken; the text names it.
-        ValueError: there is no promise of a name in `without`.
+        DriverError: The driver breaks a promise; the text names it.
+        ValueError: A name in `without` is not the name of a promise.
     """
     if unknown := set(without) - PROMISES.keys():
-        raise ValueError(f"no such promise: {', '.join(sorted(unknown))}; there are {', '.join(PROMISES)}")
+        raise ValueError(f"there is no promise {', '.join(sorted(unknown))}; choose from {', '.join(PROMISES)}")
     for name, promise in PROMISES.items():
         if name not in without:
             try:
@@ -106,15 +108,15 @@ async def check_driver(start: Start, *, without: Collection[str] = ()) -> None:
 
 
 async def each_caller_gets_its_own_answer(start: Start) -> None:
-    """300 concurrent callers: every answer belongs to its question, and calls were shared."""
+    """300 concurrent callers get the answers to their own items, and share calls of the model."""
     async with start() as service:
         answers = await asyncio.gather(*[service.predict(i) for i in range(300)])
     _require([value for value, _ in answers] == [2 * i for i in range(300)], f"wrong answers: {answers}")
-    _require(max(n for _, n in answers) > 1, "no call was shared")
+    _require(max(n for _, n in answers) > 1, "no call of the model was shared")
 
 
 async def a_batch_is_never_above_its_maximum(start: Start) -> None:
-    """However many wait, `predict` never sees more than `max_batch_size` items."""
+    """However many requests wait, `predict` never gets more than `max_batch_size` items."""
     async with start(max_batch_size=7, cost_s=0.005) as service:
         answers = await asyncio.gather(*[service.predict(i) for i in range(100)])
     largest = max(n for _, n in answers)
@@ -122,55 +124,55 @@ async def a_batch_is_never_above_its_maximum(start: Start) -> None:
 
 
 async def a_lone_call_is_a_batch_of_one(start: Start) -> None:
-    """Nobody waits for company."""
+    """A request that comes alone is run alone, without waiting for others."""
     async with start() as service:
         answers = [await service.predict(i) for i in range(3)]
-    _require(answers == [[0, 1], [2, 1], [4, 1]], f"{answers}")
+    _require(answers == [[0, 1], [2, 1], [4, 1]], f"lone calls were answered with {answers}")
 
 
 async def a_stream_keeps_order(start: Start) -> None:
-    """Answers of a stream come in the order of its items, from several workers too."""
+    """The answers of a stream come in the order of its items, even from several workers."""
     async with start(workers=2) as service:
         values = [value async for value, _ in service.stream(range(500))]
-    _require(values == [2 * i for i in range(500)], f"{values}")
+    _require(values == [2 * i for i in range(500)], f"the stream was answered with {values}")
 
 
 async def an_item_that_raises_fails_alone(start: Start) -> None:
-    """Its batch-mates get their answers."""
+    """The other requests of its batch get their answers."""
     async with start(cost_s=0.01) as service:
         calls = [service.predict(x) for x in [0, 1, 2, "raise", 4, 5, 6, 7]]
         answers = await asyncio.gather(*calls, return_exceptions=True)
     _require(isinstance(answers[3], ModelError), f"the item that raises got {answers[3]!r}")
     mates = [answer for i, answer in enumerate(answers) if i != 3]
     values = [mate if isinstance(mate, BaseException) else mate[0] for mate in mates]
-    _require(values == [0, 2, 4, 8, 10, 12, 14], f"its mates got {values}")
+    _require(values == [0, 2, 4, 8, 10, 12, 14], f"the others of its batch got {values}")
 
 
 async def an_error_returned_for_an_item_reaches_its_caller(start: Start) -> None:
-    """A model may return an exception in the place of a result."""
+    """A model may return an exception in place of a result."""
     async with start() as service:
         calls = [service.predict(x) for x in ("refuse", 1)]
         refused, answer = await asyncio.gather(*calls, return_exceptions=True)
-    _require(isinstance(refused, ValidationError), f"{refused!r}")
-    _require(not isinstance(answer, BaseException) and answer[0] == 2, f"its mate got {answer!r}")
+    _require(isinstance(refused, ValidationError), f"instead of the error its caller got {refused!r}")
+    _require(not isinstance(answer, BaseException) and answer[0] == 2, f"the other item of its batch got {answer!r}")
 
 
 async def a_deadline_is_kept(start: Start) -> None:
-    """A caller hears at its deadline, not when the model is done, and the next call is served."""
+    """A caller is answered at its deadline, not when the model is done, and the next is served."""
     async with start(cost_s=0.8) as service:
         started = time.monotonic()
         _require(await _expires(service.predict(1, timeout_s=0.1)), "no DeadlineExceeded")
         took_s = time.monotonic() - started
         answer = await service.predict(2)
-    _require(took_s < 0.6, f"a deadline of 0.1 s was told after {took_s:.2f} s")
+    _require(took_s < 0.6, f"after a deadline of 0.1 s, the caller got DeadlineExceeded after {took_s:.2f} s")
     _require(answer == [4, 1], f"the next call got {answer}")
 
 
 async def who_expires_in_the_queue_never_reaches_the_model(start: Start) -> None:
-    """Deadlines are checked at dispatch."""
+    """A request that expires in the queue is not run."""
     async with start(cost_s=0.3) as service:
         first = asyncio.ensure_future(service.predict(1))
-        await service.pause(0.1)  # it is at work now
+        await service.pause(0.1)  # by now it is being run
         _require(await _expires(service.predict(2, timeout_s=0.05)), "no DeadlineExceeded")
         await first
         seen = await service.predict("seen")
@@ -178,7 +180,7 @@ async def who_expires_in_the_queue_never_reaches_the_model(start: Start) -> None
 
 
 async def a_caller_who_leaves_harms_nobody(start: Start) -> None:
-    """Cancelled while queued: never run; its neighbours are answered."""
+    """A request that is cancelled in the queue is never run, and the others are answered."""
     async with start(cost_s=0.5) as service:
         first = asyncio.ensure_future(service.predict(0))
         await service.pause(0.1)
@@ -189,15 +191,15 @@ async def a_caller_who_leaves_harms_nobody(start: Start) -> None:
         await asyncio.gather(first, *calls, return_exceptions=True)
         values = [call.result()[0] for call in calls[1::2]]
         seen = sorted(await service.predict("seen"))
-    _require(values == [4, 8, 12, 16], f"those that stayed got {values}")
+    _require(values == [4, 8, 12, 16], f"the callers that stayed got {values}")
     _require(seen == [0, 2, 4, 6, 8], f"the model saw {seen}")
 
 
 async def no_worker_is_idle_while_work_waits(start: Start) -> None:
-    """40 items of 50 ms in batches of 4 on two workers take five rounds, not more.
+    """40 items in batches of 4, of 50 ms each, take two workers five rounds and not more.
 
-    The best of three tries counts: a machine with much else to do may be late, and a driver that leaves a worker idle
-    is late each time.
+    The best of three tries counts: a machine with much else to do may be late, and a driver that
+    leaves a worker idle is late each time.
     """
     took_s: list[float] = []
     async with start(cost_s=0.05, max_batch_size=4, workers=2) as service:

@@ -1,7 +1,8 @@
-"""Does a policy keep the contract of `policy/base.py`? Random schedules in virtual time, every decision looked at.
+"""Check that a policy keeps the contract of `policy/base.py`, on random schedules in virtual time.
 
-Arrivals, sizes, SLOs, priorities, cancellations, lost workers and batch times that nothing can be learned from. A
-schedule follows from its seed, so a failure can be run again.
+Arrivals, sizes, SLOs, priorities, cancellations and lost workers are random, and so are the times
+of batches, from which nothing can be learned. Every decision is examined. A schedule follows from
+its seed, so that a failure can be repeated.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from carpool.policy import Decision, Policy, QueueView
 from carpool.request import DONE, Lane, Request
 
 MakePolicy = Callable[[int, float | None], Policy]
-"""A new policy for a `max_batch_size` and a `max_queue_delay_s`; a policy class is one."""
+"""Makes a policy from a `max_batch_size` and a `max_queue_delay_s`; a policy class can do so."""
 
-_MOST_QUESTIONS = 20_000  # of one schedule; a policy that asks to be asked at once for ever is found by it
+_MOST_QUESTIONS = 20_000  # in one schedule; more of them mean that a policy always asks to be asked again
 _SECONDS = (0.0, 0.0005, 0.001, 0.003, 0.01, 0.04, 0.2)
 _BUDGETS = (0.001, 0.02, 0.06, 0.5, 5.0, inf)
 _FACTORS = (0.0, 0.5, 1.0, 1.0, 1.0, 3.0, 100.0)
@@ -31,7 +32,18 @@ _FACTORS = (0.0, 0.5, 1.0, 1.0, 1.0, 3.0, 100.0)
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request: so long after the one before it. `worker_dies` with whatever it does at that moment."""
+    """The arrival of one request.
+
+    Attributes:
+        after_s: How long after the one before it, in seconds.
+        slo_s: The SLO in seconds.
+        timeout_s: How long the caller waits, in seconds.
+        size: The size of the request.
+        priority: The priority of the request.
+        key: The key of the request; only requests with the same one share a batch.
+        cancelled_after_s: After how many seconds the caller leaves; None for never.
+        worker_dies: Whether a worker that is busy at this moment dies.
+    """
 
     after_s: float
     slo_s: float = inf
@@ -45,11 +57,18 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A stage and what happens to it.
+    """A stage, and what happens to it.
+
+    A batch of n takes `(fixed_s + item_s * n)` seconds times one of the factors, which take turns.
 
     Attributes:
-        limit, max_queue_delay_s: of the policy.
-        fixed_s, item_s, factors: a batch of n takes `(fixed_s + item_s * n)` times the next factor, in turn.
+        arrivals: The requests, in order.
+        limit: The policy's `max_batch_size`.
+        workers: How many workers the stage has.
+        max_queue_delay_s: The policy's `max_queue_delay_s`.
+        fixed_s: The fixed seconds of a batch.
+        item_s: The seconds for each item of a batch.
+        factors: The factors.
     """
 
     arrivals: Sequence[Arrival]
@@ -62,29 +81,37 @@ class Schedule:
 
 
 class PolicyError(AssertionError):
-    """A policy has broken the contract. The text says how, and on which schedule."""
+    """A policy has broken the contract; the text says how, and with which seed."""
 
 
 def check_policy(make: MakePolicy, *, schedules: int = 200, seed: int = 0) -> None:
-    """Try a policy on random schedules.
+    """Check a policy on random schedules.
 
-    Whatever happens, each decision must be repeatable, take no more than waits, is allowed or has a worker, drop only
-    what is queued, name a reason, and ask to be asked again if it holds back; and in the end everybody was served or
-    refused. Requests that come one at a time and have a lot of time must all be served.
+    Whatever happens, each decision must
+
+    * be the same if the policy is asked twice, and leave the queue alone;
+    * take no more than what waits and what a batch may hold, and nothing without a free worker;
+    * drop only requests that are in the queue;
+    * name a reason if it takes requests;
+    * say when to ask again if it holds requests back.
+
+    In the end every request must have been served or refused. Requests that come one at a time and
+    have a lot of time must all be served.
 
     Args:
-        make: gives a new policy.
-        schedules: how many to try.
-        seed: of the first; the others follow it.
+        make: Makes a new policy.
+        schedules: How many schedules to try.
+        seed: The seed of the first schedule; the others have the following numbers.
 
     Raises:
-        PolicyError: the contract is broken; the text names the seed, with which `schedules=1` repeats it.
+        PolicyError: The policy breaks the contract. The text names the seed; with this seed,
+            `schedules=1` repeats the failure.
     """
     for number in range(seed, seed + schedules):
         dice = random.Random(number)
         try:
             requests = play(make, random_schedule(dice)).requests
-            _require(all(request.state == DONE for request in requests), "somebody is never answered")
+            _require(all(request.state == DONE for request in requests), "a request is never answered")
             _check_light_load(make, dice)
         except PolicyError as error:
             raise PolicyError(f"{error} (seed {number})") from None
@@ -100,10 +127,10 @@ class Played:
 
 
 def play(make: MakePolicy, schedule: Schedule) -> Played:
-    """Run one schedule until nothing is left to happen, with every decision looked at.
+    """Run one schedule until nothing more happens, and examine every decision.
 
     Raises:
-        PolicyError: a decision breaks the contract, or requests are left over.
+        PolicyError: A decision breaks the contract, or requests are left over.
     """
     policy = _examine(make(schedule.limit, schedule.max_queue_delay_s))
     pipeline = Pipeline([Batcher("stage", policy, Queue(), runs_ahead=True)])
@@ -120,12 +147,12 @@ def play(make: MakePolicy, schedule: Schedule) -> Played:
         now += arrival.after_s
         requests.append(_arrive(driver, now, i, arrival))
     driver.run()
-    _require(not pipeline.waiting and not pipeline.batchers[0].in_flight, "work is left over")
+    _require(not pipeline.waiting and not pipeline.batchers[0].in_flight, "requests are left over")
     return Played(driver, policy, requests)
 
 
 def random_schedule(dice: random.Random) -> Schedule:
-    """Any schedule: crowds and gaps, generous and hopeless deadlines, cheap and dear batches."""
+    """Draw a schedule: crowds and gaps, generous and hopeless deadlines, cheap and dear batches."""
     return Schedule(
         arrivals=[_random_arrival(dice) for _ in range(dice.randint(0, 50))],
         limit=dice.randint(1, 9),
@@ -154,6 +181,7 @@ def _random_arrival(dice: random.Random) -> Arrival:
 
 
 def _arrive(driver: VirtualDriver, now: float, item: int, arrival: Arrival) -> Request:
+    """Let a request arrive at `now`, with all that will happen to it."""
     pipeline = driver.pipeline
     due = now + min(arrival.slo_s, arrival.timeout_s)
     lane = Lane(arrival.priority, arrival.key, 0)
@@ -166,6 +194,7 @@ def _arrive(driver: VirtualDriver, now: float, item: int, arrival: Arrival) -> R
 
 
 def _check_light_load(make: MakePolicy, dice: random.Random) -> None:
+    """Check that requests which come one at a time are all served."""
     quiet = [Arrival(0.5, slo_s=0.4, timeout_s=0.45)] * 30
     fixed_s, item_s = dice.uniform(0.0001, 0.01), dice.uniform(0, 0.002)
     schedule = Schedule(quiet, dice.randint(1, 9), dice.randint(1, 3), None, fixed_s, item_s)
@@ -176,16 +205,16 @@ def _check_light_load(make: MakePolicy, dice: random.Random) -> None:
 
 
 def _examine(policy: Policy) -> Policy:
-    """The same policy, but whatever it decides is looked at."""
+    """Make a policy check each of its own decisions, and return it."""
     decide = policy.decide
     asked = count(1)
 
     def examined(now: float, queue: QueueView, free: int, busy: int) -> Decision:
-        _require(next(asked) < _MOST_QUESTIONS, "it asks to be asked again and again")
+        _require(next(asked) < _MOST_QUESTIONS, "the policy asks to be asked again and again")
         before = list(queue)
         decision, again = decide(now, queue, free, busy), decide(now, queue, free, busy)
-        _require(again == decision, f"asked twice, it says {decision} and {again}")
-        _require(list(queue) == before, "it changes the queue")
+        _require(again == decision, f"asked twice, the policy decides {decision} and {again}")
+        _require(list(queue) == before, "the policy changes the queue")
         _check(decision, now, queue, free, policy.limit)
         return decision
 
@@ -194,9 +223,9 @@ def _examine(policy: Policy) -> Policy:
     def examined_ahead(now: float, queue: QueueView, free_in_s: float) -> Decision:
         before = list(queue)
         decision = decide_ahead(now, queue, free_in_s)
-        _require(list(queue) == before, "it changes the queue")
+        _require(list(queue) == before, "the policy changes the queue")
         most = min(queue.size, policy.limit)
-        _require(0 <= decision.take <= most, f"it takes {decision.take} ahead, where {most} are the most")
+        _require(0 <= decision.take <= most, f"the policy takes {decision.take} ahead, of at most {most}")
         return decision
 
     policy.decide = examined  # type: ignore[method-assign]
@@ -205,17 +234,22 @@ def _examine(policy: Policy) -> Policy:
 
 
 def _check(decision: Decision, now: float, queue: QueueView, free: int, limit: int) -> None:
-    """Whether this decision can be carried out and leaves nobody waiting for nothing."""
+    """Raise PolicyError unless a decision can be carried out and leaves no request behind."""
     _require(len(set(decision.drop)) == len(decision.drop), "one request is dropped twice")
-    _require(set(decision.drop) <= set(queue), "what is dropped is not queued")
+    _require(set(decision.drop) <= set(queue), "a request is dropped that is not in the queue")
     left = queue.size - sum(request.size for request in decision.drop)
-    _require(0 <= decision.take <= min(left, limit), f"it takes {decision.take} of {left}, with a limit of {limit}")
-    _require(bool(free) or not decision.take, "a batch without a worker")
-    _require((decision.reason != "") == (decision.take > 0), "a batch needs a reason, nothing needs none")
+    _require(
+        0 <= decision.take <= min(left, limit), f"the policy takes {decision.take} of {left}, with a limit of {limit}"
+    )
+    _require(bool(free) or not decision.take, "the policy takes a batch while no worker is free")
+    _require(
+        (decision.reason != "") == (decision.take > 0),
+        "the policy must name a reason if it takes requests, and only then",
+    )
     if free and left and not decision.take and not decision.drop:
-        _require(decision.wake_at is not None, "it holds back and does not say until when")
+        _require(decision.wake_at is not None, "the policy holds requests back and does not say when to ask again")
     if decision.wake_at is not None and not decision.take:
-        _require(decision.wake_at > now, "it asks to be asked again at once")
+        _require(decision.wake_at > now, "the policy asks to be asked again at once")
 
 
 def _require(condition: bool, text: str) -> None:

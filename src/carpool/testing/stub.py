@@ -1,11 +1,11 @@
-"""A worker without a model: it speaks the frame protocol, echoes what it is sent, and misbehaves when told to.
+"""A worker without a model: it speaks the frame protocol, echoes items, and misbehaves on demand.
 
-For tests of whatever talks to workers. By itself, at one end of a socket pair:
+It serves tests of whatever talks to workers. It can stand by itself, at one end of a socket pair:
 
     ours, theirs = socket.socketpair()
     threading.Thread(target=StubWorker(theirs, Misbehaviour.FOREIGN_ID).run, daemon=True).start()
 
-and in the place of the worker processes of a real service:
+or take the place of the worker processes of a real service:
 
     with stub_workers(Misbehaviour.CUT, once=tmp_path), carpool.Service(stage).run() as service:
         assert service.predict("x") == "x"
@@ -28,30 +28,30 @@ from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameKind, FrameReader, e
 
 _VARIABLE: Final = "CARPOOL_STUB"
 _ONCE_VARIABLE: Final = "CARPOOL_STUB_ONCE"
-_FLOOD_S: Final = 0.2
+_FLOOD_S: Final = 0.2  # how long a flood lasts
 
 
 class Misbehaviour(StrEnum):
     """What a stub does with a batch instead of answering it."""
 
-    SILENCE = "silence"  # nothing, ever
+    SILENCE = "silence"  # does nothing, ever
     EOF = "eof"  # closes the connection
     CUT = "cut"  # closes it after half of the reply
-    GARBAGE = "garbage"  # sends bytes that are no frame
+    GARBAGE = "garbage"  # sends bytes that are not a frame
     VERSION = "version"  # replies in another version of the protocol
-    HUGE = "huge"  # begins a reply of more bytes than are allowed
-    WRONG_KIND = "wrong_kind"  # sends a batch of its own
+    HUGE = "huge"  # begins a reply that is longer than a frame may be
+    WRONG_KIND = "wrong_kind"  # sends a batch instead of a reply
     FOREIGN_ID = "foreign_id"  # answers a request that it was not given
     DUPLICATE_ID = "duplicate_id"  # answers one request twice, and another not at all
-    MISSING_ITEM = "missing_item"  # answers all but one
+    MISSING_ITEM = "missing_item"  # answers all requests but one
     OTHER_BATCH = "other_batch"  # answers for a batch that it was not given
     TWICE = "twice"  # sends the reply twice
-    BEFORE = "before"  # sends a reply that nobody has asked for, then the right one
+    BEFORE = "before"  # sends a reply to a batch that it was not given, then the right one
     FLOOD = "flood"  # replies again and again, as fast as it can, then closes
 
 
 def echo(frame: Frame) -> Frame:
-    """The good reply to a batch: each item's payload as it came."""
+    """Return the good reply to a batch, with the payload of each item as it came."""
     return Frame(FrameKind.REPLY, frame.batch, list(frame.ids), bytes(len(frame.ids)), payloads=list(frame.payloads))
 
 
@@ -59,10 +59,10 @@ class StubWorker:
     """The worker's end of a connection.
 
     Args:
-        sock: the socket, blocking.
-        misbehaviour: what to do with one batch; None for an honest worker.
-        on_batch: with which, counted from 1.
-        answer: makes the reply to all the others.
+        sock: The socket, in blocking mode.
+        misbehaviour: What to do with one of the batches; None for an honest worker.
+        on_batch: The number of that batch, counted from 1.
+        answer: Makes the replies to all other batches.
     """
 
     def __init__(
@@ -81,16 +81,17 @@ class StubWorker:
         self._batches = 0
 
     def run(self) -> None:
-        """Say that it is ready, and answer batches until the other end closes."""
+        """Announce that the worker is ready, and answer batches until the other end closes."""
         for state in (b"loading", b"ready"):
             self._send(Frame(FrameKind.STATE, ids=[0], formats=b"\0", payloads=[state]))
-        with contextlib.suppress(OSError):  # the other end has given up on us
+        with contextlib.suppress(OSError):  # the other end has given this worker up
             while n := self._sock.recv_into(self._reader.get_buffer()):
                 for frame in self._reader.received(n):
                     if frame.kind == FrameKind.BATCH:
-                        self._take(frame)
+                        self._received_batch(frame)
 
-    def _take(self, frame: Frame) -> None:
+    def _received_batch(self, frame: Frame) -> None:
+        """Answer a batch, or misbehave."""
         self._batches += 1
         reply = self._answer(frame)
         if self._misbehaviour is None or self._batches != self._on_batch:
@@ -99,8 +100,9 @@ class StubWorker:
             self._misbehave(self._misbehaviour, reply)
 
     def _misbehave(self, how: Misbehaviour, reply: Frame) -> None:
+        """Do what `how` says, instead of sending the reply."""
         data = _bytes_of(reply)
-        stranger = replace(reply, batch=reply.batch + 1_000_000)
+        other_batch = replace(reply, batch=reply.batch + 1_000_000)
         foreign = [1_000_000 + id for id in reply.ids]
         match how:
             case Misbehaviour.SILENCE:
@@ -128,11 +130,11 @@ class StubWorker:
             case Misbehaviour.MISSING_ITEM:
                 self._send(replace(reply, ids=reply.ids[:-1], formats=reply.formats[:-1], payloads=reply.payloads[:-1]))
             case Misbehaviour.OTHER_BATCH:
-                self._send(stranger)
+                self._send(other_batch)
             case Misbehaviour.TWICE:
                 self._sock.sendall(data * 2)
             case Misbehaviour.BEFORE:
-                self._send(stranger)
+                self._send(other_batch)
                 self._send(reply)
             case Misbehaviour.FLOOD:
                 end = time.monotonic() + _FLOOD_S
@@ -148,11 +150,12 @@ class StubWorker:
 def stub_workers(
     misbehaviour: Misbehaviour | None = None, *, on_batch: int = 1, once: str | os.PathLike[str] | None = None
 ) -> Iterator[None]:
-    """Every worker process that is started from here on is a stub, in all services of this process.
+    """Start stubs in place of worker processes, in all services of this process, inside the block.
 
     Args:
-        misbehaviour, on_batch: see `StubWorker`.
-        once: an empty folder; with it only the first of the stubs misbehaves.
+        misbehaviour: As for `StubWorker`.
+        on_batch: As for `StubWorker`.
+        once: An empty folder. If it is given, only the first stub to start misbehaves.
     """
     variables = {_VARIABLE: f"{misbehaviour or ''}:{on_batch}", _ONCE_VARIABLE: os.fspath(once) if once else ""}
     before = process.WORKER_MODULE
@@ -167,15 +170,17 @@ def stub_workers(
 
 
 def _doubled(reply: Frame) -> Frame:
-    """The same item once more."""
+    """Return a reply that has each item twice."""
     return replace(reply, ids=[*reply.ids] * 2, formats=reply.formats * 2, payloads=[*reply.payloads] * 2)
 
 
 def _bytes_of(frame: Frame) -> bytes:
+    """Return a frame as it goes over the socket."""
     return b"".join(bytes(part) for part in encode(frame))
 
 
 def _is_first() -> bool:
+    """Report whether this stub may misbehave: every stub, or only the first one that asks."""
     folder = os.environ.get(_ONCE_VARIABLE)
     if not folder:
         return True
@@ -187,7 +192,7 @@ def _is_first() -> bool:
 
 
 def main() -> None:
-    """Entry point of a stub process, which is started as a worker is."""
+    """Run a stub in a process that was started as a worker is."""
     name, _, on_batch = os.environ[_VARIABLE].rpartition(":")
     misbehaviour = Misbehaviour(name) if name and _is_first() else None
     StubWorker(socket.socket(fileno=int(sys.argv[1])), misbehaviour, on_batch=int(on_batch)).run()

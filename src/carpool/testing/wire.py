@@ -1,6 +1,7 @@
-"""Does an implementation of the frames (`wire/frame.py`) write and read what ours does, and refuse what is no frame?
+"""Check that another implementation of the frame protocol does what `wire/frame.py` does.
 
-Frames of every shape, the pieces in which their bytes may arrive, and bytes that are none.
+It must write the same bytes, read them in whatever pieces they arrive, and refuse bytes that are
+not a frame. For this there are frames of every shape here, and bytes that are almost frames.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from carpool.wire.frame import (
 from carpool.wire.payload import LARGE, Buffer, Payload
 from carpool.wire.scalars import SCALARS
 
-# the header as frame.py's docstring describes it
+# The header as the docstring of wire/frame.py describes it.
 _HEADER = struct.Struct("<3s B B B 2x I I Q Q d d")
 
 PAIR = b"\1\1f\1\2\0\0\0"
-"""The head of an array of two float32, which may be written to (`wire/arrays.py`)."""
+"""The head of a writable array of two float32, see `wire/arrays.py`."""
 
 FRAMES = {
     "setup": Frame(FrameKind.SETUP, ids=[0], formats=b"\0", payloads=[b"what to run"]),
@@ -74,41 +75,46 @@ FRAMES = {
 
 
 class Reader(Protocol):
-    """What turns received bytes into frames; see `wire.frame.FrameReader`."""
+    """What turns received bytes into frames, as `wire.frame.FrameReader` does."""
 
     @property
     def idle(self) -> bool:
-        """Whether no frame is half received."""
+        """Whether no part of a frame is waiting for the rest of it."""
 
     def get_buffer(self) -> memoryview:
-        """Where the next bytes belong; never empty."""
+        """Return the memory into which the next bytes must be written; it is never empty."""
 
     def received(self, n: int) -> list[Frame]:
-        """So many bytes have come there; returns the frames that they completed, or raises `FrameError`."""
+        """Take note of `n` bytes in this memory, and return the frames that they complete.
+
+        Raises:
+            FrameError: The bytes are not a frame.
+        """
 
 
 Encode = Callable[[Frame], Sequence[Buffer]]
 
 
 class WireError(AssertionError):
-    """An implementation does not do what the protocol says."""
+    """An implementation breaks the protocol; the text says with which frame."""
 
 
 def check_wire(encode: Encode, new_reader: Callable[[], Reader], *, examples: int = 300, seed: int = 0) -> None:
-    """Try an implementation of the frame protocol.
+    """Check an implementation of the frame protocol.
 
-    Frames of every kind must be written byte by byte as `carpool.wire.frame` does, come out of the reader the same
-    wherever their bytes are cut, each with its last byte; and what is no frame must raise `FrameError` with the byte
-    that shows it, alone or behind a sound frame.
+    Frames of every kind must be written with the same bytes as `carpool.wire.frame` writes. The
+    reader must return the same frame wherever its bytes are cut, and return it with its last byte.
+    Bytes that are not a frame must raise `FrameError` at the first byte that shows it, alone or
+    behind a good frame.
 
     Args:
-        encode: writes a frame as buffers.
-        new_reader: makes a reader.
-        examples: how many random frames to try, and as many damaged ones.
-        seed: of those.
+        encode: Writes a frame as buffers.
+        new_reader: Makes a reader.
+        examples: How many random frames to try, and how many damaged ones.
+        seed: The seed of the first of these.
 
     Raises:
-        WireError: it does not; the text says which frame.
+        WireError: The implementation breaks the protocol; the text says with which frame.
     """
     for name, frame in FRAMES.items():
         _check_frame(name, frame, encode, new_reader)
@@ -126,7 +132,7 @@ def check_wire(encode: Encode, new_reader: Callable[[], Reader], *, examples: in
 
 
 def data_of(*frames: Frame) -> bytes:
-    """The frames as they go over the socket."""
+    """Return the frames as they go over the socket."""
     return b"".join([bytes(part) for frame in frames for part in encode(frame)])
 
 
@@ -142,19 +148,19 @@ def header(
     waited_s: float = 0.0,
     block: int = 0,
 ) -> bytes:
-    """A header, written by hand."""
+    """Return a header with these fields, which need not make sense."""
     return _HEADER.pack(magic, version, kind, block, items, buffers, batch, length, busy_s, waited_s)
 
 
 def receive(reader: Reader, data: bytes, cuts: Iterable[int] = ()) -> list[Frame]:
-    """What the reader makes of `data` when no read goes across one of the `cuts`."""
+    """Return what the reader makes of `data` when no read goes across one of the `cuts`."""
     frames: list[Frame] = []
     at = 0
     for end in [*sorted(cuts), len(data)]:
         while at < end:
             space = reader.get_buffer()
             if not len(space):
-                raise WireError("the reader has no room for what comes")
+                raise WireError("the reader offers no memory for the next bytes")
             n = min(len(space), end - at)
             space[:n] = data[at : at + n]
             frames += reader.received(n)
@@ -163,7 +169,7 @@ def receive(reader: Reader, data: bytes, cuts: Iterable[int] = ()) -> list[Frame
 
 
 def plain(frames: Iterable[Frame]) -> list[tuple[Any, ...]]:
-    """All that frames say, whatever the types that carry it."""
+    """Return the content of frames as plain values, whatever types the frames hold it in."""
     return [
         (
             frame.kind,
@@ -186,11 +192,18 @@ def _plain(payload: Payload) -> bytes | list[bytes] | tuple[type, str]:
     return [bytes(part) for part in payload] if isinstance(payload, list) else bytes(payload)  # type: ignore[arg-type]
 
 
-# -- what is no frame
+# -- bytes that are not a frame
 
 
 def reply(lengths: list[int], counts: list[int], length: int | None = None, *, items: int | None = None) -> bytes:
-    """Header and table of a reply, with whatever numbers; as many items as counts if nothing else is said."""
+    """Return the header and the table of a reply with these numbers, which need not make sense.
+
+    Args:
+        lengths: The lengths of the buffers, in bytes.
+        counts: How many buffers each item has.
+        length: The length of all buffers; their sum if not given.
+        items: How many items there are; as many as `counts` if not given.
+    """
     n, m = len(counts) if items is None else items, len(lengths)
     return (
         header(items=n, buffers=m, length=sum(lengths) if length is None else length)
@@ -211,13 +224,13 @@ BAD_HEADERS = {
     "kind 0": header(kind=0),
     "kind after the last": header(kind=max(FrameKind) + 1),
     "kind 255": header(kind=255),
-    "an item too many": header(items=MAX_ITEMS + 1, buffers=MAX_ITEMS + 1),
+    "one item too many": header(items=MAX_ITEMS + 1, buffers=MAX_ITEMS + 1),
     "items beyond measure": header(items=2**32 - 1, buffers=1),
-    "a buffer too many": header(items=1, buffers=MAX_BUFFERS + 1),
+    "one buffer too many": header(items=1, buffers=MAX_BUFFERS + 1),
     "buffers beyond measure": header(items=1, buffers=2**32 - 1),
-    "a byte too many": header(items=1, buffers=1, length=MAX_FRAME_BYTES + 1),
+    "one byte too many": header(items=1, buffers=1, length=MAX_FRAME_BYTES + 1),
     "bytes beyond measure": header(items=1, buffers=1, length=2**64 - 1),
-    "all too many": header(items=2**32 - 1, buffers=2**32 - 1, length=2**64 - 1),
+    "too many of everything": header(items=2**32 - 1, buffers=2**32 - 1, length=2**64 - 1),
 }
 BAD_TABLES = {
     "a byte more than its buffers": reply([4], [], 5, items=1),
@@ -238,7 +251,7 @@ BAD_TABLES = {
 
 
 def block(head: bytes, elements: bytes, items: int = 2) -> bytes:
-    """A reply of arrays in one block, with whatever head and elements."""
+    """Return a reply of arrays in one block; head and elements need not make sense."""
     lengths = (len(head), len(elements))
     start = header(items=items, buffers=2, length=sum(lengths), block=1)
     return start + bytes(9 * items) + struct.pack("<2I", *lengths) + head + elements
@@ -249,7 +262,7 @@ BAD_BLOCKS = {
     "a block of no items": header(items=0, buffers=2, block=1),
     "a block of one buffer": header(items=2, buffers=1, block=1),
     "a block of three buffers": header(items=2, buffers=3, block=1),
-    "a block that does not share out": block(PAIR, b"x" * 15)[:-23],
+    "a block that cannot be divided among its items": block(PAIR, b"x" * 15)[:-23],
     "a block with an endless head": block(b"\1\1f\xff" + bytes(4 * 255), b"x" * 16)[: -16 - 4 * 256],
     "a block with too few elements": block(PAIR, b"x" * 14),
     "a block with too many elements": block(PAIR, b"x" * 18),
@@ -269,7 +282,7 @@ BAD_BLOCKS = {
 
 
 def scalars(data: bytes, items: int = 2) -> bytes:
-    """A reply of scalars in one block, with whatever in it."""
+    """Make a reply whose block of scalars holds these bytes."""
     start = header(items=items, buffers=1, length=len(data), block=2)
     return start + bytes(9 * items) + struct.pack("<I", len(data)) + data
 
@@ -307,7 +320,7 @@ BAD_SCALARS = {
     "nothing that msgpack has among scalars": scalars(b"\x92\x01\xc1"),
 }
 HOSTILE = BAD_HEADERS | BAD_TABLES | BAD_BLOCKS | BAD_SCALARS
-"""Bytes of which the last one shows that they are no frame."""
+"""Bytes of which the last one shows that they are not a frame."""
 
 
 # -- the checks
@@ -316,7 +329,7 @@ HOSTILE = BAD_HEADERS | BAD_TABLES | BAD_BLOCKS | BAD_SCALARS
 def _check_frame(
     name: str, frame: Frame, encode: Encode, new_reader: Callable[[], Reader], cuts: Sequence[int] | None = None
 ) -> None:
-    """Written as ours, and read the same when cut in two: everywhere, or at `cuts`."""
+    """Check that a frame is written as here, and read when cut in two: anywhere, or at `cuts`."""
     data = data_of(frame)
     _require(b"".join(bytes(part) for part in encode(frame)) == data, f"{name} is written differently")
     for cut in range(len(data)) if cuts is None else [cut % len(data) for cut in cuts]:
@@ -329,13 +342,14 @@ def _check_frame(
 
 
 def _check_row(frames: list[Frame], new_reader: Callable[[], Reader]) -> None:
-    """All in one stream: byte by byte, and at once."""
+    """Check that frames in one stream are read, byte by byte and at once."""
     data = data_of(*frames)
     for cuts in (range(len(data)), ()):
         _require(plain(_read(new_reader(), data, "a row", cuts)) == plain(frames), "frames in a row are read wrongly")
 
 
 def _check_hostile(name: str, data: bytes, new_reader: Callable[[], Reader]) -> None:
+    """Check that bytes which are not a frame are refused with their last byte."""
     for before in (b"", data_of(FRAMES["batch"])):
         reader = new_reader()
         _read(reader, before + data[:-1], f"{name}, but for its last byte,")
@@ -347,7 +361,7 @@ def _check_hostile(name: str, data: bytes, new_reader: Callable[[], Reader]) -> 
 
 
 def _check_damaged(name: str, dice: random.Random, encode: Encode, new_reader: Callable[[], Reader]) -> None:
-    """Sound frames with bytes changed, put in or left out: refused, or they say what was received."""
+    """Check that frames with changed, added or missing bytes are refused, or read as they are."""
     damaged = bytearray(data_of(*dice.choices([*FRAMES.values()], k=dice.randint(1, 3))))
     for _ in range(dice.randint(1, 3)):
         at = dice.randint(0, len(damaged))
@@ -357,21 +371,23 @@ def _check_damaged(name: str, dice: random.Random, encode: Encode, new_reader: C
         for end in range(1, len(damaged) + 1):
             for frame in receive(reader, bytes(damaged[end - 1 : end])):
                 written = b"".join(bytes(part) for part in encode(frame))
-                _require(written == _without_padding(bytes(damaged[at:end])), f"{name} is read as what it is not")
+                _require(
+                    written == _without_padding(bytes(damaged[at:end])), f"{name} is read as another frame than it is"
+                )
                 at = end
     except FrameError:
         pass
 
 
 def _without_padding(data: bytes) -> bytes:
-    """A frame's bytes with zeros for those that say nothing."""
+    """Return the bytes of a frame, with zeros for those that mean nothing."""
     return data[:6] + bytes(2) + data[8:]
 
 
 def _random_frame(dice: random.Random) -> Frame:
-    """Any frame: of every kind, with items of one or several buffers."""
+    """Draw a frame of any kind, with items of one or several buffers."""
     kind, n = dice.choice(list(FrameKind)), dice.randint(0, 6)
-    have_scalars = n > 1 and kind in (FrameKind.BATCH, FrameKind.REPLY)  # else they are packed like anything else
+    have_scalars = n > 1 and kind in (FrameKind.BATCH, FrameKind.REPLY)
     like = dice.choices([_random_payload, _random_array, _random_scalar], [6, 2, have_scalars])[0]
     frame = Frame(
         kind,

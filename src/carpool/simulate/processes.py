@@ -1,0 +1,314 @@
+"""Random arrival processes: requests that come whatever becomes of the earlier ones.
+
+A process gives the arrival times of one run, from 0 to before its end. Its rate is given either
+in requests per second (`rate`) or as a share of what the simulated workers can serve (`rho`),
+which is known only when the run starts (`servers.capacity`).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import inf
+from random import Random
+from typing import Any, NamedTuple, Self
+
+
+class Scene(NamedTuple):
+    """What a process must know of the run in which it takes part.
+
+    Attributes:
+        duration_s: How long requests arrive.
+        capacity: How many requests per second the simulated workers can serve.
+    """
+
+    duration_s: float
+    capacity: float
+
+
+class Open(ABC):
+    """A process that sends requests whatever becomes of the earlier ones."""
+
+    @abstractmethod
+    def times(self, dice: Random, scene: Scene) -> Iterator[float]:
+        """Yield the arrival times in order, in seconds, from 0 to before the end of the run."""
+
+    @abstractmethod
+    def mean_rate(self, scene: Scene) -> float:
+        """Return the requests per second, averaged over the run."""
+
+    @abstractmethod
+    def scaled(self, factor: float) -> Self:
+        """Return the same process with `factor` times as many requests."""
+
+
+@dataclass(frozen=True)
+class _Rated(Open):
+    """Base of the processes with one rate, which their fields `rate` and `rho` give.
+
+    The fields are declared by the subclasses, because their order is the order of the arguments.
+    """
+
+    def __post_init__(self) -> None:
+        rate, rho = self._given
+        _check_rate(type(self).__name__.lower(), rate, rho)
+
+    def mean_rate(self, scene: Scene) -> float:
+        return self._rate(scene)
+
+    def scaled(self, factor: float) -> Self:
+        rate, rho = self._given
+        scaled: dict[str, Any] = {"rate": _times(rate, factor), "rho": _times(rho, factor)}
+        return replace(self, **scaled)
+
+    def _rate(self, scene: Scene) -> float:
+        """Return the rate in requests per second."""
+        return _per_second(*self._given, scene)
+
+    @property
+    def _given(self) -> tuple[float | None, float | None]:
+        """The fields `rate` and `rho`, of which one is None."""
+        fields = vars(self)
+        return fields["rate"], fields["rho"]
+
+
+@dataclass(frozen=True)
+class Poisson(_Rated):
+    """Independent requests, with exponential gaps between them.
+
+    Args:
+        rate: Requests per second; give either this or `rho`.
+        rho: The rate as a share of capacity.
+    """
+
+    rate: float | None = None
+    rho: float | None = None
+
+    def times(self, dice: Random, scene: Scene) -> Iterator[float]:
+        return _poisson(dice, self._rate(scene), 0.0, scene.duration_s)
+
+
+@dataclass(frozen=True)
+class Gamma(_Rated):
+    """Requests with independent gaps, more or less regular than those of a Poisson process.
+
+    Args:
+        rate: Requests per second; give either this or `rho`.
+        cv: The standard deviation of the gaps as a multiple of their mean: 1 is a Poisson process,
+            more is burstier.
+        rho: The rate as a share of capacity.
+    """
+
+    rate: float | None = None
+    cv: float = 1.0
+    rho: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.cv > 0:
+            raise ValueError(f"gamma: cv must be positive, not {self.cv!r}")
+
+    def times(self, dice: Random, scene: Scene) -> Iterator[float]:
+        rate = self._rate(scene)
+        if not rate:
+            return
+        shape = 1 / self.cv**2
+        scale = 1 / (rate * shape)
+        when = dice.gammavariate(shape, scale)
+        while when < scene.duration_s:
+            yield when
+            when += dice.gammavariate(shape, scale)
+
+
+@dataclass(frozen=True)
+class MMPP(Open):
+    """A Poisson process with a rate that changes at random (Markov-modulated).
+
+    Its states follow each other in turn, from the first one on, and each lasts an exponential time.
+
+    Args:
+        rates: Requests per second in each state; give either these or `rho`.
+        mean_dwell_s: How long each state lasts on average, in seconds.
+        rho: The rates as shares of capacity.
+    """
+
+    rates: tuple[float, ...] | None = None
+    mean_dwell_s: tuple[float, ...] = ()
+    rho: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _check_rate("mmpp", self.rates, self.rho)
+        states = self.rates or self.rho or ()
+        if len(states) < 2 or len(self.mean_dwell_s) != len(states) or not all(s > 0 for s in self.mean_dwell_s):
+            raise ValueError(
+                "mmpp needs two or more rates and as many positive dwell times: mmpp:rates=200/2000,mean_dwell=1s/500ms"
+            )
+
+    def times(self, dice: Random, scene: Scene) -> Iterator[float]:
+        begin, state = 0.0, 0
+        rates = self._rates(scene)
+        while begin < scene.duration_s:
+            end = begin + dice.expovariate(1 / self.mean_dwell_s[state])
+            yield from _poisson(dice, rates[state], begin, min(end, scene.duration_s))
+            begin, state = end, (state + 1) % len(rates)
+
+    def mean_rate(self, scene: Scene) -> float:
+        weighted = sum(rate * dwell_s for rate, dwell_s in zip(self._rates(scene), self.mean_dwell_s, strict=True))
+        return weighted / sum(self.mean_dwell_s)
+
+    def scaled(self, factor: float) -> Self:
+        rates = None if self.rates is None else tuple(rate * factor for rate in self.rates)
+        return replace(self, rates=rates, rho=None if self.rho is None else tuple(r * factor for r in self.rho))
+
+    def _rates(self, scene: Scene) -> tuple[float, ...]:
+        return self.rates if self.rates is not None else tuple(share * scene.capacity for share in self.rho or ())
+
+
+@dataclass(frozen=True)
+class Sine(_Rated):
+    """A day: the rate follows mean + swing · sin(2π t / period), and never falls below 0.
+
+    Args:
+        rate: The mean in requests per second; give either this or `rho`.
+        swing: How far the rate goes up and down, in the unit of the mean.
+        period_s: How long a day is, in seconds; the whole run if not given.
+        rho: The mean as a share of capacity.
+    """
+
+    rate: float | None = None
+    swing: float = 0.0
+    period_s: float | None = None
+    rho: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.swing < 0 or (self.period_s is not None and self.period_s <= 0):
+            raise ValueError("sine: swing must be at least 0 and period positive")
+
+    def times(self, dice: Random, scene: Scene) -> Iterator[float]:
+        mean, swing, turn = self._curve(scene)
+        top = mean + swing
+        for when in _poisson(dice, top, 0.0, scene.duration_s):
+            if dice.random() * top < mean + swing * math.sin(turn * when):
+                yield when
+
+    def mean_rate(self, scene: Scene) -> float:
+        mean, swing, turn = self._curve(scene)
+        steps = 10_000
+        step_s = scene.duration_s / steps
+        return sum(max(0.0, mean + swing * math.sin(turn * (i + 0.5) * step_s)) for i in range(steps)) / steps
+
+    def scaled(self, factor: float) -> Self:
+        return replace(super().scaled(factor), swing=self.swing * factor)
+
+    def _curve(self, scene: Scene) -> tuple[float, float, float]:
+        """Return mean and swing in requests per second, and the angular frequency in 1/s."""
+        unit = 1.0 if self.rate is not None else scene.capacity
+        return self._rate(scene), self.swing * unit, 2 * math.pi / (self.period_s or scene.duration_s)
+
+
+@dataclass(frozen=True)
+class Flash(_Rated):
+    """A flash crowd: a Poisson process with one rate, and with another for a part of the run.
+
+    Args:
+        rate: Requests per second before and after the crowd; give either this or `rho`.
+        peak_rate: Requests per second while it is there; give either this or `peak_rho`.
+        between: When the crowd comes and when it leaves, as fractions of the run.
+        rho: `rate` as a share of capacity.
+        peak_rho: `peak_rate` as a share of capacity.
+    """
+
+    rate: float | None = None
+    peak_rate: float | None = None
+    between: tuple[float, float] = (0.4, 0.55)
+    rho: float | None = None
+    peak_rho: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_rate("flash's peak", self.peak_rate, self.peak_rho)
+        if len(self.between) != 2 or not 0 <= self.between[0] <= self.between[1] <= 1:
+            raise ValueError("flash: between must be two parts of the run, such as 0.4/0.55")
+
+    def times(self, dice: Random, scene: Scene) -> Iterator[float]:
+        rate, peak = self._rate(scene), self._peak(scene)
+        begin, end = (part * scene.duration_s for part in self.between)
+        yield from _poisson(dice, rate, 0.0, begin)
+        yield from _poisson(dice, peak, begin, end)
+        yield from _poisson(dice, rate, end, scene.duration_s)
+
+    def mean_rate(self, scene: Scene) -> float:
+        part = self.between[1] - self.between[0]
+        return self._rate(scene) * (1 - part) + self._peak(scene) * part
+
+    def scaled(self, factor: float) -> Self:
+        peak_rate, peak_rho = _times(self.peak_rate, factor), _times(self.peak_rho, factor)
+        return replace(super().scaled(factor), peak_rate=peak_rate, peak_rho=peak_rho)
+
+    def _peak(self, scene: Scene) -> float:
+        """Return the rate of the crowd in requests per second."""
+        return _per_second(self.peak_rate, self.peak_rho, scene)
+
+
+@dataclass(frozen=True)
+class Bursts(_Rated):
+    """Bursts at independent moments, each of several requests that arrive at the same instant.
+
+    Args:
+        rate: Requests (not bursts) per second; give either this or `rho`.
+        mean_burst: The mean number of requests in a burst, which is distributed geometrically.
+        rho: The rate as a share of capacity.
+    """
+
+    rate: float | None = None
+    mean_burst: float = 8.0
+    rho: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.mean_burst >= 1:
+            raise ValueError(f"bursts: mean_burst must be at least 1, not {self.mean_burst!r}")
+
+    def times(self, dice: Random, scene: Scene) -> Iterator[float]:
+        ends = 1 / self.mean_burst
+        for when in _poisson(dice, self._rate(scene) * ends, 0.0, scene.duration_s):
+            yield when
+            while dice.random() >= ends:
+                yield when
+
+
+def _check_rate(kind: str, rate: object, rho: object) -> None:
+    """Raise ValueError unless exactly one of the two is given, as a rate or a tuple of rates."""
+    if (rate is None) is (rho is None):
+        raise ValueError(f"{kind} needs either rate (requests per second) or rho (share of capacity)")
+    given = rho if rate is None else rate
+    for value in given if isinstance(given, tuple) else (given,):
+        if not isinstance(value, int | float) or not 0 <= value < inf:
+            raise ValueError(f"{kind}: a rate must be a number of at least 0, not {value!r}")
+
+
+def _per_second(rate: float | None, rho: float | None, scene: Scene) -> float:
+    """Return a rate in requests per second, whichever way it was given."""
+    return rate if rate is not None else (rho or 0.0) * scene.capacity
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    """Multiply a value that may be missing."""
+    return None if value is None else value * factor
+
+
+def _poisson(dice: Random, rate: float, begin: float, end: float) -> Iterator[float]:
+    """Yield the times of a Poisson process from `begin` to before `end`.
+
+    The process has no memory, so pieces with different rates can be put together.
+    """
+    if rate <= 0:
+        return
+    draw = dice.expovariate
+    when = begin + draw(rate)
+    while when < end:
+        yield when
+        when += draw(rate)
