@@ -71,7 +71,7 @@ def _plain(wire: Wire) -> bytes:
 class Deaf:
     """A reader that must not be asked."""
 
-    fresh = True
+    at_request_start = True
 
 
 def test_a_head_seen_before_is_not_parsed_again() -> None:
