@@ -75,11 +75,16 @@ def listed() -> list[str]:
 ORDER = listed()
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
-    """Full names of the modules that are imported, at the top or anywhere deeper, but not for types only."""
+def imports(tree: ast.AST, with_types: bool = False) -> Iterator[str]:
+    """Full names of the modules that are imported, at the top or anywhere deeper.
+
+    Args:
+        tree: where to look.
+        with_types: whether to count imports that are for types only.
+    """
     for node in ast.iter_child_nodes(tree):
         match node:
-            case ast.If(test=ast.Name("TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
+            case ast.If(test=ast.Name("TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")) if not with_types:
                 for other in node.orelse:
                     yield from imports(ast.Module([other], []))
             case ast.Import():
@@ -93,7 +98,7 @@ def imports(tree: ast.AST) -> Iterator[str]:
             case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(module)), *_]):
                 yield module
             case _:
-                yield from imports(node)
+                yield from imports(node, with_types)
 
 
 def is_ours(module: str) -> bool:
@@ -112,6 +117,39 @@ def test_a_module_imports_only_what_is_listed_before_it(module: str) -> None:
     allowed = {*ORDER[: ORDER.index(module)], *(what for who, what in EXCEPTIONS if who == module)}
 
     assert [name for name in imports(MODULES[module]) if is_ours(name) and name not in allowed] == []
+
+
+def circles(imported: dict[str, set[str]]) -> list[list[str]]:
+    """The groups of modules that import each other, directly or by way of others."""
+
+    def reached_from(module: str) -> set[str]:
+        reached: set[str] = set()
+        found = [module]
+        while found:
+            new = imported[found.pop()] - reached
+            reached |= new
+            found += new
+        return reached
+
+    reached = {module: reached_from(module) for module in imported}
+    groups = {frozenset(other for other in reached[each] if each in reached[other]) for each in imported}
+    return sorted(map(sorted, groups - {frozenset()}))
+
+
+def test_imports_for_types_make_no_circles() -> None:
+    """A file can be read without those that use it, types included: a protocol stands for what lies below."""
+    imported = {module: set(imports(tree, with_types=True)) & PARSED.keys() for module, tree in PARSED.items()}
+
+    assert circles(imported) == []
+
+
+def test_circles_are_found() -> None:
+    """Short and long ones, with what hangs on them left out; also one that exists for types only."""
+    imported = {"a": {"b"}, "b": {"a"}, "c": {"a", "d"}, "d": {"e"}, "e": {"c", "f"}, "f": set[str]()}
+
+    assert circles(imported) == [["a", "b"], ["c", "d", "e"]]
+    text = "if TYPE_CHECKING:\n    import types_only\nelse:\n    import other"
+    assert [*imports(ast.parse(text), with_types=True)] == ["types_only", "other"]
 
 
 def test_each_exception_is_one() -> None:

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from carpool.http.app import App
+from carpool.http.connection import Connection
 from carpool.http.exchange import Exchange
 from carpool.http.listener import Limits, Listener
 from tests.effort import share
@@ -305,6 +306,53 @@ def test_the_memory_never_changes_the_meaning(connections: list[list[bytes]]) ->
         assert with_memory == without
 
     run(main())
+
+
+async def conversation(
+    pieces: list[bytes], pipelined: int, drains_after: int, ends: bool, reads: bool
+) -> tuple[bytes, bool]:
+    """What a client gets that sends these pieces, and whether its connection is closed.
+
+    Args:
+        pieces: what it sends, in turns of their own.
+        pipelined: how many of its requests the app may have at a time.
+        drains_after: after how many pieces the server is told to drain.
+        ends: whether the client ends its side right after the last piece.
+        reads: whether it reads at once, or only once everything has been sent.
+    """
+    door = Door(Limits(write_buffer_bytes=200, pipelined=pipelined))
+    wire = door.connect(reads)
+    for n, piece in enumerate(pieces):
+        if n == drains_after:
+            door.listener.drain()
+        wire.send(piece)
+        if ends and n == len(pieces) - 1:
+            wire.end()
+        await turns(3)
+    wire.reads = True
+    while wire.unread:
+        wire.read()
+        await turns(3)
+    return _plain(wire), wire.ended
+
+
+@settings(max_examples=share(300), deadline=None)
+@given(conversations(), st.integers(1, 3), st.integers(0, 6), st.booleans(), st.booleans())
+@example([[post(b"1", version="1.0")], [post(b"1", "/predict", "Connection: close")]], 3, 6, False, True)
+@example([[post(b"1")]], 3, 6, True, True)
+@example([[post(b"1"), post(b"2") + post(b"3")]], 1, 6, False, True)
+def test_an_answer_written_at_once_is_the_same(
+    connections: list[list[bytes]], pipelined: int, drains_after: int, ends: bool, reads: bool
+) -> None:
+    """With `answer_now` and without it, clients get the same bytes, also slow ones and while the server drains."""
+
+    async def main() -> list[tuple[bytes, bool]]:
+        return [await conversation(pieces, pipelined, drains_after, ends, reads) for pieces in connections]
+
+    at_once = run(main())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Connection, "answer_now", lambda self, exchange: False)
+        assert run(main()) == at_once
 
 
 def test_the_listener_is_asked_to_remember() -> None:

@@ -327,9 +327,11 @@ class App:
         """
         ask = exchange.head.ask
         assert ask is not None
-        endpoint = ask.endpoint
-        driver, weigher = endpoint.driver, endpoint.weigher
+        driver, weigher = ask.endpoint.driver, ask.endpoint.weigher
         assert driver is not None
+        exchange.format = ask.format
+        exchange.accept = ask.accept
+        exchange.lane = ask.lane
         if weigher is not None:
             try:
                 exchange.size = weigher.of_encoded(exchange.body, exchange.format)

@@ -186,12 +186,11 @@ class Connection(asyncio.Protocol):
             body, data = rest[: head.length], rest[head.length :]
             self._looked_up += 1
             exchange = HttpExchange(self, head, body)
-            is_page = head.ask is None
             if (
                 queue.given
                 or queue.waiting
                 or self._is_writing_paused
-                or (is_page and self._listener.long_page_written)
+                or (head.ask is None and self._listener.long_page_written)
             ):
                 queue.waiting.append(exchange)
                 self._give()
@@ -204,7 +203,7 @@ class Connection(asyncio.Protocol):
                     head.route(exchange)
                 except BaseException as error:
                     self.app.route_raised(exchange, error)
-                if is_page:
+                if head.ask is None:
                     self._note_page(exchange)
 
     def request_received(self, head: HttpHead, body: bytes | bytearray, refusal: HttpResponse | None) -> None:
@@ -397,7 +396,7 @@ class Connection(asyncio.Protocol):
         Fast path of `Exchange.tell`, `flush` and `_write`: the same outcome, see
         tests/http/test_known_heads.py.
         """
-        queue, head, transport = self._queue, exchange.head, self._transport
+        queue, head, listener, transport = self._queue, exchange.head, self._listener, self._transport
         ask = head.ask
         body: Any = exchange.result
         if (
@@ -407,15 +406,14 @@ class Connection(asyncio.Protocol):
             or type(body) is Answer
             or not head.needs_no_extra_headers
             or self._is_half_closed
-            or self._listener.is_draining
+            or listener.is_draining
             or len(body) >= LARGE_BODY
             or self._is_writing_paused
             or transport.is_closing()
         ):
             return False
         queue.given.clear()
-        content_type = ask.content_type
-        prefix = self._listener.ok_prefixes.get(content_type) or self._listener.ok_prefix(content_type)
+        prefix = listener.ok_prefixes.get(ask.content_type) or listener.ok_prefix(ask.content_type)
         transport.write(b"%b%d\r\n\r\n%b" % (prefix, len(body), body))
         return True
 

@@ -139,11 +139,6 @@ class Exchange(Request):
     def __init__(self, head: Head, body: bytes | bytearray = b"") -> None:
         Request.__init__(self, body, inf, None, len(body))
         self.head = head
-        ask = head.ask
-        if ask is not None:
-            self.format = ask.format
-            self.accept = ask.accept
-            self.lane = ask.lane
 
     @property
     def body(self) -> bytes | bytearray:
