@@ -120,7 +120,7 @@ def test_a_module_imports_only_what_is_listed_before_it(module: str) -> None:
 
 
 def circles(imported: dict[str, set[str]]) -> list[list[str]]:
-    """The groups of modules that import each other, directly or by way of others."""
+    """The groups of modules that import each other, directly or through others."""
 
     def reached_from(module: str) -> set[str]:
         reached: set[str] = set()
@@ -137,7 +137,7 @@ def circles(imported: dict[str, set[str]]) -> list[list[str]]:
 
 
 def test_imports_for_types_make_no_circles() -> None:
-    """A file can be read without those that use it, types included: a protocol stands for what lies below."""
+    """A file can be read without those that use it: a protocol stands for what lies below."""
     imported = {module: set(imports(tree, with_types=True)) & PARSED.keys() for module, tree in PARSED.items()}
 
     assert circles(imported) == []

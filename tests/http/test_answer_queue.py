@@ -1,4 +1,4 @@
-"""The order of answers on one connection: first come, first answered, and only so many in the app at a time."""
+"""Answers leave in the order of their requests, and only so many are in the app at a time."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_an_answer_waits_for_those_before_it() -> None:
 
 
 def test_a_refused_request_waits_for_its_turn() -> None:
-    """It has its response from the start, and does not leave before it would have been given to the app."""
+    """It has its response from the start, but does not leave before its predecessors."""
     request = Owed(0, RESPONSE)
     queue = queue_of(request)
     assert queue.pop_answered() is None
@@ -80,7 +80,7 @@ def test_a_refused_request_waits_for_its_turn() -> None:
 
 
 def test_asking_for_the_next_one_gives_nothing() -> None:
-    """A request whose turn has not come for another reason stays the next one, with those behind it."""
+    """A request whose turn has not come for another reason stays the next one."""
     requests = [Owed(0), Owed(1)]
     queue = queue_of(*requests)
     assert queue.next_to_give() is queue.next_to_give() is requests[0]
@@ -175,7 +175,7 @@ TestAnyOrder.settings = settings(max_examples=share(200), deadline=None)
 
 
 def test_a_request_behind_a_page_that_waits_for_its_turn() -> None:
-    """Regression: it was handed to the app twice and the page never, which failed the whole service."""
+    """Regression: it was given to the app twice and the page never, which failed the service."""
 
     async def main() -> None:
         door = Door()
@@ -203,7 +203,7 @@ STREAM = st.lists(st.sampled_from([get("/metrics"), get("/livez"), post(b"1"), g
 @given(streams=st.lists(STREAM, min_size=2, max_size=4), pipelined=st.integers(1, 3), warm=st.booleans())
 @example(streams=[[get("/metrics")], [get("/metrics"), post(b"1")]], pipelined=2, warm=True)
 def test_each_request_is_answered_once(streams: list[list[bytes]], pipelined: int, warm: bool) -> None:
-    """Pages that take turns, predictions and refusals, known heads or not: as many answers as requests."""
+    """Pages in turns, predictions and refusals, known heads or not: one answer per request."""
 
     async def main() -> None:
         door = Door(Limits(pipelined=pipelined))

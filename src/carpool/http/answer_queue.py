@@ -1,14 +1,16 @@
-"""The order of the answers on one connection. Sans-IO: it says which request is next and writes nothing.
+"""Keeps the order of answers on one connection. Sans-IO: it says which is next and writes nothing.
 
-Answers leave in the order of their requests, and the app gets only so many of a connection's requests
-at a time. So a request in the queue is in one of three states, and passes through them in this order:
+Answers leave in the order of their requests, and the app gets only so many of a connection's
+requests at a time. So a request in the queue is in one of three states, and passes through them in
+this order:
 
 * *waiting*: it was read, and the app does not have it yet;
 * *given*: the app has it, and no response is there yet;
 * *answered*: its response is there, and waits for those before it to be written.
 
-The requests that are given or answered always come before those that are waiting. They are two deques
-and not one with a counter, so that there is no counter which could disagree with the requests.
+The requests that are given or answered always come before those that are waiting. They are two
+deques and not one with a counter, so that there is no counter which could disagree with the
+requests.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ class AnswerQueue(Generic[T]):
 
     @property
     def room(self) -> int:
-        """How many more requests may be read: one more than the app may have is in the queue at most."""
+        """How many more requests may be read; one more than the app may have are held at most."""
         return self._most_given + 1 - len(self)
 
     def add(self, request: T) -> None:

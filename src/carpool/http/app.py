@@ -101,7 +101,7 @@ class App:
     # -- starting and stopping
 
     async def start(self) -> None:
-        """Start all services; until then requests are answered 503. A stopped app can be started again.
+        """Start all services, also once more after a stop; until then requests are answered 503.
 
         Raises:
             StartupError: a worker could not load its model.
@@ -126,15 +126,15 @@ class App:
         await asyncio.gather(*[endpoint.stop(drain) for endpoint in self.endpoints])
 
     async def failed(self) -> None:
-        """Wait until none of the services can answer any more. Call this once the app has started."""
+        """Wait, once the app has started, until none of its services can answer any more."""
         await asyncio.gather(*[endpoint.handle.failed() for endpoint in self.endpoints if endpoint.handle is not None])
 
     async def ensure_started(self, *, anew: bool = False) -> None:
         """Start the app unless it has been started, and wait until it is up.
 
-        A mounted app without a lifespan is started like this by its first request. If the event loop
-        on which it was started has ended, it is started again, since test clients without a lifespan
-        run each request on an event loop of its own.
+        A mounted app without a lifespan is started like this by its first request. If the event
+        loop on which it was started has ended, it is started again, since test clients without a
+        lifespan run each request on an event loop of its own.
 
         Args:
             anew: whether an app that was stopped is started again, as a second lifespan asks for;
@@ -153,7 +153,7 @@ class App:
             await asyncio.shield(self._starting)
 
     def _begin(self) -> asyncio.Task[None]:
-        """Begin to start unless that was done, and return the task, for which several may wait."""
+        """Begin to start unless that was done; return the task, for which several may wait."""
         if self._starting is None:
             self._loop = asyncio.get_running_loop()
             self._starting = self._loop.create_task(self._start())
@@ -176,7 +176,7 @@ class App:
         return self._loop is not None and self._loop is not asyncio.get_running_loop()
 
     async def _reset(self) -> None:
-        """Make an app that has stopped startable again. Raises RuntimeError if it has not stopped."""
+        """Get ready to start anew. Raises RuntimeError if the app has not been stopped."""
         if self._loop is None:
             return
         if self.is_elsewhere and not self._loop.is_closed():
@@ -409,10 +409,10 @@ def _count_refusal(endpoint: Asked, error: CarpoolError) -> None:
 def _check_services(services: tuple[Service, ...]) -> None:
     """Raise ValueError or TypeError unless the services have different names and items for HTTP."""
     if not services:
-        raise ValueError("an app needs at least one service")
+        raise ValueError("App needs at least one service")
     for service in services:
         if not hasattr(service, "stages"):
-            raise TypeError(f"an app is of services, not {service!r}: wrap a model as App(Service(model))")
+            raise TypeError(f"App takes services, not {service!r}: wrap a model as App(Service(model))")
     names = [service.name for service in services]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
@@ -422,7 +422,7 @@ def _check_services(services: tuple[Service, ...]) -> None:
 
 
 def _check_types(service: Service) -> None:
-    """Raise TypeError if JSON cannot express items or results, and the model names no format of its own."""
+    """Raise TypeError if JSON cannot express the items, and the model names no format for them."""
     first, last = service.stages[0].traits, service.stages[-1].traits
     if not first.accepts:
         _check_hint(f"{first.name} takes", first.input_type, schema.why_unreadable(first.input_type), "accepts")

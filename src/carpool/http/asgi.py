@@ -1,4 +1,4 @@
-"""The ASGI door serves the app under uvicorn, hypercorn or granian, or mounted in FastAPI and Starlette."""
+"""The ASGI door: serves the app under uvicorn and the like, or mounted in FastAPI or Starlette."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def serve(app: ServedApp, scope: Scope, receive: Receive, send: Send) -> N
 
 @functools.cache
 def warn_of_siblings() -> None:
-    """Warn, once, if this may be one of several server processes, each of which would batch alone."""
+    """Warn once if this may be one of several server processes, each of which batches alone."""
     one_of_several = (
         multiprocessing.parent_process() is not None
         or os.environ.get("WEB_CONCURRENCY", "1") != "1"
@@ -148,22 +148,25 @@ async def _request(app: ServedApp, scope: Scope, receive: Receive, send: Send) -
         logger.error("the app cannot start: %s", error)
         response = app.error(head, error)
     if response is None:
-        body = await _body(receive, app.max_body_bytes)
-        if body is None:
-            return  # the client has left
-        if len(body) > app.max_body_bytes:
-            response = app.refuse(head, too_large(app.max_body_bytes))
-        else:
-            exchange = AsgiExchange(head, body)
-            app.handle(exchange)
-            try:
-                response = await _answer(exchange, receive)
-            finally:
-                if not exchange.response.done():  # the client has left, or the server has cancelled this call
-                    app.cancel(exchange)
-            if response is None:
-                return
-    await _send(response, send, head_only=head.method == b"HEAD")
+        response = await _handle(app, head, receive)
+    if response is not None:
+        await _send(response, send, head_only=head.method == b"HEAD")
+
+
+async def _handle(app: ServedApp, head: Head, receive: Receive) -> HttpResponse | None:
+    """Read the body of an admitted request and have it answered; return None if the client leaves."""
+    body = await _body(receive, app.max_body_bytes)
+    if body is None:
+        return None
+    if len(body) > app.max_body_bytes:
+        return app.refuse(head, too_large(app.max_body_bytes))
+    exchange = AsgiExchange(head, body)
+    app.handle(exchange)
+    try:
+        return await _answer(exchange, receive)
+    finally:
+        if not exchange.response.done():  # the client has left, or the server has cancelled this call
+            app.cancel(exchange)
 
 
 def _path(scope: Scope) -> bytes:
@@ -225,8 +228,8 @@ async def _answer(exchange: AsgiExchange, receive: Receive) -> HttpResponse | No
 async def _disconnected(receive: Receive) -> BaseException | None:
     """Wait until the client leaves.
 
-    Whatever the server's `receive` raises is returned, since a task that raises KeyboardInterrupt or
-    SystemExit would end the loop.
+    Whatever the server's `receive` raises is returned, since a task that raises KeyboardInterrupt
+    or SystemExit would end the loop.
     """
     try:
         while (await receive())["type"] != "http.disconnect":

@@ -1,4 +1,4 @@
-"""The memory of bodies that are being received, counted as bytes come and not as they are announced.
+"""Limits the memory of bodies that are being received. Bytes count when they come, not before.
 
 Each connection has a share that no other can take from it. What is left beyond the shares goes to
 whichever connection needs it first. When the memory is full, one of the bodies over their share is
@@ -76,7 +76,7 @@ class Bodies:
         self._large.pop(body, None)
 
     def _rank(self, body: Body) -> tuple[float, int]:
-        """Return the part of a body that came lately; of equal ones the largest body ranks first."""
+        """Return which part of a body came lately; of equal ones the largest ranks first."""
         return self._lately(body) / body.held, -body.held
 
     def _lately(self, body: Body) -> float:

@@ -104,7 +104,8 @@ def error_response(
         debug: whether the error's own text is shown.
 
     Raises:
-        Exception: of any kind, if the error is of a user's class with attributes that make no sense.
+        Exception: of any kind, if the error is of a user's class with attributes that make no
+            sense.
     """
     code = error.code if isinstance(error, CarpoolError) else "internal_error"
     status = HTTPStatus(error.status).value if isinstance(error, CarpoolError) else 500
@@ -199,7 +200,7 @@ class Formats:
         raise InvalidRequest(text, status=415, code="unsupported_media_type")
 
     def _writes(self, accept: bytes | None, read: int, sent: bytes) -> int:
-        """Return the first format of `Accept` that the model writes; else the one sent, or the model's usual one."""
+        """Return the first format of `Accept` that the model writes, or else a suitable one."""
         for part in (accept or b"").split(b","):
             wish = _kind(part)
             if wish in self._produced:

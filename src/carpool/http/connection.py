@@ -1,24 +1,27 @@
-"""The HTTP/1.1 door: one client connection. `reader.py` knows what the bytes mean; order and flow are kept here.
+"""The HTTP/1.1 door: one client connection, its order and flow. `reader.py` reads what it receives.
 
 * Answers leave in the order of their requests; while too many are owed, nothing more is read.
 * A request that is refused before its body was read is answered, and then the connection is closed.
-* A client that ends its side still gets its answers; if it is gone, its queued requests are cancelled.
+* A client that ends its side still gets its answers; if it is gone, its queued requests are
+  cancelled.
 * A client that does not take its answers is not read from either, and is cut off after a while.
 
-Five state machines live here, yes, five. Each moves by itself, and the connection is where they meet:
+Five state machines live here, yes, five. Each moves by itself, and the connection is where they
+meet:
 
-* *The request being received* (`RequestReader`): at the start of a request (`at_request_start`: only
-  there may a known head be looked up) -> in its head (`in_headers`) -> in its body (`head` is set), or in
-  a large body (`_LargeBody` is the transport's protocol in the place of this one) -> at the start of the
-  next. From anywhere `refuse`, a request that says `Connection: close` and the loss of the connection
-  lead to `ignoring_input`, which is final.
-* *Each request that was received* (`AnswerQueue`): waiting -> given to the app -> answered -> written.
-* *Reading*: on <-> paused (`is_reading_paused`). `_regulate` pauses it while there is no room in the
-  queue, or bytes that were received have to be kept until there is.
-* *Writing*: on <-> paused (`_is_writing_paused`), by the transport, while much waits for the client. While
-  it is paused, nothing is read and nothing is given to the app.
-* *The connection*: open -> its client has ended its side (`_is_half_closed`) -> closing (the transport's
-  `is_closing`) -> lost. The second step may be left out.
+* *The request being received* (`RequestReader`): at the start of a request (`at_request_start`:
+  only there may a known head be looked up) -> in its head (`in_headers`) -> in its body (`head` is
+  set), or in a large body (`_LargeBody` is the transport's protocol in the place of this one) -> at
+  the start of the next. From anywhere `refuse`, a request that says `Connection: close` and the
+  loss of the connection lead to `ignoring_input`, which is final.
+* *Each request that was received* (`AnswerQueue`): waiting -> given to the app -> answered ->
+  written.
+* *Reading*: on <-> paused (`is_reading_paused`). `_regulate` pauses it while there is no room in
+  the queue, or bytes that were received have to be kept until there is.
+* *Writing*: on <-> paused (`_is_writing_paused`), by the transport, while much waits for the
+  client. While it is paused, nothing is read and nothing is given to the app.
+* *The connection*: open -> its client has ended its side (`_is_half_closed`) -> closing (the
+  transport's `is_closing`) -> lost. The second step may be left out.
 
 Time is not among them: see `timers.py`.
 """
@@ -93,7 +96,8 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
 
-        # Receiving. Requests are counted where their head is read: looked up here, or parsed by the reader.
+        # Receiving. A request is counted where its head is read: here if it is known, else by the
+        # reader.
         self.ignoring_input = False
         self._reader = RequestReader(listener, self)
         self._timers = Timers(self, self._reader, self._limits)
@@ -167,10 +171,11 @@ class Connection(asyncio.Protocol):
     # -- receiving
 
     def _look_up(self, data: bytes) -> None:
-        """Read requests that begin with `data`: heads that are known are looked up, the reader gets the rest.
+        """Read requests that begin with `data`: look up known heads, and give the reader the rest.
 
         Fast path of `RequestReader.feed` and `App.admit`, and where nothing is owed of `_give`: the
-        same requests reach the app and the same bytes the client, see tests/http/test_known_heads.py.
+        same requests reach the app and the same bytes the client, see
+        tests/http/test_known_heads.py.
         """
         queue, heads, most = self._queue, self._known_heads, self._looked_up + MOST_AT_ONCE
         while data:
@@ -192,7 +197,7 @@ class Connection(asyncio.Protocol):
                 or self._is_writing_paused
                 or (head.ask is None and self._listener.long_page_written)
             ):
-                queue.waiting.append(exchange)
+                queue.add(exchange)
                 self._give()
                 if data and self.room <= 0:
                     self._keep(data)
@@ -207,7 +212,7 @@ class Connection(asyncio.Protocol):
                     self._note_page(exchange)
 
     def request_received(self, head: HttpHead, body: bytes | bytearray, refusal: HttpResponse | None) -> None:
-        """Take a whole request from the reader, and the response if the app has refused it by its head."""
+        """Take a whole request from the reader, and the response if the app refused its head."""
         exchange = HttpExchange(self, head, body)
         exchange.response = refusal
         self.ignoring_input = not head.keep_alive
@@ -238,7 +243,8 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         transport.set_protocol(protocol)
         if not self.is_reading_paused and not transport.is_closing():
-            transport.pause_reading()  # uvloop looks at how a protocol receives only when it starts to read
+            # uvloop looks at how a protocol receives only when it starts to read
+            transport.pause_reading()
             transport.resume_reading()
 
     def send_continue(self) -> None:
@@ -246,7 +252,7 @@ class Connection(asyncio.Protocol):
         self._transport.write(_CONTINUE)
 
     def refuse(self, response: HttpResponse) -> None:
-        """Answer the present request with `response` in its turn, read no further, and then close."""
+        """Answer the present request in its turn, read no further, and then close."""
         present = self._reader.head
         head = HttpHead(present.method if present else b"", b"", {})  # the request's own may be shared
         head.keep_alive = False
@@ -281,7 +287,7 @@ class Connection(asyncio.Protocol):
         return 0 if self._is_writing_paused else self._queue.room
 
     def _keep(self, data: bytes) -> None:
-        """Keep requests that have to wait: for those before them, a slow client, or other connections."""
+        """Keep requests that wait for those before them, a slow client or other connections."""
         self._kept = data
         self._regulate()
 
@@ -314,7 +320,7 @@ class Connection(asyncio.Protocol):
     def _give(self) -> None:
         """Give the app the requests that it may have, and write refusals whose turn it is."""
         if self._is_giving:
-            return  # called by an answer given at once; the loop below goes on with the next request
+            return  # called by an answer given at once: the loop below goes on
         queue = self._queue
         self._is_giving = True
         try:
@@ -342,7 +348,7 @@ class Connection(asyncio.Protocol):
             self._give()
 
     def _note_page(self, exchange: HttpExchange) -> None:
-        """Let other clients have their turn after a long page of the app, which takes milliseconds."""
+        """Let other clients have their turn after a long page, which takes milliseconds."""
         if exchange.response is not None and len(exchange.response.body) >= _LONG_PAGE:
             self._listener.note_long_page()
 
@@ -362,23 +368,9 @@ class Connection(asyncio.Protocol):
 
     def _write(self, exchange: HttpExchange, response: HttpResponse) -> None:
         """Write an answer, and close if it is the last one."""
-        status, body, content_type, headers = response
-        head, listener, was_paused = exchange.head, self._listener, self._is_writing_paused
-        is_last = not head.keep_alive or (listener.is_draining and self.is_quiet)
-        lines = [
-            b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b"")),
-            listener.common_headers(),
-            b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type, len(body))
-            if response.describes_its_body
-            else b"",
-            *[b"%b: %b\r\n" % header for header in headers],
-        ]
-        if is_last:
-            lines.append(b"connection: close\r\n")
-        elif head.is_http_1_0:
-            lines.append(b"connection: keep-alive\r\n")
-        lines.append(b"\r\n")
-        start = b"".join(lines)
+        head, body, was_paused = exchange.head, response.body, self._is_writing_paused
+        is_last = not head.keep_alive or (self._listener.is_draining and self.is_quiet)
+        start = self._start_of(response, head, is_last)
         if head.method == b"HEAD":
             self._transport.write(start)
         else:
@@ -417,6 +409,20 @@ class Connection(asyncio.Protocol):
         transport.write(b"%b%d\r\n\r\n%b" % (prefix, len(body), body))
         return True
 
+    def _start_of(self, response: HttpResponse, head: HttpHead, is_last: bool) -> bytes:
+        """Return everything of an answer that comes before its body."""
+        status, body, content_type, headers = response
+        lines = [b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b"")), self._listener.common_headers()]
+        if response.describes_its_body:
+            lines.append(b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type, len(body)))
+        lines += [b"%b: %b\r\n" % header for header in headers]
+        if is_last:
+            lines.append(b"connection: close\r\n")
+        elif head.is_http_1_0:
+            lines.append(b"connection: keep-alive\r\n")
+        lines.append(b"\r\n")
+        return b"".join(lines)
+
     # -- the end
 
     @property
@@ -448,15 +454,15 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     def _end_politely(self) -> None:
-        """End our side and listen for a moment, since a reset would destroy the answer on its way."""
+        """End our side and listen for a moment: a reset would destroy the answer on its way."""
         if not self._transport.is_closing():
             if self._transport.can_write_eof():
-                with suppress(OSError):  # asyncio's own transports raise where the client has just gone
+                with suppress(OSError):  # asyncio's own transports raise if the client has just left
                     self._transport.write_eof()
             self._timers.linger()
 
     def probe(self, is_first: bool) -> bool:
-        """Find out whether a client that has ended its side is gone; return whether that is still open.
+        """Find out whether a client that has ended its side is gone; return whether to try again.
 
         Both look the same until something is sent: a client that is gone resets the connection. An
         interim response is something that any HTTP/1.1 client which still waits has to skip.
@@ -486,7 +492,10 @@ class _LargeBody(asyncio.BufferedProtocol):
         self._rest = rest
 
     def let_go(self) -> None:
-        """Let go of the memory: uvloop keeps its last buffered protocol, and even an empty part keeps the whole."""
+        """Let go of the memory, since uvloop keeps its last buffered protocol.
+
+        Even an empty part of the memory would keep all of it.
+        """
         self._rest = _NOTHING
 
     def get_buffer(self, sizehint: int) -> memoryview:

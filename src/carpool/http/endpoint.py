@@ -53,7 +53,7 @@ class Endpoint:
         self.checked_at = monotonic()
 
     async def stop(self, drain: bool) -> None:
-        """Stop the service if it was started; with `drain` the requests inside are answered first."""
+        """Stop the service if it was started; with `drain` it answers the requests inside first."""
         if self.handle is not None:
             await self.handle.close(drain)
 

@@ -1,6 +1,7 @@
 """One HTTP request and the answer that it is owed: the noun that the app and both its doors share.
 
-This file knows neither the app nor its models. What it needs of them are two protocols, `Answers` and `Asked`.
+This file knows neither the app nor its models. What it needs of them are two protocols, `Answers`
+and `Asked`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ WANTED_HEADERS = frozenset(
         b"x-request-timeout-ms",
     }
 )
-"""The headers that the app looks at. A door need not pass on others unless the app `wants_heads`."""
+"""The headers that the app looks at; others are passed on only if the app `wants_heads`."""
 
 
 class HttpResponse(NamedTuple):
@@ -45,12 +46,12 @@ class HttpResponse(NamedTuple):
 
     @property
     def describes_its_body(self) -> bool:
-        """Whether it has headers about its body. Some statuses allow none (RFC 9110, 8.6)."""
+        """Whether it has headers about its body, as most statuses allow (RFC 9110, 8.6)."""
         return self.status not in _STATUSES_WITHOUT_BODY
 
 
 class Answers(Protocol):
-    """Whoever puts the outcome of a request into HTTP: the app."""
+    """Puts the outcome of a request into HTTP, as the app does."""
 
     def error(self, head: Head | None, error: Exception) -> HttpResponse:
         """Return the response to a request that ended with `error`."""

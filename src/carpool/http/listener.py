@@ -1,4 +1,4 @@
-"""What all connections of one server share: limits, known heads, and the headers of the present second."""
+"""What all connections of one server share: limits, known heads, headers of the present second."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Limits:
         target_bytes: size of a request's address.
         chunks: how many parts a chunked body may have.
         pipelined: how many requests of one connection may be in the app at a time.
-        body_bytes_in_flight: size of all bodies that are being received, over all connections; twice
-            the largest body if that is more.
-        write_buffer_bytes: size of the answers that may wait for a slow client before its connection
-            is no longer read.
+        body_bytes_in_flight: size of all bodies that are being received, over all connections;
+            twice the largest body if that is more.
+        write_buffer_bytes: size of the answers that may wait for a slow client before its
+            connection is no longer read.
         header_s: seconds in which a request's head must arrive.
         body_s: seconds in which a request's body must arrive.
         idle_s: seconds between requests.
@@ -109,8 +109,8 @@ class Listener:
 
     Attributes:
         connections: those that are open.
-        heads: recent heads by their exact bytes. Clients repeat their heads and equal bytes mean the
-            same, so most requests need no parsing at all.
+        heads: recent heads by their exact bytes. Clients repeat their heads and equal bytes mean
+            the same, so most requests need no parsing at all.
         ok_prefixes: by content type, a good answer up to its length, for the present second.
         memory: holds large bodies.
         bodies: the account of the bodies that are being received.
@@ -142,7 +142,7 @@ class Listener:
         self.heads[raw.removesuffix(b"\r\n\r\n")] = head
 
     def may_ask_for_page(self, connection: Client) -> bool:
-        """Report whether a connection may ask for a page in this turn; if not, it is told when it may."""
+        """Report whether a connection may ask for a page now; if not, tell it when it may."""
         if self.long_page_written:
             self._waiting_for_page[connection] = None
         return not self.long_page_written
@@ -183,7 +183,7 @@ class Listener:
             self._emptied.set_result(None)
 
     def common_headers(self) -> bytes:
-        """Return the headers of every answer. They include the date, so they hold for the present second."""
+        """Return the headers of every answer, which hold for the present second."""
         if not self._common_headers:
             now = time.time()
             date = formatdate(now, usegmt=True).encode()

@@ -87,7 +87,7 @@ def predict_path(name: str) -> str:
 
 
 class _Definitions:
-    """Moves definitions from inside schemas, where pydantic puts them, to the document's components.
+    """Moves definitions out of schemas, where pydantic puts them, to the document's components.
 
     Args:
         components: those of the document; they are extended, and their references mended.
@@ -106,7 +106,7 @@ class _Definitions:
         return [self._mend(each, {}) for each in schemas]
 
     def _mend(self, part: Any, names: dict[str, str]) -> Any:
-        """Return part of a schema, mended; `names` maps the definitions around it to their new names."""
+        """Mend part of a schema; `names` maps the definitions around it to their new names."""
         if isinstance(part, list):
             return [self._mend(each, names) for each in part]
         if not isinstance(part, dict):
@@ -156,7 +156,7 @@ def _predict(
 
 
 def _contents(types: list[str], item: dict[str, Any], examples: list[Any]) -> dict[str, Any]:
-    """Return the media types of a body. JSON and msgpack have the item's schema; others are bytes."""
+    """Return the media types of a body; JSON and msgpack have the item's schema, others none."""
     contents: dict[str, Any] = {}
     for kind in types:
         if kind in ("application/json", "application/msgpack"):

@@ -1,8 +1,10 @@
-"""Reads requests off the bytes of one connection. Sans-IO: httptools (llhttp) parses, this file keeps limits.
+"""Reads requests off one connection's bytes. Sans-IO: httptools parses, this file sets the limits.
 
-A body of known, large length is received straight into memory of its own and never passes the parser:
+A body of known, large length is received straight into memory of its own and never passes the
+parser:
 
-1. The reader has seen the head and calls `Receiver.large_body_started` with the memory to be filled.
+1. The reader has seen the head and calls `Receiver.large_body_started` with the memory to be
+   filled.
 2. The connection receives into that memory and calls `RequestReader.large_body_received` each time.
 3. When the memory is full, the reader calls `Receiver.request_received`, as for any other request.
 
@@ -57,10 +59,10 @@ class Receiver(Protocol):
         """How many more requests may be read for now."""
 
     def request_received(self, head: HttpHead, body: bytes | bytearray, refusal: HttpResponse | None) -> None:
-        """Take a whole request, and the response if the app has refused it by its head."""
+        """Take a whole request, and the response if the app refused its head."""
 
     def large_body_started(self, memory: memoryview) -> None:
-        """Receive what comes next into `memory`, and tell `RequestReader.large_body_received` of it."""
+        """Receive what comes next into `memory`, and call `large_body_received` for it."""
 
     def refuse(self, response: HttpResponse) -> None:
         """Answer the present request with `response`, and read no further."""
@@ -89,8 +91,8 @@ class RequestReader:
         receiver: the connection, which is told of every request.
 
     Attributes:
-        at_request_start: whether the next byte is the first of a request, so that a known head may be
-            looked up.
+        at_request_start: whether the next byte is the first of a request, so that a known head may
+            be looked up.
         in_headers: whether the headers of a request are being received.
         head: of the request of which the body is being received; None if there is none.
         requests: how many were begun.
@@ -275,7 +277,7 @@ class RequestReader:
         self.on_message_complete()
 
     def _parse(self, data: bytes) -> None:
-        """Have the parser read some bytes. Whatever it objects to becomes a refusal; nothing is raised."""
+        """Have the parser read some bytes; what it objects to is refused, and nothing is raised."""
         self._unparsed_bytes += len(data)
         while data and not self._receiver.ignoring_input:
             try:
@@ -295,7 +297,7 @@ class RequestReader:
             break
 
     def _decline_upgrade(self, data: bytes) -> bytes:
-        """Ignore an offer to change protocols, after which the parser stopped; return what is to be parsed next."""
+        """Ignore an offer to change protocols, after which the parser stops; return the rest."""
         self._parser = httptools.HttpRequestParser(self)
         if self._large_body is None:
             return data
@@ -324,7 +326,7 @@ class RequestReader:
             return cause.response
         if isinstance(cause, CarpoolError):
             return self._app.refuse(self.head, cause)
-        logger.error("a request could not be handled", exc_info=cause)
+        logger.error("a request could not be read", exc_info=cause)
         return self._app.refuse(self.head, CarpoolError("internal error"))
 
     def _check_framing(self, version: str) -> None:
@@ -345,7 +347,7 @@ class RequestReader:
             raise Refusal(417, "expectation_failed")
 
     def _path(self) -> bytes:
-        """Return the address's path; there may be a scheme and a host before it (RFC 9112, 3.2.2)."""
+        """Return the path of the address, without scheme and host (RFC 9112, 3.2.2)."""
         path = self._target.partition(b"?")[0]
         if path.startswith(b"/"):
             return path

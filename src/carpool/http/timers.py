@@ -1,17 +1,17 @@
-"""The timers of one connection: what a client may take its time over, and what happens when it takes too long.
+"""The timers of one connection: how long a client may take, and what happens if it takes longer.
 
-Limits are in `Limits`. All timers rest while nothing is at stake, but for `idle`, which is looked at so
-rarely that requests need not touch it.
+The times are in `Limits`. There are five timers:
 
-* *idle* runs always, in periods of `idle_s`. A connection on which nothing has happened for a whole
-  period is cut off, also if its client has not taken an answer.
-* *receiving* runs from the opening to the first byte, then from a request's first byte to the end of its
-  head (`header_s`), and from there to the end of its body (`body_s`). A request that takes longer is
-  refused with 408; a connection without a request is closed.
-* *writing* runs in periods of `write_s` while answers wait for a slow client. A client that takes nothing
-  for a whole period is cut off.
-* *lingering* runs after the answer to a request that was not read to its end, so that the answer arrives
-  before the connection is reset; then the connection is cut off.
+* *idle* runs always, in periods of `idle_s`, so that a request need not touch it. A connection on
+  which nothing has happened for a whole period is cut off, also if its client has not taken an
+  answer.
+* *receiving* runs from the opening to the first byte, then from a request's first byte to the end
+  of its head (`header_s`), and from there to the end of its body (`body_s`). A request that takes
+  longer is refused with 408; a connection without a request is closed.
+* *writing* runs in periods of `write_s` while answers wait for a slow client. A client that takes
+  nothing for a whole period is cut off.
+* *lingering* runs after the answer to a request that was not read to its end, so that the answer
+  arrives before the connection is reset; then the connection is cut off.
 * *probing* runs once the client has ended its side and is still owed answers: it may be gone.
 """
 
@@ -33,7 +33,7 @@ class Timed(Protocol):
     """A connection as its timers see it.
 
     Attributes:
-        is_reading_paused: whether it is we who do not read.
+        is_reading_paused: whether the server, and not the client, holds the input up.
     """
 
     is_reading_paused: bool
@@ -54,7 +54,7 @@ class Timed(Protocol):
         """Refuse the request that is half received."""
 
     def probe(self, is_first: bool) -> bool:
-        """Find out whether the client is still there; return whether that is still open."""
+        """Find out whether the client is still there; return whether to try again."""
 
     def close(self) -> None:
         """Close once everything has been written."""
@@ -67,8 +67,8 @@ class Timers:
     """The timers of one connection.
 
     Args:
-        connection: whose they are.
-        reader: reads its requests.
+        connection: the connection that is timed.
+        reader: reads the requests of the connection.
         limits: how long everything may take.
 
     Attributes:
@@ -127,7 +127,7 @@ class Timers:
     # -- receiving
 
     def bytes_received(self) -> None:
-        """Start, go on with, restart or cancel the timer, depending on how far the reader has come."""
+        """Start, restart or cancel the timer, depending on how far the reader has come."""
         requests, timer = self._connection.requests, self.receiving
         if self._reader.is_idle:
             if timer is not None and requests:
@@ -187,7 +187,7 @@ class Timers:
         self._lingering = self._loop.call_later(_LINGER_S, self._end_lingering, inf)
 
     def _end_lingering(self, before: float) -> None:
-        """Cut the connection off unless there are answers left that the client takes, however slowly."""
+        """Cut the connection off unless there are answers that the client takes, however slowly."""
         unsent = self._connection.unsent
         if 0 < unsent < before:
             self._lingering = self._loop.call_later(self._limits.write_s, self._end_lingering, unsent)
@@ -195,7 +195,7 @@ class Timers:
             self._connection.abort()
 
     def probe(self) -> None:
-        """Find out, in a moment and then ever more rarely, whether the client is still there."""
+        """Find out in a moment, and then ever more rarely, whether the client is still there."""
         if self._probing is None:
             self._probing = self._loop.call_later(_PROBE_AFTER_S, self._probe, 0)
 
