@@ -56,6 +56,12 @@ class App:
             through the model.
         output: what to do with each line that a worker prints.
 
+    Attributes:
+        max_body_bytes: size of the largest request body.
+        endpoints: the services as the app serves them, in order.
+        wants_heads: whether a model of the app asks for whole requests.
+        refusing: why requests are refused now; None while the services run.
+
     Raises:
         ValueError: a setting is out of range, or two services have one name.
         TypeError: a setting has the wrong type, or JSON and msgpack cannot express a type hint.

@@ -154,7 +154,7 @@ async def _request(app: ServedApp, scope: Scope, receive: Receive, send: Send) -
 
 
 async def _handle(app: ServedApp, head: Head, receive: Receive) -> HttpResponse | None:
-    """Read the body of an admitted request and have it answered; return None if the client leaves."""
+    """Read the body of an admitted request and have it answered; None if the client leaves."""
     body = await _body(receive, app.max_body_bytes)
     if body is None:
         return None
