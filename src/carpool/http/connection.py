@@ -32,6 +32,7 @@ import asyncio
 import socket
 from contextlib import suppress
 from http import HTTPStatus
+from math import inf
 from typing import Any, cast
 
 from carpool.http.answer_queue import AnswerQueue
@@ -40,6 +41,7 @@ from carpool.http.exchange import Exchange, HttpResponse
 from carpool.http.listener import HttpHead, Listener
 from carpool.http.reader import LARGE_BODY, MOST_AT_ONCE, RequestReader
 from carpool.http.timers import Timers
+from carpool.request import Request
 from carpool.wire.answer import Answer
 
 _LONGEST_LOOKED_UP = 16 * 1024  # more in one piece is a large body, or many requests at once
@@ -62,7 +64,8 @@ class HttpExchange(Exchange):
     head: HttpHead
 
     def __init__(self, connection: Connection, head: HttpHead, body: bytes | bytearray = b"") -> None:
-        Exchange.__init__(self, head, body)
+        Request.__init__(self, body, inf, None, len(body))  # as `Exchange` does, but one call less
+        self.head = head
         self.connection = connection
         self.response: HttpResponse | None = None
 
