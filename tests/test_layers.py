@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.support.sources import MODULES, ROOT, imports
+from tests.support.sources import MODULES, PARSED, ROOT, imports
 
 EXCEPTIONS = {
     ("carpool", "carpool.http"),  # `carpool.http` without an import of its own; only when it is asked for
@@ -73,6 +73,39 @@ def test_a_module_imports_only_what_is_listed_before_it(module: str) -> None:
     allowed = {*ORDER[: ORDER.index(module)], *(what for who, what in EXCEPTIONS if who == module)}
 
     assert [name for name in imports(MODULES[module]) if is_ours(name) and name not in allowed] == []
+
+
+def circles(imported: dict[str, set[str]]) -> list[list[str]]:
+    """The groups of modules that import each other, directly or through others."""
+
+    def reached_from(module: str) -> set[str]:
+        reached: set[str] = set()
+        found = [module]
+        while found:
+            new = imported[found.pop()] - reached
+            reached |= new
+            found += new
+        return reached
+
+    reached = {module: reached_from(module) for module in imported}
+    groups = {frozenset(other for other in reached[each] if each in reached[other]) for each in imported}
+    return sorted(map(sorted, groups - {frozenset()}))
+
+
+def test_imports_for_types_make_no_circles() -> None:
+    """A file can be read without those that use it: a protocol stands for what lies below."""
+    imported = {module: set(imports(tree, with_types=True)) & PARSED.keys() for module, tree in PARSED.items()}
+
+    assert circles(imported) == []
+
+
+def test_circles_are_found() -> None:
+    """Short and long ones, with what hangs on them left out; also one that exists for types only."""
+    imported = {"a": {"b"}, "b": {"a"}, "c": {"a", "d"}, "d": {"e"}, "e": {"c", "f"}, "f": set[str]()}
+
+    assert circles(imported) == [["a", "b"], ["c", "d", "e"]]
+    text = "if TYPE_CHECKING:\n    import types_only\nelse:\n    import other"
+    assert [*imports(ast.parse(text), with_types=True)] == ["types_only", "other"]
 
 
 def test_each_exception_is_one() -> None:

@@ -123,7 +123,7 @@ def _doubled_answers() -> None:
         def answer(self: Any, exchange: Any) -> Any:
             done = answer_now(self, exchange)
             if done and now_and_then():
-                self._owed.append(exchange)
+                self._queue.given.append(exchange)
                 answer_now(self, exchange)
             return done
 

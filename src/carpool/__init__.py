@@ -25,12 +25,11 @@ from carpool.model import Model
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, Policy, Static
 from carpool.service.service import Service
 from carpool.service.stage import Stage
+from carpool.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from carpool import http, simulate
     from carpool.http.asgi import lifespan
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AIMD",

@@ -1,4 +1,4 @@
-"""A request as a model's own `decode` may ask for it: the body, and what the client has said beside it."""
+"""`HTTPRequest`, a whole request for a model's own `decode`, and how it travels to a worker."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from urllib.parse import parse_qs
 import msgspec
 
 Field = tuple[bytes, bytes]
-"""A header as it was received: its name in lower case, and its value."""
+"""A header: its name in lower case, and its value as it was received."""
 
 
 class Headers(Mapping[str, str]):
-    """Headers by name, in whatever case it is written. Repeated ones are joined with commas, as RFC 9110 has it.
+    """Headers by name, in any case. Repeated ones are joined with commas (RFC 9110, 5.3).
 
     Args:
-        fields: names and values.
+        fields: the names and values.
     """
 
     __slots__ = ("_values",)
@@ -47,13 +47,15 @@ _NONE: Final = Headers()
 
 @final
 class HTTPRequest:
-    """One request, of which a model's `decode(self, requests: list[carpool.HTTPRequest])` gets a batch.
+    """One HTTP request, body and head. A model's `decode` gets a batch of them if it asks for it:
+
+        def decode(self, requests: list[carpool.HTTPRequest]) -> ...
 
     Args:
-        body: as it was sent.
-        headers: all that the client sent.
-        path: of the address, as the client wrote it, below the place where the app is mounted.
-        query: what follows the `?` of the address, undecoded.
+        body: the body as it was sent.
+        headers: all headers that the client sent.
+        path: the path as the client wrote it, below the point where the app is mounted.
+        query: what follows the `?` of the address, not decoded.
     """
 
     __slots__ = ("_query", "body", "headers", "path", "query_string")
@@ -74,12 +76,12 @@ class HTTPRequest:
 
     @property
     def content_type(self) -> str:
-        """The header as it is, parameters and all; empty if there is none."""
+        """The header of that name with its parameters; empty if there is none."""
         return self.headers.get("content-type", "")
 
     @property
     def query(self) -> dict[str, list[str]]:
-        """The parameters of the address, decoded; each may occur several times."""
+        """The parameters of the address, decoded; each may have several values."""
         if self._query is None:
             self._query = parse_qs(self.query_string, keep_blank_values=True)
         return self._query
@@ -95,18 +97,18 @@ class _RequestHead(msgspec.Struct, array_like=True):
 
 
 def pack_head(path: bytes, query: bytes, fields: Sequence[Field]) -> bytes:
-    """All of a request but its body, for a worker."""
+    """Pack all of a request but its body, for a worker."""
     return _encoder.encode(_RequestHead(path, query, list(fields)))
 
 
 class RequestMaker:
-    """Makes the requests of one batch; equal heads, of which clients send many, are read once."""
+    """Makes the requests of one batch; of equal heads, which are common, only the first is read."""
 
     def __init__(self) -> None:
         self._heads: dict[bytes, tuple[Headers, str, str]] = {}
 
     def make(self, packed: bytes, body: bytes) -> HTTPRequest:
-        """A request from what `pack_head` has made, and its body."""
+        """Make a request from what `pack_head` returned, and its body."""
         known = self._heads.get(packed)
         if known is None:
             head = _decoder.decode(packed)

@@ -1,4 +1,4 @@
-"""An answer with a status, headers or a body of its own, which a model returns in the place of a result."""
+"""`Response`: what a model returns for an item that needs a status or headers of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, final
 
 BODILESS: Final = frozenset({204, 205, 304})
-"""Statuses whose answers have no body."""
+"""Statuses of responses that have no body."""
 
 _LONGEST_FIELDS = 16 * 1024
 _CONTENT_TYPE = re.compile(r"[!-.0-~]+/[!-.0-~][ -~]*")
@@ -29,23 +29,25 @@ _OURS = frozenset(
         "x-content-type-options",
     }
 )
-"""Headers that the server writes, or that belong to the connection and not to an answer."""
+"""Headers that the server writes, or that belong to the connection and not to a response."""
 
 
 @final
 @dataclass(frozen=True, slots=True, init=False)
 class Response:
-    """What a model returns for an item whose answer is more than a value. It is for this item alone.
+    """The response for one item, returned by a model in the place of a result that is only a value.
 
     Args:
-        value: bytes are sent as they are; anything else is checked and written like any other result.
+        value: bytes are sent as they are; anything else is checked and written like any result.
         status: 200 to 599; with 204, 205 and 304 there is no body, so `value` must be None.
-        headers: by name, or as pairs where a name occurs several times. Length, date and the like are the server's.
-        content_type: of bytes; "application/octet-stream" if it is not given.
+        headers: by name, or as pairs if a name occurs several times. The server itself writes the
+            length, the date and the like.
+        content_type: of a value that is bytes; "application/octet-stream" if it is not given.
 
     Raises:
-        ValueError: a status, header or content type that HTTP does not know, or that the server writes itself.
-        TypeError: one of a wrong kind.
+        ValueError: a status, header or content type is not allowed in HTTP, or is written by the
+            server itself.
+        TypeError: a status, header or content type has the wrong type.
     """
 
     value: Any
@@ -66,13 +68,13 @@ class Response:
         check_status(status)
         check_headers(pairs)
         if status in BODILESS and not (value is None and content_type is None):
-            raise ValueError(f"an answer with status {status} has no body: leave out value and content_type")
+            raise ValueError(f"a response with status {status} has no body: leave out value and content_type")
         if content_type is not None:
             check_content_type(content_type)
             if not is_body:
                 raise TypeError(
-                    f"content_type says what bytes are, and value is {type(value).__name__}: values are written as the"
-                    " client accepts them. Give bytes, or leave it out"
+                    f"content_type describes bytes, but value is {type(value).__name__}, which is written as the client"
+                    " accepts it: give bytes, or leave content_type out"
                 )
         elif is_body:
             content_type = "application/octet-stream"
@@ -83,12 +85,12 @@ class Response:
 
     @property
     def is_body(self) -> bool:
-        """Whether the value is what is to be sent, and nothing has to be written."""
+        """Whether the value is sent as it is, without being written in a format."""
         return self.content_type is not None or self.status in BODILESS
 
 
 def check_status(status: Any) -> None:
-    """Whether it is the status of a final answer. Raises ValueError or TypeError."""
+    """Raise ValueError or TypeError unless this is the status of a final response."""
     if not isinstance(status, int) or isinstance(status, bool):
         raise TypeError(f"status must be a whole number, not {status!r}")
     if not 200 <= status <= 599:
@@ -96,29 +98,29 @@ def check_status(status: Any) -> None:
 
 
 def check_headers(pairs: tuple[Any, ...]) -> None:
-    """Whether they can be sent as headers of an answer. Raises ValueError or TypeError."""
+    """Raise ValueError or TypeError unless these can be sent as headers of a response."""
     length = 0
     for pair in pairs:
         if type(pair) is not tuple or [type(part) for part in pair] != [str, str]:
-            raise TypeError(f"headers are a mapping of texts, or pairs of them, not {pair!r:.80}")
+            raise TypeError(f"headers must be a mapping of str to str, or pairs of str, not {pair!r:.80}")
         name, value = pair
         length += len(name) + len(value)
         if not _NAME.fullmatch(name):
-            raise ValueError(f"a header cannot be called {name!r:.80}")
+            raise ValueError(f"a header cannot be called {name!r:.80}: use letters, digits and hyphens")
         if name.lower() in _OURS:
             instead = "; use content_type=" if name.lower() == "content-type" else ""
             raise ValueError(f"the header {name!r} is written by the server itself: leave it out{instead}")
         if not _VALUE.fullmatch(value) or value != value.strip():
             raise ValueError(
-                f"the header {name!r} cannot be {value!r:.80}: it must be one line of ASCII without blanks around it"
+                f"the header {name!r} cannot be {value!r:.80}: it must be one line of ASCII, without spaces around it"
             )
     if length > _LONGEST_FIELDS:
         raise ValueError(f"headers of {length} characters are over the limit of {_LONGEST_FIELDS}")
 
 
 def check_content_type(kind: Any) -> None:
-    """Raises ValueError or TypeError if it is none."""
+    """Raise ValueError or TypeError unless this is a content type."""
     if not isinstance(kind, str):
         raise TypeError(f"content_type must be text, not {kind!r:.80}")
     if not _CONTENT_TYPE.fullmatch(kind):
-        raise ValueError(f"content_type must be one such as 'text/csv', not {kind!r:.80}")
+        raise ValueError(f"content_type must be one like 'text/csv', not {kind!r:.80}")

@@ -7,15 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from carpool.http.app import App
+from carpool.http.connection import Connection
 from carpool.http.exchange import Exchange
 from carpool.http.listener import Limits, Listener
 from tests.effort import examples
 from tests.support.http.door import Door, chunked, get, post
-from tests.support.http.jump import on_a_jumping_loop, turns
+from tests.support.http.jump import on_a_jumping_loop, run, turns
 from tests.support.http.wire import Wire
 
 Seen = tuple[bytes, bytes, dict[bytes, bytes], bytes]
@@ -71,7 +72,7 @@ def _plain(wire: Wire) -> bytes:
 class Deaf:
     """A reader that must not be asked."""
 
-    fresh = True
+    at_request_start = True
 
 
 @on_a_jumping_loop
@@ -289,6 +290,53 @@ async def test_the_memory_never_changes_the_meaning(connections: list[list[bytes
     with_memory = await play(Door(app=WatchedApp), connections)
     without = await play(forgetful(Door(app=WatchedApp)), connections)
     assert with_memory == without
+
+
+async def conversation(
+    pieces: list[bytes], pipelined: int, drains_after: int, ends: bool, reads: bool
+) -> tuple[bytes, bool]:
+    """What a client gets that sends these pieces, and whether its connection is closed.
+
+    Args:
+        pieces: what it sends, in turns of their own.
+        pipelined: how many of its requests the app may have at a time.
+        drains_after: after how many pieces the server is told to drain.
+        ends: whether the client ends its side right after the last piece.
+        reads: whether it reads at once, or only once everything has been sent.
+    """
+    door = Door(Limits(write_buffer_bytes=200, pipelined=pipelined))
+    wire = door.connect(reads)
+    for n, piece in enumerate(pieces):
+        if n == drains_after:
+            door.listener.drain()
+        wire.send(piece)
+        if ends and n == len(pieces) - 1:
+            wire.end()
+        await turns(3)
+    wire.reads = True
+    while wire.unread:
+        wire.read()
+        await turns(3)
+    return _plain(wire), wire.ended
+
+
+@examples(300)
+@given(conversations(), st.integers(1, 3), st.integers(0, 6), st.booleans(), st.booleans())
+@example([[post(b"1", version="1.0")], [post(b"1", "/predict", "Connection: close")]], 3, 6, False, True)
+@example([[post(b"1")]], 3, 6, True, True)
+@example([[post(b"1"), post(b"2") + post(b"3")]], 1, 6, False, True)
+def test_an_answer_written_at_once_is_the_same(
+    connections: list[list[bytes]], pipelined: int, drains_after: int, ends: bool, reads: bool
+) -> None:
+    """With `answer_now` and without it, clients get the same bytes, also slow ones and while the server drains."""
+
+    async def main() -> list[tuple[bytes, bool]]:
+        return [await conversation(pieces, pipelined, drains_after, ends, reads) for pieces in connections]
+
+    at_once = run(main())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Connection, "answer_now", lambda self, exchange: False)
+        assert run(main()) == at_once
 
 
 @on_a_jumping_loop

@@ -189,5 +189,5 @@ def test_an_app_refuses_what_cannot_be(settings: dict[str, Any], kind: type[Exce
 
 def test_an_app_is_of_services() -> None:
     """An app is made of services; a model by itself is refused."""
-    with pytest.raises(TypeError, match=r"an app is of services, not <.*wrap a model as App\(Service\(model\)\)"):
+    with pytest.raises(TypeError, match=r"App takes services, not <.*wrap a model as App\(Service\(model\)\)"):
         App(lengths)  # type: ignore[arg-type]

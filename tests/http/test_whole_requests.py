@@ -124,20 +124,20 @@ async def test_headers_are_kept_for_those_only_who_ask() -> None:
 
     taken: list[Any] = []
 
-    class Taker:
-        deaf, room = False, 10
+    class Receiver:
+        ignoring_input, room = False, 10
 
-        def take(self, head: Any, body: Any, refusal: Any) -> None:
+        def request_received(self, head: Any, body: Any, refusal: Any) -> None:
             taken.append((head, refusal))
 
-    reader = RequestReader(Listener(app, Limits()), Taker())  # type: ignore[arg-type]
+    reader = RequestReader(Listener(app, Limits()), Receiver())  # type: ignore[arg-type]
     for name in ("csv", "described"):
         reader.feed(post(b"1", f"/models/{name}/predict", "Content-Type: application/json", "X-A: 1"))
     (csv, said), (described, also) = taken
     assert said is also is None
-    assert csv.packed == b""
+    assert csv.ask.packed == b""
     assert csv.route == app._predict
-    assert RequestMaker().make(described.packed, b"1").headers["x-a"] == "1"
+    assert RequestMaker().make(described.ask.packed, b"1").headers["x-a"] == "1"
 
 
 def test_a_request_by_hand() -> None:

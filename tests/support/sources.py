@@ -25,11 +25,16 @@ PARSED = {module_name(path): ast.parse(path.read_text()) for path in SOURCE.rglo
 MODULES = {name: tree for name, tree in PARSED.items() if says_something(tree)}
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
-    """Full names of the modules that are imported, at the top or anywhere deeper, but not for types only."""
+def imports(tree: ast.AST, with_types: bool = False) -> Iterator[str]:
+    """List the full names of the modules that are imported, at the top or anywhere deeper.
+
+    Args:
+        tree: Where to look.
+        with_types: Whether to count imports that are for types only.
+    """
     for node in ast.iter_child_nodes(tree):
         match node:
-            case ast.If(test=ast.Name("TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
+            case ast.If(test=ast.Name("TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")) if not with_types:
                 for other in node.orelse:
                     yield from imports(ast.Module([other], []))
             case ast.Import():
@@ -43,4 +48,4 @@ def imports(tree: ast.AST) -> Iterator[str]:
             case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(module)), *_]):
                 yield module
             case _:
-                yield from imports(node)
+                yield from imports(node, with_types)

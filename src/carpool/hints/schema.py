@@ -118,9 +118,9 @@ def as_our_error(error: BaseException, what: str, kind: Any = Any, body: Any = b
         return ValidationError(text_of(error), details=_details(error, what, kind, body))
     if isinstance(error, msgspec.DecodeError):
         text = str(error).partition("malformed: ")[2] or str(error)
-        return InvalidRequest(f"the body is no valid {what}: {text}")
+        return InvalidRequest(f"the body is not valid {what}: {text}")
     if isinstance(error, UnicodeDecodeError):
-        return InvalidRequest(f"the body is no valid {what}: byte {error.start} is not UTF-8")
+        return InvalidRequest(f"the body is not valid {what}: byte {error.start} is not UTF-8")
     if isinstance(error, RecursionError):
         return InvalidRequest(f"the {what} is nested too deep")
     if isinstance(error, NotImplementedError | TypeError):

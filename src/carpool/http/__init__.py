@@ -1,4 +1,4 @@
-"""HTTP: `App` is the service as an app, to run under `carpool serve` or any ASGI server."""
+"""Serves services over HTTP: `App` runs under `carpool serve` or any ASGI server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ASGI door: the same app under uvicorn, hypercorn, granian, or mounted in FastAPI and Starlette."""
+"""The ASGI door: serves the app under uvicorn and the like, or mounted in FastAPI or Starlette."""
 
 from __future__ import annotations
 
@@ -9,27 +9,56 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from urllib.parse import quote, unquote, unquote_to_bytes
 
-from carpool.errors import StartupError
+from carpool.errors import CarpoolError, StartupError
 from carpool.http.codec import too_large
 from carpool.http.exchange import WANTED_HEADERS, Exchange, Head, HttpResponse
 from carpool.logger import logger
-
-if TYPE_CHECKING:
-    from carpool.http.app import App
-
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
-_WATCH_AFTER_S = 0.005  # most answers are quicker; a watch for the client's leaving costs a task
+_WATCH_AFTER_S = 0.005  # most answers are quicker, and watching whether the client leaves costs a task
+
+
+class ServedApp(Protocol):
+    """What this door asks of an app. See `App`, of which there is only one kind."""
+
+    max_body_bytes: int
+    wants_heads: bool
+    refusing: CarpoolError | None
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the app was started on another event loop than the running one."""
+
+    async def ensure_started(self, *, anew: bool = False) -> None:
+        """Start the app unless it has been started."""
+
+    async def stop(self, drain: bool = True) -> None:
+        """Stop the app."""
+
+    def admit(self, head: Head) -> HttpResponse | None:
+        """Judge a head: return a refusal, or None if the body is to be read."""
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer an admitted exchange whose body has been read."""
+
+    def cancel(self, exchange: Exchange) -> None:
+        """Give up an exchange whose client has left."""
+
+    def refuse(self, head: Head | None, error: CarpoolError) -> HttpResponse:
+        """Return the response to a request that is refused, and count it."""
+
+    def error(self, head: Head | None, error: Exception) -> HttpResponse:
+        """Return the response to a request that ended with `error`."""
 
 
 class AsgiExchange(Exchange):
-    """An exchange whose answer is awaited."""
+    """An exchange whose response is awaited."""
 
     __slots__ = ("response",)
 
@@ -42,11 +71,15 @@ class AsgiExchange(Exchange):
             self.response.set_result(response)
 
 
-def lifespan(*apps: App) -> Callable[[Any], AbstractAsyncContextManager[None]]:
-    """A lifespan for the app that others are mounted in: `FastAPI(lifespan=carpool.lifespan(model_app))`.
+def lifespan(*apps: ServedApp) -> Callable[[Any], AbstractAsyncContextManager[None]]:
+    """Return a lifespan for the app in which others are mounted.
 
-    It starts the services before the first request and stops them after the last. Without it a mounted app starts at
-    its first request, and stops when its process does.
+    Use it as `FastAPI(lifespan=carpool.lifespan(model_app))`. It starts the services before the
+    first request and stops them after the last. Without it, a mounted app starts at its first
+    request and stops when its process does.
+
+    Args:
+        apps: the mounted apps.
     """
 
     @asynccontextmanager
@@ -60,8 +93,8 @@ def lifespan(*apps: App) -> Callable[[Any], AbstractAsyncContextManager[None]]:
     return run
 
 
-async def serve(app: App, scope: Scope, receive: Receive, send: Send) -> None:
-    """One ASGI scope: a lifespan, or a request."""
+async def serve(app: ServedApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Serve one ASGI scope, which is a lifespan or a request."""
     if scope["type"] == "lifespan":
         await _lifespan(app, receive, send)
     elif scope["type"] == "http":
@@ -72,7 +105,7 @@ async def serve(app: App, scope: Scope, receive: Receive, send: Send) -> None:
 
 @functools.cache
 def warn_of_siblings() -> None:
-    """Say once that several server processes, each with the app, are batchers that know nothing of each other."""
+    """Warn once if this may be one of several server processes, each of which batches alone."""
     one_of_several = (
         multiprocessing.parent_process() is not None
         or os.environ.get("WEB_CONCURRENCY", "1") != "1"
@@ -80,12 +113,12 @@ def warn_of_siblings() -> None:
     )
     if one_of_several:
         logger.warning(
-            "this process was started by a server that may run several: each would start the models anew and form"
-            " batches of its own, which are smaller. One server process and workers= of the stages do better"
+            "this process was started by a server that may run several of them: each would load the models again and"
+            " form smaller batches of its own. Run one server process, and give the stages workers= instead"
         )
 
 
-async def _lifespan(app: App, receive: Receive, send: Send) -> None:
+async def _lifespan(app: ServedApp, receive: Receive, send: Send) -> None:
     while True:
         message = await receive()
         if message["type"] == "lifespan.startup":
@@ -101,7 +134,7 @@ async def _lifespan(app: App, receive: Receive, send: Send) -> None:
             return
 
 
-async def _request(app: App, scope: Scope, receive: Receive, send: Send) -> None:
+async def _request(app: ServedApp, scope: Scope, receive: Receive, send: Send) -> None:
     headers = {name: value for name, value in scope["headers"] if name in WANTED_HEADERS}
     head = Head(scope["method"].encode(), _path(scope), headers)
     if app.wants_heads:
@@ -115,41 +148,47 @@ async def _request(app: App, scope: Scope, receive: Receive, send: Send) -> None
         logger.error("the app cannot start: %s", error)
         response = app.error(head, error)
     if response is None:
-        body = await _body(receive, app.max_body_bytes)
-        if body is None:
-            return  # the client has gone
-        if len(body) > app.max_body_bytes:
-            response = app.refuse(head, too_large(app.max_body_bytes))
-        else:
-            exchange = AsgiExchange(head, body)
-            app.handle(exchange)
-            try:
-                response = await _answer(exchange, receive)
-            finally:
-                if not exchange.response.done():  # the client has left, or the server has cancelled this call
-                    app.gone(exchange)
-            if response is None:
-                return
-    await _send(response, send, head_only=head.method == b"HEAD")
+        response = await _handle(app, head, receive)
+    if response is not None:
+        await _send(response, send, head_only=head.method == b"HEAD")
+
+
+async def _handle(app: ServedApp, head: Head, receive: Receive) -> HttpResponse | None:
+    """Read the body of an admitted request and have it answered; None if the client leaves."""
+    body = await _body(receive, app.max_body_bytes)
+    if body is None:
+        return None
+    if len(body) > app.max_body_bytes:
+        return app.refuse(head, too_large(app.max_body_bytes))
+    exchange = AsgiExchange(head, body)
+    app.handle(exchange)
+    try:
+        return await _answer(exchange, receive)
+    finally:
+        if not exchange.response.done():  # the client has left, or the server has cancelled this call
+            app.cancel(exchange)
 
 
 def _path(scope: Scope) -> bytes:
-    """The path below the point where the app is mounted, as our routes have it."""
+    """Return the path below the point where the app is mounted, quoted as in our routes."""
     path: str = scope["path"]
-    raw = (scope.get("raw_path") or b"").partition(b"?")[0]  # only this tells a slash in a name from other slashes
-    if unquote(raw) != path:  # it may be missing, and routers of old cut their part off the path alone
+    raw = (scope.get("raw_path") or b"").partition(b"?")[0]  # only here does a slash in a name differ from the others
+    if unquote(raw) != path:  # it may be missing, and older routers cut their part off the path alone
         raw = quote(path).encode()
     quoted, root = _as_routes_are(raw), _as_routes_are(quote(scope.get("root_path", "")).encode().rstrip(b"/"))
     return quoted[len(root) :] if quoted.startswith(root + b"/") else quoted
 
 
 def _as_routes_are(path: bytes) -> bytes:
-    """Each part of a path as `predict_path` quotes a name, however it was quoted before."""
+    """Quote each part of a path as `predict_path` quotes a name, however it was quoted before."""
     return b"/".join([quote(unquote_to_bytes(part), safe="").encode() for part in path.split(b"/")])
 
 
 async def _body(receive: Receive, limit: int) -> bytes | bytearray | None:
-    """The whole body; a little more than `limit` if it is over; None if the client has gone."""
+    """Read the whole body.
+
+    Returns a little more than `limit` bytes if the body is longer, and None if the client has left.
+    """
     message = await receive()
     if message["type"] != "http.request":
         return None
@@ -166,16 +205,20 @@ async def _body(receive: Receive, limit: int) -> bytes | bytearray | None:
 
 
 async def _answer(exchange: AsgiExchange, receive: Receive) -> HttpResponse | None:
-    """The app's answer; None if the client leaves before it is there. Raises what the server's `receive` raises."""
+    """Wait for the app's response, and return None if the client leaves before.
+
+    Raises:
+        BaseException: the server's `receive` raised it.
+    """
     done, _ = await asyncio.wait([exchange.response], timeout=_WATCH_AFTER_S)
     if not done:
-        left = asyncio.ensure_future(_disconnected(receive))
+        leaving = asyncio.ensure_future(_disconnected(receive))
         try:
-            await asyncio.wait((exchange.response, left), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((exchange.response, leaving), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            left.cancel()
+            leaving.cancel()
         if not exchange.response.done():
-            failure = left.result()  # CancelledError, if that is what `receive` has raised
+            failure = leaving.result()  # perhaps the CancelledError that `receive` raised
             if failure is not None:
                 raise failure
             return None
@@ -183,7 +226,11 @@ async def _answer(exchange: AsgiExchange, receive: Receive) -> HttpResponse | No
 
 
 async def _disconnected(receive: Receive) -> BaseException | None:
-    """Wait until the client leaves. What the server's own code raises is returned: some kinds would end the loop."""
+    """Wait until the client leaves.
+
+    Whatever the server's `receive` raises is returned, since a task that raises KeyboardInterrupt
+    or SystemExit would end the loop.
+    """
     try:
         while (await receive())["type"] != "http.disconnect":
             pass
@@ -195,12 +242,12 @@ async def _disconnected(receive: Receive) -> BaseException | None:
 
 
 async def _send(response: HttpResponse, send: Send, head_only: bool) -> None:
-    about_body = [
+    body_headers = [
         (b"content-type", response.content_type),
         (b"content-length", str(len(response.body)).encode()),
     ]
     headers = [
-        *(about_body if response.says_its_body else ()),
+        *(body_headers if response.describes_its_body else ()),
         (b"x-content-type-options", b"nosniff"),
         *response.headers,
     ]

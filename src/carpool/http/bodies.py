@@ -1,9 +1,10 @@
-"""The memory of bodies that are being received: on the account as their bytes come, not as they are promised.
+"""Limits the memory of bodies that are being received. Bytes count when they come, not before.
 
-Every connection has a share of its own, which nobody can take from it. What is left beyond the shares goes to whoever
-comes. When the account is full, one of those who hold more than their share is ended: the one of which the smallest
-part has come lately. So whoever sends heads and no bodies takes nothing from others, and whoever fills the memory and
-then stands still makes room as soon as others need it.
+Each connection has a share that no other can take from it. What is left beyond the shares goes to
+whichever connection needs it first. When the memory is full, one of the bodies over their share is
+ended: the one of which the smallest part came lately. So clients that send heads and no bodies take
+nothing from others, and a client that fills the memory and then pauses makes room as soon as others
+need it.
 """
 
 from __future__ import annotations
@@ -14,24 +15,24 @@ from typing import Protocol
 from carpool.clock import Clock
 from carpool.errors import Overloaded
 
-_LATELY_S = 0.25  # what came so long ago counts half
+_HALF_LIFE_S = 0.25  # bytes that came this long ago count half as "lately"
 
 
 class Body(Protocol):
     """A body that is being received.
 
     Attributes:
-        held: its bytes so far.
+        held: how many bytes of it are in memory.
     """
 
     held: int
 
     def end(self) -> None:
-        """It comes too slowly: refuse it, and let go of it."""
+        """Refuse this body, which comes too slowly, and let go of its memory."""
 
 
 class Bodies:
-    """The account of one server.
+    """The bodies that one server is receiving, and the limit that they share.
 
     Args:
         limit: bytes of all bodies together.
@@ -47,13 +48,14 @@ class Bodies:
         self.share = share
         self.held = 0
         self._clock = clock
-        self._large: dict[Body, tuple[float, float]] = {}  # how much has come lately, and when that was said
+        # bodies over their share: how many bytes came lately, and when that was worked out
+        self._large: dict[Body, tuple[float, float]] = {}
 
     def add(self, body: Body, nbytes: int) -> None:
-        """More of a body has come. Where that is too much, the slowest one is ended.
+        """Count more bytes of a body, and end the slowest bodies while all together are too large.
 
         Raises:
-            Overloaded: it is this one.
+            Overloaded: the slowest is this one.
         """
         body.held += nbytes
         self.held += nbytes
@@ -68,15 +70,16 @@ class Bodies:
             self.remove(slowest)
 
     def remove(self, body: Body) -> None:
-        """A body is complete, or nobody waits for it any more."""
+        """Take a body off the account because it is complete or given up."""
         self.held -= body.held
         body.held = 0
         self._large.pop(body, None)
 
     def _rank(self, body: Body) -> tuple[float, int]:
-        """Which part of a body has come lately; of equal ones the largest is first."""
+        """Return which part of a body came lately; of equal ones the largest ranks first."""
         return self._lately(body) / body.held, -body.held
 
     def _lately(self, body: Body) -> float:
+        """Return how many bytes of a body came lately; older bytes count less."""
         nbytes, at = self._large[body]
-        return nbytes * math.exp2((at - self._clock()) / _LATELY_S)
+        return nbytes * math.exp2((at - self._clock()) / _HALF_LIFE_S)

@@ -1,6 +1,6 @@
-"""Between HTTP's words and carpool's: content types and item formats, errors and their bodies.
+"""Translates between HTTP and carpool: content types and item formats, errors and their bodies.
 
-The tables here are part of the public contract; nothing in this file reads a body.
+The tables here are part of the public contract. Nothing in this file reads a body.
 """
 
 from __future__ import annotations
@@ -27,45 +27,52 @@ _JSON = b"application/json"
 _JSON_TYPES = frozenset({b"application/json", b"text/json"})
 _MSGPACK_TYPES = frozenset({b"application/msgpack", b"application/x-msgpack", b"application/vnd.msgpack"})
 _RAW_TYPES = re.compile(rb"application/octet-stream|(image|audio|text)/.+")
-_LONGEST_LENGTH = 20  # digits, which say more bytes than there are
+_MOST_LENGTH_DIGITS = 20  # enough for any body that there could be
 _MOST_CACHED = 256
-_LONGEST_MESSAGE = 300  # a message may name a field, and the client chooses how long its fields' names are
+_LONGEST_MESSAGE = 300  # a message may name a field, and clients choose how long the names are
+_encoder = msgspec.json.Encoder()
 
 MESSAGES = {
     "invalid_request": "The request could not be read.",
-    "unsupported_media_type": "The content type is not one that this model reads.",
+    "unsupported_media_type": "The model does not read this content type.",
     "too_large": "The request body is too large.",
     "invalid_item": "The item does not fit the model's input.",
     "overloaded": "The service is overloaded; try again later.",
-    "deadline_exceeded": "The request's time was up before its answer was there.",
+    "deadline_exceeded": "The deadline passed before the answer was ready.",
     "starting": "The service is starting.",
     "draining": "The service is shutting down.",
     "stopped": "The service has stopped.",
-    "worker_lost": "The worker died with this request.",
+    "worker_lost": "The worker that had this request died.",
     "stage_failed": "The service has failed.",
     "not_ready": "The service is not ready.",
     "unavailable": "The service cannot take the request now.",
-    "request_crashed_worker": "The request has crashed two workers and is not tried again.",
+    "request_crashed_worker": "The request crashed two workers and is not tried again.",
     "model_error": "The model raised an error.",
-    "bad_result": "The model returned something that does not fit.",
+    "bad_result": "The model returned a result that does not fit its declaration.",
     "not_found": "There is nothing at this address.",
-    "method_not_allowed": "This address does not know the method.",
-    "bad_http": "The request is no valid HTTP.",
+    "method_not_allowed": "This address does not support the method.",
+    "bad_http": "The request is not valid HTTP.",
     "headers_too_large": "The request's headers are too large.",
     "uri_too_long": "The request's address is too long.",
     "request_timeout": "The request did not arrive in time.",
-    "expectation_failed": "Only `Expect: 100-continue` is understood.",
-    "not_implemented": "This transfer coding is not understood.",
-    "version_not_supported": "Only HTTP/1.0 and HTTP/1.1 are spoken here.",
-    "too_many_connections": "There are too many connections.",
-    "internal_error": "Something went wrong here; it has been logged.",
+    "expectation_failed": "The only supported expectation is `Expect: 100-continue`.",
+    "not_implemented": "The only supported transfer coding is chunked.",
+    "version_not_supported": "The only supported versions are HTTP/1.0 and HTTP/1.1.",
+    "too_many_connections": "The server has too many open connections.",
+    "internal_error": "Something went wrong in the server; it has been logged.",
     "metrics_unavailable": "Metrics need the package prometheus-client: pip install 'carpool[serve]'.",
 }
 """What clients are told, by error code. User exceptions are shown only in debug mode."""
 
 
 class Refusal(CarpoolError):
-    """The HTTP layer itself says no: an address, a method or a message that is not understood."""
+    """The HTTP layer itself refuses a request: its address, its method or how it was sent.
+
+    Args:
+        status: of the response.
+        code: one of `MESSAGES`.
+        headers: that the response has beside the usual ones.
+    """
 
     def __init__(self, status: int, code: str, *, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
         super().__init__(MESSAGES[code])
@@ -78,7 +85,7 @@ class _Error(msgspec.Struct):
     code: str
     message: str
     request_id: str
-    details: list[Detail] | msgspec.UnsetType = msgspec.UNSET  # of an item that does not fit
+    details: list[Detail] | msgspec.UnsetType = msgspec.UNSET  # what is wrong with an invalid item
 
 
 class _ErrorBody(msgspec.Struct):
@@ -88,16 +95,17 @@ class _ErrorBody(msgspec.Struct):
 def error_response(
     error: Exception, request_id: str, *, timeout_status: int = 504, debug: bool = False
 ) -> HttpResponse:
-    """The answer to a request that ended with `error`.
+    """Return the response to a request that ended with `error`.
 
     Args:
-        error: a `CarpoolError`; anything else is a fault of ours and answered as an internal error.
-        request_id: repeated in the body and in `X-Request-Id`.
+        error: a `CarpoolError`; anything else is our own fault and answered as an internal error.
+        request_id: is repeated in the body and in `X-Request-Id`.
         timeout_status: status of a missed deadline.
         debug: whether the error's own text is shown.
 
     Raises:
-        Exception: of any kind, where the error's class is the user's and its attributes are not what they should be.
+        Exception: of any kind, if the error is of a user's class with attributes that make no
+            sense.
     """
     code = error.code if isinstance(error, CarpoolError) else "internal_error"
     status = HTTPStatus(error.status).value if isinstance(error, CarpoolError) else 500
@@ -120,11 +128,15 @@ def error_response(
 
 
 class Formats:
-    """Which formats one model reads and writes, from its first stage's and last stage's traits.
+    """The formats that a service reads and writes.
+
+    Args:
+        first: traits of the first stage, which reads.
+        last: traits of the last stage, which writes.
 
     Attributes:
         types: content type of an answer, by format.
-        wants_heads: whether the model's `decode` asks for all of a request and not only for its body.
+        wants_heads: whether the model's `decode` asks for whole requests and not only for bodies.
     """
 
     def __init__(self, first: Traits, last: Traits) -> None:
@@ -139,10 +151,14 @@ class Formats:
         self.types.update({CUSTOM + i: name for i, name in enumerate(self._produces)})
 
     def choose(self, content_type: bytes | None, accept: bytes | None) -> tuple[int, int]:
-        """How to read a body of `content_type`, and how to write the answer for `accept`.
+        """Return the format in which to read a body, and the one in which to write the answer.
+
+        Args:
+            content_type: the header of that name; None if there is none.
+            accept: the header of that name; None if there is none.
 
         Raises:
-            InvalidRequest: 415, a content type that the model does not read.
+            InvalidRequest: the model does not read this content type (415).
         """
         found = self._cached.get((content_type, accept))
         if found is None:
@@ -154,17 +170,17 @@ class Formats:
 
     @property
     def readable(self) -> list[str]:
-        """Content types that the model reads, for people and for OpenAPI."""
+        """The content types that the model reads, for error texts and for OpenAPI."""
         raw = ["application/octet-stream"] if self._raw_in else []
-        own = [kind.decode() for kind in sorted(self._accepts)]
-        return list(dict.fromkeys([*own, "application/json", "application/msgpack", *raw]))
+        custom = [kind.decode() for kind in sorted(self._accepts)]
+        return list(dict.fromkeys([*custom, "application/json", "application/msgpack", *raw]))
 
     @property
     def writable(self) -> list[str]:
-        """Content types that the model writes."""
+        """The content types that the model writes, for OpenAPI."""
         raw = ["application/octet-stream"] if self._raw_out else []
-        own = [name.decode() for name in self._produces]
-        return list(dict.fromkeys([*own, "application/json", "application/msgpack", *raw]))
+        custom = [name.decode() for name in self._produces]
+        return list(dict.fromkeys([*custom, "application/json", "application/msgpack", *raw]))
 
     def _reads(self, content_type: bytes | None) -> int:
         content_type = content_type or _JSON
@@ -180,12 +196,11 @@ class Formats:
             return MSGPACK
         elif self._raw_in and _RAW_TYPES.fullmatch(kind):
             return RAW
-        known = ", ".join(self.readable)
-        text = f"the model does not read this content type; it reads {known}"
+        text = f"the model does not read this content type; it reads {', '.join(self.readable)}"
         raise InvalidRequest(text, status=415, code="unsupported_media_type")
 
     def _writes(self, accept: bytes | None, read: int, sent: bytes) -> int:
-        """The first of the client's wishes that can be met; else what it has sent, or what suits the model best."""
+        """Return the first format of `Accept` that the model writes, or else a suitable one."""
         for part in (accept or b"").split(b","):
             wish = _kind(part)
             if wish in self._produced:
@@ -207,31 +222,32 @@ class Formats:
 
 
 def _kind(content_type: bytes) -> bytes:
-    """A content type without its parameters."""
+    """Return a content type without its parameters, in lower case."""
     return content_type.partition(b";")[0].strip().lower()
 
 
 def content_length(headers: Mapping[bytes, bytes]) -> int:
-    """How long the body is, by the header; 0 if there is none. Raises `Refusal`: that is no length."""
+    """Return the length of the body as the header gives it, 0 if there is no such header.
+
+    Raises:
+        Refusal: the header is not a length.
+    """
     text = headers.get(b"content-length", b"0")
-    if not text.isdigit() or len(text) > _LONGEST_LENGTH:
+    if not text.isdigit() or len(text) > _MOST_LENGTH_DIGITS:
         raise Refusal(400, "bad_http")
     return int(text)
 
 
 def too_large(limit: int) -> InvalidRequest:
-    """The refusal of a body over the limit."""
+    """Return the refusal of a body of more than `limit` bytes."""
     return InvalidRequest(f"the body is larger than {limit} bytes", status=413, code="too_large")
 
 
 def as_json(value: object) -> bytes:
-    """A document of ours as JSON."""
+    """Return a value of our own making as JSON."""
     return _encoder.encode(value)
 
 
 def allow(methods: Iterable[str]) -> tuple[tuple[bytes, bytes], ...]:
-    """The `Allow` header of a 405."""
+    """Return the `Allow` header of a 405."""
     return ((b"allow", ", ".join(methods).encode()),)
-
-
-_encoder = msgspec.json.Encoder()

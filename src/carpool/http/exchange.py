@@ -1,20 +1,26 @@
-"""One HTTP request and the answer that is owed to it: the noun that the app and its doors share."""
+"""One HTTP request and the answer that it is owed: the noun that the app and both its doors share.
+
+This file knows neither the app nor its models. What it needs of them are two protocols, `Answers`
+and `Asked`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from carpool.http_request import Field
-from carpool.request import DEFAULT_LANE, Lane, Request
+from carpool.request import Lane, Request
 from carpool.wire.answer import Answer
 
 if TYPE_CHECKING:
-    from carpool.http.app import App, Endpoint
+    from carpool.drive.aio import Driver
+    from carpool.service.weigh import Weigher
 
 JSON_TYPE = b"application/json"
-_SILENT = frozenset({204, 304})
+_STATUSES_WITHOUT_BODY = frozenset({204, 304})
 
 WANTED_HEADERS = frozenset(
     {
@@ -27,11 +33,11 @@ WANTED_HEADERS = frozenset(
         b"x-request-timeout-ms",
     }
 )
-"""The headers that the app looks at; a door need not bring others, unless the app `wants_heads`."""
+"""The headers that the app looks at; others are passed on only if the app `wants_heads`."""
 
 
 class HttpResponse(NamedTuple):
-    """An answer, whichever door it goes out of."""
+    """An answer to an HTTP request, whichever door it leaves by."""
 
     status: int
     body: bytes | bytearray | memoryview
@@ -39,42 +45,71 @@ class HttpResponse(NamedTuple):
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
     @property
-    def says_its_body(self) -> bool:
-        """Whether it has headers about its body: none is allowed in some answers that have no body (RFC 9110, 8.6)."""
-        return self.status not in _SILENT
+    def describes_its_body(self) -> bool:
+        """Whether it has headers about its body, as most statuses allow (RFC 9110, 8.6)."""
+        return self.status not in _STATUSES_WITHOUT_BODY
+
+
+class Answers(Protocol):
+    """Puts the outcome of a request into HTTP, as the app does."""
+
+    def error(self, head: Head | None, error: Exception) -> HttpResponse:
+        """Return the response to a request that ended with `error`."""
+
+
+class Asked(Protocol):
+    """A model as the app serves it.
+
+    Attributes:
+        driver: takes the requests; None while the service is not running.
+        weigher: weighs the items; None if each counts for one.
+    """
+
+    driver: Driver | None
+    weigher: Weigher | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What `App.admit` makes of the head of a request for a model.
+
+    Attributes:
+        endpoint: the model.
+        answers: puts an error into HTTP.
+        format: how the body is to be decoded (see `wire/payload.py`).
+        accept: how the result is to be encoded.
+        timeout_s: the time that the request may take.
+        lane: its priority, as a lane of the queue.
+        content_type: of the response with the result.
+        packed: the whole head, for a model whose `decode` asks for it; empty otherwise.
+    """
+
+    endpoint: Asked
+    answers: Answers
+    format: int
+    accept: int
+    timeout_s: float
+    lane: Lane
+    content_type: bytes
+    packed: bytes = b""
 
 
 class Head:
-    """A request's head and what the app makes of it. Equal heads mean the same, so a door may keep and reuse them.
+    """A request's head: what was received, and what the app made of it.
+
+    Equal heads mean the same, so a door may keep them and use them for several requests.
 
     Attributes:
-        method, path, headers: as received; header names in lower case, the path without its query.
-        query, fields: what follows the path, and all headers; kept only by an app that `wants_heads`.
-        packed: all of these, for a worker; empty where the model does not ask for them.
-        app, route: who answers, set by `App.admit`, and with them for a model's address
-        endpoint: the model asked; format, accept, timeout_s, lane: what the headers say about the item;
-        content_type: of a good answer.
+        method: as received.
+        path: as received, without the query.
+        headers: by name in lower case; only those in `WANTED_HEADERS` and what the door needs.
+        query: what follows the `?` of the address; kept only by an app that `wants_heads`.
+        fields: all headers; kept only by an app that `wants_heads`.
+        route: answers the request; set by `App.admit`.
+        ask: what is asked of which model; set by `App.admit`, None for the app's own pages.
     """
 
-    __slots__ = (
-        "accept",
-        "app",
-        "content_type",
-        "endpoint",
-        "fields",
-        "format",
-        "headers",
-        "lane",
-        "method",
-        "packed",
-        "path",
-        "query",
-        "route",
-        "timeout_s",
-    )
-
-    app: App
-    route: Callable[[Exchange], None]
+    __slots__ = ("ask", "fields", "headers", "method", "path", "query", "route")
 
     def __init__(
         self,
@@ -89,19 +124,15 @@ class Head:
         self.headers = headers
         self.query = query
         self.fields = fields
-        self.packed = b""
-        self.endpoint: Endpoint | None = None
-        self.format = self.accept = 0
-        self.timeout_s = 0.0
-        self.lane: Lane = DEFAULT_LANE
-        self.content_type = JSON_TYPE
+        self.route: Callable[[Exchange], None] = _not_admitted
+        self.ask: Ask | None = None
 
 
 class Exchange(Request):
-    """A request that came over HTTP; it is its own caller, and each door has its own way to `respond`.
+    """A request that came over HTTP and takes its answer itself. Each door has its own `respond`.
 
     Attributes:
-        head: the request's head; the body is the item.
+        head: the request's head; its body is the item.
     """
 
     __slots__ = ("head",)
@@ -109,9 +140,6 @@ class Exchange(Request):
     def __init__(self, head: Head, body: bytes | bytearray = b"") -> None:
         Request.__init__(self, body, inf, None, len(body))
         self.head = head
-        self.format = head.format
-        self.accept = head.accept
-        self.lane = head.lane
 
     @property
     def body(self) -> bytes | bytearray:
@@ -119,17 +147,21 @@ class Exchange(Request):
         return self.item  # type: ignore[return-value]
 
     def respond(self, response: HttpResponse) -> None:
-        """Send an answer."""
+        """Send the response to the client."""
         raise NotImplementedError
 
     def tell(self) -> None:
-        """The driver has the answer."""
-        result = self.result
-        if self.error is None and type(result) is Answer:
-            self.respond(
-                HttpResponse(result.status, result.body, result.content_type or self.head.content_type, result.headers)
-            )
-        elif self.error is None:
-            self.respond(HttpResponse(200, result, self.head.content_type))  # type: ignore[arg-type]
+        """Put the driver's answer into HTTP and send it."""
+        ask, result = self.head.ask, self.result
+        assert ask is not None, "the driver answers only what a model was asked"
+        if self.error is not None:
+            self.respond(ask.answers.error(self.head, self.error))
+        elif type(result) is Answer:
+            content_type = result.content_type or ask.content_type
+            self.respond(HttpResponse(result.status, result.body, content_type, result.headers))
         else:
-            self.respond(self.head.app.error(self.head, self.error))
+            self.respond(HttpResponse(200, result, ask.content_type))  # type: ignore[arg-type]
+
+
+def _not_admitted(exchange: Exchange) -> None:
+    raise RuntimeError("the request was handled before `App.admit` had seen its head")

@@ -1,4 +1,4 @@
-"""What all connections of one server share: limits, heads seen before, the headers of the present second."""
+"""What all connections of one server share: limits, known heads, headers of the present second."""
 
 from __future__ import annotations
 
@@ -23,17 +23,24 @@ _MOST_KNOWN_HEADS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one client may take up.
+    """How much one client may take up, and how long it may take.
 
     Attributes:
-        connections: open at a time; one more is answered 503 and closed, without an answer from twice as many on.
-        header_bytes: all header lines of a request; header_fields: how many; target_bytes: its address.
-        chunks: parts of a chunked body.
-        pipelined: requests of one connection in the app at a time.
-        body_bytes_in_flight: bodies being received, over all connections; twice the largest body if that is more.
-        write_buffer_bytes: answers that wait for a slow reader before its connection is no longer read.
-        header_s, body_s: time for the headers and for the body to arrive.
-        idle_s: time between requests; write_s: time for which a reader may take nothing of its answers.
+        connections: how many may be open at a time. One more is answered 503 and closed; from twice
+            as many on they are closed without an answer.
+        header_bytes: size of all header lines of a request.
+        header_fields: how many headers a request may have.
+        target_bytes: size of a request's address.
+        chunks: how many parts a chunked body may have.
+        pipelined: how many requests of one connection may be in the app at a time.
+        body_bytes_in_flight: size of all bodies that are being received, over all connections;
+            twice the largest body if that is more.
+        write_buffer_bytes: size of the answers that may wait for a slow client before its
+            connection is no longer read.
+        header_s: seconds in which a request's head must arrive.
+        body_s: seconds in which a request's body must arrive.
+        idle_s: seconds between requests.
+        write_s: seconds for which a client may take nothing of its answers.
     """
 
     connections: int = 1024
@@ -51,42 +58,43 @@ class Limits:
 
 
 class HttpHead(Head):
-    """A head as this door sees it.
+    """A head with what our own HTTP/1.1 door needs to know of it.
 
     Attributes:
-        length: of the body, where the head says it.
-        keep_alive: whether the connection goes on after the answer; old_version: whether it is HTTP/1.0.
-        is_plain: whether a good answer needs nothing but the usual headers and its body.
-        unread: whether the request was refused before all of it was read.
+        length: of the body in bytes, if the head says it; 0 otherwise.
+        keep_alive: whether the connection stays open after the answer.
+        is_http_1_0: whether the client speaks HTTP/1.0.
+        needs_no_extra_headers: whether a good answer is the usual headers and the body.
+        is_cut_short: whether the request was refused before all of it was read.
     """
 
-    __slots__ = ("is_plain", "keep_alive", "length", "old_version", "unread")
+    __slots__ = ("is_cut_short", "is_http_1_0", "keep_alive", "length", "needs_no_extra_headers")
 
     def __init__(
         self,
         method: bytes,
         path: bytes,
         headers: Mapping[bytes, bytes],
-        old_version: bool = False,
+        is_http_1_0: bool = False,
         query: bytes = b"",
         fields: Sequence[Field] = (),
     ) -> None:
         super().__init__(method, path, headers, query, fields)
         self.length = content_length(headers)
         self.keep_alive = True
-        self.old_version = old_version
-        self.is_plain = method != b"HEAD" and not old_version
-        self.unread = False
+        self.is_http_1_0 = is_http_1_0
+        self.needs_no_extra_headers = method != b"HEAD" and not is_http_1_0
+        self.is_cut_short = False
 
 
 class Client(Protocol):
     """A connection as the listener sees it."""
 
-    def hand_on(self) -> None:
-        """Its turn has come, for which it has waited."""
+    def turn_has_come(self) -> None:
+        """Ask for the page for which the connection has waited."""
 
     def drain(self) -> None:
-        """Close as soon as nothing is owed."""
+        """Close as soon as no answer is owed."""
 
     def abort(self) -> None:
         """Close now."""
@@ -95,15 +103,21 @@ class Client(Protocol):
 class Listener:
     """What all connections of one server share.
 
+    Args:
+        app: answers the requests.
+        limits: of each connection.
+
     Attributes:
-        connections: the open ones.
-        heads: recent heads by their exact bytes. Clients repeat theirs, and equal bytes mean the same, so most
-            requests need no parsing at all.
-        good: by content type, a good answer as far as its length, for the present second.
-        memory: for large bodies; bodies: the account of those that are being received.
-        draining: whether connections are to be closed after the answers that are owed.
-        turn_over: whether a long page was written in this turn of the loop. That takes milliseconds, so there is one in
-            a turn, however many clients ask for one, and who asks for any of the app's pages waits in line.
+        connections: those that are open.
+        heads: recent heads by their exact bytes. Clients repeat their heads and equal bytes mean
+            the same, so most requests need no parsing at all.
+        ok_prefixes: by content type, a good answer up to its length, for the present second.
+        memory: holds large bodies.
+        bodies: the account of the bodies that are being received.
+        is_draining: whether connections are to be closed after the answers that are owed.
+        long_page_written: whether a long page was written in this turn of the loop. That takes
+            milliseconds, so there is one in a turn however many clients ask for one, and every
+            request for a page of the app waits in line until the next turn.
     """
 
     def __init__(self, app: App, limits: Limits) -> None:
@@ -115,39 +129,39 @@ class Listener:
         self.memory = Memory()
         largest = max(limits.body_bytes_in_flight, 2 * app.max_body_bytes)
         self.bodies = Bodies(largest, largest // limits.connections, self._loop.time)
-        self.draining = self.turn_over = False
-        self._in_line: dict[Client, None] = {}
+        self.is_draining = self.long_page_written = False
+        self._waiting_for_page: dict[Client, None] = {}
         self._emptied: asyncio.Future[None] | None = None
-        self.good: dict[bytes, bytes] = {}
-        self._common = b""
+        self.ok_prefixes: dict[bytes, bytes] = {}
+        self._common_headers = b""
 
     def remember(self, raw: bytes, head: HttpHead) -> None:
-        """Keep a parsed head, by its bytes without the blank line, for the next request that has the same."""
+        """Keep a parsed head for requests with the same bytes; `raw` ends with the blank line."""
         if len(self.heads) >= _MOST_KNOWN_HEADS:
             self.heads.clear()
         self.heads[raw.removesuffix(b"\r\n\r\n")] = head
 
-    def has_turn(self, connection: Client) -> bool:
-        """Whether it may ask for a page in this turn; if not, it is told when it may."""
-        if self.turn_over:
-            self._in_line[connection] = None
-        return not self.turn_over
+    def may_ask_for_page(self, connection: Client) -> bool:
+        """Report whether a connection may ask for a page now; if not, tell it when it may."""
+        if self.long_page_written:
+            self._waiting_for_page[connection] = None
+        return not self.long_page_written
 
-    def end_turn(self) -> None:
-        """A long page has been written."""
-        self.turn_over = True
+    def note_long_page(self) -> None:
+        """Note that a long page has been written: no other page is written in this turn."""
+        self.long_page_written = True
         self._loop.call_soon(self._begin_turn)
 
     def _begin_turn(self) -> None:
-        self.turn_over = False
-        while self._in_line and not self.turn_over:
-            connection = next(iter(self._in_line))
-            del self._in_line[connection]
-            connection.hand_on()
+        self.long_page_written = False
+        while self._waiting_for_page and not self.long_page_written:
+            connection = next(iter(self._waiting_for_page))
+            del self._waiting_for_page[connection]
+            connection.turn_has_come()
 
     def drain(self) -> None:
-        """Close idle connections now, the others after the answers that are owed."""
-        self.draining = True
+        """Close idle connections now, and the others after the answers that are owed."""
+        self.is_draining = True
         for connection in list(self.connections):
             connection.drain()
 
@@ -163,26 +177,26 @@ class Listener:
             await self._emptied
 
     def remove(self, connection: Client) -> None:
-        """A connection is closed."""
+        """Note that a connection is closed."""
         self.connections.discard(connection)
         if self._emptied is not None and not self._emptied.done() and not self.connections:
             self._emptied.set_result(None)
 
     def common_headers(self) -> bytes:
-        """Headers of every answer. They hold for the present second, since one of them is the date."""
-        if not self._common:
+        """Return the headers of every answer, which hold for the present second."""
+        if not self._common_headers:
             now = time.time()
             date = formatdate(now, usegmt=True).encode()
-            self._common = b"date: %b\r\nx-content-type-options: nosniff\r\n" % date
-            self._loop.call_later(1.0 - now % 1.0, self._forget_common)
-        return self._common
+            self._common_headers = b"date: %b\r\nx-content-type-options: nosniff\r\n" % date
+            self._loop.call_later(1.0 - now % 1.0, self._forget_second)
+        return self._common_headers
 
-    def start_of_good(self, content_type: bytes) -> bytes:
-        """A good answer as far as its length."""
-        start = b"HTTP/1.1 200 OK\r\n%bcontent-type: %b\r\ncontent-length: " % (self.common_headers(), content_type)
-        self.good[content_type] = start
-        return start
+    def ok_prefix(self, content_type: bytes) -> bytes:
+        """Make the entry of `ok_prefixes` for a content type."""
+        prefix = b"HTTP/1.1 200 OK\r\n%bcontent-type: %b\r\ncontent-length: " % (self.common_headers(), content_type)
+        self.ok_prefixes[content_type] = prefix
+        return prefix
 
-    def _forget_common(self) -> None:
-        self._common = b""
-        self.good.clear()
+    def _forget_second(self) -> None:
+        self._common_headers = b""
+        self.ok_prefixes.clear()

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document of an app, from the models' type hints and examples."""
+"""Writes the OpenAPI 3.1 document of an app from the models' type hints and examples."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 import msgspec
 
-import carpool
 from carpool.hints import schema
 from carpool.http.codec import MESSAGES, Formats, as_json
+from carpool.version import __version__
 
 if TYPE_CHECKING:
     from carpool.service.service import Service
@@ -32,31 +32,31 @@ _PARAMETERS = [
     {
         "name": "X-Request-Timeout-Ms",
         "in": "header",
-        "description": "Milliseconds after which the answer is of no use; can only shorten the service's.",
+        "description": "Milliseconds after which the answer is of no use. It can only shorten the service's own.",
         "schema": {"type": "number", "exclusiveMinimum": 0},
     },
     {
         "name": "X-Request-Priority",
         "in": "header",
-        "description": "Larger goes first.",
+        "description": "Requests with a larger number go first.",
         "schema": {"type": "integer", "minimum": -100, "maximum": 100, "default": 0},
     },
     {
         "name": "X-Request-Id",
         "in": "header",
-        "description": "Repeated in error answers.",
+        "description": "Is repeated in error responses.",
         "schema": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
     },
 ]
 
 
 def document(services: Sequence[Service], timeout_status: int, max_body_bytes: int) -> dict[str, Any]:
-    """The document.
+    """Return the OpenAPI document of an app.
 
     Args:
-        services: what the app serves; the first one is also at `/predict`.
+        services: what the app serves; the first service is also at `/predict`.
         timeout_status: status of a missed deadline.
-        max_body_bytes: largest request body.
+        max_body_bytes: size of the largest request body.
     """
     types: list[Any] = []
     for service in services:
@@ -73,7 +73,7 @@ def document(services: Sequence[Service], timeout_status: int, max_body_bytes: i
         "openapi": "3.1.0",
         "info": {
             "title": ", ".join(service.name for service in services),
-            "version": carpool.__version__,
+            "version": __version__,
             "description": "Requests are batched by the server; the request body is the item.",
         },
         "paths": {**paths, **_operations()},
@@ -82,31 +82,31 @@ def document(services: Sequence[Service], timeout_status: int, max_body_bytes: i
 
 
 def predict_path(name: str) -> str:
-    """The address of a model."""
+    """Return the path of a service."""
     return f"/models/{quote(name, safe='')}/predict"
 
 
 class _Definitions:
-    """Brings definitions that lie inside schemas (pydantic's do) to the components, where references find them.
+    """Moves definitions out of schemas, where pydantic puts them, to the document's components.
 
     Args:
-        components: the document's; extended and mended.
+        components: those of the document; they are extended, and their references mended.
     """
 
     _INSIDE = "#/$defs/"
 
     def __init__(self, components: dict[str, Any]) -> None:
         self._components = components
-        self._moved: dict[str, Any] = {}  # by new name, as they were
+        self._moved: dict[str, Any] = {}  # definitions by new name, as they were
         for name in list(components):
             components[name] = self._mend(components[name], {})
 
     def moved_out_of(self, schemas: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The schemas without definitions in them."""
+        """Return the schemas without the definitions in them, which become components."""
         return [self._mend(each, {}) for each in schemas]
 
     def _mend(self, part: Any, names: dict[str, str]) -> Any:
-        """Part of a schema; `names` are the new ones of the definitions around it."""
+        """Mend part of a schema; `names` maps the definitions around it to their new names."""
         if isinstance(part, list):
             return [self._mend(each, names) for each in part]
         if not isinstance(part, dict):
@@ -122,7 +122,7 @@ class _Definitions:
         return mended
 
     def _new_name(self, name: str, definition: Any) -> str:
-        """Its own, unless something else is called so."""
+        """Return a component name that is free: the definition's own, or that with a number."""
         new, n = name, 1
         while new in self._components and self._moved.get(new) != definition:
             n += 1
@@ -156,7 +156,7 @@ def _predict(
 
 
 def _contents(types: list[str], item: dict[str, Any], examples: list[Any]) -> dict[str, Any]:
-    """The media types of a body; JSON and msgpack have the item's schema, other formats are bytes."""
+    """Return the media types of a body; JSON and msgpack have the item's schema, others none."""
     contents: dict[str, Any] = {}
     for kind in types:
         if kind in ("application/json", "application/msgpack"):
@@ -169,7 +169,7 @@ def _contents(types: list[str], item: dict[str, Any], examples: list[Any]) -> di
 
 
 def _examples(service: Service) -> list[Any]:
-    """The first few of the model's examples, as JSON; those are left out that JSON cannot express."""
+    """Return the first few of the model's examples that JSON can express."""
     found = []
     for example in service.stages[0].traits.examples:
         with contextlib.suppress(BaseException):  # they are the user's objects, with code of their own
@@ -196,14 +196,14 @@ def _error_schema() -> dict[str, Any]:
     details = {
         "type": "array",
         "items": {"type": "object", "properties": parts, "required": list(parts)},
-        "description": "With 422: every fault of the item.",
+        "description": "Every fault of the item, with status 422.",
     }
     error = {"type": "object", "properties": {**strings, "details": details}, "required": list(strings)}
     return {"type": "object", "properties": {"error": error}, "required": ["error"]}
 
 
 def _operations() -> dict[str, Any]:
-    """The addresses that every app has."""
+    """Return the pages that every app has."""
     plain = {"text/plain": {"schema": {"type": "string"}}}
     live = {"200": {"description": "The process is up.", "content": plain}}
     ready = {"200": {"description": "The models answer.", "content": plain}, "503": _error("not_ready", retry=True)}

@@ -1,7 +1,15 @@
-"""Reads requests off one connection's bytes. Sans-IO; httptools (llhttp) parses and sets no limits, this file counts.
+"""Reads requests off one connection's bytes. Sans-IO: httptools parses, this file sets the limits.
 
-A body of known, large length is received straight into memory of its own and never passes the parser. A request that
-is refused before its body was read ends the reading: what follows it on the connection cannot be told from the body.
+A body of known, large length is received straight into memory of its own and never passes the
+parser:
+
+1. The reader has seen the head and calls `Receiver.large_body_started` with the memory to be
+   filled.
+2. The connection receives into that memory and calls `RequestReader.large_body_received` each time.
+3. When the memory is full, the reader calls `Receiver.request_received`, as for any other request.
+
+A request that is refused before its body was read ends the reading, since what follows it on the
+connection cannot be told from its body.
 """
 
 from __future__ import annotations
@@ -23,9 +31,9 @@ if TYPE_CHECKING:
 
 LARGE_BODY: Final = 64 * 1024
 LARGEST_READ: Final = 256 * 1024
-"""Most bytes that come in one piece."""
+"""The most bytes that come in one piece."""
 MOST_AT_ONCE: Final = 16
-"""Requests of one connection that are read before others get their turn: an answer may take milliseconds."""
+"""How many requests of one connection are read before other connections get their turn."""
 
 _FRAMING_HEADERS = frozenset({b"host", b"expect", b"transfer-encoding"})
 _KEPT_HEADERS = WANTED_HEADERS | _FRAMING_HEADERS
@@ -37,30 +45,38 @@ _SCHEMES = (b"http", b"https")
 _BLANK_LINE = b"\r\n\r\n"
 
 
-class Taker(Protocol):
-    """Whom a reader tells what it has read."""
+class Receiver(Protocol):
+    """The connection as its reader sees it.
 
-    deaf: bool
+    Attributes:
+        ignoring_input: whether everything that still comes is thrown away.
+    """
+
+    ignoring_input: bool
 
     @property
     def room(self) -> int:
-        """How many more requests it can take for now."""
+        """How many more requests may be read for now."""
 
-    def take(self, head: HttpHead, body: bytes | bytearray, refusal: HttpResponse | None) -> None:
-        """A whole request, and what the app has said to its head."""
+    def request_received(self, head: HttpHead, body: bytes | bytearray, refusal: HttpResponse | None) -> None:
+        """Take a whole request, and the response if the app refused its head."""
 
-    def take_large(self, rest: memoryview) -> None:
-        """What comes next belongs into `rest`; `RequestReader.received_large` is told of all of it."""
+    def large_body_started(self, memory: memoryview) -> None:
+        """Receive what comes next into `memory`, and call `large_body_received` for it."""
 
     def refuse(self, response: HttpResponse) -> None:
-        """The present request is not read any further."""
+        """Answer the present request with `response`, and read no further."""
 
-    def encourage(self) -> None:
-        """The client waits to be told that its body is welcome."""
+    def send_continue(self) -> None:
+        """Tell the client, which waits for that, to send its body."""
 
 
 class _Stop(Exception):
-    """Raised inside the parser: the present request is not read any further."""
+    """Raised inside the parser's calls to stop reading at the present request.
+
+    Args:
+        response: the answer to it.
+    """
 
     def __init__(self, response: HttpResponse) -> None:
         super().__init__()
@@ -68,21 +84,23 @@ class _Stop(Exception):
 
 
 class RequestReader:
-    """The requests of one connection.
+    """Reads the requests of one connection.
 
     Args:
-        listener: its app, limits and counts.
-        taker: told of every request.
+        listener: has the app, the limits and the memory that connections share.
+        receiver: the connection, which is told of every request.
 
     Attributes:
-        fresh: whether the next byte is the first of a request, so that a known head may be looked up.
-        in_headers: whether a request's headers are being received; head: the request whose body is.
+        at_request_start: whether the next byte is the first of a request, so that a known head may
+            be looked up.
+        in_headers: whether the headers of a request are being received.
+        head: of the request of which the body is being received; None if there is none.
         requests: how many were begun.
-        held: bytes of the present request's body so far.
+        held: how many bytes of the present request's body are in memory.
     """
 
-    def __init__(self, listener: Listener, taker: Taker) -> None:
-        self.fresh = True
+    def __init__(self, listener: Listener, receiver: Receiver) -> None:
+        self.at_request_start = True
         self.in_headers = False
         self.head: HttpHead | None = None
         self.requests = 0
@@ -90,61 +108,66 @@ class RequestReader:
         self._app = listener.app
         self._listener = listener
         self._limits = listener.limits
-        self._taker = taker
+        self._receiver = receiver
         self._parser: Any = httptools.HttpRequestParser(self)
         self._target = b""
         self._headers: dict[bytes, bytes] = {}
-        self._all: list[Field] = []  # headers, if a model of the app asks for all of them
+        self._all_headers: list[Field] = []  # all headers, if a model of the app asks for them
         self._fields = 0
         self._header_bytes = 0
         self._unparsed_bytes = 0  # received since the parser last completed something
-        self._raw_head = b""  # its bytes, if they are worth remembering
-        self._refusal: HttpResponse | None = None  # what the app said to its head
+        self._raw_head = b""  # the bytes of the present head, if they are worth remembering
+        self._refusal: HttpResponse | None = None  # what the app said to the present head
         self._parts: list[bytes] = []
         self._chunks = 0
-        self._own: memoryview | None = None  # a large body's own memory
+        self._large_body: memoryview | None = None  # the memory of a large body
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether no request is half received."""
         return self.head is None and not self.in_headers
 
     def feed(self, data: bytes, raw_head: bytes = b"") -> bytes:
-        """More bytes, that may begin with a whole head, `raw_head`. Returns those that have to wait for their turn."""
-        self.fresh = False
+        """Read bytes, and return those that have to wait for their turn.
+
+        Args:
+            data: what came.
+            raw_head: the head with which `data` begins, blank line and all, if that is known.
+        """
+        self.at_request_start = False
         self._raw_head = raw_head
-        taker, most = self._taker, self.requests + MOST_AT_ONCE
+        receiver, most = self._receiver, self.requests + MOST_AT_ONCE
         at = 0
-        while at < len(data) and not taker.deaf:
-            room = min(taker.room, most - self.requests)
-            if self.fresh and room <= 0:
+        while at < len(data) and not receiver.ignoring_input:
+            room = min(receiver.room, most - self.requests)
+            if self.at_request_start and room <= 0:
                 break
-            if self._own is not None:
-                upto = at + len(self._own) - self.held
+            if self._large_body is not None:
+                upto = at + len(self._large_body) - self.held
                 self._fill(data[at:upto])
             else:
                 upto = _end_of_heads(data, at, max(1, room))
                 self._parse(data[at:upto])
             at = upto
         self._raw_head = b""
-        if self._own is not None:
-            taker.take_large(self._own[self.held :])
-        return b"" if taker.deaf else data[at:]
+        if self._large_body is not None:
+            receiver.large_body_started(self._large_body[self.held :])
+        return b"" if receiver.ignoring_input else data[at:]
 
-    def received_large(self, nbytes: int) -> None:
-        """So much more is in the memory that `Taker.take_large` was given."""
-        assert self._own is not None
+    def large_body_received(self, nbytes: int) -> None:
+        """Note that more bytes are in the memory that `Receiver.large_body_started` was given."""
+        assert self._large_body is not None
         try:
             self._listener.bodies.add(self, nbytes)
         except CarpoolError as error:
-            self._taker.refuse(self._app.refuse(self.head, error))
+            self._receiver.refuse(self._app.refuse(self.head, error))
             return
-        if self.held == len(self._own):
-            self._complete_large()
+        if self.held == len(self._large_body):
+            self._large_body_completed()
 
     def end(self) -> None:
-        """The present body comes so slowly that its place is needed for others."""
-        self._taker.refuse(self._app.refuse(self.head, Refusal(408, "request_timeout")))
+        """Refuse the present request: its body comes so slowly that others need its memory."""
+        self._receiver.refuse(self._app.refuse(self.head, Refusal(408, "request_timeout")))
 
     def forget(self) -> None:
         """Let go of a request that is half received."""
@@ -156,10 +179,10 @@ class RequestReader:
 
     def on_message_begin(self) -> None:
         self.requests += 1
-        self.fresh = False
+        self.at_request_start = False
         self._target = b""
         self._headers = {}
-        self._all = []
+        self._all_headers = []
         self._fields = self._header_bytes = self._chunks = 0
         self._parts = []
         self.in_headers = True
@@ -185,7 +208,7 @@ class RequestReader:
                 raise Refusal(400, "bad_http")
             self._headers[name] = value.strip(b" \t")
         if self._app.wants_heads:
-            self._all.append((name, value.strip(b" \t")))
+            self._all_headers.append((name, value.strip(b" \t")))
 
     def on_headers_complete(self) -> None:
         self.in_headers = False
@@ -194,9 +217,11 @@ class RequestReader:
         version = parser.get_http_version()
         self._check_framing(version)
         query = self._target.partition(b"?")[2]
-        self.head = head = HttpHead(parser.get_method(), self._path(), headers, version == "1.0", query, self._all)
+        self.head = head = HttpHead(
+            parser.get_method(), self._path(), headers, version == "1.0", query, self._all_headers
+        )
         head.keep_alive = parser.should_keep_alive()
-        head.is_plain = head.is_plain and head.keep_alive
+        head.needs_no_extra_headers = head.needs_no_extra_headers and head.keep_alive
         self._refusal = self._app.admit(head)
         has_body = head.length > 0 or b"transfer-encoding" in headers
         if self._refusal is None:
@@ -208,8 +233,8 @@ class RequestReader:
             raise _Stop(self._refusal)
 
     def on_body(self, body: bytes) -> None:
-        if self._own is not None:
-            self._own[self.held : self.held + len(body)] = body
+        if self._large_body is not None:
+            self._large_body[self.held : self.held + len(body)] = body
         else:
             self._unparsed_bytes = 0
             self._parts.append(body)
@@ -226,86 +251,86 @@ class RequestReader:
     def on_message_complete(self) -> None:
         head = self.head
         assert head is not None
-        if self._own is not None and self.held < len(self._own):
+        if self._large_body is not None and self.held < len(self._large_body):
             return  # the parser sees no body in an offer to upgrade
         body = self._take_body()
         self.head = None
         self._unparsed_bytes = 0
-        self.fresh = True
-        self._taker.take(head, body, self._refusal)
+        self.at_request_start = True
+        self._receiver.request_received(head, body, self._refusal)
 
-    # -- inside
+    # -- bodies and parsing
 
     def _fill(self, data: bytes) -> None:
-        """More of a body that is received into memory of its own."""
-        assert self._own is not None
+        """Put bytes that came with a head into the memory of a large body."""
+        assert self._large_body is not None
         try:
             self.on_body(data)
         except CarpoolError as error:
-            self._taker.refuse(self._app.refuse(self.head, error))
+            self._receiver.refuse(self._app.refuse(self.head, error))
             return
-        if self.held == len(self._own):
-            self._complete_large()
+        if self.held == len(self._large_body):
+            self._large_body_completed()
 
-    def _complete_large(self) -> None:
+    def _large_body_completed(self) -> None:
         self._parser = httptools.HttpRequestParser(self)  # the old one still waits for the body
         self.on_message_complete()
 
     def _parse(self, data: bytes) -> None:
-        """Have the parser read some bytes; whatever it says to them, nothing is raised."""
+        """Have the parser read some bytes; what it objects to is refused, and nothing is raised."""
         self._unparsed_bytes += len(data)
-        while data and not self._taker.deaf:
+        while data and not self._receiver.ignoring_input:
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
                 data = self._decline_upgrade(data[upgrade.args[0] :])
                 continue
             except httptools.HttpParserCallbackError as error:
-                self._taker.refuse(self._response_to(error.__context__))
+                self._receiver.refuse(self._response_to(error.__context__))
             except httptools.HttpParserError:
-                if not self._taker.deaf:
-                    self._taker.refuse(self._app.refuse(self.head, Refusal(400, "bad_http")))
+                if not self._receiver.ignoring_input:
+                    self._receiver.refuse(self._app.refuse(self.head, Refusal(400, "bad_http")))
             else:
-                if self._unparsed_bytes > self._limits.header_bytes + LARGEST_READ and self._own is None:
-                    # swallowed without a word: an endless header line or blank lines
-                    self._taker.refuse(self._app.refuse(self.head, Refusal(431, "headers_too_large")))
+                if self._unparsed_bytes > self._limits.header_bytes + LARGEST_READ and self._large_body is None:
+                    # the parser takes endless header lines and blank lines without a word
+                    self._receiver.refuse(self._app.refuse(self.head, Refusal(431, "headers_too_large")))
             break
 
     def _decline_upgrade(self, data: bytes) -> bytes:
-        """An offer to change protocols is ignored. The parser stopped behind its head; returns what it goes on with."""
+        """Ignore an offer to change protocols, after which the parser stops; return the rest."""
         self._parser = httptools.HttpRequestParser(self)
-        if self._own is None:
+        if self._large_body is None:
             return data
-        n = len(self._own) - self.held
+        n = len(self._large_body) - self.held
         self._fill(data[:n])
         return data[n:]
 
     def _remember(self, raw: bytes, head: HttpHead) -> None:
-        """Keep the head that was just parsed, if its bytes are known and are all that it means."""
+        """Keep the head that was just parsed if its meaning depends on nothing but its bytes."""
         headers = head.headers
         if (
             head.keep_alive
-            and not head.old_version
+            and not head.is_http_1_0
             and head.length < LARGE_BODY
             and headers.keys().isdisjoint(_NEVER_KNOWN)
             and not self._parser.should_upgrade()
             and len(raw) <= _LONGEST_KNOWN_HEAD
-            # the lines are those the parser has seen, and all end as they should
+            # the parser has seen each of these lines, and all end as they should
             and raw.count(b"\n") == raw.count(b"\r\n") == self._fields + 2
         ):
             self._listener.remember(raw, head)
 
     def _response_to(self, cause: BaseException | None) -> HttpResponse:
-        """The answer to a request at which a call of the parser raised."""
+        """Return the answer to a request at which one of the parser's calls raised."""
         if isinstance(cause, _Stop):
             return cause.response
         if isinstance(cause, CarpoolError):
             return self._app.refuse(self.head, cause)
-        logger.error("a request could not be handled", exc_info=cause)
+        logger.error("a request could not be read", exc_info=cause)
         return self._app.refuse(self.head, CarpoolError("internal error"))
 
     def _check_framing(self, version: str) -> None:
-        """What llhttp lets pass and we do not."""
+        """Refuse what llhttp lets pass and we do not."""
         headers = self._headers
         if version not in ("1.1", "1.0"):
             raise Refusal(505, "version_not_supported")
@@ -322,7 +347,7 @@ class RequestReader:
             raise Refusal(417, "expectation_failed")
 
     def _path(self) -> bytes:
-        """The path of the address, which may come with a scheme and a host as for a proxy (RFC 9112, 3.2.2)."""
+        """Return the path of the address, without scheme and host (RFC 9112, 3.2.2)."""
         path = self._target.partition(b"?")[0]
         if path.startswith(b"/"):
             return path
@@ -333,25 +358,25 @@ class RequestReader:
         return slash + rest or b"/"
 
     def _expect_body(self, head: HttpHead) -> None:
-        """Make ready for the body of an admitted request."""
-        if b"expect" in self._headers and not head.old_version:
-            self._taker.encourage()
+        """Make ready to receive the body of an admitted request."""
+        if b"expect" in self._headers and not head.is_http_1_0:
+            self._receiver.send_continue()
         if head.length >= LARGE_BODY or self._parser.should_upgrade():
-            self._own = memoryview(self._listener.memory.buffer(head.length))
+            self._large_body = memoryview(self._listener.memory.buffer(head.length))
 
     def _take_body(self) -> bytes | bytearray:
-        """The body that has been received, and its bytes off the account."""
+        """Take what was received of the body, and its bytes off the account."""
         self._listener.bodies.remove(self)
-        if self._own is not None:
-            body = cast(bytearray, self._own.obj)
-            self._own = None
+        if self._large_body is not None:
+            body = cast(bytearray, self._large_body.obj)
+            self._large_body = None
             return body
         parts, self._parts = self._parts, []
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _end_of_heads(data: bytes, at: int, most: int) -> int:
-    """How far to parse, from `at` on, so that no more heads are read than there is room for requests."""
+    """Return how far to parse from `at` on so that no more than `most` heads are read."""
     for _ in range(most):
         at = data.find(_BLANK_LINE, at) + len(_BLANK_LINE)
         if at < len(_BLANK_LINE):

@@ -1,4 +1,4 @@
-"""Our own server around an app: binds, starts the services, serves, and stops in good order on a signal."""
+"""Our own server around an app: it binds, starts the services, serves, and stops on a signal."""
 
 from __future__ import annotations
 
@@ -26,11 +26,15 @@ class Server:
 
     Args:
         app: what to serve.
-        host, port: where; port 0 takes a free one.
-        limits: what one client may take up.
+        host: the address to bind.
+        port: the port to bind; 0 takes a free one.
+        limits: how much one client may take up.
 
     Attributes:
-        sockets: what it listens on, from `bind` on.
+        app: what is served.
+        host: the address.
+        port: the port; the one that was taken, once it is bound.
+        sockets: what the server listens on; empty until `bind`.
     """
 
     def __init__(self, app: App, host: str = "127.0.0.1", port: int = 8000, limits: Limits | None = None) -> None:
@@ -43,7 +47,7 @@ class Server:
         self._servers: list[asyncio.Server] = []
 
     def bind(self) -> None:
-        """Take the address, before anything costly is started. Raises OSError if it cannot be had."""
+        """Take the address, before anything costly is started. Raises OSError if it is not free."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         sock = socket.create_server((self.host, self.port), family=family, backlog=_BACKLOG)
         sock.setblocking(False)
@@ -61,7 +65,11 @@ class Server:
         ]
 
     async def stop(self, drain: bool = True) -> None:
-        """Refuse what is new, finish what is inside, close every connection, stop the services."""
+        """Refuse new requests, finish those inside, stop the services, close every connection.
+
+        Args:
+            drain: whether to finish the requests inside; else they fail.
+        """
         self.app.drain()
         await self.app.stop(drain)
         for server in self._servers:
@@ -75,51 +83,51 @@ class Server:
         self._servers = []
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Serve until SIGTERM or SIGINT; then drain. A second signal ends the process at once.
+        """Serve until SIGTERM or SIGINT, then drain. A second signal ends the process at once.
 
         Args:
             ready: called when the services have started.
 
         Raises:
-            OSError: the address cannot be had.
+            OSError: the address is not free.
             StartupError: a service could not start.
-            Unavailable: every service has failed since, so that there is nothing left to serve.
+            Unavailable: every service has failed, so there is nothing left to serve.
         """
         if not self.sockets:
             self.bind()
         stopping = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled, number, stopping)
+            loop.add_signal_handler(number, self._received_signal, number, stopping)
         try:
             await self.listen()
             stopped = asyncio.ensure_future(stopping.wait())
             starting = asyncio.ensure_future(self.app.start())
-            if await _first(starting, stopped):
+            if await _done_first(starting, stopped):
                 starting.result()
                 ready()
-                if await _first(asyncio.ensure_future(self.app.failed()), stopped):
+                if await _done_first(asyncio.ensure_future(self.app.failed()), stopped):
                     raise Unavailable("no service can answer any more", code="stage_failed")
         finally:
             await self.stop()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
-    def _signalled(self, number: signal.Signals, stopping: asyncio.Event) -> None:
+    def _received_signal(self, number: signal.Signals, stopping: asyncio.Event) -> None:
         if stopping.is_set():
             logger.warning("second signal: ending at once")
             for endpoint in self.app.endpoints:
                 if endpoint.handle is not None:
                     endpoint.handle.kill()
-            logging.shutdown()  # the lines that are still on their way
+            logging.shutdown()  # write the lines that are still on their way
             os._exit(128 + number)
         logger.info("%s: no new requests; finishing those inside", number.name)
         self.app.drain()
         stopping.set()
 
 
-async def _first(work: asyncio.Future[None], stopped: asyncio.Future[Any]) -> bool:
-    """Whether `work` was done before we were stopped; if not, it is cancelled."""
+async def _done_first(work: asyncio.Future[None], stopped: asyncio.Future[Any]) -> bool:
+    """Report whether `work` was done before we were stopped; if not, cancel it."""
     await asyncio.wait([work, stopped], return_when=asyncio.FIRST_COMPLETED)
     if work.done():
         return True

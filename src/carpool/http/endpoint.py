@@ -1,0 +1,93 @@
+"""One service as an app serves it: its life, its formats, and whether it could answer now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from carpool.clock import monotonic
+from carpool.core.roster import PlaceState
+from carpool.drive.output import LineSink
+from carpool.http.codec import Formats
+from carpool.logger import logger
+from carpool.service.weigh import weigher_of
+
+if TYPE_CHECKING:
+    from carpool.drive.aio import Driver
+    from carpool.service.handle import AsyncHandle
+    from carpool.service.service import Service
+
+_CHECK_TIMEOUT_S = 5.0
+
+
+class Endpoint:
+    """A service as an app serves it.
+
+    Args:
+        service: the declaration of the service.
+        output: what to do with each line that a worker prints.
+
+    Attributes:
+        name: the service's name.
+        formats: which formats its model reads and writes.
+        weigher: weighs its items; None if each counts for one.
+        handle: the running service; None until it is started.
+        driver: takes the service's requests; None until it is started.
+        checked_at: when an example last ran through the service.
+    """
+
+    def __init__(self, service: Service, output: LineSink) -> None:
+        self.service = service
+        self.output = output
+        self.name = service.name
+        self.formats = Formats(service.stages[0].traits, service.stages[-1].traits)
+        self.weigher = weigher_of(service.stages[0])
+        self.handle: AsyncHandle | None = None
+        self.driver: Driver | None = None
+        self.checked_at = 0.0
+
+    async def start(self) -> None:
+        """Start the service; when this returns, its workers have run the examples."""
+        self.handle = self.service.run_async(output=self.output)
+        await self.handle.start()
+        self.driver = self.handle.driver
+        self.checked_at = monotonic()
+
+    async def stop(self, drain: bool) -> None:
+        """Stop the service if it was started; with `drain` it answers the requests inside first."""
+        if self.handle is not None:
+            await self.handle.close(drain)
+
+    def reset(self) -> None:
+        """Forget a service that has been stopped, so that it can be started again."""
+        self.handle = self.driver = None
+
+    @property
+    def problem(self) -> str | None:
+        """Why the service could not answer now; None if it could."""
+        if self.driver is None:
+            return f"{self.name} is starting"
+        if self.driver.has_failed:
+            return f"{self.name} has failed"
+        for stage in self.driver.stats.stages:
+            if stage.roster is not None and stage.roster.failed:
+                return f"stage {stage.name} of {self.name} has failed"
+            if not stage.workers[PlaceState.READY]:
+                return f"stage {stage.name} of {self.name} has no worker that is ready"
+        return None
+
+    def is_stale(self, idle_s: float) -> bool:
+        """Report whether the last good answer is so long ago that an example should be tried."""
+        if self.driver is None or not self.service.stages[0].traits.examples:
+            return False
+        return monotonic() - max(self.driver.stats.last_ok_at, self.checked_at) > idle_s
+
+    async def try_example(self) -> str | None:
+        """Run an example through the service and return what is wrong with it, or None."""
+        assert self.handle is not None
+        try:
+            await self.handle.predict(self.service.stages[0].traits.examples[0], timeout_s=_CHECK_TIMEOUT_S)
+        except Exception as error:
+            logger.error("model %s no longer answers its example: %s", self.name, error)
+            return f"{self.name} no longer answers its example"
+        self.checked_at = monotonic()
+        return None
