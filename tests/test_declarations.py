@@ -110,10 +110,10 @@ def test_a_stage_refuses_what_cannot_be(settings: dict[str, Any], told: str) -> 
     [
         ({"name": 3}, "name must be text, not 3"),
         ({"env": {"A": 1}}, r"env\['A'\] must be text, not 1: write '1'"),
-        ({"env": {1: "A"}}, "env must have text for its keys, not 1"),
+        ({"env": {1: "A"}}, "env must have text as its keys, not 1"),
         ({"env": ["A=1"]}, "env must be a mapping"),
         ({"kwargs": [1]}, "kwargs must be a mapping"),
-        ({"kwargs": {1: 2}}, "kwargs must have text for its keys, not 1"),
+        ({"kwargs": {1: 2}}, "kwargs must have text as its keys, not 1"),
         ({"kwargs": {"y": 2}}, "kwargs does not fit identity, called with an item: .*'y'"),
         ({"cpus": 0}, "cpus must be a list"),
         ({"idempotent": "no"}, "idempotent must be True or False, not 'no'"),

@@ -27,15 +27,15 @@ from carpool.policy import Policy, new_policy
 from carpool.request import Lane
 from carpool.service.settings import (
     at_least,
-    check_held,
+    check_callable,
+    check_lone_wait,
     check_policy,
     check_room,
-    delay,
-    finite,
     flag,
-    function,
-    held_s,
-    positive,
+    lone_wait_s,
+    optional_delay,
+    optional_finite_seconds,
+    optional_seconds,
 )
 from carpool.service.weigh import units
 
@@ -65,9 +65,9 @@ class Settings:
         checked: dict[str, Any] = {
             "max_queue_size": at_least("max_queue_size", self.max_queue_size, 1),
             "max_in_flight_batches": at_least("max_in_flight_batches", self.max_in_flight_batches, 1),
-            "timeout_s": positive("timeout_s", self.timeout_s),
-            "slo_s": finite("slo_s", self.slo_s),
-            "max_queue_delay_s": delay("max_queue_delay_s", self.max_queue_delay_s),
+            "timeout_s": optional_seconds("timeout_s", self.timeout_s),
+            "slo_s": optional_finite_seconds("slo_s", self.slo_s),
+            "max_queue_delay_s": optional_delay("max_queue_delay_s", self.max_queue_delay_s),
         }
         if self.max_batch_size is not None:
             checked["max_batch_size"] = at_least("max_batch_size", self.max_batch_size, 1)
@@ -81,17 +81,17 @@ class Settings:
         if self.max_batch_size is not None and self.size is None and not self.merge:
             check_room(self.max_batch_size, self.max_queue_size)
         if self.timeout_s is not None:
-            check_held(held_s(self.new_policy()), self.timeout_s)
+            check_lone_wait(lone_wait_s(self.new_policy()), self.timeout_s)
 
     def _check_functions(self) -> None:
         if self.size is not None:
-            function("size", self.size, "an item")
+            check_callable("size", self.size, "an item")
         if self.merge is not None and not isinstance(self.merge, bool | Pad) and not callable(self.merge):
             raise TypeError(
                 f"merge must be True, carpool.pad(...) or a function of a list of chunks, not {self.merge!r}"
             )
         if self.split is not None:
-            function("split", self.split, "a merged output and the row counts of its chunks")
+            check_callable("split", self.split, "a merged output and the row counts of its chunks")
         if callable(self.merge) != (self.split is not None):
             raise ValueError("a merge function needs a split function, and the other way round")
 

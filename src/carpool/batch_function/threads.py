@@ -17,7 +17,7 @@ from carpool.drive.failures import shared_out
 from carpool.drive.threads import LeaderFollower, Outcome, Seat
 from carpool.errors import DeadlineExceeded, Unavailable
 from carpool.request import Request
-from carpool.service.settings import flag, positive
+from carpool.service.settings import flag, optional_seconds
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -54,7 +54,7 @@ class Ticket(Generic[B]):
             RuntimeError: this thread is inside the function; or the process was forked since `submit`.
             Exception: what the function raised.
         """
-        positive("timeout_s", timeout_s)
+        optional_seconds("timeout_s", timeout_s)
         line = self._owner._line
         if self._seat.pending:
             line.check_reentry()

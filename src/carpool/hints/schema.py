@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.inspect import AnyType, CustomType, NoneType, RawType
 
-from carpool.details import Detail, plain
+from carpool.details import Detail, sanitized
 from carpool.errors import InvalidRequest, ModelError, ValidationError
 from carpool.foreign import text_of
 from carpool.hints import misfits, nesting
@@ -138,7 +138,7 @@ def _details(error: msgspec.ValidationError, what: str, kind: Any, body: Any) ->
             found = misfits.all_of(read(body), kind, convert)
     with contextlib.suppress(BaseException):
         found = found or misfits.first_of(error, [])
-    return plain(found)
+    return sanitized(found)
 
 
 def _convert_json(value: Any, kind: Any) -> Any:
@@ -366,7 +366,7 @@ def _validated(validate: Callable[[Any], Any], form: Any, kind: Any, value: Any)
             return _validated(kind.model_validate, value, kind, value)  # it is JSON, but too deep for pydantic's parser
         problems = _problems(error)
         text = _in_one_line(problems[0]) if problems[0] else str(error)
-        raise misfits.Unfit(text, plain(each for each in problems if each)) from error
+        raise misfits.Unfit(text, sanitized(each for each in problems if each)) from error
 
 
 def _is_pydantic(kind: Any) -> bool:

@@ -1,1 +1,1 @@
-"""A service as it is declared, assembled and run: stages, settings, handles."""
+"""Services from declaration to handle: stages and settings, their assembly, and running services."""

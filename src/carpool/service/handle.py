@@ -38,7 +38,7 @@ from carpool.request import Request
 from carpool.service.assemble import assemble
 from carpool.service.declaration import Declaration
 from carpool.service.running import Running
-from carpool.service.settings import at_least, check_priority, positive
+from carpool.service.settings import at_least, optional_seconds, valid_priority
 from carpool.service.stage import Stage
 from carpool.service.weigh import weigher_of
 from carpool.worker import affinity, program
@@ -200,11 +200,11 @@ class AsyncHandle:
 
     def new_request(self, x: Any, timeout_s: float | None, priority: int) -> Request:
         """An item as a request that the driver takes. Raises what pickling or weighing it does."""
-        own_s = positive("timeout_s", timeout_s)
+        own_s = optional_seconds("timeout_s", timeout_s)
         limit_s = self.service.timeout_s if own_s is None else min(own_s, self.service.timeout_s)
         request = request_for(x, self.running_driver.clock() + limit_s, self.weigh)
         if priority != 0:
-            request.lane = (check_priority(priority), None, 0)
+            request.lane = (valid_priority(priority), None, 0)
         return request
 
     def window(self, max_in_flight: int | None) -> Window:

@@ -13,16 +13,16 @@ from carpool.model import AnyModel, Traits, check_kwargs, name_of, traits_of
 from carpool.policy import Adaptive, OneByOne, Policy, new_policy
 from carpool.service.settings import (
     at_least,
+    check_callable,
     check_policy,
     check_room,
-    check_sizes,
-    delay,
     environment,
     flag,
-    function,
     mapping,
-    positive,
-    text,
+    optional_delay,
+    optional_seconds,
+    optional_text,
+    valid_batch_sizes,
 )
 from carpool.wire.frame import MAX_ITEMS
 from carpool.worker import affinity
@@ -139,10 +139,10 @@ class Stage:
             _check_frame(max_batch_size, max_queue_size if size is not None else None)
         check_policy(policy)
         flag("idempotent", idempotent)
-        name = text("name", name) or traits.name
+        name = optional_text("name", name) or traits.name
         cpus = None if cpus is None else affinity.parse_all(cpus, workers)
-        max_queue_delay_s = delay("max_queue_delay_s", max_queue_delay_s)
-        max_batch_time_s = positive("max_batch_time_s", max_batch_time_s)
+        max_queue_delay_s = optional_delay("max_queue_delay_s", max_queue_delay_s)
+        max_batch_time_s = optional_seconds("max_batch_time_s", max_batch_time_s)
         isolate_errors = idempotent if isolate_errors is None else flag("isolate_errors", isolate_errors)
         oom_errors = None if oom_errors is None else names_of(oom_errors)
         checked = locals()
@@ -207,11 +207,11 @@ def _padding(
         raise ValueError("allowed_batch_sizes is for stages that take batches: give max_batch_size, too")
     if size is not None:
         raise ValueError("allowed_batch_sizes counts items and size= something else: a stage can have one of them")
-    return check_sizes(allowed_batch_sizes, max_batch_size)
+    return valid_batch_sizes(allowed_batch_sizes, max_batch_size)
 
 
 def _check_size(size: Callable[[Any], int], max_batch_size: int | None, traits: Traits) -> None:
-    function("size", size, "an item")
+    check_callable("size", size, "an item")
     if max_batch_size is None:
         raise ValueError("size is for stages that take batches: give max_batch_size, the most that one may hold, too")
     if traits.accepts:
