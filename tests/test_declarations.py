@@ -69,7 +69,7 @@ class Decodes(carpool.Model):
         ({"max_batch_size": 8, "allowed_batch_sizes": [2, 2, 8]}, "must rise from one to the next"),
         ({"max_batch_size": 8, "allowed_batch_sizes": [0, 8]}, "each of allowed_batch_sizes must be a whole number"),
         ({"max_batch_size": 8, "allowed_batch_sizes": [1, 4]}, r"the last .* \(4\) must be max_batch_size \(8\)"),
-        ({"max_batch_size": 8, "allowed_batch_sizes": [8], "size": len}, "a stage can have one of them"),
+        ({"max_batch_size": 8, "allowed_batch_sizes": [8], "size": len}, "leave out one of them"),
         ({"policy": "best"}, "there is no policy 'best'; choose one of .*greedy, static"),
         ({"max_batch_size": "8"}, "max_batch_size must be a whole number of at least 1, not '8'"),
         ({"max_batch_size": True}, "max_batch_size must be a whole number"),

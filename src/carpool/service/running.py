@@ -1,12 +1,14 @@
-"""What a handle has started, and how it ends: closed by the handle, or because the handle or the loop has gone.
+"""The running parts of a service, and how they end: closed by a handle, or since handle or loop is gone.
 
-It does not know its handle. So a handle that nobody holds any more is collected, and what it has started is ended then
-(`dropped`). The loop does that: the collector may run in any thread and at any moment, so nothing may be waited for
-there. An errand that the loop does not come to, since it ends or has ended, is thrown away by the loop, and ends the
-workers as that happens.
+They do not know the handle that has started them. So a handle that nobody holds any more is
+collected, and what it has started is ended then (`dropped`). The loop does that, because the
+collector may run in any thread and at any moment, where nothing may be waited for. It gets an
+errand. A loop that is about to end, or has ended, throws its errands away undone, and an errand that
+is thrown away ends the workers.
 
-A loop that ends closes the asynchronous generators that have begun on it, and waits for them (`asyncio.run` does, and
-`Runner`). That is how its end is noticed: each service has one that does nothing else.
+A loop that ends (in `asyncio.run` or a `Runner`) closes the asynchronous generators that have begun
+on it and waits for them. That is how its end is noticed: each service has a generator that does
+nothing else.
 """
 
 from __future__ import annotations
@@ -27,20 +29,36 @@ from carpool.drive.worker_pool import WorkerPool
 from carpool.logger import logger
 from carpool.worker import affinity
 
-_WHERE_IT_WAS_DROPPED = 3  # frames from here: `weakref.finalize` is in between
+_WHERE_IT_WAS_DROPPED = 3  # frames from the warning to the code that dropped the handle, past `weakref.finalize`
+
+_lives: weakref.WeakSet[Life] = weakref.WeakSet()
+"""The lives of the services of this process. A fork ends them, in the child."""
+
+
+def _forked() -> None:
+    for life in list(_lives):
+        life.happened(Event.FORKED)
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class Running:
-    """One service's driver, workers and guard, and where in its life it is.
+    """The driver, workers and guard of one running service, and the state of its life.
 
     Args:
-        name: the service's.
-        timeout_s: the service's.
+        name: The name of the service.
+        timeout_s: The longest time in seconds that requests have, and so the closing, too.
 
     Attributes:
-        driver, pools, guard: what has been started.
-        found_cores: where the loop's thread ran before it was pinned.
-        thread: the loop's, if it was started for this service and is to end with it.
+        name: The name of the service.
+        life: The states from new to closed; both handles ask it.
+        driver: Drives the pipeline; None until started.
+        pools: The workers of each stage, first to last.
+        guard: Ends the worker processes if this process is killed; None if there are none.
+        found_cores: The cores that the loop's thread could use before it was pinned; None if it
+            was not.
+        thread: The thread of the loop, if it was started for this service and ends with it.
     """
 
     def __init__(self, name: str, timeout_s: float) -> None:
@@ -54,27 +72,33 @@ class Running:
         self._timeout_s = timeout_s
         self._closing: asyncio.Task[None] | None = None
         self._process = os.getpid()
-        self._what_to_do = ""
+        self._how_to_close = ""
         self._watch = self._watch_loop()
         _lives.add(self.life)
 
-    async def begin(self, driver: Driver, pools: Sequence[WorkerPool], guard: Guard | None, what_to_do: str) -> None:
-        """On the service's loop: it is being started.
+    async def begin(self, driver: Driver, pools: Sequence[WorkerPool], guard: Guard | None, how_to_close: str) -> None:
+        """Note that the service is being started. Call it on the service's loop.
 
         Args:
-            driver, pools, guard: what will run.
-            what_to_do: for whoever lets it run and goes, how it is closed.
+            driver: Will drive the pipeline.
+            pools: The workers of each stage.
+            guard: Will guard the worker processes, if there are any.
+            how_to_close: Tells users who drop the handle what to do instead, for the warning.
         """
         self.driver, self.pools, self.guard = driver, pools, guard
-        self._process, self._what_to_do = os.getpid(), what_to_do
+        self._process, self._how_to_close = os.getpid(), how_to_close
         await anext(self._watch)
-        self.life.happened(Event.START)  # from here on other threads' calls are let through, and need the driver
+        self.life.happened(Event.START)  # from here on calls from other threads come in, and need the driver
 
     def begin_to_close(self, drain: bool) -> asyncio.Task[None] | None:
-        """On the service's loop: see that it is being closed, by a task that ends when everything has ended.
+        """Have a task close the service, unless one does already. Call it on the service's loop.
+
+        Args:
+            drain: Whether requests inside are finished, or fail now. A second call can hurry the
+                first one.
 
         Returns:
-            The task, whoever has caused it to be started; None if the service was never started.
+            The task, which ends when everything has ended; None if the service was never started.
         """
         act = self.life.happened(Event.CLOSE if drain else Event.HURRY)
         if act is Act.END:
@@ -85,13 +109,13 @@ class Running:
         return self._closing
 
     def begin_to_end(self, drain: bool) -> None:
-        """On the service's loop: see that it is being closed, and its thread ended after that."""
+        """Have the service closed and the loop's own thread ended after that. Call it on the loop."""
         closing, thread = self.begin_to_close(drain), self.thread
         if thread is None:
             return
         if closing is None or closing.done():
             thread.stop()
-        else:  # also if it is the start that closes, since it has failed: nobody else may come to stop the loop
+        else:  # a start that has failed closes the service, too, and nobody else may come to stop the loop
             closing.add_done_callback(lambda _: thread.stop())
 
     def kill(self) -> None:
@@ -100,35 +124,36 @@ class Running:
             pool.kill_all()
 
     def kill_processes(self) -> None:
-        """From another thread, while something blocks the loop: end the worker processes at once."""
+        """End the worker processes at once, from another thread, while something blocks the loop."""
         for pool in self.pools:
-            for pid in pool.pids:  # the loop reaps them, so their numbers are still theirs
+            for pid in pool.pids:  # only the loop reaps them, so these pids cannot have been reused
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
 
     def abandon(self) -> None:
-        """The service's loop ends, or has ended, before it was closed: nobody is left inside; the workers are ended."""
+        """End the workers, as the loop ends, or has ended, before the service was closed."""
         if self.life.happened(Event.LOOP_GONE) is Act.KILL:
             self._let_go()
 
     def dropped(self) -> None:
-        """The handle has been collected, in whatever thread: have everything ended, if nobody has. Waits for nothing.
+        """Have everything ended, as the handle was collected before it was closed.
 
-        In a forked child nothing is done, even where it is collected before the child knows what it is.
+        Any thread may call it; it waits for nothing. In a forked child it does nothing, even if the
+        handle is collected before the child knows that it is one.
         """
         if os.getpid() != self._process or self.life.state not in (LifeState.STARTING, LifeState.OPEN):
             return
         assert self.driver is not None
         loop = self.driver.loop
         if not loop.is_running() and not loop.is_closed():
-            for pool in self.pools:  # it may never run again
+            for pool in self.pools:  # the loop stands still and may never run again
                 pool.dismiss()
         with suppress(RuntimeError):  # the loop is closed, and throws the errand away
             loop.call_soon_threadsafe(_Errand(self))
         self._warn("handle", "was dropped", _WHERE_IT_WAS_DROPPED)
 
     async def _watch_loop(self) -> AsyncGenerator[None, None]:
-        """It is resumed when the service has been closed, and closed where the loop ends before that."""
+        """Wait to be resumed when the service is closed, or to be closed when the loop ends first."""
         try:
             yield
         except GeneratorExit:
@@ -141,9 +166,9 @@ class Running:
                 self._warn("event loop", "has ended")
             raise
 
-    def _warn(self, what: str, has_gone: str, stacklevel: int = 1) -> None:
-        text = f"the {what} of service {self.name} {has_gone} without its being closed, so its workers are ended"
-        warnings.warn(f"{text}: {self._what_to_do}", ResourceWarning, stacklevel + 1)
+    def _warn(self, what: str, happening: str, stacklevel: int = 1) -> None:
+        text = f"the {what} of service {self.name} {happening} before the service was closed, so its workers are ended"
+        warnings.warn(f"{text}: {self._how_to_close}", ResourceWarning, stacklevel + 1)
 
     async def _end(self, drain: bool) -> None:
         assert self.driver is not None
@@ -157,12 +182,12 @@ class Running:
             affinity.pin(self.found_cores)
 
     def _ended(self, closing: asyncio.Task[None]) -> None:
-        """The closing is over; or all tasks were cancelled, and there is no time for a good order."""
+        """Note that the closing is over. If it failed or was cancelled, end the workers at once."""
         if self.life.state is not LifeState.DRAINING:
             return
         error = None if closing.cancelled() else closing.exception()
-        if error is not None:  # whoever has dropped a handle does not wait to hear of it
-            logger.error("service %s could not be closed in good order", self.name, exc_info=error)
+        if error is not None:  # nobody may be waiting to get it, if the handle was dropped
+            logger.error("service %s could not be closed in order; its workers are ended", self.name, exc_info=error)
         if closing.cancelled() or error is not None:
             assert self.driver is not None
             self.driver.abort()
@@ -180,7 +205,7 @@ class Running:
 
 
 class _Errand:
-    """Has a loop end a service whose handle has gone. It is not lost with its loop."""
+    """Asks a loop to end a service whose handle is gone; if the loop drops it, it ends the workers."""
 
     __slots__ = ("_running",)
 
@@ -195,15 +220,3 @@ class _Errand:
     def __del__(self) -> None:
         if self._running is not None:
             self._running.abandon()
-
-
-_lives: weakref.WeakSet[Life] = weakref.WeakSet()
-"""Those that a fork ends, for the child."""
-
-
-def _forked() -> None:
-    for life in list(_lives):
-        life.happened(Event.FORKED)
-
-
-os.register_at_fork(after_in_child=_forked)
