@@ -57,7 +57,7 @@ class Side:
         chosen = Settings(policy=policy, max_batch_size=4, max_queue_size=8, **others)
         self.line = Virtual("f", chosen.batcher("f"), slo_s=chosen.slo_s, clock=self.clock)
         self.f: ThreadBatch[Any, Any] = ThreadBatch(self.run, chosen, invoker_of(self.run, chosen, False), self.line)
-        self.f._weightless = quick  # what is weighed goes the long way
+        self.f._each_counts_as_one = quick  # what is weighed goes the long way
 
     def run(self, items: list[Any]) -> list[Any]:
         self.batches.append(list(items))
@@ -168,7 +168,7 @@ def test_both_ways_come_to_the_same(
 @contextlib.contextmanager
 def joins(f: Any) -> Iterator[list[Any]]:
     """Who joins the line meanwhile."""
-    line, seen = f._line, []
+    line, seen = f._leaders, []
     join = line.join
 
     def joined(items: Any, *rest: Any) -> Any:

@@ -409,7 +409,7 @@ def test_a_call_from_a_signal_handler_inside_the_line_is_an_error() -> None:
     ticket = f.submit(0)
     before = signal.signal(signal.SIGUSR1, handler)
     try:
-        with f._line._lock:
+        with f._leaders._lock:
             signal.raise_signal(signal.SIGUSR1)
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -431,7 +431,7 @@ def test_a_call_from_a_signal_handler_between_two_steps_of_a_leader_is_an_error(
     def handler(*_: Any) -> None:
         errors.extend([told(lambda: f(2)), told(lambda: f.many([3, 4]))])
 
-    line = f._line
+    line = f._leaders
     lead = line._lead
 
     def interrupted(*args: Any) -> None:  # with a slot, but not yet inside the function
@@ -541,7 +541,7 @@ def test_what_has_no_name_is_not_pickled() -> None:
     """The text says what to do; a copy is the function itself all the same."""
     local = carpool.batch(lambda xs: xs)
 
-    with pytest.raises(TypeError, match=r"nothing in tests.test_batch_guards leads to it"):
+    with pytest.raises(TypeError, match=r"no name in tests.test_batch_guards leads to it"):
         pickle.dumps(local)
     assert copy.deepcopy([local])[0] is local
     nameless = type("Nameless", (), {"m": None})()

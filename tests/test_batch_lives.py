@@ -401,7 +401,7 @@ def test_a_forked_child_does_not_wait_for_a_lock_of_a_thread_that_is_not_there()
         first = threading.Thread(target=f, args=(0,))
         first.start()
         entered.acquire()
-        with f._line._lock:
+        with f._leaders._lock:
             if not (child := os.fork()):
                 print(f(1), flush=True)
                 os._exit(0)

@@ -62,7 +62,7 @@ class Gated:
 
 def waiting(batched: Any) -> int:
     """How many wait in the line."""
-    n: int = batched._line._line.pipeline.waiting
+    n: int = batched._leaders._line.pipeline.waiting
     return n
 
 
@@ -349,7 +349,7 @@ def test_all_who_wait_for_a_ticket_get_its_result(pool: ThreadPoolExecutor) -> N
     f = carpool.batch(max_batch_size=2, policy="static", max_queue_delay_s=60)(function)
     ticket = f.submit(1)
     asleep = pool.submit(ticket.result)
-    until(lambda: f._line._line.elect is not None)  # until the policy's delay is over
+    until(lambda: f._leaders._line.elect is not None)  # until the policy's delay is over
     f.submit(2)
 
     assert ticket.result() == (1, 2)

@@ -132,6 +132,6 @@ def test_tickets_that_are_cancelled() -> None:
     assert crowd.served > 500
     assert crowd.double(-1) == -2
     crowd.double.close()
-    line = crowd.double._line._line
+    line = crowd.double._leaders._line
     check_empty(line.pipeline)
     assert line.wake == []

@@ -38,7 +38,7 @@ def test_a_function_for_threads() -> None:
     caller = Thread(target=lambda: answers.append(call(4)))
     with quick():
         caller.start()
-        until(lambda: call._line._line.pipeline.waiting == 2)
+        until(lambda: call._leaders._line.pipeline.waiting == 2)
         call.close()
         caller.join()
         assert (ticket.result(), answers) == (-3, [-4])

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, Generic, TypeVar, cast, overload
 
-from carpool.batch_function.batched import Bindable, Settings, alive, invoker_of
+from carpool.batch_function.batched import Bindable, Settings, invoker_of, live_functions
 from carpool.call import merge as merging
 from carpool.call.invoke import Invoker
 from carpool.call.lock import execution_lock
@@ -24,78 +24,94 @@ B = TypeVar("B")
 
 
 class Ticket(Generic[B]):
-    """What `submit` gives: a place in the line, to be traded for the result later.
+    """The result of a function's `submit`: an item in the line, whose result can be asked for later.
 
-    Nobody runs it until somebody waits, for this ticket or another call of the same function, or closes it; unless it
-    was submitted with `lead=True`.
+    The item is run when any caller waits for the function (for this ticket, or in a call), or when
+    the function is closed. With `submit(x, lead=True)` it may be run at once.
     """
 
-    def __init__(self, owner: ThreadBatch[Any, B], seats: Seat) -> None:
+    def __init__(self, owner: ThreadBatch[Any, B], seat: Seat) -> None:
         self._owner = owner
-        self._seat = seats
-        self._generation = owner._line.generation
+        self._seat = seat
+        self._generation = owner._leaders.generation
 
     def __repr__(self) -> str:
         return f"<Ticket of {self._owner.__name__}, {'done' if self.done() else 'waiting'}>"
 
     def done(self) -> bool:
-        """Whether the result is there."""
+        """Report whether the result is there."""
         return not self._seat.pending
 
     def result(self, timeout_s: float | None = None) -> B:
-        """Wait for the result; this thread may run the batch.
+        """Wait for the result and return it. This thread may run the batch.
 
         Args:
-            timeout_s: how long to wait; the ticket keeps its place.
+            timeout_s: How many seconds to wait; None for no limit. Afterwards the item is still in
+                the line, and `result` may be called again.
 
         Raises:
-            TimeoutError: the result was not there in time.
-            DeadlineExceeded: the function's own `timeout_s` has passed since `submit`.
-            RuntimeError: this thread is inside the function; or the process was forked since `submit`.
-            Exception: what the function raised.
+            TimeoutError: The result was not there in time.
+            DeadlineExceeded: The function's own `timeout_s` has passed since `submit`.
+            RuntimeError: This thread is inside the function, or the process was forked since
+                `submit`.
+            Exception: What the function raised.
         """
         optional_seconds("timeout_s", timeout_s)
-        line = self._owner._line
+        leaders = self._owner._leaders
         if self._seat.pending:
-            line.check_reentry()
-            if self._generation is not line.generation:
-                raise line.forked()
-        if not line.wait(self._seat, self._owner._run, timeout_s):
+            leaders.check_reentry()
+            if self._generation is not leaders.generation:
+                raise leaders.forked()
+        if not leaders.wait(self._seat, self._owner._run, timeout_s):
             raise DeadlineExceeded(f"no result of {self._owner.__name__} within {timeout_s} s")
         return self._owner._answer(self._seat)
 
     def cancel(self) -> bool:
-        """Give up the place; the item is not run any more if it still waits. False if the result was there already."""
-        if self._generation is not self._owner._line.generation:
-            raise self._owner._line.forked()
-        return self._owner._line.leave(self._seat, Unavailable("the ticket was cancelled", code="cancelled"))
+        """Take the item out of the line, so that it is not run if it still waits.
+
+        Returns:
+            Whether it was cancelled; False if the result was there already.
+
+        Raises:
+            RuntimeError: The process was forked since `submit`.
+        """
+        if self._generation is not self._owner._leaders.generation:
+            raise self._owner._leaders.forked()
+        return self._owner._leaders.leave(self._seat, Unavailable("the ticket was cancelled", code="cancelled"))
 
 
 class ThreadBatch(Bindable, Generic[A, B]):
-    """A function whose callers, threads, share its calls. Made by `batch`."""
+    """A function whose callers, which are threads, share its calls. Made by `carpool.batch`."""
 
-    def __init__(self, function: Any, settings: Settings, invoker: Invoker, line: LeaderFollower | None = None) -> None:
+    def __init__(
+        self, function: Any, settings: Settings, invoker: Invoker, leaders: LeaderFollower | None = None
+    ) -> None:
         super().__init__(function, settings)
         self._invoker = invoker
-        self._made_here = isinstance(function, type)  # and set up
+        self._made_here = isinstance(function, type)  # the model was made and set up here, and is to be torn down
         self._closing = threading.RLock()
-        self._weightless = settings.size is None and not settings.merge
+        self._each_counts_as_one = settings.size is None and not settings.merge
         self._timeout_s = settings.timeout_s
-        self._line = line or self._new_line()
-        if line is None:
-            alive.add(self)
+        self._leaders = leaders or self._new_leaders()
+        if leaders is None:
+            live_functions.add(self)
 
     def __call__(self, x: A) -> B:
-        """The function's result for one item.
+        """Return the function's result for one item.
+
+        Args:
+            x: The item, or a chunk of rows with `merge`.
 
         Raises:
-            DeadlineExceeded: `timeout_s` has passed before the item's batch had begun to run in this thread, or was
-                done in another.
-            RuntimeError: this is a call from inside the function itself.
-            Exception: what the function raised; each caller of a batch that raised gets it.
+            DeadlineExceeded: `timeout_s` passed before the item's batch began to run in this thread,
+                or was done in another one.
+            Unavailable: The function is closed.
+            Overloaded: The item could not be answered within `slo_s`, and the policy refuses such.
+            RuntimeError: This is a call from inside the function itself.
+            Exception: What the function raised. Each caller of a batch that raised gets it.
         """
-        if self._weightless:
-            lone = self._line.alone(x, self._timeout_s, self._run)
+        if self._each_counts_as_one:
+            lone = self._leaders.alone(x, self._timeout_s, self._run)
             if lone is not None:
                 if lone.error is not None:
                     raise lone.error
@@ -103,7 +119,14 @@ class ThreadBatch(Bindable, Generic[A, B]):
         return self._answer(self._run_through(self._settings.pieces(x)))
 
     def many(self, xs: Iterable[A]) -> list[B]:
-        """The results for several items of one caller, in their order. If one failed, its error is raised."""
+        """Return the results for several items of one caller, in the order of the items.
+
+        Args:
+            xs: The items, or chunks of rows with `merge`.
+
+        Raises:
+            Exception: The error of the first item that failed; otherwise as in a call.
+        """
         if not self._settings.merge:
             seat = self._run_through(list(xs))
             return [_result_of(request) for request in seat.requests]
@@ -112,36 +135,41 @@ class ThreadBatch(Bindable, Generic[A, B]):
         return merging.joined_by_caller([_result_of(request) for request in seat.requests], pieces)
 
     def submit(self, x: A, *, lead: bool = False) -> Ticket[B]:
-        """Take a place in the line without waiting for the others in it.
+        """Put an item into the line without waiting for its result, and return its ticket.
 
         Args:
-            x: the item.
-            lead: whether this thread runs the batch there and then, for itself and for those who wait, if nobody else
-                runs one: then the ticket is done, and what the function raised is raised by its `result`. If somebody
-                does, or the policy holds the batch back for more company, it is a ticket like any other.
+            x: The item, or a chunk of rows with `merge`.
+            lead: Whether this thread runs the batch at once, for itself and for all who wait, if no
+                other thread runs one. Then the ticket is done, and its `result` raises what the
+                function raised. If another thread does, or the policy holds the batch back for more
+                items, the ticket is like any other.
 
         Raises:
-            DeadlineExceeded: the execution lock, which one who leads waits for, could not be had in time.
-            RuntimeError: this is a call from inside the function itself.
+            DeadlineExceeded: With `lead`, the execution lock could not be had within `timeout_s`.
+            Unavailable: The function is closed.
+            RuntimeError: This is a call from inside the function itself.
+            TypeError: `lead` is not True or False.
         """
         flag("lead", lead)
-        line = self._line
+        leaders = self._leaders
         pieces = self._settings.pieces(x)
-        sizes, lanes = self._settings.places(pieces)
-        seat = line.join(pieces, sizes, self._timeout_s, lanes)
+        sizes, lanes = self._settings.sizes_and_lanes(pieces)
+        seat = leaders.join(pieces, sizes, self._timeout_s, lanes)
         if lead:
-            line.lead(seat, self._run)
+            leaders.lead(seat, self._run)
         return Ticket(self, seat)
 
     def close(self) -> None:
-        """Run what is in the line, tickets too, and refuse new callers; a model that was set up here is torn down.
+        """Refuse new callers, run the items in the line (those of tickets, too), and wait for them.
 
-        It waits for the batches that run, in whatever thread. It may be called several times, also at once.
+        A model that was set up by `carpool.batch` is then torn down. It may be called several
+        times, and by several threads at once.
 
         Raises:
-            RuntimeError: this is a call from inside the function itself.
+            RuntimeError: This is a call from inside the function itself.
+            Exception: What the model's `teardown` raised.
         """
-        self._line.drain(self._run, self._closed())
+        self._leaders.drain(self._run, self._closed_error())
         with self._closing:
             if self._made_here:
                 self._made_here = False
@@ -155,38 +183,41 @@ class ThreadBatch(Bindable, Generic[A, B]):
         if instance is None:
             return self
         bound = functools.partial(self._function, instance)
-        line = self._line_of(instance, self._new_line)
-        invoker = invoker_of(bound, self._settings, is_async=False, like=self._invoker)
-        one: ThreadBatch[A, B] = ThreadBatch(self._function, self._settings, invoker, line)
-        self._bind(one, instance)
-        return one
+        leaders = self._of_instance(instance, self._new_leaders)
+        invoker = invoker_of(bound, self._settings, is_async=False, sibling=self._invoker)
+        method: ThreadBatch[A, B] = ThreadBatch(self._function, self._settings, invoker, leaders)
+        self._bind(method, instance)
+        return method
 
     # -- inside
 
-    def _new_line(self) -> LeaderFollower:
+    def _new_leaders(self) -> LeaderFollower:
         settings, name = self._settings, self.__name__
         return LeaderFollower(
             name,
-            settings.batcher(name),
+            settings.new_batcher(name),
             slots=settings.max_in_flight_batches,
             slo_s=settings.slo_s,
             execution_lock=None if settings.execution_lock is None else execution_lock(settings.execution_lock, name),
         )
 
     def start_anew(self) -> None:
-        """In a forked child: whoever was in the line stayed in the parent."""
+        """Forget all callers, in a forked child: they are in the parent."""
         self._closing = threading.RLock()
-        for line in (self._line, *[line for _, line in list(self._bound.values())]):  # bound methods may have been kept
-            line.start_anew(self._settings.batcher(self.__name__))
+        of_methods = [leaders for _, leaders in list(self._bound.values())]  # the program may hold bound methods
+        for leaders in (self._leaders, *of_methods):
+            leaders.start_anew(self._settings.new_batcher(self.__name__))
 
     def _run_through(self, items: Sequence[Any]) -> Seat:
-        line = self._line
-        sizes, lanes = self._settings.places(items)
-        seat = line.join(items, sizes, self._settings.timeout_s, lanes)
-        line.wait(seat, self._run)
+        """Put items into the line and wait until all have been answered."""
+        leaders = self._leaders
+        sizes, lanes = self._settings.sizes_and_lanes(items)
+        seat = leaders.join(items, sizes, self._settings.timeout_s, lanes)
+        leaders.wait(seat, self._run)
         return seat
 
     def _answer(self, seat: Seat) -> B:
+        """Return the result for the item of a seat, or join those of its pieces. Raises its error."""
         results = [_result_of(request) for request in seat.requests]
         return cast(B, results[0] if len(results) == 1 else merging.joined(results))
 
