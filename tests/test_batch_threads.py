@@ -1042,7 +1042,7 @@ def test_what_is_no_function_is_explained() -> None:
     """Numbers, and decorators in the wrong order."""
     with pytest.raises(TypeError, match="a model is a class with predict or a callable"):
         carpool.batch(3)  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match="put @staticmethod above"):
+    with pytest.raises(TypeError, match="write @staticmethod above"):
         carpool.batch(staticmethod(len))
 
 

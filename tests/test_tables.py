@@ -163,7 +163,7 @@ BAD = {
     "columns": (of("a,plan\n1,x\n"), "the table lacks the columns b"),
     "an open quote": (of('a,b,plan\n1,2,"x\n'), "the table"),
     "no text": (of(b"a,b,plan\n1,2,\xff\n"), "the table cannot be read"),
-    "no JSON": (of("[", JSON), "no valid json"),
+    "no JSON": (of("[", JSON), "not valid json"),
     "a wrong type": (of('[{"a": "x", "b": 1, "plan": ""}]', JSON), r"Expected `float(.*)`, got `str`.*\$\[0\].a"),
     "a record without": (of('[{"a": 1}]', JSON), "missing required field `b`"),
     "no record": (of("3", JSON), "Expected"),

@@ -155,9 +155,9 @@ def test_a_size_function_may_refuse_an_item() -> None:
 
 def test_a_body_that_does_not_fit_is_the_caller_s_fault() -> None:
     """As when a worker reads it: malformed, or of another type."""
-    with pytest.raises(InvalidRequest, match="the body is no valid JSON"):
+    with pytest.raises(InvalidRequest, match="the body is not valid JSON"):
         weigher().of_encoded(b'"abc', JSON)
-    with pytest.raises(InvalidRequest, match="the body is no valid msgpack"):
+    with pytest.raises(InvalidRequest, match="the body is not valid msgpack"):
         weigher().of_encoded(b"\xc1", MSGPACK)
     with pytest.raises(ValidationError, match="Expected `str`"):
         weigher().of_encoded(b"1", JSON)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 Clock = Callable[[], float]
-"""Returns the seconds of a clock that never goes back. Its zero is arbitrary; only differences count."""
+"""Returns the seconds of a clock that never goes back, from an arbitrary zero."""
 
 monotonic: Clock = time.monotonic
 

@@ -1,4 +1,4 @@
-"""What is wrong with an item, fault by fault: how a fault is described, and bounds for descriptions.
+"""The faults of an item: how they are described, and bounds for these descriptions.
 
 Details are made by our readers, by pydantic, and by users who raise a `ValidationError` themselves,
 and they come from workers. Wherever they leave a process, `sanitized` makes them plain and short.

@@ -43,7 +43,7 @@ class CarpoolError(Exception):
 
 
 class InvalidRequest(CarpoolError):
-    """The request could not be read: bad syntax (400), unknown content type (415) or too large (413).
+    """The request could not be read: bad syntax (400), unknown content type (415), too large (413).
 
     Attributes:
         status: The HTTP status of the case at hand.
@@ -119,7 +119,7 @@ class Unavailable(CarpoolError):
 
 
 class ModelError(CarpoolError):
-    """User code raised, returned something that does not fit, or died with this request twice (500).
+    """User code raised, returned what does not fit, or crashed its worker twice (500).
 
     `__cause__` is the exception that user code raised: the exception itself where it crossed no
     process border, otherwise a copy with the worker's traceback as a note. It is None if there was

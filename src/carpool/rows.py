@@ -42,7 +42,7 @@ def first(results: list[Any], n: int) -> list[Any]:
 
 
 def by_kind(items: list[Any]) -> list[list[int]]:
-    """Group the positions of items that fit into one array; those of other objects are one group."""
+    """Group the positions of items that fit into one array; other objects are one group."""
     if type(items) is Rows:
         return [list(range(len(items)))]
     kinds: dict[Any, list[int]] = {}

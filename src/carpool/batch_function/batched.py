@@ -47,7 +47,7 @@ _JOINT = Joint()
 _NO_LIMIT = 2**31  # rows, or whatever sizes count: more than any call holds, and still finite for policies
 
 live_functions: weakref.WeakSet[Bindable] = weakref.WeakSet()
-"""The batch functions that a forked child has to start anew; methods bound to an instance are left out."""
+"""The batch functions that a forked child has to start anew, without bound methods."""
 
 
 def _forked() -> None:
@@ -237,7 +237,7 @@ class Bindable:
         return getattr(copy.deepcopy(self._instance, memo), self._attribute)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickle a function by its name, as functions are, and a bound method by instance and name."""
+        """Pickle by name, as functions are; a bound method by its instance and name."""
         if self._instance is None:
             return self._global_name()
         known = getattr(type(self._instance), self._attribute, None)
@@ -275,7 +275,7 @@ class Bindable:
         return Unavailable(f"{self.__name__} is closed", code="stopped")
 
     def _of_instance(self, instance: Any, new: Callable[[], Any]) -> Any:
-        """Return what runs the batches of one instance's method, which lives as long as the instance.
+        """Return what runs the batches of an instance's method. It lives as long as the instance.
 
         Args:
             instance: The instance.
@@ -323,7 +323,7 @@ def invoker_of(
     retrier = Retrier(
         isolate_errors=settings.isolate_errors,
         oom_errors=None if settings.oom_errors is None else names_of(settings.oom_errors),
-        # a thread that is interrupted leaves its batch to others; a task may also be cancelled or collected
+        # An interrupted thread leaves its batch to others; tasks may be cancelled or collected, too.
         through=(GeneratorExit, KeyboardInterrupt, asyncio.CancelledError) if is_async else (KeyboardInterrupt,),
         may_wait=is_async,
     )

@@ -1,8 +1,8 @@
-"""The decorator `@carpool.batch`: the callers of a function share its calls, without another process.
+"""The decorator `@carpool.batch`: the callers of a function share its calls, in their process.
 
-Over a `def`, callers are threads, and one of them runs the batch for the others. Over an `async def`,
-callers are tasks, and a batch is a task. The function takes and returns a list; callers bring one
-item and get one result.
+Over a `def`, callers are threads, and one of them runs the batch for the others. Over an `async
+def`, callers are tasks, and a batch is a task. The function takes and returns a list; callers bring
+one item and get one result.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ B_co = TypeVar("B_co", covariant=True)
 
 
 class BatchSettings(TypedDict, total=False):
-    """The settings of `batch` that do not depend on `merge`, with their types; `batch` describes them."""
+    """The types of the settings of `batch` that do not depend on `merge`."""
 
     max_batch_size: int | None
     size: Callable[[Any], int] | None
@@ -91,7 +91,7 @@ class MergeDecorator(Protocol):
 
 
 class PadDecorator(Protocol):
-    """The type of `batch(merge=carpool.pad())`, for a function of a padded array, with or without lengths."""
+    """The type of `batch(merge=carpool.pad())`: the function may take the rows' lengths, too."""
 
     @overload
     def __call__(  # type: ignore[overload-overlap]
@@ -158,8 +158,8 @@ def batch(function: Any = None, /, **settings: Any) -> Any:
 
     Args:
         function: Takes a list of items and returns a sequence of as many results. It is a `def`,
-            whose callers are threads, or an `async def`, whose callers are tasks. Or a `Model` class
-            or instance: a class is constructed and set up here (an async one before its first
+            whose callers are threads, or an `async def`, whose callers are tasks. Or a `Model`
+            class or instance: a class is constructed and set up here (an async one before its first
             batch), an instance is taken as it is.
         max_batch_size: The largest number of items in one call; with `size` or `merge`, the largest
             sum of their sizes or rows. None for no limit: a batch takes all items that wait, which
@@ -167,14 +167,14 @@ def batch(function: Any = None, /, **settings: Any) -> Any:
         size: A function that returns how much of a batch an item takes up (rows, tokens): a whole
             number of at least 1; 0 counts as 1.
         merge: True if the function takes one merged chunk and returns one with as many rows.
-            Callers then bring chunks of any number of rows: lists, numpy arrays, torch tensors, data
-            frames and series of pandas and polars, tables, record batches and arrays of pyarrow, and
-            dicts of these. Chunks whose dtypes, columns, names, row shapes or devices differ do not
-            share a call. Anything else, subclasses included, is a TypeError for its caller.
-            Or `carpool.pad(...)`, for arrays whose rows have different lengths.
-            Or a function that merges a list of chunks.
-        split: With a merge function: a function that cuts the output into chunks. It gets the output
-            and the list of row counts.
+            Callers then bring chunks of any number of rows: lists, numpy arrays, torch tensors,
+            data frames and series of pandas and polars, tables, record batches and arrays of
+            pyarrow, and dicts of these. Chunks whose dtypes, columns, names, row shapes or devices
+            differ do not share a call. Anything else, subclasses included, is a TypeError for its
+            caller. Or `carpool.pad(...)`, for arrays whose rows have different lengths. Or a
+            function that merges a list of chunks.
+        split: With a merge function: a function that cuts the output into chunks. It gets the
+            output and the list of row counts.
         policy: When to run a batch, and of how many items: a policy object or the name of one.
             Defaults to "adaptive".
         max_queue_delay_s: The longest time in seconds that an item is held back only to fill a
@@ -186,21 +186,22 @@ def batch(function: Any = None, /, **settings: Any) -> Any:
             (adaptive, deadline, cork) serves the calls that can be in time and refuses the others,
             with `Overloaded`. A call that was not refused and is late is still answered.
         execution_lock: Held while the function runs, and taken before its batch is made. For a
-            `def` it is a `carpool.Lock`, a `threading.Lock` or `RLock`, or any other object that has
-            `acquire` and `release` or can stand in a `with`. For an `async def` it is an
-            `asyncio.Lock`, or any other object for an `async with`. It can be shared between several
-            functions, or with other code. A lock whose `acquire` takes no `timeout` is waited for as
-            long as it takes, and released again if callers' time-outs have passed meanwhile.
+            `def` it is a `carpool.Lock`, a `threading.Lock` or `RLock`, or any other object that
+            has `acquire` and `release` or can stand in a `with`. For an `async def` it is an
+            `asyncio.Lock`, or any other object for an `async with`. It can be shared between
+            several functions, or with other code. A lock whose `acquire` takes no `timeout` is
+            waited for as long as it takes, and released again if callers' time-outs have passed
+            meanwhile.
         isolate_errors: Whether a batch that raises is run again in parts, so that only the guilty
             items fail.
         oom_errors: Exception classes, or their full names, that mean "out of memory", besides
-            MemoryError and torch's. A batch that raises one is run again in smaller calls, and later
-            batches are smaller. None: running out of memory is like any other error.
+            MemoryError and torch's. A batch that raises one is run again in smaller calls, and
+            later batches are smaller. None: running out of memory is like any other error.
 
     Returns:
-        The function for one item. `f(x)` (or `await f(x)`) returns the result for one item, `f.many(xs)`
-        those for several, and `f.close()` ends it. Over a `def`, `f.submit(x)` returns a
-        `carpool.Ticket` without waiting.
+        The function for one item. `f(x)` (or `await f(x)`) returns the result for one item,
+        `f.many(xs)` those for several, and `f.close()` ends it. Over a `def`, `f.submit(x)` returns
+        a `carpool.Ticket` without waiting.
 
     Nothing is copied, neither what callers bring nor what the function returns. As in any call, an
     array is read when the function runs (with `submit` that is later), and with `merge` when the

@@ -1,4 +1,4 @@
-"""`@carpool.batch` over an `async def`: callers are tasks, and a batch is a task."""
+"""Batch functions over an `async def`: callers are tasks, and a batch is a task."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class _Drivers:
         return list(self.by_loop.values())
 
     def drop_closed(self) -> int:
-        """Forget the drivers of closed loops. Return how many of their calls were never answered."""
+        """Forget the drivers of closed loops; return how many of their calls have no answer."""
         lost = 0
         for loop in list(self.by_loop):
             if loop.is_closed():
@@ -81,7 +81,7 @@ class _Drivers:
 
 
 class AsyncBatch(Bindable, Generic[A, B]):
-    """An async function whose callers, which are tasks, share its calls. Made by `carpool.batch`."""
+    """An async function whose callers, tasks, share its calls; made by `carpool.batch`."""
 
     def __init__(
         self,
@@ -286,7 +286,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
             return shared_out(await self._invoker.run(items, trouble, all_intact=True))
 
     async def _run_for(self, instance: weakref.ref[Any], items: list[Any], trouble: list[Trouble]) -> Any:
-        """Run a batch of an instance's method. The driver must not keep the instance; its callers do."""
+        """Run a batch of an instance's method; callers keep the instance alive, not the driver."""
         return await self.__get__(instance())._run(items, trouble)
 
     async def _set_up(self) -> None:
@@ -329,8 +329,8 @@ class AsyncBatch(Bindable, Generic[A, B]):
     async def _tear_down(self, loop: asyncio.AbstractEventLoop) -> None:
         """Tear the model down. What it raises goes to the callers of `close`.
 
-        GeneratorExit and CancelledError from the model would look like the end of this task, so they
-        become a ModelError.
+        GeneratorExit and CancelledError from the model would look like the end of this task, so
+        they become a ModelError.
         """
         me = asyncio.current_task()
         assert me is not None
@@ -359,7 +359,7 @@ async def _failure_of(work: Callable[[], Awaitable[None]]) -> BaseException | No
 
 
 async def _wait_for(work: SharedWork) -> None:
-    """Wait for shared work and raise what it has raised. If the caller is cancelled, the work goes on."""
+    """Wait for shared work and raise what it raised. It goes on if the caller is cancelled."""
     failure = await asyncio.shield(work)
     if failure is not None:
         raise failure

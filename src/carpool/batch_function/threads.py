@@ -1,4 +1,4 @@
-"""`@carpool.batch` over a `def`: callers are threads, and one of them runs the batch for the others."""
+"""Batch functions over a `def`: callers are threads, one of which runs the batch for the others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ B = TypeVar("B")
 
 
 class Ticket(Generic[B]):
-    """The result of a function's `submit`: an item in the line, whose result can be asked for later.
+    """An item that was put into the line by a function's `submit`, to get its result later.
 
     The item is run when any caller waits for the function (for this ticket, or in a call), or when
     the function is closed. With `submit(x, lead=True)` it may be run at once.
@@ -81,7 +81,7 @@ class Ticket(Generic[B]):
 
 
 class ThreadBatch(Bindable, Generic[A, B]):
-    """A function whose callers, which are threads, share its calls. Made by `carpool.batch`."""
+    """A function whose callers, threads, share its calls; made by `carpool.batch`."""
 
     def __init__(
         self, function: Any, settings: Settings, invoker: Invoker, leaders: LeaderFollower | None = None
@@ -103,8 +103,8 @@ class ThreadBatch(Bindable, Generic[A, B]):
             x: The item, or a chunk of rows with `merge`.
 
         Raises:
-            DeadlineExceeded: `timeout_s` passed before the item's batch began to run in this thread,
-                or was done in another one.
+            DeadlineExceeded: `timeout_s` passed before the item's batch began to run in this
+                thread, or was done in another one.
             Unavailable: The function is closed.
             Overloaded: The item could not be answered within `slo_s`, and the policy refuses such.
             RuntimeError: This is a call from inside the function itself.
@@ -217,7 +217,7 @@ class ThreadBatch(Bindable, Generic[A, B]):
         return seat
 
     def _answer(self, seat: Seat) -> B:
-        """Return the result for the item of a seat, or join those of its pieces. Raises its error."""
+        """Return the result of a seat's item, joined if it was cut up. Raises its error."""
         results = [_result_of(request) for request in seat.requests]
         return cast(B, results[0] if len(results) == 1 else merging.joined(results))
 

@@ -1,1 +1,1 @@
-"""Services from declaration to handle: stages and settings, their assembly, and running services."""
+"""Services: their declaration, their assembly, and the handles of running ones."""

@@ -102,8 +102,8 @@ def launch(service: Declaration, index: int, guard: Guard | None, usable_cores: 
     in_processes = stage.run_in == "process"
     warm_up = warm_up_sizes(stage)
     setup = _setup(service, index, warm_up)
-    # A worker process always sets its affinity, even to all the cores that this process may use now:
-    # otherwise it would inherit that of a coordinator that has been pinned meanwhile.
+    # A worker process always sets its affinity, even to all the cores that this process may use
+    # now: otherwise it would inherit that of a coordinator that has been pinned meanwhile.
     cores = stage.cpus or (affinity.current() if in_processes else None,) * stage.workers
     env = _environments(service, stage, usable_cores) if in_processes else ()
     return Launch(stage.run_in, setup, stage.model, stage.kwargs, cores, env, warm_up, guard)

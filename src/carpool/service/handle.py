@@ -1,7 +1,7 @@
 """Handles of a running service: `AsyncHandle` for tasks of its loop, and `Handle` for threads.
 
-Both turn Python objects into requests and wait for the answers; the driver does the rest. A `Handle`
-has a loop in a thread of its own. A handle belongs to the process that started it.
+Both turn Python objects into requests and wait for the answers; the driver does the rest. A
+`Handle` has a loop in a thread of its own. A handle belongs to the process that started it.
 """
 
 from __future__ import annotations
@@ -307,7 +307,8 @@ class AsyncHandle:
 class Handle:
     """A service for threads, made by `Service.run` and `Service.start`.
 
-    Use it as `with service.run() as s:`, or `close` it. It has an event loop in a thread of its own.
+    Use it as `with service.run() as s:`, or `close` it. It has an event loop in a thread of its
+    own.
 
     Attributes:
         service: The declaration of the service.
@@ -378,7 +379,7 @@ class Handle:
         self._end(drain)
 
     def predict(self, x: Any, *, timeout_s: float | None = None, priority: int = 0) -> Any:
-        """Return the model's answer to one item. Any thread may call it; waits while the queue is full.
+        """Return the model's answer to one item, in any thread. Waits while the queue is full.
 
         Args:
             x: The item. Buffers of 64 KiB or more in it (arrays, mostly) are not copied: leave them

@@ -1,10 +1,10 @@
-"""The running parts of a service, and how they end: closed by a handle, or since handle or loop is gone.
+"""The parts of a running service and how they end: closed, or since their handle or loop is gone.
 
 They do not know the handle that has started them. So a handle that nobody holds any more is
 collected, and what it has started is ended then (`dropped`). The loop does that, because the
 collector may run in any thread and at any moment, where nothing may be waited for. It gets an
-errand. A loop that is about to end, or has ended, throws its errands away undone, and an errand that
-is thrown away ends the workers.
+errand. A loop that is about to end, or has ended, throws its errands away undone, and an errand
+that is thrown away ends the workers.
 
 A loop that ends (in `asyncio.run` or a `Runner`) closes the asynchronous generators that have begun
 on it and waits for them. That is how its end is noticed: each service has a generator that does
@@ -109,7 +109,7 @@ class Running:
         return self._closing
 
     def begin_to_end(self, drain: bool) -> None:
-        """Have the service closed and the loop's own thread ended after that. Call it on the loop."""
+        """Have the service closed, and then the loop's own thread ended. Call it on the loop."""
         closing, thread = self.begin_to_close(drain), self.thread
         if thread is None:
             return
@@ -124,7 +124,7 @@ class Running:
             pool.kill_all()
 
     def kill_processes(self) -> None:
-        """End the worker processes at once, from another thread, while something blocks the loop."""
+        """End the worker processes at once, from another thread, while the loop is blocked."""
         for pool in self.pools:
             for pid in pool.pids:  # only the loop reaps them, so these pids cannot have been reused
                 with suppress(ProcessLookupError, PermissionError):
@@ -153,7 +153,7 @@ class Running:
         self._warn("handle", "was dropped", _WHERE_IT_WAS_DROPPED)
 
     async def _watch_loop(self) -> AsyncGenerator[None, None]:
-        """Wait to be resumed when the service is closed, or to be closed when the loop ends first."""
+        """Wait to be resumed, as the service is closed, or to be closed, as the loop ends first."""
         try:
             yield
         except GeneratorExit:
@@ -205,7 +205,7 @@ class Running:
 
 
 class _Errand:
-    """Asks a loop to end a service whose handle is gone; if the loop drops it, it ends the workers."""
+    """Asks a loop to end a service whose handle is gone; if dropped undone, it ends the workers."""
 
     __slots__ = ("_running",)
 

@@ -19,7 +19,7 @@ LARGEST_PRIORITY = 100
 
 
 def at_least(name: str, value: Any, least: int) -> int:
-    """Return a whole number, Python's or numpy's, as an int. Raises ValueError if it is below `least`."""
+    """Return a whole number from `least` on, Python's or numpy's, as an int. Raises ValueError."""
     whole = _whole(value)
     if whole is None or whole < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")

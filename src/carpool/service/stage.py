@@ -64,7 +64,8 @@ class Stage:
         max_queue_delay_s: The longest time in seconds that a request is held back only to fill a
             batch. None leaves it to the policy.
         max_queue_size: The largest number of requests in the stage's queue.
-        max_queue_bytes: The largest sum of the sizes of the requests in the stage's queue, in bytes.
+        max_queue_bytes: The largest sum of the sizes of the requests in the stage's queue, in
+            bytes.
         max_batch_time_s: The longest time of one call, in seconds. A worker that takes longer is
             replaced: a process is killed, a thread is left to itself. If it is None, a call may go
             on as long as a caller waits for it. It is given up when no caller has waited for a
@@ -74,9 +75,10 @@ class Stage:
         isolate_errors: Whether a batch that raises is run again in parts, so that only the guilty
             items fail. Defaults to `idempotent`.
         oom_errors: Exception classes, or their full names, that mean "out of memory", besides
-            MemoryError and torch's. A batch that raises one is run again in smaller calls, and later
-            batches are smaller. (If `idempotent` and `isolate_errors` are both False it fails, and
-            only later batches are smaller.) None: running out of memory is like any other error.
+            MemoryError and torch's. A batch that raises one is run again in smaller calls, and
+            later batches are smaller. (If `idempotent` and `isolate_errors` are both False it
+            fails, and only later batches are smaller.) None: running out of memory is like any
+            other error.
 
     Raises:
         ValueError: A setting is out of range; the text says which one and what would be right.
