@@ -45,13 +45,13 @@ def test_the_short_form() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("worker.nowhere:kill", "no fault point"),
-        ("worker.setup:explode", "no fault action"),
+        ("worker.nowhere:kill", "there is no fault point"),
+        ("worker.setup:explode", "there is no fault action"),
         ("worker.setup:kill:first", "invalid literal"),
         ("worker.setup:corrupt", "needs bytes"),
         ("parent.before_reply:eof", "no worker"),
         ("parent.before_reply@1:kill", "no worker"),
-        ("worker.setup", "no fault action"),
+        ("worker.setup", "there is no fault action"),
     ],
 )
 def test_what_cannot_be_planned(text: str, why: str) -> None:

@@ -424,7 +424,7 @@ def _is_pydantic(kind: Any) -> bool:
 
 
 def _problems(error: ValueError) -> list[dict[str, Any]]:
-    """Return pydantic's descriptions of the faults; one empty one if the error is not pydantic's."""
+    """Return pydantic's descriptions of the faults; an empty one if the error is not pydantic's."""
     problems = getattr(error, "errors", None)
     return [{}] if problems is None else problems(include_url=False, include_input=False)
 
