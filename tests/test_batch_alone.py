@@ -55,7 +55,7 @@ class Side:
         self.batches: list[list[Any]] = []
         self.tickets: list[Any] = []
         chosen = Settings(policy=policy, max_batch_size=4, max_queue_size=8, **others)
-        self.line = Virtual("f", chosen.batcher("f"), slo_s=chosen.slo_s, clock=self.clock)
+        self.line = Virtual("f", chosen.new_batcher("f"), slo_s=chosen.slo_s, clock=self.clock)
         self.f: ThreadBatch[Any, Any] = ThreadBatch(self.run, chosen, invoker_of(self.run, chosen, False), self.line)
         self.f._each_counts_as_one = quick  # what is weighed goes the long way
 

@@ -68,7 +68,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import `http`, `lifespan` and `simulate` at their first use, to keep `import carpool` fast."""
+    """Import `http`, `lifespan` or `simulate` at its first use: `import carpool` stays fast."""
     if name == "http":
         return importlib.import_module("carpool.http")
     if name == "simulate":

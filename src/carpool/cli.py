@@ -64,6 +64,9 @@ def serve(
 
     Then: curl --json '[0.0, ...]' localhost:8000/predict
 
+    The exit status is 0 after SIGTERM or Ctrl-C, 1 if a service cannot start or no service can
+    answer any more, 2 for a wrong command, and 128 + N if signal N has come twice.
+
     Parameters
     ----------
     target:
@@ -86,9 +89,6 @@ def serve(
         Show the texts of exceptions in error responses. Not for production.
     log_format:
         Write log lines for people, or one JSON object per line.
-
-    The exit status is 0 after SIGTERM or Ctrl-C, 1 if a service cannot start or no service can
-    answer any more, 2 for a wrong command, and 128 + N if signal N has come twice.
     """
     log.set_up(log_format)
     if not 0 <= port <= _LARGEST_PORT:

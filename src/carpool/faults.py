@@ -161,7 +161,7 @@ _ACTIONS: dict[str, Callable[[FaultPlan], None]] = {
 
 
 def _is_first(plan: FaultPlan) -> bool:
-    """Report whether a fault may happen here, as no other process has had it or each may have it."""
+    """Report whether this process may have a fault: no other one had it, or each may have it."""
     folder = os.environ.get(ONCE_VARIABLE)
     if not folder:
         return True

@@ -48,9 +48,9 @@ def test_the_short_form() -> None:
         ("worker.nowhere:kill", "there is no fault point"),
         ("worker.setup:explode", "there is no fault action"),
         ("worker.setup:kill:first", "invalid literal"),
-        ("worker.setup:corrupt", "needs bytes"),
-        ("parent.before_reply:eof", "no worker"),
-        ("parent.before_reply@1:kill", "no worker"),
+        ("worker.setup:corrupt", "needs the bytes"),
+        ("parent.before_reply:eof", "is not in a worker"),
+        ("parent.before_reply@1:kill", "is not in a worker"),
         ("worker.setup", "there is no fault action"),
     ],
 )

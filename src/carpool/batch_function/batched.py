@@ -323,7 +323,7 @@ def invoker_of(
     retrier = Retrier(
         isolate_errors=settings.isolate_errors,
         oom_errors=None if settings.oom_errors is None else names_of(settings.oom_errors),
-        # An interrupted thread leaves its batch to others; tasks may be cancelled or collected, too.
+        # An interrupted thread leaves its batch to others. Tasks may be cancelled or collected.
         through=(GeneratorExit, KeyboardInterrupt, asyncio.CancelledError) if is_async else (KeyboardInterrupt,),
         may_wait=is_async,
     )

@@ -110,6 +110,8 @@ class ThreadBatch(Bindable, Generic[A, B]):
             RuntimeError: This is a call from inside the function itself.
             Exception: What the function raised. Each caller of a batch that raised gets it.
         """
+        # Fast path of `_run_through` where the line is empty: the same outcome, see
+        # tests/test_batch_alone.py.
         if self._each_counts_as_one:
             lone = self._leaders.alone(x, self._timeout_s, self._run)
             if lone is not None:
