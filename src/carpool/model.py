@@ -329,7 +329,7 @@ def _types(function: Callable[..., Any]) -> tuple[Any, Any]:
 
 
 def _without_response(returns: Any) -> Any:
-    """Return the type of results without `Response`, whose content is checked instead."""
+    """Return the type of results without `Response`; of a response, the content is checked."""
     if returns is Response:
         return Any
     if Response not in typing.get_args(returns):

@@ -197,7 +197,7 @@ class _Search:
     ) -> None:
         """Search a list, which may be long: msgspec finds the next item that does not fit."""
         begin = 0
-        if failure is not None and not _text_and_path(failure)[1]:  # a fault of the whole list: its length, say
+        if failure is not None and not _text_and_path(failure)[1]:  # a fault of the whole list, such as its length
             self.found += first_of(failure, at)
             failure = self._failure(values, list[kind])
         while failure is not None:

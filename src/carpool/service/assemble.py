@@ -110,7 +110,7 @@ def launch(service: Declaration, index: int, guard: Guard | None, usable_cores: 
 
 
 def _setup(service: Declaration, index: int, warm_up: Mapping[int, int]) -> Setup:
-    """Return what the workers of a stage are told; each of them has its place and cores added."""
+    """Return the `Setup` of a stage's workers; for each of them, place and cores are filled in."""
     stage = service.stages[index]
     root = logging.getLogger()
     return Setup(

@@ -180,7 +180,7 @@ class AsyncHandle:
             driver.cancel(request)
             raise
         finally:
-            del caller, request  # they lead to the error, whose traceback leads to this frame: a cycle
+            del caller, request  # they lead to the error and so to this frame, which would be a reference cycle
 
     def stream(
         self,

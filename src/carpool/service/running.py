@@ -1,4 +1,4 @@
-"""The parts of a running service and how they end: closed, or since their handle or loop is gone.
+"""The parts of a running service, and how they end, with or without being closed.
 
 They do not know the handle that has started them. So a handle that nobody holds any more is
 collected, and what it has started is ended then (`dropped`). The loop does that, because the
