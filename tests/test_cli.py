@@ -61,11 +61,11 @@ def test_version() -> None:
     [
         ("examples.nothing:service", "there is no module 'examples.nothing'"),
         ("nothing:service", "there is no module 'nothing' in "),
-        ("examples/digits.py:service", "(write the module's name, not its file's)"),
+        ("examples/digits.py:service", "(write the name of the module, not that of its file)"),
         ("examples.digits", "write module:attribute, for example examples.digits:service"),
         ("examples.digits:nothing", "module 'examples.digits' has no attribute 'nothing'; it has service"),
         ("examples.digits:Digits", "examples.digits:Digits is a type, not a carpool.Service; it has service"),
-        ("json:dumps", "json:dumps is a function, not a carpool.Service; it has no carpool.Service at all"),
+        ("json:dumps", "json:dumps is a function, not a carpool.Service; it has no carpool.Service"),
     ],
 )
 def test_a_wrong_target_is_one_line(target: str, told: str) -> None:
@@ -115,7 +115,7 @@ def test_a_host_that_is_not_ours_is_one_line() -> None:
     done = run("serve", "examples.digits:service", "--host", "192.0.2.1", "--port", "0")
 
     assert done.returncode == 2
-    assert "192.0.2.1 is no address of this machine" in done.stderr
+    assert "192.0.2.1 is not an address of this machine" in done.stderr
 
 
 @pytest.mark.slow
@@ -182,7 +182,7 @@ def test_the_summary_shows_the_address_that_answers(capsys: pytest.CaptureFixtur
     """A name that an address cannot hold as it is stands there as the route has it."""
     app = App(carpool.Service(models.Talks), carpool.Service(models.Talks, name="a model/2"))
 
-    cli._summary(app, "http://127.0.0.1:1")
+    cli._print_summary(app, "http://127.0.0.1:1")
 
     assert "POST /models/a%20model%2F2/predict" in capsys.readouterr().err
 

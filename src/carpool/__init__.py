@@ -1,4 +1,8 @@
-"""carpool: dynamic batching for Python. Many callers, one vectorised call, each caller its own answer."""
+"""carpool: dynamic batching for Python model serving.
+
+Many callers each bring one item, the items share one vectorised call, and each caller gets its own
+answer. Declare a `Service` of `Stage`s, or put `@carpool.batch` above a function.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +67,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`carpool.http`, `lifespan` and `simulate` without an import of their own, nor its cost for those who use none."""
+    """Import `http`, `lifespan` or `simulate` at its first use: `import carpool` stays fast."""
     if name == "http":
         return importlib.import_module("carpool.http")
     if name == "simulate":

@@ -1,4 +1,4 @@
-"""`python -m carpool`: the command line."""
+"""Runs the command line as `python -m carpool`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The command line: `carpool serve`, `carpool simulate`, `carpool demo`.
+"""The command line: `carpool serve`, `carpool simulate` and `carpool demo`.
 
-Every error that a user can make is told in one line, with the next step.
+Every error that a user can make is reported in one line, with what to do about it.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from carpool.observe import log
 
 if TYPE_CHECKING:
     from carpool.http.app import App
+    from carpool.http.server import Server
 
 
 cli = Cli(
@@ -61,32 +62,33 @@ def serve(
 
     Example: carpool serve examples.digits:service --port 8000
 
-    then: curl --json '[0.0, ...]' localhost:8000/predict
+    Then: curl --json '[0.0, ...]' localhost:8000/predict
+
+    The exit status is 0 after SIGTERM or Ctrl-C, 1 if a service cannot start or no service can
+    answer any more, 2 for a wrong command, and 128 + N if signal N has come twice.
 
     Parameters
     ----------
     target:
-        Where the service is: module:attribute. The module is looked for in the present folder too. It answers at
-        /predict and at /models/NAME/predict.
+        The service, as module:attribute. The module may be in the current folder. The service
+        answers at /predict and at /models/NAME/predict.
     more:
-        Further services; each answers at /models/NAME/predict.
+        Further services. Each answers at /models/NAME/predict.
     host:
         The address to listen on. 0.0.0.0 makes the service reachable from other machines.
     port:
         The port to listen on; 0 takes a free one.
     when_full:
-        What to do with a request while the queue is full: refuse it with 429, or let it wait until its deadline.
+        What to do with a request while the queue is full: refuse it with 429, or let it wait until
+        its deadline.
     timeout_status:
-        The status of a request whose time was up.
+        The HTTP status of a request whose deadline has passed.
     max_body_mb:
-        Largest request body, in MiB.
+        The size of the largest request body, in MiB.
     debug:
-        Show the texts of exceptions in error answers. Not for production.
+        Show the texts of exceptions in error responses. Not for production.
     log_format:
-        Log lines for people, or one JSON object a line.
-
-    The exit status is 0 after SIGTERM or Ctrl-C, 1 if a service cannot start or none can answer any more, 2 for a wrong
-    command, and 128 + N if signal N has come twice.
+        Write log lines for people, or one JSON object per line.
     """
     log.set_up(log_format)
     if not 0 <= port <= _LARGEST_PORT:
@@ -114,17 +116,8 @@ def serve(
     except OSError as error:
         _fail(_why_not_bound(error, host, port))
     if log_format == "text":
-        _summary(app, f"http://{server.host}:{server.port}")
-    try:
-        _run(server.run(lambda: logger.info("ready on http://%s:%d", server.host, server.port)))
-    except StartupError as error:
-        logging.shutdown()  # the lines that are still on their way come first
-        print(f"carpool: {error}", file=sys.stderr)
-        raise SystemExit(_FAILED) from None
-    except Unavailable as error:
-        logger.critical("%s; ended", error)
-        raise SystemExit(_FAILED) from None
-    logger.info("stopped")
+        _print_summary(app, f"http://{server.host}:{server.port}")
+    _run_until_stopped(server)
 
 
 @cli.command
@@ -133,7 +126,7 @@ def demo() -> None:
 
     Needs scikit-learn: pip install 'carpool[serve,examples]'
     """
-    _look_in_present_folder()
+    _add_current_folder()
     try:
         from carpool import demo as demonstration
 
@@ -147,41 +140,55 @@ cli.command("carpool.simulate.command:simulate")
 
 
 def main() -> None:
-    """Entry point of the command."""
+    """Run the command that is named in `sys.argv`."""
     cli()
 
 
+def _run_until_stopped(server: Server) -> None:
+    """Run a server that listens already. Exits with an error if it cannot start or has failed."""
+    try:
+        _run(server.run(lambda: logger.info("ready on http://%s:%d", server.host, server.port)))
+    except StartupError as error:
+        logging.shutdown()  # log lines that are still on their way come first
+        print(f"carpool: {error}", file=sys.stderr)
+        raise SystemExit(_FAILED) from None
+    except Unavailable as error:
+        logger.critical("%s; ended", error)
+        raise SystemExit(_FAILED) from None
+    logger.info("stopped")
+
+
 def _find(target: str) -> carpool.Service:
-    """The service at `module:attribute`."""
+    """Return the service at `module:attribute`, or exit with an error that says what is there."""
     module_name, colon, attribute = target.partition(":")
     if not colon or not module_name or not attribute:
-        _fail(f"{target!r} is no target: write module:attribute, for example examples.digits:service")
-    _look_in_present_folder()
+        _fail(f"{target!r} does not name a service: write module:attribute, for example examples.digits:service")
+    _add_current_folder()
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise
-        hint = " (write the module's name, not its file's)" if Path(module_name).suffix == ".py" else ""
+        hint = " (write the name of the module, not that of its file)" if Path(module_name).suffix == ".py" else ""
         _fail(f"there is no module {error.name!r} in {os.getcwd()} or on the Python path{hint}")
     found: Any = getattr(module, attribute, None)
     if isinstance(found, carpool.Service):
         return found
     services = [name for name, value in vars(module).items() if isinstance(value, carpool.Service)]
-    known = f"it has {', '.join(services)}" if services else "it has no carpool.Service at all"
+    known = f"it has {', '.join(services)}" if services else "it has no carpool.Service"
     if found is None:
         _fail(f"module {module_name!r} has no attribute {attribute!r}; {known}")
     _fail(f"{target} is a {type(found).__name__}, not a carpool.Service; {known}")
 
 
-def _look_in_present_folder() -> None:
-    """Modules are found in the folder from which the command is given, as with `python -m`."""
+def _add_current_folder() -> None:
+    """Let modules be found in the current folder, as `python -m` does."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
 
 
 def _run(main: Coroutine[Any, Any, None]) -> None:
-    """Run on uvloop where it is installed, else on asyncio."""
+    """Run a coroutine on uvloop if it is installed, otherwise on asyncio's own loop."""
     fill_standard()
     if importlib.util.find_spec("uvloop") is not None:
         import uvloop
@@ -191,8 +198,8 @@ def _run(main: Coroutine[Any, Any, None]) -> None:
         asyncio.run(main)
 
 
-def _summary(app: App, address: str) -> None:
-    """What is about to be served, for a person."""
+def _print_summary(app: App, address: str) -> None:
+    """Print for a person what is about to be served."""
     from carpool.http.openapi import predict_path
 
     console = Console(stderr=True, highlight=False)
@@ -200,29 +207,34 @@ def _summary(app: App, address: str) -> None:
     for i, service in enumerate(app.services):
         console.print(f"  [bold]{service.name}[/]  POST {'/predict' if i == 0 else predict_path(service.name)}")
         for stage in service.stages:
-            batches = f"batches of up to {stage.max_batch_size}" if stage.max_batch_size else "single items"
-            workers = f"{stage.workers} worker{'s' if stage.workers > 1 else ''}"
-            cores = (
-                ""
-                if stage.cpus is None
-                else " on cores " + " | ".join(",".join(map(str, sorted(cores))) for cores in stage.cpus)
-            )
-            policy = f", policy {stage.policy_name}" if stage.max_batch_size else ""
-            console.print(f"    stage {stage.name}: {batches}, {workers}{cores}{policy}")
+            console.print(f"    stage {stage.name}: {_in_short(stage)}")
     if address.startswith("http://0.0.0.0"):
         console.print("  [yellow]reachable from other machines; there is no authentication[/]")
 
 
+def _in_short(stage: carpool.Stage) -> str:
+    """Describe a stage's batches, workers, cores and policy in one line."""
+    batches = f"batches of up to {stage.max_batch_size}" if stage.max_batch_size else "single items"
+    workers = f"{stage.workers} worker{'s' if stage.workers > 1 else ''}"
+    cores = ""
+    if stage.cpus is not None:
+        cores = " on cores " + " | ".join(",".join(map(str, sorted(each))) for each in stage.cpus)
+    policy = f", policy {stage.policy_name}" if stage.max_batch_size else ""
+    return f"{batches}, {workers}{cores}{policy}"
+
+
 def _why_not_bound(error: OSError, host: str, port: int) -> str:
+    """Return why the server cannot listen, and what to do about it."""
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} is in use on {host}: stop what listens there, or choose another with --port"
+        return f"port {port} is in use on {host}: stop what listens there, or choose another one with --port"
     if error.errno in (errno.EACCES, errno.EPERM):
         return f"port {port} may not be opened by this user: choose one above 1023 with --port"
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"{host} is no address of this machine: choose another with --host"
+        return f"{host} is not an address of this machine: choose another one with --host"
     return f"cannot listen on {host}:{port}: {error.strerror or error}"
 
 
 def _fail(text: str) -> NoReturn:
+    """Exit with an error in one line, for a command that cannot be carried out."""
     print(f"carpool: {text}", file=sys.stderr)
     raise SystemExit(_USAGE_ERROR)

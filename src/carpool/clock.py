@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 
 Clock = Callable[[], float]
-"""Seconds of a clock that never goes back. Its zero means nothing; only differences do."""
+"""Returns the seconds of a clock that never goes back, from an arbitrary zero."""
 
 monotonic: Clock = time.monotonic
 
 
 class VirtualClock:
-    """A clock that moves only when told to: the time of tests and of the simulator."""
+    """A clock that moves only when it is told to: the time of tests and of the simulator."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now

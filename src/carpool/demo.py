@@ -1,7 +1,7 @@
-"""`carpool demo`: the digits example served over HTTP to many clients at once, every answer checked.
+"""The demo of `carpool demo`: the digits example, served over HTTP to many clients at once.
 
-The answers must be those that the model gives alone, image by image; the figures come from the clients and from the
-server's own metrics.
+Every answer is checked: it must be the one that the model gives alone, image by image. The figures
+come from the clients and from the server's own metrics.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,21 +27,27 @@ from rich.progress import Progress
 from rich.table import Table
 
 CLIENTS = 64
-ROUNDS = 10  # times that every held-out image is sent
+ROUNDS = 10  # how often every held-out image is sent
 _START_TIMEOUT_S = 60.0
 
 
 @dataclass(slots=True)
 class Tally:
-    """What the clients saw."""
+    """What the clients got.
 
-    answers: dict[int, list[int]] = field(default_factory=dict)  # by image
+    Attributes:
+        answers: The answers, by the index of the image.
+        latencies_s: The latencies of the answers, in seconds.
+        failures: Status and body of each response that was not an answer.
+    """
+
+    answers: dict[int, list[int]] = field(default_factory=dict)
     latencies_s: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
 
 def run(console: Console) -> int:
-    """Run the demo; the process's exit status."""
+    """Run the demo and return the exit status of the process."""
     name = _example()
     digits = importlib.import_module(name)
     _, _, images, labels = digits.halves()
@@ -51,13 +57,13 @@ def run(console: Console) -> int:
     alone = [int(model.predict([image.tolist()])[0]) for image in images]
     console.print(f"The same images, {ROUNDS} times over, from {CLIENTS} concurrent HTTP clients:")
     with _server(f"{name}:service") as (host, port):
-        tally, took_s = _ask(host, port, [image.tolist() for image in images], console)
+        tally, took_s = _send_all(host, port, [image.tolist() for image in images], console)
         sizes = _batch_sizes(host, port)
     return _report(console, tally, took_s, sizes, alone, [int(label) for label in labels])
 
 
 def _example() -> str:
-    """Where the example is: in the installed package, or in a checkout."""
+    """Return the example's module, which is in the installed package or in a checkout."""
     for name in ("carpool.examples.digits", "examples.digits"):
         with contextlib.suppress(ModuleNotFoundError):
             if importlib.util.find_spec(name) is not None:
@@ -67,7 +73,7 @@ def _example() -> str:
 
 @contextlib.contextmanager
 def _server(target: str) -> Iterator[tuple[str, int]]:
-    """`carpool serve` in a process of its own, on a free port, from ready to stopped."""
+    """Run `carpool serve` in a process of its own, and give its host and port while it is ready."""
     command = [sys.executable, "-m", "carpool", "serve", target, "--port", "0", "--log", "json"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -89,37 +95,15 @@ def _server(target: str) -> Iterator[tuple[str, int]]:
         raise SystemExit(f"carpool: the server ended with status {status}")
 
 
-def _ask(host: str, port: int, images: list[list[float]], console: Console) -> tuple[Tally, float]:
-    """Send every image `ROUNDS` times; the clients share the work."""
-    tally = Tally()
-    jobs = iter([i for _ in range(ROUNDS) for i in range(len(images))])
+def _send_all(host: str, port: int, images: list[list[float]], console: Console) -> tuple[Tally, float]:
+    """Send every image `ROUNDS` times; return what the clients got and how many seconds it took."""
+    tally, lock = Tally(), threading.Lock()
+    jobs = iter([i for _ in range(ROUNDS) for i in range(len(images))])  # the clients share them
     bodies = [json.dumps(image) for image in images]
-    lock = threading.Lock()
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("requests", total=ROUNDS * len(images))
-
-        def client() -> None:
-            connection = http.client.HTTPConnection(host, port)
-            while True:
-                with lock:
-                    i = next(jobs, None)
-                if i is None:
-                    connection.close()
-                    return
-                started = time.perf_counter()
-                connection.request("POST", "/predict", bodies[i], {"content-type": "application/json"})
-                response = connection.getresponse()
-                body = response.read()
-                latency_s = time.perf_counter() - started
-                with lock:
-                    if response.status == 200:
-                        tally.answers.setdefault(i, []).append(json.loads(body))
-                        tally.latencies_s.append(latency_s)
-                    else:
-                        tally.failures.append(f"{response.status} {body.decode()}")
-                progress.advance(task)
-
-        clients = [threading.Thread(target=client) for _ in range(CLIENTS)]
+        arguments = (host, port, bodies, jobs, tally, lock, lambda: progress.advance(task))
+        clients = [threading.Thread(target=_send, args=arguments) for _ in range(CLIENTS)]
         started = time.perf_counter()
         for thread in clients:
             thread.start()
@@ -128,8 +112,49 @@ def _ask(host: str, port: int, images: list[list[float]], console: Console) -> t
         return tally, time.perf_counter() - started
 
 
+def _send(
+    host: str,
+    port: int,
+    bodies: list[str],
+    jobs: Iterator[int],
+    tally: Tally,
+    lock: threading.Lock,
+    advance: Callable[[], None],
+) -> None:
+    """Send bodies over one connection, as one of the clients, until there are no more jobs.
+
+    Args:
+        host: The server's host.
+        port: The server's port.
+        bodies: The bodies, by the index of the image.
+        jobs: The indices to send, shared with the other clients.
+        tally: Takes what comes back, shared with the other clients.
+        lock: Held to use what is shared.
+        advance: Called after each response.
+    """
+    connection = http.client.HTTPConnection(host, port)
+    while True:
+        with lock:
+            i = next(jobs, None)
+        if i is None:
+            connection.close()
+            return
+        started = time.perf_counter()
+        connection.request("POST", "/predict", bodies[i], {"content-type": "application/json"})
+        response = connection.getresponse()
+        body = response.read()
+        latency_s = time.perf_counter() - started
+        with lock:
+            if response.status == 200:
+                tally.answers.setdefault(i, []).append(json.loads(body))
+                tally.latencies_s.append(latency_s)
+            else:
+                tally.failures.append(f"{response.status} {body.decode()}")
+        advance()
+
+
 def _batch_sizes(host: str, port: int) -> tuple[int, int]:
-    """Requests and batches, from the server's metrics."""
+    """Return the numbers of requests and of batches, from the server's metrics."""
     connection = http.client.HTTPConnection(host, port)
     connection.request("GET", "/metrics")
     text = connection.getresponse().read().decode()
@@ -144,6 +169,16 @@ def _batch_sizes(host: str, port: int) -> tuple[int, int]:
 def _report(
     console: Console, tally: Tally, took_s: float, sizes: tuple[int, int], alone: list[int], labels: list[int]
 ) -> int:
+    """Print the figures and return the exit status.
+
+    Args:
+        console: Where to print.
+        tally: What the clients got.
+        took_s: How many seconds it took.
+        sizes: The numbers of requests and of batches.
+        alone: The answers of the model alone, one for each image.
+        labels: The right answers, one for each image.
+    """
     answers = [(i, answer) for i, given in tally.answers.items() for answer in given]
     right = sum(answer == labels[i] for i, answer in answers)
     different = sum(answer != alone[i] for i, answer in answers)

@@ -1,7 +1,7 @@
-"""What is wrong with an item, fault by fault: the form in which it is told, and bounds for what is not ours.
+"""The faults of an item: how they are described, and bounds for these descriptions.
 
-Details are made by our readers, by pydantic and by users who raise a `ValidationError` of their own, and they come from
-workers. Wherever they leave a process they are made plain and short by `plain`.
+Details are made by our readers, by pydantic, and by users who raise a `ValidationError` themselves,
+and they come from workers. Wherever they leave a process, `sanitized` makes them plain and short.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, TypedDict
 
 MOST = 100
-"""So many faults of one item are told."""
+"""The largest number of faults that are reported for one item."""
 
 _DEEPEST = 32
 _LONGEST_TEXT = 300
@@ -23,9 +23,9 @@ class Detail(TypedDict):
     """One fault of an item.
 
     Attributes:
-        loc: names of fields and places in lists that lead to it; empty for the item itself.
-        msg: what is wrong, in a line.
-        type: the kind of fault, in a word.
+        loc: The names of fields and positions in lists that lead to it; empty for the item itself.
+        msg: What is wrong, in one line.
+        type: The kind of fault, in one word.
     """
 
     loc: list[int | str]
@@ -33,15 +33,18 @@ class Detail(TypedDict):
     type: str
 
 
-def plain(details: Any) -> list[Detail]:
-    """As many details as may be told, of nothing but short texts and numbers; none where they cannot be read."""
+def sanitized(details: Any) -> list[Detail]:
+    """Return the details that may be passed on, made of short texts and numbers only.
+
+    There are at most `MOST` of them, and none from the first one on that cannot be read.
+    """
     found: list[Detail] = []
     try:
         given: Iterable[Any] = islice(details, MOST)
         for each in given:
             loc = [_step(step) for step in islice(each["loc"], _DEEPEST)]
             found.append({"loc": loc, "msg": _cut(each["msg"], _LONGEST_TEXT), "type": _cut(each["type"])})
-    except BaseException:  # they may be of the user's making
+    except BaseException:  # a user's code may have made them
         return found
     return found
 
@@ -51,5 +54,5 @@ def _step(step: Any) -> int | str:
 
 
 def _cut(text: Any, longest: int = _LONGEST_NAME) -> str:
-    """A text of bounded length that UTF-8 can say."""
+    """Return a text of bounded length that can be encoded as UTF-8."""
     return str.__getitem__(str(text), slice(longest)).encode("utf-8", "replace").decode()

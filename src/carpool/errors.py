@@ -1,9 +1,10 @@
-"""What can go wrong, said once.
+"""The errors that carpool raises, each described in one place.
 
-Every class answers three questions: whose fault it is (the class), what HTTP says (`status` and `code`), and when
-trying again makes sense (`retry_after_s`). In Python all of them derive from `CarpoolError`; over HTTP only
-`status`, `code`, a text of our own and what is wrong with an item leave the machine. User exceptions come from a worker
-as text: type name, message and traceback; the exception itself is the `__cause__` of a `ModelError`.
+Every class answers three questions: whose fault it is (the class), what HTTP says (`status` and
+`code`), and when trying again makes sense (`retry_after_s`). In Python all of them derive from
+`CarpoolError`. Over HTTP only `status`, `code`, a text of our own and the faults of an item leave
+the machine. What user code raises comes from a worker as text (type name, message and traceback);
+the exception itself is the `__cause__` of a `ModelError`.
 """
 
 from __future__ import annotations
@@ -24,9 +25,17 @@ __all__ = [
     "ValidationError",
 ]
 
+_CAUSE: Any = BaseException.__cause__  # the descriptor of the slot that every exception has for it
+
 
 class CarpoolError(Exception):
-    """Base of all errors that carpool raises for a request."""
+    """Base class of all errors that carpool raises for a request.
+
+    Attributes:
+        status: The HTTP status of the error.
+        code: The error code in the HTTP response, for programs.
+        retry_after_s: After how many seconds trying again makes sense; None if it is not known.
+    """
 
     status = 500
     code = "internal_error"
@@ -34,9 +43,11 @@ class CarpoolError(Exception):
 
 
 class InvalidRequest(CarpoolError):
-    """The request could not be read: bad syntax (400), unknown content type (415) or too large (413).
+    """The request could not be read: bad syntax (400), unknown content type (415), too large (413).
 
-    `status` and `code` are those of the case at hand.
+    Attributes:
+        status: The HTTP status of the case at hand.
+        code: The error code of the case at hand.
     """
 
     status = 400
@@ -49,10 +60,12 @@ class InvalidRequest(CarpoolError):
 
 
 class ValidationError(CarpoolError, ValueError):
-    """The item was read but does not fit the model's types (422). Models may raise it for an item of their own.
+    """The item was read but does not fit the model's types (422).
+
+    A model may raise it too, for an item that it does not accept. It is also a `ValueError`.
 
     Attributes:
-        details: every fault of the item, as far as they are known, each with `loc`, `msg` and `type`.
+        details: All known faults of the item, each with `loc`, `msg` and `type`.
     """
 
     status = 422
@@ -65,7 +78,11 @@ class ValidationError(CarpoolError, ValueError):
 
 
 class Overloaded(CarpoolError):
-    """The queue is full, or the request would not make its deadline (429). Try again after `retry_after_s`."""
+    """The queue is full, or the request would not make its deadline (429).
+
+    Attributes:
+        retry_after_s: After how many seconds trying again makes sense; None if it is not known.
+    """
 
     status = 429
     code = "overloaded"
@@ -76,14 +93,21 @@ class Overloaded(CarpoolError):
 
 
 class DeadlineExceeded(CarpoolError, TimeoutError):
-    """The request's deadline passed before its answer was there (504)."""
+    """The deadline passed before the answer was ready (504). It is also a `TimeoutError`."""
 
     status = 504
     code = "deadline_exceeded"
 
 
 class Unavailable(CarpoolError):
-    """The service cannot take or finish the request now (503): starting, draining, worker lost, stage failed."""
+    """The service cannot take or finish the request now (503).
+
+    It is starting or closing, the worker was lost, or a stage has failed.
+
+    Attributes:
+        code: The error code of the case at hand.
+        retry_after_s: After how many seconds trying again makes sense; None if it never does.
+    """
 
     status = 503
     code = "unavailable"
@@ -94,18 +118,17 @@ class Unavailable(CarpoolError):
         self.retry_after_s = retry_after_s
 
 
-_CAUSE: Any = BaseException.__cause__  # the place that every exception has for it
-
-
 class ModelError(CarpoolError):
-    """The user's code raised, returned something that does not fit, or died with this request twice (500).
+    """User code raised, returned what does not fit, or crashed its worker twice (500).
 
-    `__cause__` is the exception that the user's code has raised: itself where no process was crossed, else a copy, with
-    the worker's traceback as a note. It is None where there was no exception, or none that could be copied.
+    `__cause__` is the exception that user code raised: the exception itself where it crossed no
+    process border, otherwise a copy with the worker's traceback as a note. It is None if there was
+    no exception, or none that could be copied.
 
     Attributes:
-        type_name: name of the exception class in the worker, "" if it was no exception.
-        traceback: the worker's traceback as text, "" if there is none.
+        code: The error code of the case at hand.
+        type_name: The name of the exception's class, or "" if there was no exception.
+        traceback: The traceback as text, from the worker if there was one; "" if there is none.
     """
 
     status = 500
@@ -130,12 +153,16 @@ class ModelError(CarpoolError):
         self._find_cause = None
         _CAUSE.__set__(self, cause)
 
-    # a copy is made when somebody asks: that runs code of its class, which the loop and HTTP have no use for
+    # Making the copy runs code of the exception's class. The loop must not wait for that and HTTP
+    # has no use for it, so it is made when somebody asks.
     __cause__ = property(_get_cause, _set_cause)
 
 
 class StartupError(CarpoolError):
-    """A service could not start: an import, a `setup` or a warm-up failed. Its text ends with the user's traceback."""
+    """A service could not start: an import, a `setup` or a warm-up failed.
+
+    Its text ends with the traceback of the user's code.
+    """
 
     status = 503
     code = "startup_failed"

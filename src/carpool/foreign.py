@@ -1,7 +1,9 @@
-"""What code that is not ours raises, told safely: nothing about such an exception can be relied on, not even its text.
+"""Safe descriptions of the exceptions that other people's code raises.
 
-Models, hooks, policies, sinks, inputs of streams, types and callbacks are called at few places, and each of these
-catches `BaseException` and turns it into an answer with what is here. ARCHITECTURE.md lists the places.
+Nothing about such an exception can be relied on, not even its text. Models, hooks, policies, sinks,
+inputs of streams, types and callbacks are called in few places. Each of these catches
+`BaseException` and turns it into an answer with the functions below. ARCHITECTURE.md lists the
+places.
 """
 
 from __future__ import annotations
@@ -14,16 +16,16 @@ _LONGEST_TEXT = 2 * 1024
 
 
 def text_of(error: BaseException) -> str:
-    """The exception's own text; the name of its type where it has none, or where asking for it raises."""
+    """Return the exception's text, or the name of its type if it has none or reading it raises."""
     try:
-        text = str.__getitem__(str(error), slice(_LONGEST_TEXT))  # it may be of a class of its own, with other methods
+        text = str.__getitem__(str(error), slice(_LONGEST_TEXT))  # a subclass of str may have methods that raise
     except BaseException:
         return f"{type(error).__name__} (its text could not be read)"
     return text or type(error).__name__
 
 
 def traceback_of(error: BaseException) -> str:
-    """The traceback as text, or what can be said of it."""
+    """Return the traceback as text, or the name of the exception's type if reading it raises."""
     try:
         return "".join(traceback.format_exception(error))
     except BaseException:
@@ -31,7 +33,12 @@ def traceback_of(error: BaseException) -> str:
 
 
 def as_model_error(error: BaseException, what: str) -> ModelError:
-    """What callers hear when `what`, which the user has written, raised."""
+    """Make the error that callers get when user code has raised.
+
+    Args:
+        error: What was raised.
+        what: The code that raised it, as the subject of a sentence.
+    """
     kind = type(error).__name__
     failure = ModelError(f"{what} raised {kind}: {text_of(error)}", type_name=kind, traceback=traceback_of(error))
     failure.__cause__ = error

@@ -1,7 +1,8 @@
-"""carpool's log, guarded: its handlers and filters are the program's, and one that raises loses its line and no more.
+"""carpool's logger, guarded against the program's handlers and filters.
 
-Lines are written in the midst of everything: on the loop that all callers wait for, between a worker's death and the
-start of the next. Whatever came out of a handler there would break off more than the line is worth.
+Lines are written in the midst of everything: on the loop that all callers wait for, and between a
+worker's death and the start of the next one. An exception from a handler would break off more than
+the line is worth, so it costs that line and nothing else.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ class GuardedLogger(_Adapter):
     """A logger that never raises."""
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """One line, if it can be had."""
+        """Log one line, or lose it if a handler or filter raises."""
         if self.isEnabledFor(level):
-            kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # who called us, for those who show places
+            kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # handlers that show the caller must not show us
             with suppress(BaseException):
                 self.logger.log(level, msg, *args, **kwargs)
 

@@ -1,6 +1,7 @@
-"""What users write: a `Model`, and what can be read off it (its hooks and the types of its items).
+"""The `Model` that users write, and its traits: which hooks it has, and the types of its items.
 
-Any callable will do as a model; the class adds `setup`, hooks per item, formats of its own and `examples`.
+Any callable can be a model. The class adds `setup`, hooks for each item, formats of the user's own
+and `examples`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from carpool.rows import is_array_type
 
 _HOOKS = ("setup", "preprocess", "predict", "postprocess", "teardown", "decode", "encode")
 _MOST_PRODUCED = 32
-_YIELDING = (inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+_IS_GENERATOR = (inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 _CONTENT_TYPE = re.compile(r"[!-.0-~]+/[!-.0-~][ -~]*")
 
 AnyModel = type | Callable[..., Any]
@@ -29,57 +30,72 @@ AnyModel = type | Callable[..., Any]
 
 
 class Model:
-    """Base of models. Write plain, synchronous, single-process code; an instance lives in one worker.
+    """Base class of models. Write plain, synchronous, single-process code.
 
-    A subclass defines `predict` and may define, besides its own `__init__` (a stage's `kwargs` go there):
+    A stage makes one instance in each worker. A subclass defines `predict`, and if it needs them:
 
-    * `setup(self)`: once in each worker, before it is ready. Load weights here.
-    * `preprocess(self, x)` and `postprocess(self, y)` or `postprocess(self, y, x)`: per item, in the worker, around
-      `predict`; `x` is the item as `preprocess` left it.
-    * `teardown(self)`: when the worker stops in good order.
-    * `accepts = ("text/csv",)` with `decode(self, bodies: list[bytes]) -> list`, and `produces = "text/csv"` with
-      `encode(self, results: list) -> list[bytes]`: formats of its own, a whole batch at a time. A
-      `decode(self, requests: list[carpool.HTTPRequest])` gets headers, query and path as well.
+    * `__init__(self, ...)`: a stage's `kwargs` go there.
+    * `setup(self)`: runs once in each worker, before it is ready. Load weights here.
+    * `preprocess(self, x)`: runs for each item before `predict`, in the worker.
+    * `postprocess(self, y)` or `postprocess(self, y, x)`: runs for each result after `predict`; `x`
+      is the item as `preprocess` left it.
+    * `teardown(self)`: runs when the worker stops in an orderly way.
+    * `decode(self, bodies: list[bytes]) -> list` with `accepts = ("text/csv",)`: reads the bodies
+      of a whole batch in a format of your own. A `decode(self, requests:
+      list[carpool.HTTPRequest])` gets headers, query and path as well.
+    * `encode(self, results: list) -> list[bytes]` with `produces = "text/csv"`: writes the results
+      of a whole batch in a format of your own.
 
-    Type hints of `preprocess` (else `predict`) say what a request must look like, those of `postprocess` (else
-    `predict`) what a response looks like. Without hints anything JSON can say is accepted.
+    The type hints of `preprocess` (or `predict`, without one) say what an item over HTTP must look
+    like, those of `postprocess` (or `predict`) what a result looks like. Without hints, anything
+    that JSON can express is accepted.
     """
 
     examples: ClassVar[Sequence[Any]] = ()
-    """Inputs, as `preprocess` (else `predict`) takes them: for warm-up, health check and OpenAPI."""
+    """Items for warm-up, health check and OpenAPI, as `preprocess` (else `predict`) takes them."""
 
     accepts: ClassVar[Sequence[str]] = ()
-    """Content types that `decode` reads."""
+    """The content types that `decode` reads."""
 
     produces: ClassVar[str | Sequence[str] | None] = None
-    """The content type that `encode` writes; or several, of which it is told one as its second argument."""
+    """The content type that `encode` writes, or several; `encode` then gets one as an argument."""
 
     def setup(self) -> None:
-        """Prepare for `predict`; runs once in each worker."""
+        """Prepare for `predict`: load weights, for example. Runs once in each worker."""
 
     def predict(self, x: Any) -> Any:
-        """Answer one item, or a list of items with a sequence of as many results where the stage is batched.
+        """Return the result for one item, or for a list of items a sequence of as many results.
 
-        With a numpy array as the hint of a batch (`xs: NDArray[np.float32]`) it gets one array, of which each item is
-        a row.
+        Args:
+            x: One item; in a stage with `max_batch_size`, a list of items. If the type hint is a
+                numpy array (`xs: NDArray[np.float32]`), it is one array of shape (items, ...).
+
+        Returns:
+            One result; in a stage with `max_batch_size`, a list, tuple, numpy array or tensor with
+            as many results as there are items, in their order.
         """
         raise NotImplementedError(f"{type(self).__name__} has no predict method")
 
     def teardown(self) -> None:
-        """Let go of what `setup` took hold of."""
+        """Release what `setup` has acquired."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a model has and takes, read from its class or signature.
+    """What a model takes and returns, as its class or signature says.
 
     Attributes:
-        input_type: type of one item as it comes in; `Any` without a hint.
-        output_type: type of one result as it goes out; `Any` without a hint.
-        produces: content types of its own, the first one for those who do not mind.
-        decodes_requests: whether `decode` asks for requests instead of their bodies.
-        encode_takes_type: whether `encode` is told which content type to write.
-        takes_array: whether `predict` of a batched stage is to get one array instead of a list.
+        name: The name of the class or function.
+        input_type: The type of one item as it comes in; `Any` without a hint.
+        output_type: The type of one result as it goes out; `Any` without a hint.
+        postprocess_takes_x: Whether `postprocess` takes the item as well as the result.
+        accepts: The content types that `decode` reads.
+        produces: The content types that `encode` writes; a client without a preference gets the
+            first one.
+        examples: The model's examples.
+        decodes_requests: Whether `decode` takes requests instead of their bodies.
+        encode_takes_type: Whether `encode` takes the content type to write.
+        takes_array: Whether `predict` takes one array instead of a list of items.
     """
 
     name: str
@@ -95,7 +111,7 @@ class Traits:
 
 
 def name_of(model: AnyModel) -> str:
-    """The name of a class, a function or what a partial wraps."""
+    """Return the name of a class or function, or of what a partial wraps."""
     while isinstance(model, functools.partial):
         model = model.func
     name = getattr(model, "__name__", None)
@@ -103,54 +119,44 @@ def name_of(model: AnyModel) -> str:
 
 
 def traits_of(model: AnyModel, batched: bool) -> Traits:
-    """Read a model's traits.
+    """Read a model's traits from its class or signature.
 
     Args:
-        model: see `AnyModel`.
-        batched: whether `predict` takes a list of items.
+        model: See `AnyModel`.
+        batched: Whether `predict` takes a list of items.
 
     Raises:
-        TypeError: it is no model, or one that cannot be served; the text says what to change.
+        TypeError: It is not a model, or cannot be served; the text says what to change.
     """
-    owner, predict = _parts_of(model)
+    owner, predict = _owner_and_predict(model)
     name = name_of(model)
-    preprocess = getattr(owner, "preprocess", None)
     postprocess = getattr(owner, "postprocess", None)
-    takes, gives = _types(predict)
+    takes, returns = _types(predict)
     takes_array = batched and is_array_type(takes)
     if batched:
-        takes, gives = _item_type(takes), Any if is_array_type(gives) else _item_type(gives)
-    if preprocess is not None:
-        raw, given = _types(preprocess)
-        if batched and (_is_batch_of(raw, takes) if given is Any else _is_batch_of(given, takes) and _is_list(raw)):
-            way_out = f" If an item comes as a list, say what it becomes: write `-> {_shown(takes)}` behind the hook"
-            raise _takes_a_batch(f"preprocess of {name}", raw, f"predict takes {_shown(takes)}", way_out)
-        takes = raw
-    if postprocess is not None:
-        result, given = _types(postprocess)
-        if batched and _is_batch_of(result, gives):
-            raise _takes_a_batch(f"postprocess of {name}", result, f"predict returns {_shown(gives)}")
-        gives = given
+        takes, returns = _item_type(takes), Any if is_array_type(returns) else _item_type(returns)
+    takes = _type_before_hook(owner, name, takes, batched)
+    returns = _type_after_hook(owner, name, returns, batched)
     accepts, produces = _content_types(owner, name)
     return Traits(
         name=name,
         input_type=takes,
-        output_type=_without_response(gives),
+        output_type=_without_response(returns),
         postprocess_takes_x=postprocess is not None and len(_parameters(postprocess)) > 1,
         accepts=accepts,
         produces=produces,
         examples=_examples(getattr(owner, "examples", ()), name),
-        decodes_requests=bool(accepts) and _asks_for_requests(owner.decode, name),
+        decodes_requests=bool(accepts) and _takes_requests(owner.decode, name),
         encode_takes_type=bool(produces) and _takes_two(owner.encode),
         takes_array=takes_array,
     )
 
 
 def check_kwargs(model: AnyModel, kwargs: Mapping[str, Any]) -> None:
-    """Whether a model can be made, or a function be called with an item, given these arguments.
+    """Check that a class can be made, or a function called with an item, with these arguments.
 
     Raises:
-        TypeError: it cannot; the text names the arguments.
+        TypeError: It cannot; the text names the arguments.
     """
     try:
         signature = inspect.signature(model)
@@ -164,8 +170,31 @@ def check_kwargs(model: AnyModel, kwargs: Mapping[str, Any]) -> None:
         raise TypeError(f"kwargs does not fit {taker}: {error}; kwargs gives {given}") from None
 
 
-def _parts_of(model: AnyModel) -> tuple[Any, Callable[..., Any]]:
-    """Who has the hooks, if anybody, and what predicts. Raises TypeError."""
+def _type_before_hook(owner: Any, name: str, takes: Any, batched: bool) -> Any:
+    """Return what `preprocess` (else `predict`) takes, by the hints. Raises TypeError."""
+    preprocess = getattr(owner, "preprocess", None)
+    if preprocess is None:
+        return takes
+    raw, given = _types(preprocess)
+    if batched and (_is_batch_of(raw, takes) if given is Any else _is_batch_of(given, takes) and _is_list(raw)):
+        way_out = f" If an item comes as a list, say what it becomes: write `-> {_shown(takes)}` after its parameters."
+        raise _takes_a_batch(f"preprocess of {name}", raw, f"predict takes {_shown(takes)}", way_out)
+    return raw
+
+
+def _type_after_hook(owner: Any, name: str, returns: Any, batched: bool) -> Any:
+    """Return what `postprocess` (else `predict`) returns, by the hints. Raises TypeError."""
+    postprocess = getattr(owner, "postprocess", None)
+    if postprocess is None:
+        return returns
+    result, given = _types(postprocess)
+    if batched and _is_batch_of(result, returns):
+        raise _takes_a_batch(f"postprocess of {name}", result, f"predict returns {_shown(returns)}")
+    return given
+
+
+def _owner_and_predict(model: AnyModel) -> tuple[Any, Callable[..., Any]]:
+    """Return what has the hooks (None for a function), and what predicts. Raises TypeError."""
     if isinstance(model, functools.partial):
         _check_partial(model)
     if isinstance(model, type):
@@ -184,12 +213,12 @@ def _parts_of(model: AnyModel) -> tuple[Any, Callable[..., Any]]:
 
 
 def _check_partial(model: functools.partial[Any]) -> None:
-    """A partial of a function is a function; one of a model class would make an instance of each item."""
-    made: Any = model
-    while isinstance(made, functools.partial):
-        made = made.func
-    if isinstance(made, type) and hasattr(made, "predict"):
-        name, given = made.__name__, ", ".join(f"{key!r}: ..." for key in model.keywords)
+    """Refuse a partial of a model class: it would make a model of each item. Raises TypeError."""
+    wrapped: Any = model
+    while isinstance(wrapped, functools.partial):
+        wrapped = wrapped.func
+    if isinstance(wrapped, type) and hasattr(wrapped, "predict"):
+        name, given = wrapped.__name__, ", ".join(f"{key!r}: ..." for key in model.keywords)
         raise TypeError(
             f"a functools.partial of the model class {name} cannot be served: give a stage the class itself, as"
             f" Stage({name}, kwargs={{{given}}}), or carpool.batch an instance"
@@ -197,20 +226,20 @@ def _check_partial(model: functools.partial[Any]) -> None:
 
 
 def _check_method(method: Any, name: str) -> None:
-    """Something that is called and returns, rather than one that yields."""
+    """Check that a hook or function can be called and is not a generator. Raises TypeError."""
     if not callable(method):
         raise TypeError(f"{name} must be a method, not {method!r}")
     while isinstance(method, functools.partial):
         method = method.func
-    if any(kind(each) for kind in _YIELDING for each in (method, type(method).__call__)):
+    if any(is_generator(each) for is_generator in _IS_GENERATOR for each in (method, type(method).__call__)):
         raise TypeError(
             f"{name} is a generator (it has a `yield`), and generators cannot be served yet: collect what it yields"
-            " and `return` it as a whole"
+            " in a list and `return` that"
         )
 
 
 def _content_types(owner: Any, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """A model's own formats, in and out. Raises TypeError."""
+    """Return the content types that a model reads, and those that it writes. Raises TypeError."""
     accepts, produces = getattr(owner, "accepts", ()), getattr(owner, "produces", None)
     if isinstance(accepts, str):
         accepts = (accepts,)
@@ -221,20 +250,22 @@ def _content_types(owner: Any, name: str) -> tuple[tuple[str, ...], tuple[str, .
     if not isinstance(produces, Sequence) or not all(_is_content_type(each) for each in produces):
         raise TypeError(f"produces of {name} must be a content type, such as 'text/csv', not {produces!r}")
     if len(produces) > _MOST_PRODUCED:
-        raise TypeError(f"produces of {name} names {len(produces)} content types: {_MOST_PRODUCED} are the most")
+        raise TypeError(
+            f"produces of {name} names {len(produces)} content types: at most {_MOST_PRODUCED} are possible"
+        )
     for setting, hook in ((accepts, "decode"), (produces, "encode")):
         if setting and not hasattr(owner, hook):
             raise TypeError(f"{name} names content types of its own but has no {hook} method")
     if len(produces) > 1 and not _takes_two(owner.encode):
         raise TypeError(
-            f"{name} produces several content types, so its encode must take which one to write:"
+            f"{name} produces several content types, so its encode must take the one to write as an argument:"
             " encode(self, results, content_type)"
         )
     return tuple(accepts), tuple(produces)
 
 
-def _asks_for_requests(decode: Callable[..., Any], name: str) -> bool:
-    """Whether the hint of `decode` names requests; also one that cannot be resolved as a whole. Raises TypeError."""
+def _takes_requests(decode: Callable[..., Any], name: str) -> bool:
+    """Report whether `decode` is hinted to take requests, resolvable or not. Raises TypeError."""
     parameters = _parameters(decode)
     if not parameters or HTTPRequest.__name__ not in str(parameters[0].annotation):
         return False
@@ -245,7 +276,7 @@ def _asks_for_requests(decode: Callable[..., Any], name: str) -> bool:
 
 
 def _takes_two(encode: Callable[..., Any]) -> bool:
-    """Whether it must be given a second argument."""
+    """Report whether `encode` has a second parameter without a default."""
     return len([each for each in _parameters(encode) if each.default is inspect.Parameter.empty]) > 1
 
 
@@ -254,7 +285,7 @@ def _is_content_type(value: Any) -> bool:
 
 
 def _examples(examples: Any, name: str) -> tuple[Any, ...]:
-    """A model's examples, which every worker reads anew. Raises TypeError."""
+    """Return a model's examples, which every worker reads anew. Raises TypeError."""
     if isinstance(examples, str | bytes | Mapping) or not (
         hasattr(examples, "__len__") and hasattr(examples, "__iter__")
     ):
@@ -267,7 +298,7 @@ def _examples(examples: Any, name: str) -> tuple[Any, ...]:
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The positional parameters a caller fills, `self` left out."""
+    """Return the positional parameters of a function, without `self` and `cls`."""
     while isinstance(function, functools.partial):
         function = function.func
     if not (inspect.isroutine(function) or inspect.isclass(function)):
@@ -281,7 +312,7 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _types(function: Callable[..., Any]) -> tuple[Any, Any]:
-    """Types of the first parameter and of the return value, `Any` where there is no hint."""
+    """Return the types of the first parameter and of the result, `Any` where there is no hint."""
     while isinstance(function, functools.partial):
         function = function.func
     target = function
@@ -297,19 +328,19 @@ def _types(function: Callable[..., Any]) -> tuple[Any, Any]:
     return takes, hints.get("return", Any)
 
 
-def _without_response(gives: Any) -> Any:
-    """The type of a result, of which some may be a `Response`: what that holds is checked, not what it is."""
-    if gives is Response:
+def _without_response(returns: Any) -> Any:
+    """Return the type of results without `Response`; of a response, the content is checked."""
+    if returns is Response:
         return Any
-    if Response not in typing.get_args(gives):
-        return gives
-    return typing.Union[tuple(kind for kind in typing.get_args(gives) if kind is not Response)]  # noqa: UP007
+    if Response not in typing.get_args(returns):
+        return returns
+    return typing.Union[tuple(kind for kind in typing.get_args(returns) if kind is not Response)]  # noqa: UP007
 
 
 def _item_type(batch_type: Any) -> Any:
-    """The type of one item of `list[A]` and the like; `Any` where a batch type does not tell.
+    """Return the type of one item of `list[A]` and the like; `Any` if the hint does not say.
 
-    The rows of an array are arrays of the same dtype; a number counts as one without axes.
+    The rows of an array are arrays of the same dtype; a number is an array without axes.
     """
     if is_array_type(batch_type):
         return batch_type
@@ -320,25 +351,25 @@ def _item_type(batch_type: Any) -> Any:
 
 
 def _is_list(kind: Any) -> bool:
-    """Whether a hint is a list or another sequence of things."""
+    """Report whether a type hint is a list or another sequence, other than text and bytes."""
     base = typing.get_origin(kind) or kind
     return isinstance(base, type) and issubclass(base, Sequence) and not issubclass(base, str | bytes | bytearray)
 
 
 def _is_batch_of(kind: Any, item: Any) -> bool:
-    """Whether a hint means a list of such items, which are known, and no lists themselves."""
+    """Report whether a hint is a list of such items, of a known type that is no list itself."""
     return not (item is Any or _is_list(item)) and _is_list(kind) and _item_type(kind) == item
 
 
 def _takes_a_batch(hook: str, kind: Any, item: str, way_out: str = "") -> TypeError:
-    """The refusal of a hook that is hinted as if it were given the whole batch."""
+    """Make the error for a hook whose type hint says that it takes the whole batch."""
     return TypeError(
-        f"{hook} takes {_shown(kind)} by its hint, but it is called for one item at a time, and {item} for each: do in"
-        f" predict what is to be done to the whole batch, or in a stage of its own.{way_out}"
+        f"{hook} takes {_shown(kind)} by its hint, but it is called with one item at a time, and {item} for each:"
+        f" process the whole batch in predict, or in a stage of its own.{way_out}"
     )
 
 
 def _shown(kind: Any) -> str:
-    """A hint as it is written."""
+    """Return a type hint as it is written."""
     name = getattr(kind, "__name__", None)
     return str(name) if isinstance(kind, type) and not typing.get_args(kind) else str(kind).replace("typing.", "")

@@ -1,7 +1,8 @@
-"""Batches that are one numpy array: its rows are the items, and who wants the array gets it without another copy.
+"""Batches that are one numpy array, whose rows are the items.
 
-A `predict` whose hint for the batch is a numpy array is called with arrays only, as far as the items are arrays. Those
-of other shapes or dtypes do not fit into one, so each kind has a call of its own.
+A `predict` whose type hint for the batch is a numpy array is called with arrays only, as far as the
+items are arrays. It gets the array that came in without another copy. Items of other shapes or
+dtypes do not fit into one array, so each kind has a call of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from typing import Any
 
 
 class Rows(list[Any]):
-    """The rows of an array as a list, and the array."""
+    """The rows of an array as a list, together with the array.
+
+    Args:
+        whole: The array, of shape (rows, ...).
+    """
 
     __slots__ = ("whole",)
 
@@ -24,41 +29,47 @@ class Rows(list[Any]):
 
 
 def is_array_type(hint: Any) -> bool:
-    """Whether a type hint means numpy arrays."""
+    """Report whether a type hint means numpy arrays."""
     base = typing.get_origin(hint) or hint
     return getattr(base, "__module__", "") == "numpy" and getattr(base, "__name__", "") == "ndarray"
 
 
 def first(results: list[Any], n: int) -> list[Any]:
-    """The first `n` results, in a list of our own."""
+    """Return the first `n` results, in a list that is not the model's own."""
     if type(results) is not Rows:
         return results[:n]
     return results if len(results) == n else Rows(results.whole[:n])
 
 
 def by_kind(items: list[Any]) -> list[list[int]]:
-    """The items' places, those together that fit into one array; what is no array is left together."""
+    """Group the positions of items that fit into one array; other objects are one group."""
     if type(items) is Rows:
         return [list(range(len(items)))]
     kinds: dict[Any, list[int]] = {}
-    for place, item in enumerate(items):
+    for position, item in enumerate(items):
         kind = (item.dtype.char, item.dtype, item.shape) if _is_array(item) else None
-        kinds.setdefault(kind, []).append(place)
+        kinds.setdefault(kind, []).append(position)
     return list(kinds.values())
 
 
 def stacking(predict: Callable[[Any], Any], items: list[Any]) -> Callable[[list[Any]], Any]:
-    """`predict`, which takes an array, as a function of a list of some of the items, all of one kind."""
+    """Turn a function of an array into a function of a list of some of the items.
+
+    Args:
+        predict: Takes an array whose rows are items.
+        items: The items of the batch, all of one kind (see `by_kind`). If they are no arrays,
+            `predict` gets the list as it is.
+    """
     if type(items) is not Rows and not _is_array(items[0]):
         return predict
 
     def call(part: list[Any]) -> Any:
-        if type(items) is Rows and len(part) == len(items) and all(map(is_, part, items)):  # these are all, unpadded
-            whole = items.whole  # a copy, for what is run again must be as it was, whatever `predict` does to it
-            return predict(whole.copy() if whole.flags.writeable else whole)
+        if type(items) is Rows and len(part) == len(items) and all(map(is_, part, items)):  # all of them, unpadded
+            # predict may change what it gets, and a batch that is run again must be as it was
+            return predict(items.whole.copy() if items.whole.flags.writeable else items.whole)
         numpy = sys.modules["numpy"]
         whole = numpy.empty((len(part), *part[0].shape), part[0].dtype)
-        numpy.stack(part, out=whole)  # by itself it would turn bytes round
+        numpy.stack(part, out=whole)  # without `out`, numpy would change a foreign byte order to the native one
         return predict(whole)
 
     return call

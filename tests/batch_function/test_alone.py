@@ -54,9 +54,9 @@ class Side:
         self.batches: list[list[Any]] = []
         self.tickets: list[Any] = []
         chosen = Settings(policy=policy, max_batch_size=4, max_queue_size=8, **others)
-        self.driver = Virtual("f", chosen.batcher("f"), slo_s=chosen.slo_s, clock=self.clock)
+        self.driver = Virtual("f", chosen.new_batcher("f"), slo_s=chosen.slo_s, clock=self.clock)
         self.f: ThreadBatch[Any, Any] = ThreadBatch(self.run, chosen, invoker_of(self.run, chosen, False), self.driver)
-        self.f._weightless = quick  # what is weighed goes the long way
+        self.f._each_counts_as_one = quick  # what is weighed goes the long way
 
     def run(self, items: list[Any]) -> list[Any]:
         self.batches.append(list(items))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 import carpool
 from carpool import Service, Stage
-from carpool.details import MOST, plain
+from carpool.details import MOST, sanitized
 from carpool.errors import ValidationError
 from carpool.hints import misfits, schema
 from carpool.wire.outcome import FailureReport, Outcome, pack, unpack
@@ -381,7 +381,7 @@ class Awkward:
 )
 def test_details_are_made_plain(given: Any, expected: list[Any]) -> None:
     """Details become short texts and numbers, whatever they were."""
-    found = plain(given)
+    found = sanitized(given)
     if expected and isinstance(expected[0], list):
         assert [found[0]["loc"], found[0]["msg"], found[0]["type"]] == expected
     else:

@@ -142,9 +142,9 @@ def test_a_program_with_a_raised_recursion_limit_is_not_ended() -> None:
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
-        "400 the JSON is nested too deep",
-        "400 the JSON is nested too deep",
-        "400 the msgpack is nested too deep",
+        "400 the JSON is nested too deeply",
+        "400 the JSON is nested too deeply",
+        "400 the msgpack is nested too deeply",
     ]
 
 
@@ -154,7 +154,7 @@ def test_the_usual_limit_is_a_guard(kind: str, body: bytes) -> None:
     with pytest.raises(RecursionError) as caught:
         getattr(schema, f"{kind}_reader")(Any)(body)
 
-    assert str(schema.as_our_error(caught.value, kind)) == f"the {kind} is nested too deep"
+    assert str(schema.as_our_error(caught.value, kind)) == f"the {kind} is nested too deeply"
 
 
 def test_a_batch_is_looked_over_only_where_the_recursion_limit_has_been_raised() -> None:

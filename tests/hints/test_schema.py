@@ -234,7 +234,7 @@ def test_infinity_that_was_sent_stays() -> None:
         (str | bytes, "more than one str-like type"),
         (list[np.ndarray | list[float]], "unions containing a custom type"),
         (Account | Tree, "more than one custom type"),
-        (complex, "nothing in JSON reads as complex"),
+        (complex, "no JSON value can be read as complex"),
         (Account | None, None),
         (list[float] | None, None),
         (np.ndarray, None),

@@ -137,7 +137,7 @@ class Csv(Model):
     [
         (Stage(lengths, max_batch_size=8), r"model lengths takes str \| bytes by its hint, .* str-like"),
         (Stage(mixed, max_batch_size=8), r"model mixed returns .*Box \| .*Booking by its hint, .* leave the hint out"),
-        (Stage(shapes), "model shapes takes complex by its hint, .* nothing in JSON reads as complex"),
+        (Stage(shapes), "model shapes takes complex by its hint, .* no JSON value can be read as complex"),
     ],
 )
 def test_a_hint_that_cannot_be_checked_is_refused_by_the_app(model: Stage, told: str) -> None:

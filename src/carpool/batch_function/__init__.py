@@ -1,1 +1,1 @@
-"""`@carpool.batch`: many callers of one function share its calls."""
+"""Batch functions: `@carpool.batch` lets the callers of one function share its calls."""

@@ -1,4 +1,8 @@
-"""What functions whose callers share their calls have in common: settings, lines per instance, how they are called."""
+"""What batch functions over `def` and over `async def` have in common.
+
+These are their settings, how they behave as methods, copies and pickles, and how they call the
+user's function.
+"""
 
 from __future__ import annotations
 
@@ -27,25 +31,36 @@ from carpool.policy import Policy, new_policy
 from carpool.request import Lane
 from carpool.service.settings import (
     at_least,
-    check_held,
+    check_callable,
+    check_lone_wait,
     check_policy,
     check_room,
-    delay,
-    finite,
     flag,
-    function,
-    held_s,
-    positive,
+    lone_wait_s,
+    optional_delay,
+    optional_finite_seconds,
+    optional_seconds,
 )
 from carpool.service.weigh import units
 
 _JOINT = Joint()
-_NO_LIMIT = 2**31  # rows, or whatever sizes count: more than any call holds, and policies can reckon with it
+_NO_LIMIT = 2**31  # rows, or whatever sizes count: more than any call holds, and still finite for policies
+
+live_functions: weakref.WeakSet[Bindable] = weakref.WeakSet()
+"""The batch functions that a forked child has to start anew, without bound methods."""
+
+
+def _forked() -> None:
+    for function in list(live_functions):
+        function.start_anew()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What `batch` was told; see there."""
+    """The checked settings of a batch function; `carpool.batch` describes them."""
 
     max_batch_size: int | None = 64
     size: Callable[[Any], int] | None = None
@@ -65,9 +80,9 @@ class Settings:
         checked: dict[str, Any] = {
             "max_queue_size": at_least("max_queue_size", self.max_queue_size, 1),
             "max_in_flight_batches": at_least("max_in_flight_batches", self.max_in_flight_batches, 1),
-            "timeout_s": positive("timeout_s", self.timeout_s),
-            "slo_s": finite("slo_s", self.slo_s),
-            "max_queue_delay_s": delay("max_queue_delay_s", self.max_queue_delay_s),
+            "timeout_s": optional_seconds("timeout_s", self.timeout_s),
+            "slo_s": optional_finite_seconds("slo_s", self.slo_s),
+            "max_queue_delay_s": optional_delay("max_queue_delay_s", self.max_queue_delay_s),
         }
         if self.max_batch_size is not None:
             checked["max_batch_size"] = at_least("max_batch_size", self.max_batch_size, 1)
@@ -81,68 +96,81 @@ class Settings:
         if self.max_batch_size is not None and self.size is None and not self.merge:
             check_room(self.max_batch_size, self.max_queue_size)
         if self.timeout_s is not None:
-            check_held(held_s(self.new_policy()), self.timeout_s)
+            check_lone_wait(lone_wait_s(self.new_policy()), self.timeout_s)
 
     def _check_functions(self) -> None:
         if self.size is not None:
-            function("size", self.size, "an item")
+            check_callable("size", self.size, "an item")
         if self.merge is not None and not isinstance(self.merge, bool | Pad) and not callable(self.merge):
             raise TypeError(
                 f"merge must be True, carpool.pad(...) or a function of a list of chunks, not {self.merge!r}"
             )
         if self.split is not None:
-            function("split", self.split, "a merged output and the row counts of its chunks")
+            check_callable("split", self.split, "a merged output and the row counts of its chunks")
         if callable(self.merge) != (self.split is not None):
             raise ValueError("a merge function needs a split function, and the other way round")
 
     @property
     def limit(self) -> int:
-        """Most that a batch may hold. If there is no limit, as many as can wait where each item counts for one."""
+        """The largest sum of sizes that a batch may hold.
+
+        Without a limit it is what the queue can hold, if each item counts as one.
+        """
         if self.max_batch_size is not None:
             return self.max_batch_size
         return self.max_queue_size if self.size is None and not self.merge else _NO_LIMIT
 
     def new_policy(self) -> Policy:
-        """A policy of its own for one line."""
+        """Make a policy for one batcher, with the limits of these settings filled in."""
         return new_policy(self.policy, self.limit, max_queue_delay_s=self.max_queue_delay_s, slo_s=self.slo_s)
 
-    def batcher(self, name: str) -> Batcher:
-        """A queue and a policy for one line."""
+    def new_batcher(self, name: str) -> Batcher:
+        """Make a batcher, with a queue and a policy, for the function `name`."""
         return Batcher(name, self.new_policy(), Queue(self.max_queue_size))
 
-    def function(self, function: Callable[..., Any], is_async: bool) -> Callable[..., Any]:
-        """The function over a list of chunks that a function over one merged input makes; else itself."""
+    def over_list(self, function: Callable[..., Any], is_async: bool) -> Callable[..., Any]:
+        """Return a function of a list of items.
+
+        Args:
+            function: The user's function, of a list or, with `merge`, of one merged input.
+            is_async: Whether it is an `async def`.
+        """
         if not self.merge:
             return function
         if callable(self.merge):
             assert self.split is not None
-            return merging.over_own(function, is_async, self.merge, self.split, self.size or merging.length)
+            count = self.size or merging.length
+            return merging.over_merge_function(function, is_async, self.merge, self.split, count)
         return self._joint.over(function, is_async)
 
     def pieces(self, x: Any) -> list[Any]:
-        """A chunk of more rows than a batch may have, cut up; only where we know how.
+        """Cut a chunk that has more rows than a batch may hold; all else is one piece.
+
+        Chunks for a merge function of the user's are never cut, since we do not know how.
 
         Raises:
-            TypeError: the chunk is of no kind that we can join to others.
-            ValueError: its parts cannot be.
+            TypeError: The chunk is not of a kind that we can join with others.
+            ValueError: Its parts cannot be joined with others.
         """
         if not self.merge or callable(self.merge):
             return [x]
         n, step = chunks.rows(x), self.limit
         if n <= (1 if self.size else step):
             return [x]
-        self._joint.likeness(x)  # what cannot be joined is not cut up either
+        self._joint.likeness(x)  # raises for a chunk that cannot be joined, which must not be cut either
         if self.size is not None:
             return self._halves(x, n)
         return [chunks.cut(x, i, min(i + step, n)) for i in range(0, n, step)]
 
-    def places(self, items: Sequence[Any]) -> tuple[list[int] | None, list[Lane] | None]:
-        """How much of a batch each item takes up, None if all count for one; and the lanes they wait in, None if any
-        may share a batch, which those of different dtypes, columns or the like may not.
+    def sizes_and_lanes(self, items: Sequence[Any]) -> tuple[list[int] | None, list[Lane] | None]:
+        """Return how much of a batch each item takes up, and the lane in which it waits.
+
+        The sizes are None if each item counts as one, the lanes if any items may share a batch.
+        (Chunks of different dtypes, columns and the like may not.)
 
         Raises:
-            ModelError: the size function returned no whole number of at least 1.
-            Exception: whatever it raises; and what `pieces` does.
+            ModelError: The size function did not return a whole number from 0 on.
+            Exception: What the size function raises, and what `pieces` raises.
         """
         if self.size is None and not self.merge:
             return None, None
@@ -152,11 +180,11 @@ class Settings:
         return sizes, [Lane(0, self._joint.likeness(item), 0) for item in items]
 
     def weigh(self, item: Any) -> int:
-        """How much of a batch an item takes up. Raises what `places` does."""
+        """Return how much of a batch an item takes up. Raises what `sizes_and_lanes` raises."""
         count = self.size or (merging.length if callable(self.merge) else chunks.rows)
         try:
             return units(count(item), "@carpool.batch")
-        except (StopIteration, StopAsyncIteration) as error:  # `map(f, xs)` would take it for the end
+        except (StopIteration, StopAsyncIteration) as error:  # `map(f, xs)` would take it for the end of `xs`
             raise RuntimeError(f"size= raised {type(error).__name__}") from error
 
     @property
@@ -164,7 +192,7 @@ class Settings:
         return self.merge if isinstance(self.merge, Joint) else _JOINT
 
     def _halves(self, x: Any, n: int) -> list[Any]:
-        """A chunk of `n` rows in pieces whose sizes are within the limit, or which have one row each."""
+        """Cut a chunk of `n` rows into pieces that are within the limit or have one row."""
         if n <= 1 or self.weigh(x) <= self.limit:
             return [x]
         half = n // 2
@@ -172,18 +200,25 @@ class Settings:
 
 
 class Bindable:
-    """What both kinds have in common: a name, and one batcher per instance when used on a method."""
+    """Base of both kinds of batch functions: its name, and its use as a method.
+
+    As a method it has callers, and so batches, of its own for each instance of the class.
+
+    Args:
+        function: The user's function, or a model class or instance.
+        settings: How its callers share its calls.
+    """
 
     __name__: str
 
     def __init__(self, function: Any, settings: Settings) -> None:
-        functools.update_wrapper(cast(Any, self), function, updated=())  # a class's own attributes stay its own
+        functools.update_wrapper(cast(Any, self), function, updated=())  # without the attributes of a model class
         self.__name__ = name_of(function)
         self._function = function
         self._settings = settings
-        self._bound: dict[int, tuple[weakref.ref[Any], Any]] = {}
-        self._attribute = self.__name__  # what instances call it
-        self._instance: Any = None  # the one that this is bound to
+        self._bound: dict[int, tuple[weakref.ref[Any], Any]] = {}  # what runs the batches, by the id of an instance
+        self._attribute = self.__name__  # the name as an attribute of a class
+        self._instance: Any = None  # of a method, the instance that it is bound to
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._attribute = name
@@ -192,17 +227,17 @@ class Bindable:
         return f"<carpool.batch of {self.__name__}>"
 
     def __copy__(self) -> Self:
-        """Itself, as with functions."""
+        """Return itself, as functions do."""
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Itself, as with functions; that of the instance's copy where it is a method."""
+        """Return itself, as functions do; a bound method is that of the instance's copy."""
         if self._instance is None:
             return self
         return getattr(copy.deepcopy(self._instance, memo), self._attribute)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """By name, as functions are pickled; a method by its instance and its name."""
+        """Pickle by name, as functions are; a bound method by its instance and name."""
         if self._instance is None:
             return self._global_name()
         known = getattr(type(self._instance), self._attribute, None)
@@ -212,15 +247,15 @@ class Bindable:
         return getattr, (self._instance, self._attribute)
 
     def start_anew(self) -> None:
-        """In a forked child: whoever called before is in the parent."""
+        """Forget all callers, in a forked child: they are in the parent."""
         raise NotImplementedError
 
-    def _bind(self, one: Bindable, instance: Any) -> None:
-        """`one` is this function as a method of an instance."""
-        one._instance, one._attribute = instance, self._attribute
+    def _bind(self, method: Bindable, instance: Any) -> None:
+        """Make `method`, of the same function, the bound method of an instance."""
+        method._instance, method._attribute = instance, self._attribute
 
     def _global_name(self) -> str:
-        """What leads to it in its module."""
+        """Return the name, with dots if need be, by which its module has it. Raises TypeError."""
         path = getattr(self, "__qualname__", self.__name__)
         module = sys.modules.get(self.__module__)
         found: Any = module
@@ -232,15 +267,23 @@ class Bindable:
             if value is self:
                 return name
         raise TypeError(
-            f"{self!r} cannot be pickled: it is pickled by its name, and nothing in {self.__module__} leads to it;"
+            f"{self!r} cannot be pickled: it is pickled by its name, and no name in {self.__module__} leads to it;"
             " assign it to a name of the module, instead of making it inside a function"
         )
 
-    def _closed(self) -> Unavailable:
+    def _closed_error(self) -> Unavailable:
         return Unavailable(f"{self.__name__} is closed", code="stopped")
 
-    def _driver_of(self, instance: Any, new: Callable[[], Any]) -> Any:
-        """The line of one instance, which ends with it."""
+    def _of_instance(self, instance: Any, new: Callable[[], Any]) -> Any:
+        """Return what runs the batches of an instance's method. It lives as long as the instance.
+
+        Args:
+            instance: The instance.
+            new: Makes it, at the first call.
+
+        Raises:
+            TypeError: The instance cannot be referred to weakly.
+        """
         key = id(instance)
         found = self._bound.get(key)
         if found is not None and found[0]() is instance:
@@ -250,40 +293,41 @@ class Bindable:
         except TypeError:
             kind = type(instance).__name__
             raise TypeError(
-                f"{kind} objects cannot be referred to weakly: add '__weakref__' to the __slots__ of {kind}"
+                f"{kind} objects cannot be weakly referenced: add '__weakref__' to the __slots__ of {kind}"
             ) from None
         return self._bound.setdefault(key, (reference, new()))[1]
 
 
-def invoker_of(function: AnyModel | Model, settings: Settings, is_async: bool, like: Invoker | None = None) -> Invoker:
-    """What calls a function; `like` that of the same function of another instance, with which it shares a budget."""
+def invoker_of(
+    function: AnyModel | Model, settings: Settings, is_async: bool, sibling: Invoker | None = None
+) -> Invoker:
+    """Make what calls a user's function or model.
+
+    Args:
+        function: The function, or a model class or instance.
+        settings: How its callers share its calls.
+        is_async: Whether it is an `async def`, or a model with one.
+        sibling: The invoker of the same method of another instance. The two share one budget for
+            running batches again.
+
+    Raises:
+        TypeError: It cannot be called in batches.
+    """
     model = function
     if not isinstance(function, type | Model):
-        function = settings.function(function, is_async)
+        function = settings.over_list(function, is_async)
     elif settings.merge:
-        raise TypeError("merge is for functions; a Model's predict takes a list of items")
-    if like is not None:
-        return Invoker(function, {}, like.traits, like.caller, batched=True)
-    caller = Retrier(
+        raise TypeError("merge is for functions: leave it out, as a Model's predict takes a list of items")
+    if sibling is not None:
+        return Invoker(function, {}, sibling.traits, sibling.caller, batched=True)
+    retrier = Retrier(
         isolate_errors=settings.isolate_errors,
         oom_errors=None if settings.oom_errors is None else names_of(settings.oom_errors),
-        # a thread that is interrupted leaves its batch to others; a task is also cancelled, or thrown away
+        # An interrupted thread leaves its batch to others. Tasks may be cancelled or collected.
         through=(GeneratorExit, KeyboardInterrupt, asyncio.CancelledError) if is_async else (KeyboardInterrupt,),
         may_wait=is_async,
     )
     traits = traits_of(type(model) if isinstance(model, Model) else model, batched=True)
     if settings.merge:
-        traits = replace(traits, takes_array=False)  # it takes chunks, which are merged
-    return Invoker(function, {}, traits, caller, batched=True)
-
-
-alive: weakref.WeakSet[Bindable] = weakref.WeakSet()
-"""Those that a forked child has to start anew."""
-
-
-def _forked() -> None:
-    for batched in list(alive):
-        batched.start_anew()
-
-
-os.register_at_fork(after_in_child=_forked)
+        traits = replace(traits, takes_array=False)  # the array of its hint is the merged one
+    return Invoker(function, {}, traits, retrier, batched=True)

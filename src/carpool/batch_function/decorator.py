@@ -1,7 +1,8 @@
-"""`@carpool.batch`: many callers of one function share its calls, inside a program and without a process.
+"""The decorator `@carpool.batch`: the callers of a function share its calls, in their process.
 
-Over a `def`, callers are threads, and one of them runs the batch for the others. Over an `async def`, callers are
-tasks, and a batch is a task. What the function takes and gives is a list; what callers see is one item.
+Over a `def`, callers are threads, and one of them runs the batch for the others. Over an `async
+def`, callers are tasks, and a batch is a task. The function takes and returns a list; callers bring
+one item and get one result.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ B_co = TypeVar("B_co", covariant=True)
 
 
 class BatchSettings(TypedDict, total=False):
-    """The settings of `batch` that have nothing to do with `merge`; see there."""
+    """The types of the settings of `batch` that do not depend on `merge`."""
 
     max_batch_size: int | None
     size: Callable[[Any], int] | None
@@ -45,7 +46,7 @@ class BatchSettings(TypedDict, total=False):
 
 
 class Decorator(Protocol):
-    """`batch(...)` with settings: to be applied to a function."""
+    """The type of `batch(...)` with settings, which is applied to a function of a list."""
 
     @overload
     def __call__(self, function: Callable[[list[A]], Awaitable[Sequence[B]]], /) -> AsyncBatch[A, B]: ...
@@ -57,20 +58,23 @@ class Decorator(Protocol):
     def __call__(self, function: Callable[[Any, list[A]], Sequence[B]], /) -> ThreadBatch[A, B]: ...
 
 
-class Told(Protocol[A_contra, B_co]):
-    """A function over padded arrays that is told their lengths."""
+class TakesLengths(Protocol[A_contra, B_co]):
+    """The type of a function of a padded array that takes the lengths of its rows, too."""
 
     def __call__(self, x: A_contra, /, lengths: Any) -> B_co: ...
 
 
-class ToldMethod(Protocol[A_contra, B_co]):
-    """The same, as it stands in a class."""
+class MethodTakesLengths(Protocol[A_contra, B_co]):
+    """The type of a method that is a `TakesLengths`, as it stands in its class."""
 
     def __call__(self, instance: Any, x: A_contra, /, lengths: Any) -> B_co: ...
 
 
 class MergeDecorator(Protocol):
-    """`batch(merge=...)`: to be applied to a function over whole arrays. An awaitable fits both: it goes first."""
+    """The type of `batch(merge=...)`, which is applied to a function of a merged chunk.
+
+    An `async def` fits all overloads, so the ones with awaitables come first.
+    """
 
     @overload
     def __call__(  # type: ignore[overload-overlap]
@@ -87,22 +91,22 @@ class MergeDecorator(Protocol):
 
 
 class PadDecorator(Protocol):
-    """`batch(merge=carpool.pad())`: to be applied to a function over whole arrays, which may want to know lengths."""
+    """The type of `batch(merge=carpool.pad())`: the function may take the rows' lengths, too."""
 
     @overload
     def __call__(  # type: ignore[overload-overlap]
-        self, function: Told[A, Awaitable[B]], /
+        self, function: TakesLengths[A, Awaitable[B]], /
     ) -> AsyncBatch[A, B]: ...
     @overload
     def __call__(  # type: ignore[overload-overlap]
-        self, function: Told[A, B], /
+        self, function: TakesLengths[A, B], /
     ) -> ThreadBatch[A, B]: ...
     @overload
     def __call__(  # type: ignore[overload-overlap]
-        self, function: ToldMethod[A, Awaitable[B]], /
+        self, function: MethodTakesLengths[A, Awaitable[B]], /
     ) -> AsyncBatch[A, B]: ...
     @overload
-    def __call__(self, function: ToldMethod[A, B], /) -> ThreadBatch[A, B]: ...
+    def __call__(self, function: MethodTakesLengths[A, B], /) -> ThreadBatch[A, B]: ...
     @overload
     def __call__(  # type: ignore[overload-overlap]
         self, function: Callable[[A], Awaitable[B]], /
@@ -147,47 +151,67 @@ def batch(
 @overload
 def batch(function: None = None, /, **settings: Unpack[BatchSettings]) -> Decorator: ...
 def batch(function: Any = None, /, **settings: Any) -> Any:
-    """Let the callers of a function share its calls: `@carpool.batch` or `@carpool.batch(max_batch_size=32)`.
+    """Let the callers of a function share its calls.
+
+    Write `@carpool.batch` or `@carpool.batch(max_batch_size=32)` above the function, or call
+    `carpool.batch` with a function or model.
 
     Args:
-        function: takes a list of items and returns a sequence of as many results, `def` or `async def`; or a `Model`
-            class or instance. A class is constructed and set up here (an async one before its first batch); an
-            instance is taken as it is.
-        max_batch_size: most items in one call; with `size` or `merge`, most of their sizes or rows. None for no limit:
-            a batch takes all who wait, of whom there can be `max_queue_size`.
-        size: how much of a batch an item takes up (rows, tokens): a whole number of at least 1 (0 counts for 1).
-        merge: True if the function takes one merged chunk and returns one with as many rows; callers then bring chunks
-            of any number of rows: lists, numpy arrays, torch tensors, data frames and series of pandas and polars,
-            tables, record batches and arrays of pyarrow, and dicts of these. Chunks whose dtypes, columns, names, row
-            shapes or devices differ do not share a call. Anything else, subclasses too, is a TypeError for its caller.
-            Or `carpool.pad(...)`, for arrays whose rows are of different length. Or a function that merges a list of
-            chunks.
-        split: with a merge function, cuts its function's output into chunks of the given row counts.
-        policy: when to go: a policy object or its name; defaults to "adaptive".
-        max_queue_delay_s: longest time an item is held back only to fill a batch.
-        max_queue_size: items that may wait; further callers wait for room.
-        max_in_flight_batches: batches that may run at a time.
-        timeout_s: longest time of a call; None for no limit.
-        slo_s: the latency that calls should be answered within. A policy that plans (adaptive, deadline, cork) serves
-            what can make it and refuses what cannot, with `Overloaded`; what was not refused and is late is answered.
-        execution_lock: held while the function runs, and taken before its batch is made. For a `def` a `carpool.Lock`,
-            `threading.Lock` or `RLock`, or anything else that has `acquire` and `release` or can stand in a `with`; for
-            an `async def` an `asyncio.Lock`, or anything else for an `async with`. Share one between several functions,
-            or with code of your own. One whose `acquire` takes no `timeout` is waited for as long as it takes, and
-            given back if time-outs have passed meanwhile.
-        isolate_errors: whether a batch that raises is run again in parts, so that only the guilty items fail.
-        oom_errors: exception classes, or their full names, that mean "out of memory", besides MemoryError and torch's.
-            A batch that raises one is run again in smaller calls, and later batches are smaller. None: it fails as with
-            any other error.
+        function: Takes a list of items and returns a sequence of as many results. It is a `def`,
+            whose callers are threads, or an `async def`, whose callers are tasks. Or a `Model`
+            class or instance: a class is constructed and set up here (an async one before its first
+            batch), an instance is taken as it is.
+        max_batch_size: The largest number of items in one call; with `size` or `merge`, the largest
+            sum of their sizes or rows. None for no limit: a batch takes all items that wait, which
+            can be `max_queue_size`.
+        size: A function that returns how much of a batch an item takes up (rows, tokens): a whole
+            number of at least 1; 0 counts as 1.
+        merge: True if the function takes one merged chunk and returns one with as many rows.
+            Callers then bring chunks of any number of rows: lists, numpy arrays, torch tensors,
+            data frames and series of pandas and polars, tables, record batches and arrays of
+            pyarrow, and dicts of these. Chunks whose dtypes, columns, names, row shapes or devices
+            differ do not share a call. Anything else, subclasses included, is a TypeError for its
+            caller. Or `carpool.pad(...)`, for arrays whose rows have different lengths. Or a
+            function that merges a list of chunks.
+        split: With a merge function: a function that cuts the output into chunks. It gets the
+            output and the list of row counts.
+        policy: When to run a batch, and of how many items: a policy object or the name of one.
+            Defaults to "adaptive".
+        max_queue_delay_s: The longest time in seconds that an item is held back only to fill a
+            batch. None leaves it to the policy.
+        max_queue_size: The largest number of items that wait; further callers wait for room.
+        max_in_flight_batches: The largest number of batches that run at a time.
+        timeout_s: The longest time of a call, in seconds; None for no limit.
+        slo_s: The latency in seconds that calls should be answered within. A policy that plans
+            (adaptive, deadline, cork) serves the calls that can be in time and refuses the others,
+            with `Overloaded`. A call that was not refused and is late is still answered.
+        execution_lock: Held while the function runs, and taken before its batch is made. For a
+            `def` it is a `carpool.Lock`, a `threading.Lock` or `RLock`, or any other object that
+            has `acquire` and `release` or can stand in a `with`. For an `async def` it is an
+            `asyncio.Lock`, or any other object for an `async with`. It can be shared between
+            several functions, or with other code. A lock whose `acquire` takes no `timeout` is
+            waited for as long as it takes, and released again if callers' time-outs have passed
+            meanwhile.
+        isolate_errors: Whether a batch that raises is run again in parts, so that only the guilty
+            items fail.
+        oom_errors: Exception classes, or their full names, that mean "out of memory", besides
+            MemoryError and torch's. A batch that raises one is run again in smaller calls, and
+            later batches are smaller. None: running out of memory is like any other error.
 
-    Nothing that callers bring is copied, and nothing that the function returns: as with any call, an array is read when
-    the function runs, for `submit` that is later, and with `merge` when the batch is made. Who changes an array before
-    the answer is there may get that of the changed one; and parts of one output share its memory.
+    Returns:
+        The function for one item. `f(x)` (or `await f(x)`) returns the result for one item,
+        `f.many(xs)` those for several, and `f.close()` ends it. Over a `def`, `f.submit(x)` returns
+        a `carpool.Ticket` without waiting.
+
+    Nothing is copied, neither what callers bring nor what the function returns. As in any call, an
+    array is read when the function runs (with `submit` that is later), and with `merge` when the
+    batch is made. So a caller that changes an array before the answer is there may get the answer
+    for the changed array. Parts of one output share its memory.
 
     Raises:
-        ValueError: a setting is out of range.
-        TypeError: a setting is of the wrong kind, there is no such setting, or `function` is no function or model that
-            can be called in batches, such as a generator.
+        ValueError: A setting is out of range.
+        TypeError: A setting is of the wrong kind or does not exist, or `function` cannot be called
+            in batches (a generator, for example).
     """
     known = {field.name for field in fields(Settings)}
     unknown = sorted(settings.keys() - known)
@@ -201,12 +225,12 @@ def batch(function: Any = None, /, **settings: Any) -> Any:
 
 def _batched(function: Any, settings: Settings) -> Any:
     if isinstance(function, staticmethod | classmethod):
-        raise TypeError(f"put @{type(function).__name__} above @carpool.batch, not below it")
+        raise TypeError(f"write @{type(function).__name__} above @carpool.batch, not below it")
     asynchronous = is_async(function)
     _check_lock(settings.execution_lock, name_of(function), asynchronous)
     invoker = invoker_of(function, settings, asynchronous)
     if asynchronous:
-        return AsyncBatch(function, settings, invoker, unset=isinstance(function, type))
+        return AsyncBatch(function, settings, invoker, needs_setup=isinstance(function, type))
     if isinstance(function, type):
         run_now(invoker.set_up())
     return ThreadBatch(function, settings, invoker)
@@ -219,6 +243,6 @@ def _check_lock(lock: Any, name: str, asynchronous: bool) -> None:
         execution_lock(lock, name)
     elif isinstance(lock, type) or not (hasattr(type(lock), "__aenter__") and hasattr(type(lock), "__aexit__")):
         raise TypeError(
-            f"the execution_lock of {name} must be an asyncio.Lock, or anything else that can stand in an async with"
-            f" statement, as {name} is async; not {lock!r}"
+            f"the execution_lock of {name}, which is async, must be an asyncio.Lock or another object for an"
+            f" `async with` statement, not {lock!r}"
         )

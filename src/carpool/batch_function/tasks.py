@@ -1,4 +1,4 @@
-"""`@carpool.batch` over an `async def`: callers are tasks, and a batch is a task."""
+"""Batch functions over an `async def`: callers are tasks, and a batch is a task."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from math import inf
 from threading import get_ident
 from typing import Any, Generic, TypeVar, cast, overload
 
-from carpool.batch_function.batched import Bindable, Settings, alive, invoker_of
+from carpool.batch_function.batched import Bindable, Settings, invoker_of, live_functions
 from carpool.call import merge as merging
 from carpool.call.invoke import Invoker
 from carpool.call.retry import Trouble
@@ -29,25 +29,27 @@ from carpool.observe.stats import NoStats
 A = TypeVar("A")
 B = TypeVar("B")
 
-_ELSEWHERE_S = 0.01  # between two looks at what another loop does
+_OTHER_LOOP_S = 0.01  # how often a task looks whether the task of another loop is done
 
+_drivers_around = inside.get  # bound once: a look-up of the method for each call takes time
 
-_lines_around = inside.get  # a method of what is imported would be looked up anew for each call
-
-Work = asyncio.Task[BaseException | None]
-"""What several callers wait for; it results in what it has raised."""
+SharedWork = asyncio.Task[BaseException | None]
+"""Work that several callers wait for; its result is what it has raised, or None."""
 
 
 class _Drivers:
-    """The lines of one async function, one for each event loop that has called it.
+    """The drivers of one async function, one for each event loop that has called it.
 
-    Loops run in threads of their own, and only a loop's own thread adds its line. What the others do with the dict
-    meanwhile is one step each, so there is no lock, which a fork could leave locked.
+    Each loop runs in a thread of its own, and only that thread adds its driver. What the other
+    threads do with the dict meanwhile is one atomic step each, so there is no lock, which a fork
+    could leave locked.
 
     Attributes:
-        latest: the one that was asked for last, of a loop that tells in which thread it runs.
-        closed: why there are to be no more calls.
-        ends: by loop, the task that closes its line.
+        by_loop: The drivers.
+        latest: The driver that was used last. Its loop has `_thread_id`, the thread in which it is
+            running now; None if the last loop had none.
+        closed: Why there are to be no more calls; None while there may be.
+        ends: For each loop, the task that closes its driver.
     """
 
     __slots__ = ("by_loop", "closed", "ends", "latest")
@@ -55,15 +57,15 @@ class _Drivers:
     def __init__(self) -> None:
         self.closed: Unavailable | None = None
         self.by_loop: dict[asyncio.AbstractEventLoop, Driver] = {}
-        self.ends: dict[asyncio.AbstractEventLoop, Work] = {}
+        self.ends: dict[asyncio.AbstractEventLoop, SharedWork] = {}
         self.latest: Driver | None = None
 
-    def all(self) -> list[Driver]:
-        """Those that there are at this moment."""
+    def now(self) -> list[Driver]:
+        """Return the drivers that there are at this moment."""
         return list(self.by_loop.values())
 
     def drop_closed(self) -> int:
-        """Forget the lines of loops that are gone. Returns how many of their calls were never answered."""
+        """Forget the drivers of closed loops; return how many of their calls have no answer."""
         lost = 0
         for loop in list(self.by_loop):
             if loop.is_closed():
@@ -72,14 +74,14 @@ class _Drivers:
         return lost
 
     def clear(self) -> None:
-        """Forget them all."""
+        """Forget all drivers."""
         self.by_loop.clear()
         self.ends.clear()
         self.latest = None
 
 
 class AsyncBatch(Bindable, Generic[A, B]):
-    """An async function whose callers, tasks, share its calls. Made by `batch`."""
+    """An async function whose callers, tasks, share its calls; made by `carpool.batch`."""
 
     def __init__(
         self,
@@ -88,35 +90,68 @@ class AsyncBatch(Bindable, Generic[A, B]):
         invoker: Invoker,
         drivers: _Drivers | None = None,
         *,
-        unset: bool = False,
+        run_batch: Run | None = None,
+        needs_setup: bool = False,
     ) -> None:
         super().__init__(function, settings)
         self._invoker = invoker
         self._drivers = drivers or _Drivers()
-        self._unset = unset  # the model's `setup` is still to be awaited, which takes a loop
+        self._needs_setup = needs_setup  # the model's `setup` is still to be awaited, which takes a loop
         self._torn_down = False
-        self._setting_up: Work | None = None
-        self._set_up_lock = threading.Lock()  # two loops may come at once
-        self._run_batch: Run = self._run
+        self._setup_task: SharedWork | None = None
+        self._setup_lock = threading.Lock()  # two loops may make their first calls at the same time
+        self._run_batch = run_batch or self._run
         self._merging = bool(settings.merge)
         self._weigh = None if settings.size is None else settings.weigh
         lock = settings.execution_lock
         self._lock = contextlib.nullcontext() if lock is None else lock
         self._timeout_s = settings.timeout_s
         if drivers is None:
-            alive.add(self)
+            live_functions.add(self)
+
+    async def many(self, xs: Iterable[A]) -> list[B]:
+        """Return the results for several items of one caller, in the order of the items.
+
+        Args:
+            xs: The items, or chunks of rows with `merge`.
+
+        Raises:
+            Exception: The error of the first item that failed; otherwise as in a call.
+        """
+        if not self._merging:
+            return cast("list[B]", await self._run_all(list(xs)))
+        pieces = [self._settings.pieces(x) for x in xs]
+        results = await self._run_all(list(chain.from_iterable(pieces)))
+        return merging.joined_by_caller(results, pieces)
 
     async def __call__(self, x: A) -> B:
-        """The function's result for one item. Raises what `ThreadBatch` raises."""
+        """Return the function's result for one item.
+
+        Fast path of `many([x])`: the same outcome, see tests/batch_function/test_fast_paths.py.
+
+        Args:
+            x: The item, or a chunk of rows with `merge`.
+
+        Raises:
+            DeadlineExceeded: `timeout_s` passed before the item's batch was done.
+            Unavailable: The function is closed.
+            Overloaded: The item could not be answered within `slo_s`, and the policy refuses such.
+            RuntimeError: This is a call from inside the function itself.
+            Exception: What the function raised. Each caller of a batch that raised gets it.
+        """
         if self._merging:
             return (await self.many([x]))[0]
         driver = self._drivers.latest
-        # the loop's own record of its thread: to ask asyncio costs Python 3.11 a system call
+        # Fast path of `_driver`. Most calls come from the loop of the last one, so what has to be
+        # known is whether that loop is running in this thread, now. Only the loop's own private
+        # record says so: `is_running` tells of any thread, a thread that we had noted could run
+        # another loop meanwhile, and `asyncio.get_running_loop` makes a system call in Python 3.11.
+        # Loops without the record take the slow path.
         if driver is None or driver.loop._thread_id != get_ident():  # type: ignore[attr-defined]
             driver = self._driver()
-        around = _lines_around()
+        around = _drivers_around()
         if around is not None and driver in around:
-            raise self._reentry()
+            raise self._reentry_error()
         deadline = inf if self._timeout_s is None else driver.clock() + self._timeout_s
         request = AwaitedRequest(x, deadline) if around is None else InnerRequest(x, deadline, around)
         request.patient = True
@@ -130,22 +165,15 @@ class AsyncBatch(Bindable, Generic[A, B]):
             driver.cancel(request)
             raise
 
-    async def many(self, xs: Iterable[A]) -> list[B]:
-        """The results for several items of one caller, in their order. If one failed, its error is raised."""
-        if not self._merging:
-            return cast("list[B]", await self._all(list(xs)))
-        pieces = [self._settings.pieces(x) for x in xs]
-        results = await self._all(list(chain.from_iterable(pieces)))
-        return merging.joined_by_caller(results, pieces)
-
-    async def _all(self, items: list[Any]) -> list[Any]:
+    async def _run_all(self, items: list[Any]) -> list[Any]:
+        """Submit items and wait for all results. Raises the error of the first item that failed."""
         driver = self._driver()
-        around = _lines_around()
+        around = _drivers_around()
         if around is not None and driver in around:
-            raise self._reentry()
+            raise self._reentry_error()
         deadline = inf if self._timeout_s is None else driver.clock() + self._timeout_s
         requests = [AwaitedRequest(x, deadline) if around is None else InnerRequest(x, deadline, around) for x in items]
-        sizes, lanes = self._settings.places(items)
+        sizes, lanes = self._settings.sizes_and_lanes(items)
         for i, request in enumerate(requests):
             request.patient = True
             request.future = driver.loop.create_future()
@@ -166,31 +194,33 @@ class AsyncBatch(Bindable, Generic[A, B]):
         return done
 
     async def close(self) -> None:
-        """Wait for the calls of this loop and refuse new ones of any; a model that was set up here is torn down.
+        """Refuse new calls on any loop, and wait for the calls of this loop.
 
-        It may be called several times, also at once.
+        A model that was set up by `carpool.batch` is then torn down. It may be called several
+        times, and by several tasks at once.
 
         Raises:
-            RuntimeError: this is a call from inside the function itself.
+            RuntimeError: This is a call from inside the function itself.
+            Exception: What the model's `teardown` raised.
         """
         drivers, loop = self._drivers, asyncio.get_running_loop()
-        around = _lines_around()
-        if around is not None and not around.isdisjoint(drivers.all()):
+        around = _drivers_around()
+        if around is not None and not around.isdisjoint(drivers.now()):
             raise RuntimeError(f"{self.__name__} was closed from inside itself: close() would wait for its own caller")
         if drivers.closed is None:
-            drivers.closed = self._closed()
+            drivers.closed = self._closed_error()
         here = drivers.by_loop.get(loop)
         if here is not None:
-            here.poll()  # those who have called before this are to be served
-        for driver in drivers.all():
+            here.poll()  # calls that were made before this one are still served
+        for driver in drivers.now():
             driver.pipeline.close(drivers.closed)
             if driver is not here:
                 with contextlib.suppress(RuntimeError):  # its loop is closed
-                    driver.loop.call_soon_threadsafe(driver.poll)  # nothing waits for company any more
+                    driver.loop.call_soon_threadsafe(driver.poll)  # its policy need not wait for more items
         end = drivers.ends.get(loop)
         if end is None or end.done():
             end = drivers.ends[loop] = loop.create_task(_failure_of(functools.partial(self._end, loop, here)))
-        await _done(end)
+        await _wait_for(end)
 
     @overload
     def __get__(self, instance: None, owner: type) -> AsyncBatch[A, B]: ...
@@ -200,100 +230,109 @@ class AsyncBatch(Bindable, Generic[A, B]):
         if instance is None:
             return self
         bound = functools.partial(self._function, instance)
-        drivers = self._driver_of(instance, _Drivers)
-        invoker = invoker_of(bound, self._settings, is_async=True, like=self._invoker)
-        one: AsyncBatch[A, B] = AsyncBatch(self._function, self._settings, invoker, drivers)
-        self._bind(one, instance)
-        one._run_batch = functools.partial(self._run_for, weakref.ref(instance))
-        return one
+        drivers = self._of_instance(instance, _Drivers)
+        invoker = invoker_of(bound, self._settings, is_async=True, sibling=self._invoker)
+        run_batch = functools.partial(self._run_for, weakref.ref(instance))
+        method: AsyncBatch[A, B] = AsyncBatch(self._function, self._settings, invoker, drivers, run_batch=run_batch)
+        self._bind(method, instance)
+        return method
 
     # -- inside
 
-    def _reentry(self) -> RuntimeError:
+    def _reentry_error(self) -> RuntimeError:
         return RuntimeError(
             f"{self.__name__} was called from inside itself: the call would wait for the batch that makes it."
             " Call the plain function instead"
         )
 
     def _driver(self) -> Driver:
-        """The running loop's line."""
+        """Return the driver of the running loop, which is made at its first call."""
         loop = asyncio.get_running_loop()
         driver = self._drivers.by_loop.get(loop) or self._open(loop)
-        if hasattr(loop, "_thread_id"):
+        if hasattr(loop, "_thread_id"):  # which is private; see `__call__`
             self._drivers.latest = driver
         return driver
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> Driver:
-        """A line for a loop that has none. Lines of loops that are gone end here."""
+        """Make a driver for a loop that has none, and forget those of loops that are closed."""
         drivers = self._drivers
         lost = drivers.drop_closed()
         if lost:
             logger.warning("%d calls of %s were never answered: their event loop is closed", lost, self.__name__)
-        pipeline = Pipeline([self._settings.batcher(self.__name__)], slo_s=self._settings.slo_s)
+        pipeline = Pipeline([self._settings.new_batcher(self.__name__)], slo_s=self._settings.slo_s)
         driver = Driver(pipeline, NoStats(self.__name__, pipeline))
-        stage = TaskPool(driver, self._run_batch, self._settings.max_in_flight_batches)
-        driver.executors = [stage]
-        stage.start()
+        pool = TaskPool(driver, self._run_batch, self._settings.max_in_flight_batches)
+        driver.executors = [pool]
+        pool.start()
         drivers.by_loop[loop] = driver
-        if drivers.closed is not None:  # asked last: a thread that closes now finds the line, or has said so before
+        # This comes last: another thread that closes the function has set `closed` before, or it
+        # finds this driver.
+        if drivers.closed is not None:
             pipeline.close(drivers.closed)
         return driver
 
     def start_anew(self) -> None:
-        """In a forked child: the parent's loops and their tasks are not here."""
-        self._set_up_lock = threading.Lock()
-        self._setting_up = None
+        """Forget all callers, in a forked child: their loops and tasks are in the parent."""
+        self._setup_lock = threading.Lock()
+        self._setup_task = None
         self._drivers.clear()
-        for _, drivers in list(self._bound.values()):  # of bound methods, which may have been kept
+        for _, drivers in list(self._bound.values()):  # the program may hold bound methods
             drivers.clear()
 
     async def _run(self, items: list[Any]) -> BatchOutcome:
-        if self._unset:
+        if self._needs_setup:
             await self._set_up()
         trouble: list[Trouble] = []
         async with self._lock:
-            return shared_out(await self._invoker.run(items, trouble, sound=True), trouble)
+            return shared_out(await self._invoker.run(items, trouble, all_intact=True), trouble)
 
     async def _run_for(self, instance: weakref.ref[Any], items: list[Any]) -> BatchOutcome:
-        """`_run` of a method: its line must not keep the instance alive, its callers do."""
+        """Run a batch of an instance's method; callers keep the instance alive, not the driver."""
         return await self.__get__(instance())._run(items)
 
     async def _set_up(self) -> None:
-        """Once, before the first batch of any loop; if it fails, that batch fails and the next one tries again."""
+        """Await the model's `setup` once, before the first batch of any loop.
+
+        If it fails, that batch fails, and the next one tries again.
+        """
         loop = asyncio.get_running_loop()
-        while self._unset:
+        while self._needs_setup:
             if self._torn_down:
-                raise self._closed()
-            with self._set_up_lock:
-                task = self._setting_up
-                if task is None or not task.get_loop().is_running():  # it went away in the midst of it
-                    task = self._setting_up = loop.create_task(_failure_of(self._set_up_here))
+                raise self._closed_error()
+            with self._setup_lock:
+                task = self._setup_task
+                if task is None or not task.get_loop().is_running():  # its loop stopped in the midst of it
+                    task = self._setup_task = loop.create_task(_failure_of(self._set_up_here))
             if task.get_loop() is loop:
-                await _done(task)
+                await _wait_for(task)
             else:
-                await asyncio.sleep(_ELSEWHERE_S)
+                await asyncio.sleep(_OTHER_LOOP_S)
 
     async def _set_up_here(self) -> None:
         try:
             await self._invoker.set_up()
-            self._unset = False
+            self._needs_setup = False
         finally:
-            self._setting_up = None
+            self._setup_task = None
 
     async def _end(self, loop: asyncio.AbstractEventLoop, here: Driver | None) -> None:
-        """Close this loop's line, if there is one, and tear the model down, once."""
+        """Close this loop's driver, if it has one, and tear the model down, once."""
         try:
             if here is not None:
                 await here.stop(timeout_s=None)
-                here.pipeline.close(self._closed())  # in our words, not those of a service
-            if isinstance(self._function, type) and not self._unset:
-                self._unset = self._torn_down = True
+                here.pipeline.close(self._closed_error())  # instead of the text for a service, which `stop` has set
+            if isinstance(self._function, type) and not self._needs_setup:
+                self._needs_setup = self._torn_down = True
                 await self._tear_down(loop)
         finally:
             self._drivers.ends.pop(loop, None)
 
     async def _tear_down(self, loop: asyncio.AbstractEventLoop) -> None:
-        """What the model raises goes to those who close, through a task, which takes two kinds for its own end."""
+        """Tear the model down. What it raises goes to the callers of `close`.
+
+        GeneratorExit and CancelledError from the model would look like the end of this task, so
+        they become a ModelError.
+        """
         me = asyncio.current_task()
         assert me is not None
         try:
@@ -305,9 +344,13 @@ class AsyncBatch(Bindable, Generic[A, B]):
 
 
 async def _failure_of(work: Callable[[], Awaitable[None]]) -> BaseException | None:
-    """What some work raises: KeyboardInterrupt and SystemExit, left to a task, would end the loop.
+    """Do some work and return what it raises, or None.
 
-    The work is begun here: a loop that ends may cancel this before its first step.
+    A task that raised KeyboardInterrupt or SystemExit would end the loop.
+
+    Args:
+        work: Begins the work. It is called here, not before, since a loop that ends may cancel this
+            coroutine before its first step.
     """
     try:
         await work()
@@ -316,8 +359,8 @@ async def _failure_of(work: Callable[[], Awaitable[None]]) -> BaseException | No
     return None
 
 
-async def _done(work: Work) -> None:
-    """Wait for work that others wait for too, and raise what it has raised. Who is cancelled goes alone."""
+async def _wait_for(work: SharedWork) -> None:
+    """Wait for shared work and raise what it raised. It goes on if the caller is cancelled."""
     failure = await asyncio.shield(work)
     if failure is not None:
         raise failure

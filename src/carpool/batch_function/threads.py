@@ -1,4 +1,4 @@
-"""`@carpool.batch` over a `def`: callers are threads, and one of them runs the batch for the others."""
+"""Batch functions over a `def`: callers are threads, one of which runs the batch for the others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, Generic, TypeVar, cast, overload
 
-from carpool.batch_function.batched import Bindable, Settings, alive, invoker_of
+from carpool.batch_function.batched import Bindable, Settings, invoker_of, live_functions
 from carpool.call import merge as merging
 from carpool.call.invoke import Invoker
 from carpool.call.lock import execution_lock
@@ -18,17 +18,17 @@ from carpool.drive.threads import LeaderFollower
 from carpool.drive.wakeups import ThreadWaiter
 from carpool.errors import DeadlineExceeded, Unavailable
 from carpool.request import Request
-from carpool.service.settings import flag, positive
+from carpool.service.settings import flag, optional_seconds
 
 A = TypeVar("A")
 B = TypeVar("B")
 
 
 class Ticket(Generic[B]):
-    """What `submit` gives: a place in the line, to be traded for the result later.
+    """An item that was put into the line by a function's `submit`, to get its result later.
 
-    Nobody runs it until somebody waits, for this ticket or another call of the same function, or closes it; unless it
-    was submitted with `lead=True`.
+    The item is run when any caller waits for the function (for this ticket, or in a call), or when
+    the function is closed. With `submit(x, lead=True)` it may be run at once.
     """
 
     def __init__(self, owner: ThreadBatch[Any, B], waiter: ThreadWaiter) -> None:
@@ -40,22 +40,24 @@ class Ticket(Generic[B]):
         return f"<Ticket of {self._owner.__name__}, {'done' if self.done() else 'waiting'}>"
 
     def done(self) -> bool:
-        """Whether the result is there."""
+        """Report whether the result is there."""
         return not self._waiter.pending
 
     def result(self, timeout_s: float | None = None) -> B:
-        """Wait for the result; this thread may run the batch.
+        """Wait for the result and return it. This thread may run the batch.
 
         Args:
-            timeout_s: how long to wait; the ticket keeps its place.
+            timeout_s: How many seconds to wait; None for no limit. Afterwards the item is still in
+                the line, and `result` may be called again.
 
         Raises:
-            TimeoutError: the result was not there in time.
-            DeadlineExceeded: the function's own `timeout_s` has passed since `submit`.
-            RuntimeError: this thread is inside the function; or the process was forked since `submit`.
-            Exception: what the function raised.
+            TimeoutError: The result was not there in time.
+            DeadlineExceeded: The function's own `timeout_s` has passed since `submit`.
+            RuntimeError: This thread is inside the function, or the process was forked since
+                `submit`.
+            Exception: What the function raised.
         """
-        positive("timeout_s", timeout_s)
+        optional_seconds("timeout_s", timeout_s)
         driver = self._owner._driver
         if self._waiter.pending:
             driver.check_reentry()
@@ -66,38 +68,52 @@ class Ticket(Generic[B]):
         return self._owner._answer(self._waiter)
 
     def cancel(self) -> bool:
-        """Give up the place; the item is not run any more if it still waits. False if the result was there already."""
+        """Take the item out of the line, so that it is not run if it still waits.
+
+        Returns:
+            Whether it was cancelled; False if the result was there already.
+
+        Raises:
+            RuntimeError: The process was forked since `submit`.
+        """
         if self._generation is not self._owner._driver.generation:
             raise self._owner._driver.forked()
         return self._owner._driver.leave(self._waiter, Unavailable("the ticket was cancelled", code="cancelled"))
 
 
 class ThreadBatch(Bindable, Generic[A, B]):
-    """A function whose callers, threads, share its calls. Made by `batch`."""
+    """A function whose callers, threads, share its calls; made by `carpool.batch`."""
 
     def __init__(
         self, function: Any, settings: Settings, invoker: Invoker, driver: LeaderFollower | None = None
     ) -> None:
         super().__init__(function, settings)
         self._invoker = invoker
-        self._made_here = isinstance(function, type)  # and set up
+        self._made_here = isinstance(function, type)  # the model was made and set up here, and is to be torn down
         self._closing = threading.RLock()
-        self._weightless = settings.size is None and not settings.merge
+        self._each_counts_as_one = settings.size is None and not settings.merge
         self._timeout_s = settings.timeout_s
         self._driver = driver or self._new_driver()
         if driver is None:
-            alive.add(self)
+            live_functions.add(self)
 
     def __call__(self, x: A) -> B:
-        """The function's result for one item.
+        """Return the function's result for one item.
+
+        Args:
+            x: The item, or a chunk of rows with `merge`.
 
         Raises:
-            DeadlineExceeded: `timeout_s` has passed before the item's batch had begun to run in this thread, or was
-                done in another.
-            RuntimeError: this is a call from inside the function itself.
-            Exception: what the function raised; each caller of a batch that raised gets it.
+            DeadlineExceeded: `timeout_s` passed before the item's batch began to run in this
+                thread, or was done in another one.
+            Unavailable: The function is closed.
+            Overloaded: The item could not be answered within `slo_s`, and the policy refuses such.
+            RuntimeError: This is a call from inside the function itself.
+            Exception: What the function raised. Each caller of a batch that raised gets it.
         """
-        if self._weightless:
+        # Fast path of `_run_through` where the line is empty: the same outcome, see
+        # tests/batch_function/test_alone.py.
+        if self._each_counts_as_one:
             lone = self._driver.call_alone(x, self._timeout_s, self._run)
             if lone is not None:
                 if lone.error is not None:
@@ -106,7 +122,14 @@ class ThreadBatch(Bindable, Generic[A, B]):
         return self._answer(self._run_through(self._settings.pieces(x)))
 
     def many(self, xs: Iterable[A]) -> list[B]:
-        """The results for several items of one caller, in their order. If one failed, its error is raised."""
+        """Return the results for several items of one caller, in the order of the items.
+
+        Args:
+            xs: The items, or chunks of rows with `merge`.
+
+        Raises:
+            Exception: The error of the first item that failed; otherwise as in a call.
+        """
         if not self._settings.merge:
             waiter = self._run_through(list(xs))
             return [_result_of(request) for request in waiter.requests]
@@ -115,36 +138,41 @@ class ThreadBatch(Bindable, Generic[A, B]):
         return merging.joined_by_caller([_result_of(request) for request in waiter.requests], pieces)
 
     def submit(self, x: A, *, lead: bool = False) -> Ticket[B]:
-        """Take a place in the line without waiting for the others in it.
+        """Put an item into the line without waiting for its result, and return its ticket.
 
         Args:
-            x: the item.
-            lead: whether this thread runs the batch there and then, for itself and for those who wait, if nobody else
-                runs one: then the ticket is done, and what the function raised is raised by its `result`. If somebody
-                does, or the policy holds the batch back for more company, it is a ticket like any other.
+            x: The item, or a chunk of rows with `merge`.
+            lead: Whether this thread runs the batch at once, for itself and for all who wait, if no
+                other thread runs one. Then the ticket is done, and its `result` raises what the
+                function raised. If another thread does, or the policy holds the batch back for more
+                items, the ticket is like any other.
 
         Raises:
-            DeadlineExceeded: the execution lock, which one who leads waits for, could not be had in time.
-            RuntimeError: this is a call from inside the function itself.
+            DeadlineExceeded: With `lead`, the execution lock could not be had within `timeout_s`.
+            Unavailable: The function is closed.
+            RuntimeError: This is a call from inside the function itself.
+            TypeError: `lead` is not True or False.
         """
         flag("lead", lead)
         driver = self._driver
         pieces = self._settings.pieces(x)
-        sizes, lanes = self._settings.places(pieces)
+        sizes, lanes = self._settings.sizes_and_lanes(pieces)
         waiter = driver.join(pieces, sizes, self._timeout_s, lanes)
         if lead:
             driver.lead(waiter, self._run)
         return Ticket(self, waiter)
 
     def close(self) -> None:
-        """Run what is in the line, tickets too, and refuse new callers; a model that was set up here is torn down.
+        """Refuse new callers, run the items in the line (those of tickets, too), and wait for them.
 
-        It waits for the batches that run, in whatever thread. It may be called several times, also at once.
+        A model that was set up by `carpool.batch` is then torn down. It may be called several
+        times, and by several threads at once.
 
         Raises:
-            RuntimeError: this is a call from inside the function itself.
+            RuntimeError: This is a call from inside the function itself.
+            Exception: What the model's `teardown` raised.
         """
-        self._driver.drain(self._run, self._closed())
+        self._driver.drain(self._run, self._closed_error())
         with self._closing:
             if self._made_here:
                 self._made_here = False
@@ -158,11 +186,11 @@ class ThreadBatch(Bindable, Generic[A, B]):
         if instance is None:
             return self
         bound = functools.partial(self._function, instance)
-        driver = self._driver_of(instance, self._new_driver)
-        invoker = invoker_of(bound, self._settings, is_async=False, like=self._invoker)
-        one: ThreadBatch[A, B] = ThreadBatch(self._function, self._settings, invoker, driver)
-        self._bind(one, instance)
-        return one
+        driver = self._of_instance(instance, self._new_driver)
+        invoker = invoker_of(bound, self._settings, is_async=False, sibling=self._invoker)
+        method: ThreadBatch[A, B] = ThreadBatch(self._function, self._settings, invoker, driver)
+        self._bind(method, instance)
+        return method
 
     # -- inside
 
@@ -170,27 +198,29 @@ class ThreadBatch(Bindable, Generic[A, B]):
         settings, name = self._settings, self.__name__
         return LeaderFollower(
             name,
-            settings.batcher(name),
+            settings.new_batcher(name),
             slots=settings.max_in_flight_batches,
             slo_s=settings.slo_s,
             execution_lock=None if settings.execution_lock is None else execution_lock(settings.execution_lock, name),
         )
 
     def start_anew(self) -> None:
-        """In a forked child: whoever was in the line stayed in the parent."""
+        """Forget all callers, in a forked child: they are in the parent."""
         self._closing = threading.RLock()
-        # bound methods may have been kept
-        for driver in (self._driver, *[driver for _, driver in list(self._bound.values())]):
-            driver.start_anew(self._settings.batcher(self.__name__))
+        of_methods = [driver for _, driver in list(self._bound.values())]  # the program may hold bound methods
+        for driver in (self._driver, *of_methods):
+            driver.start_anew(self._settings.new_batcher(self.__name__))
 
     def _run_through(self, items: Sequence[Any]) -> ThreadWaiter:
+        """Put items into the line and wait until all have been answered."""
         driver = self._driver
-        sizes, lanes = self._settings.places(items)
+        sizes, lanes = self._settings.sizes_and_lanes(items)
         waiter = driver.join(items, sizes, self._settings.timeout_s, lanes)
         driver.wait(waiter, self._run)
         return waiter
 
     def _answer(self, waiter: ThreadWaiter) -> B:
+        """Return the result of an item, joined if it was cut up. Raises its error."""
         results = [_result_of(request) for request in waiter.requests]
         return cast(B, results[0] if len(results) == 1 else merging.joined(results))
 

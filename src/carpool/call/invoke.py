@@ -77,22 +77,22 @@ class Invoker:
         await self._hook("teardown")
 
     async def run(
-        self, values: list[Any], trouble: list[Trouble], *, sound: bool = False, until: float = inf
+        self, values: list[Any], trouble: list[Trouble], *, all_intact: bool = False, until: float = inf
     ) -> list[Any]:
         """The hooks and `predict` over items. As many results, in their order.
 
         Args:
             values: the items; some may be `Failed` already.
             trouble: what there is to tell besides is appended here.
-            sound: it is known that none is.
+            all_intact: whether it is known that none of them is.
             until: when nobody waits for any of them any more.
         """
         self._calls = 0
         if self._preprocess is not None:
             values = await self._each(self._preprocess, values, trouble)
-            sound = False
+            all_intact = False
         if self._batched:
-            results = await self._batch(values, trouble, sound, until)
+            results = await self._batch(values, trouble, all_intact, until)
         else:
             results = await self._each(self._counted(self._predict), values, trouble)
         results = _with_errors(results)
@@ -107,7 +107,7 @@ class Invoker:
     def run_now(self, values: list[Any], trouble: list[Trouble]) -> list[Any]:
         """What `run` does for items that are all sound, where nothing waits; quicker where there are no hooks."""
         if not self._is_plain:
-            return run_now(self.run(values, trouble, sound=True))
+            return run_now(self.run(values, trouble, all_intact=True))
         return _with_errors(self.caller.call_now(self._predict, values, trouble))
 
     async def together(
@@ -132,11 +132,11 @@ class Invoker:
             if hasattr(done, "__await__"):
                 await self.caller.outcome_of(done)
 
-    async def _batch(self, values: list[Any], trouble: list[Trouble], sound: bool, until: float) -> list[Any]:
+    async def _batch(self, values: list[Any], trouble: list[Trouble], all_intact: bool, until: float) -> list[Any]:
         predict, sizes = self._counted(self._predict), self._sizes
         if self.traits.takes_array:
             return await self._batch_of_arrays(predict, values, trouble, until)
-        if sound or Failed not in set(map(type, values)):
+        if all_intact or Failed not in set(map(type, values)):
             return await self.caller.call(predict, values, trouble, sizes=sizes, until=until)
         places = [i for i, value in enumerate(values) if type(value) is not Failed]
         if not places:

@@ -40,10 +40,10 @@ class Joint:
         return in_two_steps(begin, is_async)
 
 
-def over_own(
+def over_merge_function(
     function: Callable[..., Any], is_async: bool, merge: Merge, split: Split, count: Callable[[Any], int]
 ) -> Callable[[list[Any]], Any]:
-    """The same with merge and split functions of the user's own; `count` gives the row counts."""
+    """Likewise, with a merge and a split function of the user; `count` returns how many rows a chunk has."""
 
     def begin(chunks: list[Any]) -> Begun:
         counts = [count(chunk) for chunk in chunks]

@@ -401,7 +401,7 @@ class Batcher:
         """Note that a request was let go by `lets_go`, and is done.
 
         Fast path of `enter`, `next_batch` and `completed`: the same outcome, see
-        tests/test_batch_alone.py.
+        tests/batch_function/test_alone.py.
         """
         took_s = now - began
         policy = self.policy

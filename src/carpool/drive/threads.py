@@ -181,7 +181,7 @@ class LeaderFollower:
     def call_alone(self, item: object, timeout_s: float | None, run: Run) -> LoneCall | None:
         """Run one item in this thread at once, if the line is empty and nothing speaks against it.
 
-        Fast path of `join` and `wait`: the same outcome, see tests/test_batch_alone.py. It takes a
+        Fast path of `join` and `wait`: the same outcome, see tests/batch_function/test_alone.py. It takes a
         third of their time, and most calls go this way.
 
         Args:
@@ -435,7 +435,7 @@ class LeaderFollower:
     def _finish_alone(self, line: Line, lone: LoneCall, outcome: BatchOutcome) -> None:
         """Pass on what a lone item has come to; unless another caller has come, to its caller only.
 
-        Fast path of `_finish`: the same outcome, see tests/test_batch_alone.py.
+        Fast path of `_finish`: the same outcome, see tests/batch_function/test_alone.py.
         """
         errors = outcome.errors
         lone.result, lone.error = outcome.results[0], None if errors is None else errors[0]

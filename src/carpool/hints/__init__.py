@@ -1,1 +1,1 @@
-"""What type hints say about items: readers, writers, and what is wrong with what does not fit."""
+"""Type hints put to use: readers, writers and schemas of items, and what does not fit a type."""

@@ -1,8 +1,8 @@
-"""Every fault of an item that does not fit its type, where msgspec tells of the first one.
+"""All faults of an item that does not fit its type; msgspec itself reports only the first one.
 
-The item is taken apart along its type: what fits is passed over, what does not is looked into, and where nothing inside
-is at fault, the part itself is. That is done only for items that have failed, and within bounds: beyond them a part
-tells its first fault only.
+The item is taken apart along its type. A part that fits is passed over; one that does not is
+searched, and if nothing inside it is at fault, the part itself is. This is done only for items that
+have failed, and within bounds, beyond which a part reports its first fault only.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import msgspec
 from carpool.details import MOST, Detail
 
 Convert = Callable[[Any, Any], Any]
-"""Makes what a type says of a value of builtins, or raises what msgspec does."""
+"""Converts a value made of builtins to a type, or raises what msgspec raises."""
 
 _DEEPEST = 8
-_MOST_LOOKS = 1_000
+_MOST_CONVERSIONS = 1_000
 
 _LISTS = frozenset(
     {
@@ -33,17 +33,17 @@ _LISTS = frozenset(
 )
 _DICTS = frozenset({dict, collections.abc.Mapping, collections.abc.MutableMapping})
 
-_AT = " - at "  # before the place of a fault
+_AT = " - at "  # stands before the path to a fault
 _STEP = re.compile(r"\[(\d+)\]|\[(\.\.\.)\]|\.([^.\[]+)")
 _FIELDS = {"Object missing required field `": "missing", "Object contains unknown field `": "unknown_field"}
 _WRONG_TYPE = re.compile(r"Expected `[^`]*`, got `")
 
 
 class Unfit(ValueError):
-    """Part of an item does not fit the type of another library, which says so in detail.
+    """A part of an item does not fit the type of another library, which describes the faults.
 
     Attributes:
-        details: every fault in that part.
+        details: Every fault in that part.
     """
 
     def __init__(self, message: str, details: list[Detail]) -> None:
@@ -52,22 +52,33 @@ class Unfit(ValueError):
 
 
 def all_of(value: Any, kind: Any, convert: Convert) -> list[Detail]:
-    """What is wrong with a value of builtins that does not fit `kind`, in the order of the type's fields.
+    """Return all faults of a value made of builtins, in the order of the type's fields.
+
+    Args:
+        value: The value.
+        kind: The type that it does not fit.
+        convert: Converts parts of it to their types.
 
     Raises:
-        BaseException: what code of the types' own raises, but for what msgspec makes a `ValidationError` of.
+        BaseException: What code of the types raises, unless msgspec turns it into a
+            `ValidationError`.
     """
-    walk = _Walk(convert)
-    walk.look(value, kind, [])
-    return walk.found
+    search = _Search(convert)
+    search.search(value, kind, [])
+    return search.found
 
 
 def first_of(error: msgspec.ValidationError, at: list[int | str]) -> list[Detail]:
-    """What msgspec says is wrong with a part of an item, which lies `at` this place."""
-    text, steps = _told(error)
+    """Return the fault that msgspec reports, or those that another library reports through it.
+
+    Args:
+        error: What msgspec has raised for a part of an item.
+        at: The path to that part.
+    """
+    text, steps = _text_and_path(error)
     loc = [*at, *steps]
     cause = error.__cause__
-    if cause is not None:  # a type's own code has said it, or another library
+    if cause is not None:  # code of the type has raised it, or another library
         if type(cause) is Unfit and cause.details:
             return [{**each, "loc": [*loc, *each["loc"]]} for each in cause.details]
         return [{"loc": loc, "msg": text, "type": "value_error"}]
@@ -80,15 +91,19 @@ def first_of(error: msgspec.ValidationError, at: list[int | str]) -> list[Detail
     return [{"loc": loc, "msg": text, "type": kind}]
 
 
-def _told(error: msgspec.ValidationError) -> tuple[str, list[int | str]]:
-    """What msgspec says, and where that is: a field, a place in a list, or three dots for some value of a dict."""
-    text, said = str(error), "" if error.__cause__ is None else str(error.__cause__)
-    what, at, place = text[len(said) :].rpartition(_AT)  # what others have said may end like a place, too
-    place = place.removeprefix("`key` in ")
-    if not (at and place.startswith("`$") and place.endswith("`")):
+def _text_and_path(error: msgspec.ValidationError) -> tuple[str, list[int | str]]:
+    """Return what msgspec reports and the path to it.
+
+    A step of the path is the name of a field, a position in a list, or "..." for some value of a
+    dict.
+    """
+    text, from_cause = str(error), "" if error.__cause__ is None else str(error.__cause__)
+    what, at, path = text[len(from_cause) :].rpartition(_AT)  # the text of the cause may end like a path, too
+    path = path.removeprefix("`key` in ")
+    if not (at and path.startswith("`$") and path.endswith("`")):
         return text, []
-    steps: list[int | str] = [int(index) if index else rest or name for index, rest, name in _STEP.findall(place[2:-1])]
-    return said + what, steps
+    steps: list[int | str] = [int(index) if index else rest or name for index, rest, name in _STEP.findall(path[2:-1])]
+    return from_cause + what, steps
 
 
 class _Field(NamedTuple):
@@ -97,86 +112,108 @@ class _Field(NamedTuple):
 
 
 class _Fields(NamedTuple):
-    """What an object of some type holds, by the names on the wire."""
+    """The fields of objects of some type.
+
+    Attributes:
+        fields: The fields, by their names on the wire.
+        tag: The name and value of the field that says which type it is; None if there is none.
+        forbids_others: Whether unknown fields are faults.
+    """
 
     fields: Mapping[str, _Field]
     tag: tuple[str, Any] | None
     forbids_others: bool
 
-    def tags(self, value: dict[Any, Any]) -> bool:
-        """Whether an object says that it is of this type, or need not say so."""
+    def tag_fits(self, value: dict[Any, Any]) -> bool:
+        """Report whether an object is tagged as this type, or is not tagged and need not be."""
         return self.tag is None or value.get(self.tag[0], self.tag[1]) == self.tag[1]
 
 
-class _Walk:
+class _Search:
+    """The search for the faults of one item.
+
+    Attributes:
+        found: The faults found so far.
+    """
+
     def __init__(self, convert: Convert) -> None:
         self.found: list[Detail] = []
         self._convert = convert
-        self._looks = _MOST_LOOKS
+        self._conversions_left = _MOST_CONVERSIONS
         self._known: dict[int, tuple[Any, _Fields | None]] = {}
 
-    def look(self, value: Any, kind: Any, at: list[int | str]) -> None:
-        """Find what is wrong with a part of the item, if anything."""
+    def search(self, value: Any, kind: Any, at: list[int | str]) -> None:
+        """Find the faults of a part of the item, if it has any.
+
+        Args:
+            value: The part.
+            kind: The type that it should have.
+            at: The path to it.
+        """
         failure = self._failure(value, kind)
         if failure is None:
             return
         before = len(self.found)
         if len(at) < _DEEPEST:
-            self._look_inside(value, self._branch(value, kind), at, failure)
+            self._search_inside(value, self._branch(value, kind), at, failure)
         if len(self.found) == before:
             self.found += first_of(failure, at)
 
     def _failure(self, value: Any, kind: Any) -> msgspec.ValidationError | None:
-        """Why a value does not fit; None if it does, or if enough has been said."""
-        if len(self.found) >= MOST or self._looks <= 0:
+        """Return why a value does not fit; None if it does, or if the bounds are reached."""
+        if len(self.found) >= MOST or self._conversions_left <= 0:
             return None
-        self._looks -= 1
+        self._conversions_left -= 1
         try:
             self._convert(value, kind)
         except msgspec.ValidationError as error:
             return error
         return None
 
-    def _look_inside(self, value: Any, kind: Any, at: list[int | str], failure: msgspec.ValidationError) -> None:
+    def _search_inside(self, value: Any, kind: Any, at: list[int | str], failure: msgspec.ValidationError) -> None:
+        """Search the items of a list, or the values and names of an object."""
         origin, args = typing.get_origin(kind) or kind, typing.get_args(kind)
         if isinstance(value, list):
             if origin is tuple and args[1:] != (...,):
                 if len(args) != len(value):
                     self.found += first_of(failure, at)
                 for i, (part, its_kind) in enumerate(zip(value, args, strict=False)):
-                    self.look(part, its_kind, [*at, i])
+                    self.search(part, its_kind, [*at, i])
             elif args and (origin in _LISTS or origin is tuple):
-                self._look_along(value, args[0], at, failure)
+                self._search_list(value, args[0], at, failure)
         elif isinstance(value, dict):
             if origin in _DICTS and args:
                 for key, part in value.items():
-                    self._look_at_key(key, args[0], at)
-                    self.look(part, args[1], [*at, key])
-            elif (known := self._fields(kind)) is not None and known.tags(value):
-                self._look_at_names(value, known, at)
+                    self._check_key(key, args[0], at)
+                    self.search(part, args[1], [*at, key])
+            elif (known := self._fields(kind)) is not None and known.tag_fits(value):
+                self._check_names(value, known, at)
                 for name, field in known.fields.items():
                     if name in value:
-                        self.look(value[name], field.kind, [*at, name])
+                        self.search(value[name], field.kind, [*at, name])
 
-    def _look_along(
+    def _search_list(
         self, values: list[Any], kind: Any, at: list[int | str], failure: msgspec.ValidationError | None
     ) -> None:
-        """In a list, which may be long, msgspec finds the next one that does not fit."""
+        """Search a list, which may be long: msgspec finds the next item that does not fit."""
         begin = 0
-        if failure is not None and not _told(failure)[1]:  # of the list as a whole, its length say
+        if failure is not None and not _text_and_path(failure)[1]:  # a fault of the whole list, such as its length
             self.found += first_of(failure, at)
             failure = self._failure(values, list[kind])
         while failure is not None:
-            _, steps = _told(failure)
+            _, steps = _text_and_path(failure)
             if not steps or type(steps[0]) is not int:
                 return
             begin += steps[0]
-            self.look(values[begin], kind, [*at, begin])
+            self.search(values[begin], kind, [*at, begin])
             begin += 1
             failure = self._failure(values[begin:], list[kind])
 
     def _branch(self, value: Any, kind: Any) -> Any:
-        """Which member of a union is meant, if the value tells; a type without its annotations."""
+        """Return the member of a union that a value is meant to be; None if it does not show.
+
+        A type that is not a union is returned without its annotations.
+        """
         while typing.get_origin(kind) is Annotated:
             kind = typing.get_args(kind)[0]
         if typing.get_origin(kind) not in (Union, types.UnionType):
@@ -185,39 +222,41 @@ class _Walk:
         if isinstance(value, list):
             meant = [each for each in members if (typing.get_origin(each) or each) in {*_LISTS, tuple}]
         else:
-            meant = [each for each in members if self._takes(value, each)]
+            meant = [each for each in members if self._is_for_object(value, each)]
         return meant[0] if len(meant) == 1 else None
 
-    def _takes(self, value: Any, kind: Any) -> bool:
-        """Whether a member of a union is one for such an object."""
+    def _is_for_object(self, value: Any, kind: Any) -> bool:
+        """Report whether a member of a union is a type of objects, and tagged as this one is."""
         if (typing.get_origin(kind) or kind) in _DICTS:
             return True
         known = self._fields(kind) if isinstance(value, dict) else None
-        return known is not None and known.tags(value)
+        return known is not None and known.tag_fits(value)
 
-    def _look_at_names(self, value: dict[Any, Any], known: _Fields, at: list[int | str]) -> None:
+    def _check_names(self, value: dict[Any, Any], known: _Fields, at: list[int | str]) -> None:
+        """Report the fields of an object that are missing or unknown."""
         for name, field in known.fields.items():
             if field.required and name not in value:
                 text = f"Object missing required field `{name}`"
-                self._tell({"loc": [*at, name], "msg": text, "type": "missing"})
+                self._add({"loc": [*at, name], "msg": text, "type": "missing"})
         if known.forbids_others:
             for name in value:
                 if name not in known.fields and (known.tag is None or name != known.tag[0]):
                     text = f"Object contains unknown field `{name}`"
-                    self._tell({"loc": [*at, name], "msg": text, "type": "unknown_field"})
+                    self._add({"loc": [*at, name], "msg": text, "type": "unknown_field"})
 
-    def _look_at_key(self, key: Any, kind: Any, at: list[int | str]) -> None:
+    def _check_key(self, key: Any, kind: Any, at: list[int | str]) -> None:
+        """Report a key of a dict that does not fit the type of its keys."""
         failure = None if kind in (str, Any) else self._failure({key: None}, dict[kind, Any])
         if failure is not None:
             for each in first_of(failure, []):
-                self._tell({**each, "loc": [*at, key]})
+                self._add({**each, "loc": [*at, key]})
 
-    def _tell(self, detail: Detail) -> None:
+    def _add(self, detail: Detail) -> None:
         if len(self.found) < MOST:
             self.found.append(detail)
 
     def _fields(self, kind: Any) -> _Fields | None:
-        """What objects of a type hold; None if it is none that can be taken apart."""
+        """Return the fields of a type; None if its objects cannot be taken apart."""
         if id(kind) not in self._known:
             self._known[id(kind)] = kind, _fields_of(kind)
         return self._known[id(kind)][1]
@@ -235,7 +274,7 @@ def _fields_of(kind: Any) -> _Fields | None:
     if issubclass(cls, msgspec.Struct):
         hints = {field.name: field.type for field in msgspec.structs.fields(kind)}
     elif typing.get_args(kind):
-        return None  # the hints are of the class, and know nothing of the arguments
+        return None  # the hints of the class hold type variables instead of these arguments
     else:
         hints = {name: _stripped(hint) for name, hint in typing.get_type_hints(cls, include_extras=True).items()}
     fields = {each.encode_name: _Field(hints[each.name], each.required) for each in info.fields}
@@ -244,7 +283,7 @@ def _fields_of(kind: Any) -> _Fields | None:
 
 
 def _stripped(hint: Any) -> Any:
-    """The type of a TypedDict's key."""
+    """Return the type of a TypedDict's key without `Required` and `NotRequired`."""
     while typing.get_origin(hint) in (Required, NotRequired):
         hint = typing.get_args(hint)[0]
     return hint

@@ -1,8 +1,9 @@
-"""How deep an item from outside may be nested, where the interpreter would not say.
+"""A limit on how deep an item from outside may be nested.
 
-Reading JSON or msgpack takes a piece of the C stack per level. As long as the recursion limit is the usual one, the
-interpreter itself refuses what is nested too deep. A program that has raised the limit has told it not to, and then two
-megabytes of `[` end the process. So bodies are looked over first wherever the limit has been raised, and nowhere else.
+Reading JSON or msgpack takes a piece of the C stack for each level. With the usual recursion limit
+the interpreter itself refuses an item that is nested too deep. In a program that has raised the
+limit it does not, and two megabytes of `[` would end the process. So bodies are checked before they
+are read wherever the limit has been raised, and nowhere else.
 """
 
 from __future__ import annotations
@@ -13,28 +14,34 @@ from itertools import accumulate
 from typing import Any, Final
 
 MOST_LEVELS: Final = 1000
-"""As deep as the interpreter goes by itself."""
+"""The largest number of levels; it is the interpreter's own default."""
 
 Buffer = bytes | bytearray | memoryview
 
 _JSON_OPENERS = b"[{"
 _REST_OF_JSON = bytes(set(range(256)) - set(b'[]{}"'))
-_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # up and down, as signed bytes
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # +1 and -1, as signed bytes
 
 _MSGPACK_CONTAINERS = bytes([*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF])
-_MSGPACK_SCALARS: Final = {  # how many bytes follow the first one
+_MSGPACK_SCALARS: Final = {  # by the first byte of an item: how many bytes follow it
     **{kind: kind - 0xA0 for kind in range(0xA0, 0xC0)},
     **dict(zip(range(0xCA, 0xD9), (4, 8, 1, 2, 4, 8, 1, 2, 4, 8, 2, 3, 5, 9, 17), strict=True)),
 }
-_MSGPACK_LENGTHS: Final = {  # how many bytes tell the length, and how many follow besides
+_MSGPACK_LENGTHS: Final = {  # by the first byte: how many bytes hold the length, and how many more follow
     **dict(zip(range(0xC4, 0xCA), ((1, 0), (2, 0), (4, 0), (1, 1), (2, 1), (4, 1)), strict=True)),
     **dict(zip(range(0xD9, 0xDC), ((1, 0), (2, 0), (4, 0)), strict=True)),
 }
-_MSGPACK_COUNTS: Final = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}  # likewise, and items per count
+# by the first byte: how many bytes hold the count, and how many items each of the counted has
+_MSGPACK_COUNTS: Final = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
 
 
 def bounded(read: Callable[[Any], Any], is_deep: Callable[[Buffer], bool]) -> Callable[[Any], Any]:
-    """`read`, but a body for which `is_deep` is true raises RecursionError, whatever the recursion limit is."""
+    """Make a reader that raises RecursionError for a deep body, whatever the recursion limit is.
+
+    Args:
+        read: Reads a body.
+        is_deep: Reports whether a body is nested deeper than `MOST_LEVELS`.
+    """
 
     def read_bounded(body: Buffer) -> Any:
         if len(body) > MOST_LEVELS and sys.getrecursionlimit() > MOST_LEVELS and is_deep(body):
@@ -46,38 +53,43 @@ def bounded(read: Callable[[Any], Any], is_deep: Callable[[Buffer], bool]) -> Ca
 
 
 def for_now(reader: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The same reader for a few bodies at once, without a look at each where the interpreter looks by itself."""
+    """Return a reader for the bodies at hand: without checks, if the interpreter makes them itself.
+
+    It must not be kept, since the program may raise the recursion limit later.
+    """
     if sys.getrecursionlimit() > MOST_LEVELS:
         return reader
-    plain: Callable[[Any], Any] = getattr(reader, "__wrapped__", reader)
-    return plain
+    unchecked: Callable[[Any], Any] = getattr(reader, "__wrapped__", reader)
+    return unchecked
 
 
 def is_deep_json(body: Buffer) -> bool:
-    """Whether lists and objects lie more than `MOST_LEVELS` deep in each other, before the first error if there is one.
+    """Report whether lists and objects are nested more than `MOST_LEVELS` deep.
 
-    Takes time in proportion to the body; brackets are counted one by one only where there are many.
+    In a malformed body, only what comes before the first error counts. It takes time in proportion
+    to the length of the body; brackets are followed one by one only if there are many.
     """
     body = bytes(body)
     if sum(body.count(opener) for opener in _JSON_OPENERS) <= MOST_LEVELS:
         return False
     marks = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(_STEPS, _REST_OF_JSON)
-    steps = b"".join(marks.split(b'"')[::2])  # outside of the strings
+    steps = b"".join(marks.split(b'"')[::2])  # brackets outside of strings
     return _climbs(accumulate(memoryview(steps).cast("b")))
 
 
 def is_deep_msgpack(body: Buffer) -> bool:
-    """Whether arrays and maps lie more than `MOST_LEVELS` deep in each other, before the first error if there is one.
+    """Report whether arrays and maps are nested more than `MOST_LEVELS` deep.
 
-    Takes time in proportion to the body; items are looked at one by one only where many could be containers.
+    In a malformed body, only what comes before the first error counts. It takes time in proportion
+    to the length of the body; items are followed one by one only if many could be containers.
     """
     body = bytes(body)
     if len(body) - len(body.translate(None, _MSGPACK_CONTAINERS)) <= MOST_LEVELS:
         return False
-    missing: list[int] = []  # items of the containers around the present place
+    missing: list[int] = []  # for each container around the position: how many of its items are still to come
     at = 0
     while at < len(body) and len(missing) <= MOST_LEVELS:
-        at, inside = _item(body, at)
+        at, inside = _next_item(body, at)
         if missing:
             missing[-1] -= 1
         missing.append(inside)
@@ -90,8 +102,8 @@ def _climbs(heights: accumulate[int]) -> bool:
     return any(map(MOST_LEVELS.__lt__, heights))
 
 
-def _item(body: bytes, at: int) -> tuple[int, int]:
-    """Where the next item begins behind the one at `at`, and how many items lie in that one."""
+def _next_item(body: bytes, at: int) -> tuple[int, int]:
+    """Return the end of the head of the item at `at`, and how many items follow inside it."""
     kind = body[at]
     at += 1
     if 0x80 <= kind < 0xA0:

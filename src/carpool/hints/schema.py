@@ -1,7 +1,8 @@
-"""Types of items: reading and checking them, writing results, and their JSON Schema. msgspec does the work.
+"""Readers of items, writers of results, and JSON Schemas, all made from type hints with msgspec.
 
-Beyond what msgspec knows (builtins, dataclasses, TypedDict, Struct, ...) an item may be a numpy array (nested lists on
-the wire) or a pydantic model; both are recognised without importing their libraries.
+Besides what msgspec knows (builtins, dataclasses, TypedDict, Struct, ...) an item may be a numpy
+array (nested lists on the wire) or a pydantic model. Both are recognised without importing their
+libraries.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.inspect import AnyType, CustomType, NoneType, RawType
 
-from carpool.details import Detail, plain
+from carpool.details import Detail, sanitized
 from carpool.errors import InvalidRequest, ModelError, ValidationError
 from carpool.foreign import text_of
 from carpool.hints import misfits, nesting
@@ -28,25 +29,45 @@ T = TypeVar("T")
 _DOES_NOT_FIT = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError, NotImplementedError)
 
 _LARGEST_TO_TAKE_APART = 64 * 1024
-"""Bytes of an item that does not fit of which every fault is told; of a larger one that takes too long."""
+"""The most bytes of an item whose faults are all reported; in a larger one that takes too long."""
 
 _NULL = b"null"
 _TAKE_NULL = (AnyType, CustomType, NoneType, RawType)
-_NO_NUMBER = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
-"""How NaN and infinities begin in msgpack; other values may hold these bytes as well."""
+_MAYBE_NAN = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
+"""The first bytes of NaN and infinities in msgpack; other values may hold these bytes, too."""
+
+
+def _to_builtins(value: Any) -> Any:
+    """Convert a result that msgspec does not know: an array, numpy scalar or pydantic model."""
+    convert = getattr(value, "tolist", None)
+    if convert is not None:
+        return convert()
+    dump = getattr(value, "model_dump", None)
+    if dump is None:
+        raise TypeError(f"a result of type {value.__class__.__name__} cannot be written as JSON or msgpack")
+    try:
+        return dump(mode="json", by_alias=True)
+    except ValueError:  # it holds something that pydantic cannot write but we can: an array, for example
+        return dump(by_alias=True)
+
+
+_json_encoder = msgspec.json.Encoder(enc_hook=_to_builtins)
+_msgpack_encoder = msgspec.msgpack.Encoder(enc_hook=_to_builtins)
 
 
 def json_reader(kind: Any) -> Callable[[bytes], Any]:
-    """A function that reads one JSON item of `kind`; `as_our_error` tells what its exceptions mean.
+    """Make a function that reads one JSON item of type `kind`.
+
+    `as_our_error` translates the exceptions that the function raises.
 
     Raises:
-        TypeError: msgspec has no way to read such a type, a union of two dataclasses say.
+        TypeError: msgspec cannot read the type: a union of two dataclasses, for example.
     """
     return nesting.bounded(_json_decoder(kind), nesting.is_deep_json)
 
 
 def msgpack_reader(kind: Any) -> Callable[[bytes], Any]:
-    """A function that reads one msgpack item of `kind`; otherwise like `json_reader`."""
+    """Make a function that reads one msgpack item of type `kind`; otherwise like `json_reader`."""
     return nesting.bounded(_msgpack_decoder(kind), nesting.is_deep_msgpack)
 
 
@@ -61,13 +82,14 @@ def _msgpack_decoder(kind: Any) -> Callable[[bytes], Any]:
 
 
 class MadeWhenNeeded(dict[int, Callable[[Any], T]]):
-    """Readers or writers by format, of which some are made when the first item in such a format comes.
+    """Readers or writers by format, some of which are made when the first item in the format comes.
 
-    Python callers' items need none of these, so that a type which cannot be read from text is no obstacle to them.
+    Items of Python callers do not need these, so a type that cannot be read from JSON does not
+    stand in their way.
 
     Args:
-        ready: those that exist already.
-        makers: make the others.
+        ready: The readers or writers that exist already.
+        makers: Functions that make the others.
     """
 
     def __init__(
@@ -82,7 +104,7 @@ class MadeWhenNeeded(dict[int, Callable[[Any], T]]):
 
 
 def why_unreadable(kind: Any) -> str | None:
-    """Why no item of `kind` can be read from JSON or msgpack; None if some can."""
+    """Return why no item of type `kind` can be read from JSON or msgpack; None if some can."""
     try:
         json_reader(kind)
     except Exception as error:
@@ -93,11 +115,11 @@ def why_unreadable(kind: Any) -> str | None:
         return None
     if any(issubclass(builtin, kind) for builtin in (dict, list, str, int, float, bool, type(None))):
         return None
-    return f"nothing in JSON reads as {type_name(kind)}"
+    return f"no JSON value can be read as {type_name(kind)}"
 
 
 def why_unwritable(kind: Any) -> str | None:
-    """Why no result of `kind` can be checked and written as JSON or msgpack; None if some can."""
+    """Return why no result of type `kind` can be written as JSON or msgpack; None if some can."""
     try:
         json_reader(kind)
     except Exception as error:
@@ -106,13 +128,16 @@ def why_unwritable(kind: Any) -> str | None:
 
 
 def as_our_error(error: BaseException, what: str, kind: Any = Any, body: Any = b"") -> BaseException:
-    """What a reader's exception means for the caller: an item that does not fit, or a body that is malformed.
+    """Translate a reader's exception: the item does not fit its type, or the body is malformed.
 
     Args:
-        error: what was raised.
+        error: What the reader raised.
         what: "JSON" or "msgpack".
-        kind: what the reader reads.
-        body: what it was given.
+        kind: The type that the reader reads.
+        body: What the reader was given.
+
+    Returns:
+        A `ValidationError` or an `InvalidRequest`; any other exception as it is.
     """
     if isinstance(error, msgspec.ValidationError):  # a subclass of DecodeError: first
         return ValidationError(text_of(error), details=_details(error, what, kind, body))
@@ -122,23 +147,23 @@ def as_our_error(error: BaseException, what: str, kind: Any = Any, body: Any = b
     if isinstance(error, UnicodeDecodeError):
         return InvalidRequest(f"the body is not valid {what}: byte {error.start} is not UTF-8")
     if isinstance(error, RecursionError):
-        return InvalidRequest(f"the {what} is nested too deep")
+        return InvalidRequest(f"the {what} is nested too deeply")
     if isinstance(error, NotImplementedError | TypeError):
         return ValidationError(text_of(error))
     return error
 
 
 def _details(error: msgspec.ValidationError, what: str, kind: Any, body: Any) -> list[Detail]:
-    """All that is wrong with an item; what msgspec has found first where the rest cannot be told."""
+    """Return all faults of an item, or the one that msgspec found if the others cannot be had."""
     found: list[Detail] = []
-    with contextlib.suppress(BaseException):  # types have code of their own
+    with contextlib.suppress(BaseException):  # converting runs code of the types
         if len(body) <= _LARGEST_TO_TAKE_APART:
             convert = _convert_msgpack if what == "msgpack" else _convert_json
             read = msgspec.msgpack.decode if what == "msgpack" else msgspec.json.decode
             found = misfits.all_of(read(body), kind, convert)
     with contextlib.suppress(BaseException):
         found = found or misfits.first_of(error, [])
-    return plain(found)
+    return sanitized(found)
 
 
 def _convert_json(value: Any, kind: Any) -> Any:
@@ -150,23 +175,28 @@ def _convert_msgpack(value: Any, kind: Any) -> Any:
 
 
 def json_writer(kind: Any) -> Callable[[Any], bytes]:
-    """A function that writes one result as JSON and raises `ModelError` if it does not fit `kind`.
+    """Make a function that writes one result as JSON, and raises `ModelError` if it does not fit.
 
-    NaN and infinities fit nothing, since JSON has no words for them.
+    NaN and infinities never fit, since JSON cannot express them.
 
     Raises:
-        TypeError: as for `json_reader`.
+        TypeError: See `json_reader`.
     """
-    return _writer(_json_encoder.encode, _json_decoder(kind), kind, has_null=True)
+    return _writer(_json_encoder.encode, _json_decoder(kind), kind, writes_nan_as_null=True)
 
 
 def msgpack_writer(kind: Any) -> Callable[[Any], bytes]:
-    """A function that writes one result as msgpack, which has NaN and infinities; otherwise like `json_writer`."""
-    return _writer(_msgpack_encoder.encode, _msgpack_decoder(kind), kind, has_null=False)
+    """Make a function that writes one result as msgpack; NaN and infinities are allowed."""
+    return _writer(_msgpack_encoder.encode, _msgpack_decoder(kind), kind, writes_nan_as_null=False)
 
 
 def json_schema(types: list[Any], ref_template: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """JSON Schemas (2020-12) of `types`, and the components they refer to; of what JSON cannot say, an empty one."""
+    """Return the JSON Schemas (2020-12) of types, and the components that they refer to.
+
+    Args:
+        types: The types. One that JSON cannot express, and None, has an empty schema.
+        ref_template: The form of a reference, with `{name}` for a component's name.
+    """
     schemas, components = msgspec.json.schema_components(
         [Any if t is None or why_unwritable(t) is not None else t for t in types],
         schema_hook=_schema_hook,
@@ -176,7 +206,12 @@ def json_schema(types: list[Any], ref_template: str) -> tuple[list[dict[str, Any
 
 
 def result_schema(kind: Any, schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of results of `kind`, if not that of items: pydantic's aliases and computed fields may differ."""
+    """Return the schema of results of a type; with pydantic it can differ from that of items.
+
+    Args:
+        kind: The type.
+        schema: The schema of items of that type.
+    """
     if not _is_pydantic(kind):
         return schema
     written: dict[str, Any] = kind.model_json_schema(mode="serialization")
@@ -184,66 +219,77 @@ def result_schema(kind: Any, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_example(value: Any) -> Any:
-    """An example as JSON would show it."""
+    """Return an example made of builtins, as JSON would show it."""
     return msgspec.to_builtins(value, enc_hook=_to_builtins)
 
 
 def type_name(kind: Any) -> str:
-    """A type as a person would write it."""
+    """Return a type as a person would write it."""
     name = None if typing.get_args(kind) and not is_array_type(kind) else getattr(kind, "__name__", None)
     return name or str(kind).replace("typing.", "")
 
 
 def _writer(
-    encode: Callable[[Any], bytes], read: Callable[[bytes], Any], kind: Any, *, has_null: bool
+    encode: Callable[[Any], bytes], read: Callable[[bytes], Any], kind: Any, *, writes_nan_as_null: bool
 ) -> Callable[[Any], bytes]:
-    """Encode and check in one: a result fits if what is written reads as `kind`.
+    """Make a function that writes a result and checks that what is written reads as `kind`.
 
-    That is strict about what is inside, takes numpy scalars for numbers as the wire does, and costs less than looking
-    at the object, because the reader is compiled once. Objects that msgspec does not know (pydantic models, arrays) fit
-    as well if they are what the hint says: their library has checked them, and may not read what it writes.
+    That is strict about the inside of a result, takes numpy scalars for numbers as the wire does,
+    and takes less time than inspecting the object, because the reader is compiled once. Objects
+    that msgspec does not know (pydantic models, arrays) fit, too, if they are of the type that the
+    hint names: their library has checked them, and may not read what it writes.
 
     Args:
-        encode: writes a result; read: reads it; kind: as which.
-        has_null: whether NaN is written as null, and is to be refused.
+        encode: Writes a result.
+        read: Reads what was written.
+        kind: The type of results.
+        writes_nan_as_null: Whether NaN is written as null, and is to be refused.
     """
+    write_anything = _unchecked_writer(encode, writes_nan_as_null=writes_nan_as_null)
+    if kind is Any:
+        return write_anything
     dtype = _dtype(kind) if is_array_type(kind) else None
-    inside = _kinds_in(kind)
-    fits = _object_check(kind) if CustomType in inside else None
-    may_hide = has_null and not inside.isdisjoint(_TAKE_NULL)  # else reading back stumbles over NaN anyway
+    kinds = _kinds_in(kind)
+    fits = _object_check(kind) if CustomType in kinds else None
+    # where null does not fit the type, reading refuses NaN without our help
+    may_hide_nan = writes_nan_as_null and not kinds.isdisjoint(_TAKE_NULL)
 
     def write(value: Any) -> bytes:
         try:
             body = encode(value)
-            if may_hide and body.partition(_NULL)[1]:
+            if may_hide_nan and body.partition(_NULL)[1]:
                 _refuse_nan(value)
             if fits is None or not fits(value):
                 read(body)
         except _DOES_NOT_FIT as error:
             raise _bad_result(
-                f"the result does not fit {type_name(kind)}", error, value if has_null else None
+                f"the result does not fit {type_name(kind)}", error, value if writes_nan_as_null else None
             ) from error
         return body
 
     def write_array(value: Any) -> bytes:
         return write_anything(value) if getattr(value, "dtype", None) == dtype else write(value)
 
-    def write_anything(value: Any) -> bytes:
+    return write if dtype is None else write_array
+
+
+def _unchecked_writer(encode: Callable[[Any], bytes], *, writes_nan_as_null: bool) -> Callable[[Any], bytes]:
+    """Make a function that writes results of any type; see `_writer`."""
+
+    def write(value: Any) -> bytes:
         try:
             body = encode(value)
-            if has_null and body.partition(_NULL)[1]:  # the quickest way to ask; `in` is the slowest
+            if writes_nan_as_null and body.partition(_NULL)[1]:  # the fastest way to ask; `in` is the slowest
                 _refuse_nan(value)
         except _DOES_NOT_FIT as error:
             raise _bad_result("the result cannot be written", error) from error
         return body
 
-    if kind is Any:
-        return write_anything
-    return write if dtype is None else write_array
+    return write
 
 
 def _bad_result(what: str, error: Exception, value: Any = None) -> ModelError:
-    """What the caller hears; that a number in `value` is none says more than that a null does not fit."""
+    """Make the caller's error. If `value` holds NaN, it says so, instead of naming null."""
     try:
         _refuse_nan(value)
     except ValueError as reason:
@@ -252,16 +298,16 @@ def _bad_result(what: str, error: Exception, value: Any = None) -> ModelError:
 
 
 def _refuse_nan(value: Any) -> None:
-    """Whether the nulls in a result are meant, or stand for numbers that JSON does not have. Raises ValueError."""
+    """Raise ValueError if nulls in a written result stand for numbers that JSON does not have."""
     if _holds_nan(value):
         raise ValueError("NaN and infinities cannot be written as JSON (as msgpack they can)")
 
 
 def _holds_nan(value: Any) -> bool:
     try:
-        if _NO_NUMBER.search(_msgpack_encoder.encode(value)) is None:
+        if _MAYBE_NAN.search(_msgpack_encoder.encode(value)) is None:
             return False
-    except _DOES_NOT_FIT:  # an integer of over 64 bits, say
+    except _DOES_NOT_FIT:  # an integer of more than 64 bits, for example
         pass
     try:
         json.dumps(msgspec.to_builtins(value, str_keys=True, enc_hook=_to_builtins), allow_nan=False)
@@ -271,7 +317,7 @@ def _holds_nan(value: Any) -> bool:
 
 
 def _kinds_in(kind: Any) -> set[type]:
-    """Which of msgspec's kinds of types occur in a type."""
+    """Return which of msgspec's kinds of types occur in a type."""
     seen: dict[int, Any] = {}
     todo: list[Any] = [msgspec.inspect.type_info(kind)]
     while todo:
@@ -287,10 +333,11 @@ def _kinds_in(kind: Any) -> set[type]:
 
 
 def _object_check(kind: Any) -> Callable[[Any], bool]:
-    """Whether a value fits `kind` as it is: in a copy as msgpack each object that is not msgspec's is a number.
+    """Make a check of values that may hold objects which msgspec does not know.
 
-    Where the hint names the object's own type, the number is turned back into the object, and there is nothing to check
-    beyond that; the rest is checked as usual.
+    It writes the value as msgpack, with a number in place of each such object, and reads it as
+    `kind`. Where the hint names the type of the object, the number is turned back into the object,
+    and nothing else about it is checked; the rest is checked as usual.
     """
     objects: list[Any] = []
 
@@ -316,7 +363,7 @@ def _object_check(kind: Any) -> Callable[[Any], bool]:
 
 
 def _as_it_is(kind: Any, value: Any) -> Any:
-    """An object in a result, if it is what the hint says."""
+    """Return an object in a result, if it is of the type that the hint names. Raises ValueError."""
     if is_array_type(kind):
         if not is_array_type(type(value)) or _dtype(kind) not in (None, value.dtype):
             raise ValueError("not of this dtype")
@@ -326,7 +373,7 @@ def _as_it_is(kind: Any, value: Any) -> Any:
 
 
 def _from_builtins(kind: Any, value: Any) -> Any:
-    """msgspec's hook for types it does not know."""
+    """Convert a part of an item to a type that msgspec does not know."""
     if is_array_type(kind):
         return _to_array(kind, value)
     if _is_pydantic(kind):
@@ -337,14 +384,14 @@ def _from_builtins(kind: Any, value: Any) -> Any:
 
 
 def _from_json(kind: Any, value: Any) -> Any:
-    """Likewise for what has come as JSON, which a strict pydantic model reads otherwise: dates are text there."""
+    """Convert a part of a JSON item, where a strict pydantic model expects dates as text."""
     if _is_pydantic(kind):
         return _validated(kind.model_validate_json, _json_encoder.encode(value), kind, value)
     return _from_builtins(kind, value)
 
 
 def _pydantic_reader(kind: Any) -> Callable[[bytes], Any]:
-    """Reads an item that is a pydantic model as a whole: msgspec says whether it is JSON, pydantic what is in it."""
+    """Make a reader of pydantic models: msgspec checks the JSON, pydantic the content."""
     decode, validate = msgspec.json.Decoder().decode, kind.model_validate_json
 
     def read(body: bytes) -> Any:
@@ -358,49 +405,45 @@ def _pydantic_reader(kind: Any) -> Callable[[bytes], Any]:
 
 
 def _validated(validate: Callable[[Any], Any], form: Any, kind: Any, value: Any) -> Any:
-    """A pydantic model from what its `validate` takes; `value` is the same in builtins. Raises ValueError."""
+    """Make a pydantic model of a part of an item.
+
+    Args:
+        validate: A method of the model's class.
+        form: The part, in the form that `validate` takes.
+        kind: The model's class.
+        value: The part, made of builtins.
+
+    Raises:
+        ValueError: The part does not fit.
+    """
     try:
         return validate(form)
     except ValueError as error:
         if form is not value and _problems(error)[0].get("type") == "json_invalid":
-            return _validated(kind.model_validate, value, kind, value)  # it is JSON, but too deep for pydantic's parser
+            return _validated(kind.model_validate, value, kind, value)  # valid JSON, but too deep for pydantic's parser
         problems = _problems(error)
         text = _in_one_line(problems[0]) if problems[0] else str(error)
-        raise misfits.Unfit(text, plain(each for each in problems if each)) from error
+        raise misfits.Unfit(text, sanitized(each for each in problems if each)) from error
 
 
 def _is_pydantic(kind: Any) -> bool:
     return isinstance(kind, type) and hasattr(kind, "model_validate_json")
 
 
-def _to_builtins(value: Any) -> Any:
-    """msgspec's hook for results it does not know: arrays, tensors, numpy scalars, pydantic models."""
-    convert = getattr(value, "tolist", None)
-    if convert is not None:
-        return convert()
-    dump = getattr(value, "model_dump", None)
-    if dump is None:
-        raise TypeError(f"a result of type {value.__class__.__name__} cannot be written as JSON or msgpack")
-    try:
-        return dump(mode="json", by_alias=True)
-    except ValueError:  # it holds what pydantic cannot write but we can, an array say
-        return dump(by_alias=True)
-
-
 def _problems(error: ValueError) -> list[dict[str, Any]]:
-    """pydantic's complaints; one without anything where the error is not pydantic's."""
+    """Return pydantic's descriptions of the faults; an empty one if the error is not pydantic's."""
     problems = getattr(error, "errors", None)
     return [{}] if problems is None else problems(include_url=False, include_input=False)
 
 
 def _in_one_line(problem: dict[str, Any]) -> str:
-    """A complaint of pydantic's with the field's path."""
+    """Return pydantic's description of a fault in one line, with the path of the field."""
     path = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in problem["loc"])
     return f"{problem['msg']} - at `${path}`"
 
 
 def _to_array(kind: Any, value: Any) -> Any:
-    """A numpy array from nested lists of numbers, of the dtype the hint names."""
+    """Make a numpy array, of the dtype that the hint names, of nested lists of numbers."""
     import numpy as np
 
     array = np.asarray(value)  # ragged lists raise ValueError here
@@ -423,7 +466,7 @@ def _to_array(kind: Any, value: Any) -> Any:
 
 
 def _dtype(kind: Any) -> Any:
-    """The dtype in `NDArray[np.float32]`; None for a bare `np.ndarray`."""
+    """Return the dtype in `NDArray[np.float32]`; None for a bare `np.ndarray`."""
     import numpy as np
 
     for argument in typing.get_args(kind)[1:]:
@@ -445,7 +488,3 @@ def _schema_hook(kind: Any) -> dict[str, Any]:
         schema: dict[str, Any] = model_json_schema()
         return schema
     return {"description": type_name(kind)}
-
-
-_json_encoder = msgspec.json.Encoder(enc_hook=_to_builtins)
-_msgpack_encoder = msgspec.msgpack.Encoder(enc_hook=_to_builtins)

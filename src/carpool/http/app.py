@@ -28,7 +28,7 @@ from carpool.http_request import pack_head
 from carpool.logger import logger
 from carpool.observe.log import printable
 from carpool.request import DEFAULT_LANE, Lane
-from carpool.service.settings import LARGEST_PRIORITY, at_least, flag, function, not_negative
+from carpool.service.settings import LARGEST_PRIORITY, at_least, check_callable, flag, nonnegative_seconds
 from carpool.wire.payload import CUSTOM
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class App:
             raise ValueError(f'when_full must be "refuse" or "wait", not {when_full!r}')
         if timeout_status not in (504, 408):
             raise ValueError(f"timeout_status must be 504 or 408, not {timeout_status!r}")
-        function("output", output, "a worker's name, whether it is an error, and a line")
+        check_callable("output", output, "a worker's name, whether it is an error, and a line")
         self.max_body_bytes = at_least("max_body_bytes", max_body_bytes, 1)
         self.endpoints = [Endpoint(service, output) for service in services]
         self.wants_heads = any(endpoint.formats.wants_heads for endpoint in self.endpoints)
@@ -91,7 +91,7 @@ class App:
         self._wait = when_full == "wait"
         self._timeout_status = timeout_status
         self._debug = flag("debug", debug)
-        self._idle_check_s = not_negative("idle_check_s", idle_check_s)
+        self._idle_check_s = nonnegative_seconds("idle_check_s", idle_check_s)
         self._ids = (f"{secrets.token_hex(4)}-{n}" for n in itertools.count(1))
         self._document: bytes | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # the app was started on it

@@ -11,7 +11,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from carpool.details import Detail, plain
+from carpool.details import Detail, sanitized
 from carpool.errors import (
     CarpoolError,
     DeadlineExceeded,
@@ -122,7 +122,7 @@ def error_response(
         headers.append((b"retry-after", str(max(1, round(retry_after_s + 0.5))).encode()))
     details: list[Detail] | msgspec.UnsetType = msgspec.UNSET
     if isinstance(error, ValidationError):
-        details = plain(error.details) or [{"loc": [], "msg": message, "type": "value_error"}]
+        details = sanitized(error.details) or [{"loc": [], "msg": message, "type": "value_error"}]
     body = _encoder.encode(_ErrorBody(_Error(code, message, request_id, details)))
     return HttpResponse(status, body, headers=tuple(headers))
 

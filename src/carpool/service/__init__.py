@@ -1,1 +1,1 @@
-"""A service as it is declared, assembled and run: stages, settings, handles."""
+"""Services: their declaration, their assembly, and the handles of running ones."""

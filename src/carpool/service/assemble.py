@@ -1,4 +1,7 @@
-"""The parts of a service that runs, made and connected, and not yet started: pipeline, statistics, driver, pools."""
+"""The assembly of a running service: pipeline, statistics, driver and pools, made and connected.
+
+Nothing is started here.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +32,18 @@ from carpool.wire.payload import size_of
 from carpool.worker import affinity, blas, program
 from carpool.worker.setup import Setup
 
-_HANG_SHARE = 3  # without `max_batch_time_s` calls are given up by this part of the service's time-out
-_LEAST_STARTS = 2  # at a time: a model that never ends loading must not hold up all others
+_HANG_SHARE = 3  # without `max_batch_time_s` an unwanted call is given up after this part of `timeout_s`
+_LEAST_STARTS = 2  # workers that may load at a time: one that never ends must not hold up all others
 
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """What one run of a service consists of.
+    """The parts of one run of a service.
 
     Attributes:
-        driver: Drives the pipeline, and has its statistics.
+        driver: Drives the pipeline, and holds its statistics.
         pools: The workers of each stage, first to last.
-        guard: Ends worker processes should this process be killed; None where there are none.
+        guard: Ends the worker processes if this process is killed; None if there are none.
     """
 
     driver: Driver
@@ -53,12 +56,12 @@ def assemble(service: Declaration, journal: Journal | None, output: LineSink) ->
 
     Args:
         service: What is to run.
-        journal: Records what happens to each request, if given.
-        output: Where the workers' output goes.
+        journal: Records what happens to each request; None to record nothing.
+        output: Takes each line that a worker prints.
     """
     guard = Guard() if any(stage.run_in == "process" for stage in service.stages) else None
     cores = affinity.usable()
-    launches = [launch(service, stage, guard, cores) for stage in range(len(service.stages))]
+    launches = [launch(service, stage, guard, usable_cores=cores) for stage in range(len(service.stages))]
     rosters = [new_roster(stage.workers) for stage in service.stages]
     batchers = [_batcher(service, stage) for stage in service.stages]
     pipeline = Pipeline(batchers, slo_s=service.slo_s, measure=size_of, journal=journal)  # type: ignore[arg-type]
@@ -81,25 +84,36 @@ def _batcher(service: Declaration, stage: Stage) -> Batcher:
         max_batch_time_s=stage.max_batch_time_s or inf,
         patience_s=service.timeout_s / _HANG_SHARE,
         idempotent=stage.idempotent,
-        runs_ahead=stage.run_in != "loop",  # which has no time to itself anyway
+        runs_ahead=stage.run_in != "loop",  # a worker on the loop never waits for a message from there
         weigh=None if weigher is None else weigher.of_encoded,
     )
 
 
-def launch(service: Declaration, index: int, guard: Guard | None, usable: int) -> Launch:
-    """What the workers of one stage are started with.
+def launch(service: Declaration, index: int, guard: Guard | None, usable_cores: int) -> Launch:
+    """Return what the workers of one stage are started with.
 
     Args:
         service: The service.
-        index: The position of the stage in it.
-        guard: The guard of its worker processes, if there is one.
-        usable: How many cores there are for all workers.
+        index: The position of the stage in the service.
+        guard: The guard of the service's worker processes; None if it has none.
+        usable_cores: How many cores there are for all workers together.
     """
     stage = service.stages[index]
-    everywhere = affinity.current()
+    in_processes = stage.run_in == "process"
     warm_up = warm_up_sizes(stage)
+    setup = _setup(service, index, warm_up)
+    # A worker process always sets its affinity, even to all the cores that this process may use
+    # now: otherwise it would inherit that of a coordinator that has been pinned meanwhile.
+    cores = stage.cpus or (affinity.current() if in_processes else None,) * stage.workers
+    env = _environments(service, stage, usable_cores) if in_processes else ()
+    return Launch(stage.run_in, setup, stage.model, stage.kwargs, cores, env, warm_up, guard)
+
+
+def _setup(service: Declaration, index: int, warm_up: Mapping[int, int]) -> Setup:
+    """Return the `Setup` of a stage's workers; for each of them, place and cores are filled in."""
+    stage = service.stages[index]
     root = logging.getLogger()
-    setup = Setup(
+    return Setup(
         program=program.describe(),
         model=program.pack_model(stage.model, stage.kwargs) if stage.run_in == "process" else b"",
         stage=stage.name,
@@ -115,21 +129,17 @@ def launch(service: Declaration, index: int, guard: Guard | None, usable: int) -
         cores=None,
         log_level=root.level if root.handlers else None,
     )
-    # a worker always sets its affinity, also to "everywhere": it would inherit a pinned coordinator's
-    cores = stage.cpus or (everywhere if stage.run_in == "process" else None,) * stage.workers
-    env = _environments(service, stage, usable) if stage.run_in == "process" else ()
-    return Launch(stage.run_in, setup, stage.model, stage.kwargs, cores, env, warm_up, guard)
 
 
-def _environments(service: Declaration, stage: Stage, usable: int) -> tuple[Mapping[str, str], ...]:
-    """For each worker of a stage, the variables that it gets besides this process's own."""
+def _environments(service: Declaration, stage: Stage, usable_cores: int) -> tuple[Mapping[str, str], ...]:
+    """Return the variables that each worker of a stage gets besides those of this process."""
     threads = blas.decide(
         stage.name,
         os.environ,
         stage.env,
         workers=stage.workers,
         pinned=None if stage.cpus is None else [len(cores) for cores in stage.cpus],
-        cores=usable,
+        cores=usable_cores,
         of_all=sum(other.workers for other in service.stages if other.run_in == "process"),
     )
     logger.info("%s", threads.why)

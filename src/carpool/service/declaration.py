@@ -1,4 +1,4 @@
-"""What a service is before it runs: its stages in a row and what holds for all of them, checked."""
+"""A service before it runs: its stages in a row and the settings that they share, checked."""
 
 from __future__ import annotations
 
@@ -7,23 +7,35 @@ from dataclasses import dataclass
 from math import inf
 
 from carpool.model import AnyModel
-from carpool.service.settings import at_least, check_held, check_overload, finite, held_s, seconds, text
+from carpool.service.settings import (
+    at_least,
+    check_lone_wait,
+    check_overload,
+    lone_wait_s,
+    optional_finite_seconds,
+    optional_text,
+    seconds,
+)
 from carpool.service.stage import Stage, as_stage, check_chain
 from carpool.worker import affinity
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False, eq=False, weakref_slot=True)
 class Declaration:
-    """The stages and settings of a service. `Service`, which can be started, says what each of them means.
+    """The stages and settings of a service, which `Service` describes and can start.
+
+    It is apart from `Service` so that handles need not import the class that makes them.
 
     Attributes:
         stages: The stages, first to last.
         name: The model's name over HTTP and in metrics.
-        timeout_s: The longest time from a request's arrival to its answer; infinity for no limit.
-        slo_s: The latency that requests should be answered within, if there is a goal.
-        overload: What a planning policy looks after while more comes than can be served.
-        cpus: The cores that the coordinator is tied to, if any.
-        max_parallel_starts: How many workers may load at the same time, if it was said.
+        timeout_s: The longest time from a request's arrival to its answer, in seconds; infinity for
+            no limit.
+        slo_s: The latency that requests should be answered within, in seconds; None for no goal.
+        overload: What a policy that plans pursues while more requests come than can be served:
+            "goodput" or "latency".
+        cpus: The cores that the coordinator is tied to; None for no tie.
+        max_parallel_starts: How many workers may load at the same time; None for the default.
     """
 
     stages: tuple[Stage, ...]
@@ -51,16 +63,16 @@ class Declaration:
             max_parallel_starts = at_least("max_parallel_starts", max_parallel_starts, 1)
         values = {
             "stages": declared,
-            "name": text("name", name) or declared[-1].name,
+            "name": optional_text("name", name) or declared[-1].name,
             "timeout_s": inf if timeout_s is None else seconds("timeout_s", timeout_s),
-            "slo_s": finite("slo_s", slo_s),
+            "slo_s": optional_finite_seconds("slo_s", slo_s),
             "overload": overload,
             "cpus": None if cpus is None else affinity.parse(cpus),
             "max_parallel_starts": max_parallel_starts,
         }
         for field, value in values.items():
             object.__setattr__(self, field, value)
-        check_held(sum(held_s(stage.new_policy()) for stage in declared), self.timeout_s)
+        check_lone_wait(sum(lone_wait_s(stage.new_policy()) for stage in declared), self.timeout_s)
 
     def __repr__(self) -> str:
         return f"<Service {self.name}: {' -> '.join(stage.name for stage in self.stages)}>"

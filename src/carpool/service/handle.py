@@ -1,7 +1,7 @@
-"""Handles of a running service: `AsyncHandle` on the caller's loop, `Handle` for threads, with a loop of its own.
+"""Handles of a running service: `AsyncHandle` for tasks of its loop, and `Handle` for threads.
 
-Both turn Python objects into requests and wait for the answers; the driver does the rest. A handle belongs to the
-process that started it.
+Both turn Python objects into requests and wait for the answers; the driver does the rest. A
+`Handle` has a loop in a thread of its own. A handle belongs to the process that started it.
 """
 
 from __future__ import annotations
@@ -38,25 +38,29 @@ from carpool.request import Lane, Request
 from carpool.service.assemble import assemble
 from carpool.service.declaration import Declaration
 from carpool.service.running import Running
-from carpool.service.settings import at_least, check_priority, positive
+from carpool.service.settings import at_least, optional_seconds, valid_priority
 from carpool.service.stage import Stage
 from carpool.service.weigh import weigher_of
 from carpool.worker import affinity, program
 
-_BATCHES_AHEAD = 3  # per worker: one at work, one on its way, one forming
-_SMALL_AHEAD = 2 * _BATCHES_AHEAD  # of small items, so that threads wake one another less often
+_BATCHES_IN_FLIGHT = 3  # batches of a stream per worker: one at work, one on its way, one forming
+_SMALL_BATCHES_IN_FLIGHT = 2 * _BATCHES_IN_FLIGHT  # with small items, so that threads wake one another less often
 _LEAST_IN_FLIGHT = 64
-_SILENT_S = 10.0  # a loop that ends may be busy with its last tasks for so long
-_CLOSE = "call close(), or use a block, `with service.run() as s:`"
-_CLOSE_ASYNC = "await close(), or use a block, `async with service.run_async() as s:`"
+_SILENT_S = 10.0  # for how long a loop that ends may be busy with its last tasks
+_HOW_TO_CLOSE = "call close(), or use a block, `with service.run() as s:`"
+_HOW_TO_CLOSE_ASYNC = "await close(), or use a block, `async with service.run_async() as s:`"
 
 
 class AsyncHandle:
-    """A service on the running loop; made by `Service.run_async`.
+    """A service for the tasks of one event loop; made by `Service.run_async`.
+
+    Use it as `async with service.run_async() as s:`, or `start` it and `close` it.
 
     Attributes:
-        driver: for those who bring requests of their own making, such as the HTTP app; None until started.
-        weigh: how much of a batch an item takes up, if not 1.
+        service: The declaration of the service.
+        driver: Takes the requests of callers that make their own, such as the HTTP app; None until
+            the service is started.
+        weigh: Returns how much of a batch an item takes up; None if each counts as 1.
     """
 
     def __init__(self, service: Declaration, *, journal_size: int, output: LineSink) -> None:
@@ -78,17 +82,17 @@ class AsyncHandle:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the live workers."""
+        """The process ids of the live workers."""
         return [pid for pool in self._running.pools for pid in pool.pids]
 
     async def start(self) -> None:
-        """Start the workers and wait until all are ready.
+        """Start the workers and wait until all of them are ready.
 
         Raises:
-            StartupError: a worker could not load its model or run its examples; the text ends with the user's
-                traceback.
-            Unavailable: the service was closed while it was starting.
-            RuntimeError: it was started before.
+            StartupError: A worker could not load its model or run its examples; the text ends with
+                the traceback of the user's code.
+            Unavailable: The service was closed while it was starting.
+            RuntimeError: It has been started before, or this is a worker process.
         """
         if program.in_worker and any(stage.run_in == "process" for stage in self.service.stages):
             raise RuntimeError(
@@ -100,9 +104,9 @@ class AsyncHandle:
         began = monotonic()
         made = assemble(self.service, self._journal, self._output)
         self.driver = made.driver
-        what_to_do = _CLOSE_ASYNC if self._running.thread is None else _CLOSE
-        await self._running.begin(made.driver, made.pools, made.guard, what_to_do)
-        weakref.finalize(self, self._running.dropped).atexit = False  # what a program leaves open ends with it
+        how_to_close = _HOW_TO_CLOSE_ASYNC if self._running.thread is None else _HOW_TO_CLOSE
+        await self._running.begin(made.driver, made.pools, made.guard, how_to_close)
+        weakref.finalize(self, self._running.dropped).atexit = False  # at exit the workers end with the program
         try:
             self._pin()
             if made.guard is not None:
@@ -115,13 +119,17 @@ class AsyncHandle:
         logger.info("service %s is ready after %.2f s", self.service.name, monotonic() - began)
 
     async def close(self, drain: bool = True) -> None:
-        """Stop the service: finish what is inside (or fail it, without `drain`), then end the workers.
+        """Close the service: refuse new requests, finish those inside, then end the workers.
 
-        It may be called by several tasks at once, and again: all of them return when everything has ended. In a forked
-        child it does nothing.
+        Several tasks may call it at once, and again; each call returns when everything has ended.
+        In a forked child it does nothing.
+
+        Args:
+            drain: Whether requests inside are finished, for up to the service's `timeout_s`;
+                otherwise they fail at once with `Unavailable`.
 
         Raises:
-            RuntimeError: the service was started on another event loop, which is still running.
+            RuntimeError: The service was started on another event loop, which is still open.
         """
         if self._life.takes_calls and self._is_elsewhere():
             self._running.abandon()
@@ -131,25 +139,32 @@ class AsyncHandle:
             await asyncio.shield(closing)
 
     async def failed(self) -> None:
-        """Wait until a stage has failed, so that the service can answer nothing any more."""
+        """Wait until a stage has failed for good, so that the service cannot answer any more."""
         await self.running_driver.failed()
 
     def kill(self) -> None:
-        """End the workers at once, whatever they are doing."""
+        """End the workers at once, whatever they are doing; none is replaced."""
         self._running.kill()
 
     async def predict(self, x: Any, *, timeout_s: float | None = None, priority: int = 0) -> Any:
-        """The model's answer to one item. Waits while the queue is full.
+        """Return the model's answer to one item. Waits while the queue is full.
 
         Args:
-            x: the item. What it holds in buffers of 64 KiB or more (arrays, mostly) is not copied: it must stay as it
-                is until the answer is there.
-            timeout_s: can only shorten the service's.
-            priority: larger goes first, -100 to 100; but each second of being passed over counts for one level.
+            x: The item. Buffers of 64 KiB or more in it (arrays, mostly) are not copied: leave them
+                unchanged until the answer is there.
+            timeout_s: The longest time to wait, in seconds. It can only shorten the service's own.
+            priority: From -100 to 100. Larger goes first, but each second that a request is passed
+                over counts as one level.
 
         Raises:
-            CarpoolError: see `carpool.errors`.
-            RuntimeError: the service does not run, or runs on another loop or in another process.
+            ModelError: The model failed for this item.
+            ValidationError: The model refused this item.
+            DeadlineExceeded: The answer was not ready within `timeout_s`.
+            Overloaded: The answer could not have been ready in time, so the item was refused.
+            Unavailable: The service is closing, or its workers were lost.
+            RuntimeError: The service has not been started, or it runs on another loop or in another
+                process.
+            ValueError: `timeout_s` or `priority` is out of range.
         """
         driver = self.running_driver
         loop = driver.loop
@@ -165,7 +180,7 @@ class AsyncHandle:
             driver.cancel(request)
             raise
         finally:
-            del caller, request  # they lead to the error, which holds this frame
+            del caller, request  # they lead to the error and so to this frame, which would be a reference cycle
 
     def stream(
         self,
@@ -174,13 +189,20 @@ class AsyncHandle:
         max_in_flight: int | None = None,
         return_exceptions: bool = False,
     ) -> AsyncIterator[Any]:
-        """Answers to many items, in their order, with at most `max_in_flight` inside at a time.
+        """Yield the answers to many items, in the order of the items.
 
         Args:
-            xs: the items; taken one by one as there is room. Each is copied when it is read, so the input may use one
-                buffer again and again.
-            max_in_flight: defaults to what keeps all workers busy.
-            return_exceptions: whether an item's error is yielded in its place instead of raised.
+            xs: The items, read one by one as there is room. Each is copied when it is read, so the
+                input may use one buffer again and again.
+            max_in_flight: The largest number of items inside at a time. Defaults to what keeps all
+                workers busy.
+            return_exceptions: Whether an item's error is yielded in place of its answer. Otherwise
+                it is raised, which ends the stream.
+
+        Raises:
+            CarpoolError: See `predict`.
+            RuntimeError: See `predict`.
+            ValueError: `max_in_flight` is not a whole number of at least 1.
         """
         driver = self.running_driver
         self._refuse_other_loops()
@@ -188,60 +210,83 @@ class AsyncHandle:
         return stream.run(xs, return_exceptions, self)
 
     def stats(self) -> ServiceSnapshot:
-        """What the service has done so far; also after it was closed."""
+        """Return what the service has done so far, even after it was closed.
+
+        Raises:
+            RuntimeError: The service has not been started, or was started by another process.
+        """
         driver = self.driver
         if driver is None or self._life.state is LifeState.FORKED:
             raise self._life.refusal()
         return driver.stats.snapshot(driver.clock())
 
     def story(self, request_id: int) -> list[Entry]:
-        """What happened to a request, in order; needs `journal_size`."""
+        """Return what happened to a request, in order; empty without a `journal_size`.
+
+        Args:
+            request_id: The number of the request; a service counts them from 1 as they come.
+        """
         return [] if self._journal is None else self._journal.story(request_id)
 
     def new_request(self, x: Any, timeout_s: float | None, priority: int) -> Request:
-        """An item as a request that the driver takes. Raises what pickling or weighing it does."""
-        own_s = positive("timeout_s", timeout_s)
-        limit_s = self.service.timeout_s if own_s is None else min(own_s, self.service.timeout_s)
+        """Make a request of an item. Raises what pickling or weighing the item raises.
+
+        Args:
+            x: The item.
+            timeout_s: See `predict`.
+            priority: See `predict`.
+        """
+        wanted_s = optional_seconds("timeout_s", timeout_s)
+        limit_s = self.service.timeout_s if wanted_s is None else min(wanted_s, self.service.timeout_s)
         request = request_for(x, self.running_driver.clock() + limit_s, self.weigh)
         if priority != 0:
-            request.lane = Lane(check_priority(priority), None, 0)
+            request.lane = Lane(valid_priority(priority), None, 0)
         return request
 
     def window(self, max_in_flight: int | None) -> Window:
-        """How many items of a stream may be inside: what the user says, or what keeps every worker busy."""
+        """Return how many items of a stream may be inside at a time.
+
+        Args:
+            max_in_flight: What the user says; None for what keeps every worker busy.
+        """
         if max_in_flight is not None:
             max_in_flight = at_least("max_in_flight", max_in_flight, 1)
             return Window(max_in_flight, max_in_flight)
         stages = self.service.stages
-        least = sum(_BATCHES_AHEAD * stage.workers * _most_items(stage, 1) for stage in stages)
-        most = sum(_SMALL_AHEAD * stage.workers * _most_items(stage, MOST_IN_A_HOP) for stage in stages)
+        least = sum(_BATCHES_IN_FLIGHT * stage.workers * _most_items(stage, 1) for stage in stages)
+        most = sum(_SMALL_BATCHES_IN_FLIGHT * stage.workers * _most_items(stage, MOST_IN_A_HOP) for stage in stages)
         return Window(least, max(_LEAST_IN_FLIGHT, most))
 
     @property
     def state(self) -> LifeState:
-        """Where in its life the service is."""
+        """The state of the service, from new to closed."""
         return self._life.state
 
     @property
     def running_driver(self) -> Driver:
-        """The driver.
+        """The driver, of a service that runs.
 
         Raises:
-            RuntimeError: the service does not run yet, was started by another process, or its loop has ended.
-            Unavailable: it has been closed.
+            RuntimeError: The service has not been started, was started by another process, or its
+                loop has ended.
+            Unavailable: It has been closed.
         """
         if not self._life.takes_calls:
             raise self._life.refusal()
         return self.driver  # type: ignore[return-value]
 
     def _refuse_other_loops(self) -> None:
-        """Raise RuntimeError in a call from another loop than the service's."""
+        """Raise RuntimeError if the running loop is not the service's."""
         if self._is_elsewhere():
             self._running.abandon()
             raise self._life.refusal()
 
     def _is_elsewhere(self) -> bool:
-        """Whether the service's loop has ended, so that this is another one. Raises RuntimeError if it has not."""
+        """Report whether the running loop is another one, since the service's has ended.
+
+        Raises:
+            RuntimeError: It is another one, and the service's has not ended.
+        """
         assert self.driver is not None
         if asyncio.get_running_loop() is self.driver.loop:
             return False
@@ -260,7 +305,14 @@ class AsyncHandle:
 
 
 class Handle:
-    """A service for threads, on a loop thread of its own; made by `Service.run` and `Service.start`."""
+    """A service for threads, made by `Service.run` and `Service.start`.
+
+    Use it as `with service.run() as s:`, or `close` it. It has an event loop in a thread of its
+    own.
+
+    Attributes:
+        service: The declaration of the service.
+    """
 
     def __init__(self, service: Declaration, *, journal_size: int, output: LineSink) -> None:
         self.service = service
@@ -276,11 +328,18 @@ class Handle:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the live workers."""
+        """The process ids of the live workers."""
         return self._inner.pids
 
     def start(self) -> Handle:
-        """Start the workers and wait until all are ready. Raises what `AsyncHandle.start` raises."""
+        """Start the workers, wait until all of them are ready, and return this handle.
+
+        Raises:
+            StartupError: A worker could not load its model or run its examples; the text ends with
+                the traceback of the user's code.
+            Unavailable: The service was closed while it was starting.
+            RuntimeError: It has been started before, or this is a worker process.
+        """
         if self._inner.state is not LifeState.NEW or not self._starting.acquire(blocking=False):
             raise RuntimeError(STARTED_BEFORE)
         try:
@@ -299,15 +358,20 @@ class Handle:
         return self
 
     def close(self, drain: bool = True) -> None:
-        """Stop the service: finish what is inside (or fail it, without `drain`), then end the workers.
+        """Close the service: refuse new requests, finish those inside, then end the workers.
 
-        It may be called by several threads at once, and again: all of them return when everything has ended. In a
-        forked child it does nothing.
+        Several threads may call it at once, and again; each call returns when everything has ended.
+        In a forked child it does nothing.
+
+        Args:
+            drain: Whether requests inside are finished, for up to the service's `timeout_s`;
+                otherwise they fail at once with `Unavailable`.
 
         Raises:
-            RuntimeError: this is the thread of the service's own loop, which would wait for itself.
-            DeadlineExceeded: something of the user's blocks that loop, for longer than the service's time-out. Worker
-                processes have been killed; call it again once the loop goes on.
+            RuntimeError: This is the thread of the service's own loop, which would wait for itself.
+            DeadlineExceeded: User code has blocked that loop for longer than the service's
+                `timeout_s`. Worker processes have been killed; call `close` again once the loop
+                goes on.
         """
         if self._inner.state not in (LifeState.STARTING, LifeState.OPEN, LifeState.DRAINING):
             return
@@ -315,7 +379,25 @@ class Handle:
         self._end(drain)
 
     def predict(self, x: Any, *, timeout_s: float | None = None, priority: int = 0) -> Any:
-        """The model's answer to one item, from any thread. See `AsyncHandle.predict`."""
+        """Return the model's answer to one item, in any thread. Waits while the queue is full.
+
+        Args:
+            x: The item. Buffers of 64 KiB or more in it (arrays, mostly) are not copied: leave them
+                unchanged until the answer is there.
+            timeout_s: The longest time to wait, in seconds. It can only shorten the service's own.
+            priority: From -100 to 100. Larger goes first, but each second that a request is passed
+                over counts as one level.
+
+        Raises:
+            ModelError: The model failed for this item.
+            ValidationError: The model refused this item.
+            DeadlineExceeded: The answer was not ready within `timeout_s`.
+            Overloaded: The answer could not have been ready in time, so the item was refused.
+            Unavailable: The service is closing, or its workers were lost.
+            RuntimeError: The service has not been started, runs in another process, or this is the
+                thread of its own loop.
+            ValueError: `timeout_s` or `priority` is out of range.
+        """
         inner = self._inner
         request = inner.new_request(x, timeout_s, priority)
         thread: LoopThread = self._thread  # type: ignore[assignment]
@@ -327,7 +409,7 @@ class Handle:
         thread.post(partial(driver.submit, request))
         try:
             caller.wait(request, driver.clock)
-        except BaseException:  # KeyboardInterrupt, say: nobody waits for the answer any more
+        except BaseException:  # KeyboardInterrupt, for example: nobody waits for the answer any more
             thread.post(partial(driver.cancel, request))
             raise
         if request.error is not None:
@@ -337,7 +419,21 @@ class Handle:
     def stream(
         self, xs: Iterable[Any], *, max_in_flight: int | None = None, return_exceptions: bool = False
     ) -> Iterator[Any]:
-        """Answers to many items, in their order. `xs` is read by a thread of the stream; see `AsyncHandle.stream`."""
+        """Yield the answers to many items, in the order of the items.
+
+        Args:
+            xs: The items, read one by one as there is room, by a thread of the stream. Each is
+                copied when it is read, so the input may use one buffer again and again.
+            max_in_flight: The largest number of items inside at a time. Defaults to what keeps all
+                workers busy.
+            return_exceptions: Whether an item's error is yielded in place of its answer. Otherwise
+                it is raised, which ends the stream.
+
+        Raises:
+            CarpoolError: See `predict`.
+            RuntimeError: See `predict`.
+            ValueError: `max_in_flight` is not a whole number of at least 1.
+        """
         inner = self._inner
         window = inner.window(max_in_flight)
         driver = inner.running_driver
@@ -347,25 +443,30 @@ class Handle:
         return stream.run(xs, return_exceptions, self)
 
     def stats(self) -> ServiceSnapshot:
-        """What the service has done so far; also after it was closed.
+        """Return what the service has done so far, even after it was closed.
 
         Raises:
-            DeadlineExceeded: the service's loop has not come to it within the service's time-out.
+            RuntimeError: The service has not been started, or was started by another process.
+            DeadlineExceeded: The service's loop was blocked for longer than its `timeout_s`.
         """
         if self._thread is None or self._inner.state is LifeState.FORKED:
             raise self._inner._life.refusal()
         most_s = self.service.timeout_s + GRACE_S
         try:
-            return self._thread.ask(self._inner.stats, most_s)  # policies are asked, and they are no one else's
+            return self._thread.ask(self._inner.stats, most_s)  # it reads policies, which belong to the loop
         except TimeoutError as error:
             raise DeadlineExceeded(NO_ANSWER) from error
 
     def story(self, request_id: int) -> list[Entry]:
-        """What happened to a request, in order; needs `journal_size`."""
+        """Return what happened to a request, in order; empty without a `journal_size`.
+
+        Args:
+            request_id: The number of the request; a service counts them from 1 as they come.
+        """
         return self._inner.story(request_id)
 
     def _end(self, drain: bool) -> None:
-        """Have the service closed, and wait for it and its loop to end."""
+        """Close the service, and wait until it and its loop have ended."""
         thread, running = self._thread, self._inner._running
         assert thread is not None
         thread.post(partial(running.begin_to_end, drain))
@@ -384,5 +485,5 @@ class Handle:
 
 
 def _most_items(stage: Stage, single: int) -> int:
-    """Items that one batch of a stage may hold; those without batches take `single` at a time."""
+    """Return how many items one batch of a stage may hold; `single` if the stage has no batches."""
     return min(stage.max_batch_size or single, stage.max_queue_size)

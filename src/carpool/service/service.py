@@ -1,58 +1,93 @@
-"""A service: stages in a row, declared once and run as often as you like."""
+"""The `Service` that users declare: stages in a row, declared once and run as often as needed."""
 
 from __future__ import annotations
 
 from carpool.drive.output import LineSink, print_line
 from carpool.service.declaration import Declaration
 from carpool.service.handle import AsyncHandle, Handle
-from carpool.service.settings import at_least, function
+from carpool.service.settings import at_least, check_callable
+
+_SINK_ARGUMENTS = "a worker's name, whether it is an error, and a line"
 
 
 class Service(Declaration):
-    """An immutable declaration; `run`, `run_async` and `start` bring it to life.
+    """An immutable declaration of a service; `run`, `run_async` and `start` bring it to life.
 
     Args:
-        stages: what a request passes through, first to last; a bare model stands for a stage of single items.
-        name: the model's name over HTTP and in metrics; defaults to the last stage's.
-        timeout_s: longest time from a request's arrival to its answer; None, or infinity, for no limit. Then nothing
-            ends a call that hangs unless its stage has a `max_batch_time_s`.
-        slo_s: the latency, end to end, that requests should be answered within; goodput is counted against it. A policy
-            that plans (adaptive, deadline, cork) serves what can make it and refuses early, with `Overloaded` (429),
-            what cannot; what was not refused and is late is still answered until `timeout_s`. Other policies serve
-            in the order of what is due, and refuse nothing.
-        overload: what a planning policy looks after while more comes than can be served: "goodput", as many answers
-            within `slo_s` as possible, or "latency", soon answers for those that are served, at the cost of some
-            goodput.
-        cpus: the core, or cores, that the coordinator is tied to while the service runs.
-        max_parallel_starts: how many workers, of all stages together, may load their models at the same time, at first
-            and after deaths; defaults to the number of cores there are for this process, at least 2.
+        stages: What a request passes through, first to last. A bare model stands for a stage of
+            single items.
+        name: The model's name over HTTP and in metrics. Defaults to the name of the last stage.
+        timeout_s: The longest time from a request's arrival to its answer, in seconds. None or
+            infinity means no limit; then nothing ends a call that hangs unless its stage has a
+            `max_batch_time_s`.
+        slo_s: The latency, end to end and in seconds, that requests should be answered within.
+            Goodput is counted against it. A policy that plans (adaptive, deadline, cork) serves the
+            requests that can be in time and refuses the others early, with `Overloaded` (429). A
+            request that was not refused and is late is still answered until `timeout_s`. Other
+            policies serve requests in the order in which they are due and refuse none.
+        overload: What a policy that plans pursues while more requests come than can be served:
+            "goodput" for as many answers within `slo_s` as possible, or "latency" for quick answers
+            to those that are served, at the cost of some goodput.
+        cpus: The core, or cores, that the coordinator is tied to while the service runs.
+        max_parallel_starts: How many workers, of all stages together, may load their models at the
+            same time, at the start and after deaths. Defaults to the number of cores available to
+            this process, and is at least 2.
 
     Raises:
-        ValueError: see `Stage`; or two stages have one name, a queue is too small for the batches before it, or the
-            static policy holds requests back for longer than `timeout_s`.
-        TypeError: see `Stage`.
+        ValueError: A setting of a stage is out of range (see `Stage`), two stages have the same
+            name, a queue is too small for the batches of the stage before it, or the static policy
+            holds requests back for longer than `timeout_s`.
+        TypeError: A setting is of the wrong kind, or a model cannot be served (see `Stage`).
     """
 
     __slots__ = ()
 
     def run_async(self, *, journal_size: int = 0, output: LineSink = print_line) -> AsyncHandle:
-        """The service on the running loop: `async with service.run_async() as s: await s.predict(x)`.
+        """Return a handle for tasks: `async with service.run_async() as s: await s.predict(x)`.
+
+        The service starts on the running loop when the block is entered, and is closed at its end.
 
         Args:
-            journal_size: how many events to remember for `story`; 0 for none.
-            output: what to do with each line that a worker prints.
+            journal_size: How many events to remember for the handle's `story`; 0 for none.
+            output: Called with each line that a worker prints: the worker's name, whether the line
+                went to standard error, and the line.
+
+        Raises:
+            ValueError: `journal_size` is not a whole number of at least 0.
+            TypeError: `output` cannot be called.
         """
-        function("output", output, "a worker's name, whether it is an error, and a line")
+        check_callable("output", output, _SINK_ARGUMENTS)
         return AsyncHandle(self, journal_size=at_least("journal_size", journal_size, 0), output=output)
 
     def run(self, *, journal_size: int = 0, output: LineSink = print_line) -> Handle:
-        """The service on a loop thread of its own: `with service.run() as s: s.predict(x)`.
+        """Return a handle for threads: `with service.run() as s: s.predict(x)`.
 
-        Args: see `run_async`.
+        The service starts on a loop in a thread of its own when the block is entered, and is closed
+        at its end.
+
+        Args:
+            journal_size: See `run_async`.
+            output: See `run_async`.
+
+        Raises:
+            ValueError: See `run_async`.
+            TypeError: See `run_async`.
         """
-        function("output", output, "a worker's name, whether it is an error, and a line")
+        check_callable("output", output, _SINK_ARGUMENTS)
         return Handle(self, journal_size=at_least("journal_size", journal_size, 0), output=output)
 
     def start(self, *, journal_size: int = 0, output: LineSink = print_line) -> Handle:
-        """Like `run`, started at once; the caller must `close` it. One that is dropped is ended, with a warning."""
+        """Start the service at once and return a handle for threads, which the caller must `close`.
+
+        A service whose handle is dropped without `close` is ended, with a `ResourceWarning`.
+
+        Args:
+            journal_size: See `run_async`.
+            output: See `run_async`.
+
+        Raises:
+            StartupError: A worker could not load its model or run its examples.
+            ValueError: See `run_async`.
+            TypeError: See `run_async`.
+        """
         return self.run(journal_size=journal_size, output=output).start()

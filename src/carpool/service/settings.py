@@ -1,4 +1,8 @@
-"""Checks of settings, in one voice: each says which setting is wrong, what it was, and what would do."""
+"""Checks of settings. Each error says which setting is wrong, what it was, and what would be right.
+
+Functions named for a value (`seconds`, `flag`, ...) return it in the form that carpool keeps; those
+named `check_...` return nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,11 @@ from typing import Any
 from carpool.policy import BY_NAME, Policy, Static
 
 LARGEST_PRIORITY = 100
-"""Priorities are whole numbers from minus this to this."""
+"""Priorities are whole numbers from -LARGEST_PRIORITY to LARGEST_PRIORITY."""
 
 
 def at_least(name: str, value: Any, least: int) -> int:
-    """A whole number that must not be smaller, of Python's or numpy's making. Raises ValueError."""
+    """Return a whole number from `least` on, Python's or numpy's, as an int. Raises ValueError."""
     whole = _whole(value)
     if whole is None or whole < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
@@ -23,38 +27,38 @@ def at_least(name: str, value: Any, least: int) -> int:
 
 
 def seconds(name: str, value: Any) -> float:
-    """A duration that must be positive; infinity means no limit. Raises ValueError."""
+    """Return a positive duration; infinity means no limit. Raises ValueError."""
     number = _number(value)
     if number is None or not number > 0:
         raise ValueError(f"{name} must be a positive number of seconds, not {value!r}")
     return number
 
 
-def positive(name: str, value: Any) -> float | None:
-    """Like `seconds`, where it is given at all."""
-    if value is None or (type(value) is float and value > 0):  # the quick way, for calls with time-outs of their own
+def optional_seconds(name: str, value: Any) -> float | None:
+    """Return a positive duration, or None if none is given. Raises ValueError."""
+    if value is None or (type(value) is float and value > 0):  # fast, for calls that bring a time-out
         return value
     return seconds(name, value)
 
 
-def finite(name: str, value: Any) -> float | None:
-    """A positive duration, where it is given at all, that infinity cannot stand for. Raises ValueError."""
-    number = positive(name, value)
+def optional_finite_seconds(name: str, value: Any) -> float | None:
+    """Return a positive duration below infinity, or None if none is given. Raises ValueError."""
+    number = optional_seconds(name, value)
     if number == inf:
         raise ValueError(f"{name} must be a finite number of seconds, not {value!r}; leave it out for none")
     return number
 
 
-def not_negative(name: str, value: Any) -> float:
-    """A duration that may be 0. Raises ValueError."""
+def nonnegative_seconds(name: str, value: Any) -> float:
+    """Return a duration that may be 0. Raises ValueError."""
     number = _number(value)
     if number is None or not number >= 0:
         raise ValueError(f"{name} must be 0 or more seconds, not {value!r}")
     return number
 
 
-def delay(name: str, value: Any) -> float | None:
-    """A duration that may be 0 but not infinite, where it is given at all. Raises ValueError."""
+def optional_delay(name: str, value: Any) -> float | None:
+    """Return a finite duration that may be 0, or None if none is given. Raises ValueError."""
     if value is None:
         return None
     number = _number(value)
@@ -64,14 +68,14 @@ def delay(name: str, value: Any) -> float | None:
 
 
 def flag(name: str, value: Any) -> bool:
-    """True or False, and nothing that merely counts as one of them. Raises TypeError."""
+    """Return True or False. Raises TypeError for values that are merely truthy or falsy."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, not {value!r}")
     return value
 
 
-def text(name: str, value: Any) -> str | None:
-    """A name, where one is given. Raises TypeError or ValueError."""
+def optional_text(name: str, value: Any) -> str | None:
+    """Return a text that is not empty, or None if none is given. Raises TypeError or ValueError."""
     if value is None:
         return None
     if not isinstance(value, str):
@@ -81,40 +85,35 @@ def text(name: str, value: Any) -> str | None:
     return value
 
 
-def function(name: str, value: Any, of_what: str) -> None:
-    """Something that can be called. Raises TypeError."""
-    if not callable(value):
-        raise TypeError(f"{name} must be a function of {of_what}, not {value!r}")
-
-
 def mapping(name: str, value: Any) -> dict[str, Any]:
-    """A mapping whose keys are text, as a dict of its own. Raises TypeError."""
+    """Return a mapping with text as its keys as a new dict, empty for None. Raises TypeError."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
         raise TypeError(f"{name} must be a mapping such as {{'key': value}}, not {value!r}")
     for key in value:
         if not isinstance(key, str):
-            raise TypeError(f"{name} must have text for its keys, not {key!r}")
+            raise TypeError(f"{name} must have text as its keys, not {key!r}")
     return dict(value)
 
 
 def environment(value: Any) -> dict[str, str]:
-    """`env=` of a stage: names and values as the operating system takes them. Raises TypeError or ValueError."""
+    """Return a stage's `env=` as the operating system takes it. Raises TypeError or ValueError."""
     env = mapping("env", value)
     for key, content in env.items():
         if not isinstance(content, str):
             raise TypeError(f"env[{key!r}] must be text, not {content!r}: write {str(content)!r}")
         if not key or "=" in key or "\0" in key + content:
             raise ValueError(
-                f"env[{key!r}] cannot be an environment variable: a name has no '=', and no part a zero byte"
+                f"env[{key!r}] cannot be an environment variable: a name is not empty and has no '=', and neither a"
+                " name nor a value has a zero byte"
             )
     return env
 
 
-def check_priority(priority: Any) -> int:
-    """A request's priority. Raises ValueError."""
-    if type(priority) is int and -LARGEST_PRIORITY <= priority <= LARGEST_PRIORITY:  # the quick way
+def valid_priority(priority: Any) -> int:
+    """Return a request's priority as an int. Raises ValueError."""
+    if type(priority) is int and -LARGEST_PRIORITY <= priority <= LARGEST_PRIORITY:  # fast, for every call
         return priority
     whole = _whole(priority)
     if whole is None or abs(whole) > LARGEST_PRIORITY:
@@ -124,48 +123,8 @@ def check_priority(priority: Any) -> int:
     return whole
 
 
-def check_policy(policy: Policy | str | None) -> None:
-    """A policy or the name of one. Raises ValueError or TypeError."""
-    if isinstance(policy, str) and policy not in BY_NAME:
-        known = ", ".join(sorted(BY_NAME))
-        raise ValueError(f"there is no policy {policy!r}; choose one of {known}, or give a Policy object")
-    if policy is not None and not isinstance(policy, str | Policy):
-        raise TypeError(f"policy must be a name or a Policy object, not {policy!r}")
-    if isinstance(policy, Policy):
-        if not hasattr(policy, "slo_s"):
-            raise TypeError(f"{type(policy).__name__}.__init__ must call super().__init__()")
-        if policy.max_batch_size is not None:
-            at_least("max_batch_size of the policy", policy.max_batch_size, 1)
-        delay("max_queue_delay_s of the policy", policy.max_queue_delay_s)
-        finite("slo_s of the policy", policy.slo_s)
-
-
-def held_s(policy: Policy) -> float:
-    """How long a lone request that comes right after a batch is certain to be held back to fill the next one."""
-    if type(policy).decide is not Static.decide or policy.limit <= 1:
-        return 0.0
-    return policy.max_queue_delay_s or 0.0
-
-
-def check_held(held_s: float, timeout_s: float) -> None:
-    """Whether a lone request that is held so long, in all stages together, can still be answered. Raises ValueError."""
-    if held_s >= timeout_s:
-        raise ValueError(
-            f"max_queue_delay_s ({held_s:g} s in all) must be shorter than timeout_s ({timeout_s:g} s): the static"
-            " policy holds a lone request back for all of it, so that it would expire beside an idle worker"
-        )
-
-
-def check_overload(overload: str) -> None:
-    """What a service looks after while it cannot serve all. Raises ValueError."""
-    if overload not in ("goodput", "latency"):
-        raise ValueError(
-            f'overload must be "goodput" (as many answers in time as possible) or "latency", not {overload!r}'
-        )
-
-
-def check_sizes(allowed_batch_sizes: Iterable[Any], max_batch_size: int) -> tuple[int, ...]:
-    """Batch sizes that a model is called with. Raises ValueError or TypeError."""
+def valid_batch_sizes(allowed_batch_sizes: Iterable[Any], max_batch_size: int) -> tuple[int, ...]:
+    """Return the batch sizes that a model may be called with. Raises ValueError or TypeError."""
     if isinstance(allowed_batch_sizes, str) or not isinstance(allowed_batch_sizes, Iterable):
         raise TypeError(
             f"allowed_batch_sizes must be a list of numbers, such as [1, 2, 4], not {allowed_batch_sizes!r}"
@@ -178,8 +137,74 @@ def check_sizes(allowed_batch_sizes: Iterable[Any], max_batch_size: int) -> tupl
     return tuple(sizes)
 
 
+def check_callable(name: str, value: Any, arguments: str) -> None:
+    """Check that a setting can be called.
+
+    Args:
+        name: The setting.
+        value: What was given.
+        arguments: What it will be called with, for the error text.
+
+    Raises:
+        TypeError: It cannot be called.
+    """
+    if not callable(value):
+        raise TypeError(f"{name} must be a function of {arguments}, not {value!r}")
+
+
+def check_policy(policy: Policy | str | None) -> None:
+    """Check a policy or the name of one. Raises ValueError or TypeError."""
+    if isinstance(policy, str) and policy not in BY_NAME:
+        known = ", ".join(sorted(BY_NAME))
+        raise ValueError(f"there is no policy {policy!r}; choose one of {known}, or give a Policy object")
+    if policy is not None and not isinstance(policy, str | Policy):
+        raise TypeError(f"policy must be a name or a Policy object, not {policy!r}")
+    if isinstance(policy, Policy):
+        if not hasattr(policy, "slo_s"):
+            raise TypeError(f"{type(policy).__name__}.__init__ must call super().__init__()")
+        if policy.max_batch_size is not None:
+            at_least("max_batch_size of the policy", policy.max_batch_size, 1)
+        optional_delay("max_queue_delay_s of the policy", policy.max_queue_delay_s)
+        optional_finite_seconds("slo_s of the policy", policy.slo_s)
+
+
+def lone_wait_s(policy: Policy) -> float:
+    """Return for how many seconds a policy is certain to hold back a lone request after a batch.
+
+    Only the static policy does that; all others let a lone request go if nothing else comes.
+    """
+    if type(policy).decide is not Static.decide or policy.limit <= 1:
+        return 0.0
+    return policy.max_queue_delay_s or 0.0
+
+
+def check_lone_wait(wait_s: float, timeout_s: float) -> None:
+    """Check that a lone request which is held back can still be answered.
+
+    Args:
+        wait_s: For how many seconds it is held back, in all stages together.
+        timeout_s: After how many seconds it expires.
+
+    Raises:
+        ValueError: It would expire first.
+    """
+    if wait_s >= timeout_s:
+        raise ValueError(
+            f"max_queue_delay_s ({wait_s:g} s in all) must be shorter than timeout_s ({timeout_s:g} s): the static"
+            " policy holds a lone request back for all of it, so that it would expire beside an idle worker"
+        )
+
+
+def check_overload(overload: str) -> None:
+    """Check what a service pursues while it cannot serve all requests. Raises ValueError."""
+    if overload not in ("goodput", "latency"):
+        raise ValueError(
+            f'overload must be "goodput" (as many answers in time as possible) or "latency", not {overload!r}'
+        )
+
+
 def check_room(max_batch_size: int, max_queue_size: int) -> None:
-    """Whether as many items can wait as a batch may hold. Raises ValueError."""
+    """Check that as many items can wait as a batch may hold. Raises ValueError."""
     if max_queue_size < max_batch_size:
         raise ValueError(
             f"max_queue_size ({max_queue_size}) is smaller than max_batch_size ({max_batch_size}):"
@@ -188,7 +213,7 @@ def check_room(max_batch_size: int, max_queue_size: int) -> None:
 
 
 def _whole(value: Any) -> int | None:
-    """A whole number as an int; None if it is something else, a truth value say."""
+    """Return a whole number as an int, or None for anything else, True and False included."""
     if isinstance(value, bool):
         return None
     try:
@@ -198,10 +223,10 @@ def _whole(value: Any) -> int | None:
 
 
 def _number(value: Any) -> float | None:
-    """A real number as a float, of Python's or numpy's making; None if it is something else."""
+    """Return a real number, Python's or numpy's, as a float, or None for anything else."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
     try:
         return float(value)
-    except Exception:  # a whole number beyond all floats
+    except Exception:  # a whole number beyond the largest float
         return None

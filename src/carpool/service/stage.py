@@ -1,4 +1,4 @@
-"""A stage as its user declares it: checked when it is written down, immutable, and nothing starts here."""
+"""The `Stage` that users declare: checked when it is made, and immutable. Nothing starts here."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from carpool.model import AnyModel, Traits, check_kwargs, name_of, traits_of
 from carpool.policy import Adaptive, OneByOne, Policy, new_policy
 from carpool.service.settings import (
     at_least,
+    check_callable,
     check_policy,
     check_room,
-    check_sizes,
-    delay,
     environment,
     flag,
-    function,
     mapping,
-    positive,
-    text,
+    optional_delay,
+    optional_seconds,
+    optional_text,
+    valid_batch_sizes,
 )
 from carpool.wire.frame import MAX_ITEMS
 from carpool.worker import affinity
@@ -35,45 +35,54 @@ class Stage:
     """One step of a service: a model and the workers that run it.
 
     Args:
-        model: a `Model` subclass or any callable. With `max_batch_size`, `predict` takes a list of items and returns
-            a sequence of as many results; without it, one item and one result.
-        name: defaults to the class or function name.
-        workers: how many, which is also the limit on batches run in parallel; defaults to `len(cpus)` or 1. Each has
-            a model of its own.
-        run_in: "process" for workers in processes of their own; "thread" for threads of this process, where the model
-            releases the GIL while it works; "loop" for `async def` models, on the coordinator's loop.
-        cpus: per worker the core, or set of cores, that it is tied to; without `OMP_NUM_THREADS` of your own it also
-            gets as many BLAS threads.
-        kwargs: for the model's constructor, or for each call of a function.
-        env: environment variables for worker processes. With `OMP_NUM_THREADS` in it, or exported, you choose the
-            number of BLAS threads; otherwise the workers of the service share the cores.
-        max_batch_size: most items in one call of `predict`; with `size`, most of their sizes. An item that is larger by
-            itself goes alone.
-        allowed_batch_sizes: the only numbers of items that `predict` is called with, rising, the last one being
-            `max_batch_size`: smaller batches are padded with their last item, and the surplus results dropped. For
-            models that compile or tune themselves for each shape.
-        size: how much of a batch an item takes up (rows, tokens, pixels): a whole number of at least 1. It gets the
-            item as the stage does, before `preprocess`, and runs in the coordinator, which opens items only for it. 0
-            counts for 1.
-        policy: a policy object, or the name of one (docs/policies.md); defaults to
-            "adaptive", which finds batch size and waiting time by itself.
-        max_queue_delay_s: longest time a request is held back only to fill a batch.
-        max_queue_size, max_queue_bytes: bounds of the stage's queue.
-        max_batch_time_s: a worker that spends longer in one call is replaced: a process is killed, a thread left to
-            itself. If not given, a call may go on as long as somebody waits for it, and is given up when nobody has for
-            a third of the service's `timeout_s`; sooner only where it has taken that long, and ten times what such
-            batches take.
-        idempotent: whether a request may be run once more when its worker dies.
-        isolate_errors: whether a batch that raises is run again in parts, so that only the guilty items fail;
-            defaults to `idempotent`.
-        oom_errors: exception classes, or their full names, that mean "out of memory", besides MemoryError and torch's.
-            A batch that raises one is run again in smaller calls, and later batches are smaller. (Where `idempotent`
-            and `isolate_errors` are both False it fails, and only later ones are smaller.) None: it fails as with any
+        model: A `Model` subclass or any callable. With `max_batch_size`, `predict` takes a list of
+            items and returns a sequence of as many results; without it, `predict` takes one item
+            and returns one result.
+        name: The name in errors, logs and metrics. Defaults to the name of the class or function.
+        workers: How many workers the stage has, which is also how many batches it can run in
+            parallel. Each has a model of its own. Defaults to `len(cpus)`, or 1.
+        cpus: For each worker the core, or set of cores, that it is tied to. Unless you set
+            `OMP_NUM_THREADS` yourself, the worker also gets as many BLAS threads as cores.
+        run_in: "process" for worker processes; "thread" for threads of this process, for models
+            that release the GIL while they work; "loop" for `async def` models, on the
+            coordinator's event loop.
+        kwargs: Arguments for the model's constructor, or for each call if the model is a function.
+        env: Environment variables for the worker processes. If `OMP_NUM_THREADS` is among them, or
+            exported, it is the number of BLAS threads; otherwise the workers of the service share
+            the cores.
+        max_batch_size: The largest number of items in one call of `predict`; with `size`, the
+            largest sum of their sizes. An item that is larger by itself goes alone. None for calls
+            with single items.
+        allowed_batch_sizes: The only numbers of items that `predict` is called with, rising, the
+            last one being `max_batch_size`. Smaller batches are padded with their last item, and
+            the surplus results are dropped. For models that are compiled or tuned for each shape.
+        size: A function that returns how much of a batch an item takes up (rows, tokens, pixels):
+            a whole number of at least 1; 0 counts as 1. It gets the item as the stage does, before
+            `preprocess`. It runs in the coordinator, which opens items for nothing else.
+        policy: A policy object, or the name of one (docs/policies.md). Defaults to "adaptive",
+            which finds batch size and waiting time by itself.
+        max_queue_delay_s: The longest time in seconds that a request is held back only to fill a
+            batch. None leaves it to the policy.
+        max_queue_size: The largest number of requests in the stage's queue.
+        max_queue_bytes: The largest sum of the sizes of the requests in the stage's queue, in
+            bytes.
+        max_batch_time_s: The longest time of one call, in seconds. A worker that takes longer is
+            replaced: a process is killed, a thread is left to itself. If it is None, a call may go
+            on as long as a caller waits for it. It is given up when no caller has waited for a
+            third of the service's `timeout_s`; sooner only if it has run that long and ten times as
+            long as such batches take.
+        idempotent: Whether a request may be run once more when its worker dies.
+        isolate_errors: Whether a batch that raises is run again in parts, so that only the guilty
+            items fail. Defaults to `idempotent`.
+        oom_errors: Exception classes, or their full names, that mean "out of memory", besides
+            MemoryError and torch's. A batch that raises one is run again in smaller calls, and
+            later batches are smaller. (If `idempotent` and `isolate_errors` are both False it
+            fails, and only later batches are smaller.) None: running out of memory is like any
             other error.
 
     Raises:
-        ValueError: a setting is out of range; the text says which and what would do.
-        TypeError: `model` is no model, or one that cannot be served; or a setting is of the wrong kind.
+        ValueError: A setting is out of range; the text says which one and what would be right.
+        TypeError: `model` is not a model or cannot be served, or a setting is of the wrong kind.
     """
 
     model: AnyModel
@@ -129,29 +138,29 @@ class Stage:
         kwargs, env = mapping("kwargs", kwargs), environment(env)
         check_kwargs(model, kwargs)
         if allowed_batch_sizes is not None:
-            allowed_batch_sizes = _padding(allowed_batch_sizes, max_batch_size, size)
+            allowed_batch_sizes = _allowed_sizes(allowed_batch_sizes, max_batch_size, size)
         if size is not None:
             _check_size(size, max_batch_size, traits)
         elif max_batch_size is not None:
             check_room(max_batch_size, max_queue_size)
-        _check_run_in(run_in, model, cpus=cpus is not None, env=bool(env))
+        _check_run_in(run_in, model, is_pinned=cpus is not None, has_env=bool(env))
         if run_in == "process" and max_batch_size is not None:
-            _check_frame(max_batch_size, max_queue_size if size is not None else None)
+            _check_fits_frame(max_batch_size, max_queue_size, is_weighed=size is not None)
         check_policy(policy)
         flag("idempotent", idempotent)
-        name = text("name", name) or traits.name
+        name = optional_text("name", name) or traits.name
         cpus = None if cpus is None else affinity.parse_all(cpus, workers)
-        max_queue_delay_s = delay("max_queue_delay_s", max_queue_delay_s)
-        max_batch_time_s = positive("max_batch_time_s", max_batch_time_s)
+        max_queue_delay_s = optional_delay("max_queue_delay_s", max_queue_delay_s)
+        max_batch_time_s = optional_seconds("max_batch_time_s", max_batch_time_s)
         isolate_errors = idempotent if isolate_errors is None else flag("isolate_errors", isolate_errors)
         oom_errors = None if oom_errors is None else names_of(oom_errors)
-        checked = locals()
+        checked = locals()  # by now each field has a local variable of its name
         for each in fields(self):
             object.__setattr__(self, each.name, checked[each.name])
 
     @property
     def policy_name(self) -> str:
-        """The policy's name, for people."""
+        """The policy's name, as people read it."""
         if self.max_batch_size is None:
             return "one by one"
         if isinstance(self.policy, str):
@@ -159,7 +168,12 @@ class Stage:
         return type(self.policy or Adaptive()).__name__.lower()
 
     def new_policy(self, overload: str = "goodput", slo_s: float | None = None) -> Policy:
-        """A policy of its own for one run of the stage, with the stage's limits and the service's wish filled in."""
+        """Make a policy for one run of the stage, with the limits of the stage filled in.
+
+        Args:
+            overload: What the service pursues under overload; see `Service`.
+            slo_s: The latency that the service promises, in seconds, if it does.
+        """
         if self.max_batch_size is None:
             return OneByOne()
         return new_policy(
@@ -172,7 +186,7 @@ class Stage:
         )
 
 
-def _check_run_in(run_in: str, model: AnyModel, *, cpus: bool, env: bool) -> None:
+def _check_run_in(run_in: str, model: AnyModel, *, is_pinned: bool, has_env: bool) -> None:
     if run_in not in ("process", "thread", "loop"):
         raise ValueError(f'run_in must be "process", "thread" or "loop", not {run_in!r}')
     if is_async(model) and run_in != "loop":
@@ -182,17 +196,22 @@ def _check_run_in(run_in: str, model: AnyModel, *, cpus: bool, env: bool) -> Non
             f'{name_of(model)} is a plain function and would block the loop: run it with run_in="thread", or write it'
             " with async def"
         )
-    if run_in == "loop" and cpus:
+    if run_in == "loop" and is_pinned:
         raise ValueError(
             'cpus ties processes and threads to cores; a stage with run_in="loop" runs where its loop does'
         )
-    if run_in != "process" and env:
-        raise ValueError('env is for worker processes: a stage with run_in="thread" or "loop" shares this one\'s')
+    if run_in != "process" and has_env:
+        raise ValueError(
+            'env is for worker processes: a stage with run_in="thread" or "loop" has the environment of this process'
+        )
 
 
-def _check_frame(max_batch_size: int, waiting: int | None) -> None:
-    """Whether one message to a worker process holds a batch; where sizes are counted, by the items that can wait."""
-    setting, most = ("max_batch_size", max_batch_size) if waiting is None else ("max_queue_size", waiting)
+def _check_fits_frame(max_batch_size: int, max_queue_size: int, is_weighed: bool) -> None:
+    """Check that one message to a worker process can hold a batch.
+
+    Where batches are limited by the sizes of items, their number is limited by the queue only.
+    """
+    setting, most = ("max_queue_size", max_queue_size) if is_weighed else ("max_batch_size", max_batch_size)
     if min(max_batch_size, most) > MAX_ITEMS:
         raise ValueError(
             f"{setting} ({most}) must be at most {MAX_ITEMS}, which is what one message to a worker process holds;"
@@ -200,36 +219,37 @@ def _check_frame(max_batch_size: int, waiting: int | None) -> None:
         )
 
 
-def _padding(
+def _allowed_sizes(
     allowed_batch_sizes: Sequence[int], max_batch_size: int | None, size: Callable[[Any], int] | None
 ) -> tuple[int, ...]:
     if max_batch_size is None:
         raise ValueError("allowed_batch_sizes is for stages that take batches: give max_batch_size, too")
     if size is not None:
-        raise ValueError("allowed_batch_sizes counts items and size= something else: a stage can have one of them")
-    return check_sizes(allowed_batch_sizes, max_batch_size)
+        raise ValueError("allowed_batch_sizes counts items, and size= does not: leave out one of them")
+    return valid_batch_sizes(allowed_batch_sizes, max_batch_size)
 
 
 def _check_size(size: Callable[[Any], int], max_batch_size: int | None, traits: Traits) -> None:
-    function("size", size, "an item")
+    check_callable("size", size, "an item")
     if max_batch_size is None:
-        raise ValueError("size is for stages that take batches: give max_batch_size, the most that one may hold, too")
+        raise ValueError("size is for stages that take batches: give max_batch_size, the largest sum of sizes, too")
     if traits.accepts:
         raise ValueError(
-            f"size cannot be asked of bodies that only {traits.name}.decode can read: leave out size= or accepts"
+            f"size cannot weigh bodies that only {traits.name}.decode can read: leave out size= or accepts"
         )
 
 
 def as_stage(stage: Stage | AnyModel) -> Stage:
-    """A stage as it is; a bare model as a stage of single items."""
+    """Return a stage as it is, and a bare model as a stage of single items."""
     return stage if isinstance(stage, Stage) else Stage(stage)
 
 
 def check_chain(stages: Sequence[Stage]) -> None:
-    """What must hold between the stages of one service.
+    """Check that stages can follow one another in one service.
 
     Raises:
-        ValueError: there is none, two have one name, or a queue is too small for the batches that come in.
+        ValueError: There is no stage, two have the same name, or a queue is too small for the
+            batches of the stage before it.
     """
     if not stages:
         raise ValueError("a service needs at least one stage")

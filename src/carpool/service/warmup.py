@@ -1,4 +1,7 @@
-"""How many of a model's examples a worker's warm-up runs at a time, so that its timings can train the policy."""
+"""How many of a model's examples the warm-up of a worker runs at a time.
+
+It uses several batch sizes, so that its timings can train the policy.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,18 @@ from carpool.errors import CarpoolError, StartupError
 from carpool.service.stage import Stage
 from carpool.service.weigh import weigher_of
 
-_SHARES = (4, 2, 1)  # of a full batch, besides a single item
+_SHARES = (4, 2, 1)  # warm up with a quarter, half and all of a full batch, besides a single item
 
 
 def warm_up_sizes(stage: Stage) -> dict[int, int]:
-    """Numbers of examples, rising, and the sum of their sizes; none where there are no examples or no batches.
+    """Return the numbers of examples to run at a time, rising, each with the sum of their sizes.
 
-    The examples are taken in turn, so that any number can be had: one, a quarter, half and all of a full batch, or each
-    of the stage's allowed sizes.
+    The examples are taken in turn, so that any number can be had. The numbers are those of one
+    example and of a quarter, half and all of a full batch, or the stage's allowed batch sizes.
+    There are none if the model has no examples or the stage no batches.
 
     Raises:
-        StartupError: an example cannot be weighed.
+        StartupError: An example cannot be weighed.
     """
     most = stage.max_batch_size
     if most is None or not stage.traits.examples:
@@ -31,7 +35,7 @@ def warm_up_sizes(stage: Stage) -> dict[int, int]:
 
 
 def _weighed(stage: Stage, targets: list[int]) -> dict[int, int]:
-    """The most examples that fit into each target, and what they weigh; one at least."""
+    """Return the largest number of examples, but at least one, that fits into each target size."""
     weigh = weigher_of(stage)
     assert weigh is not None
     weights = []

@@ -1,7 +1,7 @@
-"""How much of a batch an item takes up, where users say so with `size=`: rows, tokens, pixels.
+"""How much of a batch an item takes up (rows, tokens, pixels), as a user's `size=` says.
 
-This is the only reason for which the coordinator opens an item by itself; without `size=` it forwards what it never
-reads. An item that cannot be weighed fails alone, before it joins a queue.
+This is the only reason for the coordinator to open an item; without `size=` it forwards items
+unread. An item that cannot be weighed fails alone, before it joins a queue.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from carpool.wire import payload
 from carpool.wire.payload import JSON, MSGPACK, OBJECT, RAW
 
 LARGEST_SIZE = 2**53
-"""Sizes are added up and divided, as floats in places."""
+"""Sizes are added up and divided, sometimes as floats, which are exact up to this."""
 
 
 class Weigher:
-    """A stage's `size=`, applied to items in whatever form they come.
+    """Applies a stage's `size=` to items, in whatever form they come.
 
     Args:
-        size: the user's function.
-        name: of the stage, for error texts.
-        input_type: of the stage's items, for those that come as text from outside.
+        size: The user's function.
+        name: The name of the stage, for error texts.
+        input_type: The type of the stage's items, to read those that come as JSON or msgpack.
     """
 
     def __init__(self, size: Callable[[Any], int], name: str, input_type: Any) -> None:
@@ -40,30 +40,35 @@ class Weigher:
         )
 
     def of(self, x: Any) -> int:
-        """The size of an item.
+        """Return the size of an item; 0 counts as 1.
 
         Raises:
-            ModelError: the user's function raised, or returned no whole number of at least 1 (0 counts for 1).
+            ModelError: The user's function raised, or did not return a whole number from 0 on.
         """
         try:
             returned = self._size(x)
         except CarpoolError:
             raise
-        except BaseException as error:  # nothing that user code raises may break the loop that asks
+        except BaseException as error:  # nothing that user code raises may break the loop
             raise as_model_error(error, f"size= of {self._name}") from error
         return units(returned, self._name)
 
     def of_encoded(self, item: Any, format: int = OBJECT) -> int:
-        """The size of an item that is still encoded: a request's body, or the result of the stage before.
+        """Return the size of an item that is still encoded.
+
+        Args:
+            item: A request's body, or the result of the previous stage.
+            format: How it is encoded, as `carpool.wire.payload` numbers formats.
 
         Raises:
-            ValidationError: it does not fit the model's types.
-            InvalidRequest: it is malformed.
-            ModelError: see `of`; or the item of our own making cannot be read here.
+            ValidationError: It does not fit the model's types.
+            InvalidRequest: It is malformed.
+            ModelError: The user's function failed (see `of`), or a pickled item cannot be read in
+                this process.
         """
         try:
             x = self._readers[format](item)
-        except BaseException as error:  # types from outside have code of their own
+        except BaseException as error:  # reading runs code of the item's types
             what = "msgpack" if format == MSGPACK else "JSON"
             ours = schema.as_our_error(error, what, self._input_type, item)
             if format == OBJECT or not isinstance(ours, CarpoolError):
@@ -74,15 +79,21 @@ class Weigher:
 
 
 def weigher_of(stage: Stage) -> Weigher | None:
-    """What weighs the items of a stage; None if all count for one."""
+    """Return what weighs the items of a stage, or None if each counts as one."""
     return None if stage.size is None else Weigher(stage.size, f"stage {stage.name}", stage.traits.input_type)
 
 
 def units(returned: Any, whose: str) -> int:
-    """What a size function has returned, as a number of at least 1: an empty item takes a place all the same.
+    """Return what a size function has returned as an int of at least 1.
+
+    A size of 0 counts as 1, since an empty item is an item of the batch all the same.
+
+    Args:
+        returned: What the function returned.
+        whose: The stage or function that it belongs to, for error texts.
 
     Raises:
-        ModelError: it is no whole number, a negative one, or one that no batch could ever hold.
+        ModelError: It is not a whole number, it is negative, or it is above `LARGEST_SIZE`.
     """
     try:
         size = int.__index__(operator.index(returned))
@@ -97,7 +108,7 @@ def units(returned: Any, whose: str) -> int:
 
 
 def _shown(returned: Any) -> str:
-    """What was returned, as far as it can be shown."""
+    """Return the beginning of the value's `repr`, or its type if `repr` raises."""
     try:
         return f"{returned!r:.80}"
     except BaseException:

@@ -18,7 +18,7 @@ from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.drive.virtual import BatchCost, VirtualDriver
 from carpool.policy import Policy
-from carpool.service.settings import flag, not_negative, positive
+from carpool.service.settings import flag, nonnegative_seconds, optional_seconds
 from carpool.simulate.arrivals import arrivals_of
 from carpool.simulate.policies import PolicyLike, label_of, policy_of
 from carpool.simulate.report import Report, report_of
@@ -80,8 +80,8 @@ def run(
     servers = Servers.of(cost, max_batch_size, workers)
     templates = per_stage("policy", policy, len(servers.costs))
     slos = slos_of(slo_s)
-    not_negative("hop_s", hop_s)
-    not_negative("turn_s", turn_s)
+    nonnegative_seconds("hop_s", hop_s)
+    nonnegative_seconds("turn_s", turn_s)
     traffic = Traffic(
         arrivals_of(arrivals),
         servers,
@@ -122,7 +122,7 @@ def slos_of(slo_s: float | Sequence[float] | None) -> tuple[float, ...]:
     if not slos:
         raise ValueError("slo_s must be None, a number of seconds or several, not an empty list")
     for slo in slos:
-        positive("slo_s", slo)
+        optional_seconds("slo_s", slo)
     return slos
 
 

@@ -15,7 +15,7 @@ from random import Random
 from carpool.core.batch import Batch
 from carpool.drive.virtual import VirtualDriver
 from carpool.request import Request
-from carpool.service.settings import positive
+from carpool.service.settings import optional_seconds
 from carpool.simulate.arrivals import START_WITHIN_S, Arrivals, Closed
 from carpool.simulate.processes import Open, Scene
 from carpool.simulate.record import UNFINISHED, Record
@@ -68,7 +68,7 @@ class Traffic:
         self._loops = [process for process in processes if isinstance(process, Closed)]
         self._driver: VirtualDriver
         open = [process for process in processes if not isinstance(process, Closed)]
-        positive("duration_s", duration_s)
+        optional_seconds("duration_s", duration_s)
         self.duration_s = self._longest_s(open) if duration_s is None else duration_s
         self._open = [(process, self._scene(process, self.duration_s)) for process in open]
         self.record = Record(self.duration_s, len(servers.costs), slos)

@@ -71,7 +71,7 @@ def pack(report: FailureReport) -> bytes:
             _clean(report.message, _LONGEST_MESSAGE),
             _clean(report.type_name, 256),
             _clean(str.__getitem__(report.traceback, slice(-_LONGEST_TRACEBACK, None)), _LONGEST_TRACEBACK),
-            details.plain(report.details),
+            details.sanitized(report.details),
             report.cause,
             _clean(report.module, 256),
         )
@@ -92,7 +92,7 @@ def unpack(outcome: int, payload: Payload) -> CarpoolError:
     if outcome == Outcome.INVALID:
         return InvalidRequest(report.message)
     if outcome == Outcome.INVALID_ITEM:
-        return ValidationError(report.message, details=details.plain(report.details))
+        return ValidationError(report.message, details=details.sanitized(report.details))
     if outcome == Outcome.EXPIRED:
         return DeadlineExceeded(report.message)
     code = "bad_result" if outcome == Outcome.BAD_RESULT else "model_error"

@@ -402,7 +402,7 @@ def _told(error: BaseException) -> tuple[Outcome, FailureReport]:
 def _details_of(error: ValidationError) -> list[Detail]:
     """What is wrong in detail; nothing where the error's class is the user's and does not say."""
     try:
-        return details.plain(error.details)
+        return details.sanitized(error.details)
     except BaseException:
         return []
 
