@@ -61,7 +61,7 @@ def test_version() -> None:
     [
         ("examples.nothing:service", "there is no module 'examples.nothing'"),
         ("nothing:service", "there is no module 'nothing' in "),
-        ("examples/digits.py:service", "(write the name of the module, not that of its file)"),
+        ("examples/digits.py:service", "(write the module's name, not its file's)"),
         ("examples.digits", "write module:attribute, for example examples.digits:service"),
         ("examples.digits:nothing", "module 'examples.digits' has no attribute 'nothing'; it has service"),
         ("examples.digits:Digits", "examples.digits:Digits is a type, not a carpool.Service; it has service"),

@@ -391,7 +391,8 @@ class Batcher:
         if not self._policy_knows_lone:
             return False
         due = deadline
-        if deadline != inf and deadline - now < self.longest_wait_s(1):
+        # As in `longest_wait_s`; a policy's own prediction is not asked for while a worker is idle.
+        if deadline != inf and deadline - now < self.times.usual_s * (2 + 1 / self._limit):
             return False
         if now + slo_s < due:
             due = now + slo_s
