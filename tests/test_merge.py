@@ -479,7 +479,7 @@ def test_what_has_no_length_needs_size() -> None:
     """
     function = carpool.batch(merge=sum, split=lambda y, counts: [y for _ in counts])(lambda x: x)
 
-    with pytest.raises(TypeError, match=r"a int has no length: with merge= and split=, size= must say"):
+    with pytest.raises(TypeError, match=r"an object of type int has no length: with merge= and split=, size= must say"):
         function(3)
 
 

@@ -180,11 +180,11 @@ def test_a_value_that_does_not_fit_is_refused(value: Any, dtype: str) -> None:
     """
     function = carpool.batch(merge=carpool.pad(value))(lambda x: x)
 
-    with pytest.raises(ValueError, match=r"cannot fill up an array of .*: give a value that it can hold"):
+    with pytest.raises(ValueError, match=r"cannot pad an array of .*: give a value that it can hold"):
         function(np.ones((1, 1), "i8").astype(dtype))
     torch = pytest.importorskip("torch")
     if dtype in ("i8", "u1", "?"):
-        with pytest.raises(ValueError, match=r"cannot fill up an array of torch\."):
+        with pytest.raises(ValueError, match=r"cannot pad an array of torch\."):
             function(torch.from_numpy(np.ones((1, 1), dtype)))
 
 

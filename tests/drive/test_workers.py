@@ -346,7 +346,7 @@ def test_a_model_error_carries_the_workers_traceback() -> None:
     assert caught.value.type_name == "ZeroDivisionError"
     assert caught.value.traceback.startswith("Traceback (most recent call last):\n")
     assert "models.py" in caught.value.traceback
-    assert "worker/call.py" not in caught.value.traceback
+    assert "worker/answer.py" not in caught.value.traceback
 
 
 def test_guilty_items_of_a_batch_fail_alone() -> None:

@@ -15,7 +15,7 @@ from typing import Any, Self, cast
 from carpool.call import chunks
 from carpool.call import merge as merging
 from carpool.call.invoke import Invoker
-from carpool.call.merge import Joint, Merge, Split
+from carpool.call.merge import Merge, RowMerger, Split
 from carpool.call.oom import OomErrors, names_of
 from carpool.call.padding import Pad
 from carpool.call.retry import Retrier
@@ -39,7 +39,7 @@ from carpool.service.settings import (
 )
 from carpool.service.weigh import units
 
-_JOINT = Joint()
+_ROW_MERGER = RowMerger()
 _NO_LIMIT = 2**31  # rows, or whatever sizes count: more than any call holds, and policies can reckon with it
 
 
@@ -116,8 +116,8 @@ class Settings:
             return function
         if callable(self.merge):
             assert self.split is not None
-            return merging.over_own(function, is_async, self.merge, self.split, self.size or merging.length)
-        return self._joint.over(function, is_async)
+            return merging.merge_with(function, is_async, self.merge, self.split, self.size or merging.length)
+        return self._merger.wrap(function, is_async)
 
     def pieces(self, x: Any) -> list[Any]:
         """A chunk of more rows than a batch may have, cut up; only where we know how.
@@ -128,10 +128,10 @@ class Settings:
         """
         if not self.merge or callable(self.merge):
             return [x]
-        n, step = chunks.rows(x), self.limit
+        n, step = chunks.count_rows(x), self.limit
         if n <= (1 if self.size else step):
             return [x]
-        self._joint.likeness(x)  # what cannot be joined is not cut up either
+        self._merger.likeness(x)  # what cannot be joined is not cut up either
         if self.size is not None:
             return self._halves(x, n)
         return [chunks.cut(x, i, min(i + step, n)) for i in range(0, n, step)]
@@ -149,19 +149,19 @@ class Settings:
         sizes = [self.weigh(item) for item in items]
         if not self.merge or callable(self.merge):
             return sizes, None
-        return sizes, [(0, self._joint.likeness(item), 0) for item in items]
+        return sizes, [(0, self._merger.likeness(item), 0) for item in items]
 
     def weigh(self, item: Any) -> int:
         """How much of a batch an item takes up. Raises what `places` does."""
-        count = self.size or (merging.length if callable(self.merge) else chunks.rows)
+        count = self.size or (merging.length if callable(self.merge) else chunks.count_rows)
         try:
             return units(count(item), "@carpool.batch")
         except (StopIteration, StopAsyncIteration) as error:  # `map(f, xs)` would take it for the end
             raise RuntimeError(f"size= raised {type(error).__name__}") from error
 
     @property
-    def _joint(self) -> Joint:
-        return self.merge if isinstance(self.merge, Joint) else _JOINT
+    def _merger(self) -> RowMerger:
+        return self.merge if isinstance(self.merge, RowMerger) else _ROW_MERGER
 
     def _halves(self, x: Any, n: int) -> list[Any]:
         """A chunk of `n` rows in pieces whose sizes are within the limit, or which have one row each."""
@@ -263,18 +263,18 @@ def invoker_of(function: AnyModel | Model, settings: Settings, is_async: bool, l
     elif settings.merge:
         raise TypeError("merge is for functions; a Model's predict takes a list of items")
     if like is not None:
-        return Invoker(function, {}, like.traits, like.caller, batched=True)
-    caller = Retrier(
+        return Invoker(function, {}, like.traits, like.retrier, batched=True)
+    retrier = Retrier(
         isolate_errors=settings.isolate_errors,
         oom_errors=None if settings.oom_errors is None else names_of(settings.oom_errors),
         # a thread that is interrupted leaves its batch to others; a task is also cancelled, or thrown away
-        through=(GeneratorExit, KeyboardInterrupt, asyncio.CancelledError) if is_async else (KeyboardInterrupt,),
+        fatal_errors=(GeneratorExit, KeyboardInterrupt, asyncio.CancelledError) if is_async else (KeyboardInterrupt,),
         may_wait=is_async,
     )
     traits = traits_of(type(model) if isinstance(model, Model) else model, batched=True)
     if settings.merge:
         traits = replace(traits, takes_array=False)  # it takes chunks, which are merged
-    return Invoker(function, {}, traits, caller, batched=True)
+    return Invoker(function, {}, traits, retrier, batched=True)
 
 
 alive: weakref.WeakSet[Bindable] = weakref.WeakSet()

@@ -251,7 +251,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
         if self._unset:
             await self._set_up()
         async with self._lock:
-            return shared_out(await self._invoker.run(items, trouble, sound=True))
+            return shared_out(await self._invoker.run(items, trouble, all_ok=True))
 
     async def _run_for(self, instance: weakref.ref[Any], items: list[Any], trouble: list[Trouble]) -> Any:
         """`_run` of a method: its line must not keep the instance alive, its callers do."""

@@ -18,7 +18,7 @@ class Launch:
 
     Attributes:
         run_in: "process", "thread" or "loop".
-        setup: what each is told; `worker` and `cores` are filled in per worker.
+        setup: what each is told; `place` and `cores` are filled in for each worker.
         model, kwargs: for workers inside this process; a worker process finds its own by `setup`.
         cores: per worker where it runs; None for "as the parent did before it was pinned".
         env: per worker, environment variables to add.

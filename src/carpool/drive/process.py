@@ -337,7 +337,7 @@ def _setup_frame(launch: Launch, place: int) -> Frame:
     Raises:
         StartupError: it is too large; that is because of the kwargs, as nothing else in it is large.
     """
-    setup = msgspec.structs.replace(launch.setup, worker=place, cores=launch.cores[place])
+    setup = msgspec.structs.replace(launch.setup, place=place, cores=launch.cores[place])
     packed = pickle.dumps(setup, 5)
     if len(packed) > MAX_FRAME_BYTES:
         raise StartupError(

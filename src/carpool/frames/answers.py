@@ -21,7 +21,7 @@ ARROW: Final = "application/vnd.apache.arrow.stream"
 def rows_of(answer: Any) -> int:
     """How many answers there are. Raises ModelError: it is nothing that has rows."""
     try:
-        return chunks.rows(answer)
+        return chunks.count_rows(answer)
     except TypeError as error:
         text = f"predict of a table must return a series, an array, a list or a frame, not {type(answer).__name__}"
         raise ModelError(text, code="bad_result") from error

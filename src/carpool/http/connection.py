@@ -20,7 +20,7 @@ from carpool.http.codec import Refusal
 from carpool.http.exchange import Exchange, HttpResponse
 from carpool.http.listener import HttpHead, Listener
 from carpool.http.reader import LARGE_BODY, MOST_AT_ONCE, RequestReader
-from carpool.wire.answer import Answer
+from carpool.wire.response import CheckedResponse
 
 _LONGEST_LOOKED_UP = 16 * 1024  # more in one go is a large body, or many requests at once
 _LONG_PAGE = 4 * 1024  # the figures of /metrics are; a line that says "ok" is not
@@ -304,7 +304,7 @@ class Connection(asyncio.Protocol):
         body: Any = exchange.result
         if (
             len(owed) != 1
-            or type(body) is Answer
+            or type(body) is CheckedResponse
             or not head.is_plain
             or self._half_closed
             or self._listener.draining

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.http_request import Field
 from carpool.request import DEFAULT_LANE, Lane, Request
-from carpool.wire.answer import Answer
+from carpool.wire.response import CheckedResponse
 
 if TYPE_CHECKING:
     from carpool.http.app import App, Endpoint
@@ -125,7 +125,7 @@ class Exchange(Request):
     def tell(self) -> None:
         """The driver has the answer."""
         result = self.result
-        if self.error is None and type(result) is Answer:
+        if self.error is None and type(result) is CheckedResponse:
             self.respond(
                 HttpResponse(result.status, result.body, result.content_type or self.head.content_type, result.headers)
             )
