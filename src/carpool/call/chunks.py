@@ -1,9 +1,10 @@
 """Kinds of chunks that can be joined and cut up by rows, each by its own library.
 
-A chunk's kind is recognised by the name of its type, which is then compared with the type of that name in the library.
-The library is loaded, since the chunk exists, so nothing is ever imported here. Subclasses are not recognised: what a
-library makes when it joins them is often of another class, or has lost something (a masked array its mask). Only chunks
-that are alike (`likeness`) are joined, so that no value, type or name changes on the way.
+A chunk's kind is recognised by the name of its type, which is then compared with the type of that
+name in the library. The library is loaded, since the chunk exists, so nothing is ever imported
+here. Subclasses are not recognised: what a library makes when it joins them is often of another
+class, or has lost something (a masked array its mask). Only chunks that are alike (`likeness`) are
+joined, so that no value, type or name changes on the way.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class _Lists(ChunkKind):
 
 
 class _Dicts(ChunkKind):
-    """Dicts of chunks. Dicts are alike if they have the same names in the same order, and each part is alike.
+    """Dicts of chunks. Dicts are alike if they have the same names in the same order, and each part
+    is alike.
 
     Names that are equal but of different types are different names.
     """
@@ -76,7 +78,9 @@ class _Dicts(ChunkKind):
 
 
 class Axes(ChunkKind):
-    """Arrays and tensors, along their first axis. The shape of their rows comes last in their likeness."""
+    """Arrays and tensors, along their first axis. The shape of their rows comes last in their
+    likeness.
+    """
 
     def count_rows(self, x: Any) -> int:
         if not x.ndim:
@@ -139,7 +143,8 @@ def _pandas_index(index: Any) -> Hashable:
 def _pandas_dtype(dtype: Any) -> Hashable:
     """Return what is equal in dtypes that may be joined.
 
-    The order of categories counts, as their codes follow it; pandas takes categories as equal in any order.
+    The order of categories counts, as their codes follow it; pandas takes categories as equal in
+    any order.
     """
     categories = getattr(dtype, "categories", None)
     return dtype if categories is None else (categories.dtype, *categories, dtype.ordered)

@@ -2,11 +2,12 @@
 
     preprocess -> predict -> postprocess
 
-An item's fault stays its own. Every step works on the items that have not failed so far; an item that fails turns into
-`Failed`, and the others go on. What happens when a batch call fails is in `call/retry.py`.
+An item's fault stays its own. Every step works on the items that have not failed so far; an item
+that fails turns into `Failed`, and the others go on. What happens when a batch call fails is in
+`call/retry.py`.
 
-All of it is written as coroutines, so that the user's code may be `def` or `async def`. Where nothing is async, nothing
-ever waits, and `retry.run_now` runs it to its end without an event loop.
+All of it is written as coroutines, so that the user's code may be `def` or `async def`. Where
+nothing is async, nothing ever waits, and `retry.run_now` runs it to its end without an event loop.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ class Invoker:
         traits: what `traits_of` read off it.
         retrier: makes batch calls, and makes them again where they fail.
         batched: whether `predict` takes a list.
-        before_next_call: called before each call of a batch but the first; None if nothing is to be called.
-        allowed_batch_sizes: numbers of items that `predict` is called with, rising; smaller batches are padded. None
-            for any number.
+        before_next_call: called before each call of a batch but the first; None if nothing is to be
+            called.
+        allowed_batch_sizes: numbers of items that `predict` is called with, rising; smaller batches
+            are padded. None for any number.
         in_predict: called as each call of `predict` begins, as part of it.
     """
 
@@ -108,8 +110,8 @@ class Invoker:
     def run_now(self, values: list[Any], trouble: list[Trouble]) -> list[Any]:
         """Run items of which none has failed, where nothing waits.
 
-        Fast path of `run`: the same outcome, see tests/test_call_fast_paths.py. A model without hooks is called
-        directly.
+        Fast path of `run`: the same outcome, see tests/test_call_fast_paths.py. A model without
+        hooks is called directly.
         """
         if not self._only_predicts:
             return run_now(self.run(values, trouble, all_ok=True))
@@ -205,7 +207,9 @@ class Invoker:
 
 
 def _fail_returned_errors(results: list[Any]) -> list[Any]:
-    """Return the results, with a `Failed` for each exception that was returned in the place of a result."""
+    """Return the results, with a `Failed` for each exception that was returned in the place of a
+    result.
+    """
     for kind in set(map(type, results)):
         if issubclass(kind, BaseException):
             return [Failed(y) if issubclass(type(y), BaseException) else y for y in results]

@@ -1,4 +1,5 @@
-"""Locks that are held while a batch function runs: our own, which knows the thread that holds it, and any other.
+"""Locks that are held while a batch function runs: our own, which knows the thread that holds it,
+and any other.
 
 Taking our own twice in one thread is an error at once, not a deadlock.
 """
@@ -17,7 +18,8 @@ from carpool.clock import monotonic
 
 
 class Lock:
-    """Like `threading.Lock`, to be shared by several `@carpool.batch` functions or with other code of yours.
+    """Like `threading.Lock`, to be shared by several `@carpool.batch` functions or with other code
+    of yours.
 
     A thread that holds it and asks for it again gets a `RuntimeError`.
     """
@@ -76,14 +78,18 @@ class ExecutionLock(Protocol):
 
 
 class WithoutTimeout:
-    """Makes an `ExecutionLock` of a lock that knows no timeout: a lock that comes too late is released again."""
+    """Makes an `ExecutionLock` of a lock that knows no timeout: a lock that comes too late is
+    released again.
+    """
 
     def __init__(self, enter: Callable[[], Any], leave: Callable[[], Any]) -> None:
         self._enter = enter
         self._leave = leave
 
     def acquire(self, *, timeout: float) -> bool:
-        """Take the lock, however long that takes; return False if it took longer than `timeout` seconds."""
+        """Take the lock, however long that takes; return False if it took longer than `timeout`
+        seconds.
+        """
         until = monotonic() + timeout
         if self._enter() is False:
             return False
@@ -135,7 +141,9 @@ def is_owned(lock: object) -> bool:
 
 
 def can_be_tried(lock: object) -> bool:
-    """Report whether the lock can be asked for without waiting; others may raise, or wait all the same."""
+    """Report whether the lock can be asked for without waiting; others may raise, or wait all the
+    same.
+    """
     return type(lock) in (Lock, *_BUILT_IN)
 
 
@@ -157,7 +165,9 @@ _locks: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 
 def _forked() -> None:
-    """Reset the locks in a forked child. Only the thread that forked is there; no other would release what it held."""
+    """Reset the locks in a forked child. Only the thread that forked is there; no other would
+    release what it held.
+    """
     for lock in list(_locks):
         lock._reset()
 

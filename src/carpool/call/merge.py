@@ -1,7 +1,9 @@
-"""Chunks of rows instead of items: callers' chunks become one merged input, and its output is cut up again by rows.
+"""Chunks of rows instead of items: callers' chunks become one merged input, and its output is cut
+up again by rows.
 
-`merge=True` joins and cuts up the kinds of chunks that `call/chunks.py` knows, and `merge=carpool.pad()` arrays of
-different lengths as well (`call/padding.py`). Anything else needs `merge=` and `split=` functions.
+`merge=True` joins and cuts up the kinds of chunks that `call/chunks.py` knows, and
+`merge=carpool.pad()` arrays of different lengths as well (`call/padding.py`). Anything else needs
+`merge=` and `split=` functions.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class RowMerger:
 def merge_with(
     function: Callable[..., Any], is_async: bool, merge: Merge, split: Split, count: Callable[[Any], int]
 ) -> Callable[[list[Any]], Any]:
-    """Return a function over a list of chunks that merges and splits them with the user's own functions.
+    """Return a function over a list of chunks that merges and splits them with the user's own
+    functions.
 
     Args:
         function: takes one merged input.
@@ -73,10 +76,11 @@ def merge_with(
 
 
 def over_chunks(prepare: Callable[[list[Any]], MergedCall], is_async: bool) -> Callable[[list[Any]], Any]:
-    """Return a function over chunks that prepares a merged call, makes it and shares its output out.
+    """Return a function over chunks that prepares a merged call, makes it and shares its output
+    out.
 
-    The shares are settled before the call: a caller or the function that changes the length of a list meanwhile does
-    not change which rows belong to whom.
+    The shares are settled before the call: a caller or the function that changes the length of a
+    list meanwhile does not change which rows belong to whom.
     """
 
     def call_merged(chunks: list[Any]) -> Any:

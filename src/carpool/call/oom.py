@@ -1,4 +1,6 @@
-"""Out of memory: which exceptions mean it, and how the failed call's memory is released before the next call."""
+"""Out of memory: which exceptions mean it, and how the failed call's memory is released before the
+next call.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-_TORCH_ERROR = "OutOfMemoryError"  # in `torch` or, before 2.5, `torch.cuda`; recognised without importing it
+# in `torch` or, before 2.5, `torch.cuda`; recognised without importing it
+_TORCH_ERROR = "OutOfMemoryError"
 _LONGEST_CHAIN = 10
 
 OomErrors = Sequence[type[BaseException] | str]
@@ -16,7 +19,8 @@ OomErrors = Sequence[type[BaseException] | str]
 
 
 def names_of(oom_errors: OomErrors) -> tuple[str, ...]:
-    """Return the full names of exception classes: they can travel to a worker and be recognised without an import.
+    """Return the full names of exception classes: they can travel to a worker and be recognised
+    without an import.
 
     Raises:
         TypeError: one of them is neither an exception class nor a full name.
@@ -38,8 +42,11 @@ def names_of(oom_errors: OomErrors) -> tuple[str, ...]:
 
 
 def is_out_of_memory(error: BaseException, names: Sequence[str] = ()) -> bool:
-    """Report whether `error` means out of memory: a MemoryError, torch's error on a GPU, or one of `names`."""
-    if issubclass(type(error), MemoryError):  # nothing of the exception itself is called or read: it may be a trap
+    """Report whether `error` means out of memory: a MemoryError, torch's error on a GPU, or one of
+    `names`.
+    """
+    # nothing of the exception itself is called or read: it may be a trap
+    if issubclass(type(error), MemoryError):
         return True
     for kind in type(error).__mro__:
         module = kind.__module__
@@ -51,7 +58,8 @@ def is_out_of_memory(error: BaseException, names: Sequence[str] = ()) -> bool:
 
 
 def release_memory(error: BaseException) -> None:
-    """Release what a failed call holds: the variables of its frames, and the GPU memory that torch has cached.
+    """Release what a failed call holds: the variables of its frames, and the GPU memory that torch
+    has cached.
 
     This raises nothing, whatever the exception's attributes or torch do.
     """

@@ -1,10 +1,12 @@
-"""Ragged arrays in one call: `merge=carpool.pad(...)` pads the shorter ones and tells the function their lengths.
+"""Ragged arrays in one call: `merge=carpool.pad(...)` pads the shorter ones and tells the function
+their lengths.
 
-A function's output is cut up by rows and never along another axis. An axis of the output that has the padded length may
-follow the padded axis, or have that length by chance (ten classes, and the longest text has ten words), and which is
-true cannot be seen. A function that takes the lengths can cut its results itself. If a function does not take them and
-its output has the padded length while some callers' arrays are shorter, that is an error, because a caller's result
-would depend on the other callers.
+A function's output is cut up by rows and never along another axis. An axis of the output that has
+the padded length may follow the padded axis, or have that length by chance (ten classes, and the
+longest text has ten words), and which is true cannot be seen. A function that takes the lengths can
+cut its results itself. If a function does not take them and its output has the padded length while
+some callers' arrays are shorter, that is an error, because a caller's result would depend on the
+other callers.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class Pad(RowMerger):
             raise ValueError(f"side must be 'right' or 'left', not {self.side!r}")
 
     def likeness(self, x: Any) -> Hashable:
-        """Return what is equal in chunks that may share a call: of the shapes of rows, only the number of axes.
+        """Return what is equal in chunks that may share a call: of the shapes of rows, only the
+        number of axes.
 
         Raises:
             TypeError: the chunk has nothing to pad, or a part of a kind that cannot be joined.
@@ -97,17 +100,19 @@ def pad(value: Any = 0, side: str = "right") -> Pad:
     """Make arrays of different lengths share a call, padded to the longest of them; for `merge=`.
 
     Args:
-        value: what numpy arrays and torch tensors are filled up with, along all axes but the first. The other parts of
-            a dict are joined as with `merge=True`.
+        value: what numpy arrays and torch tensors are filled up with, along all axes but the first.
+            The other parts of a dict are joined as with `merge=True`.
         side: "right" adds the padding after the values, "left" before them.
 
-    A function with a parameter `lengths` is given the length of each row along axis 1, before padding: an array (or a
-    tensor, on the same device) with one number for each row, or with one for each axis but the first if there are more
-    than two axes. For a dict of arrays it is a dict of these, with an entry for each part that is padded.
+    A function with a parameter `lengths` is given the length of each row along axis 1, before
+    padding: an array (or a tensor, on the same device) with one number for each row, or with one
+    for each axis but the first if there are more than two axes. For a dict of arrays it is a dict
+    of these, with an entry for each part that is padded.
 
-    Results are cut up by rows only. A function whose results have positions returns a list with one entry for each row,
-    cut to its length: `[y[:n] for y, n in zip(ys, lengths)]`. If a function that takes no `lengths` returns an array
-    with the padded length along the same axis, while its callers' lengths differ, they get a ValueError.
+    Results are cut up by rows only. A function whose results have positions returns a list with one
+    entry for each row, cut to its length: `[y[:n] for y, n in zip(ys, lengths)]`. If a function
+    that takes no `lengths` returns an array with the padded length along the same axis, while its
+    callers' lengths differ, they get a ValueError.
 
     Raises:
         ValueError: `side` is neither "right" nor "left".
@@ -123,7 +128,9 @@ def _takes_lengths(function: Callable[..., Any]) -> bool:
 
 
 def _has_lengths(x: Any) -> bool:
-    """Report whether `x` is an array with more axes than that of its rows, or a dict with one among its parts."""
+    """Report whether `x` is an array with more axes than that of its rows, or a dict with one among
+    its parts.
+    """
     if type(x) is dict:
         return any(map(_has_lengths, x.values()))
     return has_axes(x) and x.ndim > 1
@@ -153,12 +160,14 @@ def _fill_array(chunk: Any, longest: Sequence[int], padding: Pad) -> Any:
 
 def _fill_tensor(chunk: Any, longest: Sequence[int], padding: Pad) -> Any:
     missing = [most - n for n, most in zip(chunk.shape[1:], longest, strict=True)]
-    ends = [(0, n) if padding.side == "right" else (n, 0) for n in reversed(missing)]  # torch begins with the last axis
+    # torch begins with the last axis
+    ends = [(0, n) if padding.side == "right" else (n, 0) for n in reversed(missing)]
     return sys.modules["torch"].nn.functional.pad(chunk, [n for pair in ends for n in pair], value=padding.value)
 
 
 def _check_fits(value: Any, x: Any) -> None:
-    """Check that the array can hold the value: libraries silently turn 0.5 into 0 in an array of integers.
+    """Check that the array can hold the value: libraries silently turn 0.5 into 0 in an array of
+    integers.
 
     Raises:
         ValueError: it cannot.
@@ -182,7 +191,9 @@ def _does_not_fit(value: Any, x: Any) -> str:
 
 
 def _unless_padded(share: Share, padded: set[tuple[int, int]]) -> Share:
-    """Return `share` with a check: it raises ValueError if an axis of the output has the length of a padded axis."""
+    """Return `share` with a check: it raises ValueError if an axis of the output has the length of
+    a padded axis.
+    """
 
     def checked(output: Any) -> Sequence[Any]:
         shares = share(output)
@@ -200,7 +211,9 @@ def _unless_padded(share: Share, padded: set[tuple[int, int]]) -> Share:
 
 
 def _extents(x: Any, axis: int) -> set[int]:
-    """Return the lengths of `x` along an axis: several if its parts or rows differ, none if it has no such axis."""
+    """Return the lengths of `x` along an axis: several if its parts or rows differ, none if it has
+    no such axis.
+    """
     if type(x) is dict:
         return {n for part in x.values() for n in _extents(part, axis)}
     if type(x) is list:

@@ -1,19 +1,22 @@
-"""A batch call that fails is made again in parts: smaller ones if memory ran out, halves to find the guilty items.
+"""A batch call that fails is made again in parts: smaller ones if memory ran out, halves to find
+the guilty items.
 
-The two cases differ. Memory is a matter of size: the whole batch is run again in calls that fit, and the size that
-failed is reported (`Trouble`), so that later batches are smaller. Any other error is a matter of some items: only what
-failed is halved, breadth first, until the guilty items are alone. Of n items with one guilty that takes 1 + 2·log2(n)
-calls.
+The two cases differ. Memory is a matter of size: the whole batch is run again in calls that fit,
+and the size that failed is reported (`Trouble`), so that later batches are smaller. Any other error
+is a matter of some items: only what failed is halved, breadth first, until the guilty items are
+alone. Of n items with one guilty that takes 1 + 2·log2(n) calls.
 
-Where the four quarters of a batch all fail, either many items are guilty or the model is broken. Items run by
-themselves show which, one of each quarter in turn. Once some have succeeded, the rest is run one by one if more than a
-quarter of them failed, and is halved further if not. If none succeeds, the rest fails with the error of its quarter.
-Each time that this happens, fewer items are tried in the next such batch (`MOST_PROBES` down to `SUSPECT_PARTS`), so a
-model that is broken altogether soon costs no more than eleven calls a batch.
+Where the four quarters of a batch all fail, either many items are guilty or the model is broken.
+Items run by themselves show which, one of each quarter in turn. Once some have succeeded, the rest
+is run one by one if more than a quarter of them failed, and is halved further if not. If none
+succeeds, the rest fails with the error of its quarter. Each time that this happens, fewer items are
+tried in the next such batch (`MOST_PROBES` down to `SUSPECT_PARTS`), so a model that is broken
+altogether soon costs no more than eleven calls a batch.
 
-Running items again takes time for which others wait, and yet it serves the good items best: without it, hardly any
-batch would succeed where calls take long. So it ends when nobody waits for the batch any more (`until`), and otherwise
-it may take only a share of the time: a batch that raises while that share is used up fails as a whole.
+Running items again takes time for which others wait, and yet it serves the good items best: without
+it, hardly any batch would succeed where calls take long. So it ends when nobody waits for the batch
+any more (`until`), and otherwise it may take only a share of the time: a batch that raises while
+that share is used up fails as a whole.
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ SUSPECT_PARTS = 4
 """The model may be broken if this many parts of a batch fail and none succeeds."""
 
 MOST_PROBES = 32
-"""How many items are then tried by themselves before the model counts as broken; half as many after each such batch."""
+"""How many items are then tried by themselves before the model counts as broken; half as many after
+each such batch.
+"""
 
 RERUN_PER_S = 100.0
 """How many seconds of running batches again are earned with each second that passes otherwise."""
@@ -71,8 +76,10 @@ class Trouble(msgspec.Struct, array_like=True):
         split: whether the batch raised and was run again in parts.
         unsplit: whether it raised and was not run again, for lack of time.
         out_of_memory: whether a call ran out of memory.
-        ran_out: for each call of several items that ran out of memory, the items' places in the batch.
-        fitted: for each call that succeeded when the batch was run again, the items' places in the batch.
+        ran_out: for each call of several items that ran out of memory, the items' places in the
+            batch.
+        fitted: for each call that succeeded when the batch was run again, the items' places in the
+            batch.
     """
 
     split: bool = False
@@ -88,10 +95,11 @@ class Retrier:
     Args:
         isolate_errors: whether a batch that raises is halved to find the guilty items.
         retry_on_oom: whether a batch that runs out of memory is run again in smaller calls.
-        oom_errors: full names of exceptions that mean out of memory, besides MemoryError and torch's; None if no
-            exception does, not even these.
+        oom_errors: full names of exceptions that mean out of memory, besides MemoryError and
+            torch's; None if no exception does, not even these.
         fatal_errors: exceptions that end the whole call instead of failing an item.
-        is_ending: whether the caller is in fact being ended; user code may raise the fatal errors by itself.
+        is_ending: whether the caller is in fact being ended; user code may raise the fatal errors
+            by itself.
         may_wait: whether there is an event loop on which async user code can wait.
         clock: monotonic seconds.
 
@@ -132,13 +140,15 @@ class Retrier:
         places: Sequence[int] | None = None,
         until: float = inf,
     ) -> list[Any]:
-        """Return what `function` returns for the items, with a `Failed` in the place of each that fails.
+        """Return what `function` returns for the items, with a `Failed` in the place of each that
+        fails.
 
         Args:
             function: takes a list and returns as many results; may be async.
             items: at least one.
             trouble: whatever happens besides is appended to this.
-            sizes: each part is padded up to the next of these with its last item, and the surplus results are dropped.
+            sizes: each part is padded up to the next of these with its last item, and the surplus
+                results are dropped.
             places: the items' places in their batch, if they are not all of it.
             until: the time from which nobody waits for the results.
         """
@@ -155,7 +165,8 @@ class Retrier:
             if self.is_fatal(error):
                 raise
             why = error
-        returned = part = None  # nothing of the failed call may take up memory while parts of it are run
+        # nothing of the failed call may take up memory while parts of it are run
+        returned = part = None
         retry = _Retry(self, function, items, trouble, sizes, range(n) if places is None else places, until)
         try:
             return await retry.run(why)
@@ -165,7 +176,8 @@ class Retrier:
     def call_now(self, function: Callable[[list[Any]], Any], items: list[Any], trouble: list[Trouble]) -> list[Any]:
         """Make a call for a whole batch where nothing waits.
 
-        Fast path of `call`: the same outcome, see tests/test_call_fast_paths.py. It takes no coroutine.
+        Fast path of `call`: the same outcome, see tests/test_call_fast_paths.py. It takes no
+        coroutine.
         """
         returned: Any
         part: Any = items[:]
@@ -194,7 +206,9 @@ class Retrier:
         return await awaitable if self._may_wait else run_now(awaitable)
 
     def is_fatal(self, error: BaseException) -> bool:
-        """Report whether an exception ends the whole call. Nothing of the exception itself is called or read."""
+        """Report whether an exception ends the whole call. Nothing of the exception itself is
+        called or read.
+        """
         return issubclass(type(error), self._fatal_errors) and self._is_ending()
 
     def failed_alone(self, error: BaseException, trouble: list[Trouble]) -> Failed:
@@ -240,8 +254,8 @@ class _FailedPart(NamedTuple):
 class _Retry:
     """One batch whose call has failed, while it is run again in parts.
 
-    Parts are run level by level: those that raise are halved, and their halves are the parts of the next level. A part
-    that runs out of memory is halved at once, within its level.
+    Parts are run level by level: those that raise are halved, and their halves are the parts of the
+    next level. A part that runs out of memory is halved at once, within its level.
     """
 
     def __init__(
@@ -270,7 +284,8 @@ class _Retry:
         self._calls = 1
 
         # calls and their sizes, which show how many items memory holds
-        self._too_many: float = inf  # a call of this many ran out of memory, and no single item was to blame
+        # a call of this many ran out of memory, and no single item was to blame
+        self._too_many: float = inf
         self._ran_out_alone = 0  # how many items ran out of memory by themselves
         self._ran_out: list[_Part] = []
         self._fitted: list[_Part] = []
@@ -334,7 +349,9 @@ class _Retry:
             self._fail(begin, end, error)
 
     def _fail_too_large_item(self, at: int, error: BaseException) -> None:
-        """Fail an item that is too large by itself, so that the parts it was in say nothing about their size."""
+        """Fail an item that is too large by itself, so that the parts it was in say nothing about
+        their size.
+        """
         self._fail(at, at + 1, error)
         self._ran_out_alone += 1
         self._too_many = inf
@@ -441,7 +458,9 @@ def padded_size(n: int, sizes: Sequence[int]) -> int:
 
 
 def pad_to_size(items: list[Any], sizes: Sequence[int]) -> list[Any]:
-    """Return the items, with the last one repeated until there are as many as the next allowed size."""
+    """Return the items, with the last one repeated until there are as many as the next allowed
+    size.
+    """
     return items + items[-1:] * (padded_size(len(items), sizes) - len(items))
 
 
@@ -465,7 +484,8 @@ def as_results(returned: Any, n: int) -> list[Any]:
     if type(results) is Rows and len(results) == n:
         return results
     if type(results) is not list and isinstance(results, Sequence) and len(results) == n:
-        results = list(islice(results, n + 1))  # one of the user's own classes may be endless, whatever its length says
+        # one of the user's own classes may be endless, whatever its length says
+        results = list(islice(results, n + 1))
     if type(results) is not list or len(results) != n:
         got = len(results) if isinstance(results, Sequence) else "a single value"
         raise _bad_result(_some(n, "result"), n, str(got))
@@ -482,5 +502,7 @@ def _some(n: int, noun: str) -> str:
 
 
 def _is_bad_result(error: BaseException) -> bool:
-    """Report whether the model returned the wrong number of results: with fewer items it would do so again."""
+    """Report whether the model returned the wrong number of results: with fewer items it would do
+    so again.
+    """
     return type(error) is ModelError and error.code == "bad_result"

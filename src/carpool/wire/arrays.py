@@ -1,13 +1,15 @@
-"""Small numpy arrays as bytes, without a pickle; arrays that are alike form one block, which is opened as one array.
+"""Small numpy arrays as bytes, without a pickle; arrays that are alike form one block, which is
+opened as one array.
 
-An array is `[head, elements]`. The head describes it, and arrays are alike if their heads are equal:
+An array is `[head, elements]`. The head describes it, and arrays are alike if their heads are
+equal:
 
     1, whether it is writable, the dtype's character, the number of axes    (a byte each)
     the length of each axis                                                 (u32, little endian)
 
-The elements are a copy in C order, in the machine's byte order. Arrays that would not come back the same (other dtypes
-and byte orders, subclasses, another order of the axes, no axes or no elements) are left to pickle. numpy is not
-imported here before there is an array to be made.
+The elements are a copy in C order, in the machine's byte order. Arrays that would not come back the
+same (other dtypes and byte orders, subclasses, another order of the axes, no axes or no elements)
+are left to pickle. numpy is not imported here before there is an array to be made.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ Array = Any
 Part = bytes | bytearray | memoryview
 
 _ndarray: type | None = None
-_chars: dict[int, int] = {}  # dtypes' characters by id, for numpy's own dtypes, which live as long as numpy does
+# dtypes' characters by id, for numpy's own dtypes, which live as long as numpy does
+_chars: dict[int, int] = {}
 _heads: dict[tuple[int, tuple[int, ...], bool], bytes] = {}
 
 
@@ -51,7 +54,8 @@ def array_type() -> type | None:
 
 
 def head_of(array: Array, shape: tuple[int, ...]) -> bytes | None:
-    """Return the head of arrays with this shape and the array's dtype; None if they must be pickled.
+    """Return the head of arrays with this shape and the array's dtype; None if they must be
+    pickled.
 
     Args:
         array: of exactly numpy's type.
@@ -61,7 +65,8 @@ def head_of(array: Array, shape: tuple[int, ...]) -> bytes | None:
     contiguous = flags.c_contiguous
     if not contiguous and (flags.f_contiguous or len(shape) > 2):
         return None  # pickle keeps the order of its axes
-    writable = flags.writeable or not contiguous  # an array that is not contiguous is copied, as by pickle
+    # an array that is not contiguous is copied, as by pickle
+    writable = flags.writeable or not contiguous
     try:
         return _heads[id(dtype), shape, writable]  # holds only dtypes that live as long as numpy
     except KeyError:
@@ -81,7 +86,9 @@ def _new_head(dtype: Any, shape: tuple[int, ...], writable: bool) -> bytes | Non
 
 
 def _char_of(dtype: Any) -> int:
-    """Return the character of a dtype that is not one of numpy's own objects; 0 if it is not a plain one."""
+    """Return the character of a dtype that is not one of numpy's own objects; 0 if it is not a
+    plain one.
+    """
     char = ord(dtype.char)
     return char if char in _ITEM_BYTES and dtype.isnative and dtype.metadata is None else 0
 
@@ -130,7 +137,8 @@ def open_array(head: bytes, elements: Part) -> Array:
 
 
 class Block(Sequence[list[Part]]):
-    """Arrays that are alike: one head, and the elements of all in a row. As a sequence it gives each with its head.
+    """Arrays that are alike: one head, and the elements of all in a row. As a sequence it gives
+    each with its head.
 
     Args:
         head: the head of each array.
@@ -165,19 +173,25 @@ class Block(Sequence[list[Part]]):
         return iter(self.separate())
 
     def separate(self) -> list[list[Part]]:
-        """Return each array by itself, in memory of its own: a caller that keeps one does not keep the block."""
+        """Return each array by itself, in memory of its own: a caller that keeps one does not keep
+        the block.
+        """
         head, elements = self.head, bytes(self.elements)
         nbytes = len(elements) // self._count
         return [[head, elements[at : at + nbytes]] for at in range(0, len(elements), nbytes)]
 
     def array(self) -> Array:
-        """Return one array with an array of the block in each row. It uses the block's memory if that is writable."""
+        """Return one array with an array of the block in each row. It uses the block's memory if
+        that is writable.
+        """
         elements = self.elements
         return _make_array(self.head, (self._count,), elements if type(elements) is bytearray else bytearray(elements))
 
 
 def block_of(payloads: Sequence[Any], most_bytes: int) -> Block | None:
-    """Return the payloads as one block; None if they are not arrays that are alike, or have too many bytes in all."""
+    """Return the payloads as one block; None if they are not arrays that are alike, or have too
+    many bytes in all.
+    """
     if type(payloads) is Block:
         return payloads
     first = payloads[0] if payloads else None

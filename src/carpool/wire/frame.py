@@ -1,19 +1,21 @@
-"""Frames on the socket between a service and a worker: a batch of items as bytes, and back. Sans-IO.
+"""Frames on the socket between a service and a worker: a batch of items as bytes, and back.
+Sans-IO.
 
-    header   magic "cpl", version, kind of frame, kind of block, number of items, number of buffers, batch id, length of
-             the body, two times (48 bytes, little endian)
-    table    ids u64; formats u8; lengths of the buffers u32; in a batch deadlines f64 and accepts u8; and, unless each
-             item has exactly one buffer, how many buffers each has u32
+    header   magic "cpl", version, kind of frame, kind of block, number of items, number of buffers,
+             batch id, length of the body, two times (48 bytes, little endian)
+    table    ids u64; formats u8; lengths of the buffers u32; in a batch deadlines f64 and
+             accepts u8; and, unless each item has exactly one buffer, how many buffers each has u32
     body     the buffers, one after the other
 
-Items that are arrays of one shape and dtype form a block of two buffers, which are their common head and the elements
-of all of them (`arrays.py`), with no counts in the table. Plain scalars in a batch or a reply form a block of one
-buffer (`scalars.py`).
+Items that are arrays of one shape and dtype form a block of two buffers, which are their common
+head and the elements of all of them (`arrays.py`), with no counts in the table. Plain scalars in a
+batch or a reply form a block of one buffer (`scalars.py`).
 
-A whole batch is one frame, and thus one write and one read each way. The reader hands out the memory to receive into
-(`get_buffer`) and is told how many bytes came (`received`), as in `asyncio.BufferedProtocol`; a blocking socket can use
-it as well. Buffers of `LARGE` bytes or more are received straight into memory of their own; the small ones of a frame
-are copied out once. Nothing is allocated before the header has been checked against the limits.
+A whole batch is one frame, and thus one write and one read each way. The reader hands out the
+memory to receive into (`get_buffer`) and is told how many bytes came (`received`), as in
+`asyncio.BufferedProtocol`; a blocking socket can use it as well. Buffers of `LARGE` bytes or more
+are received straight into memory of their own; the small ones of a frame are copied out once.
+Nothing is allocated before the header has been checked against the limits.
 """
 
 from __future__ import annotations
@@ -51,12 +53,14 @@ class FrameKind(IntEnum):
     """What a frame is for."""
 
     SETUP = 1  # service -> worker: what to run; one item
-    STATE = 2  # worker -> service: loading, warming or ready; one item, and after ready the warm-up's timings
+    # worker -> service: loading, warming or ready; one item, and after ready the warm-up's timings
+    STATE = 2
     FAILED = 3  # worker -> service: the model could not be loaded; one item with the reason
     BATCH = 4  # service -> worker: items to run
     CALL = 5  # worker -> service: the model is called once more for this batch; no items
     REPLY = 6  # worker -> service: results; `formats` holds their outcomes
-    TROUBLE = 7  # worker -> service: what happened to a batch besides its results, sent before them; one item
+    # worker -> service: what happened to a batch besides its results, sent before them; one item
+    TROUBLE = 7
 
 
 _KINDS: dict[int, FrameKind] = {kind.value: kind for kind in FrameKind}
@@ -64,7 +68,9 @@ _HAVE_SCALARS = frozenset({FrameKind.BATCH, FrameKind.REPLY})
 
 
 class FrameError(Exception):
-    """The bytes are not a frame of carpool's, or one over the limits. The connection cannot be used any more."""
+    """The bytes are not a frame of carpool's, or one over the limits. The connection cannot be used
+    any more.
+    """
 
 
 @dataclass(slots=True)
@@ -76,13 +82,16 @@ class Frame:
         batch: the id of the batch it belongs to; 0 if it belongs to none.
         ids: the items' request ids; the other per-item sequences are in the same order.
         formats: a byte for each item: in a batch its encoding, in a reply its outcome.
-        accepts: in a batch, a byte for each item: the encoding in which the caller wants the result.
+        accepts: in a batch, a byte for each item: the encoding in which the caller wants the
+            result.
         deadlines: in a batch, the time for each item after which nobody waits for it.
         payloads: the items.
         busy_s: in a reply, seconds that the worker spent on the batch.
         waited_s: in a reply, seconds that the worker had waited for the batch.
-        dropped: whether the payloads have been thrown away because there was no memory to receive them.
-        causes: in a reply within one process, the exceptions for which items failed, by place; not encoded.
+        dropped: whether the payloads have been thrown away because there was no memory to receive
+            them.
+        causes: in a reply within one process, the exceptions for which items failed, by place; not
+            encoded.
     """
 
     kind: FrameKind
@@ -106,10 +115,12 @@ def _table(kind: FrameKind, items: int, buffers: int, has_counts: bool) -> struc
 
 
 def encode(frame: Frame) -> list[Buffer]:
-    """Return the frame as buffers to be written one after the other; payload buffers are not copied.
+    """Return the frame as buffers to be written one after the other; payload buffers are not
+    copied.
 
     Raises:
-        FrameError: it is over a limit, its per-item sequences differ in length, or an item is not a buffer.
+        FrameError: it is over a limit, its per-item sequences differ in length, or an item is not a
+            buffer.
     """
     kind, n = frame.kind, len(frame.ids)
     counts: Sequence[int]
@@ -167,10 +178,11 @@ def _over_limit(items: int, buffers: int, nbytes: int, max_bytes: int) -> FrameE
 
 
 def in_pieces(frame: Frame) -> list[Frame]:
-    """Return the frame's items in as few frames as their order and the limits allow, all with the same batch.
+    """Return the frame's items in as few frames as their order and the limits allow, all with the
+    same batch.
 
-    An item that is over the limits by itself has a frame of its own. The times are those of the whole frame; the last
-    piece has them.
+    An item that is over the limits by itself has a frame of its own. The times are those of the
+    whole frame; the last piece has them.
     """
     pieces: list[Frame] = []
     begin = nbytes = buffers = 0
@@ -232,7 +244,8 @@ class FrameReader:
         return self._view[self._end :]
 
     def received(self, n: int) -> list[Frame]:
-        """Take note of `n` bytes in the buffer that was handed out last; return the frames that they completed.
+        """Take note of `n` bytes in the buffer that was handed out last; return the frames that
+        they completed.
 
         Raises:
             FrameError: the bytes are not a frame, or one over the limits.
@@ -273,7 +286,8 @@ class FrameReader:
         return body.frame
 
     def _open(self) -> Frame | None:
-        """Read header and table once they are complete, and the body too if it is small and complete.
+        """Read header and table once they are complete, and the body too if it is small and
+        complete.
 
         Returns:
             The frame if it is complete; None if more bytes are needed.
@@ -321,7 +335,9 @@ class FrameReader:
         return frame
 
     def _make_room(self, need: int = 0) -> None:
-        """Move the unread bytes to the front of the scratch, and enlarge it if a table needs `need` bytes."""
+        """Move the unread bytes to the front of the scratch, and enlarge it if a table needs `need`
+        bytes.
+        """
         unread = bytes(self._view[self._start : self._end])
         if need > len(self._scratch):
             self._scratch = bytearray(need + SCRATCH_BYTES)
@@ -331,7 +347,9 @@ class FrameReader:
 
 
 class _Body:
-    """A frame's buffers while they are being received: small ones in runs, large ones each by itself."""
+    """A frame's buffers while they are being received: small ones in runs, large ones each by
+    itself.
+    """
 
     __slots__ = (
         *("_at", "_block", "_counts", "_lengths", "_memory", "_parts", "_run", "_shared"),
@@ -373,7 +391,9 @@ class _Body:
 
     @property
     def wants_own_memory(self) -> bool:
-        """Report whether receiving straight into place is faster than through the scratch, as much is missing."""
+        """Report whether receiving straight into place is faster than through the scratch, as much
+        is missing.
+        """
         return len(self.rest) >= LARGE
 
     def fill(self, data: memoryview) -> None:
@@ -447,7 +467,7 @@ class _Dropped:
 
 
 def _split(shared: bytes | memoryview, lengths: Sequence[int]) -> list[Buffer]:
-    """Return the small buffers that lie one after the other in `shared`, each as bytes of its own."""
+    """Return the small buffers that follow each other in `shared`, each as bytes of its own."""
     whole = bytes(shared)
     ends = list(accumulate(lengths))
     return [whole[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
@@ -466,7 +486,9 @@ def _open_block(block: int, parts: list[Buffer], n: int) -> Block | Scalars:
 
 
 def _group(parts: list[Buffer], counts: Sequence[int]) -> Sequence[Payload]:
-    """Return the payload of each item: its buffer, or a list if it has several. No counts mean one buffer for each."""
+    """Return the payload of each item: its buffer, or a list if it has several. No counts mean one
+    buffer for each.
+    """
     if not counts:
         return parts
     payloads: list[Payload] = []

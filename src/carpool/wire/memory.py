@@ -1,11 +1,12 @@
 """Memory for large buffers, used again once nothing refers to it.
 
-A fresh buffer of some megabytes costs about as much as filling it: the system maps and clears its pages one by one. So
-the last few buffers are remembered, and one that nothing refers to any more is handed out again. Users cannot observe
-that: an array that is kept also keeps its buffer.
+A fresh buffer of some megabytes costs about as much as filling it: the system maps and clears its
+pages one by one. So the last few buffers are remembered, and one that nothing refers to any more is
+handed out again. Users cannot observe that: an array that is kept also keeps its buffer.
 
-The cost comes when a buffer is filled, and not before: a fresh buffer is not cleared, so its pages take no memory until
-something is written to them. A client that announces sixteen megabytes and sends none takes none.
+The cost comes when a buffer is filled, and not before: a fresh buffer is not cleared, so its pages
+take no memory until something is written to them. A client that announces sixteen megabytes and
+sends none takes none.
 """
 
 from __future__ import annotations
@@ -54,6 +55,6 @@ def _references(kept: list[bytearray], i: int) -> int:
     return sys.getrefcount(kept[i])
 
 
-# How many references are our own: that of the list and those that counting adds. It is measured here, because the
-# number differs between versions of the interpreter.
+# How many references are our own: that of the list and those that counting adds. It is measured
+# here, because the number differs between versions of the interpreter.
 _OURS: Final = _references([bytearray(1)], 0)

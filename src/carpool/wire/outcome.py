@@ -1,8 +1,8 @@
 """How a worker reports what became of an item: an outcome, and for failures a report.
 
-If the exception itself can be pickled, its pickle travels along. It is opened only when a Python caller asks for the
-`__cause__` of its `ModelError`, in the thread that asks, and only if the module of its class has been imported there:
-nothing is imported for it. HTTP does not ask.
+If the exception itself can be pickled, its pickle travels along. It is opened only when a Python
+caller asks for the `__cause__` of its `ModelError`, in the thread that asks, and only if the module
+of its class has been imported there: nothing is imported for it. HTTP does not ask.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _LONGEST_NAME = 256  # characters
 
 
 class Outcome(IntEnum):
-    """What became of an item in a worker. All but OK and RESPONSE carry a `FailureReport` instead of a result."""
+    """What became of an item in a worker. All but OK and RESPONSE carry a `FailureReport` instead
+    of a result.
+    """
 
     OK = 0
     INVALID = 1  # the body could not be read
@@ -73,7 +75,9 @@ def with_cause(report: FailureReport, error: BaseException) -> FailureReport:
 
 
 def pack_report(report: FailureReport) -> bytes:
-    """Return a report as bytes, cut to a bounded length; characters that UTF-8 cannot encode are replaced."""
+    """Return a report as bytes, cut to a bounded length; characters that UTF-8 cannot encode are
+    replaced.
+    """
     return _encoder.encode(
         FailureReport(
             _clean(report.message, _LONGEST_MESSAGE),
@@ -111,12 +115,15 @@ def unpack_error(outcome: int, payload: Payload) -> CarpoolError:
 
 
 def _cause_of(report: FailureReport) -> BaseException | None:
-    """Return the exception that a worker has sent, with the worker's traceback; None if it cannot be opened here."""
+    """Return the exception that a worker has sent, with the worker's traceback; None if it cannot
+    be opened here.
+    """
     if report.module not in sys.modules:
         return None
     try:
         cause: Any = load(report.cause)
-    except BaseException:  # unpickling runs code of its class, which may need other arguments, for example
+    # unpickling runs code of its class, which may need other arguments, for example
+    except BaseException:
         return None
     return _with_note(cause, report) if issubclass(type(cause), BaseException) else None
 

@@ -1,10 +1,12 @@
-"""Python objects as bytes between our own processes, and the numbers of the formats in which items are encoded.
+"""Python objects as bytes between our own processes, and the numbers of the formats in which items
+are encoded.
 
-A payload is one bytes-like object, or a list `[head, *buffers]` where large contiguous buffers (such as numpy arrays)
-travel beside the pickle instead of inside it (pickle protocol 5, PEP 574). Plain scalars are payloads as they are until
-a frame is written (`scalars.py`). Small arrays travel as a head and their elements (`arrays.py`), in a tenth of
-pickle's time. Only payloads that `dump` has made in one of our own processes ever reach `load`: bytes from the network
-are JSON, msgpack or raw, and never come here.
+A payload is one bytes-like object, or a list `[head, *buffers]` where large contiguous buffers
+(such as numpy arrays) travel beside the pickle instead of inside it (pickle protocol 5, PEP 574).
+Plain scalars are payloads as they are until a frame is written (`scalars.py`). Small arrays travel
+as a head and their elements (`arrays.py`), in a tenth of pickle's time. Only payloads that `dump`
+has made in one of our own processes ever reach `load`: bytes from the network are JSON, msgpack or
+raw, and never come here.
 """
 
 from __future__ import annotations
@@ -28,10 +30,13 @@ OBJECT: Final = 0  # a Python object of one of our processes, as `dump` makes it
 JSON: Final = 1
 MSGPACK: Final = 2
 RAW: Final = 3  # the bytes are the item
-CUSTOM: Final = 4  # the model's own format, by its `decode` or `encode`; further numbers if it writes several
+# the model's own format, by its `decode` or `encode`; further numbers if it writes several
+CUSTOM: Final = 4
 
 LARGE: Final = 64 * 1024
-"""Bytes; buffers of at least this size travel by themselves and are received into memory of their own."""
+"""Bytes; buffers of at least this size travel by themselves and are received into memory of their
+own.
+"""
 
 _PICKLE: Final = 0x80  # the first byte of every pickle; no scalar in msgpack starts with it
 _BUFFERS: Final = frozenset({bytes, bytearray, memoryview})
@@ -109,7 +114,9 @@ def _packed_array(array: arrays.Array) -> Payload | None:
 
 
 def load(payload: Payload) -> object:
-    """Read what `dump` has made. Arrays share the memory of the payload's buffers, so a payload is read only once."""
+    """Read what `dump` has made. Arrays share the memory of the payload's buffers, so a payload is
+    read only once.
+    """
     kind: type = type(payload)
     if kind is bytes or kind in _BUFFERS:
         return pickle.loads(payload) if payload[0] == _PICKLE else _decode_scalar(payload)  # type: ignore
@@ -124,7 +131,9 @@ def load(payload: Payload) -> object:
 
 
 def detach(payload: list[Buffer], memory: Memory) -> list[Buffer]:
-    """Return a payload that shares no memory with the object it was made of, which may change from now on."""
+    """Return a payload that shares no memory with the object it was made of, which may change from
+    now on.
+    """
     head, *buffers = payload
     return [head, *[_copied(buffer, memory) for buffer in buffers]]
 
@@ -149,7 +158,9 @@ def size_of(payload: Payload) -> int:
 
 
 def parts_of(payloads: Sequence[Payload]) -> tuple[list[int], list[Buffer]]:
-    """Return how many buffers each payload has (at least one), and all buffers in a row; scalars are packed."""
+    """Return how many buffers each payload has (at least one), and all buffers in a row; scalars
+    are packed.
+    """
     kinds: set[type] = set(map(type, payloads))
     if kinds <= _BUFFERS:
         return [1] * len(payloads), payloads  # type: ignore[return-value]

@@ -1,7 +1,8 @@
-"""A `Response` between processes: status, headers and content type as a head, and the body beside it. Sans-IO.
+"""A `Response` between processes: status, headers and content type as a head, and the body beside
+it. Sans-IO.
 
-The head comes from a worker, which runs the user's code, and its headers are written to a socket. So it is checked once
-more where it is read.
+The head comes from a worker, which runs the user's code, and its headers are written to a socket.
+So it is checked once more where it is read.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Scalars are payloads as they are, since they cannot change. A batch of scalars is one array in msgpack.
+"""Scalars are payloads as they are, since they cannot change. A batch of scalars is one array in
+msgpack.
 
-That array is written in one call and read in one call, whereas separate items take three calls each: to pack, to cut
-out and to open. Only values of exactly these types count as scalars. Instances of subclasses (a numpy scalar, an enum)
-are objects like any other, and so are integers of more than 64 bits. Texts that are long or not ASCII are packed one by
-one where they come from, because their length in bytes is not known without encoding them.
+That array is written in one call and read in one call, whereas separate items take three calls
+each: to pack, to cut out and to open. Only values of exactly these types count as scalars.
+Instances of subclasses (a numpy scalar, an enum) are objects like any other, and so are integers of
+more than 64 bits. Texts that are long or not ASCII are packed one by one where they come from,
+because their length in bytes is not known without encoding them.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ LEAST_INT: Final = -(2**63)
 MOST_INT: Final = 2**64 - 1
 
 BYTES: Final = 16
-"""The most bytes that a scalar takes in a message, not counting characters but with its part of the array's head."""
+"""The most bytes that a scalar takes in a message, not counting characters but with its part of the
+array's head.
+"""
 
 _ALWAYS_PLAIN: Final = frozenset({float, bool, type(None)})
 

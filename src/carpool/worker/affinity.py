@@ -1,4 +1,4 @@
-"""CPU cores for processes: which exist, which worker gets which, and how many can really be used."""
+"""CPU cores for processes: which exist, which worker gets which, and how many can be used."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def available() -> int:
 
 
 def usable() -> int:
-    """Return how many cores' time this process has: the cores it may run on, or fewer if its container is limited."""
+    """Return how many cores' time this process has: the cores it may run on, or fewer if its
+    container is limited.
+    """
     limit = cgroup.cpu_limit()
     return available() if limit is None else max(1, min(available(), int(limit)))
 
@@ -85,7 +87,9 @@ def _number(core: object) -> int | None:
 
 
 def pin(cores: Cores | None) -> None:
-    """Tie this thread, and what it starts from now on, to `cores`; do nothing where the system cannot."""
+    """Tie this thread, and what it starts from now on, to `cores`; do nothing where the system
+    cannot.
+    """
     if cores and can_pin():
         os.sched_setaffinity(0, cores)
 

@@ -1,8 +1,9 @@
-"""Answers a frame with a frame: decode a batch of items, run the model on them, check and encode its results.
+"""Answers a frame with a frame: decode a batch of items, run the model on them, check and encode
+its results.
 
-An item's fault stays its own: it fails with an outcome and a report (`worker/reports.py`), and the others go on. The
-model is called by `call/invoke.py`. Here its values are read from what callers sent, and its results are written as
-callers accept them.
+An item's fault stays its own: it fails with an outcome and a report (`worker/reports.py`), and the
+others go on. The model is called by `call/invoke.py`. Here its values are read from what callers
+sent, and its results are written as callers accept them.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class BatchAnswerer:
         before_predict: called before the model's part of each batch.
         after_predict: called after the model's part of each batch.
         main: finds classes of the parent's main program.
-        same_process: whether replies stay in this process, so that exceptions may go with them as they are.
+        same_process: whether replies stay in this process, so that exceptions may go with them as
+            they are.
 
     Attributes:
         traits: what `traits_of` read off the model.
@@ -95,22 +97,26 @@ class BatchAnswerer:
         self._encoders: Mapping[int, Callable[[Any], payload.Payload]] = _BETWEEN_STAGES
         if is_last:
             self._encoders = schema.MadeWhenNeeded[payload.Payload](
-                {OBJECT: payload.dump, RAW: _as_bytes, CUSTOM: _as_bytes},  # the model's `encode` is called before
+                # the model's `encode` is called before
+                {OBJECT: payload.dump, RAW: _as_bytes, CUSTOM: _as_bytes},
                 {JSON: lambda: schema.json_writer(gives), MSGPACK: lambda: schema.msgpack_writer(gives)},
             )
 
     # -- the warm-up
 
     async def warm_up(self, sizes: Sequence[int], clock: Clock = monotonic) -> list[tuple[int, float]]:
-        """Run all examples, one of them alone and all in the largest batches; then time each size twice, within reason.
+        """Run all examples, one of them alone and all in the largest batches; then time each size
+        twice, within reason.
 
         Args:
-            sizes: how many examples to time at a time, rising; none where the model takes single items.
+            sizes: how many examples to time at a time, rising; none where the model takes single
+                items.
             clock: monotonic seconds.
 
         Returns:
-            The sizes and the least seconds that each took, without those that there was no time for or that were not
-            run in one call. What ran out of memory is in `trouble`, with the examples' places in their batch.
+            The sizes and the least seconds that each took, without those that there was no time for
+            or that were not run in one call. What ran out of memory is in `trouble`, with the
+            examples' places in their batch.
 
         Raises:
             ExampleError: the user's code failed for one of them.
@@ -135,7 +141,9 @@ class BatchAnswerer:
         return [(size, best[size]) for size in sizes if size in best]
 
     async def _run_examples(self, begin: int, size: int) -> None:
-        """Run `size` examples as one batch, beginning with one of them and starting over after the last."""
+        """Run `size` examples as one batch, beginning with one of them and starting over after the
+        last.
+        """
         examples = self.traits.examples
         indices = [(begin + i) % len(examples) for i in range(size)]
         results = await self._invoker.run([examples[i] for i in indices], self.trouble)
@@ -172,7 +180,9 @@ class BatchAnswerer:
     # -- reading items
 
     async def _decode_each(self, frame: Frame, now: float, until: float) -> list[Any]:
-        """Return the values of a batch's items, with `Failed` for those that cannot be read or have expired."""
+        """Return the values of a batch's items, with `Failed` for those that cannot be read or have
+        expired.
+        """
         values: list[Any] = []
         for format, deadline, body in zip(frame.formats, frame.deadlines, frame.payloads, strict=True):
             try:
@@ -187,7 +197,8 @@ class BatchAnswerer:
         return values
 
     def _decode_alike(self, frame: Frame, now: float) -> list[Any] | None:
-        """Return the values of items of one format; None if they differ, or one of them cannot be read or has expired.
+        """Return the values of items of one format; None if they differ, or one of them cannot be
+        read or has expired.
 
         Fast path of `_decode_each`: the same outcome, see tests/worker/test_fast_paths.py.
         """
@@ -216,7 +227,7 @@ class BatchAnswerer:
             return self._main.read_again(self._decoders[OBJECT], body, error)
 
     async def _decode_custom(self, formats: bytes, values: list[Any], until: float) -> None:
-        """Read the items in the model's own format, with one call of its `decode` for all of them."""
+        """Read items in the model's own format, with one call of its `decode` for all of them."""
         places = [i for i, f in enumerate(formats) if f == CUSTOM and type(values[i]) is not Failed]
         bodies = [values[i] for i in places]
         if self.traits.decodes_requests:
@@ -234,7 +245,9 @@ class BatchAnswerer:
             raise _as_parser_error(error) from error
 
     def _as_reading_error(self, error: BaseException, format: int, body: Any) -> BaseException:
-        """Return what went wrong with reading an item, in our own words if a client has written the item."""
+        """Return what went wrong with reading an item, in our own words if a client has written the
+        item.
+        """
         if format == OBJECT:
             return error
         try:
@@ -259,7 +272,8 @@ class BatchAnswerer:
                 if format >= CUSTOM:
                     await self._encode_custom(results, accepts, until, format)
             accepts = accepts.translate(_ANY_CUSTOM)
-            accepts = self._take_out_responses(results, accepts, responses)  # `encode` may return them as well
+            # `encode` may return them as well
+            accepts = self._take_out_responses(results, accepts, responses)
         self._write(results, accepts, set(map(type, results)), reply)
         outcomes, payloads = bytearray(reply.formats), list(reply.payloads)
         for i, response in responses.items():
@@ -291,7 +305,7 @@ class BatchAnswerer:
         return bytes(formats)
 
     def _write(self, results: list[Any], accepts: bytes, kinds: set[type], reply: Frame) -> None:
-        """Put outcomes and payloads of results that need no `encode` of the model into the reply."""
+        """Put outcomes and payloads of results into the reply, without the model's `encode`."""
         if not self._write_alike(results, accepts, kinds, reply):
             self._write_each(results, accepts, reply)
 
@@ -314,7 +328,8 @@ class BatchAnswerer:
         reply.formats, reply.payloads, reply.causes = bytes(outcomes), payloads, failures.causes
 
     def _write_alike(self, results: list[Any], accepts: bytes, kinds: set[type], reply: Frame) -> bool:
-        """Write results of one format; return False if formats differ, an item has failed or one cannot be written.
+        """Write results of one format; return False if formats differ, an item has failed or one
+        cannot be written.
 
         Fast path of `_write_each`: the same outcome, see tests/worker/test_fast_paths.py.
         """
@@ -331,7 +346,9 @@ class BatchAnswerer:
         return True
 
     async def _encode_custom(self, results: list[Any], accepts: bytes, until: float, format: int) -> None:
-        """Write the results for one of the model's own formats, with one call of its `encode` for all of them."""
+        """Write the results for one of the model's own formats, with one call of its `encode` for
+        all of them.
+        """
         places = [i for i, a in enumerate(accepts) if a == format and type(results[i]) is not Failed]
         values = [results[i] for i in places]
         content_type = self.traits.produces[format - CUSTOM]
@@ -346,7 +363,9 @@ class BatchAnswerer:
 
 
 def _as_parser_error(error: BaseException) -> BaseException:
-    """Return the error for what `decode` raises or returns for an item: a ValueError is the client's fault."""
+    """Return the error for what `decode` raises or returns for an item: a ValueError is the
+    client's fault.
+    """
     kind = type(error)  # its `__class__` may be a trap
     if issubclass(kind, ValueError) and not issubclass(kind, CarpoolError):
         return InvalidRequest("the body could not be decoded")

@@ -1,8 +1,10 @@
-"""How many threads BLAS and OpenMP get in worker processes: as many as the user has set, or a worker's share of cores.
+"""How many threads BLAS and OpenMP get in worker processes: as many as the user has set, or a
+worker's share of cores.
 
-These libraries start a thread for every core unless an environment variable says otherwise. Several workers then have
-more threads than there are cores, and so does a container that may use fewer cores than it sees. Threads that spin
-while they wait for each other can make a service fifty times slower. This module only decides; it reads nothing itself.
+These libraries start a thread for every core unless an environment variable says otherwise. Several
+workers then have more threads than there are cores, and so does a container that may use fewer
+cores than it sees. Threads that spin while they wait for each other can make a service fifty times
+slower. This module only decides; it reads nothing itself.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 FOR_ALL = "OMP_NUM_THREADS"
-"""All these libraries read it if their own variable is not set; torch's own threads follow it as well."""
+"""All these libraries read it if their own variable is not set; torch's own threads follow it as
+well.
+"""
 
 VARIABLES = (
     FOR_ALL,
@@ -23,10 +27,11 @@ VARIABLES = (
 )
 
 SPIN_TIMEOUT = "OPENBLAS_THREAD_TIMEOUT"
-"""How long OpenBLAS's threads spin after their work before they sleep: 2 to the power of this, in cycles.
+"""How long OpenBLAS's threads spin after their work before they sleep: 2 to the power of this, in
+cycles.
 
-The default of 26 means some 20 ms. Where the threads of all workers take all cores, they spin on cores that the
-service's own process needs, so they get the least value that OpenBLAS takes.
+The default of 26 means some 20 ms. Where the threads of all workers take all cores, they spin on
+cores that the service's own process needs, so they get the least value that OpenBLAS takes.
 """
 
 
@@ -55,14 +60,16 @@ def decide(
 ) -> Threads:
     """Decide the environment variables for each worker of a stage.
 
-    Each variable that the user has set is kept. If `OMP_NUM_THREADS` is one of them, no other variable is added.
+    Each variable that the user has set is kept. If `OMP_NUM_THREADS` is one of them, no other
+    variable is added.
 
     Args:
         stage: the name of the stage, for the log.
         exported: the environment of this process.
         env: the stage's own environment, which is added to that of this process.
         workers: how many workers the stage has.
-        pinned: for each worker, the number of cores that it is tied to; None if workers are not tied to cores.
+        pinned: for each worker, the number of cores that it is tied to; None if workers are not
+            tied to cores.
         cores: how many cores there are for all of them.
         all_workers: how many worker processes the service has in all its stages.
     """

@@ -1,4 +1,6 @@
-"""The CPU limit of a container: how many cores' time this process gets from its control groups (Linux)."""
+"""The CPU limit of a container: how many cores' time this process gets from its control groups
+(Linux).
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """The guard's own program: kills the workers' process groups when the service's process has died.
 
-A worker that outlives its parent ends by itself (`main.py`), but the processes that it has started do not: no
-parent-death signal reaches a worker's children. So each service has this small process beside it. `drive/guard.py`
-starts it as `python -I -S guard.py PARENT` with a pipe for its input, on which it hears of groups that come (`+123`)
-and go (`-123`). When the parent dies, the pipe ends. If a child that the parent has forked still holds the pipe open,
-the death is noticed by a pidfd, where the system has them. `quit` means that nothing is to be killed.
+A worker that outlives its parent ends by itself (`main.py`), but the processes that it has started
+do not: no parent-death signal reaches a worker's children. So each service has this small process
+beside it. `drive/guard.py` starts it as `python -I -S guard.py PARENT` with a pipe for its input,
+on which it hears of groups that come (`+123`) and go (`-123`). When the parent dies, the pipe ends.
+If a child that the parent has forked still holds the pipe open, the death is noticed by a pidfd,
+where the system has them. `quit` means that nothing is to be killed.
 
 It imports as little as it can: it starts in 10 ms, and only 3 MB of its memory are its own.
 """
@@ -18,7 +19,8 @@ import sys
 def main() -> None:
     """Listen until the parent says `quit` or is dead."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)  # the parent decides when to stop, and may take its time
+        # the parent decides when to stop, and may take its time
+        signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()
     if _listen(int(sys.argv[1]), groups):
         for group in groups:

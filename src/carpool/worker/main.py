@@ -1,9 +1,11 @@
-"""The program of a worker process, which runs `worker/serve.py` over a socketpair until the socket ends.
+"""The program of a worker process, which runs `worker/serve.py` over a socketpair until the socket
+ends.
 
-`drive/process.py` starts it as a fresh interpreter, `python -m carpool.worker.main FD PARENT NAME`, with one end of a
-socketpair as file descriptor FD; NAME is for `ps`. Nothing else is shared with the parent. The process ends when the
-socket ends. If user code hangs then, a thread that watches the socket ends the process. If even that thread does not
-get to run, the kernel ends the process when the parent dies.
+`drive/process.py` starts it as a fresh interpreter, `python -m carpool.worker.main FD PARENT NAME`,
+with one end of a socketpair as file descriptor FD; NAME is for `ps`. Nothing else is shared with
+the parent. The process ends when the socket ends. If user code hangs then, a thread that watches
+the socket ends the process. If even that thread does not get to run, the kernel ends the process
+when the parent dies.
 """
 
 from __future__ import annotations
@@ -107,7 +109,8 @@ def main() -> None:
 def _prepare(parent: int) -> None:
     """Set up signals, output and the end of the process, before any user code runs."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which decides
-    # so does SIGTERM, which some supervisors send to all processes; what user code starts must not inherit this
+    # so does SIGTERM, which some supervisors send to all processes; what user code starts must not
+    # inherit this
     signal.signal(signal.SIGTERM, _leave_to_parent)
     os.register_at_fork(after_in_child=partial(signal.signal, signal.SIGTERM, signal.SIG_DFL))
     faulthandler.enable()
@@ -129,11 +132,15 @@ def _die_with_parent(parent: int) -> None:
 
 
 def _leave_to_parent(number: int, frame: object) -> None:
-    """Ignore a signal: the parent decides when the worker stops, since it may have requests to finish."""
+    """Ignore a signal: the parent decides when the worker stops, since it may have requests to
+    finish.
+    """
 
 
 def _end_fork() -> NoReturn:
-    """End a child that user code has forked and let return: it must never answer in the worker's name."""
+    """End a child that user code has forked and let return: it must never answer in the worker's
+    name.
+    """
     with contextlib.suppress(OSError):
         os.write(
             2, b"carpool ends a process that the model has forked, because it has returned from the model's code\n"
@@ -155,12 +162,15 @@ def _end_soon() -> None:
 
 
 def _watch(fd: int, parent: int) -> None:
-    """End the process when the parent's end of the socket is closed, even while user code is running."""
+    """End the process when the parent's end of the socket is closed, even while user code is
+    running.
+    """
     poll = select.poll()
     poll.register(fd, getattr(select, "POLLRDHUP", 0) | select.POLLHUP)
     poll.poll()
     if os.getppid() == parent:
-        time.sleep(_TEARDOWN_GRACE_S)  # an orderly stop: the main thread sees it too, and tears the model down
+        # an orderly stop: the main thread sees it too, and tears the model down
+        time.sleep(_TEARDOWN_GRACE_S)
     os.killpg(0, signal.SIGKILL)  # with everything that user code has started
 
 
@@ -182,7 +192,8 @@ async def _live(connection: ParentSocket) -> None:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # the parent has closed the pipe, so nobody reads it any more
+        # the parent has closed the pipe, so nobody reads it any more
+        with contextlib.suppress(Exception):
             stream.flush()
 
 

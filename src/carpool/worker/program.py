@@ -1,8 +1,9 @@
 """The user's program in a worker: what must be the same there for the model to be found.
 
-A model travels as a reference (pickle: module and name), so the worker needs the parent's import path, and for models
-of `__main__` the parent's main file. The worker runs that file under the name `__mp_main__`, as multiprocessing does,
-so that the code under `if __name__ == "__main__":` is skipped; both sides know the module by both names.
+A model travels as a reference (pickle: module and name), so the worker needs the parent's import
+path, and for models of `__main__` the parent's main file. The worker runs that file under the name
+`__mp_main__`, as multiprocessing does, so that the code under `if __name__ == "__main__":` is
+skipped; both sides know the module by both names.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _NOT_AT_THE_TOP = (
 in_worker = False
 """Whether this is a worker process, in which no service may be started."""
 
-_main_is_here = False  # `sys.modules` does not show it: multiprocessing puts the worker's own program there
+# `sys.modules` does not show it: multiprocessing puts the worker's own program there
+_main_is_here = False
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -93,7 +95,8 @@ def restore(program: Program) -> None:
     global in_worker
     in_worker = True
     sys.path[:] = program.path
-    with contextlib.suppress(OSError):  # the folder is gone, but imports by absolute path still work
+    # the folder is gone, but imports by absolute path still work
+    with contextlib.suppress(OSError):
         os.chdir(program.folder)
 
 
@@ -106,10 +109,12 @@ def unpack_model(program: Program, packed: bytes) -> tuple[AnyModel, dict[str, A
 
 
 class MainProgram:
-    """The parent's main file in a worker, for items whose classes are defined there. It is run at most once.
+    """The parent's main file in a worker, for items whose classes are defined there. It is run at
+    most once.
 
     Args:
-        program: the parent's program; None if the worker lives in the parent's process and shares its main program.
+        program: the parent's program; None if the worker lives in the parent's process and shares
+            its main program.
     """
 
     def __init__(self, program: Program | None) -> None:
@@ -117,7 +122,8 @@ class MainProgram:
         self._refusal: ModelError | None = None
 
     def read_again(self, load: Callable[[Any], Any], item: Buffer | list[Buffer], error: BaseException) -> Any:
-        """Read an item again that could not be read, after running the main file if that may be what was missing.
+        """Read an item again that could not be read, after running the main file if that may be
+        what was missing.
 
         Args:
             load: reads an item.
@@ -125,7 +131,8 @@ class MainProgram:
             error: what reading it raised.
 
         Raises:
-            ModelError: the main file cannot be imported here, or has no such class; the text says what to do.
+            ModelError: the main file cannot be imported here, or has no such class; the text says
+                what to do.
             BaseException: `error`, if it has another reason.
         """
         if self._program is None or not _names_main(item[0] if isinstance(item, list) else item):

@@ -1,4 +1,6 @@
-"""How failed items are reported: an outcome and a report for each, with the exception itself where that can travel."""
+"""How failed items are reported: an outcome and a report for each, with the exception itself where
+that can travel.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,17 @@ _OWN_FILES = ("/carpool/worker/", "/carpool/call/invoke.py", "/carpool/call/retr
 
 
 class Expired(DeadlineExceeded):
-    """Says that an item's deadline has passed. A `DeadlineExceeded` of user code is a failure like any other."""
+    """Says that an item's deadline has passed. A `DeadlineExceeded` of user code is a failure like
+    any other.
+    """
 
 
 class FailureReports:
     """Reports the failed items of one batch.
 
     Args:
-        same_process: whether the reply stays in this process, so that exceptions may go with it as they are.
+        same_process: whether the reply stays in this process, so that exceptions may go with it as
+            they are.
 
     Attributes:
         causes: the exceptions by place, if they may go as they are; else None.
@@ -102,7 +107,9 @@ def _details_of(error: ValidationError) -> list[Detail]:
 
 
 def _cause_of(error: BaseException) -> BaseException | None:
-    """Return what the caller's `ModelError` is caused by: the exception; for a ModelError, that error's own cause."""
+    """Return what the caller's `ModelError` is caused by: the exception; for a ModelError, that
+    error's own cause.
+    """
     return error.__cause__ if type(error) is ModelError else error
 
 
@@ -119,7 +126,9 @@ def _is_own(filename: str) -> bool:
 
 
 def _cut_own_frames(error: BaseException) -> None:
-    """Cut our own frames off an exception's traceback: they are of no use to the user, and they hold the batch."""
+    """Cut our own frames off an exception's traceback: they are of no use to the user, and they
+    hold the batch.
+    """
     with contextlib.suppress(BaseException):
         BaseException.with_traceback(error, _users_part(error))
 
@@ -127,10 +136,12 @@ def _cut_own_frames(error: BaseException) -> None:
 def clear_own_frames(errors: Iterable[BaseException]) -> None:
     """Empty our own frames through which exceptions have come, once the call has ended.
 
-    The user's frames, which they called, still refer to them; they hold the batch, and the exceptions themselves.
+    The user's frames, which they called, still refer to them; they hold the batch, and the
+    exceptions themselves.
     """
     for error in {id(each): each for each in errors}.values():
-        with contextlib.suppress(BaseException):  # RuntimeError: the frame still runs, as the call was made from it
+        # RuntimeError: the frame still runs, as the call was made from it
+        with contextlib.suppress(BaseException):
             tb = _users_part(error)
             frame = None if tb is None else tb.tb_frame.f_back
             while frame is not None:

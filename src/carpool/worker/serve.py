@@ -12,8 +12,8 @@
         link.send                what happened besides, if anything did; then the reply
       _tear_down                 once the link has ended
 
-It is the same for a worker process, a thread and a task of the loop, which differ in their link. Where receiving blocks
-the thread instead of suspending a task, `retry.run_now` runs all of it.
+It is the same for a worker process, a thread and a task of the loop, which differ in their link.
+Where receiving blocks the thread instead of suspending a task, `retry.run_now` runs all of it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class Link(Protocol):
     """A worker's end of the connection to its stage."""
 
     heard_at: float
-    """When the first byte of the last frame came: reading the rest of the frame does not count as waiting."""
+    """When the first byte of the last frame came: reading the rest of the frame does not count as
+    waiting.
+    """
 
     async def receive(self) -> Frame | None:
         """Return the next frame; None once no more will come."""
@@ -57,7 +59,8 @@ class Link(Protocol):
 
 
 class _CallReports:
-    """Reports to the stage that another call of a batch has begun, so that the hang limit is that of a single call.
+    """Reports to the stage that another call of a batch has begun, so that the hang limit is that
+    of a single call.
 
     Attributes:
         batch: the id of the batch; 0 for the warm-up, which has no limit.
@@ -92,7 +95,8 @@ async def serve(
         setup: the worker's stage and place, and how to call the model.
         find_model: returns the model and its arguments; may raise.
         fatal_errors: exceptions that end the worker instead of failing an item.
-        is_ending: whether the worker is in fact being ended; user code may raise the fatal errors by itself.
+        is_ending: whether the worker is in fact being ended; user code may raise the fatal errors
+            by itself.
         may_wait: whether there is an event loop on which async user code can wait.
         same_process: whether frames that are sent over the link stay in this process.
     """
@@ -205,12 +209,14 @@ def _send_state(link: Link, state: str, *more: bytes) -> None:
 async def _answer(answerer: BatchAnswerer, frame: Frame, retrier: Retrier, same_process: bool) -> Frame:
     """Return the reply to a batch, whatever happens.
 
-    `BatchAnswerer` fails single items for errors of user code; what it lets through fails all items of the batch.
+    `BatchAnswerer` fails single items for errors of user code; what it lets through fails all items
+    of the batch.
     """
     try:
         return await answerer.answer(frame)
     except BaseException as error:
-        if retrier.is_fatal(error) or isinstance(error, InjectedFault):  # which stands for an error of carpool's
+        # which stands for an error of carpool's
+        if retrier.is_fatal(error) or isinstance(error, InjectedFault):
             raise
         failed = Failed(as_model_error(error, "what the model gave or returned"))
         failures = FailureReports(same_process)
@@ -247,12 +253,16 @@ def _as_unsendable(reply: Frame, error: FrameError) -> Frame:
 
 
 def _send_trouble(link: Link, batch: int, trouble: list[Trouble]) -> None:
-    """Report what happened to a batch besides its results, before these are sent; 0 stands for the warm-up."""
+    """Report what happened to a batch besides its results, before these are sent; 0 stands for the
+    warm-up.
+    """
     link.send(Frame(FrameKind.TROUBLE, batch, [0], b"\0", payloads=[msgspec.msgpack.encode(trouble)]))
 
 
 async def _tear_down(answerer: BatchAnswerer, setup: Setup) -> None:
-    """Tear the model down. It is the last thing that this worker does, so whatever it raises is only logged."""
+    """Tear the model down. It is the last thing that this worker does, so whatever it raises is
+    only logged.
+    """
     try:
         await answerer.tear_down()
     except BaseException as error:

@@ -1,4 +1,6 @@
-"""What a worker is told before it loads its model (pickled), and what parent and worker have agreed on."""
+"""What a worker is told before it loads its model (pickled), and what parent and worker have agreed
+on.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from carpool.worker.affinity import Cores
 from carpool.worker.program import Program
 
 DUMP_SIGNAL = signal.SIGQUIT
-"""Makes a worker write the stacks of all its threads to stderr, whatever it is doing; the same signal as a JVM's."""
+"""Makes a worker write the stacks of all its threads to stderr, whatever it is doing; the same
+signal as a JVM's.
+"""
 
 
 def process_name(stage: str, place: int) -> str:
