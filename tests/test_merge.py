@@ -413,7 +413,7 @@ def test_results_that_do_not_fit_together_are_an_error() -> None:
     function = carpool.batch(merge=True, max_batch_size=2)(lambda x: x if x.max() < 3 else x / 2)
 
     assert function(np.arange(3)).tolist() == [0, 1, 2]
-    with pytest.raises(ValueError, match=r"not alike.*int64.*float64"):
+    with pytest.raises(ValueError, match=r"differ in type, names or shape.*int64.*float64"):
         function(np.arange(4))
 
 

@@ -204,7 +204,7 @@ def test_what_has_nothing_to_pad_is_refused(chunk: Any) -> None:
     """An argument without an axis to pad, such as a single sequence, is refused: its items would be
     taken for rows.
     """
-    with pytest.raises(TypeError, match=r"of at least two axes, rows and positions.*a single row is x\[None\]"):
+    with pytest.raises(TypeError, match=r"of at least two axes, rows and positions.*for a single row give x\[None\]"):
         carpool.batch(merge=carpool.pad())(lambda x: x)(chunk)
 
 

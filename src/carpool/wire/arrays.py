@@ -93,7 +93,7 @@ def _char_of(dtype: Any) -> int:
     return char if char in _ITEM_BYTES and dtype.isnative and dtype.metadata is None else 0
 
 
-class Head(NamedTuple):
+class ArrayHead(NamedTuple):
     """What a head says of an array.
 
     Attributes:
@@ -110,7 +110,7 @@ class Head(NamedTuple):
 
 
 @lru_cache(1024)
-def read_head(head: bytes) -> Head:
+def read_head(head: bytes) -> ArrayHead:
     """Read a head.
 
     Raises:
@@ -124,7 +124,7 @@ def read_head(head: bytes) -> Head:
     shape = struct.unpack(f"<{axes}I", head[4:])
     if not min(shape):
         raise ValueError(f"an array of shape {shape} has no elements")
-    return Head(chr(char), shape, bool(writable), prod(shape) * _ITEM_BYTES[char])
+    return ArrayHead(chr(char), shape, bool(writable), prod(shape) * _ITEM_BYTES[char])
 
 
 def open_array(head: bytes, elements: Part) -> Array:
