@@ -1,5 +1,4 @@
-"""Frames on the socket between a service and a worker: a batch of items as bytes, and back.
-Sans-IO.
+"""Frames on the socket between a service and a worker: batches of items as bytes. Sans-IO.
 
     header   magic "cpl", version, kind of frame, kind of block, number of items, number of buffers,
              batch id, length of the body, two times (48 bytes, little endian)
@@ -53,14 +52,12 @@ class FrameKind(IntEnum):
     """What a frame is for."""
 
     SETUP = 1  # service -> worker: what to run; one item
-    # worker -> service: loading, warming or ready; one item, and after ready the warm-up's timings
-    STATE = 2
+    STATE = 2  # worker -> service: loading, warming or ready, and then the warm-up's timings
     FAILED = 3  # worker -> service: the model could not be loaded; one item with the reason
     BATCH = 4  # service -> worker: items to run
     CALL = 5  # worker -> service: the model is called once more for this batch; no items
     REPLY = 6  # worker -> service: results; `formats` holds their outcomes
-    # worker -> service: what happened to a batch besides its results, sent before them; one item
-    TROUBLE = 7
+    TROUBLE = 7  # worker -> service: what else happened to a batch, sent before its results
 
 
 _KINDS: dict[int, FrameKind] = {kind.value: kind for kind in FrameKind}
@@ -324,15 +321,19 @@ class FrameReader:
             frame.deadlines, frame.accepts = fields[n + 1 + m : 2 * n + 1 + m], fields[2 * n + 1 + m]
         self._start = at = at + need
         if have - need < length or length >= LARGE:
-            try:
-                self._body = _Body(frame, counts, lengths, self._memory, block)
-            except MemoryError:
-                self._body = _Dropped(frame, length)
+            self._body = self._new_body(frame, counts, lengths, block)
             return self._fill(self._body)
         parts = _split(self._view[at : at + length], lengths)
         frame.payloads = _open_block(block, parts, n) if block else _group(parts, counts)
         self._start = at + length
         return frame
+
+    def _new_body(self, frame: Frame, counts: Sequence[int], lengths: Sequence[int], block: int) -> _Body | _Dropped:
+        """Begin a body that is large or not complete; drop it if there is no memory for it."""
+        try:
+            return _Body(frame, counts, lengths, self._memory, block)
+        except MemoryError:
+            return _Dropped(frame, sum(lengths))
 
     def _make_room(self, need: int = 0) -> None:
         """Move the unread bytes to the front of the scratch, and enlarge it if a table needs `need`
