@@ -79,7 +79,9 @@ def retrier(isolate_errors: bool) -> Retrier:
 
 
 def seen(call: Callable[[list[Trouble]], list[Any]]) -> tuple[Any, ...]:
-    """All that a caller can tell of a call: results, their types and failures, and troubles; or what it raised."""
+    """All that a caller can tell of a call: results, their types and failures, and troubles; or
+    what it raised.
+    """
     trouble: list[Trouble] = []
     try:
         results = call(trouble)

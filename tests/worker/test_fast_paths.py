@@ -79,7 +79,9 @@ def decoded(model: type[Model], frame: Frame) -> None:
 @PROPERTY
 @given(alike)
 def test_objects_are_read_at_once_as_one_by_one(values: list[Any]) -> None:
-    """Objects that are read at once, as scalars or as one array, are those that are read one by one."""
+    """Objects that are read at once, as scalars or as one array, are those that are read one by
+    one.
+    """
     decoded(Arrays, batch(OBJECT, [dump(value) for value in values]))
 
 
