@@ -40,17 +40,23 @@ _IOV_MAX = 1024
 
 
 class ParentSocket:
-    """The worker's end of the socketpair, blocking."""
+    """The worker's end of the socketpair, blocking.
+
+    Attributes:
+        sock: the socket.
+        send_fault: a planned fault of sending replies, for tests; None if there is none.
+        receive_fault: a planned fault after a part of a frame has come, for tests; None if there is none.
+        heard_at: when the first byte of the last frame came.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.faulty: faults.Send | None = None
-        self.half_received: faults.Hook | None = None
+        self.send_fault: faults.Send | None = None
+        self.receive_fault: faults.Hook | None = None
         self.heard_at = 0.0
         self._parent_ends = select.poll()
-        self._parent_ends.register(
-            sock, getattr(select, "POLLRDHUP", 0)
-        )  # elsewhere only errors and hang-ups are reported
+        # without POLLRDHUP only errors and hang-ups are reported
+        self._parent_ends.register(sock, getattr(select, "POLLRDHUP", 0))
         self._reader = FrameReader()
         self._received: deque[Frame] = deque()  # the next batch may come together with this one
         self._pid = os.getpid()
@@ -65,8 +71,8 @@ class ParentSocket:
             if n == 0:
                 return None
             self._received += self._reader.received(n)
-            if not self._received and self.half_received is not None:
-                self.half_received()
+            if not self._received and self.receive_fault is not None:
+                self.receive_fault()
         frame = self._received.popleft()
         if frame.kind == FrameKind.BATCH and self._parent_ends.poll(0):
             return None  # it had come ahead of time when the service was closed at once
@@ -79,8 +85,8 @@ class ParentSocket:
         if os.getpid() != self._pid:
             _end_fork()
         buffers = [memoryview(part).cast("B") for part in encode(frame) if len(part)]
-        if self.faulty is not None and frame.kind == FrameKind.REPLY:
-            buffers = self.faulty(self.sock, buffers)
+        if self.send_fault is not None and frame.kind == FrameKind.REPLY:
+            buffers = self.send_fault(self.sock, buffers)
         while buffers:
             sent = self.sock.sendmsg(buffers[:_IOV_MAX])
             while sent:
@@ -181,8 +187,8 @@ async def _live(connection: ParentSocket) -> None:
         return
     setup: Setup = pickle.loads(frame.payloads[0])  # type: ignore[arg-type]
     multiprocessing.process.current_process().name = process_name(setup.stage, setup.place)
-    faults.connection, connection.faulty = connection.sock, faults.sending(setup.place)
-    connection.half_received = faults.at("worker.mid_recv", setup.place)
+    faults.connection, connection.send_fault = connection.sock, faults.sending(setup.place)
+    connection.receive_fault = faults.at("worker.mid_recv", setup.place)
     affinity.pin(setup.cores)
     program.restore(setup.program)
     if setup.log_level is not None:
