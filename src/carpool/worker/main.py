@@ -45,7 +45,8 @@ class ParentSocket:
     Attributes:
         sock: the socket.
         send_fault: a planned fault of sending replies, for tests; None if there is none.
-        receive_fault: a planned fault after a part of a frame has come, for tests; None if there is none.
+        receive_fault: a planned fault after a part of a frame has come, for tests; None if there is
+            none.
         heard_at: when the first byte of the last frame came.
     """
 
