@@ -21,7 +21,15 @@ import pytest
 import carpool
 from carpool import ModelError, Service, Stage
 from carpool.errors import CarpoolError
-from carpool.wire.outcome import LONGEST_CAUSE, FailureReport, Outcome, pack, read, unpack, with_cause
+from carpool.wire.outcome import (
+    LONGEST_CAUSE,
+    FailureReport,
+    Outcome,
+    pack_report,
+    read_report,
+    unpack_error,
+    with_cause,
+)
 from tests.support.loops import on_a_loop
 from tests.support.output import Output
 
@@ -433,7 +441,7 @@ def test_a_cause_is_opened_when_it_is_asked_for() -> None:
     """A cause is unpickled once, when it is asked for, and not on the loop that makes the error."""
     report = with_cause(FailureReport("text", "Opens", "Traceback"), Opens("x"))
     Opens.opened = 0
-    error = unpack(Outcome.MODEL_ERROR, pack(report))
+    error = unpack_error(Outcome.MODEL_ERROR, pack_report(report))
 
     assert Opens.opened == 0
     assert error.__cause__ is error.__cause__
@@ -454,7 +462,7 @@ def test_a_cause_that_is_set_is_the_cause() -> None:
     """A cause that was set, by `raise ... from` or by hand, is the cause, and what a worker has
     sent is forgotten then.
     """
-    error = unpack(Outcome.MODEL_ERROR, pack(with_cause(FailureReport("text"), KeyError("x"))))
+    error = unpack_error(Outcome.MODEL_ERROR, pack_report(with_cause(FailureReport("text"), KeyError("x"))))
     other = ValueError("other")
     with pytest.raises(ModelError) as caught:
         raise error from other
@@ -469,7 +477,7 @@ def test_bytes_that_are_no_exception_are_no_cause(cause: bytes) -> None:
     has sent.
     """
     report = FailureReport("text", cause=cause, module="builtins")
-    error = unpack(Outcome.MODEL_ERROR, msgspec.msgpack.encode(report))
+    error = unpack_error(Outcome.MODEL_ERROR, msgspec.msgpack.encode(report))
     assert (str(error), error.__cause__) == ("text", None)
 
 
@@ -512,6 +520,6 @@ def fails_at_large(xs: list[int]) -> list[int]:
 def test_reports_without_a_cause_are_as_they_were() -> None:
     """For errors that are no `ModelError` nothing is pickled."""
     for outcome in (Outcome.INVALID, Outcome.INVALID_ITEM, Outcome.EXPIRED):
-        error: CarpoolError = unpack(outcome, pack(with_cause(FailureReport("x"), KeyError("x"))))
+        error: CarpoolError = unpack_error(outcome, pack_report(with_cause(FailureReport("x"), KeyError("x"))))
         assert error.__cause__ is None
-    assert read(pack(FailureReport("x"))) == FailureReport("x")
+    assert read_report(pack_report(FailureReport("x"))) == FailureReport("x")

@@ -38,7 +38,7 @@ LOADS = {
     "carpool.worker.program": {"unpack_model"},
 }
 """The functions that unpickle."""
-READ_PAYLOADS = {"carpool.worker.call", "carpool.service.weigh", "carpool.drive.callers", "carpool.wire.outcome"}
+READ_PAYLOADS = {"carpool.worker.answer", "carpool.service.weigh", "carpool.drive.callers", "carpool.wire.outcome"}
 """Who reads what `payload.dump` made: workers, `size=`, and Python callers, of results and, when they ask for it, of an
 error's `__cause__`. Nobody under `http`."""
 
@@ -111,7 +111,7 @@ def test_the_front_never_asks_for_a_cause() -> None:
         "carpool.errors",
         "carpool.hints.misfits",  # of msgspec's errors
         "carpool.call.oom",  # of what models raise, in the worker
-        "carpool.worker.call",  # of a model's own ModelError
+        "carpool.worker.reports",  # of a model's own ModelError
     }
 
 

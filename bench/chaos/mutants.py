@@ -134,19 +134,19 @@ def _doubled_answers() -> None:
 
 def _second_runs() -> None:
     """A worker runs a batch again that it has answered."""
-    from carpool.worker.call import Call
+    from carpool.worker.answer import BatchAnswerer
 
     now_and_then = _every(100)
 
-    def make(run: Callable[..., Any]) -> Callable[..., Any]:
+    def make(answer: Callable[..., Any]) -> Callable[..., Any]:
         async def twice(self: Any, frame: Any) -> Any:
             if now_and_then():
-                await run(self, frame)
-            return await run(self, frame)
+                await answer(self, frame)
+            return await answer(self, frame)
 
         return twice
 
-    _wrap(Call, "run", make)
+    _wrap(BatchAnswerer, "answer", make)
 
 
 def _leaked_memory() -> None:

@@ -208,7 +208,7 @@ def test_a_wrong_number_of_results_is_an_error() -> None:
     def short(xs: list[int]) -> list[int]:
         return xs[1:]
 
-    with pytest.raises(carpool.ModelError, match="a batch of 1 needs 1 results, but the model returned 0"):
+    with pytest.raises(carpool.ModelError, match="a call with 1 item must return 1 result, but the model returned 0"):
         short(1)
 
 
@@ -1009,7 +1009,7 @@ def test_merged_dicts() -> None:
 
     assert two["sum"].tolist() == [33]
     assert one.result()["sum"].tolist() == [11, 22]
-    with pytest.raises(ValueError, match="equally many rows"):
+    with pytest.raises(ValueError, match="all parts of a chunk must have the same number of rows"):
         total({"a": np.array([1]), "b": np.array([1, 2])})
 
 

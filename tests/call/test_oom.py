@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from carpool.call.oom import give_back, is_out_of_memory, names_of
+from carpool.call.oom import is_out_of_memory, names_of, release_memory
 
 
 def error_class(name: str, module: str, base: type[Exception] = RuntimeError) -> type[Exception]:
@@ -113,7 +113,7 @@ def test_torch_gives_its_cache_back_only_where_it_is_in_use(initialized: bool, m
     """
     cuda = Cuda(initialized)
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))  # type: ignore[arg-type]
-    give_back(MemoryError())
+    release_memory(MemoryError())
     assert cuda.emptied == initialized
 
 
@@ -135,5 +135,5 @@ def test_what_all_frames_of_a_chain_hold_is_let_go() -> None:
         outer(held)
     except MemoryError as error:
         assert sys.getrefcount(held) > before
-        give_back(error)
+        release_memory(error)
         assert sys.getrefcount(held) == before

@@ -180,11 +180,11 @@ def test_a_value_that_does_not_fit_is_refused(value: Any, dtype: str) -> None:
     """
     function = carpool.batch(merge=carpool.pad(value))(lambda x: x)
 
-    with pytest.raises(ValueError, match=r"cannot fill up an array of .*: give a value that it can hold"):
+    with pytest.raises(ValueError, match=r"cannot pad an array of .*: give a value that it can hold"):
         function(np.ones((1, 1), "i8").astype(dtype))
     torch = pytest.importorskip("torch")
     if dtype in ("i8", "u1", "?"):
-        with pytest.raises(ValueError, match=r"cannot fill up an array of torch\."):
+        with pytest.raises(ValueError, match=r"cannot pad an array of torch\."):
             function(torch.from_numpy(np.ones((1, 1), dtype)))
 
 
@@ -204,7 +204,7 @@ def test_what_has_nothing_to_pad_is_refused(chunk: Any) -> None:
     """An argument without an axis to pad, such as a single sequence, is refused: its items would be
     taken for rows.
     """
-    with pytest.raises(TypeError, match=r"of at least two axes, rows and positions.*a single row is x\[None\]"):
+    with pytest.raises(TypeError, match=r"of at least two axes, rows and positions.*for a single row give x\[None\]"):
         carpool.batch(merge=carpool.pad())(lambda x: x)(chunk)
 
 

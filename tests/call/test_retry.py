@@ -113,9 +113,9 @@ def test_a_model_that_is_broken_is_given_up_ever_sooner(n: int) -> None:
         assert failed(results) == list(range(n))
         costs.append(len(model.calls))
 
-    assert costs[0] <= min(2 * n - 1, 7 + retry.MOST_IN_VAIN)
+    assert costs[0] <= min(2 * n - 1, 7 + retry.MOST_PROBES)
     assert costs == sorted(costs, reverse=True)
-    assert costs[-1] <= 7 + retry.ALL_BAD
+    assert costs[-1] <= 7 + retry.SUSPECT_PARTS
 
 
 def test_one_success_and_a_broken_model_is_given_its_chance_again() -> None:
@@ -125,9 +125,9 @@ def test_one_success_and_a_broken_model_is_given_its_chance_again() -> None:
     caller = Retrier(isolate_errors=True)
     for _ in range(8):
         call(Poisoned(*range(32)), 32, caller)
-    assert caller.tries == retry.ALL_BAD
+    assert caller.most_probes == retry.SUSPECT_PARTS
     assert failed(call(Poisoned(*range(1, 32)), 32, caller)[0]) == list(range(1, 32))
-    assert caller.tries == retry.MOST_IN_VAIN
+    assert caller.most_probes == retry.MOST_PROBES
     for place in range(32):
         guilty = [i for i in range(32) if i != place]
         assert failed(call(Poisoned(*guilty), 32, caller)[0]) == guilty
@@ -191,7 +191,7 @@ def test_what_goes_through_ends_the_call_at_any_depth() -> None:
     """Exceptions that are let through end the batch from its first call as from those for its
     parts.
     """
-    caller = Retrier(isolate_errors=True, through=(Ends,))
+    caller = Retrier(isolate_errors=True, fatal_errors=(Ends,))
     for most in (100, 3):
 
         def predict(xs: list[int], most: int = most) -> list[int]:
@@ -292,7 +292,7 @@ def test_a_worker_that_is_never_free_keeps_a_share_of_its_time(cost: str) -> Non
 
     first_s = 400 * (call_s + 256 * item_s)
     longest_s = 2 * 256 * (call_s + item_s)  # it may be overdrawn by one batch
-    assert model.clock.now <= first_s * (1 + retry.AGAIN_PER_S) + retry.MOST_AGAIN_S + longest_s
+    assert model.clock.now <= first_s * (1 + retry.RERUN_PER_S) + retry.MOST_RERUN_S + longest_s
     assert (model.unsplit > 0) == (cost == "by the call")
     assert model.harmed >= model.unsplit
 
@@ -305,7 +305,7 @@ def test_a_rest_earns_time() -> None:
     while not model.unsplit:
         model.serve(1)
     harmed = model.harmed
-    model.clock.now += retry.MOST_AGAIN_S / retry.AGAIN_PER_S
+    model.clock.now += retry.MOST_RERUN_S / retry.RERUN_PER_S
     model.serve(2)
     assert model.harmed == harmed
 
@@ -352,7 +352,7 @@ def test_memory_needs_no_isolation_and_costs_no_budget() -> None:
 def test_what_must_not_run_twice_fails() -> None:
     """What must not run twice fails when memory runs out, and its size is reported all the same."""
     model = Small(12)
-    results, (trouble,) = call(model, 64, Retrier(isolate_errors=False, halve=False))
+    results, (trouble,) = call(model, 64, Retrier(isolate_errors=False, retry_on_oom=False))
 
     assert failed(results) == list(range(64))
     assert model.calls == [64]
@@ -384,7 +384,7 @@ def test_items_that_are_too_large_have_no_more_time_than_others() -> None:
     for _ in range(300):
         call(predict, 32, caller)
 
-    assert clock.now <= 0.1 * 300 * (1 + retry.AGAIN_PER_S) + retry.MOST_AGAIN_S
+    assert clock.now <= 0.1 * 300 * (1 + retry.RERUN_PER_S) + retry.MOST_RERUN_S
 
 
 def test_when_nothing_fits_it_is_given_up_soon() -> None:
@@ -536,7 +536,7 @@ def test_what_is_no_sequence_of_as_many_results(returned: Any) -> None:
     """What is no sequence of as many results is one clear error at once, with both numbers or the
     kind; nothing is iterated that may have no end.
     """
-    with pytest.raises(ModelError, match="a batch of 3 needs") as caught:
+    with pytest.raises(ModelError, match="a call with 3 items must return ") as caught:
         as_results(returned, 3)
     assert caught.value.code == "bad_result"
 

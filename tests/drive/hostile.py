@@ -16,9 +16,9 @@ import carpool
 from carpool import Response
 from carpool.call.retry import Trouble
 from carpool.testing.wire import header
-from carpool.wire import answer
 from carpool.wire.frame import MAGIC, Frame, FrameKind, encode
 from carpool.wire.outcome import Outcome
+from carpool.wire.response import pack_response
 
 INFINITY = float("inf")
 
@@ -62,7 +62,7 @@ INSTEAD: dict[str, Callable[[Frame], list[Frame | bytes]]] = {
     "no batch": lambda reply: [replace(reply, batch=0)],
     "an unknown outcome": lambda reply: [replace(reply, formats=b"\x77")],
     "a response to one who speaks no HTTP": lambda reply: [
-        replace(reply, formats=bytes([Outcome.RESPONSE]), payloads=[answer.pack(Response(b"x"), b"x")])
+        replace(reply, formats=bytes([Outcome.RESPONSE]), payloads=[pack_response(Response(b"x"), b"x")])
     ],
     "a block of one item": lambda reply: [block(reply, 1, b"\1\1f\1\2\0\0\0", b"x" * 8)],
     "a block for others": lambda reply: [block(reply, 2, b"\1\1f\1\2\0\0\0", b"x" * 16)],

@@ -219,8 +219,8 @@ def test_a_method_keeps_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """All instances share one budget for running batches of a method again, although each call of
     the method makes a new bound one.
     """
-    monkeypatch.setattr(retry, "MOST_AGAIN_S", 1e-9)
-    monkeypatch.setattr(retry, "AGAIN_PER_S", 0.0)
+    monkeypatch.setattr(retry, "MOST_RERUN_S", 1e-9)
+    monkeypatch.setattr(retry, "RERUN_PER_S", 0.0)
     calls: list[int] = []
 
     class Service:

@@ -21,7 +21,7 @@ from carpool import Service, Stage
 from carpool.details import MOST, sanitized
 from carpool.errors import ValidationError
 from carpool.hints import misfits, schema
-from carpool.wire.outcome import FailureReport, Outcome, pack, unpack
+from carpool.wire.outcome import FailureReport, Outcome, pack_report, unpack_error
 from tests.support.properties import PROPERTY
 
 T = TypeVar("T")
@@ -392,7 +392,7 @@ def test_details_are_made_plain(given: Any, expected: list[Any]) -> None:
 def test_details_cross_the_process_border() -> None:
     """Details cross the border between processes as plain data."""
     details = [{"loc": ["a", 1], "msg": "m", "type": "t"}]
-    error = unpack(Outcome.INVALID_ITEM, pack(FailureReport("x", details=details)))  # type: ignore[arg-type]
+    error = unpack_error(Outcome.INVALID_ITEM, pack_report(FailureReport("x", details=details)))  # type: ignore[arg-type]
     assert isinstance(error, ValidationError)
     assert error.details == tuple(details)
 
@@ -403,11 +403,11 @@ def test_details_cross_the_process_border() -> None:
 )
 def test_details_that_a_worker_makes_up_do_no_harm(details: Any) -> None:
     """Details that a worker makes up are read as none, or the report as unreadable."""
-    error = unpack(Outcome.INVALID_ITEM, msgspec.msgpack.encode(["x", "", "", details]))
+    error = unpack_error(Outcome.INVALID_ITEM, msgspec.msgpack.encode(["x", "", "", details]))
     assert isinstance(error, ValidationError)
     assert error.details == ()
     many = [{"loc": [0] * 1000, "msg": "m" * 10**5, "type": "t" * 10**5}] * 1000
-    bounded = unpack(Outcome.INVALID_ITEM, msgspec.msgpack.encode(["x", "", "", many]))
+    bounded = unpack_error(Outcome.INVALID_ITEM, msgspec.msgpack.encode(["x", "", "", many]))
     assert isinstance(bounded, ValidationError)
     assert len(bounded.details) == MOST
     assert len(json.dumps(bounded.details)) < 100_000

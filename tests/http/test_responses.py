@@ -14,7 +14,7 @@ import pytest
 from carpool import ModelError, Response, Service, Stage
 from carpool.http.app import App
 from carpool.model import traits_of
-from carpool.wire import answer
+from carpool.wire.response import pack_response, unpack_response
 from tests.http import talkers
 from tests.http.both_doors import both_doors, said
 from tests.support.http.door import post
@@ -122,7 +122,7 @@ def test_only_the_last_stage_answers(doors: Any) -> None:
     assert (got.status, code_of(got)) == (500, "bad_result")
     with (
         Service(Stage(talkers.first, run_in="thread"), Stage(talkers.second, run_in="thread")).run() as service,
-        pytest.raises(ModelError, match="only the last stage gives one: return a value"),
+        pytest.raises(ModelError, match="only the last stage may return a Response: return a value"),
     ):
         service.predict("answer")
 
@@ -185,8 +185,8 @@ def test_a_head_from_a_worker_is_checked_once_more() -> None:
     anybody's code may have made.
     """
     good = Response(b"x", status=201, headers={"A": "b"})
-    packed = answer.pack(good, b"x")
-    assert answer.unpack(packed) == (201, b"x", b"application/octet-stream", ((b"a", b"b"),))
+    packed = pack_response(good, b"x")
+    assert unpack_response(packed) == (201, b"x", b"application/octet-stream", ((b"a", b"b"),))
     for head in (
         b"",
         b"\xc1",
@@ -198,10 +198,10 @@ def test_a_head_from_a_worker_is_checked_once_more() -> None:
         msgspec.msgpack.encode(["200", None, []]),
     ):
         with pytest.raises(ValueError):
-            answer.unpack([head, b"body"])
+            unpack_response([head, b"body"])
     for broken in (b"x", [packed[0]], [*packed, b""]):
         with pytest.raises(ValueError, match="a head and a body"):
-            answer.unpack(broken)  # type: ignore[arg-type]
+            unpack_response(broken)  # type: ignore[arg-type]
 
 
 def test_it_can_be_pickled_and_compared() -> None:

@@ -54,7 +54,7 @@ class Decodes(carpool.Model):
         ({"max_batch_size": 0}, "max_batch_size must be a whole number of at least 1, not 0"),
         ({"max_batch_size": 2.5}, "max_batch_size must be a whole number"),
         ({"workers": 0}, "workers must be a whole number of at least 1"),
-        ({"workers": 2, "cpus": [0]}, "cpus has 1 entries for 2 workers"),
+        ({"workers": 2, "cpus": [0]}, "cpus has 1 entry for 2 workers"),
         ({"cpus": [9999]}, "cpus: 9999 cannot be used; this machine has cores"),
         ({"cpus": [[]]}, "cpus: no core at all cannot be used"),
         ({"max_queue_size": 0}, "max_queue_size must be"),

@@ -9,11 +9,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidRequest, ModelError, ValidationError
-from carpool.wire.outcome import FailureReport, Outcome, pack, read, unpack
+from carpool.wire.outcome import FailureReport, Outcome, pack_report, read_report, unpack_error
 from carpool.wire.payload import Payload
 from tests.support.properties import PROPERTY
 
-UNREADABLE = FailureReport("the worker's report could not be read")
+UNREADABLE = FailureReport("the item failed, but the worker's report of the error could not be read")
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ UNREADABLE = FailureReport("the worker's report could not be read")
 )
 def test_each_outcome_has_its_error(outcome: Outcome, error: type[CarpoolError]) -> None:
     """Each outcome gives the caller exactly its class of error, with the worker's words."""
-    raised = unpack(outcome, pack(FailureReport("because of × and 車")))
+    raised = unpack_error(outcome, pack_report(FailureReport("because of × and 車")))
 
     assert type(raised) is error
     assert str(raised) == "because of × and 車"
@@ -41,7 +41,11 @@ def test_every_outcome_but_success_is_told_by_name() -> None:
     """The codes of all outcomes but success differ, so that an answer says which it was; a new
     outcome must find its place.
     """
-    codes = {outcome: unpack(outcome, pack(FailureReport("x"))).code for outcome in Outcome if outcome not in GOOD}
+    codes = {
+        outcome: unpack_error(outcome, pack_report(FailureReport("x"))).code
+        for outcome in Outcome
+        if outcome not in GOOD
+    }
 
     assert codes == {
         Outcome.INVALID: InvalidRequest.code,
@@ -55,7 +59,7 @@ def test_every_outcome_but_success_is_told_by_name() -> None:
 
 def test_a_model_error_tells_what_was_raised_where() -> None:
     """A `ModelError` has the message, the name of the exception's class, and the traceback."""
-    error = unpack(Outcome.MODEL_ERROR, pack(FailureReport("message", "KeyError", "Traceback: line 7")))
+    error = unpack_error(Outcome.MODEL_ERROR, pack_report(FailureReport("message", "KeyError", "Traceback: line 7")))
 
     assert isinstance(error, ModelError)
     assert (str(error), error.type_name, error.traceback) == ("message", "KeyError", "Traceback: line 7")
@@ -63,7 +67,7 @@ def test_a_model_error_tells_what_was_raised_where() -> None:
 
 def test_an_unknown_outcome_is_a_model_error() -> None:
     """An outcome with a number that this version does not know is a `ModelError`."""
-    assert type(unpack(200, pack(FailureReport("x")))) is ModelError
+    assert type(unpack_error(200, pack_report(FailureReport("x")))) is ModelError
 
 
 @PROPERTY
@@ -72,7 +76,7 @@ def test_reports_come_back(message: str, type_name: str, traceback: str) -> None
     """Reports with any texts come back as they were."""
     report = FailureReport(message, type_name, traceback)
 
-    assert read(pack(report)) == report
+    assert read_report(pack_report(report)) == report
 
 
 @pytest.mark.parametrize("character", ["x", "é", "車", "🚗"])
@@ -80,8 +84,8 @@ def test_long_texts_are_cut(character: str) -> None:
     """Of a long message the beginning is kept, and of a long traceback the end, where it says what
     was raised.
     """
-    report = read(
-        pack(
+    report = read_report(
+        pack_report(
             FailureReport(
                 "begin" + character * 1_000_000,
                 "Name" + character * 1_000_000,
@@ -99,14 +103,14 @@ def test_texts_up_to_the_bound_are_kept() -> None:
     """Texts exactly up to the bound are kept whole."""
     report = FailureReport("m" * 2048, "n" * 256, "t" * 16_384)
 
-    assert read(pack(report)) == report
+    assert read_report(pack_report(report)) == report
 
 
 def test_what_utf8_cannot_say_is_replaced() -> None:
     """Half a surrogate pair in a message of user code is replaced, and does not cost the report."""
     report = FailureReport("a\ud83db", "\udc80", "x\udfffy")
 
-    assert read(pack(report)) == FailureReport("a?b", "?", "x?y")
+    assert read_report(pack_report(report)) == FailureReport("a?b", "?", "x?y")
 
 
 @pytest.mark.parametrize(
@@ -148,8 +152,8 @@ def test_a_report_that_is_none_does_no_harm(garbage: Payload) -> None:
     """If bytes are no report the item fails with a text that says so, and the process that reads
     them goes on.
     """
-    assert read(garbage) == UNREADABLE
-    assert str(unpack(Outcome.MODEL_ERROR, garbage)) == UNREADABLE.message
+    assert read_report(garbage) == UNREADABLE
+    assert str(unpack_error(Outcome.MODEL_ERROR, garbage)) == UNREADABLE.message
 
 
 @PROPERTY
@@ -158,7 +162,7 @@ def test_a_report_that_is_none_does_no_harm(garbage: Payload) -> None:
 @example(b"\x92\xa1\xc3\xa0")
 def test_any_bytes_are_a_report_or_unreadable(payload: bytes) -> None:
     """Any bytes are read as three texts, or are unreadable."""
-    report = read(payload)
+    report = read_report(payload)
 
     assert [type(text) for text in (report.message, report.type_name, report.traceback)] == [str] * 3
 
@@ -166,4 +170,4 @@ def test_any_bytes_are_a_report_or_unreadable(payload: bytes) -> None:
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_a_report_is_read_from_any_buffer(kind: type[bytes]) -> None:
     """A report can be read from any buffer, also from a large one that has memory of its own."""
-    assert read(kind(pack(FailureReport("m", "n", "t")))) == FailureReport("m", "n", "t")
+    assert read_report(kind(pack_report(FailureReport("m", "n", "t")))) == FailureReport("m", "n", "t")

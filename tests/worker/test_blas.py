@@ -17,18 +17,20 @@ def decided(
     workers: int = 2,
     pinned: list[int] | None = None,
     cores: int = 2,
-    of_all: int = 2,
+    all_workers: int = 2,
 ) -> blas.Threads:
-    return blas.decide("Net", exported or {}, env or {}, workers=workers, pinned=pinned, cores=cores, of_all=of_all)
+    return blas.decide(
+        "Net", exported or {}, env or {}, workers=workers, pinned=pinned, cores=cores, all_workers=all_workers
+    )
 
 
 @pytest.mark.parametrize(
-    ("cores", "of_all", "each"),
+    ("cores", "all_workers", "each"),
     [(2, 1, 2), (2, 2, 1), (2, 4, 1), (1, 1, 1), (1, 3, 1), (8, 3, 2), (64, 4, 16), (7, 8, 1)],
 )
-def test_cores_are_shared_by_all_workers_of_the_service(cores: int, of_all: int, each: int) -> None:
+def test_cores_are_shared_by_all_workers_of_the_service(cores: int, all_workers: int, each: int) -> None:
     """Each worker of a service gets its share of the cores, rounded down, and at least one."""
-    threads = decided(cores=cores, of_all=of_all)
+    threads = decided(cores=cores, all_workers=all_workers)
     assert [{name: variables[name] for name in blas.VARIABLES} for variables in threads.variables] == [
         dict.fromkeys(blas.VARIABLES, str(each))
     ] * 2
@@ -37,25 +39,25 @@ def test_cores_are_shared_by_all_workers_of_the_service(cores: int, of_all: int,
 @pytest.mark.parametrize(
     ("settings", "timeout"),
     [
-        ({"of_all": 1}, "4"),
-        ({"of_all": 2}, None),
+        ({"all_workers": 1}, "4"),
+        ({"all_workers": 2}, None),
         ({"pinned": [2, 2]}, None),
-        ({"of_all": 1, "exported": {blas.PATIENCE: "20"}}, None),
-        ({"of_all": 1, "env": {blas.PATIENCE: "20"}}, None),
-        ({"of_all": 1, "env": {blas.FOR_ALL: "2"}}, None),
+        ({"all_workers": 1, "exported": {blas.SPIN_TIMEOUT: "20"}}, None),
+        ({"all_workers": 1, "env": {blas.SPIN_TIMEOUT: "20"}}, None),
+        ({"all_workers": 1, "env": {blas.FOR_ALL: "2"}}, None),
     ],
 )
 def test_threads_that_share_all_cores_do_not_spin(settings: Any, timeout: str | None) -> None:
     """BLAS threads that share all cores do not spin, unless the user has said how long they are to,
     or how many there are.
     """
-    assert [variables.get(blas.PATIENCE) for variables in decided(**settings).variables] == [timeout] * 2
+    assert [variables.get(blas.SPIN_TIMEOUT) for variables in decided(**settings).variables] == [timeout] * 2
 
 
 @pytest.mark.parametrize("pinned", [[1, 1], [1, 3], [4, 4]])
 def test_a_pinned_worker_gets_as_many_as_its_cores(pinned: list[int]) -> None:
     """A pinned worker gets as many BLAS threads as it has cores, whatever the others get."""
-    threads = decided(pinned=pinned, cores=64, of_all=9)
+    threads = decided(pinned=pinned, cores=64, all_workers=9)
     assert [set(variables.values()) for variables in threads.variables] == [{str(n)} for n in pinned]
 
 
@@ -92,11 +94,11 @@ def test_what_the_user_has_set_stands(
     [
         ({}, "get 1 BLAS thread each: 2 cores, 2 workers; set OMP_NUM_THREADS or env= to choose"),
         (
-            {"cores": 1, "of_all": 1},
+            {"cores": 1, "all_workers": 1},
             "get 1 BLAS thread each: 1 core, 1 worker; set OMP_NUM_THREADS or env= to choose",
         ),
         (
-            {"cores": 16, "of_all": 3},
+            {"cores": 16, "all_workers": 3},
             "get 5 BLAS threads each: 16 cores, 3 workers; set OMP_NUM_THREADS or env= to choose",
         ),
         (
@@ -110,7 +112,7 @@ def test_what_the_user_has_set_stands(
         ),
         (
             {"exported": {"MKL_NUM_THREADS": "4"}},
-            "get 1 BLAS thread each: 2 cores, 2 workers; MKL_NUM_THREADS=4 stands as you have set it",
+            "get 1 BLAS thread each: 2 cores, 2 workers; MKL_NUM_THREADS=4 is kept as you have set it",
         ),
     ],
 )

@@ -17,7 +17,7 @@ from carpool.wire import outcome
 from carpool.wire.frame import Frame, FrameKind, encode
 from carpool.wire.outcome import Outcome
 from carpool.wire.payload import load
-from carpool.worker.call import Call
+from carpool.worker.answer import BatchAnswerer
 from carpool.worker.serve import serve
 from tests.worker.link import Link, batch, live, setup_of
 
@@ -51,7 +51,7 @@ class Slowed(Model):
 def warmed_up(sizes: tuple[int, ...], batched: bool = True) -> list[tuple[int, float]]:
     Slowed.now = 0.0
     invoker = Invoker(Slowed, {}, traits_of(Slowed, batched), Retrier(isolate_errors=True), batched=batched)
-    return run_now(Call(invoker, first=True, last=True).warm_up(sizes, clock=lambda: Slowed.now / 64))
+    return run_now(BatchAnswerer(invoker, is_first=True, is_last=True).warm_up(sizes, clock=lambda: Slowed.now / 64))
 
 
 def test_the_least_time_of_each_size_counts() -> None:
@@ -101,7 +101,7 @@ def test_the_example_that_fails_is_named() -> None:
     """If an example fails it is named with the user's traceback, and the worker is not ready."""
     link = Link(batch(1, 1))
     live(link, Picky, warm_up=(1, 2))
-    report = outcome.read(link.sent[-1].payloads[0])
+    report = outcome.read_report(link.sent[-1].payloads[0])
 
     assert link.sent[-1].kind == FrameKind.FAILED
     assert report.message == (
@@ -148,7 +148,7 @@ def test_a_wrong_number_of_results_shows_with_padding() -> None:
     live(link, few, allowed_batch_sizes=(4,))
 
     assert link.sent[-1].formats == bytes([Outcome.BAD_RESULT] * 3)
-    assert "a batch of 4 needs 4 results" in outcome.read(link.sent[-1].payloads[0]).message
+    assert "a call with 4 items must return 4 results" in outcome.read_report(link.sent[-1].payloads[0]).message
 
 
 def few(xs: list[int]) -> list[int]:
@@ -163,7 +163,7 @@ def test_a_model_that_cannot_load_says_why() -> None:
 
     link = Link(batch(1, 1))
     run_now(serve(link, setup_of(), broken))
-    report = outcome.read(link.sent[-1].payloads[0])
+    report = outcome.read_report(link.sent[-1].payloads[0])
 
     assert [frame.kind for frame in link.sent] == [FrameKind.STATE, FrameKind.FAILED]
     assert report.message == "worker 0 of stage counting could not start: its model could not be imported"
@@ -211,7 +211,7 @@ def test_a_result_that_cannot_be_sent_fails_alone(monkeypatch: pytest.MonkeyPatc
 
     assert [load(frame.payloads[0]) for frame in (a, c, d)] == [1000 * x for x in "acd"]
     assert (b.batch, b.ids, list(b.formats)) == (7, [2], [Outcome.BAD_RESULT])
-    text = outcome.read(b.payloads[0]).message
+    text = outcome.read_report(b.payloads[0]).message
     assert text.startswith("the result cannot be sent: a message of 1 items, 1 buffers and 30")
     assert "over the limit" in text
 

@@ -46,7 +46,7 @@ def answered(how: Callable[[list[Any]], Any], accept: int = OBJECT, **changes: A
     assert [load(payload) for payload in good.payloads] == ["d"]
     assert sum(len(bytes(part)) for part in encode(reply)) < 100_000  # type: ignore[arg-type]
     return [
-        (f, outcome.read(p) if f else (load(p) if accept == OBJECT else p))
+        (f, outcome.read_report(p) if f else (load(p) if accept == OBJECT else p))
         for f, p in zip(reply.formats, reply.payloads, strict=True)
     ]
 
@@ -72,7 +72,7 @@ def test_what_is_not_a_sequence_of_three_results(returned: Any) -> None:
     answers = answered(lambda xs: returned)
 
     assert [o for o, _ in answers] == [Outcome.BAD_RESULT] * 3
-    assert answers[0][1].message.startswith("a batch of 3 needs ")
+    assert answers[0][1].message.startswith("a call with 3 items must return ")
     assert time.monotonic() - started < 5
 
 
@@ -431,7 +431,7 @@ def test_whatever_it_raises_is_one_error_for_the_right_callers(name: str, isolat
     """Whatever `predict` raises is one error with bounded, readable text for the guilty item, or
     without isolation for its batch; and the worker goes on.
     """
-    answers = answered(RAISED[name], isolate_errors=isolate, halve=isolate)
+    answers = answered(RAISED[name], isolate_errors=isolate, retry_on_oom=isolate)
     expected = CLIENT_S_FAULT.get(name, Outcome.MODEL_ERROR)
 
     assert [o for o, _ in answers] == ([Outcome.OK, expected, Outcome.OK] if isolate else [expected] * 3)

@@ -19,7 +19,7 @@ from typing import Any, Self, cast
 from carpool.call import chunks
 from carpool.call import merge as merging
 from carpool.call.invoke import Invoker
-from carpool.call.merge import Joint, Merge, Split
+from carpool.call.merge import Merge, RowMerger, Split
 from carpool.call.oom import OomErrors, names_of
 from carpool.call.padding import Pad
 from carpool.call.retry import Retrier
@@ -43,7 +43,7 @@ from carpool.service.settings import (
 )
 from carpool.service.weigh import units
 
-_JOINT = Joint()
+_ROW_MERGER = RowMerger()
 _NO_LIMIT = 2**31  # rows, or whatever sizes count: more than any call holds, and still finite for policies
 
 live_functions: weakref.WeakSet[Bindable] = weakref.WeakSet()
@@ -140,8 +140,8 @@ class Settings:
         if callable(self.merge):
             assert self.split is not None
             count = self.size or merging.length
-            return merging.over_merge_function(function, is_async, self.merge, self.split, count)
-        return self._joint.over(function, is_async)
+            return merging.merge_with(function, is_async, self.merge, self.split, count)
+        return self._merger.wrap(function, is_async)
 
     def pieces(self, x: Any) -> list[Any]:
         """Cut a chunk that has more rows than a batch may hold; all else is one piece.
@@ -154,10 +154,10 @@ class Settings:
         """
         if not self.merge or callable(self.merge):
             return [x]
-        n, step = chunks.rows(x), self.limit
+        n, step = chunks.count_rows(x), self.limit
         if n <= (1 if self.size else step):
             return [x]
-        self._joint.likeness(x)  # raises for a chunk that cannot be joined, which must not be cut either
+        self._merger.likeness(x)  # raises for a chunk that cannot be joined, which must not be cut either
         if self.size is not None:
             return self._halves(x, n)
         return [chunks.cut(x, i, min(i + step, n)) for i in range(0, n, step)]
@@ -177,19 +177,19 @@ class Settings:
         sizes = [self.weigh(item) for item in items]
         if not self.merge or callable(self.merge):
             return sizes, None
-        return sizes, [Lane(0, self._joint.likeness(item), 0) for item in items]
+        return sizes, [Lane(0, self._merger.likeness(item), 0) for item in items]
 
     def weigh(self, item: Any) -> int:
         """Return how much of a batch an item takes up. Raises what `sizes_and_lanes` raises."""
-        count = self.size or (merging.length if callable(self.merge) else chunks.rows)
+        count = self.size or (merging.length if callable(self.merge) else chunks.count_rows)
         try:
             return units(count(item), "@carpool.batch")
         except (StopIteration, StopAsyncIteration) as error:  # `map(f, xs)` would take it for the end of `xs`
             raise RuntimeError(f"size= raised {type(error).__name__}") from error
 
     @property
-    def _joint(self) -> Joint:
-        return self.merge if isinstance(self.merge, Joint) else _JOINT
+    def _merger(self) -> RowMerger:
+        return self.merge if isinstance(self.merge, RowMerger) else _ROW_MERGER
 
     def _halves(self, x: Any, n: int) -> list[Any]:
         """Cut a chunk of `n` rows into pieces that are within the limit or have one row."""
@@ -319,12 +319,12 @@ def invoker_of(
     elif settings.merge:
         raise TypeError("merge is for functions: leave it out, as a Model's predict takes a list of items")
     if sibling is not None:
-        return Invoker(function, {}, sibling.traits, sibling.caller, batched=True)
+        return Invoker(function, {}, sibling.traits, sibling.retrier, batched=True)
     retrier = Retrier(
         isolate_errors=settings.isolate_errors,
         oom_errors=None if settings.oom_errors is None else names_of(settings.oom_errors),
         # An interrupted thread leaves its batch to others. Tasks may be cancelled or collected.
-        through=(GeneratorExit, KeyboardInterrupt, asyncio.CancelledError) if is_async else (KeyboardInterrupt,),
+        fatal_errors=(GeneratorExit, KeyboardInterrupt, asyncio.CancelledError) if is_async else (KeyboardInterrupt,),
         may_wait=is_async,
     )
     traits = traits_of(type(model) if isinstance(model, Model) else model, batched=True)

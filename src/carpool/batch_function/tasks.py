@@ -284,7 +284,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
             await self._set_up()
         trouble: list[Trouble] = []
         async with self._lock:
-            return shared_out(await self._invoker.run(items, trouble, all_intact=True), trouble)
+            return shared_out(await self._invoker.run(items, trouble, all_ok=True), trouble)
 
     async def _run_for(self, instance: weakref.ref[Any], items: list[Any]) -> BatchOutcome:
         """Run a batch of an instance's method; callers keep the instance alive, not the driver."""

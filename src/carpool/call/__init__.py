@@ -1,1 +1,3 @@
-"""One call of user code: around the model, in parts where it fails, merged and padded."""
+"""One call of user code: of a whole batch, in parts where that fails, with chunks merged and
+padded.
+"""

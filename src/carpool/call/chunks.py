@@ -1,9 +1,10 @@
-"""Kinds of chunks that can be joined and cut up by rows: each by its own library, in a few lines.
+"""Kinds of chunks that can be joined and cut up by rows, each by its own library.
 
-A chunk's kind is recognised by the name of its type and then compared with the type of that name in the library, which
-is loaded, since the chunk is there: nothing is ever imported here. Subclasses are not recognised, because what a
-library joins of them is often of another class, or no longer what it was (a masked array loses its mask). What is
-joined must be alike (`likeness`), so that no value, type or name changes on the way.
+A chunk's kind is recognised by the name of its type, which is then compared with the type of that
+name in the library. The library is loaded, since the chunk exists, so nothing is ever imported
+here. Subclasses are not recognised: what a library makes when it joins them is often of another
+class, or has lost something (a masked array its mask). Only chunks that are alike (`likeness`) are
+joined, so that no value, type or name changes on the way.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from itertools import chain
 from typing import Any
 
 
-def unjoinable(what: str) -> TypeError:
-    """What is told about a chunk that cannot be joined to others."""
+def cannot_join(what: str) -> TypeError:
+    """Return the error for a chunk that cannot be joined to others."""
     return TypeError(
         f"merge=True cannot join and cut up {what}: it knows lists, numpy arrays, torch tensors, data frames and series"
         " of pandas and polars, tables, record batches and arrays of pyarrow, and dicts of these. Use one of these, or"
@@ -25,22 +26,26 @@ def unjoinable(what: str) -> TypeError:
 
 
 class ChunkKind(ABC):
-    """How chunks of one type are counted, compared, joined and cut up."""
+    """Counts, compares, joins and cuts up chunks of one type."""
 
-    def rows(self, x: Any) -> int:
-        """How many rows it has."""
+    def count_rows(self, x: Any) -> int:
+        """Return how many rows a chunk has."""
         return len(x)
 
     @abstractmethod
     def likeness(self, x: Any) -> Hashable:
-        """What is equal in chunks that may be joined. Raises TypeError if this one cannot be joined to any."""
+        """Return what is equal in chunks that may be joined.
+
+        Raises:
+            TypeError: this one cannot be joined to any.
+        """
 
     @abstractmethod
     def join(self, chunks: list[Any]) -> Any:
-        """Several chunks, which are alike, one after the other."""
+        """Return one chunk of several that are alike, one after the other."""
 
     def cut(self, x: Any, begin: int, end: int) -> Any:
-        """Some of its rows."""
+        """Return the rows of a chunk from `begin` to before `end`."""
         return x[begin:end]
 
 
@@ -53,10 +58,14 @@ class _Lists(ChunkKind):
 
 
 class _Dicts(ChunkKind):
-    """The same names in the same order, each part alike. Names that are equal but of different types are different."""
+    """Dicts of chunks. Dicts are alike if they have the same names in the same order, and each part
+    is alike.
 
-    def rows(self, x: Any) -> int:
-        return in_common({name: rows(part) for name, part in x.items()})
+    Names that are equal but of different types are different names.
+    """
+
+    def count_rows(self, x: Any) -> int:
+        return common_count({name: count_rows(part) for name, part in x.items()})
 
     def likeness(self, x: Any) -> Hashable:
         return dict, *[(type(name), name, likeness(part)) for name, part in x.items()]
@@ -69,20 +78,27 @@ class _Dicts(ChunkKind):
 
 
 class Axes(ChunkKind):
-    """Arrays and tensors, along their first axis. The shape of their rows comes last in their likeness."""
+    """Arrays and tensors, along their first axis. The shape of their rows comes last in their
+    likeness.
+    """
 
-    def rows(self, x: Any) -> int:
+    def count_rows(self, x: Any) -> int:
         if not x.ndim:
-            raise unjoinable(f"{_told(type(x))} without axes")
+            raise cannot_join(f"{_name_of(type(x))} without axes")
         return len(x)
 
 
 class _Arrays(Axes):
     def likeness(self, x: Any) -> Hashable:
-        return type(x), x.dtype, x.dtype.char, x.shape[1:]  # long and long long are equal dtypes of two characters
+        return (
+            type(x),
+            x.dtype,
+            x.dtype.char,
+            x.shape[1:],
+        )  # equal dtypes may differ in it: long, long long
 
     def join(self, chunks: list[Any]) -> Any:
-        # without dtype= the byte order would become that of the machine
+        # without dtype= the byte order would become the machine's own
         return sys.modules["numpy"].concatenate(chunks, dtype=chunks[0].dtype)
 
 
@@ -94,7 +110,7 @@ class _Tensors(Axes):
             or x.is_nested
             or any(getattr(x, "names", ()))
         ):
-            raise unjoinable("a torch tensor that is sparse, quantized, nested or has named axes")
+            raise cannot_join("a torch tensor that is sparse, quantized, nested or has named axes")
         return type(x), x.dtype, x.device, x.requires_grad, x.shape[1:]
 
     def join(self, chunks: list[Any]) -> Any:
@@ -109,7 +125,7 @@ class _PandasSeries(ChunkKind):
         return sys.modules["pandas"].concat(chunks)
 
     def cut(self, x: Any, begin: int, end: int) -> Any:
-        return x.iloc[begin:end]  # x[…] goes by labels where these are floats
+        return x.iloc[begin:end]  # x[…] slices by label where the labels are floats
 
 
 class _PandasFrames(_PandasSeries):
@@ -125,7 +141,11 @@ def _pandas_index(index: Any) -> Hashable:
 
 
 def _pandas_dtype(dtype: Any) -> Hashable:
-    """Categories count in their order, by which they have their codes; pandas takes them as equal in any order."""
+    """Return what is equal in dtypes that may be joined.
+
+    The order of categories counts, as their codes follow it; pandas takes categories as equal in
+    any order.
+    """
     categories = getattr(dtype, "categories", None)
     return dtype if categories is None else (categories.dtype, *categories, dtype.ordered)
 
@@ -145,17 +165,17 @@ class _PolarsSeries(ChunkKind):
 class _PolarsFrames(_PolarsSeries):
     def likeness(self, x: Any) -> Hashable:
         if not x.width:
-            raise unjoinable("a data frame without columns")
+            raise cannot_join("a data frame without columns")
         return type(x), *x.schema.items()
 
 
 class _ArrowTables(ChunkKind):
-    """Each column keeps its pieces, and with them its dictionaries."""
+    """Tables of pyarrow. Each column keeps its pieces, and with them its dictionaries."""
 
     def likeness(self, x: Any) -> Hashable:
         if not x.num_columns:
-            raise unjoinable(f"{_told(type(x))} without columns")
-        return type(x), x.schema.serialize().to_pybytes()  # its equality does not look at metadata
+            raise cannot_join(f"{_name_of(type(x))} without columns")
+        return type(x), x.schema.serialize().to_pybytes()  # its equality ignores metadata
 
     def join(self, chunks: list[Any]) -> Any:
         return sys.modules["pyarrow"].concat_tables(chunks)
@@ -192,7 +212,9 @@ class _ArrowArrays(ChunkKind):
 
 def _check_no_dictionary(types: list[Any], x: Any) -> None:
     if any("dictionary<" in str(of) for of in types):
-        raise unjoinable(f"{_told(type(x))} with a dictionary, since it would get a larger one and other codes")
+        raise cannot_join(
+            f"{_name_of(type(x))} with a dictionary, since joining would give it a larger dictionary and other codes"
+        )
 
 
 _DICTS = _Dicts()
@@ -212,12 +234,16 @@ _known: dict[type, ChunkKind] = {list: _Lists(), dict: _DICTS}
 
 
 def kind_of(x: Any) -> ChunkKind:
-    """How to treat a chunk. Raises TypeError if we do not know."""
+    """Return the kind of a chunk.
+
+    Raises:
+        TypeError: it is of an unknown kind.
+    """
     return _known.get(type(x)) or _recognise(type(x))
 
 
 def has_axes(x: Any) -> bool:
-    """Whether it is a numpy array or a torch tensor."""
+    """Report whether `x` is a numpy array or a torch tensor."""
     return isinstance(_BY_NAME.get((type(x).__module__, type(x).__name__)), Axes)
 
 
@@ -228,43 +254,51 @@ def _recognise(cls: type) -> ChunkKind:
     if kind is None and root == "pyarrow" and issubclass(cls, library.Array):  # type: ignore[union-attr]
         kind = _ARROW_ARRAYS
     if kind is None or getattr(library, name, None) is not cls:
-        raise unjoinable(_told(cls))
+        raise cannot_join(_name_of(cls))
     _known[cls] = kind
     return kind
 
 
-def _told(cls: type) -> str:
+def _name_of(cls: type) -> str:
     name = cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"
     return f"{'an' if name[:1] in 'aeiou' else 'a'} {name}"
 
 
-def in_common(counts: dict[Any, int]) -> int:
-    """The number of rows that all parts of a dict have. Raises ValueError if they differ, or there are none."""
+def common_count(counts: dict[Any, int]) -> int:
+    """Return the number of rows that all parts of a dict have.
+
+    Raises:
+        ValueError: the parts have different numbers of rows, or there are no parts.
+    """
     if len(set(counts.values())) != 1:
-        raise ValueError(f"the parts of a chunk must have equally many rows, not {counts}")
+        raise ValueError(f"all parts of a chunk must have the same number of rows, not {counts}")
     return next(iter(counts.values()))
 
 
-def rows(x: Any) -> int:
-    """How many rows a chunk has.
+def count_rows(x: Any) -> int:
+    """Return how many rows a chunk has.
 
     Raises:
-        TypeError: it is of no kind that can be joined and cut up.
-        ValueError: the parts of a dict have different numbers of rows, or there are none.
+        TypeError: the chunk is of a kind that cannot be joined and cut up.
+        ValueError: it is a dict whose parts have different numbers of rows, or which has no parts.
     """
-    return kind_of(x).rows(x)
+    return kind_of(x).count_rows(x)
 
 
 def likeness(x: Any) -> Hashable:
-    """What is equal in chunks that may be joined. Raises TypeError if this one cannot be joined to any."""
+    """Return what is equal in chunks that may be joined.
+
+    Raises:
+        TypeError: this one cannot be joined to any.
+    """
     return kind_of(x).likeness(x)
 
 
 def join(chunks: list[Any]) -> Any:
-    """Chunks that are alike one after the other, as one of the same kind; one alone is left as it is."""
+    """Join chunks that are alike to one of the same kind; a single chunk is returned as it is."""
     return chunks[0] if len(chunks) == 1 else kind_of(chunks[0]).join(chunks)
 
 
 def cut(x: Any, begin: int, end: int) -> Any:
-    """Some rows of a chunk."""
+    """Return the rows of a chunk from `begin` to before `end`."""
     return kind_of(x).cut(x, begin, end)

@@ -1,12 +1,13 @@
-"""One call of the user's model on values: hooks per item, `predict` for one or many; an item's fault stays its own.
+"""One call of the user's model on values: hooks for each item, `predict` for one or many.
 
     preprocess -> predict -> postprocess
 
-Every step works on the items that are still sound; an item that fails turns into `Failed` and the rest go on. What
-happens when a batch call fails is in `call/retry.py`.
+An item's fault stays its own. Every step works on the items that have not failed so far; an item
+that fails turns into `Failed`, and the others go on. What happens when a batch call fails is in
+`call/retry.py`.
 
-All of it is written as coroutines so that the user's code may be `def` or `async def`. Where nothing is async, nothing
-ever waits, and `parts.run_now` runs them through without an event loop.
+All of it is written as coroutines, so that the user's code may be `def` or `async def`. Where
+nothing is async, nothing ever waits, and `retry.run_now` runs it to its end without an event loop.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from math import inf
 from typing import Any
 
 from carpool import faults
-from carpool.call.retry import Failed, Retrier, Trouble, run_now
+from carpool.call.retry import Failed, Retrier, Trouble, none_failed, run_now
 from carpool.model import AnyModel, Model, Traits
 from carpool.rows import Rows, by_kind, stacking
 
@@ -30,11 +31,12 @@ class Invoker:
         model: what the user gave; an instance stays as it is.
         kwargs: for its constructor, or for each call of a function.
         traits: what `traits_of` read off it.
-        caller: makes batch calls, and knows what to do when they fail.
+        retrier: makes batch calls, and makes them again where they fail.
         batched: whether `predict` takes a list.
-        calling: told before each call of `predict`, but for the first of a batch; None if nobody is.
-        allowed_batch_sizes: numbers of items that `predict` is called with, rising; smaller batches are padded. None
-            for any number.
+        before_next_call: called before each call of a batch but the first; None if nothing is to be
+            called.
+        allowed_batch_sizes: numbers of items that `predict` is called with, rising; smaller batches
+            are padded. None for any number.
         in_predict: called as each call of `predict` begins, as part of it.
     """
 
@@ -43,19 +45,19 @@ class Invoker:
         model: AnyModel | Model,
         kwargs: Mapping[str, Any],
         traits: Traits,
-        caller: Retrier,
+        retrier: Retrier,
         *,
         batched: bool,
-        calling: Callable[[], None] | None = None,
+        before_next_call: Callable[[], None] | None = None,
         allowed_batch_sizes: Sequence[int] | None = None,
         in_predict: Callable[[], None] | None = None,
     ) -> None:
         self.traits = traits
+        self.retrier = retrier
         self._batched = batched
-        self.caller = caller
-        self._calling = calling
+        self._before_next_call = before_next_call
         self._sizes = allowed_batch_sizes
-        self._calls = 0
+        self._calls = 0  # of the present batch
         if callable(model) and not isinstance(model, type | Model):
             self.instance: Any = None
             self._predict: Callable[[Any], Any] = functools.partial(model, **kwargs) if kwargs else model
@@ -65,52 +67,57 @@ class Invoker:
         self._predict = faults.before(in_predict, self._predict)
         self._preprocess = getattr(self.instance, "preprocess", None)
         self._postprocess = getattr(self.instance, "postprocess", None)
-        hooks = self._preprocess is not None or self._postprocess is not None or traits.takes_array
-        self._is_plain = batched and not hooks and calling is None and allowed_batch_sizes is None
+        has_hooks = self._preprocess is not None or self._postprocess is not None
+        has_more_to_do = has_hooks or traits.takes_array or before_next_call is not None
+        self._only_predicts = batched and not has_more_to_do and allowed_batch_sizes is None
 
     async def set_up(self) -> None:
-        """The model's `setup`. Raises what it raises."""
-        await self._hook("setup")
+        """Call the model's `setup`. Raises what that raises."""
+        await self._call_hook("setup")
 
     async def tear_down(self) -> None:
-        """The model's `teardown`. Raises what it raises."""
-        await self._hook("teardown")
+        """Call the model's `teardown`. Raises what that raises."""
+        await self._call_hook("teardown")
 
     async def run(
-        self, values: list[Any], trouble: list[Trouble], *, all_intact: bool = False, until: float = inf
+        self, values: list[Any], trouble: list[Trouble], *, all_ok: bool = False, until: float = inf
     ) -> list[Any]:
-        """The hooks and `predict` over items. As many results, in their order.
+        """Run the hooks and `predict` over items. Return as many results, in the same order.
 
         Args:
             values: the items; some may be `Failed` already.
-            trouble: what there is to tell besides is appended here.
-            all_intact: whether it is known that none of them is.
-            until: when nobody waits for any of them any more.
+            trouble: whatever happens besides is appended to this.
+            all_ok: whether it is known that no item is `Failed`.
+            until: the time from which nobody waits for the results.
         """
         self._calls = 0
         if self._preprocess is not None:
-            values = await self._each(self._preprocess, values, trouble)
-            all_intact = False
+            values = await self._for_each(self._preprocess, values, trouble)
+            all_ok = False
         if self._batched:
-            results = await self._batch(values, trouble, all_intact, until)
+            results = await self._predict_batch(values, trouble, all_ok, until)
         else:
-            results = await self._each(self._counted(self._predict), values, trouble)
-        results = _with_errors(results)
+            results = await self._for_each(self._counted(self._predict), values, trouble)
+        results = _fail_returned_errors(results)
         if self._postprocess is None:
             return results
         postprocess: Callable[..., Any] = self._postprocess
         if not self.traits.postprocess_takes_x:
-            return await self._each(postprocess, results, trouble)
+            return await self._for_each(postprocess, results, trouble)
         pairs = [y if type(y) is Failed else (y, x) for y, x in zip(results, values, strict=True)]
-        return await self._each(lambda pair: postprocess(*pair), pairs, trouble)
+        return await self._for_each(lambda pair: postprocess(*pair), pairs, trouble)
 
     def run_now(self, values: list[Any], trouble: list[Trouble]) -> list[Any]:
-        """What `run` does for items that are all sound, where nothing waits; quicker where there are no hooks."""
-        if not self._is_plain:
-            return run_now(self.run(values, trouble, all_intact=True))
-        return _with_errors(self.caller.call_now(self._predict, values, trouble))
+        """Run items of which none has failed, where nothing waits.
 
-    async def together(
+        Fast path of `run`: the same outcome, see tests/call/test_fast_paths.py. A model without
+        hooks is called directly.
+        """
+        if not self._only_predicts:
+            return run_now(self.run(values, trouble, all_ok=True))
+        return _fail_returned_errors(self.retrier.call_now(self._predict, values, trouble))
+
+    async def call_together(
         self,
         function: Callable[[list[Any]], Any],
         values: list[Any],
@@ -118,53 +125,53 @@ class Invoker:
         places: Sequence[int],
         until: float,
     ) -> list[Any]:
-        """`function` over all values at once; see `retry.Retrier.call`."""
+        """Call `function` over all values at once; see `retry.Retrier.call`."""
         if not values:
             return []
-        return await self.caller.call(self._counted(function), values, trouble, places=places, until=until)
+        return await self.retrier.call(self._counted(function), values, trouble, places=places, until=until)
 
     # -- inside
 
-    async def _hook(self, name: str) -> None:
+    async def _call_hook(self, name: str) -> None:
         hook = getattr(self.instance, name, None)
         if hook is not None:
-            done = hook()
-            if hasattr(done, "__await__"):
-                await self.caller.outcome_of(done)
+            returned = hook()
+            if hasattr(returned, "__await__"):
+                await self.retrier.resolve(returned)
 
-    async def _batch(self, values: list[Any], trouble: list[Trouble], all_intact: bool, until: float) -> list[Any]:
+    async def _predict_batch(self, values: list[Any], trouble: list[Trouble], all_ok: bool, until: float) -> list[Any]:
         predict, sizes = self._counted(self._predict), self._sizes
         if self.traits.takes_array:
-            return await self._batch_of_arrays(predict, values, trouble, until)
-        if all_intact or Failed not in set(map(type, values)):
-            return await self.caller.call(predict, values, trouble, sizes=sizes, until=until)
+            return await self._predict_arrays(predict, values, trouble, until)
+        if all_ok or none_failed(values):
+            return await self.retrier.call(predict, values, trouble, sizes=sizes, until=until)
         places = [i for i, value in enumerate(values) if type(value) is not Failed]
         if not places:
             return values
-        left = [values[i] for i in places]
-        answers = iter(await self.caller.call(predict, left, trouble, sizes=sizes, places=places, until=until))
-        return [v if type(v) is Failed else next(answers) for v in values]
+        items = [values[i] for i in places]
+        results = iter(await self.retrier.call(predict, items, trouble, sizes=sizes, places=places, until=until))
+        return [v if type(v) is Failed else next(results) for v in values]
 
-    async def _batch_of_arrays(
+    async def _predict_arrays(
         self, predict: Callable[[Any], Any], values: list[Any], trouble: list[Trouble], until: float
     ) -> list[Any]:
-        """One array for `predict`, or one of each kind that the items are of."""
+        """Call `predict` with one array, or with one for each kind of items."""
         if type(values) is Rows:
             function = stacking(predict, values)
-            return await self.caller.call(function, values, trouble, sizes=self._sizes, until=until)
+            return await self.retrier.call(function, values, trouble, sizes=self._sizes, until=until)
         results = values[:]
-        sound = [i for i, value in enumerate(values) if type(value) is not Failed]
-        for kind in by_kind([values[i] for i in sound]):
-            places = [sound[i] for i in kind]
+        left = [i for i, value in enumerate(values) if type(value) is not Failed]
+        for kind in by_kind([values[i] for i in left]):
+            places = [left[i] for i in kind]
             items = [values[i] for i in places]
             function = stacking(predict, items)
-            answers = await self.caller.call(function, items, trouble, sizes=self._sizes, places=places, until=until)
-            for place, answer in zip(places, answers, strict=True):
-                results[place] = answer
+            of_kind = await self.retrier.call(function, items, trouble, sizes=self._sizes, places=places, until=until)
+            for place, result in zip(places, of_kind, strict=True):
+                results[place] = result
         return results
 
-    async def _each(self, step: Callable[[Any], Any], values: list[Any], trouble: list[Trouble]) -> list[Any]:
-        """`step` for each sound item by itself."""
+    async def _for_each(self, step: Callable[[Any], Any], values: list[Any], trouble: list[Trouble]) -> list[Any]:
+        """Call `step` for each item that has not failed, by itself."""
         done: list[Any] = []
         for value in values:
             if type(value) is Failed:  # its `__class__` may be a trap
@@ -173,31 +180,36 @@ class Invoker:
             try:
                 result = step(value)
                 if hasattr(result, "__await__"):
-                    result = await self.caller.outcome_of(result)
+                    result = await self.retrier.resolve(result)
                 done.append(result)
             except BaseException as error:
-                if self.caller.goes_through(error):
+                if self.retrier.is_fatal(error):
                     raise
-                done.append(self.caller.failed_alone(error, trouble))
+                done.append(self.retrier.failed_alone(error, trouble))
         return done
 
     def _counted(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Report every call of a batch but the first, so that the hang limit is one of a single call."""
-        calling = self._calling
-        if calling is None:
+        """Return `function`, with every call of a batch but the first announced.
+
+        So the hang limit is the limit of a single call.
+        """
+        before_next_call = self._before_next_call
+        if before_next_call is None:
             return function
 
         def call(x: Any) -> Any:
             if self._calls:
-                calling()
+                before_next_call()
             self._calls += 1
             return function(x)
 
         return call
 
 
-def _with_errors(results: list[Any]) -> list[Any]:
-    """Results, where an exception that was returned in the place of one is that item's failure."""
+def _fail_returned_errors(results: list[Any]) -> list[Any]:
+    """Return the results, with a `Failed` for each exception that was returned in the place of a
+    result.
+    """
     for kind in set(map(type, results)):
         if issubclass(kind, BaseException):
             return [Failed(y) if issubclass(type(y), BaseException) else y for y in results]
@@ -205,7 +217,7 @@ def _with_errors(results: list[Any]) -> list[Any]:
 
 
 def is_async(model: AnyModel | Model) -> bool:
-    """Whether `predict` or a hook of the model is `async def`."""
+    """Report whether `predict` or a hook of the model is `async def`."""
     while isinstance(model, functools.partial):
         model = model.func
     if isinstance(model, type | Model):

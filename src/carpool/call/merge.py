@@ -1,7 +1,9 @@
-"""Arrays instead of items: callers' chunks become one merged input, and its output is cut up again, by rows.
+"""Chunks of rows instead of items: callers' chunks become one merged input, and its output is cut
+up again by rows.
 
-`merge=True` joins and cuts up what `call/chunks.py` knows, `merge=carpool.pad()` arrays of different length besides
-(`call/padding.py`). Anything else needs `merge=` and `split=` functions.
+`merge=True` joins and cuts up the kinds of chunks that `call/chunks.py` knows, and
+`merge=carpool.pad()` arrays of different lengths as well (`call/padding.py`). Anything else needs
+`merge=` and `split=` functions.
 """
 
 from __future__ import annotations
@@ -9,125 +11,154 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, islice, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
-from carpool.call.chunks import cut, in_common, join, likeness, rows
+from carpool.call.chunks import common_count, count_rows, cut, join, likeness
 
 Merge = Callable[[list[Any]], Any]
-"""Several chunks to one."""
+"""Makes one input of several chunks."""
 
 Split = Callable[[Any, list[int]], Sequence[Any]]
-"""One merged output and the row counts of the chunks to as many outputs."""
+"""Makes one output for each chunk of one merged output and the chunks' row counts."""
 
 
-Begun = tuple[Callable[[], Any], Callable[[Any], Sequence[Any]]]
-"""What calls a function over the chunks of a batch, and what shares its output out."""
+class MergedCall(NamedTuple):
+    """A call for a batch of chunks that have been merged.
+
+    Attributes:
+        call: calls the function with the merged input.
+        share: cuts the function's output into one part for each chunk.
+    """
+
+    call: Callable[[], Any]
+    share: Callable[[Any], Sequence[Any]]
 
 
-class Joint:
-    """What lies between callers' chunks and a function over one merged input. This is `merge=True`."""
+class RowMerger:
+    """Joins chunks of rows and cuts up outputs. This one is `merge=True`."""
 
     def likeness(self, x: Any) -> Hashable:
-        """What is equal in chunks that may share a call. Raises TypeError if a chunk is of no kind that we know."""
+        """Return what is equal in chunks that may share a call.
+
+        Raises:
+            TypeError: the chunk is of an unknown kind.
+        """
         return likeness(x)
 
-    def over(self, function: Callable[..., Any], is_async: bool) -> Callable[[list[Any]], Any]:
-        """The function over a list of chunks that a function over one merged input makes."""
+    def wrap(self, function: Callable[..., Any], is_async: bool) -> Callable[[list[Any]], Any]:
+        """Return a function over a list of chunks for `function`, which takes one merged input."""
 
-        def begin(chunks: list[Any]) -> Begun:
-            return partial(function, join(chunks)), sharing(chunks)
+        def prepare(chunks: list[Any]) -> MergedCall:
+            return MergedCall(partial(function, join(chunks)), cutter_for(chunks))
 
-        return in_two_steps(begin, is_async)
+        return over_chunks(prepare, is_async)
 
 
-def over_merge_function(
+def merge_with(
     function: Callable[..., Any], is_async: bool, merge: Merge, split: Split, count: Callable[[Any], int]
 ) -> Callable[[list[Any]], Any]:
-    """Likewise, with a merge and a split function of the user; `count` returns how many rows a chunk has."""
+    """Return a function over a list of chunks that merges and splits them with the user's own
+    functions.
 
-    def begin(chunks: list[Any]) -> Begun:
+    Args:
+        function: takes one merged input.
+        is_async: whether `function` is `async def`.
+        merge: the user's merge function.
+        split: the user's split function.
+        count: gives the row count of a chunk.
+    """
+
+    def prepare(chunks: list[Any]) -> MergedCall:
         counts = [count(chunk) for chunk in chunks]
-        return partial(function, merge(chunks)), lambda output: split(output, counts)
+        return MergedCall(partial(function, merge(chunks)), lambda output: split(output, counts))
 
-    return in_two_steps(begin, is_async)
+    return over_chunks(prepare, is_async)
 
 
-def in_two_steps(begin: Callable[[list[Any]], Begun], is_async: bool) -> Callable[[list[Any]], Any]:
-    """A function over chunks: begun, called and shared out. What callers or the function change meanwhile, such as a
-    list's length, is too late to change who gets what."""
+def over_chunks(prepare: Callable[[list[Any]], MergedCall], is_async: bool) -> Callable[[list[Any]], Any]:
+    """Return a function over chunks that prepares a merged call, makes it and shares its output
+    out.
 
-    def together(chunks: list[Any]) -> Any:
-        call, share = begin(chunks)
+    The shares are settled before the call: a caller or the function that changes the length of a
+    list meanwhile does not change which rows belong to whom.
+    """
+
+    def call_merged(chunks: list[Any]) -> Any:
+        call, share = prepare(chunks)
         return share(call())
 
-    async def together_async(chunks: list[Any]) -> Any:
-        call, share = begin(chunks)
+    async def call_merged_async(chunks: list[Any]) -> Any:
+        call, share = prepare(chunks)
         return share(await call())
 
-    return together_async if is_async else together
+    return call_merged_async if is_async else call_merged
 
 
-def sharing(chunks: list[Any]) -> Callable[[Any], list[Any]]:
-    """What cuts an output into parts with as many rows as the chunks have now."""
-    counts = [rows(chunk) for chunk in chunks]
+def cutter_for(chunks: list[Any]) -> Callable[[Any], list[Any]]:
+    """Return a function that cuts an output into parts with as many rows as the chunks have now."""
+    counts = [count_rows(chunk) for chunk in chunks]
     return lambda output: split(output, counts)
 
 
 def length(chunk: Any) -> int:
-    """How many rows a chunk has that a merge function of the user's own joins.
+    """Return how many rows a chunk has that the user's own merge function joins.
 
     Raises:
-        TypeError: it has no length.
-        ValueError: the parts of a dict have different lengths, or there are none.
+        TypeError: the chunk has no length.
+        ValueError: it is a dict whose parts have different lengths, or which has no parts.
     """
     if isinstance(chunk, Mapping):
-        return in_common({name: length(part) for name, part in chunk.items()})
+        return common_count({name: length(part) for name, part in chunk.items()})
     try:
         return len(chunk)
     except TypeError:
-        text = f"a {type(chunk).__name__} has no length: with merge= and split=, size= must say how many rows it has"
+        kind = type(chunk).__name__
+        text = f"an object of type {kind} has no length: with merge= and split=, size= must say how many rows it has"
         raise TypeError(text) from None
 
 
 def split(output: Any, counts: list[int]) -> list[Any]:
-    """A function's output in pieces of so many rows.
+    """Cut a function's output into pieces with the given numbers of rows.
 
     Raises:
-        TypeError: it is of no kind that we know.
-        ValueError: it has more or fewer rows.
+        TypeError: the output is of an unknown kind.
+        ValueError: it has more or fewer rows in all.
     """
     try:
         likeness(output)
-        found = rows(output)
+        found = count_rows(output)
     except TypeError as error:
-        raise TypeError(f"what the function returned cannot be shared out: {error}") from None
+        raise TypeError(f"what the function returned cannot be shared out among its callers: {error}") from None
     if found != sum(counts):
-        raise ValueError(f"the merged input had {sum(counts)} rows, but the output has {found}")
+        raise ValueError(
+            f"the merged input had {sum(counts)} rows, but the output has {found}:"
+            " return one row for each row of the input"
+        )
     return [cut(output, begin, end) for begin, end in pairwise([0, *accumulate(counts)])]
 
 
 def joined(results: list[Any]) -> Any:
-    """The results for one caller's pieces as one.
+    """Join the results for one caller's pieces to one.
 
     Raises:
-        ValueError: they cannot be joined without changing some.
+        ValueError: they are not alike.
     """
     if len(results) == 1:
         return results[0]
     kinds = {likeness(result): result for result in results}
     if len(kinds) > 1:
         raise ValueError(
-            "a caller with more rows than one call may have was served by several, whose results are not alike in"
-            f" type, names or shape, so that they cannot be joined: {_in_short(list(kinds))}"
+            "a chunk with more rows than one call may have was served by several calls, but their results cannot be"
+            f" joined, because they differ in type, names or shape: {_shortened(list(kinds))}"
         )
     return join(results)
 
 
 def joined_by_caller(results: Iterable[Any], pieces: list[list[Any]]) -> list[Any]:
-    """One result for each caller's pieces, from the results of all pieces in their order."""
+    """Return one result for each caller's pieces, from the results of all pieces in their order."""
     left = iter(results)
-    return [joined(list(islice(left, len(of_one)))) for of_one in pieces]
+    return [joined(list(islice(left, len(of_caller)))) for of_caller in pieces]
 
 
-def _in_short(kinds: list[Hashable]) -> str:
+def _shortened(kinds: list[Hashable]) -> str:
     return " and ".join([f"{kind!r:.200}" for kind in kinds[:2]])

@@ -1,4 +1,6 @@
-"""Out of memory: which exceptions mean it, and how what the failed call held is given back before the next one."""
+"""Out of memory: which exceptions mean it, and how the failed call's memory is released before the
+next call.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-_TORCH = "OutOfMemoryError"  # of `torch` or, before 2.5, `torch.cuda`; recognised without importing it
+# in `torch` or, before 2.5, `torch.cuda`; recognised without importing it
+_TORCH_ERROR = "OutOfMemoryError"
 _LONGEST_CHAIN = 10
 
 OomErrors = Sequence[type[BaseException] | str]
@@ -16,10 +19,11 @@ OomErrors = Sequence[type[BaseException] | str]
 
 
 def names_of(oom_errors: OomErrors) -> tuple[str, ...]:
-    """The classes as full names, so that they can travel to a worker and be recognised without an import.
+    """Return the full names of exception classes: they can travel to a worker and be recognised
+    without an import.
 
     Raises:
-        TypeError: one is neither an exception class nor a full name.
+        TypeError: one of them is neither an exception class nor a full name.
     """
     names = []
     if isinstance(oom_errors, str) or not isinstance(oom_errors, Sequence):
@@ -38,22 +42,26 @@ def names_of(oom_errors: OomErrors) -> tuple[str, ...]:
 
 
 def is_out_of_memory(error: BaseException, names: Sequence[str] = ()) -> bool:
-    """Whether `error` says that memory has run out: a MemoryError, torch's on a GPU, or one of `names`."""
-    if issubclass(type(error), MemoryError):  # nothing is asked of the exception itself: it may be a trap
+    """Report whether `error` means out of memory: a MemoryError, torch's error on a GPU, or one of
+    `names`.
+    """
+    # nothing of the exception itself is called or read: it may be a trap
+    if issubclass(type(error), MemoryError):
         return True
     for kind in type(error).__mro__:
         module = kind.__module__
-        if kind.__name__ == _TORCH and isinstance(module, str) and module.partition(".")[0] == "torch":
+        if kind.__name__ == _TORCH_ERROR and isinstance(module, str) and module.partition(".")[0] == "torch":
             return True
         if names and _name_of(kind) in names:
             return True
     return False
 
 
-def give_back(error: BaseException) -> None:
-    """Let go of what the failed call holds: its frames' variables, and what torch keeps for its next use of the GPU.
+def release_memory(error: BaseException) -> None:
+    """Release what a failed call holds: the variables of its frames, and the GPU memory that torch
+    has cached.
 
-    It raises nothing, whatever the exception's attributes or torch do.
+    This raises nothing, whatever the exception's attributes or torch do.
     """
     with contextlib.suppress(BaseException):
         link: BaseException | None = error
@@ -62,7 +70,7 @@ def give_back(error: BaseException) -> None:
                 break
             traceback.clear_frames(link.__traceback__)
             link = link.__context__ if link.__cause__ is None else link.__cause__
-    gc.collect(1)  # what is new and in a circle; all there is would take long
+    gc.collect(1)  # recent reference cycles only: a full collection would take long
     with contextlib.suppress(BaseException):
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
         if cuda is not None and cuda.is_initialized():
@@ -70,6 +78,6 @@ def give_back(error: BaseException) -> None:
 
 
 def _name_of(kind: type) -> str:
-    """Its full name; what a program defines itself has the same one in its workers."""
+    """Return the full name of a class; one of the main program has the same name in workers."""
     module = kind.__module__
     return f"{'__main__' if module == '__mp_main__' else module}.{kind.__qualname__}"

@@ -1,9 +1,12 @@
-"""Ragged arrays in one call: `merge=carpool.pad(...)` fills shorter ones up, and tells the function how long they were.
+"""Ragged arrays in one call: `merge=carpool.pad(...)` pads the shorter ones and tells the function
+their lengths.
 
-A function's output is cut up by rows and never along another axis: whether an axis of it follows the padded one, or has
-its length by chance (ten classes, and the longest text has ten words), cannot be seen. A function that is told the
-lengths knows what to do. In the hands of one that is not, an output that has the padded length while callers have
-others is an error, for it would make a caller's result depend on who else called.
+A function's output is cut up by rows and never along another axis. An axis of the output that has
+the padded length may follow the padded axis, or have that length by chance (ten classes, and the
+longest text has ten words), and which is true cannot be seen. A function that takes the lengths can
+cut its results itself. If a function does not take them and its output has the padded length while
+some callers' arrays are shorter, that is an error, because a caller's result would depend on the
+other callers.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from carpool.call.chunks import has_axes, join, likeness, rows
-from carpool.call.merge import Begun, Joint, in_two_steps, sharing
+from carpool.call.chunks import count_rows, has_axes, join, likeness
+from carpool.call.merge import MergedCall, RowMerger, cutter_for, over_chunks
 
 Share = Callable[[Any], Sequence[Any]]
 
@@ -25,8 +28,13 @@ _PARAMETER = "lengths"
 
 
 @dataclass(frozen=True, slots=True)
-class Pad(Joint):
-    """How `pad` was told to fill up arrays; see there."""
+class Pad(RowMerger):
+    """Pads arrays before it joins them; made by `pad`.
+
+    Attributes:
+        value: what arrays are filled up with.
+        side: "right" or "left", where they are filled up.
+    """
 
     value: Any = 0
     side: str = "right"
@@ -36,30 +44,34 @@ class Pad(Joint):
             raise ValueError(f"side must be 'right' or 'left', not {self.side!r}")
 
     def likeness(self, x: Any) -> Hashable:
-        """As without padding, but the shapes of rows need only have as many axes.
+        """Return what is equal in chunks that may share a call: of the shapes of rows, only the
+        number of axes.
 
         Raises:
-            TypeError: there is nothing to pad, or a part is of a kind that cannot be joined.
-            ValueError: the array cannot hold the value to pad with.
+            TypeError: the chunk has nothing to pad, or a part of a kind that cannot be joined.
+            ValueError: an array cannot hold the value to pad with.
         """
         if not _has_lengths(x):
             raise TypeError(
                 "merge=carpool.pad() needs a numpy array or a torch tensor of at least two axes, rows and positions, or"
-                f" a dict with one among its parts, not {_told(x)}; a single row is x[None]"
+                f" a dict with one among its parts, not {_described(x)}; for a single row give x[None]"
             )
         return self._likeness(x)
 
-    def over(self, function: Callable[..., Any], is_async: bool) -> Callable[[list[Any]], Any]:
-        """See `Joint.over`. The function is told the lengths if it has a parameter of that name."""
-        told = _takes_lengths(function)
+    def wrap(self, function: Callable[..., Any], is_async: bool) -> Callable[[list[Any]], Any]:
+        """Return a function over a list of chunks for `function`, which takes one padded input.
 
-        def begin(chunks: list[Any]) -> Begun:
-            share = sharing(chunks)
-            if told:
-                return partial(function, self._join(chunks), lengths=_lengths(chunks)), share
-            return partial(function, self._join(chunks)), _unless_padded(share, _padded_axes(chunks))
+        `function` is given the lengths as well if it has a parameter of that name.
+        """
+        takes_lengths = _takes_lengths(function)
 
-        return in_two_steps(begin, is_async)
+        def prepare(chunks: list[Any]) -> MergedCall:
+            share = cutter_for(chunks)
+            if takes_lengths:
+                return MergedCall(partial(function, self._join(chunks), lengths=_lengths(chunks)), share)
+            return MergedCall(partial(function, self._join(chunks)), _unless_padded(share, _padded_axes(chunks)))
+
+        return over_chunks(prepare, is_async)
 
     # -- inside
 
@@ -85,23 +97,25 @@ class Pad(Joint):
 
 
 def pad(value: Any = 0, side: str = "right") -> Pad:
-    """For `merge=`: arrays of different length share a call, filled up to the longest of it.
+    """Make arrays of different lengths share a call, padded to the longest of them; for `merge=`.
 
     Args:
-        value: what numpy arrays and torch tensors are filled up with, along all axes but the first. The other parts of
-            a dict are joined as with `merge=True`.
-        side: "right" fills up behind what is there, "left" before it.
+        value: what numpy arrays and torch tensors are filled up with, along all axes but the first.
+            The other parts of a dict are joined as with `merge=True`.
+        side: "right" adds the padding after the values, "left" before them.
 
-    A function with a parameter `lengths` is told how long each row was along axis 1: an array (or a tensor, on the
-    same device) of one number for each row; of one for each axis but the first, if there are more than two axes. For a
-    dict it is a dict of these, for the parts that have lengths.
+    A function with a parameter `lengths` is given the length of each row along axis 1, before
+    padding: an array (or a tensor, on the same device) with one number for each row, or with one
+    for each axis but the first if there are more than two axes. For a dict of arrays it is a dict
+    of these, with an entry for each part that is padded.
 
-    Results are cut up by rows only. A function whose results have positions gives back a list with one entry for each
-    row, cut to its length: `[y[:n] for y, n in zip(ys, lengths)]`. If one that takes no `lengths` returns an array
-    with the padded length along the same axis, while its callers' lengths differ, they get a ValueError.
+    Results are cut up by rows only. A function whose results have positions returns a list with one
+    entry for each row, cut to its length: `[y[:n] for y, n in zip(ys, lengths)]`. If a function
+    that takes no `lengths` returns an array with the padded length along the same axis, while its
+    callers' lengths differ, they get a ValueError.
 
     Raises:
-        ValueError: there is no such side.
+        ValueError: `side` is neither "right" nor "left".
     """
     return Pad(value, side)
 
@@ -109,25 +123,27 @@ def pad(value: Any = 0, side: str = "right") -> Pad:
 def _takes_lengths(function: Callable[..., Any]) -> bool:
     try:
         return _PARAMETER in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # some functions that are written in C do not say
+    except (TypeError, ValueError):  # some functions that are written in C have no signature
         return False
 
 
 def _has_lengths(x: Any) -> bool:
-    """Whether it is an array with more axes than rows, or a dict with one among its parts."""
+    """Report whether `x` is an array with more axes than that of its rows, or a dict with one among
+    its parts.
+    """
     if type(x) is dict:
         return any(map(_has_lengths, x.values()))
     return has_axes(x) and x.ndim > 1
 
 
 def _lengths(chunks: list[Any]) -> Any:
-    """How long the rows of all chunks were."""
+    """Return the lengths of all rows, before padding."""
     first = chunks[0]
     if type(first) is dict:
         return {name: _lengths([chunk[name] for chunk in chunks]) for name, part in first.items() if _has_lengths(part)}
     numpy = sys.modules["numpy"] if type(first).__module__ == "numpy" else None
     shapes = [chunk.shape[1] if first.ndim == 2 else tuple(chunk.shape[1:]) for chunk in chunks]
-    counts = [rows(chunk) for chunk in chunks]
+    counts = [count_rows(chunk) for chunk in chunks]
     if numpy is not None:
         return numpy.repeat(numpy.array(shapes, dtype=numpy.int64), counts, axis=0)
     torch = sys.modules["torch"]
@@ -135,21 +151,27 @@ def _lengths(chunks: list[Any]) -> Any:
     return lengths.to(first.device)
 
 
-def _fill_array(chunk: Any, longest: Sequence[int], how: Pad) -> Any:
-    full = sys.modules["numpy"].full((len(chunk), *longest), how.value, dtype=chunk.dtype)
+def _fill_array(chunk: Any, longest: Sequence[int], padding: Pad) -> Any:
+    full = sys.modules["numpy"].full((len(chunk), *longest), padding.value, dtype=chunk.dtype)
     places = zip(chunk.shape[1:], longest, strict=True)
-    full[:, *[slice(n) if how.side == "right" else slice(most - n, most) for n, most in places]] = chunk
+    full[:, *[slice(n) if padding.side == "right" else slice(most - n, most) for n, most in places]] = chunk
     return full
 
 
-def _fill_tensor(chunk: Any, longest: Sequence[int], how: Pad) -> Any:
+def _fill_tensor(chunk: Any, longest: Sequence[int], padding: Pad) -> Any:
     missing = [most - n for n, most in zip(chunk.shape[1:], longest, strict=True)]
-    ends = [(0, n) if how.side == "right" else (n, 0) for n in reversed(missing)]  # torch begins with the last axis
-    return sys.modules["torch"].nn.functional.pad(chunk, [n for pair in ends for n in pair], value=how.value)
+    # torch begins with the last axis
+    ends = [(0, n) if padding.side == "right" else (n, 0) for n in reversed(missing)]
+    return sys.modules["torch"].nn.functional.pad(chunk, [n for pair in ends for n in pair], value=padding.value)
 
 
 def _check_fits(value: Any, x: Any) -> None:
-    """Libraries would quietly make 0 of 0.5 in an array of whole numbers. Raises ValueError."""
+    """Check that the array can hold the value: libraries silently turn 0.5 into 0 in an array of
+    integers.
+
+    Raises:
+        ValueError: it cannot.
+    """
     try:
         if type(x).__module__ == "torch":
             stored = sys.modules["torch"].tensor(value, dtype=x.dtype).item()
@@ -165,21 +187,23 @@ def _check_fits(value: Any, x: Any) -> None:
 
 
 def _does_not_fit(value: Any, x: Any) -> str:
-    return f"merge=carpool.pad(value={value!r}) cannot fill up an array of {x.dtype}: give a value that it can hold"
+    return f"merge=carpool.pad(value={value!r}) cannot pad an array of {x.dtype}: give a value that it can hold"
 
 
 def _unless_padded(share: Share, padded: set[tuple[int, int]]) -> Share:
-    """`share`, but a ValueError if an axis of the output has the length of a padded one of the input."""
+    """Return `share` with a check: it raises ValueError if an axis of the output has the length of
+    a padded axis.
+    """
 
     def checked(output: Any) -> Sequence[Any]:
         shares = share(output)
         for axis, longest in padded:
             if longest in _extents(output, axis):
                 raise ValueError(
-                    f"a call was padded to {longest} along axis {axis}, and its output has that length there, too:"
-                    " callers with less than that cannot be given theirs, since it may be so by chance. Give the"
-                    f" function a parameter named {_PARAMETER}, and return a list with one entry for each row, cut to"
-                    " its length, if there are positions in the output"
+                    f"a call was padded to {longest} along axis {axis}, and its output has that length along the"
+                    " same axis, perhaps by chance, so it is not known whether to cut it for callers with shorter"
+                    f" arrays. Give the function a parameter named {_PARAMETER}, and if its output has positions,"
+                    " return a list with one entry for each row, cut to its length"
                 )
         return shares
 
@@ -187,7 +211,9 @@ def _unless_padded(share: Share, padded: set[tuple[int, int]]) -> Share:
 
 
 def _extents(x: Any, axis: int) -> set[int]:
-    """How long it is along an axis; several numbers, if its parts or rows differ, none if there is no such axis."""
+    """Return the lengths of `x` along an axis: several if its parts or rows differ, none if it has
+    no such axis.
+    """
     if type(x) is dict:
         return {n for part in x.values() for n in _extents(part, axis)}
     if type(x) is list:
@@ -196,7 +222,7 @@ def _extents(x: Any, axis: int) -> set[int]:
 
 
 def _padded_axes(chunks: list[Any]) -> set[tuple[int, int]]:
-    """Which axes differ among the chunks, and how long the longest is."""
+    """Return the axes along which the chunks differ, each with the length of the longest chunk."""
     first = chunks[0]
     if type(first) is dict:
         return {found for name in first for found in _padded_axes([chunk[name] for chunk in chunks])}
@@ -210,5 +236,7 @@ def _differ(lengths: Sequence[int]) -> bool:
     return any(a != b for a, b in pairwise(lengths))
 
 
-def _told(x: Any) -> str:
-    return f"an array of {x.ndim} axis" if has_axes(x) else f"a {type(x).__name__}"
+def _described(x: Any) -> str:
+    if has_axes(x):
+        return f"an array of {x.ndim} {'axis' if x.ndim == 1 else 'axes'}"
+    return f"an object of type {type(x).__name__}"

@@ -1,18 +1,22 @@
-"""A batch call that fails is made again, in parts: smaller ones if memory ran out, halves to find guilty items.
+"""A batch call that fails is made again in parts: smaller ones if memory ran out, halves to find
+the guilty items.
 
-The two are different. Memory is a matter of size: all of the batch is run again in calls that fit, and what was too
-much is told (`Trouble`), so that later batches are smaller. Any other error is a matter of some items: only what failed
-is halved, breadth first, until the guilty are alone. Of n items with one guilty that takes 1 + 2·log2(n) calls.
+The two cases differ. Memory is a matter of size: the whole batch is run again in calls that fit,
+and the size that failed is reported (`Trouble`), so that later batches are smaller. Any other error
+is a matter of some items: only what failed is halved, breadth first, until the guilty items are
+alone. Of n items with one guilty that takes 1 + 2·log2(n) calls.
 
-Where the four quarters of a batch all fail, either many items are guilty or the model is broken. Items run by
-themselves tell which, one of each quarter in turn: once some have gone through, what is left is run one by one if more
-than a quarter of them failed, and is halved further if not. If none goes through, the rest fails with the error of its
-quarter; and each time that this happens, fewer are tried in the next such batch (`MOST_IN_VAIN` down to `ALL_BAD`), so
-a model that is broken altogether costs eleven calls a batch before long.
+Where the four quarters of a batch all fail, either many items are guilty or the model is broken.
+Items run by themselves show which, one of each quarter in turn. Once some have succeeded, the rest
+is run one by one if more than a quarter of them failed, and is halved further if not. If none
+succeeds, the rest fails with the error of its quarter. Each time that this happens, fewer items are
+tried in the next such batch (`MOST_PROBES` down to `SUSPECT_PARTS`), so a model that is broken
+altogether soon costs no more than eleven calls a batch.
 
-Running items again takes time that others wait for, and still it is what serves the good ones best: where it takes
-long, next to no batch would come through without. So it ends when nobody waits for the batch any more (`until`), and
-what is owed to others is a small share of the time: a batch that raises while the share is used up fails as a whole.
+Running items again takes time for which others wait, and yet it serves the good items best: without
+it, hardly any batch would succeed where calls take long. So it ends when nobody waits for the batch
+any more (`until`), and otherwise it may take only a share of the time: a batch that raises while
+that share is used up fails as a whole.
 """
 
 from __future__ import annotations
@@ -21,35 +25,37 @@ from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from math import inf
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from carpool.call.oom import give_back, is_out_of_memory
+from carpool.call.oom import is_out_of_memory, release_memory
 from carpool.clock import Clock, monotonic
 from carpool.errors import ModelError
 from carpool.rows import Rows, first
 
 T = TypeVar("T")
 
-ALL_BAD = 4
-"""So many parts of a batch fail, and none succeeds: perhaps it is the model that is broken."""
+SUSPECT_PARTS = 4
+"""The model may be broken if this many parts of a batch fail and none succeeds."""
 
-MOST_IN_VAIN = 32
-"""So many items are then tried by themselves before the model counts as broken; half as many after each such batch."""
+MOST_PROBES = 32
+"""How many items are then tried by themselves before the model counts as broken; half as many after
+each such batch.
+"""
 
-AGAIN_PER_S = 100.0
-"""Seconds for which batches may be run again, for each second that passes otherwise."""
+RERUN_PER_S = 100.0
+"""How many seconds of running batches again are earned with each second that passes otherwise."""
 
-MOST_AGAIN_S = 60.0
-"""As many of these seconds can be saved up, and are there at the start."""
+MOST_RERUN_S = 60.0
+"""The most of these seconds that can be saved up; a worker starts with as many."""
 
 
 class Failed:
-    """Takes the place of an item's value once it has failed.
+    """Takes the place of an item's value once the item has failed.
 
     Attributes:
-        error: why.
+        error: the exception for which it failed.
     """
 
     __slots__ = ("error",)
@@ -58,14 +64,22 @@ class Failed:
         self.error = error
 
 
+def none_failed(values: Sequence[Any]) -> bool:
+    """Report whether no value is `Failed`."""
+    return Failed not in set(map(type, values))
+
+
 class Trouble(msgspec.Struct, array_like=True):
-    """What happened to one batch besides its results; workers send it only where there is something to tell.
+    """What happened to one batch besides its results; workers send it only if something did.
 
     Attributes:
-        split: whether it raised and was run again in parts; unsplit: whether it was not for lack of budget.
+        split: whether the batch raised and was run again in parts.
+        unsplit: whether it raised and was not run again, for lack of time.
         out_of_memory: whether a call ran out of memory.
-        ran_out: for each call that did and held several items, their places in the batch.
-        fitted: likewise for the calls that went through when the batch was run again.
+        ran_out: for each call of several items that ran out of memory, the items' places in the
+            batch.
+        fitted: for each call that succeeded when the batch was run again, the items' places in the
+            batch.
     """
 
     split: bool = False
@@ -80,36 +94,41 @@ class Retrier:
 
     Args:
         isolate_errors: whether a batch that raises is halved to find the guilty items.
-        halve: whether one that runs out of memory is run again in smaller calls.
-        oom_errors: full names of exceptions that mean it, besides MemoryError and torch's; None if nothing does.
-        through: exceptions that end the whole call instead of failing an item.
-        meant: whether one of these does end it; user code may have raised it by itself.
+        retry_on_oom: whether a batch that runs out of memory is run again in smaller calls.
+        oom_errors: full names of exceptions that mean out of memory, besides MemoryError and
+            torch's; None if no exception does, not even these.
+        fatal_errors: exceptions that end the whole call instead of failing an item.
+        is_ending: whether the caller is in fact being ended; user code may raise the fatal errors
+            by itself.
         may_wait: whether there is an event loop on which async user code can wait.
         clock: monotonic seconds.
+
+    Attributes:
+        most_probes: how many items of the next suspect batch are tried by themselves.
     """
 
     def __init__(
         self,
         *,
         isolate_errors: bool,
-        halve: bool = True,
+        retry_on_oom: bool = True,
         oom_errors: Sequence[str] | None = (),
-        through: tuple[type[BaseException], ...] = (),
-        meant: Callable[[], bool] = lambda: True,
+        fatal_errors: tuple[type[BaseException], ...] = (),
+        is_ending: Callable[[], bool] = lambda: True,
         may_wait: bool = False,
         clock: Clock = monotonic,
     ) -> None:
         self.isolate_errors = isolate_errors
-        self.halve = halve
+        self.retry_on_oom = retry_on_oom
         self.clock = clock
-        self.tries = MOST_IN_VAIN
+        self.most_probes = MOST_PROBES
         self._oom_errors = oom_errors
-        self._through = through
-        self._meant = meant
+        self._fatal_errors = fatal_errors
+        self._is_ending = is_ending
         self._may_wait = may_wait
-        self._again_s = MOST_AGAIN_S  # for which batches may still be run again
-        self._asked = clock()
-        self._spent_s = 0.0  # since then
+        self._budget_s = MOST_RERUN_S  # for running batches again; below zero it is overdrawn
+        self._budget_at = clock()  # when that was worked out
+        self._rerun_s = 0.0  # spent on running batches again since then
 
     async def call(
         self,
@@ -121,38 +140,45 @@ class Retrier:
         places: Sequence[int] | None = None,
         until: float = inf,
     ) -> list[Any]:
-        """What `function` returns for the items; `Failed` in the place of each that fails.
+        """Return what `function` returns for the items, with a `Failed` in the place of each that
+        fails.
 
         Args:
-            function: takes a list, returns as many results; may be async.
-            items: one at least.
-            trouble: what there is to tell is appended here.
-            sizes: each part is padded up to the next of these with its last item, and the surplus results dropped.
-            places: of the items in their batch, if they are not all of it.
-            until: when nobody waits for the results any more.
+            function: takes a list and returns as many results; may be async.
+            items: at least one.
+            trouble: whatever happens besides is appended to this.
+            sizes: each part is padded up to the next of these with its last item, and the surplus
+                results are dropped.
+            places: the items' places in their batch, if they are not all of it.
+            until: the time from which nobody waits for the results.
         """
         n = len(items)
         part: Any
         returned: Any
         try:
-            part = items[:] if sizes is None else filled_up(items, sizes)
+            part = items[:] if sizes is None else pad_to_size(items, sizes)
             returned = function(part)
             if hasattr(returned, "__await__"):
-                returned = await self.outcome_of(returned)
+                returned = await self.resolve(returned)
             return first(as_results(returned, len(part)), n)
         except BaseException as error:
-            if self.goes_through(error):
+            if self.is_fatal(error):
                 raise
             why = error
-        returned = part = None  # nothing of the failed call may take up memory while parts of it are run
-        again = _Retry(self, function, items, trouble, sizes, range(n) if places is None else places, until)
+        # nothing of the failed call may take up memory while parts of it are run
+        returned = part = None
+        retry = _Retry(self, function, items, trouble, sizes, range(n) if places is None else places, until)
         try:
-            return await again.run(why)
+            return await retry.run(why)
         finally:
             del why  # it holds this frame
 
     def call_now(self, function: Callable[[list[Any]], Any], items: list[Any], trouble: list[Trouble]) -> list[Any]:
-        """What `call` does, where nothing waits: for all of a batch, and without a coroutine."""
+        """Make a call for a whole batch where nothing waits.
+
+        Fast path of `call`: the same outcome, see tests/call/test_fast_paths.py. It takes no
+        coroutine.
+        """
         returned: Any
         part: Any = items[:]
         try:
@@ -161,55 +187,80 @@ class Retrier:
                 returned = run_now(returned)
             return as_results(returned, len(part))
         except BaseException as error:
-            if self.goes_through(error):
+            if self.is_fatal(error):
                 raise
             why = error
         returned = part = None
-        again = _Retry(self, function, items, trouble, None, range(len(items)), inf)
+        retry = _Retry(self, function, items, trouble, None, range(len(items)), inf)
         try:
-            return run_now(again.run(why))
+            return run_now(retry.run(why))
         finally:
             del why
 
-    async def outcome_of(self, awaitable: Awaitable[Any]) -> Any:
-        """What user code returned to be awaited. Raises TypeError if it would wait where nothing can."""
+    async def resolve(self, awaitable: Awaitable[Any]) -> Any:
+        """Return the result of what user code returned to be awaited.
+
+        Raises:
+            TypeError: it would wait, and there is no event loop to wait on.
+        """
         return await awaitable if self._may_wait else run_now(awaitable)
 
-    def goes_through(self, error: BaseException) -> bool:
-        """Whether an exception ends the whole call. It is asked nothing, not even for its class."""
-        return issubclass(type(error), self._through) and self._meant()
+    def is_fatal(self, error: BaseException) -> bool:
+        """Report whether an exception ends the whole call. Nothing of the exception itself is
+        called or read.
+        """
+        return issubclass(type(error), self._fatal_errors) and self._is_ending()
 
     def failed_alone(self, error: BaseException, trouble: list[Trouble]) -> Failed:
-        """The end of an item that was called by itself."""
-        if self.ran_out(error):
-            give_back(error)
+        """Return the `Failed` of an item that was called by itself."""
+        if self.means_out_of_memory(error):
+            release_memory(error)
             trouble.append(Trouble(out_of_memory=True))
         return Failed(error)
 
-    def ran_out(self, error: BaseException) -> bool:
-        """Whether an exception means that memory has run out."""
+    def means_out_of_memory(self, error: BaseException) -> bool:
+        """Report whether an exception means that memory has run out."""
         return self._oom_errors is not None and is_out_of_memory(error, self._oom_errors)
 
-    def may_repeat(self) -> bool:
-        """Whether there is time to run a batch again in parts; it may be overdrawn by one batch."""
+    def may_rerun(self) -> bool:
+        """Report whether there is time to run a batch again in parts; one batch may overdraw it."""
         now = self.clock()
-        earned_s = AGAIN_PER_S * max(0.0, now - self._asked - self._spent_s)
-        self._again_s = min(self._again_s + earned_s, MOST_AGAIN_S)
-        self._asked, self._spent_s = now, 0.0
-        return self._again_s > 0
+        earned_s = RERUN_PER_S * max(0.0, now - self._budget_at - self._rerun_s)
+        self._budget_s = min(self._budget_s + earned_s, MOST_RERUN_S)
+        self._budget_at, self._rerun_s = now, 0.0
+        return self._budget_s > 0
 
-    def repeated(self, seconds: float) -> None:
-        """A batch has been run again for so long."""
-        self._again_s -= seconds
-        self._spent_s += seconds
+    def charge(self, seconds: float) -> None:
+        """Take the seconds for which a batch has been run again off the budget."""
+        self._budget_s -= seconds
+        self._rerun_s += seconds
+
+
+class _Part(NamedTuple):
+    """Consecutive items of a batch, as a range of their indices."""
+
+    begin: int
+    end: int
+
+
+class _FailedPart(NamedTuple):
+    """A part whose call has raised."""
+
+    begin: int
+    end: int
+    error: BaseException
 
 
 class _Retry:
-    """One batch whose call has failed, while it is run again in parts."""
+    """One batch whose call has failed, while it is run again in parts.
+
+    Parts are run level by level: those that raise are halved, and their halves are the parts of the
+    next level. A part that runs out of memory is halved at once, within its level.
+    """
 
     def __init__(
         self,
-        caller: Retrier,
+        retrier: Retrier,
         function: Callable[[list[Any]], Any],
         items: list[Any],
         trouble: list[Trouble],
@@ -217,45 +268,50 @@ class _Retry:
         places: Sequence[int],
         until: float,
     ) -> None:
-        self._caller = caller
+        self._retrier = retrier
         self._function = function
         self._items = items
         self._sizes = sizes
-        self._results: list[Any] = [None] * len(items)
-        self._may_repeat = caller.may_repeat()
-        self._todo: list[tuple[int, int]] = []  # parts of the present level, the next one last
-        self._raised: list[tuple[int, int, BaseException]] = []  # parts of the present level
-        self._calls = 1  # in the present level
-        self._until = until
-        self._began = caller.clock()
-        # of the parts that are there to make calls smaller:
-        self._too_many: float = inf  # so many items have run out of memory, as far as no single one was to blame
-        self._alone = 0  # items that ran out of memory by themselves
-        self._ran_out: list[tuple[int, int]] = []
-        self._fitted: list[tuple[int, int]] = []
-        self._trouble = Trouble()
-        self._log = trouble
         self._places = places
+        self._until = until
+        self._began = retrier.clock()
+        self._may_rerun = retrier.may_rerun()
+        self._results: list[Any] = [None] * len(items)
+
+        # the present level
+        self._todo: list[_Part] = []  # the next one last
+        self._raised: list[_FailedPart] = []
+        self._calls = 1
+
+        # calls and their sizes, which show how many items memory holds
+        # a call of this many ran out of memory, and no single item was to blame
+        self._too_many: float = inf
+        self._ran_out_alone = 0  # how many items ran out of memory by themselves
+        self._ran_out: list[_Part] = []
+        self._fitted: list[_Part] = []
+
+        self._trouble = Trouble()
+        self._reported = trouble
 
     async def run(self, error: BaseException) -> list[Any]:
-        """All results, after the call for all items has raised `error`."""
-        self._failed(0, len(self._items), error)
+        """Return all results, after the call for all items has raised `error`."""
+        self._handle_failure(0, len(self._items), error)
         while self._todo or self._raised:
             while self._todo:
                 begin, end = self._todo.pop()
-                if self._caller.clock() < self._until:
+                if self._retrier.clock() < self._until:
                     await self._call(begin, end)
                 else:  # nobody waits any more
                     self._trouble.unsplit = True
-                    self._give(begin, end, error)
-            await self._descend()
-        self._settle()
+                    self._fail(begin, end, error)
+            await self._go_to_next_level()
+        self._report()
         return self._results
 
     async def _call(self, begin: int, end: int) -> None:
         n = end - begin
         if n > 1 and n >= self._too_many:
-            self._halve(begin, end)  # it would run out again
+            self._halve(begin, end)  # it would run out of memory again
             return
         self._calls += 1
         part: Any
@@ -263,116 +319,123 @@ class _Retry:
         try:
             part = self._items[begin:end]
             if self._sizes is not None:
-                part = filled_up(part, self._sizes)
+                part = pad_to_size(part, self._sizes)
             returned = self._function(part)
             if hasattr(returned, "__await__"):
-                returned = await self._caller.outcome_of(returned)
+                returned = await self._retrier.resolve(returned)
             self._results[begin:end] = as_results(returned, len(part))[:n]
-            self._fitted.append((begin, end))
+            self._fitted.append(_Part(begin, end))
         except BaseException as error:
-            if self._caller.goes_through(error):
+            if self._retrier.is_fatal(error):
                 raise
             returned = part = None
-            self._failed(begin, end, error)
+            self._handle_failure(begin, end, error)
 
-    def _failed(self, begin: int, end: int, error: BaseException) -> None:
-        if not self._caller.ran_out(error):
-            self._raised.append((begin, end, error))
+    def _handle_failure(self, begin: int, end: int, error: BaseException) -> None:
+        """Decide what becomes of a part whose call has raised."""
+        if not self._retrier.means_out_of_memory(error):
+            self._raised.append(_FailedPart(begin, end, error))
             return
-        give_back(error)
+        release_memory(error)
         self._trouble.out_of_memory = True
         if end - begin == 1:
-            self._ran_out_alone(begin, error)
+            self._fail_too_large_item(begin, error)
             return
-        self._ran_out.append((begin, end))
-        if self._caller.halve and self._may_repeat:
+        self._ran_out.append(_Part(begin, end))
+        if self._retrier.retry_on_oom and self._may_rerun:
             self._too_many = end - begin
             self._halve(begin, end)
         else:
-            self._give(begin, end, error)
+            self._fail(begin, end, error)
 
-    def _ran_out_alone(self, at: int, error: BaseException) -> None:
-        """The item is too large by itself, so what it was in says nothing about sizes."""
-        self._give(at, at + 1, error)
-        self._alone += 1
+    def _fail_too_large_item(self, at: int, error: BaseException) -> None:
+        """Fail an item that is too large by itself, so that the parts it was in say nothing about
+        their size.
+        """
+        self._fail(at, at + 1, error)
+        self._ran_out_alone += 1
         self._too_many = inf
         self._ran_out.clear()
-        if self._alone > 1 and not self._fitted:  # memory is gone altogether
+        if self._ran_out_alone > 1 and not self._fitted:  # no memory is left at all
             for begin, end in self._todo:
-                self._give(begin, end, error)
+                self._fail(begin, end, error)
             self._todo.clear()
 
     def _halve(self, begin: int, end: int) -> None:
         middle = (begin + end) // 2
-        self._todo += [(middle, end), (begin, middle)]
+        self._todo += [_Part(middle, end), _Part(begin, middle)]
 
-    async def _descend(self) -> None:
-        """The parts of this level that have raised: halved for the next one, or given up."""
+    async def _go_to_next_level(self) -> None:
+        """Halve the parts of this level that have raised, or fail them."""
         raised, self._raised = self._raised, []
-        suspect = len(raised) == self._calls >= ALL_BAD and not self._fitted
+        may_be_broken = len(raised) == self._calls >= SUSPECT_PARTS and not self._fitted
         self._calls = 0
-        halved: list[tuple[int, int, BaseException]] = []
-        for begin, end, error in reversed(raised):
-            if end - begin == 1 or not self._caller.isolate_errors or _is_no_result(error):
-                self._give(begin, end, error)
-            elif self._may_repeat:
+        to_halve: list[_FailedPart] = []
+        for part in reversed(raised):
+            begin, end, error = part
+            if end - begin == 1 or not self._retrier.isolate_errors or _is_bad_result(error):
+                self._fail(begin, end, error)
+            elif self._may_rerun:
                 self._trouble.split = True
-                halved.append((begin, end, error))
+                to_halve.append(part)
             else:
                 self._trouble.unsplit = True
-                self._give(begin, end, error)
-        if suspect and halved:
-            await self._probe(halved[::-1])
+                self._fail(begin, end, error)
+        if may_be_broken and to_halve:
+            await self._probe(to_halve[::-1])
             return
-        for begin, end, _ in halved:
+        for begin, end, _ in to_halve:
             self._halve(begin, end)
 
-    async def _probe(self, parts: list[tuple[int, int, BaseException]]) -> None:
-        """No part has gone through, so items by themselves tell whether it is the model that is broken."""
+    async def _probe(self, parts: list[_FailedPart]) -> None:
+        """Find out with single items whether the model is broken, since no part has succeeded."""
         tried = 0
-        while parts and not self._fitted and self._caller.clock() < self._until:
-            if tried and tried + len(parts) > self._caller.tries:
+        while parts and not self._fitted and self._retrier.clock() < self._until:
+            if tried and tried + len(parts) > self._retrier.most_probes:
                 break
             for begin, _, _ in parts:
                 await self._call(begin, begin + 1)
             tried += len(parts)
-            parts = [(begin + 1, end, error) for begin, end, error in parts if begin + 1 < end]
+            parts = [_FailedPart(begin + 1, end, error) for begin, end, error in parts if begin + 1 < end]
         guilty, self._raised = self._raised, []
         for begin, end, error in guilty:
-            self._give(begin, end, error)
+            self._fail(begin, end, error)
         if not self._fitted:
             for begin, end, error in parts:
-                self._give(begin, end, error)
-            self._caller.tries = max(self._caller.tries // 2, ALL_BAD)
+                self._fail(begin, end, error)
+            self._retrier.most_probes = max(self._retrier.most_probes // 2, SUSPECT_PARTS)
             return
         one_by_one = 4 * len(guilty) > tried
         for begin, end, _ in reversed(parts):
             if one_by_one or end - begin == 1:
-                self._todo += [(at, at + 1) for at in reversed(range(begin, end))]
+                self._todo += [_Part(at, at + 1) for at in reversed(range(begin, end))]
             else:
                 self._halve(begin, end)
 
-    def _give(self, begin: int, end: int, error: BaseException) -> None:
+    def _fail(self, begin: int, end: int, error: BaseException) -> None:
         self._results[begin:end] = [Failed(error)] * (end - begin)
 
-    def _settle(self) -> None:
-        """What was run again because a batch was too large costs nothing: the next one will be smaller."""
-        if self._trouble.split or self._alone:
-            self._caller.repeated(self._caller.clock() - self._began)
-        if self._fitted:
-            self._caller.tries = MOST_IN_VAIN
-        if self._ran_out:
-            self._trouble.ran_out = [self._of_batch(*part) for part in self._ran_out]
-            self._trouble.fitted = [self._of_batch(*part) for part in self._fitted]
-        if self._trouble != Trouble():
-            self._log.append(self._trouble)
+    def _report(self) -> None:
+        """Charge the time to the budget and report the trouble.
 
-    def _of_batch(self, begin: int, end: int) -> list[int]:
-        return list(self._places[begin:end])
+        Running again what was only too large is not charged: the next batch will be smaller.
+        """
+        if self._trouble.split or self._ran_out_alone:
+            self._retrier.charge(self._retrier.clock() - self._began)
+        if self._fitted:
+            self._retrier.most_probes = MOST_PROBES
+        if self._ran_out:
+            self._trouble.ran_out = [self._places_of(part) for part in self._ran_out]
+            self._trouble.fitted = [self._places_of(part) for part in self._fitted]
+        if self._trouble != Trouble():
+            self._reported.append(self._trouble)
+
+    def _places_of(self, part: _Part) -> list[int]:
+        return list(self._places[part.begin : part.end])
 
 
 def run_now(awaitable: Awaitable[T]) -> T:
-    """What `awaitable` results in, without an event loop.
+    """Return what `awaitable` results in, without an event loop.
 
     Raises:
         TypeError: it waits for something; only user code that is really asynchronous does.
@@ -388,47 +451,58 @@ def run_now(awaitable: Awaitable[T]) -> T:
     raise TypeError('the model waits for something: async models run with run_in="loop" or under @carpool.batch')
 
 
-def padded(n: int, sizes: Sequence[int]) -> int:
-    """The least of the allowed sizes that holds `n` items; `n` itself beyond the largest."""
+def padded_size(n: int, sizes: Sequence[int]) -> int:
+    """Return the least of the allowed sizes that holds `n` items; `n` itself beyond the largest."""
     i = bisect_left(sizes, n)
     return sizes[i] if i < len(sizes) else n
 
 
-def filled_up(items: list[Any], sizes: Sequence[int]) -> list[Any]:
-    """The items, and the last one again until there are as many as one of `sizes`."""
-    return items + items[-1:] * (padded(len(items), sizes) - len(items))
+def pad_to_size(items: list[Any], sizes: Sequence[int]) -> list[Any]:
+    """Return the items, with the last one repeated until there are as many as the next allowed
+    size.
+    """
+    return items + items[-1:] * (padded_size(len(items), sizes) - len(items))
 
 
 def as_results(returned: Any, n: int) -> list[Any]:
-    """What a batch call returned, as a list of `n` results.
+    """Return what a batch call returned as a list of `n` results.
 
     Raises:
-        ModelError: it is no sequence, or one of another length.
+        ModelError: it is not a sequence, or one of another length.
     """
     if type(returned) is list and len(returned) == n:
         return returned
     results: Any = returned
     if hasattr(returned, "unbind") and hasattr(returned, "detach"):  # a torch tensor
         tensor = returned.detach().cpu()
-        # a row of its own memory each: pickling a view would take the whole batch along
+        # each row gets memory of its own: pickling a view would take the whole batch along
         results = tensor.tolist() if tensor.ndim == 1 else [row.clone() for row in tensor]
     elif hasattr(returned, "tolist") and hasattr(returned, "ndim"):  # a numpy array
         results = returned.tolist() if returned.ndim <= 1 else Rows(returned)
     elif not isinstance(returned, Sequence) or isinstance(returned, str | bytes | bytearray):
-        kind = type(returned).__name__
-        text = f"a batch of {n} needs a sequence of {n} results, but the model returned {kind}"
-        raise ModelError(text, code="bad_result")
+        raise _bad_result(f"a sequence of {_some(n, 'result')}", n, f"an object of type {type(returned).__name__}")
     if type(results) is Rows and len(results) == n:
         return results
     if type(results) is not list and isinstance(results, Sequence) and len(results) == n:
-        results = list(islice(results, n + 1))  # one of the user's own may have no end, whatever its length says
+        # one of the user's own classes may be endless, whatever its length says
+        results = list(islice(results, n + 1))
     if type(results) is not list or len(results) != n:
         got = len(results) if isinstance(results, Sequence) else "a single value"
-        text = f"a batch of {n} needs {n} results, but the model returned {got}"
-        raise ModelError(text, code="bad_result")
+        raise _bad_result(_some(n, "result"), n, str(got))
     return results
 
 
-def _is_no_result(error: BaseException) -> bool:
-    """Whether the model returned what cannot be shared out: with fewer items it would do the same."""
+def _bad_result(wanted: str, n: int, got: str) -> ModelError:
+    text = f"a call with {_some(n, 'item')} must return {wanted}, but the model returned {got}"
+    return ModelError(text, code="bad_result")
+
+
+def _some(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def _is_bad_result(error: BaseException) -> bool:
+    """Report whether the model returned the wrong number of results: with fewer items it would do
+    so again.
+    """
     return type(error) is ModelError and error.code == "bad_result"

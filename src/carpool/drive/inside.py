@@ -63,7 +63,7 @@ class _Inside:
         self._model = (launch.model, launch.kwargs)
         self._loop = asyncio.get_running_loop()
         self._gone: asyncio.Future[None] = self._loop.create_future()
-        self._setup: Setup = msgspec.structs.replace(launch.setup, worker=place, cores=launch.cores[place])
+        self._setup: Setup = msgspec.structs.replace(launch.setup, place=place, cores=launch.cores[place])
         self._name = process_name(self._setup.stage, place)
         self._start()
 
@@ -86,7 +86,7 @@ class _Inside:
     def give_up(self, why: str, on_frame: Callable[[Frame], None]) -> None:
         """Print where it hangs, and leave it to itself."""
         self._on_frame = on_frame
-        name = f"{self._setup.stage}/{self._setup.worker}"
+        name = f"{self._setup.stage}/{self._setup.place}"
         for line in self._stack().splitlines():
             self._sink(name, True, line)
         self.kill(why)
@@ -162,7 +162,7 @@ class ThreadWorker(_Inside):
         try:
             affinity.pin(self._setup.cores)
             link = _ThreadLink(self._loop, self._inbox, self._hear)
-            run_now(serve(link, self._setup, lambda: self._model, inside=True))
+            run_now(serve(link, self._setup, lambda: self._model, same_process=True))
             why = "it ended"
         except BaseException as error:
             why = f"it ended with {type(error).__name__}: {text_of(error)}"
@@ -233,7 +233,7 @@ class LoopWorker(_Inside):
         task = asyncio.current_task()
         assert task is not None
 
-        def meant() -> bool:
+        def is_ending() -> bool:
             """Report whether the task is cancelled or closed; user code may raise the same."""
             try:
                 return task.cancelling() > 0 or asyncio.current_task() is not task
@@ -241,9 +241,17 @@ class LoopWorker(_Inside):
                 return True
 
         link = _LoopLink(self._inbox, self._news, self._hear)
-        through = (GeneratorExit, asyncio.CancelledError)
+        fatal_errors = (GeneratorExit, asyncio.CancelledError)
         try:
-            await serve(link, self._setup, lambda: self._model, through, meant=meant, may_wait=True, inside=True)
+            await serve(
+                link,
+                self._setup,
+                lambda: self._model,
+                fatal_errors,
+                is_ending=is_ending,
+                may_wait=True,
+                same_process=True,
+            )
             why = "it ended"
         except asyncio.CancelledError:  # by `kill`, which has reported it already; or by the end of the loop
             self._loop.call_later(_LOOP_ENDS_S, self._end, "its task was cancelled")

@@ -18,7 +18,7 @@ class Launch:
 
     Attributes:
         run_in: "process", "thread" or "loop".
-        setup: what each worker gets first; `worker` and `cores` are filled in for each.
+        setup: what each worker gets first; `place` and `cores` are filled in for each.
         model: for workers inside this process; a worker process finds its own by `setup`.
         kwargs: those of the model, for the same workers.
         cores: by place, the cores that it runs on; None for those of the parent before it was

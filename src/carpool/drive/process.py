@@ -401,7 +401,7 @@ def _setup_frame(launch: Launch, place: int) -> Frame:
     Raises:
         StartupError: it is too large, which only the model's kwargs can be the reason for.
     """
-    setup = msgspec.structs.replace(launch.setup, worker=place, cores=launch.cores[place])
+    setup = msgspec.structs.replace(launch.setup, place=place, cores=launch.cores[place])
     packed = pickle.dumps(setup, 5)
     if len(packed) > MAX_FRAME_BYTES:
         raise StartupError(

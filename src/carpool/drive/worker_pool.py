@@ -29,11 +29,12 @@ from carpool.drive.process import WorkerProcess
 from carpool.drive.trouble import FAILED_FOR_S
 from carpool.errors import ModelError, StartupError, Unavailable
 from carpool.logger import logger
-from carpool.wire import answer, outcome
+from carpool.wire import outcome
 from carpool.wire.arrays import Block
 from carpool.wire.frame import Frame, FrameError, FrameKind, in_pieces
 from carpool.wire.outcome import Outcome
 from carpool.wire.payload import OBJECT, Payload
+from carpool.wire.response import unpack_response
 from carpool.wire.scalars import Scalars
 
 T = TypeVar("T")
@@ -288,7 +289,7 @@ class WorkerPool:
         elif frame.kind == FrameKind.TROUBLE:
             self._troubled(place, frame)
         elif frame.kind == FrameKind.FAILED and self.roster.places[place].state != PlaceState.READY:
-            self._failure[place] = outcome.read(frame.payloads[0])
+            self._failure[place] = outcome.read_report(frame.payloads[0])
         else:
             raise FrameError(f"it must not send {frame.kind.name} now")
 
@@ -342,7 +343,7 @@ class WorkerPool:
         if Outcome.RESPONSE in frame.formats:
             self._unpack_responses(frame, batch)
         failed = [i for i, what in enumerate(frame.formats) if what not in _NO_ERROR]
-        errors: dict[int, Exception] = {i: outcome.unpack(frame.formats[i], frame.payloads[i]) for i in failed}
+        errors: dict[int, Exception] = {i: outcome.unpack_error(frame.formats[i], frame.payloads[i]) for i in failed}
         if frame.causes is not None and errors:
             for i, cause in frame.causes.items():
                 errors[i].__cause__ = cause
@@ -371,7 +372,7 @@ class WorkerPool:
                 if requests[frame.ids[i]].accept == OBJECT:
                     raise FrameError("a response to a caller that speaks no HTTP")
                 try:
-                    answers[i] = answer.unpack(answers[i])
+                    answers[i] = unpack_response(answers[i])
                 except ValueError as error:
                     raise FrameError(str(error)) from error
         frame.payloads = answers

@@ -25,7 +25,7 @@ ARROW: Final = "application/vnd.apache.arrow.stream"
 def rows_of(answer: Any) -> int:
     """Return how many answers there are. Raises ModelError if `answer` has no rows."""
     try:
-        return chunks.rows(answer)
+        return chunks.count_rows(answer)
     except TypeError as error:
         text = f"predict of a table must return a series, an array, a list or a frame, not {type(answer).__name__}"
         raise ModelError(text, code="bad_result") from error

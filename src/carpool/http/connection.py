@@ -42,7 +42,7 @@ from carpool.http.listener import HttpHead, Listener
 from carpool.http.reader import LARGE_BODY, MOST_AT_ONCE, RequestReader
 from carpool.http.timers import Timers
 from carpool.request import Request
-from carpool.wire.answer import Answer
+from carpool.wire.response import CheckedResponse
 
 _LONGEST_LOOKED_UP = 16 * 1024  # more in one piece is a large body, or many requests at once
 _LONG_PAGE = 4 * 1024  # bytes: the figures of /metrics have more, a line that says "ok" has not
@@ -398,7 +398,7 @@ class Connection(asyncio.Protocol):
             len(queue.given) != 1
             or queue.waiting
             or ask is None
-            or type(body) is Answer
+            or type(body) is CheckedResponse
             or not head.needs_no_extra_headers
             or self._is_half_closed
             or listener.is_draining

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from carpool.http_request import Field
 from carpool.request import Lane, Request
-from carpool.wire.answer import Answer
+from carpool.wire.response import CheckedResponse
 
 if TYPE_CHECKING:
     from carpool.drive.aio import Driver
@@ -156,7 +156,7 @@ class Exchange(Request):
         assert ask is not None, "the driver answers only what a model was asked"
         if self.error is not None:
             self.respond(ask.answers.error(self.head, self.error))
-        elif type(result) is Answer:
+        elif type(result) is CheckedResponse:
             content_type = result.content_type or ask.content_type
             self.respond(HttpResponse(result.status, result.body, content_type, result.headers))
         else:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from carpool.call.retry import Trouble, padded
+from carpool.call.retry import Trouble, padded_size
 from carpool.core.batch import Batch
 from carpool.core.pipeline import Pipeline
 from carpool.core.roster import PlaceState, Roster
@@ -150,7 +150,7 @@ class StageStats:
         sizes = self.batcher.policy.allowed_batch_sizes
         if sizes is not None:
             self.items += n
-            self.padding += padded(n, sizes) - n
+            self.padding += padded_size(n, sizes) - n
         if batch.reason != self._last_reason:
             self._log_reason(batch)
         self.reasons[batch.reason if batch.reason in self.reasons else "other"] += 1

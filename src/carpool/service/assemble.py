@@ -117,14 +117,14 @@ def _setup(service: Declaration, index: int, warm_up: Mapping[int, int]) -> Setu
         program=program.describe(),
         model=program.pack_model(stage.model, stage.kwargs) if stage.run_in == "process" else b"",
         stage=stage.name,
-        worker=0,
+        place=0,
         batched=stage.max_batch_size is not None,
         allowed_batch_sizes=tuple(sizes) if (sizes := stage.new_policy().allowed_batch_sizes) else None,
         warm_up=tuple(warm_up),
-        first=index == 0,
-        last=index == len(service.stages) - 1,
+        is_first=index == 0,
+        is_last=index == len(service.stages) - 1,
         isolate_errors=stage.isolate_errors,
-        halve=stage.idempotent or stage.isolate_errors,
+        retry_on_oom=stage.idempotent or stage.isolate_errors,
         oom_errors=stage.oom_errors,
         cores=None,
         log_level=root.level if root.handlers else None,
@@ -140,7 +140,7 @@ def _environments(service: Declaration, stage: Stage, usable_cores: int) -> tupl
         workers=stage.workers,
         pinned=None if stage.cpus is None else [len(cores) for cores in stage.cpus],
         cores=usable_cores,
-        of_all=sum(other.workers for other in service.stages if other.run_in == "process"),
+        all_workers=sum(other.workers for other in service.stages if other.run_in == "process"),
     )
     logger.info("%s", threads.why)
     return tuple({**variables, **stage.env} for variables in threads.variables)

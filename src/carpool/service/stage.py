@@ -130,7 +130,7 @@ class Stage:
         if max_batch_size is not None:
             max_batch_size = at_least("max_batch_size", max_batch_size, 1)
         if workers is None:
-            workers = 1 if cpus is None else affinity.entries(cpus) or 1
+            workers = 1 if cpus is None else affinity.count_entries(cpus) or 1
         workers = at_least("workers", workers, 1)
         max_queue_size = at_least("max_queue_size", max_queue_size, 1)
         max_queue_bytes = at_least("max_queue_bytes", max_queue_bytes, 1)

@@ -1,13 +1,15 @@
-"""Small numpy arrays as bytes, without a pickle; many that are alike lie in one block and are opened as one array.
+"""Small numpy arrays as bytes, without a pickle; arrays that are alike form one block, which is
+opened as one array.
 
-An array is `[head, elements]`. The head says what it is like, so that arrays are alike if their heads are equal:
+An array is `[head, elements]`. The head describes it, and arrays are alike if their heads are
+equal:
 
-    1, whether it may be written to, the dtype's character, the number of axes     (a byte each)
-    the length of each axis                                                        (u32, little endian)
+    1, whether it is writable, the dtype's character, the number of axes    (a byte each)
+    the length of each axis                                                 (u32, little endian)
 
-The elements are a copy in C order, in the machine's byte order. Whatever would not come back the same (other dtypes and
-byte orders, subclasses, another order of the axes, no axes or no elements) is left to pickle. numpy is never imported
-here before there is an array to be made.
+The elements are a copy in C order, in the machine's byte order. Arrays that would not come back the
+same (other dtypes and byte orders, subclasses, another order of the axes, no axes or no elements)
+are left to pickle. numpy is not imported here before there is an array to be made.
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from math import prod
-from typing import Any, Final, overload
+from typing import Any, Final, NamedTuple, overload
 
 MARK: Final = 1
-"""The first byte of every head; no pickle starts so."""
+"""The first byte of every head; no pickle starts with it."""
 
 MOST_AXES: Final = 32
 LONGEST_HEAD: Final = 4 + 4 * MOST_AXES
@@ -33,47 +35,50 @@ Array = Any
 Part = bytes | bytearray | memoryview
 
 _ndarray: type | None = None
-_plain: dict[int, int] = {}  # by id of numpy's own dtypes, which live as long as it does: their characters
+# dtypes' characters by id, for numpy's own dtypes, which live as long as numpy does
+_chars: dict[int, int] = {}
 _heads: dict[tuple[int, tuple[int, ...], bool], bytes] = {}
 
 
 def array_type() -> type | None:
-    """numpy's arrays, if the program has loaded numpy."""
+    """Return the type of numpy's arrays; None if the program has not loaded numpy."""
     global _ndarray
     if _ndarray is not None:
         return _ndarray
     numpy = sys.modules.get("numpy")
     kind = getattr(numpy, "ndarray", None)
     if type(kind) is type and hasattr(numpy, "dtype"):
-        _plain.update({id(numpy.dtype(chr(char))): char for char in _ITEM_BYTES})  # type: ignore[union-attr]
+        _chars.update({id(numpy.dtype(chr(char))): char for char in _ITEM_BYTES})  # type: ignore[union-attr]
         _ndarray = kind
     return _ndarray
 
 
 def head_of(array: Array, shape: tuple[int, ...]) -> bytes | None:
-    """What arrays of this shape with the array's dtype are like; None where pickle must say it.
+    """Return the head of arrays with this shape and the array's dtype; None if they must be
+    pickled.
 
     Args:
         array: of exactly numpy's type.
-        shape: its own, or that of its rows.
+        shape: the array's own, or that of its rows.
     """
     flags, dtype = array.flags, array.dtype
     contiguous = flags.c_contiguous
     if not contiguous and (flags.f_contiguous or len(shape) > 2):
         return None  # pickle keeps the order of its axes
-    writable = flags.writeable or not contiguous  # what is gathered is a copy, as with pickle
+    # an array that is not contiguous is copied, as by pickle
+    writable = flags.writeable or not contiguous
     try:
-        return _heads[id(dtype), shape, writable]  # only for dtypes that live for ever
+        return _heads[id(dtype), shape, writable]  # holds only dtypes that live as long as numpy
     except KeyError:
         return _new_head(dtype, shape, writable)
 
 
 def _new_head(dtype: Any, shape: tuple[int, ...], writable: bool) -> bytes | None:
-    char = _plain.get(id(dtype)) or _char_of(dtype)
+    char = _chars.get(id(dtype)) or _char_of(dtype)
     if not char or not 0 < len(shape) <= MOST_AXES or not 0 < min(shape) <= max(shape) <= _LONGEST_AXIS:
         return None
     head = struct.pack(f"<BBBB{len(shape)}I", MARK, writable, char, len(shape), *shape)
-    if id(dtype) in _plain:
+    if id(dtype) in _chars:
         if len(_heads) >= _MOST_HEADS:
             _heads.clear()
         _heads[id(dtype), shape, writable] = head
@@ -81,48 +86,67 @@ def _new_head(dtype: Any, shape: tuple[int, ...], writable: bool) -> bytes | Non
 
 
 def _char_of(dtype: Any) -> int:
-    """Of a dtype that is not numpy's own object, but has come out of a pickle, say; 0 if it is no plain one."""
+    """Return the character of a dtype that is not one of numpy's own objects; 0 if it is not a
+    plain one.
+    """
     char = ord(dtype.char)
     return char if char in _ITEM_BYTES and dtype.isnative and dtype.metadata is None else 0
 
 
+class ArrayHead(NamedTuple):
+    """What a head says of an array.
+
+    Attributes:
+        dtype: its dtype's character.
+        shape: the length of each axis.
+        writable: whether it may be written to.
+        nbytes: how many bytes its elements take.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    writable: bool
+    nbytes: int
+
+
 @lru_cache(1024)
-def read_head(head: bytes) -> tuple[str, tuple[int, ...], bool, int]:
-    """Dtype, shape, whether it may be written to, and the number of bytes of its elements.
+def read_head(head: bytes) -> ArrayHead:
+    """Read a head.
 
     Raises:
-        ValueError: it is no head.
+        ValueError: these bytes are not a head.
     """
     if not 4 < len(head) <= LONGEST_HEAD:
-        raise ValueError(f"a head of {len(head)} bytes")
+        raise ValueError(f"the head of an array has {len(head)} bytes, which is not between 5 and {LONGEST_HEAD}")
     mark, writable, char, axes = head[:4]
     if mark != MARK or writable > 1 or char not in _ITEM_BYTES or len(head) != 4 + 4 * axes:
-        raise ValueError(f"no head of an array: {head[:40]!r}")
+        raise ValueError(f"these bytes are not the head of an array: {head[:40]!r}")
     shape = struct.unpack(f"<{axes}I", head[4:])
     if not min(shape):
-        raise ValueError(f"an array without elements, of shape {shape}")
-    return chr(char), shape, bool(writable), prod(shape) * _ITEM_BYTES[char]
+        raise ValueError(f"an array of shape {shape} has no elements")
+    return ArrayHead(chr(char), shape, bool(writable), prod(shape) * _ITEM_BYTES[char])
 
 
-def opened(head: bytes, elements: Part) -> Array:
-    """One array, in memory of its own.
+def open_array(head: bytes, elements: Part) -> Array:
+    """Return one array, in memory of its own.
 
     Raises:
-        ValueError: these are no head and the elements to it.
+        ValueError: the elements do not belong to the head.
     """
-    return _array(head, (), bytearray(elements))
+    return _make_array(head, (), bytearray(elements))
 
 
 class Block(Sequence[list[Part]]):
-    """Arrays that are alike: one head, and the elements of all in a row. As a sequence, each with its head.
+    """Arrays that are alike: one head, and the elements of all in a row. As a sequence it gives
+    each with its head.
 
     Args:
-        head: what each of them is like.
-        elements: of all.
-        count: how many they are.
+        head: the head of each array.
+        elements: the elements of all arrays, one array after the other.
+        count: how many arrays there are.
 
     Raises:
-        ValueError: the numbers do not match.
+        ValueError: head, elements and count do not match.
     """
 
     __slots__ = ("_count", "elements", "head")
@@ -131,9 +155,9 @@ class Block(Sequence[list[Part]]):
         self.head = bytes(head)
         self.elements = elements
         self._count = count
-        _, _, _, nbytes = read_head(self.head)
+        nbytes = read_head(self.head).nbytes
         if not count or nbytes * count != len(elements):
-            raise ValueError(f"{count} arrays of {nbytes} bytes each in {len(elements)} bytes")
+            raise ValueError(f"{count} arrays of {nbytes} bytes each cannot lie in {len(elements)} bytes")
 
     def __len__(self) -> int:
         return self._count
@@ -149,19 +173,25 @@ class Block(Sequence[list[Part]]):
         return iter(self.separate())
 
     def separate(self) -> list[list[Part]]:
-        """Each array by itself: who keeps one does not keep the block."""
+        """Return each array by itself, in memory of its own: a caller that keeps one does not keep
+        the block.
+        """
         head, elements = self.head, bytes(self.elements)
         nbytes = len(elements) // self._count
         return [[head, elements[at : at + nbytes]] for at in range(0, len(elements), nbytes)]
 
     def array(self) -> Array:
-        """All of them as one array, of which each is a row. It takes the block's memory where that can be changed."""
+        """Return one array with an array of the block in each row. It uses the block's memory if
+        that is writable.
+        """
         elements = self.elements
-        return _array(self.head, (self._count,), elements if type(elements) is bytearray else bytearray(elements))
+        return _make_array(self.head, (self._count,), elements if type(elements) is bytearray else bytearray(elements))
 
 
 def block_of(payloads: Sequence[Any], most_bytes: int) -> Block | None:
-    """The payloads as one block, if they are arrays that are alike and of no more bytes in all."""
+    """Return the payloads as one block; None if they are not arrays that are alike, or have too
+    many bytes in all.
+    """
     if type(payloads) is Block:
         return payloads
     first = payloads[0] if payloads else None
@@ -176,12 +206,12 @@ def block_of(payloads: Sequence[Any], most_bytes: int) -> Block | None:
         return None
     try:
         return Block(heads[0], b"".join(elements), len(elements))
-    except ValueError:  # a hostile worker's results, on their way to the next stage
+    except ValueError:  # results of a hostile worker on their way to the next stage
         return None
 
 
 def block_of_rows(array: Array) -> Block | None:
-    """The rows of an array, copied; None if they are not to travel so."""
+    """Return a copy of an array's rows as a block; None if they must be pickled."""
     kind: Any = type(array)
     if kind is not array_type() or array.ndim < 2 or not array.flags.c_contiguous:
         return None
@@ -189,12 +219,12 @@ def block_of_rows(array: Array) -> Block | None:
     return None if head is None or not len(array) else Block(head, array.tobytes(), len(array))
 
 
-def _array(head: bytes, count: tuple[int, ...], elements: bytearray) -> Array:
+def _make_array(head: bytes, count: tuple[int, ...], elements: bytearray) -> Array:
     import numpy
 
     char, shape, writable, nbytes = read_head(head)
     if nbytes * prod(count) != len(elements):
-        raise ValueError(f"{len(elements)} bytes for {prod(count)} arrays of {nbytes}")
+        raise ValueError(f"{prod(count)} arrays of {nbytes} bytes each cannot lie in {len(elements)} bytes")
     array = numpy.frombuffer(elements, char)
     if count or len(shape) > 1:
         array = array.reshape(*count, *shape)

@@ -1,18 +1,20 @@
-"""Frames on the socket between the coordinator and a worker: a batch of items as bytes, and back. Sans-IO.
+"""Frames on the socket between a service and a worker: batches of items as bytes. Sans-IO.
 
-    header   magic "cpl", version, kind, what block the items are, if any, counts, batch id, body length, two times
-             (48 bytes, little endian)
-    table    ids u64; in a batch deadlines f64 and accepts u8; formats u8; lengths of the buffers u32; and, where
-             not every item has just one, how many buffers each has u32
+    header   magic "cpl", version, kind of frame, kind of block, number of items, number of buffers,
+             batch id, length of the body, two times (48 bytes, little endian)
+    table    ids u64; formats u8; lengths of the buffers u32; in a batch deadlines f64 and
+             accepts u8; and, unless each item has exactly one buffer, how many buffers each has u32
     body     the buffers, one after the other
 
-Items that are arrays of one shape and dtype are one block: two buffers, which are their common head and the elements of
-all (`arrays.py`), and no counts in the table. So are plain scalars in a batch or a reply: one buffer (`scalars.py`).
+Items that are arrays of one shape and dtype form a block of two buffers, which are their common
+head and the elements of all of them (`arrays.py`), with no counts in the table. Plain scalars in a
+batch or a reply form a block of one buffer (`scalars.py`).
 
-A whole batch is one frame, so one write and one read each way. The reader hands out the memory to receive into
-(`get_buffer`) and is told how much came (`received`), as in `asyncio.BufferedProtocol`; a blocking socket uses it just
-as well. Buffers of `LARGE` bytes or more are received straight into memory of their own; the small ones of a frame are
-copied out once. Nothing is allocated before the header has been checked against the limits.
+A whole batch is one frame, and thus one write and one read each way. The reader hands out the
+memory to receive into (`get_buffer`) and is told how many bytes came (`received`), as in
+`asyncio.BufferedProtocol`; a blocking socket can use it as well. Buffers of `LARGE` bytes or more
+are received straight into memory of their own; the small ones of a frame are copied out once.
+Nothing is allocated before the header has been checked against the limits.
 """
 
 from __future__ import annotations
@@ -39,23 +41,23 @@ SCRATCH_BYTES: Final = 256 * 1024
 
 _HEADER = struct.Struct("<3sBBBxxIIQQdd")
 
-# What block the items of a frame are.
+# What kind of block the items of a frame form.
 _NO_BLOCK: Final = 0
 _ARRAYS: Final = 1
 _SCALARS: Final = 2
-_EACH: Final[tuple[int, Sequence[Buffer]]] = (_NO_BLOCK, ())
+_NOT_A_BLOCK: Final[tuple[int, Sequence[Buffer]]] = (_NO_BLOCK, ())
 
 
 class FrameKind(IntEnum):
     """What a frame is for."""
 
-    SETUP = 1  # coordinator -> worker: what to run; one item
-    STATE = 2  # worker -> coordinator: loading, warming, ready; one item, and with ready the warm-up's timings
-    FAILED = 3  # worker -> coordinator: could not load; one item with the reason
-    BATCH = 4  # coordinator -> worker: run these
-    CALL = 5  # worker -> coordinator: user code was entered once more for this batch; no items
-    REPLY = 6  # worker -> coordinator: results; `formats` hold their outcomes
-    TROUBLE = 7  # worker -> coordinator: what happened to a batch besides its results, before them; one item
+    SETUP = 1  # service -> worker: what to run; one item
+    STATE = 2  # worker -> service: loading, warming or ready, and then the warm-up's timings
+    FAILED = 3  # worker -> service: the model could not be loaded; one item with the reason
+    BATCH = 4  # service -> worker: items to run
+    CALL = 5  # worker -> service: the model is called once more for this batch; no items
+    REPLY = 6  # worker -> service: results; `formats` holds their outcomes
+    TROUBLE = 7  # worker -> service: what else happened to a batch, sent before its results
 
 
 _KINDS: dict[int, FrameKind] = {kind.value: kind for kind in FrameKind}
@@ -63,7 +65,9 @@ _HAVE_SCALARS = frozenset({FrameKind.BATCH, FrameKind.REPLY})
 
 
 class FrameError(Exception):
-    """The bytes are no frame of ours, or one beyond the limits. The connection is of no use any more."""
+    """The bytes are not a frame of carpool's, or one over the limits. The connection cannot be used
+    any more.
+    """
 
 
 @dataclass(slots=True)
@@ -72,16 +76,19 @@ class Frame:
 
     Attributes:
         kind: what it is for.
-        batch: the batch it belongs to, 0 if none.
+        batch: the id of the batch it belongs to; 0 if it belongs to none.
         ids: the items' request ids; the other per-item sequences are in the same order.
-        formats: a byte per item: in a batch how it is encoded, in a reply its outcome.
-        accepts: in a batch, a byte per item: how the caller wants the result encoded.
-        deadlines: in a batch, when nobody waits for the item any more.
+        formats: a byte for each item: in a batch its encoding, in a reply its outcome.
+        accepts: in a batch, a byte for each item: the encoding in which the caller wants the
+            result.
+        deadlines: in a batch, the time for each item after which nobody waits for it.
         payloads: the items.
-        busy_s: in a reply, seconds spent on the batch.
-        waited_s: in a reply, seconds the worker had waited for the batch.
-        dropped: there was no memory to receive the payloads, which have been read and thrown away.
-        causes: in a reply that crosses no process, the exceptions for which items failed, by place; it is not encoded.
+        busy_s: in a reply, seconds that the worker spent on the batch.
+        waited_s: in a reply, seconds that the worker had waited for the batch.
+        dropped: whether the payloads have been thrown away because there was no memory to receive
+            them.
+        causes: in a reply within one process, the exceptions for which items failed, by place; not
+            encoded.
     """
 
     kind: FrameKind
@@ -105,70 +112,82 @@ def _table(kind: FrameKind, items: int, buffers: int, has_counts: bool) -> struc
 
 
 def encode(frame: Frame) -> list[Buffer]:
-    """The frame as buffers to be written one after the other; payload buffers are not copied.
+    """Return the frame as buffers to be written one after the other; payload buffers are not
+    copied.
 
     Raises:
-        FrameError: it is larger than `MAX_FRAME_BYTES`, its items' parts are not equally many, or an item is no buffer.
+        FrameError: it is over a limit, its per-item sequences differ in length, or an item is not a
+            buffer.
     """
     kind, n = frame.kind, len(frame.ids)
     counts: Sequence[int]
-    parts: Sequence[Buffer]
+    buffers: Sequence[Buffer]
     payloads = frame.payloads
-    is_none = n < 2 or (type(payloads) is list and payloads and type(payloads[0]) is bytes)
-    block, parts = _EACH if is_none else _joined(payloads)
+    cannot_be_block = n < 2 or (type(payloads) is list and payloads and type(payloads[0]) is bytes)
+    block, buffers = _NOT_A_BLOCK if cannot_be_block else _as_block(payloads)
     if block:
         counts, has_counts = range(len(payloads)), False
     else:
-        counts, parts = parts_of(payloads)
-        has_counts = n != len(parts)
-    m = len(parts)
+        counts, buffers = parts_of(payloads)
+        has_counts = n != len(buffers)
+    m = len(buffers)
     if (
         not n == len(counts) == len(frame.formats)
         or (kind == FrameKind.BATCH and not n == len(frame.accepts) == len(frame.deadlines))
-        or (not block and parts is not payloads and 0 in counts)
+        or (not block and buffers is not payloads and 0 in counts)
     ):
         raise FrameError(
-            f"{n} ids, {len(counts)} payloads of {m} buffers, {len(frame.formats)} formats,"
-            f" {len(frame.accepts)} accepts and {len(frame.deadlines)} deadlines do not match"
+            f"the parts of a message do not match: {n} ids, {len(counts)} payloads of {m} buffers,"
+            f" {len(frame.formats)} formats, {len(frame.accepts)} accepts and {len(frame.deadlines)} deadlines"
         )
-    lengths = [part.nbytes if type(part) is memoryview else len(part) for part in parts]
+    lengths = [buffer.nbytes if type(buffer) is memoryview else len(buffer) for buffer in buffers]
     length = sum(lengths)
     if length > MAX_FRAME_BYTES or n > MAX_ITEMS or m > MAX_BUFFERS:
-        raise FrameError(
-            f"a message of {n} items, {m} buffers and {length} bytes is over the limit of"
-            f" {MAX_ITEMS} items, {MAX_BUFFERS} buffers and {MAX_FRAME_BYTES} bytes"
-        )
+        raise _over_limit(n, m, length, MAX_FRAME_BYTES)
     header = _HEADER.pack(MAGIC, VERSION, kind, block, n, m, frame.batch, length, frame.busy_s, frame.waited_s)
     routed = (*frame.deadlines, frame.accepts) if kind == FrameKind.BATCH else ()
     table = _table(kind, n, m, has_counts).pack(
         *frame.ids, frame.formats, *lengths, *routed, *(counts if has_counts else ())
     )
-    return [header + table, *parts]
+    return [header + table, *buffers]
 
 
-def _joined(payloads: Sequence[Payload]) -> tuple[int, Sequence[Buffer]]:
-    """What block the payloads are, and its buffers."""
+def _as_block(payloads: Sequence[Payload]) -> tuple[int, Sequence[Buffer]]:
+    """Return the payloads as a block: its kind, and its buffers; no block if they are not alike.
+
+    Fast path of `parts_of` and, at the other end, of reading items one by one: the same items, see
+    tests/wire/test_blocks.py.
+    """
     if type(payloads) is Block or (payloads and type(payloads[0]) is list):
         block = block_of(payloads, MAX_FRAME_BYTES)
         if block is not None:
             return _ARRAYS, [block.head, block.elements]
     elif are_scalars(payloads):
         return _SCALARS, [pack(payloads)]
-    return _EACH
+    return _NOT_A_BLOCK
+
+
+def _over_limit(items: int, buffers: int, nbytes: int, max_bytes: int) -> FrameError:
+    return FrameError(
+        f"a message of {items} items, {buffers} buffers and {nbytes} bytes is over the limit of"
+        f" {MAX_ITEMS} items, {MAX_BUFFERS} buffers and {max_bytes} bytes"
+    )
 
 
 def in_pieces(frame: Frame) -> list[Frame]:
-    """The frame's items in as few frames as their order and the limits allow, each with the same batch.
+    """Return the frame's items in as few frames as their order and the limits allow, all with the
+    same batch.
 
-    An item that is over the limits by itself has a frame of its own. The times are those of all; the last one has them.
+    An item that is over the limits by itself has a frame of its own. The times are those of the
+    whole frame; the last piece has them.
     """
     pieces: list[Frame] = []
     begin = nbytes = buffers = 0
     for i, payload in enumerate(frame.payloads):
         size = size_of(payload)
         count = len(payload) if type(payload) is list else 1
-        full = nbytes + size > MAX_FRAME_BYTES or buffers + count > MAX_BUFFERS or i - begin == MAX_ITEMS
-        if full and i > begin:
+        is_full = nbytes + size > MAX_FRAME_BYTES or buffers + count > MAX_BUFFERS or i - begin == MAX_ITEMS
+        if is_full and i > begin:
             pieces.append(_piece(frame, begin, i))
             begin, nbytes, buffers = i, 0, 0
         nbytes += size
@@ -191,24 +210,28 @@ def _piece(frame: Frame, begin: int, end: int) -> Frame:
 
 
 class FrameReader:
-    """Turns received bytes into frames, whatever the pieces they come in."""
+    """Turns received bytes into frames, in whatever pieces the bytes come.
+
+    Args:
+        max_bytes: the longest body that is accepted.
+    """
 
     def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
         self._max_bytes = max_bytes
         self._memory = Memory()
         self._scratch = bytearray(SCRATCH_BYTES)
         self._view = memoryview(self._scratch)
-        self._start = 0  # first byte in the scratch that has not been used
-        self._end = 0  # behind the last received byte in the scratch
+        self._start = 0  # the first unread byte in the scratch
+        self._end = 0  # the end of the received bytes in the scratch
         self._body: _Body | _Dropped | None = None  # the frame whose body is being received
 
     @property
     def idle(self) -> bool:
-        """Whether no frame is half received."""
+        """Report whether no frame is half received."""
         return self._body is None and self._start == self._end
 
     def get_buffer(self) -> memoryview:
-        """Where the next bytes belong; never empty."""
+        """Return the memory where the next bytes belong; it is never empty."""
         if type(self._body) is _Body and self._body.wants_own_memory:
             return self._body.rest
         if self._end == 0:
@@ -218,10 +241,11 @@ class FrameReader:
         return self._view[self._end :]
 
     def received(self, n: int) -> list[Frame]:
-        """`n` bytes have come into the buffer handed out last; returns the frames that they completed.
+        """Take note of `n` bytes in the buffer that was handed out last; return the frames that
+        they completed.
 
         Raises:
-            FrameError: the bytes are no frame, or one over the limits.
+            FrameError: the bytes are not a frame, or one over the limits.
         """
         body = self._body
         if type(body) is _Body and body.wants_own_memory:
@@ -244,7 +268,7 @@ class FrameReader:
         return frames
 
     def _fill(self, body: _Body | _Dropped) -> Frame | None:
-        """Go on with a body; the frame once it is complete."""
+        """Go on with a body; return the frame once it is complete."""
         missing = body.missing
         try:
             body.fill(self._view[self._start : self._end])
@@ -259,17 +283,25 @@ class FrameReader:
         return body.frame
 
     def _open(self) -> Frame | None:
-        """Read header and table once they are there in full, and the body if it is small and there as well."""
+        """Read header and table once they are complete, and the body too if it is small and
+        complete.
+
+        Returns:
+            The frame if it is complete; None if more bytes are needed.
+        """
         at, have = self._start, self._end - self._start
         if have < _HEADER.size:
             return None
         magic, version, kind, block, n, m, batch, length, busy_s, waited_s = _HEADER.unpack_from(self._scratch, at)
         if magic != MAGIC or version != VERSION or kind not in _KINDS or block > _SCALARS:
-            raise FrameError(f"no carpool frame of version {VERSION}: {magic!r}, version {version}, kind {kind}")
+            raise FrameError(
+                f"the bytes are not a carpool frame of version {VERSION}: they begin with {magic!r}, version {version},"
+                f" kind {kind}, block {block}"
+            )
         if block and not (m == 2 <= n if block == _ARRAYS else m == 1 < n and kind in _HAVE_SCALARS):
-            raise FrameError(f"a block of {n} items in {m} buffers of a frame of kind {kind}")
+            raise FrameError(f"a frame of kind {kind} cannot have a block of {n} items in {m} buffers")
         if n > MAX_ITEMS or m > MAX_BUFFERS or length > self._max_bytes:
-            raise FrameError(f"a frame of {n} items, {m} buffers and {length} bytes is over the limit")
+            raise _over_limit(n, m, length, self._max_bytes)
         has_counts = n != m and not block
         table = _table(_KINDS[kind], n, m, has_counts)
         need = _HEADER.size + table.size
@@ -281,26 +313,32 @@ class FrameReader:
         lengths = fields[n + 1 : n + 1 + m]
         counts = fields[len(fields) - n :] if has_counts else ()
         if sum(lengths) != length or (has_counts and (sum(counts) != m or 0 in counts)):
-            raise FrameError("the frame's table does not add up to its length")
+            raise FrameError("the lengths in a frame's table do not add up to the length of its body")
         if block == _ARRAYS and not (lengths[0] <= LONGEST_HEAD and lengths[1] % n == 0):
-            raise FrameError(f"a block of {n} items in buffers of {lengths[0]} and {lengths[1]} bytes")
+            raise FrameError(f"{n} arrays cannot lie in buffers of {lengths[0]} and {lengths[1]} bytes")
         frame = Frame(_KINDS[kind], batch, list(fields[:n]), fields[n], busy_s=busy_s, waited_s=waited_s)
         if kind == FrameKind.BATCH:
             frame.deadlines, frame.accepts = fields[n + 1 + m : 2 * n + 1 + m], fields[2 * n + 1 + m]
         self._start = at = at + need
         if have - need < length or length >= LARGE:
-            try:
-                self._body = _Body(frame, counts, lengths, self._memory, block)
-            except MemoryError:
-                self._body = _Dropped(frame, length)
+            self._body = self._new_body(frame, counts, lengths, block)
             return self._fill(self._body)
         parts = _split(self._view[at : at + length], lengths)
-        frame.payloads = _block(block, parts, n) if block else _group(parts, counts)
+        frame.payloads = _open_block(block, parts, n) if block else _group(parts, counts)
         self._start = at + length
         return frame
 
+    def _new_body(self, frame: Frame, counts: Sequence[int], lengths: Sequence[int], block: int) -> _Body | _Dropped:
+        """Begin a body that is large or not complete; drop it if there is no memory for it."""
+        try:
+            return _Body(frame, counts, lengths, self._memory, block)
+        except MemoryError:
+            return _Dropped(frame, sum(lengths))
+
     def _make_room(self, need: int = 0) -> None:
-        """Move what is unread to the front of the scratch; grow it where one table needs more."""
+        """Move the unread bytes to the front of the scratch, and enlarge it if a table needs `need`
+        bytes.
+        """
         unread = bytes(self._view[self._start : self._end])
         if need > len(self._scratch):
             self._scratch = bytearray(need + SCRATCH_BYTES)
@@ -310,7 +348,9 @@ class FrameReader:
 
 
 class _Body:
-    """A frame's buffers while they are being received: runs of small ones together, large ones each by itself."""
+    """A frame's buffers while they are being received: small ones in runs, large ones each by
+    itself.
+    """
 
     __slots__ = (
         *("_at", "_block", "_counts", "_lengths", "_memory", "_parts", "_run", "_shared"),
@@ -325,33 +365,40 @@ class _Body:
         self._counts = counts
         self._lengths = lengths
         self._parts: list[Buffer] = []
-        self._at = 0  # the first buffer that has not been begun
-        self._run: Sequence[int] = ()  # lengths of the small buffers that share the present piece of memory
+        self._at = 0  # the first buffer that no byte has been received for
+        self._run: Sequence[int] = ()  # lengths of the small buffers in the present piece of memory
         self._shared = memoryview(b"")
-        self.rest = memoryview(b"")  # what is still to be filled of the present piece
+        self.rest = memoryview(b"")  # the part of the present piece that is still to be filled
         self._begin()
 
     @property
     def complete(self) -> bool:
+        """Report whether all buffers have been received."""
         return not self.rest and self._at == len(self._lengths)
 
     @property
     def frame(self) -> Frame:
-        """The frame, once it is complete. Raises FrameError if its block is none."""
+        """Return the frame, once it is complete.
+
+        Raises:
+            FrameError: its buffers are not the block that its header says.
+        """
         header, parts, block = self.header, self._parts, self._block
         try:
-            header.payloads = _block(block, parts, len(header.ids)) if block else _group(parts, self._counts)
+            header.payloads = _open_block(block, parts, len(header.ids)) if block else _group(parts, self._counts)
         except MemoryError:
             header.dropped = True
         return header
 
     @property
     def wants_own_memory(self) -> bool:
-        """Whether so much is missing that receiving straight into place beats the way through the scratch."""
+        """Report whether receiving straight into place is faster than through the scratch, as much
+        is missing.
+        """
         return len(self.rest) >= LARGE
 
     def fill(self, data: memoryview) -> None:
-        """Copy received bytes into place, as many as belong here."""
+        """Copy received bytes into place, as many as belong to this body."""
         used = 0
         while self.rest and used < len(data):
             n = min(len(self.rest), len(data) - used)
@@ -360,14 +407,18 @@ class _Body:
             self.advance(n)
 
     def advance(self, n: int) -> None:
-        """`n` bytes are in place. Raises MemoryError if there is none for those that follow."""
+        """Take note that `n` more bytes are in place.
+
+        Raises:
+            MemoryError: there is no memory for the bytes that follow.
+        """
         self.missing -= n
         self.rest = self.rest[n:]
         if not self.rest:
             self._begin()
 
     def _begin(self) -> None:
-        """Close the piece that has been filled and begin the next one that is not empty."""
+        """Close the piece that has been filled, and begin the next one that is not empty."""
         lengths = self._lengths
         while True:
             if self._run:
@@ -391,7 +442,7 @@ class _Body:
 
 
 class _Dropped:
-    """What is still to come of a frame for whose payloads there is no memory."""
+    """The rest of a frame for whose payloads there is no memory."""
 
     __slots__ = ("header", "missing")
 
@@ -401,37 +452,44 @@ class _Dropped:
 
     @property
     def complete(self) -> bool:
+        """Report whether all bytes have been passed over."""
         return not self.missing
 
     @property
     def frame(self) -> Frame:
-        """The frame without its payloads, once they have been read."""
+        """Return the frame without its payloads, once these have been read."""
         self.header.payloads = ()
         self.header.dropped = True
         return self.header
 
     def fill(self, data: memoryview) -> None:
-        """Pass over received bytes, as many as belong here."""
+        """Pass over received bytes, as many as belong to this frame."""
         self.missing -= min(self.missing, len(data))
 
 
 def _split(shared: bytes | memoryview, lengths: Sequence[int]) -> list[Buffer]:
-    """The small buffers that lie one after the other in `shared`, each as bytes of its own."""
+    """Return the small buffers that follow each other in `shared`, each as bytes of its own."""
     whole = bytes(shared)
     ends = list(accumulate(lengths))
     return [whole[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
-def _block(block: int, parts: list[Buffer], n: int) -> Block | Scalars:
-    """The items' payloads where they are one block. Raises FrameError if they are not."""
+def _open_block(block: int, parts: list[Buffer], n: int) -> Block | Scalars:
+    """Return the payloads of the items in a block.
+
+    Raises:
+        FrameError: the buffers are not such a block.
+    """
     try:
         return unpack(parts[0], n) if block == _SCALARS else Block(parts[0], parts[1], n)
     except ValueError as error:
-        raise FrameError(f"a block that is none: {error}") from None
+        raise FrameError(f"a block of {n} items cannot be read: {error}") from None
 
 
 def _group(parts: list[Buffer], counts: Sequence[int]) -> Sequence[Payload]:
-    """The items' payloads: one buffer, or the list of an item's several. No counts: each has just one."""
+    """Return the payload of each item: its buffer, or a list if it has several. No counts mean one
+    buffer for each.
+    """
     if not counts:
         return parts
     payloads: list[Payload] = []

@@ -1,8 +1,8 @@
-"""How a worker tells what became of an item: a number, and for failures a text.
+"""How a worker reports what became of an item: an outcome, and for failures a report.
 
-The exception itself travels along as a pickle, where it can be pickled, and stays one until a Python caller asks for
-the `__cause__` of its `ModelError`. It is opened in the thread that asks, and only if the module of its class has been
-imported there: nothing is imported for it. HTTP does not ask.
+If the exception itself can be pickled, its pickle travels along. It is opened only when a Python
+caller asks for the `__cause__` of its `ModelError`, in the thread that asks, and only if the module
+of its class has been imported there: nothing is imported for it. HTTP does not ask.
 """
 
 from __future__ import annotations
@@ -20,31 +20,37 @@ from carpool.errors import CarpoolError, DeadlineExceeded, InvalidRequest, Model
 from carpool.wire.payload import Payload, dump_within, load
 
 LONGEST_CAUSE = 64 * 1024
-"""Bytes of a pickled exception; of one that is larger only texts are told."""
+"""The most bytes of a pickled exception; a larger one is reported as text only."""
 
-_LONGEST_MESSAGE = 2 * 1024
-_LONGEST_TRACEBACK = 16 * 1024
+_LONGEST_MESSAGE = 2 * 1024  # characters
+_LONGEST_TRACEBACK = 16 * 1024  # characters
+_LONGEST_NAME = 256  # characters
 
 
 class Outcome(IntEnum):
-    """What became of an item in a worker. All but OK and RESPONSE carry a `FailureReport` instead of a result."""
+    """What became of an item in a worker. All but OK and RESPONSE carry a `FailureReport` instead
+    of a result.
+    """
 
     OK = 0
     INVALID = 1  # the body could not be read
-    INVALID_ITEM = 2  # it was read but does not fit
+    INVALID_ITEM = 2  # the body was read, but the item does not fit the type hint
     MODEL_ERROR = 3  # user code raised
-    BAD_RESULT = 4  # user code returned what does not fit
-    EXPIRED = 5  # its deadline passed before its turn came
-    RESPONSE = 6  # it is well, and its result says how to answer; see `wire/answer.py`
+    BAD_RESULT = 4  # user code returned something that does not fit
+    EXPIRED = 5  # its deadline passed before the worker came to it
+    RESPONSE = 6  # user code returned a `Response`; see `wire/response.py`
 
 
 class FailureReport(msgspec.Struct, array_like=True, frozen=True):
-    """What a worker says about a failed item.
+    """What a worker reports about a failed item.
 
     Attributes:
-        message, type_name, traceback: of the exception, as texts.
+        message: the text of the exception.
+        type_name: the name of its class.
+        traceback: its traceback as text.
         details: what is wrong with an item that does not fit.
-        cause: the exception itself, pickled, if anything; module: where its class is.
+        cause: the exception itself, pickled; empty if it does not travel.
+        module: the module of its class.
     """
 
     message: str
@@ -55,40 +61,46 @@ class FailureReport(msgspec.Struct, array_like=True, frozen=True):
     module: str = ""
 
 
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(FailureReport)
+
+
 def with_cause(report: FailureReport, error: BaseException) -> FailureReport:
-    """The report with the exception itself, if that can be pickled."""
+    """Return the report with the exception itself added, if that can be pickled."""
     try:
         cause = dump_within(error, LONGEST_CAUSE)
         return msgspec.structs.replace(report, cause=cause, module=str(type(error).__module__))
-    except BaseException:  # that runs code of the user's
+    except BaseException:  # pickling runs the user's code
         return report
 
 
-def pack(report: FailureReport) -> bytes:
-    """A report as bytes, cut to a bounded length; characters that UTF-8 cannot say are replaced."""
+def pack_report(report: FailureReport) -> bytes:
+    """Return a report as bytes, cut to a bounded length; characters that UTF-8 cannot encode are
+    replaced.
+    """
     return _encoder.encode(
         FailureReport(
             _clean(report.message, _LONGEST_MESSAGE),
-            _clean(report.type_name, 256),
+            _clean(report.type_name, _LONGEST_NAME),
             _clean(str.__getitem__(report.traceback, slice(-_LONGEST_TRACEBACK, None)), _LONGEST_TRACEBACK),
             details.sanitized(report.details),
             report.cause,
-            _clean(report.module, 256),
+            _clean(report.module, _LONGEST_NAME),
         )
     )
 
 
-def read(payload: Payload) -> FailureReport:
-    """The report that `pack` made."""
+def read_report(payload: Payload) -> FailureReport:
+    """Read what `pack_report` has made; whatever cannot be read becomes a report that says so."""
     try:
         return _decoder.decode(payload)  # type: ignore[arg-type]
     except (msgspec.DecodeError, TypeError, UnicodeDecodeError, RecursionError):
-        return FailureReport("the worker's report could not be read")
+        return FailureReport("the item failed, but the worker's report of the error could not be read")
 
 
-def unpack(outcome: int, payload: Payload) -> CarpoolError:
-    """The error that a caller gets for a failed item."""
-    report = read(payload)
+def unpack_error(outcome: int, payload: Payload) -> CarpoolError:
+    """Return the error that a caller gets for a failed item."""
+    report = read_report(payload)
     if outcome == Outcome.INVALID:
         return InvalidRequest(report.message)
     if outcome == Outcome.INVALID_ITEM:
@@ -103,12 +115,15 @@ def unpack(outcome: int, payload: Payload) -> CarpoolError:
 
 
 def _cause_of(report: FailureReport) -> BaseException | None:
-    """The exception that a worker has sent, with the worker's traceback; None if it cannot be had here."""
+    """Return the exception that a worker has sent, with the worker's traceback; None if it cannot
+    be opened here.
+    """
     if report.module not in sys.modules:
         return None
     try:
         cause: Any = load(report.cause)
-    except BaseException:  # that runs code of its class, which may want other arguments, say
+    # unpickling runs code of its class, which may need other arguments, for example
+    except BaseException:
         return None
     return _with_note(cause, report) if issubclass(type(cause), BaseException) else None
 
@@ -116,15 +131,11 @@ def _cause_of(report: FailureReport) -> BaseException | None:
 def _with_note(cause: BaseException, report: FailureReport) -> BaseException:
     try:
         BaseException.add_note(cause, f"In the worker:\n{report.traceback.rstrip()}")
-    except BaseException:  # what its class has in the place of notes is the user's, too
+    except BaseException:  # its class may define `__notes__` in its own way
         return cause
     return cause
 
 
 def _clean(text: str, longest: int) -> str:
-    # by the methods of str itself: it may be of a class of the user's that has others
+    # with the methods of str itself, since the text may be of a class that overrides them
     return str.__getitem__(text, slice(longest)).encode("utf-8", "replace").decode()
-
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(FailureReport)

@@ -1,10 +1,12 @@
-"""Python objects as bytes between our own processes, and the numbers that say how an item is encoded.
+"""Python objects as bytes between our own processes, and the numbers of the formats in which items
+are encoded.
 
-A payload is one bytes-like object, or a list `[head, *buffers]` where large contiguous buffers (numpy arrays, say)
-travel beside the pickle instead of inside it (pickle protocol 5, PEP 574). Plain scalars are payloads as they are until
-a frame is written (`scalars.py`); small arrays go as a head and their elements (`arrays.py`), in a tenth of pickle's
-time. Only payloads made by `dump` in one of our own processes ever reach `load`: bytes from the network are JSON,
-msgpack or raw, and never come here.
+A payload is one bytes-like object, or a list `[head, *buffers]` where large contiguous buffers
+(such as numpy arrays) travel beside the pickle instead of inside it (pickle protocol 5, PEP 574).
+Plain scalars are payloads as they are until a frame is written (`scalars.py`). Small arrays travel
+as a head and their elements (`arrays.py`), in a tenth of pickle's time. Only payloads that `dump`
+has made in one of our own processes ever reach `load`: bytes from the network are JSON, msgpack or
+raw, and never come here.
 """
 
 from __future__ import annotations
@@ -28,25 +30,28 @@ OBJECT: Final = 0  # a Python object of one of our processes, as `dump` makes it
 JSON: Final = 1
 MSGPACK: Final = 2
 RAW: Final = 3  # the bytes are the item
-CUSTOM: Final = 4  # a format of the model's own: its `decode` or `encode`; the next numbers, if it writes several
+# the model's own format, by its `decode` or `encode`; further numbers if it writes several
+CUSTOM: Final = 4
 
 LARGE: Final = 64 * 1024
-"""Buffers from this size on travel by themselves and are received into memory of their own."""
+"""Bytes; buffers of at least this size travel by themselves and are received into memory of their
+own.
+"""
 
-_PICKLE: Final = 0x80  # the first byte of every pickle; no scalar in msgpack starts so
+_PICKLE: Final = 0x80  # the first byte of every pickle; no scalar in msgpack starts with it
 _BUFFERS: Final = frozenset({bytes, bytearray, memoryview})
 _decode_scalar = msgspec.msgpack.Decoder().decode
 
 
 def dump(value: Any) -> Payload:
-    """Encode `value` for another of our processes. Raises what pickling raises."""
+    """Return `value` as a payload for another of our processes. Raises what pickling raises."""
     kind = type(value)
     if kind in SCALARS:
         if kind is str:
-            plain = len(value) < LONGEST_TEXT and value.isascii()
+            is_plain = len(value) < LONGEST_TEXT and value.isascii()
         else:
-            plain = kind is not int or LEAST_INT <= value <= MOST_INT
-        if plain:
+            is_plain = kind is not int or LEAST_INT <= value <= MOST_INT
+        if is_plain:
             return value  # type: ignore[no-any-return]
         try:
             return scalars.pack(value)
@@ -60,43 +65,48 @@ def dump(value: Any) -> Payload:
             return packed
     buffers: list[Buffer] = []
 
-    def beside(buffer: pickle.PickleBuffer) -> bool:
+    def keep_in_pickle(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
         if raw.nbytes < LARGE:
-            return True  # in the pickle
+            return True
         buffers.append(raw)
         return False
 
-    head = pickle.dumps(value, 5, buffer_callback=beside)
+    head = pickle.dumps(value, 5, buffer_callback=keep_in_pickle)
     return [head, *buffers] if buffers else head
 
 
 def dump_within(value: object, longest: int) -> bytes:
-    """Encode `value` for another of our processes in so many bytes. Raises what pickling raises, or OverflowError."""
-    room = _Room(longest)
-    pickle.Pickler(room, 5).dump(value)
-    return b"".join(room.parts)
+    """Return the pickle of `value`, of at most `longest` bytes.
+
+    Raises:
+        OverflowError: the pickle would be longer.
+        BaseException: whatever pickling raises.
+    """
+    file = _BoundedFile(longest)
+    pickle.Pickler(file, 5).dump(value)
+    return b"".join(file.parts)
 
 
-class _Room:
-    """A file that takes so many bytes, so that a large object is not pickled to its end for nothing."""
+class _BoundedFile:
+    """A file that takes `longest` bytes, so that pickling a larger object stops early."""
 
     def __init__(self, longest: int) -> None:
         self.parts: list[bytes] = []
         self._left = longest
 
     def write(self, data: Buffer) -> int:
-        """Take what is pickled."""
-        n = _length(data)
+        """Take the next part of a pickle."""
+        n = _nbytes(data)
         self._left -= n
         if self._left < 0:
-            raise OverflowError("there is no room for all of it")
+            raise OverflowError("the pickle is longer than it may be")
         self.parts.append(bytes(data))
         return n
 
 
 def _packed_array(array: arrays.Array) -> Payload | None:
-    """A small array as its elements; None where it is to be pickled."""
+    """Return a small array as a head and its elements; None if it must be pickled."""
     if array.nbytes >= LARGE:
         return None  # its memory travels as it is, uncopied
     head = arrays.head_of(array, array.shape)
@@ -104,7 +114,9 @@ def _packed_array(array: arrays.Array) -> Payload | None:
 
 
 def load(payload: Payload) -> object:
-    """Decode what `dump` made. Arrays point into the payload's buffers, so a buffer must not be used twice."""
+    """Read what `dump` has made. Arrays share the memory of the payload's buffers, so a payload is
+    read only once.
+    """
     kind: type = type(payload)
     if kind is bytes or kind in _BUFFERS:
         return pickle.loads(payload) if payload[0] == _PICKLE else _decode_scalar(payload)  # type: ignore
@@ -114,12 +126,14 @@ def load(payload: Payload) -> object:
     if not head:
         return bytes(buffers[0])
     if head[0] == arrays.MARK:
-        return arrays.opened(bytes(head), *buffers)
+        return arrays.open_array(bytes(head), *buffers)
     return pickle.loads(head, buffers=buffers)
 
 
 def detach(payload: list[Buffer], memory: Memory) -> list[Buffer]:
-    """A payload of several parts with copies of what it shares with the object, which may change from now on."""
+    """Return a payload that shares no memory with the object it was made of, which may change from
+    now on.
+    """
     head, *buffers = payload
     return [head, *[_copied(buffer, memory) for buffer in buffers]]
 
@@ -128,23 +142,25 @@ def _copied(buffer: Buffer, memory: Memory) -> Buffer:
     if type(buffer) is bytes:
         return buffer
     copy = memory.buffer(len(buffer))
-    memoryview(copy)[:] = buffer  # to assign to the bytearray itself would copy twice
+    memoryview(copy)[:] = buffer  # assigning to the bytearray itself would copy twice
     return copy
 
 
 def size_of(payload: Payload) -> int:
-    """Bytes that `payload` holds; of a scalar, as many as it takes in a message at the most."""
+    """Return how many bytes `payload` holds; for a scalar, the most that it takes in a message."""
     if type(payload) is bytes:
         return len(payload)
     if type(payload) is list:
-        return sum([_length(part) for part in payload])
+        return sum([_nbytes(part) for part in payload])
     if type(payload) in SCALARS:
         return scalars.BYTES + (len(payload) if type(payload) is str else 0)
-    return _length(payload)  # type: ignore[arg-type]
+    return _nbytes(payload)  # type: ignore[arg-type]
 
 
 def parts_of(payloads: Sequence[Payload]) -> tuple[list[int], list[Buffer]]:
-    """How many buffers each payload has, which is at least one, and all the buffers in a row; scalars are packed."""
+    """Return how many buffers each payload has (at least one), and all buffers in a row; scalars
+    are packed.
+    """
     kinds: set[type] = set(map(type, payloads))
     if kinds <= _BUFFERS:
         return [1] * len(payloads), payloads  # type: ignore[return-value]
@@ -160,5 +176,5 @@ def parts_of(payloads: Sequence[Payload]) -> tuple[list[int], list[Buffer]]:
     return counts, parts
 
 
-def _length(part: Buffer) -> int:
+def _nbytes(part: Buffer) -> int:
     return part.nbytes if type(part) is memoryview else len(part)

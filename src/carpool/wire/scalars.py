@@ -1,9 +1,11 @@
-"""Scalars are payloads as they are, since nothing of them can change. A batch of nothing else is one array in msgpack.
+"""Scalars are payloads as they are, since they cannot change. A batch of scalars is one array in
+msgpack.
 
-That is written and read in one call each, where every item by itself takes one to pack, one to cut out and one to open.
-Only exact scalars are meant; what is derived from one (a numpy scalar, an enum) is an object like any other. So are
-integers of more than 64 bits; and texts that are long or not in ASCII, of which it is not known at a glance how many
-bytes they will be, are packed where they come from.
+That array is written in one call and read in one call, whereas separate items take three calls
+each: to pack, to cut out and to open. Only values of exactly these types count as scalars.
+Instances of subclasses (a numpy scalar, an enum) are objects like any other, and so are integers of
+more than 64 bits. Texts that are long or not ASCII are packed one by one where they come from,
+because their length in bytes is not known without encoding them.
 """
 
 from __future__ import annotations
@@ -16,62 +18,69 @@ import msgspec
 Scalar = float | int | str | bool | None
 
 SCALARS: Final = frozenset({int, float, str, bool, type(None)})
-"""The types of scalars; nothing of them can change."""
+"""The types of scalars; all of them are immutable."""
 
 LONGEST_TEXT: Final = 64 * 1024
-"""Characters."""
+"""Characters; longer texts are packed one by one."""
 
 LEAST_INT: Final = -(2**63)
 MOST_INT: Final = 2**64 - 1
 
 BYTES: Final = 16
-"""No scalar takes more in a message besides its characters, not even with its part of the array's head."""
+"""The most bytes that a scalar takes in a message, not counting characters but with its part of the
+array's head.
+"""
 
-_HARMLESS: Final = frozenset({float, bool, type(None)})
+_ALWAYS_PLAIN: Final = frozenset({float, bool, type(None)})
 
 pack = msgspec.msgpack.Encoder().encode
-"""A scalar as bytes, or a list of them."""
+"""Returns a scalar, or a list of scalars, as bytes."""
 
 _decode = msgspec.msgpack.Decoder(list[Scalar]).decode
 
 
 class Scalars(list[Scalar]):
-    """Payloads of which each is a scalar."""
+    """Payloads that are all scalars."""
 
     __slots__ = ()
 
 
 def are_scalars(payloads: Sequence[Any]) -> bool:
-    """Whether there are payloads, and all of them are scalars."""
+    """Report whether there are payloads, all of them scalars."""
     if type(payloads) is Scalars:
         return True
     return len(payloads) > 0 and type(payloads[0]) in SCALARS and set(map(type, payloads)) <= SCALARS
 
 
 def as_scalars(values: Sequence[Any], kinds: set[type]) -> Scalars | None:
-    """Values of such types as payloads, if all are scalars and it is seen at a glance that they are plain."""
+    """Return values as payloads; None if not all of them are scalars that may stay as they are.
+
+    Args:
+        values: at least one.
+        kinds: the set of their types.
+    """
     if not kinds <= SCALARS:
         return None
-    if not kinds <= _HARMLESS:
+    if not kinds <= _ALWAYS_PLAIN:
         if kinds == {int}:
-            plain = min(values) >= LEAST_INT and max(values) <= MOST_INT
+            is_plain = min(values) >= LEAST_INT and max(values) <= MOST_INT
         else:
-            plain = kinds == {str} and all(map(str.isascii, values)) and max(map(len, values)) < LONGEST_TEXT
-        if not plain:
+            is_plain = kinds == {str} and all(map(str.isascii, values)) and max(map(len, values)) < LONGEST_TEXT
+        if not is_plain:
             return None
     return Scalars(values)
 
 
 def unpack(data: bytes | bytearray | memoryview, count: int) -> Scalars:
-    """What `pack` made of a list of so many.
+    """Read what `pack` has made of a list of `count` scalars.
 
     Raises:
-        ValueError: it did not make this.
+        ValueError: `pack` has not made this.
     """
     try:
         scalars = Scalars(_decode(data))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ValueError(str(error)) from None
-    if len(scalars) != count or pack(scalars) != data:  # there is one way to write it
-        raise ValueError(f"no {count} plain scalars")
+    if len(scalars) != count or pack(scalars) != data:  # each scalar is written in one way only
+        raise ValueError(f"the bytes are not {count} scalars in their shortest form")
     return scalars

@@ -1,4 +1,4 @@
-"""CPU cores for processes: which exist, who gets which, and how many can really be used."""
+"""CPU cores for processes: which exist, which worker gets which, and how many can be used."""
 
 from __future__ import annotations
 
@@ -13,31 +13,33 @@ Cores = frozenset[int]
 
 
 def can_pin() -> bool:
-    """Whether this system can tie a process to cores."""
+    """Report whether this system can tie a process to cores."""
     return hasattr(os, "sched_setaffinity")
 
 
 def current() -> Cores | None:
-    """The cores this thread may run on; None where the system cannot tell."""
+    """Return the cores on which this thread may run; None where the system cannot tell."""
     return frozenset(os.sched_getaffinity(0)) if can_pin() else None
 
 
 def available() -> int:
-    """How many cores this thread may run on."""
+    """Return on how many cores this thread may run."""
     return len(current() or ()) or os.cpu_count() or 1
 
 
 def usable() -> int:
-    """How many cores' worth of time this process has: what it may run on, or less where its container is limited."""
+    """Return how many cores' time this process has: the cores it may run on, or fewer if its
+    container is limited.
+    """
     limit = cgroup.cpu_limit()
     return available() if limit is None else max(1, min(available(), int(limit)))
 
 
 def parse(cpus: int | Collection[int]) -> Cores:
-    """One entry of `cpus=`: a core or a set of cores.
+    """Return the cores of one entry of `cpus=`, which is a core or a set of cores.
 
     Raises:
-        ValueError: a core that does not exist here; the text names those that do.
+        ValueError: a core does not exist here; the text names those that do.
     """
     entries = frozenset(cpus if isinstance(cpus, Collection) else {cpus})
     existing = frozenset(range(os.cpu_count() or 1)) | (current() or frozenset())
@@ -50,28 +52,34 @@ def parse(cpus: int | Collection[int]) -> Cores:
 
 
 def parse_all(cpus: Sequence[int | Collection[int]], workers: int) -> tuple[Cores, ...]:
-    """`cpus=` of a stage: one entry per worker.
+    """Return the cores of each worker of a stage, from its `cpus=` with one entry for each worker.
 
     Raises:
-        ValueError: wrong length, or a core that does not exist.
-        TypeError: it has no entries.
+        ValueError: there are more or fewer entries than workers, or a core does not exist.
+        TypeError: `cpus` is not a list.
     """
-    if entries(cpus) != workers:
+    n = count_entries(cpus)
+    if n != workers:
         raise ValueError(
-            f"cpus has {len(cpus)} entries for {workers} workers: give one core or one set of cores per worker"
+            f"cpus has {n} {'entry' if n == 1 else 'entries'} for {workers} {'worker' if workers == 1 else 'workers'}:"
+            " give one core or one set of cores for each worker"
         )
     return tuple(parse(entry) for entry in cpus)
 
 
-def entries(cpus: Any) -> int:
-    """For how many workers `cpus=` of a stage speaks. Raises TypeError."""
+def count_entries(cpus: Any) -> int:
+    """Return the number of entries in `cpus=` of a stage, which is one for each worker.
+
+    Raises:
+        TypeError: `cpus` is not a list.
+    """
     if isinstance(cpus, str) or not isinstance(cpus, Sequence):
-        raise TypeError(f"cpus must be a list with one core or one set of cores per worker, not {cpus!r}")
+        raise TypeError(f"cpus must be a list with one core or one set of cores for each worker, not {cpus!r}")
     return len(cpus)
 
 
 def _number(core: object) -> int | None:
-    """A core's number; None for what is no whole number."""
+    """Return a core's number; None if `core` is not a whole number."""
     try:
         return None if isinstance(core, bool) else operator.index(core)  # type: ignore[arg-type]
     except TypeError:
@@ -79,7 +87,9 @@ def _number(core: object) -> int | None:
 
 
 def pin(cores: Cores | None) -> None:
-    """Tie this thread, and what it starts from now on, to `cores`. Does nothing where the system cannot."""
+    """Tie this thread, and what it starts from now on, to `cores`; do nothing where the system
+    cannot.
+    """
     if cores and can_pin():
         os.sched_setaffinity(0, cores)
 

@@ -1,4 +1,6 @@
-"""The CPU limit of a container: how many cores' time its control groups leave to this process (Linux)."""
+"""The CPU limit of a container: how many cores' time this process gets from its control groups
+(Linux).
+"""
 
 from __future__ import annotations
 
@@ -6,14 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 _ROOT = Path("/")
-_COLONS = 2  # in a line: of a hierarchy, its controllers, and the group
+_COLONS = 2  # a line has three fields: a hierarchy's number, its controllers, and the group
 
 
 def cpu_limit(root: Path = _ROOT) -> float | None:
-    """Cores' worth of time; None where nothing limits it, or the system cannot tell.
+    """Return how many cores' time there is; None if nothing limits it, or the system cannot tell.
 
     Args:
-        root: where `proc` and `sys` lie.
+        root: the folder of `proc` and `sys`.
     """
     try:
         groups = (root / "proc/self/cgroup").read_text()
@@ -22,20 +24,23 @@ def cpu_limit(root: Path = _ROOT) -> float | None:
     limits = []
     for _, controllers, group in [line.split(":", 2) for line in groups.splitlines() if line.count(":") >= _COLONS]:
         if not controllers:
-            limits += [_limit_2(folder) for folder in _folders(root / "sys/fs/cgroup", group)]
+            limits += [_limit_v2(folder) for folder in _folders(root / "sys/fs/cgroup", group)]
         elif "cpu" in controllers.split(","):
-            limits += [_limit_1(folder) for folder in _folders(root / "sys/fs/cgroup" / controllers, group)]
+            limits += [_limit_v1(folder) for folder in _folders(root / "sys/fs/cgroup" / controllers, group)]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _folders(mount: Path, group: str) -> Iterator[Path]:
-    """The group's and those around it: each may have a limit. In a container the mount is often its own group."""
+    """Return the folders of a group and of those around it, each of which may have a limit.
+
+    In a container the mount itself is often the container's own group.
+    """
     inner = PurePosixPath(group.lstrip("/"))
     return (mount / each for each in (inner, *inner.parents))
 
 
-def _limit_2(folder: Path) -> float | None:
-    """Of the second version of control groups."""
+def _limit_v2(folder: Path) -> float | None:
+    """Return the limit of a group in version 2 of control groups."""
     try:
         quota, period = (folder / "cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)
@@ -43,8 +48,8 @@ def _limit_2(folder: Path) -> float | None:
         return None
 
 
-def _limit_1(folder: Path) -> float | None:
-    """Of the first."""
+def _limit_v1(folder: Path) -> float | None:
+    """Return the limit of a group in version 1 of control groups."""
     try:
         quota = int((folder / "cpu.cfs_quota_us").read_text())
         return None if quota <= 0 else quota / int((folder / "cpu.cfs_period_us").read_text())

@@ -1,12 +1,13 @@
 """The guard's own program: kills the workers' process groups when the service's process has died.
 
-A worker that outlives its parent ends by itself (`main.py`), but what it has started does not: no parent-death signal
-reaches a worker's children. So each service has this small process beside it, started by `drive/guard.py` as
-`python -I -S guard.py PARENT` with a pipe for its input, in which it is told of groups that come (`+123`) and go
-(`-123`). When the parent dies, the pipe ends; where the system has pidfds it is also seen when a child that the parent
-has forked still holds the pipe. `quit` means that nothing is to be killed.
+A worker that outlives its parent ends by itself (`main.py`), but the processes that it has started
+do not: no parent-death signal reaches a worker's children. So each service has this small process
+beside it. `drive/guard.py` starts it as `python -I -S guard.py PARENT` with a pipe for its input,
+on which it hears of groups that come (`+123`) and go (`-123`). When the parent dies, the pipe ends.
+If a child that the parent has forked still holds the pipe open, the death is noticed by a pidfd,
+where the system has them. `quit` means that nothing is to be killed.
 
-It imports next to nothing: it starts in 10 ms, and 3 MB of it are its own.
+It imports as little as it can: it starts in 10 ms, and only 3 MB of its memory are its own.
 """
 
 import os
@@ -16,9 +17,10 @@ import sys
 
 
 def main() -> None:
-    """Listen until the parent tells it to quit, or is dead."""
+    """Listen until the parent says `quit` or is dead."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)  # the parent decides, and may take its time to stop
+        # the parent decides when to stop, and may take its time
+        signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()
     if _listen(int(sys.argv[1]), groups):
         for group in groups:
@@ -30,27 +32,27 @@ def main() -> None:
 
 
 def _listen(parent: int, groups: set[int]) -> bool:
-    """Keep the set of groups; whether they are to be killed in the end."""
+    """Keep the set of groups up to date; return whether they must be killed in the end."""
     poll = select.poll()
     poll.register(0, select.POLLIN)
     try:  # noqa: SIM105
         poll.register(os.pidfd_open(parent), select.POLLIN)
     except (AttributeError, OSError):
-        pass  # not on this system, or dead already
-    orphan = os.getppid() != parent
-    rest = b""
+        pass  # the system has no pidfds, or the parent is dead already
+    is_orphan = os.getppid() != parent
+    unfinished = b""
     while True:
-        if not orphan:
-            orphan = any(fd != 0 for fd, _ in poll.poll())
+        if not is_orphan:
+            is_orphan = any(fd != 0 for fd, _ in poll.poll())
         try:
             data = os.read(0, 65536)
         except BlockingIOError:
-            if orphan:
+            if is_orphan:
                 return True
             continue
         if not data:
             return True
-        *lines, rest = (rest + data).split(b"\n")
+        *lines, unfinished = (unfinished + data).split(b"\n")
         for line in lines:
             if line == b"quit":
                 return False

@@ -1,9 +1,11 @@
-"""A worker process: what `worker/serve.py` does, over a socketpair, until the socket ends.
+"""The program of a worker process, which runs `worker/serve.py` over a socketpair until the socket
+ends.
 
-Started by `drive/process.py` as a fresh interpreter, `python -m carpool.worker.main FD PARENT NAME`, with one end of a
-socketpair as file descriptor FD; NAME is for `ps`. Nothing else is shared with the parent. The process ends when the
-socket ends; should user code hang then, a thread that watches the socket ends it, and should even that thread get no
-turn, the kernel does when the parent dies.
+`drive/process.py` starts it as a fresh interpreter, `python -m carpool.worker.main FD PARENT NAME`,
+with one end of a socketpair as file descriptor FD; NAME is for `ps`. Nothing else is shared with
+the parent. The process ends when the socket ends. If user code hangs then, a thread that watches
+the socket ends the process. If even that thread does not get to run, the kernel ends the process
+when the parent dies.
 """
 
 from __future__ import annotations
@@ -38,45 +40,54 @@ _IOV_MAX = 1024
 
 
 class ParentSocket:
-    """The worker's end of the socketpair, blocking."""
+    """The worker's end of the socketpair, blocking.
+
+    Attributes:
+        sock: the socket.
+        send_fault: a planned fault of sending replies, for tests; None if there is none.
+        receive_fault: a planned fault after a part of a frame has come, for tests; None if there is
+            none.
+        heard_at: when the first byte of the last frame came.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.faulty: faults.Send | None = None
-        self.half_received: faults.Hook | None = None
+        self.send_fault: faults.Send | None = None
+        self.receive_fault: faults.Hook | None = None
         self.heard_at = 0.0
         self._parent_ends = select.poll()
-        self._parent_ends.register(sock, getattr(select, "POLLRDHUP", 0))  # where it is unknown, an error or a reset
+        # without POLLRDHUP only errors and hang-ups are reported
+        self._parent_ends.register(sock, getattr(select, "POLLRDHUP", 0))
         self._reader = FrameReader()
-        self._received: deque[Frame] = deque()  # the next batch may come with this one, ahead of time
+        self._received: deque[Frame] = deque()  # the next batch may come together with this one
         self._pid = os.getpid()
 
     async def receive(self) -> Frame | None:
-        """The next frame; None once the parent has closed its end."""
+        """Return the next frame; None once the parent has closed its end."""
         while not self._received:
-            begins = self._reader.idle
+            was_idle = self._reader.idle
             n = self.sock.recv_into(self._reader.get_buffer())
-            if begins:
+            if was_idle:
                 self.heard_at = monotonic()
             if n == 0:
                 return None
             self._received += self._reader.received(n)
-            if not self._received and self.half_received is not None:
-                self.half_received()
+            if not self._received and self.receive_fault is not None:
+                self.receive_fault()
         frame = self._received.popleft()
         if frame.kind == FrameKind.BATCH and self._parent_ends.poll(0):
-            return None  # it lay ahead when the service was closed without more ado
+            return None  # it had come ahead of time when the service was closed at once
         if frame.dropped:
-            raise MemoryError("there is no memory to receive what was sent")
+            raise MemoryError("there is not enough memory to receive the batch")
         return frame
 
     def send(self, frame: Frame) -> None:
-        """Write one frame as a whole."""
+        """Write one whole frame."""
         if os.getpid() != self._pid:
             _end_fork()
         buffers = [memoryview(part).cast("B") for part in encode(frame) if len(part)]
-        if self.faulty is not None and frame.kind == FrameKind.REPLY:
-            buffers = self.faulty(self.sock, buffers)
+        if self.send_fault is not None and frame.kind == FrameKind.REPLY:
+            buffers = self.send_fault(self.sock, buffers)
         while buffers:
             sent = self.sock.sendmsg(buffers[:_IOV_MAX])
             while sent:
@@ -87,7 +98,7 @@ class ParentSocket:
 
 
 def main() -> None:
-    """Entry point of the process."""
+    """Run the worker process."""
     fd, parent = int(sys.argv[1]), int(sys.argv[2])
     _prepare(parent)
     sock = socket.socket(fileno=fd)
@@ -96,16 +107,17 @@ def main() -> None:
     try:
         run_now(_live(ParentSocket(sock)))
     except (BrokenPipeError, ConnectionResetError):
-        pass  # the parent has gone or given up on us
+        pass  # the parent has ended, or has given this worker up
     finally:
         _flush()
         threading.Thread(target=_end_soon, name="carpool-end", daemon=True).start()
 
 
 def _prepare(parent: int) -> None:
-    """Signals, output and end of life, before any user code runs."""
+    """Set up signals, output and the end of the process, before any user code runs."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which decides
-    # so does SIGTERM, and some supervisors send it to all processes; what user code starts must not inherit that
+    # so does SIGTERM, which some supervisors send to all processes; what user code starts must not
+    # inherit this
     signal.signal(signal.SIGTERM, _leave_to_parent)
     os.register_at_fork(after_in_child=partial(signal.signal, signal.SIGTERM, signal.SIG_DFL))
     faulthandler.enable()
@@ -123,38 +135,50 @@ def _die_with_parent(parent: int) -> None:
         pr_set_pdeathsig = 1
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(1)  # it died before we could ask
+        os._exit(1)  # the parent died before the kernel was asked
 
 
 def _leave_to_parent(number: int, frame: object) -> None:
-    """The parent decides when the worker stops: it may have requests to finish."""
+    """Ignore a signal: the parent decides when the worker stops, since it may have requests to
+    finish.
+    """
 
 
 def _end_fork() -> NoReturn:
-    """This is a child that user code has forked and let return: it must never answer in the worker's name."""
+    """End a child that user code has forked and let return: it must never answer in the worker's
+    name.
+    """
     with contextlib.suppress(OSError):
-        os.write(2, b"a process that the model has forked returned from the model's code; it is ended\n")
+        os.write(
+            2, b"carpool ends a process that the model has forked, because it has returned from the model's code\n"
+        )
     os._exit(1)
 
 
 def _end_soon() -> None:
-    """Threads that user code has left running would keep the process; end it without them."""
+    """End the process although user code has left threads running, which would keep it alive."""
     time.sleep(_THREADS_GRACE_S)
     names = [each.name for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
     if names:
         with contextlib.suppress(OSError):
-            os.write(2, f"ended although threads of the model are still running: {', '.join(names)}\n".encode())
+            os.write(
+                2,
+                f"carpool ends a worker although threads of its model are still running: {', '.join(names)}\n".encode(),
+            )
         os._exit(0)
 
 
 def _watch(fd: int, parent: int) -> None:
-    """End the process when the parent's end of the socket is closed, also while user code is running."""
+    """End the process when the parent's end of the socket is closed, even while user code is
+    running.
+    """
     poll = select.poll()
     poll.register(fd, getattr(select, "POLLRDHUP", 0) | select.POLLHUP)
     poll.poll()
     if os.getppid() == parent:
-        time.sleep(_TEARDOWN_GRACE_S)  # an orderly stop: the main thread sees it too and tears down
-    os.killpg(0, signal.SIGKILL)  # whatever user code has started goes as well
+        # an orderly stop: the main thread sees it too, and tears the model down
+        time.sleep(_TEARDOWN_GRACE_S)
+    os.killpg(0, signal.SIGKILL)  # with everything that user code has started
 
 
 async def _live(connection: ParentSocket) -> None:
@@ -163,9 +187,9 @@ async def _live(connection: ParentSocket) -> None:
     if frame is None:
         return
     setup: Setup = pickle.loads(frame.payloads[0])  # type: ignore[arg-type]
-    multiprocessing.process.current_process().name = process_name(setup.stage, setup.worker)
-    faults.connection, connection.faulty = connection.sock, faults.sending(setup.worker)
-    connection.half_received = faults.at("worker.mid_recv", setup.worker)
+    multiprocessing.process.current_process().name = process_name(setup.stage, setup.place)
+    faults.connection, connection.send_fault = connection.sock, faults.sending(setup.place)
+    connection.receive_fault = faults.at("worker.mid_recv", setup.place)
     affinity.pin(setup.cores)
     program.restore(setup.program)
     if setup.log_level is not None:
@@ -175,7 +199,8 @@ async def _live(connection: ParentSocket) -> None:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # the parent closed the pipe; nobody reads it any more
+        # the parent has closed the pipe, so nobody reads it any more
+        with contextlib.suppress(Exception):
             stream.flush()
 
 

@@ -1,8 +1,9 @@
-"""The user's program in a worker: what must be the same there so that the model is found.
+"""The user's program in a worker: what must be the same there for the model to be found.
 
-A model travels as a reference (pickle: module and name), so the worker needs the parent's import path, and for models
-of `__main__` the parent's main file. The file is run in the worker under the name `__mp_main__`, as multiprocessing
-does, so that what stands under `if __name__ == "__main__":` is left out; both sides know the module by both names.
+A model travels as a reference (pickle: module and name), so the worker needs the parent's import
+path, and for models of `__main__` the parent's main file. The worker runs that file under the name
+`__mp_main__`, as multiprocessing does, so that the code under `if __name__ == "__main__":` is
+skipped; both sides know the module by both names.
 """
 
 from __future__ import annotations
@@ -25,31 +26,39 @@ from carpool.wire.payload import Buffer
 
 _MAIN = "__mp_main__"
 _NEEDS_MAIN = (
-    "the item is of a class that is defined in the main program: put the class into a module and import it from there."
+    "the item's class is defined in the main program: put the class into a module and import it from there."
     " Until then workers need the main program"
 )
 _NOT_AT_THE_TOP = (
-    "the item is of a class that a worker does not find in the main program: define it at the top level of a module."
-    " Reading it"
+    "a worker cannot find the item's class in the main program: define it at the top level of a module."
+    " Reading the item"
 )
 
 in_worker = False
-"""True in a worker process; a service must not be started there."""
+"""Whether this is a worker process, in which no service may be started."""
 
-_main_is_here = False  # `sys.modules` does not tell: multiprocessing puts the worker's own program there
+# `sys.modules` does not show it: multiprocessing puts the worker's own program there
+_main_is_here = False
 
 
 class Program(msgspec.Struct, frozen=True):
-    """Where the parent finds its modules."""
+    """Where the parent finds its modules.
+
+    Attributes:
+        path: its `sys.path`, with absolute entries.
+        folder: its working directory.
+        main_name: the name of its main module, as in `python -m main_name`; None if it has none.
+        main_file: the file of its main module; None if it has none.
+    """
 
     path: list[str]
     folder: str
-    main_name: str | None  # as in `python -m main_name`
+    main_name: str | None
     main_file: str | None
 
 
 def describe() -> Program:
-    """This process's program, for its workers."""
+    """Return where this process finds its modules, for its workers."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     main_name = None if spec is None or spec.name == "__main__" else spec.name
@@ -59,39 +68,40 @@ def describe() -> Program:
 
 
 def pack_model(model: AnyModel, kwargs: Mapping[str, Any]) -> bytes:
-    """The model's reference and its arguments as bytes.
+    """Return the model's reference and its arguments as bytes.
 
     Raises:
-        TypeError: a worker could not find it; the text says what to do.
+        TypeError: a worker could not find the model; the text says what to do.
     """
     name = name_of(model)
     main = sys.modules["__main__"]
     if _module_of(model) == "__main__" and not getattr(main, "__file__", None):
         raise TypeError(
-            f"{name} was typed into a notebook or a prompt, where worker processes cannot find it:"
+            f"{name} was typed into a notebook or at a prompt, where worker processes cannot find it:"
             " put it into a module and import it from there"
         )
-    sys.modules.setdefault(_MAIN, main)  # results may be of the main program's classes
+    sys.modules.setdefault(_MAIN, main)  # the main program may define classes of results
     try:
         return pickle.dumps((model, dict(kwargs)), 5)
     except Exception as error:
         raise TypeError(
             f"{name} cannot be sent to a worker process ({error}): define it at the top level of a module, and give"
-            " it plain kwargs; whatever is heavy belongs into setup"
+            " it plain kwargs; load whatever is heavy in setup"
         ) from error
 
 
 def restore(program: Program) -> None:
-    """In a worker: make this process find what the parent finds."""
+    """Make this worker process find the modules that the parent finds."""
     global in_worker
     in_worker = True
     sys.path[:] = program.path
-    with contextlib.suppress(OSError):  # the folder is gone; imports by absolute path still work
+    # the folder is gone, but imports by absolute path still work
+    with contextlib.suppress(OSError):
         os.chdir(program.folder)
 
 
 def unpack_model(program: Program, packed: bytes) -> tuple[AnyModel, dict[str, Any]]:
-    """In a worker: import the model. Raises whatever importing it raises."""
+    """Import the model in a worker. Raises whatever importing it raises."""
     if _names_main(packed):
         _import_main(program)
     model, kwargs = pickle.loads(packed)
@@ -99,10 +109,12 @@ def unpack_model(program: Program, packed: bytes) -> tuple[AnyModel, dict[str, A
 
 
 class MainProgram:
-    """In a worker: the parent's main file, for items whose classes are defined there. It is run once at most.
+    """The parent's main file in a worker, for items whose classes are defined there. It is run at
+    most once.
 
     Args:
-        program: the parent's; None where the worker lives in the parent's process and has its main program.
+        program: the parent's program; None if the worker lives in the parent's process and shares
+            its main program.
     """
 
     def __init__(self, program: Program | None) -> None:
@@ -110,7 +122,8 @@ class MainProgram:
         self._refusal: ModelError | None = None
 
     def read_again(self, load: Callable[[Any], Any], item: Buffer | list[Buffer], error: BaseException) -> Any:
-        """Read an item once more that could not be read, with the main file at hand if that may be the reason.
+        """Read an item again that could not be read, after running the main file if that may be
+        what was missing.
 
         Args:
             load: reads an item.
@@ -118,8 +131,9 @@ class MainProgram:
             error: what reading it raised.
 
         Raises:
-            ModelError: the main file cannot be imported here, or has no such class; the text says what to do.
-            BaseException: `error`, where it has to do with something else.
+            ModelError: the main file cannot be imported here, or has no such class; the text says
+                what to do.
+            BaseException: `error`, if it has another reason.
         """
         if self._program is None or not _names_main(item[0] if isinstance(item, list) else item):
             raise error
@@ -138,7 +152,7 @@ class MainProgram:
 
 
 def _names_main(packed: Buffer) -> bool:
-    """Whether a pickle may hold something that the main program defines."""
+    """Report whether a pickle may refer to something that the main program defines."""
     packed = bytes(packed)
     return b"__main__" in packed or _MAIN.encode() in packed
 
@@ -151,7 +165,7 @@ def _import_main(program: Program) -> None:
     elif program.main_file is not None:
         content = runpy.run_path(program.main_file, run_name=_MAIN)
     else:
-        raise ImportError("the parent's main program has no file")
+        raise ImportError("the parent's main program has no file: put the model into a module and import it from there")
     main.__dict__.update(content)
     sys.modules["__main__"] = sys.modules[_MAIN] = main
     _main_is_here = True

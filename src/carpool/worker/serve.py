@@ -1,7 +1,19 @@
-"""A worker's life: load the model, warm it up, answer batches until there are no more.
+"""A worker's life: load the model, warm it up, answer batches until no more come.
 
-The same for a worker process, a thread and a task of the loop; what differs is the link over which frames come and go.
-Where receiving blocks the thread instead of suspending the task, `parts.run_now` runs it all.
+    serve                        the whole life, over a link on which frames come and go
+      _load                      find the model, set it up, warm it up; or report why that failed
+      loop:
+        link.receive             one frame: a batch
+        BatchAnswerer.answer     a frame for a frame (worker/answer.py): decode the items, ...
+          Invoker.run            ... preprocess, predict, postprocess (call/invoke.py), ...
+            Retrier.call         ... the call of `predict` for the whole batch (call/retry.py),
+              _Retry.run         or, if that fails, for parts of it,
+          FailureReports         ... report what failed (worker/reports.py), encode the rest
+        link.send                what happened besides, if anything did; then the reply
+      _tear_down                 once the link has ended
+
+It is the same for a worker process, a thread and a task of the loop, which differ in their link.
+Where receiving blocks the thread instead of suspending a task, `retry.run_now` runs all of it.
 """
 
 from __future__ import annotations
@@ -19,75 +31,87 @@ from carpool.foreign import as_model_error, traceback_of
 from carpool.logger import logger
 from carpool.model import AnyModel, traits_of
 from carpool.wire.frame import Frame, FrameError, FrameKind, in_pieces
-from carpool.wire.outcome import FailureReport, Outcome, pack
+from carpool.wire.outcome import FailureReport, Outcome, pack_report
 from carpool.worker import program
-from carpool.worker.call import Call, ExampleError, Failures, describe, let_go
+from carpool.worker.answer import BatchAnswerer, ExampleError
+from carpool.worker.reports import FailureReports, clear_own_frames, describe
 from carpool.worker.setup import Setup
 
-_REPORT_EVERY_S = 0.01  # calls that follow each other faster need no report each
+_REPORT_EVERY_S = 0.01  # calls that follow each other faster are not all reported
+
+FindModel = Callable[[], tuple[AnyModel, Mapping[str, Any]]]
+"""Returns the model and its arguments; may raise."""
 
 
 class Link(Protocol):
     """A worker's end of the connection to its stage."""
 
     heard_at: float
-    """When the first byte of the last frame came; what it takes to read the rest of it is no waiting."""
+    """When the first byte of the last frame came: reading the rest of the frame does not count as
+    waiting.
+    """
 
     async def receive(self) -> Frame | None:
-        """The next frame; None once no more will come."""
+        """Return the next frame; None once no more will come."""
 
     def send(self, frame: Frame) -> None:
         """Send one frame."""
 
 
 class _CallReports:
-    """Tells the stage that another call has begun, so that its hang limit is one of a single call."""
+    """Reports to the stage that another call of a batch has begun, so that the hang limit is that
+    of a single call.
+
+    Attributes:
+        batch: the id of the batch; 0 for the warm-up, which has no limit.
+    """
 
     def __init__(self, link: Link) -> None:
-        self.batch = 0  # of which the calls are; 0 for the warm-up, which has no limit
+        self.batch = 0
         self._link = link
-        self._last = 0.0
+        self._reported_at = 0.0
 
     def __call__(self) -> None:
         now = monotonic()
-        if self.batch and now - self._last > _REPORT_EVERY_S:
-            self._last = now
+        if self.batch and now - self._reported_at > _REPORT_EVERY_S:
+            self._reported_at = now
             self._link.send(Frame(FrameKind.CALL, self.batch))
 
 
 async def serve(
     link: Link,
     setup: Setup,
-    find_model: Callable[[], tuple[AnyModel, Mapping[str, Any]]],
-    through: tuple[type[BaseException], ...] = (),
+    find_model: FindModel,
+    fatal_errors: tuple[type[BaseException], ...] = (),
     *,
-    meant: Callable[[], bool] = lambda: True,
+    is_ending: Callable[[], bool] = lambda: True,
     may_wait: bool = False,
-    inside: bool = False,
+    same_process: bool = False,
 ) -> None:
-    """Load the model and answer batches; if loading fails, say why and return.
+    """Load the model and answer batches; if loading fails, report why and return.
 
     Args:
-        link: to the stage.
-        setup: which stage, and how to call the model.
-        find_model: gives the model and its arguments; may raise.
-        through: exceptions that end the worker instead of failing an item.
-        meant: whether one of these does end it; see `retry.Retrier`.
+        link: the connection to the stage.
+        setup: the worker's stage and place, and how to call the model.
+        find_model: returns the model and its arguments; may raise.
+        fatal_errors: exceptions that end the worker instead of failing an item.
+        is_ending: whether the worker is in fact being ended; user code may raise the fatal errors
+            by itself.
         may_wait: whether there is an event loop on which async user code can wait.
-        inside: whether what is sent over the link stays in this process.
+        same_process: whether frames that are sent over the link stay in this process.
     """
     reports = _CallReports(link)
-    points = WorkerPoints(setup.worker)
-    caller = Retrier(
+    points = WorkerPoints(setup.place)
+    retrier = Retrier(
         isolate_errors=setup.isolate_errors,
-        halve=setup.halve,
+        retry_on_oom=setup.retry_on_oom,
         oom_errors=setup.oom_errors,
-        through=through,
-        meant=meant,
+        fatal_errors=fatal_errors,
+        is_ending=is_ending,
         may_wait=may_wait,
     )
-    call = await _load(link, setup, find_model, caller, reports, points, inside)
-    if call is None:
+    answerer = await _load(link, setup, find_model, retrier, reports, points, same_process)
+    if answerer is None:
         return
     idle_since = monotonic()
     while (frame := await link.receive()) is not None:
@@ -95,68 +119,33 @@ async def serve(
         if points.after_recv is not None:
             points.after_recv()
         reports.batch = frame.batch
-        reply = await _answer(call, frame, caller, inside)
+        reply = await _answer(answerer, frame, retrier, same_process)
         reply.waited_s = waited_s
         if reply.causes:
-            let_go(reply.causes.values())
-        if call.trouble:
-            _tell(link, frame.batch, call.trouble)
-        _send(link, reply)
+            clear_own_frames(reply.causes.values())
+        if answerer.trouble:
+            _send_trouble(link, frame.batch, answerer.trouble)
+        _send_reply(link, reply)
         if points.after_send is not None:
             points.after_send()
         idle_since = monotonic()
-    await _tear_down(call, setup)
+    await _tear_down(answerer, setup)
 
 
-async def _tear_down(call: Call, setup: Setup) -> None:
-    """Let the model let go. It is the last thing that this worker does, so whatever it raises is only told."""
-    try:
-        await call.tear_down()
-    except BaseException as error:
-        logger.error("teardown of worker %s/%d raised:\n%s", setup.stage, setup.worker, traceback_of(error).rstrip())
-
-
-async def _answer(call: Call, frame: Frame, caller: Retrier, inside: bool) -> Frame:
-    """The reply to a batch, whatever happens: `Call` fails items for what user code does, and this is the net below."""
-    try:
-        return await call.run(frame)
-    except BaseException as error:
-        if caller.goes_through(error) or isinstance(error, InjectedFault):  # which stands for an error of ours
-            raise
-        failure = as_model_error(error, "what the model gave or returned")
-        failures = Failures(inside)
-        n, failed = len(frame.ids), Failed(failure)
-        told = [failures.told(place, failed) for place in range(n)]
-        return Frame(
-            *(FrameKind.REPLY, frame.batch, frame.ids, bytes([outcome for outcome, _ in told])),
-            payloads=[body for _, body in told],
-            causes=failures.causes,
-        )
-
-
-def _send(link: Link, reply: Frame) -> None:
-    """Send a reply as one message, or in several where it is too large for that."""
-    try:
-        link.send(reply)
-    except FrameError:  # nothing has been sent
-        for piece in in_pieces(reply):
-            try:
-                link.send(piece)
-            except FrameError as error:
-                text = f"the result cannot be sent: {error}"
-                link.send(_refusal(piece, Outcome.BAD_RESULT, FailureReport(text, "FrameError")))
+# -- loading the model
 
 
 async def _load(
     link: Link,
     setup: Setup,
-    find_model: Callable[[], tuple[AnyModel, Mapping[str, Any]]],
-    caller: Retrier,
+    find_model: FindModel,
+    retrier: Retrier,
     reports: _CallReports,
     points: WorkerPoints,
-    inside: bool,
-) -> Call | None:
-    _say(link, "loading")
+    same_process: bool,
+) -> BatchAnswerer | None:
+    """Load the model and warm it up; report it and return None if that fails."""
+    _send_state(link, "loading")
     step = "its model could not be imported"
     try:
         model, kwargs = find_model()
@@ -165,62 +154,116 @@ async def _load(
             model,
             kwargs,
             traits_of(model, setup.batched),
-            caller,
+            retrier,
             batched=setup.batched,
-            calling=reports,
+            before_next_call=reports,
             in_predict=points.in_predict,
             allowed_batch_sizes=setup.allowed_batch_sizes,
         )
         if points.setup is not None:
             points.setup()
         await invoker.set_up()
-        call = Call(
+        answerer = BatchAnswerer(
             invoker,
-            first=setup.first,
-            last=setup.last,
+            is_first=setup.is_first,
+            is_last=setup.is_last,
             before_predict=points.before_predict,
             after_predict=points.after_predict,
             main=program.MainProgram(setup.program if program.in_worker else None),
-            inside=inside,
+            same_process=same_process,
         )
         timings: list[tuple[int, float]] = []
-        if call.traits.examples:
-            _say(link, "warming")
-            timings = await call.warm_up(setup.warm_up)
+        if answerer.traits.examples:
+            _send_state(link, "warming")
+            timings = await answerer.warm_up(setup.warm_up)
     except BaseException as error:
-        if caller.goes_through(error):
+        if retrier.is_fatal(error):
             raise
-        details = ""
-        if type(error) is ExampleError:
-            step, details = str(error), error.traceback
-        text = f"worker {setup.worker} of stage {setup.stage} could not start: {step}"
-        details = details or describe(error)
-        report = FailureReport(text, type(error).__name__, details)
-        link.send(Frame(FrameKind.FAILED, ids=[0], formats=b"\0", payloads=[pack(report)]))
+        _send_failure(link, setup, step, error)
         return None
-    if call.trouble:
-        _tell(link, 0, call.trouble)
-    _say(link, "ready", msgspec.msgpack.encode(timings))
-    return call
+    if answerer.trouble:
+        _send_trouble(link, 0, answerer.trouble)
+    _send_state(link, "ready", msgspec.msgpack.encode(timings))
+    return answerer
 
 
-def _tell(link: Link, batch: int, trouble: list[Trouble]) -> None:
-    """What happened to a batch besides its results, before they are sent; 0 for the warm-up."""
-    link.send(Frame(FrameKind.TROUBLE, batch, [0], b"\0", payloads=[msgspec.msgpack.encode(trouble)]))
+def _send_failure(link: Link, setup: Setup, step: str, error: BaseException) -> None:
+    """Report that the worker could not start: at which step, and for which error."""
+    traceback = ""
+    if type(error) is ExampleError:
+        step, traceback = str(error), error.traceback
+    text = f"worker {setup.place} of stage {setup.stage} could not start: {step}"
+    report = FailureReport(text, type(error).__name__, traceback or describe(error))
+    link.send(Frame(FrameKind.FAILED, ids=[0], formats=b"\0", payloads=[pack_report(report)]))
 
 
-def _refusal(frame: Frame, outcome: Outcome, report: FailureReport) -> Frame:
-    """A reply to a batch, or in the place of one, in which every item has failed."""
-    n = len(frame.ids)
+def _send_state(link: Link, state: str, *more: bytes) -> None:
+    """Report how far the start-up has come, and what was learned from it."""
+    n = 1 + len(more)
+    link.send(Frame(FrameKind.STATE, ids=[0] * n, formats=bytes(n), payloads=[state.encode(), *more]))
+
+
+# -- answering batches
+
+
+async def _answer(answerer: BatchAnswerer, frame: Frame, retrier: Retrier, same_process: bool) -> Frame:
+    """Return the reply to a batch, whatever happens.
+
+    `BatchAnswerer` fails single items for errors of user code; what it lets through fails all items
+    of the batch.
+    """
+    try:
+        return await answerer.answer(frame)
+    except BaseException as error:
+        # which stands for an error of carpool's
+        if retrier.is_fatal(error) or isinstance(error, InjectedFault):
+            raise
+        failed = Failed(as_model_error(error, "what the model gave or returned"))
+        failures = FailureReports(same_process)
+        reported = [failures.report(place, failed) for place in range(len(frame.ids))]
+        return Frame(
+            *(FrameKind.REPLY, frame.batch, frame.ids, bytes([outcome for outcome, _ in reported])),
+            payloads=[body for _, body in reported],
+            causes=failures.causes,
+        )
+
+
+def _send_reply(link: Link, reply: Frame) -> None:
+    """Send a reply as one message, or as several if it is too large for one."""
+    try:
+        link.send(reply)
+    except FrameError:  # nothing has been sent
+        for piece in in_pieces(reply):
+            try:
+                link.send(piece)
+            except FrameError as error:
+                link.send(_as_unsendable(piece, error))
+
+
+def _as_unsendable(reply: Frame, error: FrameError) -> Frame:
+    """Return the reply in which every item has failed because its result could not be sent."""
+    report = FailureReport(f"the result cannot be sent: {error}", "FrameError")
+    n = len(reply.ids)
     return Frame(
-        *(FrameKind.REPLY, frame.batch, frame.ids, bytes([outcome]) * n),
-        payloads=[pack(report)] * n,
-        busy_s=frame.busy_s,
-        waited_s=frame.waited_s,
+        *(FrameKind.REPLY, reply.batch, reply.ids, bytes([Outcome.BAD_RESULT]) * n),
+        payloads=[pack_report(report)] * n,
+        busy_s=reply.busy_s,
+        waited_s=reply.waited_s,
     )
 
 
-def _say(link: Link, state: str, *more: bytes) -> None:
-    """How far start-up has come, and what was learned on the way."""
-    n = 1 + len(more)
-    link.send(Frame(FrameKind.STATE, ids=[0] * n, formats=bytes(n), payloads=[state.encode(), *more]))
+def _send_trouble(link: Link, batch: int, trouble: list[Trouble]) -> None:
+    """Report what happened to a batch besides its results, before these are sent; 0 stands for the
+    warm-up.
+    """
+    link.send(Frame(FrameKind.TROUBLE, batch, [0], b"\0", payloads=[msgspec.msgpack.encode(trouble)]))
+
+
+async def _tear_down(answerer: BatchAnswerer, setup: Setup) -> None:
+    """Tear the model down. It is the last thing that this worker does, so whatever it raises is
+    only logged.
+    """
+    try:
+        await answerer.tear_down()
+    except BaseException as error:
+        logger.error("teardown of worker %s/%d raised:\n%s", setup.stage, setup.place, traceback_of(error).rstrip())

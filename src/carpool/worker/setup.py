@@ -1,4 +1,6 @@
-"""What parent and worker have agreed on, and what a worker is told before it loads its model: this travels pickled."""
+"""What a worker is told before it loads its model (pickled), and what parent and worker have agreed
+on.
+"""
 
 from __future__ import annotations
 
@@ -10,39 +12,47 @@ from carpool.worker.affinity import Cores
 from carpool.worker.program import Program
 
 DUMP_SIGNAL = signal.SIGQUIT
-"""Has a worker write the stacks of all its threads to stderr, whatever it is doing; as with a JVM."""
+"""Makes a worker write the stacks of all its threads to stderr, whatever it is doing; the same
+signal as a JVM's.
+"""
 
 
-def process_name(stage: str, worker: int) -> str:
-    """What a worker's process, thread or task is called."""
-    return f"carpool {stage}/{worker}"
+def process_name(stage: str, place: int) -> str:
+    """Return the name of a worker's process, thread or task."""
+    return f"carpool {stage}/{place}"
 
 
 class Setup(msgspec.Struct, frozen=True):
     """A worker's stage, its place in it, and how to call the model.
 
     Attributes:
+        program: where the parent finds its modules.
         model: the packed model, see `program.pack_model`.
+        stage: the name of the stage.
+        place: the worker's place in the stage.
         batched: whether `predict` takes lists.
-        warm_up: numbers of examples to run at a time and to time, rising.
         allowed_batch_sizes: how long these lists may be; None for any length.
-        isolate_errors, halve, oom_errors: what to do with calls that fail, see `retry.Retrier`.
-        first, last: whether the stage decodes requests, and whether it encodes responses.
+        warm_up: numbers of examples to run at a time and to time, rising.
+        is_first: whether the stage is the first one, which decodes requests.
+        is_last: whether the stage is the last one, which encodes responses.
+        isolate_errors: whether a batch that raises is halved to find the guilty items.
+        retry_on_oom: whether a batch that runs out of memory is run again in smaller calls.
+        oom_errors: full names of exceptions that mean out of memory, see `retry.Retrier`.
         cores: where the worker runs; None leaves the affinity alone.
-        log_level: the parent's, if its program has set up logging; None otherwise.
+        log_level: the parent's log level if its program has set up logging, else None.
     """
 
     program: Program
     model: bytes
     stage: str
-    worker: int
+    place: int
     batched: bool
     allowed_batch_sizes: tuple[int, ...] | None
     warm_up: tuple[int, ...]
-    first: bool
-    last: bool
+    is_first: bool
+    is_last: bool
     isolate_errors: bool
-    halve: bool
+    retry_on_oom: bool
     oom_errors: tuple[str, ...] | None
     cores: Cores | None
     log_level: int | None

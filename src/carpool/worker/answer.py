@@ -1,0 +1,386 @@
+"""Answers a frame with a frame: decode a batch of items, run the model on them, check and encode
+its results.
+
+An item's fault stays its own: it fails with an outcome and a report (`worker/reports.py`), and the
+others go on. The model is called by `call/invoke.py`. Here its values are read from what callers
+sent, and its results are written as callers accept them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from carpool.call.invoke import Invoker
+from carpool.call.retry import Failed, Trouble
+from carpool.clock import Clock, monotonic
+from carpool.errors import CarpoolError, InvalidRequest, ModelError
+from carpool.hints import nesting, schema
+from carpool.http_request import RequestMaker
+from carpool.http_response import Response
+from carpool.rows import Rows
+from carpool.wire import arrays, payload
+from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameKind
+from carpool.wire.outcome import Outcome
+from carpool.wire.payload import CUSTOM, JSON, MSGPACK, OBJECT, RAW
+from carpool.wire.response import pack_response
+from carpool.wire.scalars import are_scalars, as_scalars
+from carpool.worker.program import MainProgram
+from carpool.worker.reports import Expired, FailureReports, outcome_of
+
+_TIMING_S = 2.0  # once a warm-up has taken this long, no further sizes are timed
+_BETWEEN_STAGES = dict.fromkeys(range(256), payload.dump)
+
+_ANY_CUSTOM = bytes([min(format, CUSTOM) for format in range(256)])
+_NOT_LAST = "only the last stage may return a Response: return a value from this stage, or raise an exception"
+
+_OUR_OWN = MainProgram(None)
+
+
+class ExampleError(Exception):
+    """An example does not run through its model.
+
+    Attributes:
+        traceback: that of the user's code, as text.
+    """
+
+    def __init__(self, message: str, traceback: str) -> None:
+        super().__init__(message)
+        self.traceback = traceback
+
+
+class BatchAnswerer:
+    """Answers batches with a loaded model.
+
+    Args:
+        invoker: calls the model.
+        is_first: whether the stage is the first one, which decodes requests.
+        is_last: whether the stage is the last one, which encodes responses.
+        before_predict: called before the model's part of each batch.
+        after_predict: called after the model's part of each batch.
+        main: finds classes of the parent's main program.
+        same_process: whether replies stay in this process, so that exceptions may go with them as
+            they are.
+
+    Attributes:
+        traits: what `traits_of` read off the model.
+        trouble: what happened to the last batch besides its results.
+    """
+
+    def __init__(
+        self,
+        invoker: Invoker,
+        *,
+        is_first: bool,
+        is_last: bool,
+        before_predict: Callable[[], None] | None = None,
+        after_predict: Callable[[], None] | None = None,
+        main: MainProgram = _OUR_OWN,
+        same_process: bool = False,
+    ) -> None:
+        self.traits = traits = invoker.traits
+        self.trouble: list[Trouble] = []
+        self._invoker = invoker
+        self._is_last = is_last
+        self._before_predict = before_predict
+        self._after_predict = after_predict
+        self._main = main
+        self._same_process = same_process
+        takes, gives = traits.input_type, traits.output_type
+        self._decoders = schema.MadeWhenNeeded(
+            {OBJECT: payload.load, RAW: bytes, CUSTOM: list if traits.decodes_requests else bytes},
+            {JSON: lambda: schema.json_reader(takes), MSGPACK: lambda: schema.msgpack_reader(takes)}
+            if is_first
+            else {},
+        )
+        self._encoders: Mapping[int, Callable[[Any], payload.Payload]] = _BETWEEN_STAGES
+        if is_last:
+            self._encoders = schema.MadeWhenNeeded[payload.Payload](
+                # the model's `encode` is called before
+                {OBJECT: payload.dump, RAW: _as_bytes, CUSTOM: _as_bytes},
+                {JSON: lambda: schema.json_writer(gives), MSGPACK: lambda: schema.msgpack_writer(gives)},
+            )
+
+    # -- the warm-up
+
+    async def warm_up(self, sizes: Sequence[int], clock: Clock = monotonic) -> list[tuple[int, float]]:
+        """Run all examples, one of them alone and all in the largest batches; then time each size
+        twice, within reason.
+
+        Args:
+            sizes: how many examples to time at a time, rising; none where the model takes single
+                items.
+            clock: monotonic seconds.
+
+        Returns:
+            The sizes and the least seconds that each took, without those that there was no time for
+            or that were not run in one call. What ran out of memory is in `trouble`, with the
+            examples' places in their batch.
+
+        Raises:
+            ExampleError: the user's code failed for one of them.
+        """
+        n = len(self.traits.examples)
+        if not n:
+            return []
+        largest = sizes[-1] if sizes else n
+        began = clock()
+        best: dict[int, float] = {}
+        at_least = [(0, 1), *[(begin, largest) for begin in range(0, n, largest)]]
+        timed = [(0, size) for size in [*sizes, *sizes]]
+        for i, (begin, size) in enumerate(at_least + timed):
+            started = clock()
+            if i >= len(at_least) and started - began >= _TIMING_S:
+                break
+            troubles = len(self.trouble)
+            await self._run_examples(begin, size)
+            took_s = clock() - started
+            if len(self.trouble) == troubles:
+                best[size] = min(took_s, best.get(size, took_s))
+        return [(size, best[size]) for size in sizes if size in best]
+
+    async def _run_examples(self, begin: int, size: int) -> None:
+        """Run `size` examples as one batch, beginning with one of them and starting over after the
+        last.
+        """
+        examples = self.traits.examples
+        indices = [(begin + i) % len(examples) for i in range(size)]
+        results = await self._invoker.run([examples[i] for i in indices], self.trouble)
+        for i, value in zip(indices, results, strict=True):
+            if type(value) is Failed:
+                _, report = outcome_of(value.error)
+                text = f"example {i + 1} of {len(examples)} does not run through its model: {report.message}"
+                raise ExampleError(text, report.traceback)
+
+    # -- a batch
+
+    async def answer(self, frame: Frame) -> Frame:
+        """Return the reply to a batch, with the items in the order of the batch."""
+        started = monotonic()
+        self.trouble = []
+        until = max(frame.deadlines)
+        values = self._decode_alike(frame, started)
+        if values is None:
+            values = await self._decode_each(frame, started, until)
+        if self._before_predict is not None:
+            self._before_predict()
+        results = await self._invoker.run(values, self.trouble, until=until)
+        if self._after_predict is not None:
+            self._after_predict()
+        reply = Frame(FrameKind.REPLY, frame.batch, frame.ids)
+        await self._encode(results, frame.accepts, until, reply)
+        reply.busy_s = monotonic() - started
+        return reply
+
+    async def tear_down(self) -> None:
+        """Call the model's `teardown`. Raises what that raises."""
+        await self._invoker.tear_down()
+
+    # -- reading items
+
+    async def _decode_each(self, frame: Frame, now: float, until: float) -> list[Any]:
+        """Return the values of a batch's items, with `Failed` for those that cannot be read or have
+        expired.
+        """
+        values: list[Any] = []
+        for format, deadline, body in zip(frame.formats, frame.deadlines, frame.payloads, strict=True):
+            try:
+                if deadline > now:
+                    values.append(self._decode_one(format, body))
+                else:
+                    values.append(Failed(Expired("the deadline passed before the request's turn came")))
+            except BaseException as error:  # types may have validators, which are user code
+                values.append(Failed(self._as_reading_error(error, format, body)))
+        if CUSTOM in frame.formats:
+            await self._decode_custom(frame.formats, values, until)
+        return values
+
+    def _decode_alike(self, frame: Frame, now: float) -> list[Any] | None:
+        """Return the values of items of one format; None if they differ, or one of them cannot be
+        read or has expired.
+
+        Fast path of `_decode_each`: the same outcome, see tests/worker/test_fast_paths.py.
+        """
+        formats, payloads = frame.formats, frame.payloads
+        format = formats[0]
+        if format == CUSTOM or formats.count(format) != len(formats) or min(frame.deadlines) <= now:
+            return None
+        try:
+            if format == OBJECT:
+                if are_scalars(payloads):
+                    return list(payloads)
+                block = arrays.block_of(payloads, MAX_FRAME_BYTES)
+                if block is not None:
+                    return Rows(block.array())
+            decode = nesting.for_now(self._decoders[format])
+            return [decode(body) for body in payloads]
+        except BaseException:
+            return None
+
+    def _decode_one(self, format: int, body: Any) -> Any:
+        try:
+            return self._decoders[format](body)
+        except (AttributeError, ModuleNotFoundError) as error:
+            if format != OBJECT:
+                raise
+            return self._main.read_again(self._decoders[OBJECT], body, error)
+
+    async def _decode_custom(self, formats: bytes, values: list[Any], until: float) -> None:
+        """Read items in the model's own format, with one call of its `decode` for all of them."""
+        places = [i for i, f in enumerate(formats) if f == CUSTOM and type(values[i]) is not Failed]
+        bodies = [values[i] for i in places]
+        if self.traits.decodes_requests:
+            make = RequestMaker().make
+            bodies = [make(bytes(head), bytes(body)) for head, body in bodies]
+        decoded = await self._invoker.call_together(self._decode_bodies, bodies, self.trouble, places, until)
+        for i, value in zip(places, decoded, strict=True):
+            # an exception may be returned in the place of an item
+            values[i] = Failed(_as_parser_error(value)) if issubclass(type(value), BaseException) else value
+
+    def _decode_bodies(self, bodies: list[Any]) -> Any:
+        try:
+            return self._invoker.instance.decode(bodies)
+        except ValueError as error:
+            raise _as_parser_error(error) from error
+
+    def _as_reading_error(self, error: BaseException, format: int, body: Any) -> BaseException:
+        """Return what went wrong with reading an item, in our own words if a client has written the
+        item.
+        """
+        if format == OBJECT:
+            return error
+        try:
+            return schema.as_our_error(error, "msgpack" if format == MSGPACK else "JSON", self.traits.input_type, body)
+        except BaseException:  # it has no text
+            return error
+
+    # -- writing results
+
+    async def _encode(self, results: list[Any], accepts: bytes, until: float, reply: Frame) -> None:
+        """Put outcomes and payloads into the reply."""
+        kinds = set(map(type, results))
+        has_custom = self._is_last and bool(self.traits.produces) and max(accepts) >= CUSTOM
+        if not has_custom and Response not in kinds:
+            self._write(results, accepts, kinds, reply)
+            return
+        results = results[:]  # it may be a list of the model's own
+        responses: dict[int, Response] = {}
+        accepts = self._take_out_responses(results, accepts, responses)
+        if has_custom:
+            for format in sorted(set(accepts)):
+                if format >= CUSTOM:
+                    await self._encode_custom(results, accepts, until, format)
+            accepts = accepts.translate(_ANY_CUSTOM)
+            # `encode` may return them as well
+            accepts = self._take_out_responses(results, accepts, responses)
+        self._write(results, accepts, set(map(type, results)), reply)
+        outcomes, payloads = bytearray(reply.formats), list(reply.payloads)
+        for i, response in responses.items():
+            if outcomes[i] == Outcome.OK:
+                outcomes[i] = Outcome.RESPONSE
+                payloads[i] = pack_response(response, payloads[i])  # type: ignore[arg-type]
+        reply.formats, reply.payloads = bytes(outcomes), payloads
+
+    def _take_out_responses(self, results: list[Any], accepts: bytes, responses: dict[int, Response]) -> bytes:
+        """Move each `Response` from `results` to `responses`, and put its value in its place.
+
+        Returns:
+            The format of each result, which is raw for responses that are given as a body.
+        """
+        if Response not in set(map(type, results)):
+            return accepts
+        formats = bytearray(accepts)
+        for i, result in enumerate(results):
+            if type(result) is not Response:
+                continue
+            if not self._is_last:
+                results[i] = Failed(ModelError(_NOT_LAST, code="bad_result"))
+            elif accepts[i] != OBJECT:  # a Python caller gets the response as it is
+                responses[i] = result
+                results[i] = result.value
+                if result.is_body:
+                    results[i] = b"" if result.value is None else result.value
+                    formats[i] = RAW
+        return bytes(formats)
+
+    def _write(self, results: list[Any], accepts: bytes, kinds: set[type], reply: Frame) -> None:
+        """Put outcomes and payloads of results into the reply, without the model's `encode`."""
+        if not self._write_alike(results, accepts, kinds, reply):
+            self._write_each(results, accepts, reply)
+
+    def _write_each(self, results: list[Any], accepts: bytes, reply: Frame) -> None:
+        """Write the results one by one; those that cannot be written fail."""
+        outcomes = bytearray()
+        payloads: list[payload.Payload] = []
+        failures = FailureReports(self._same_process)
+        for value, accept in zip(results, accepts, strict=True):
+            if type(value) is not Failed:
+                try:
+                    payloads.append(self._encoders[accept](value))
+                    outcomes.append(Outcome.OK)
+                    continue
+                except BaseException as error:
+                    value = Failed(error)
+            outcome, body = failures.report(len(payloads), value)
+            outcomes.append(outcome)
+            payloads.append(body)
+        reply.formats, reply.payloads, reply.causes = bytes(outcomes), payloads, failures.causes
+
+    def _write_alike(self, results: list[Any], accepts: bytes, kinds: set[type], reply: Frame) -> bool:
+        """Write results of one format; return False if formats differ, an item has failed or one
+        cannot be written.
+
+        Fast path of `_write_each`: the same outcome, see tests/worker/test_fast_paths.py.
+        """
+        accept = accepts[0]
+        if Failed in kinds or accepts.count(accept) != len(accepts):
+            return False
+        try:
+            encode = self._encoders[accept]
+            block = _as_block(results, kinds) if encode is payload.dump else None
+            reply.payloads = [encode(value) for value in results] if block is None else block
+        except BaseException:
+            return False
+        reply.formats = bytes(len(results))
+        return True
+
+    async def _encode_custom(self, results: list[Any], accepts: bytes, until: float, format: int) -> None:
+        """Write the results for one of the model's own formats, with one call of its `encode` for
+        all of them.
+        """
+        places = [i for i, a in enumerate(accepts) if a == format and type(results[i]) is not Failed]
+        values = [results[i] for i in places]
+        content_type = self.traits.produces[format - CUSTOM]
+        encode = partial(self._encode_values, content_type)
+        bodies = await self._invoker.call_together(encode, values, self.trouble, places, until)
+        for i, body in zip(places, bodies, strict=True):
+            results[i] = Failed(body) if issubclass(type(body), BaseException) else body
+
+    def _encode_values(self, content_type: str, values: list[Any]) -> Any:
+        encode = self._invoker.instance.encode
+        return encode(values, content_type) if self.traits.encode_takes_type else encode(values)
+
+
+def _as_parser_error(error: BaseException) -> BaseException:
+    """Return the error for what `decode` raises or returns for an item: a ValueError is the
+    client's fault.
+    """
+    kind = type(error)  # its `__class__` may be a trap
+    if issubclass(kind, ValueError) and not issubclass(kind, CarpoolError):
+        return InvalidRequest("the body could not be decoded")
+    return error
+
+
+def _as_block(results: list[Any], kinds: set[type]) -> Sequence[payload.Payload] | None:
+    """Return results of these types as payloads if they travel as one block, else None."""
+    return arrays.block_of_rows(results.whole) if type(results) is Rows else as_scalars(results, kinds)
+
+
+def _as_bytes(value: Any) -> bytes:
+    if type(value) is bytes:
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return memoryview(value).tobytes()  # a class derived from bytes may override how it is read
+    kind = type(value).__name__
+    raise ModelError(f"a raw response needs bytes, but the model returned an object of type {kind}", code="bad_result")

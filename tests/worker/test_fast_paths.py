@@ -1,0 +1,139 @@
+"""Reading and writing a batch of one format at once has the same outcome as doing so item by item."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import numpy as np
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from carpool import Model
+from carpool.call.invoke import Invoker
+from carpool.call.retry import Failed, Retrier, run_now
+from carpool.model import traits_of
+from carpool.rows import Rows
+from carpool.wire.frame import Frame, FrameKind
+from carpool.wire.outcome import read_report
+from carpool.wire.payload import JSON, MSGPACK, OBJECT, RAW, dump, load
+from carpool.worker.answer import BatchAnswerer
+from tests.support.properties import PROPERTY
+from tests.support.values import seen
+
+
+class Reads(Model):
+    def predict(self, xs: list[int]) -> list[int]:
+        return xs
+
+
+class Arrays(Model):
+    def predict(self, xs: list[Any]) -> list[Any]:
+        return xs
+
+
+def answerer_of(model: type[Model], is_last: bool = True) -> BatchAnswerer:
+    invoker = Invoker(model, {}, traits_of(model, True), Retrier(isolate_errors=True), batched=True)
+    return BatchAnswerer(invoker, is_first=True, is_last=is_last)
+
+
+scalars = st.one_of(st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=3))
+arrays = st.builds(
+    lambda shape, dtype, start: np.arange(start, start + np.prod(shape)).reshape(shape).astype(dtype),
+    st.sampled_from([(2,), (3,), (2, 2), (0,), ()]),
+    st.sampled_from(["f4", "f8", "i8", ">f4"]),
+    st.integers(0, 9),
+)
+objects = st.one_of(scalars, arrays, st.lists(scalars, max_size=2), st.binary(max_size=3))
+alike = st.one_of(
+    st.lists(st.floats(), min_size=1, max_size=5),
+    st.lists(st.builds(lambda i: np.array([i, i + 1.0]), st.integers(0, 9)), min_size=1, max_size=5),
+    st.lists(objects, min_size=1, max_size=5),
+)
+bodies = st.sampled_from([b"1", b"-7", b'"x"', b"", b"{", b"[[[[1]]]]", b"\xff", b"\x07", b"1.5"])
+
+
+def told(value: Any) -> Any:
+    """All that a program can tell of a value or of a failure."""
+    if type(value) is Failed:
+        return "failed", type(value.error), str(value.error)
+    return seen(value)
+
+
+def batch(format: int, payloads: list[Any], deadline: float = inf) -> Frame:
+    n = len(payloads)
+    return Frame(FrameKind.BATCH, 1, list(range(n)), bytes([format]) * n, bytes(n), [deadline] * n, payloads)
+
+
+def decoded(model: type[Model], frame: Frame) -> None:
+    """What is read at once is what is read item by item, or nothing is read at once."""
+    together = answerer_of(model)._decode_alike(frame, 0.0)
+    each = run_now(answerer_of(model)._decode_each(frame, 0.0, inf))
+
+    if together is not None:
+        assert [told(value) for value in together] == [told(value) for value in each]
+    else:
+        assert Failed in set(map(type, each))
+
+
+@PROPERTY
+@given(alike)
+def test_objects_are_read_at_once_as_one_by_one(values: list[Any]) -> None:
+    """Objects that are read at once, as scalars or as one array, are those that are read one by
+    one.
+    """
+    decoded(Arrays, batch(OBJECT, [dump(value) for value in values]))
+
+
+@PROPERTY
+@given(st.sampled_from([JSON, MSGPACK, RAW]), st.lists(bodies, min_size=1, max_size=5))
+def test_bodies_are_read_at_once_as_one_by_one(format: int, payloads: list[bytes]) -> None:
+    """Bodies of one format that are read at once give the items that are read one by one; if one
+    cannot be read, none is read at once.
+    """
+    decoded(Reads, batch(format, list(payloads)))
+
+
+def test_expired_items_are_not_read_at_once() -> None:
+    """A batch with an item whose deadline has passed is read item by item."""
+    frame = batch(OBJECT, [dump(1.0), dump(2.0)])
+    frame.deadlines = [inf, 0.0]
+
+    assert answerer_of(Reads)._decode_alike(frame, 0.0) is None
+
+
+@PROPERTY
+@given(alike, st.sampled_from([OBJECT, JSON, MSGPACK, RAW]), st.booleans(), st.booleans())
+def test_results_are_written_at_once_as_one_by_one(
+    values: list[Any], accept: int, is_last: bool, as_rows: bool
+) -> None:
+    """Results that are written at once have the outcomes and payloads of those that are written one
+    by one; if one cannot be written, none is written at once.
+    """
+    if as_rows:
+        assume(
+            {(type(v), getattr(v, "shape", None), str(getattr(v, "dtype", ""))) for v in values}
+            == {(np.ndarray, (2,), "float64")}
+        )
+        values = Rows(np.stack(values))
+    n = len(values)
+    accepts = bytes([accept]) * n
+    together, each = (Frame(FrameKind.REPLY, 1, list(range(n))) for _ in range(2))
+    answerer = answerer_of(Arrays, is_last)
+    done = answerer._write_alike(values, accepts, set(map(type, values)), together)
+    answerer._write_each(list(values), accepts, each)
+
+    if done:
+        assert together.formats == each.formats
+        assert [opened(p, accept, is_last) for p in together.payloads] == [
+            opened(p, accept, is_last) for p in each.payloads
+        ]
+    else:
+        assert any(each.formats)
+        failed = [read_report(p) for p, outcome in zip(each.payloads, each.formats, strict=True) if outcome]
+        assert all(report.message for report in failed)
+
+
+def opened(payload: Any, accept: int, is_last: bool) -> Any:
+    """A payload as the next process sees it."""
+    return seen(load(payload)) if accept == OBJECT or not is_last else payload
