@@ -7,7 +7,7 @@ import functools
 import multiprocessing
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, unquote_to_bytes
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from carpool.http.app import App
 
 
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _WATCH_AFTER_S = 0.005  # most answers are quicker; a watch for the client's leaving costs a task
 
