@@ -36,10 +36,11 @@ fuzz: setup      ## noise for all that reads frames, FUZZ_EXAMPLES=20000 per tes
 	FUZZ_EXAMPLES=$(or $(FUZZ_EXAMPLES),20000) $(BIN)/python -m pytest -q --timeout 0 -m "long or not long" tests/wire tests/drive/test_heard.py
 	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),60) --jobs $(or $(JOBS),2) $(if $(SEED),--seed $(SEED))
 
-lint: setup      ## ruff (style, format) and mypy --strict
+lint: setup      ## ruff (style, format), mypy --strict, and both type checkers over all programs of the docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.typing.programs
 
 bench: setup     ## run the benchmarks against the peers, 80 minutes (`python -m bench` lists all there are)
 	$(BIN)/python -m bench alone.core_overhead documents peers.inprocess peers.process peers.http

@@ -9,6 +9,7 @@ how.
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_array, vstack
@@ -27,7 +28,8 @@ rows: list[int] = []
 def classify(images: np.ndarray) -> np.ndarray:
     """Return a digit for each row; a caller with more than 128 rows is served by several calls."""
     rows.append(images.shape[0])
-    return classifier.predict(images)
+    digits: np.ndarray = classifier.predict(images)
+    return digits
 
 
 def cut(digits: np.ndarray, counts: list[int]) -> list[np.ndarray]:
@@ -39,10 +41,11 @@ def cut(digits: np.ndarray, counts: list[int]) -> list[np.ndarray]:
 def classify_sparse(images: csr_array) -> np.ndarray:
     """Do the same for sparse arrays, which have no `len`; a very large one gets its own call."""
     rows.append(images.shape[0])
-    return classifier.predict(images)
+    digits: np.ndarray = classifier.predict(images)
+    return digits
 
 
-def compare(name: str, function: Callable, chunks: list) -> None:
+def compare(name: str, function: Callable[[Any], np.ndarray], chunks: list[Any]) -> None:
     """Send the chunks from 16 threads, and compare with one call for all rows."""
     rows.clear()
     with ThreadPoolExecutor(16) as threads:

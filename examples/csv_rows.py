@@ -32,7 +32,8 @@ class Progression(carpool.Model):
         return rows
 
     def predict(self, rows: list[list[float]]) -> list[float]:
-        return self.regression.predict(np.asarray(rows))
+        answers: list[float] = self.regression.predict(np.asarray(rows)).tolist()
+        return answers
 
     def encode(self, results: list[float]) -> list[bytes]:
         """Write one line for each answer."""

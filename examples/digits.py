@@ -33,7 +33,8 @@ class Digits(carpool.Model):
         self.classifier = SVC(gamma=0.001).fit(images, labels)
 
     def predict(self, images: list[Image]) -> list[int]:
-        return self.classifier.predict(np.array(images))
+        digits: list[int] = self.classifier.predict(np.array(images)).tolist()
+        return digits
 
 
 service = carpool.Service(carpool.Stage(Digits, max_batch_size=64), name="digits")

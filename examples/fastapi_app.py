@@ -26,7 +26,8 @@ sizes: list[int] = []
 async def progression(rows: list[list[float]]) -> list[float]:
     """Predict how far diabetes will have progressed; one call serves all waiting requests."""
     sizes.append(len(rows))
-    return (await asyncio.to_thread(regression.predict, rows)).tolist()
+    answers: list[float] = (await asyncio.to_thread(regression.predict, rows)).tolist()
+    return answers
 
 
 digits_app = carpool.http.App(digits)  # in worker processes of its own

@@ -36,7 +36,8 @@ class Project(carpool.Model):
         self.pca = PCA(20, random_state=0).fit(images)
 
     def predict(self, images: list[Array]) -> Array:
-        return self.pca.transform(images)
+        points: Array = self.pca.transform(images)
+        return points
 
 
 class Classify(carpool.Model):
@@ -51,7 +52,8 @@ class Classify(carpool.Model):
         self.classifier = SVC(C=self.c).fit(points, labels)
 
     def predict(self, points: list[Array]) -> list[int]:
-        return self.classifier.predict(points)
+        digits: list[int] = self.classifier.predict(points).tolist()
+        return digits
 
     def postprocess(self, digit: int) -> dict[str, int]:
         return {"digit": digit}

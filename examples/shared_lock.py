@@ -5,6 +5,7 @@ python -m examples.shared_lock      sixteen threads call both; the "GPU" raises 
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 from sklearn.decomposition import PCA
@@ -20,12 +21,12 @@ running: list[str] = []
 calls = {"transform": 0, "predict": 0}
 
 
-def on_gpu(model: Callable, images: list[np.ndarray]) -> np.ndarray:
+def on_gpu(model: Callable[..., Any], images: list[np.ndarray]) -> np.ndarray:
     """Run a model on what stands for a device that two models must not use at the same time."""
     running.append(model.__name__)
     assert len(running) == 1, f"{running} overlap"
     calls[running[0]] += 1
-    results = model(images)
+    results: np.ndarray = model(images)
     running.clear()
     return results
 
@@ -42,10 +43,15 @@ def classify(images: list[np.ndarray]) -> np.ndarray:
     return on_gpu(classifier.predict, images)
 
 
+def both(image: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Call both models for one image."""
+    return embed(image), classify(image)
+
+
 def main() -> None:
     """Call both for every image; then hold the lock for other work, while a call is refused."""
     with ThreadPoolExecutor(16) as threads:
-        embeddings, digits = zip(*threads.map(lambda image: (embed(image), classify(image)), IMAGES), strict=True)
+        embeddings, digits = zip(*threads.map(both, IMAGES), strict=True)
     far = np.abs(embeddings - pca.transform(IMAGES)).max()
     print(f"{(digits == classifier.predict(IMAGES)).sum()} of {len(IMAGES)} digits as from one call for all")
     print(f"embeddings at most {far:.1e} off, calls: {calls}")

@@ -10,6 +10,8 @@ Run as a program, it compares one `read_csv` for all requests with one for each 
 import asyncio
 import statistics
 import time
+from collections.abc import MutableMapping
+from typing import Any
 
 import pandas as pd
 from sklearn.datasets import load_diabetes
@@ -21,12 +23,15 @@ from carpool.http import App
 
 COLUMNS = {"age": "float64", "bmi": "float64", "pressure": "float64"}
 CLIENTS, SECONDS = 64, 3.0
+Message = MutableMapping[str, Any]
 
 
-class Progression(Pandas):
-    """Predicts for each row how far diabetes will have progressed in a year."""
+class EachByItself(Pandas):
+    """Predicts for each row how far diabetes will have progressed in a year; reads each body alone.
 
-    columns = COLUMNS
+    No columns are declared, so that it has to find the types in each body.
+    """
+
     answer = "progression"
     examples = ({"age": 0.0, "bmi": 0.0, "pressure": 0.0},)
 
@@ -39,10 +44,10 @@ class Progression(Pandas):
         return pd.Series(self.regression.predict(frame)).round(1)
 
 
-class EachByItself(Progression):
-    """Does the same without declared columns: each body is read alone, to find the types in it."""
+class Progression(EachByItself):
+    """Does the same, and declares its columns: all bodies of a batch are read at once."""
 
-    columns = None
+    columns = COLUMNS
 
 
 service = carpool.Service(carpool.Stage(Progression, max_batch_size=64), name="progression")
@@ -50,19 +55,20 @@ service = carpool.Service(carpool.Stage(Progression, max_batch_size=64), name="p
 
 async def ask(app: App, body: bytes) -> bytes:
     """Send one request, as an ASGI server would hand it over, and return the body of the answer."""
-    sent: list[dict] = []
-    messages = [{"type": "http.request", "body": body}]
+    sent: list[Message] = []
+    messages: list[Message] = [{"type": "http.request", "body": body}]
 
-    async def receive() -> dict:
+    async def receive() -> Message:
         return messages.pop() if messages else await asyncio.Future()
 
-    async def send(message: dict) -> None:
+    async def send(message: Message) -> None:
         sent.append(message)
 
     headers = [(b"content-type", b"text/csv")]
     await app({"type": "http", "method": "POST", "path": "/predict", "headers": headers}, receive, send)
     assert sent[0]["status"] == 200, sent
-    return sent[1]["body"]
+    answer: bytes = sent[1]["body"]
+    return answer
 
 
 async def measure(model: type[Pandas]) -> tuple[float, float]:

@@ -20,7 +20,8 @@ sizes: list[int] = []
 def classify(images: list[np.ndarray]) -> list[int]:
     """Return the digits on some images; one of the waiting threads runs this for all of them."""
     sizes.append(len(images))
-    return classifier.predict(np.array(images)).tolist()
+    digits: list[int] = classifier.predict(np.array(images)).tolist()
+    return digits
 
 
 def main() -> None:

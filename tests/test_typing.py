@@ -1,52 +1,62 @@
-"""Type checkers see `A -> B`: mypy and pyright over a file of assertions, and over mistakes that they must find."""
+"""Type checkers see `A -> B`: mypy and pyright over a file of assertions, and over mistakes that they must find.
+
+The programs of README, docs and examples are checked by `make lint` (`tests/typing/programs.py`).
+"""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from carpool.policy import BY_NAME, PolicyName
 from tests.effort import slow_where
+from tests.typing.checkers import mypy, pyright
+from tests.typing.programs import PAGES, programs
 
-FILE = Path(__file__).parent / "typing" / "batched.py"
-CHECKERS = {
-    "mypy": [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--no-error-summary"],
-    "pyright": [sys.executable, "-m", "basedpyright", "--level", "error", "--pythonpath", sys.executable],
-}
-MISTAKES = """
-length(3)
-wrong: str = length("a")
-Translator().translate(b"a")
-length.many("a", "b")
-carpool.batch(max_batch_size="many")
-"""
+FOLDER = Path(__file__).parent / "typing"
+RIGHT = [FOLDER / "batched.py", FOLDER / "services.py"]
+MISTAKES = FOLDER / "mistakes.py"
+CHECKERS = ("mypy", "standard", "strict")
 
 
-def check(checker: str, file: Path) -> tuple[int, str]:
-    done = subprocess.run([*CHECKERS[checker], str(file)], capture_output=True, text=True, cwd=file.parent, timeout=110)
-    return done.returncode, done.stdout + done.stderr
+def check(checker: str, files: list[Path], folder: Path) -> tuple[int, str]:
+    """Have some files checked by mypy, or by pyright in one of its modes."""
+    if checker == "mypy":
+        return mypy(files, folder, folder / "cache")
+    return pyright(files, checker, folder, folder / "pyrightconfig.json")
 
 
-@slow_where(lambda checker: checker == "mypy")
+@slow_where(lambda checker: checker != "standard")
 @pytest.mark.parametrize("checker", CHECKERS)
-def test_types_of_batched_functions(checker: str) -> None:
-    """In mypy and pyright every `assert_type` of the file holds."""
-    code, text = check(checker, FILE)
+def test_types_of_models_and_batched_functions(checker: str, tmp_path: Path) -> None:
+    """In mypy and pyright every `assert_type` holds, and models are written as users like to without an error."""
+    code, text = check(checker, RIGHT, tmp_path)
 
     assert code == 0, text
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checker", CHECKERS)
+@pytest.mark.parametrize("checker", ["mypy", "standard"])
 def test_mistakes_are_found(checker: str, tmp_path: Path) -> None:
-    """Each of the lines that are wrong is reported, so the test above is able to fail."""
-    source = FILE.read_text()
-    wrong = tmp_path / "wrong.py"
-    wrong.write_text(source + MISTAKES)
-    _, text = check(checker, wrong)
+    """Each line that is wrong is reported, and no other one, so the test above is able to fail."""
+    _, text = check(checker, [MISTAKES], tmp_path)
+    lines = MISTAKES.read_text().splitlines()
+    wrong = {number for number, line in enumerate(lines, 1) if line.endswith("# wrong")}
+    found = {int(number) for number in re.findall(r"mistakes\.py:(\d+):.*error", text)}
 
-    first = source.count("\n") + 2
-    for line in range(first, first + MISTAKES.strip().count("\n") + 1):
-        assert f"wrong.py:{line}:" in text, text
+    assert found == wrong, text
+
+
+def test_the_names_of_policies_are_known_to_type_checkers() -> None:
+    """The literals of `policy=` are the policies that there are."""
+    assert set(get_args(PolicyName)) == set(BY_NAME)
+
+
+def test_the_programs_of_all_pages_are_found() -> None:
+    """What `make lint` checks are the programs of the README and of the docs."""
+    found = {page.name: len(programs(page)) for page in PAGES}
+
+    assert found["README.md"] >= 2 and found["ways.md"] >= 6 and found["coming_from.md"] >= 6

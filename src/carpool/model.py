@@ -10,10 +10,11 @@ import functools
 import inspect
 import re
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from carpool.batch_hints import is_called_as_hinted, is_list, is_never_a_list, is_union
 from carpool.foreign import text_of
 from carpool.http_request import HTTPRequest
 from carpool.http_response import Response
@@ -23,6 +24,7 @@ from carpool.rows import is_array_type
 _HOOKS = ("setup", "preprocess", "predict", "postprocess", "teardown", "decode", "encode")
 _MOST_PRODUCED = 32
 _IS_GENERATOR = (inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+_UNRESOLVED = (NameError, AttributeError, TypeError)  # what a hint raises that means nothing where it stands
 _CONTENT_TYPE = re.compile(r"[!-.0-~]+/[!-.0-~][ -~]*")
 
 AnyModel = type | Callable[..., Any]
@@ -60,10 +62,10 @@ class Model:
     produces: ClassVar[str | Sequence[str] | None] = None
     """The content type that `encode` writes, or several; `encode` then gets one as an argument."""
 
-    def setup(self) -> None:
+    def setup(self) -> Awaitable[None] | None:
         """Prepare for `predict`: load weights, for example. Runs once in each worker."""
 
-    def predict(self, x: Any) -> Any:
+    def predict(self, x: Any, /) -> Any:
         """Return the result for one item, or for a list of items a sequence of as many results.
 
         Args:
@@ -76,7 +78,7 @@ class Model:
         """
         raise NotImplementedError(f"{type(self).__name__} has no predict method")
 
-    def teardown(self) -> None:
+    def teardown(self) -> Awaitable[None] | None:
         """Release what `setup` has acquired."""
 
 
@@ -131,7 +133,7 @@ def traits_of(model: AnyModel, batched: bool) -> Traits:
     owner, predict = _owner_and_predict(model)
     name = name_of(model)
     postprocess = getattr(owner, "postprocess", None)
-    takes, returns = _types(predict)
+    takes, returns = types_of(predict)
     takes_array = batched and is_array_type(takes)
     if batched:
         takes, returns = _item_type(takes), Any if is_array_type(returns) else _item_type(returns)
@@ -149,6 +151,53 @@ def traits_of(model: AnyModel, batched: bool) -> Traits:
         decodes_requests=bool(accepts) and _takes_requests(owner.decode, name),
         encode_takes_type=bool(produces) and _takes_two(owner.encode),
         takes_array=takes_array,
+    )
+
+
+def check_takes_a_list(model: AnyModel, because: str) -> None:
+    """Whether the hint of `predict` can mean a list of items, as which it gets them.
+
+    Args:
+        model: a model that `traits_of` has read.
+        because: what makes a list of them, for the text.
+
+    Raises:
+        TypeError: it cannot; the text has the hint that was probably meant.
+    """
+    owner, predict = _owner_and_predict(model)
+    takes, _ = _types_if_known(predict)
+    if is_never_a_list(takes) and is_called_as_hinted(_implementation(predict)):
+        what, kind = _taker(owner, name_of(model)), _shown(takes)
+        raise TypeError(f"{what} takes {kind}, but {because} it gets a list: did you mean list[{kind}]?")
+
+
+def doubt_about_an_item(model: AnyModel) -> str | None:
+    """The question to ask where a `predict` that gets one item is hinted to take a list, probably of items.
+
+    None where the model shows that an item is a list: by an example, by `preprocess`, by a format of its own, or by a
+    result that is no list.
+    """
+    owner, predict = _owner_and_predict(model)
+    takes, gives = _types_if_known(predict)
+    if typing.get_origin(takes) is not list or not (gives is Any or is_list(gives) or is_array_type(gives)):
+        return None
+    if not is_called_as_hinted(_implementation(predict)) or getattr(owner, "accepts", None):
+        return None
+    preprocess = getattr(owner, "preprocess", None)
+    if preprocess is not None:
+        raw, given = _types_if_known(preprocess)
+        if given is Any or is_list(given) or is_array_type(given) or is_list(raw):
+            return None
+    elif any(
+        not isinstance(example, str | bytes) and hasattr(type(example), "__len__")
+        for example in getattr(owner, "examples", ())
+    ):
+        return None
+    what, kind = _taker(owner, name_of(model)), _shown(takes)
+    return (
+        f"{what} takes {kind}, but without max_batch_size it gets one item at a time: give the stage a max_batch_size"
+        f" if that is a list of items. If one item is such a list, show it in `examples`, or hint it as"
+        f" {kind.replace('list', 'Sequence', 1)}"
     )
 
 
@@ -175,8 +224,8 @@ def _type_before_hook(owner: Any, name: str, takes: Any, batched: bool) -> Any:
     preprocess = getattr(owner, "preprocess", None)
     if preprocess is None:
         return takes
-    raw, given = _types(preprocess)
-    if batched and (_is_batch_of(raw, takes) if given is Any else _is_batch_of(given, takes) and _is_list(raw)):
+    raw, given = types_of(preprocess)
+    if batched and (_is_batch_of(raw, takes) if given is Any else _is_batch_of(given, takes) and is_list(raw)):
         way_out = f" If an item comes as a list, say what it becomes: write `-> {_shown(takes)}` after its parameters."
         raise _takes_a_batch(f"preprocess of {name}", raw, f"predict takes {_shown(takes)}", way_out)
     return raw
@@ -187,7 +236,7 @@ def _type_after_hook(owner: Any, name: str, returns: Any, batched: bool) -> Any:
     postprocess = getattr(owner, "postprocess", None)
     if postprocess is None:
         return returns
-    result, given = _types(postprocess)
+    result, given = types_of(postprocess)
     if batched and _is_batch_of(result, returns):
         raise _takes_a_batch(f"postprocess of {name}", result, f"predict returns {_shown(returns)}")
     return given
@@ -210,6 +259,11 @@ def _owner_and_predict(model: AnyModel) -> tuple[Any, Callable[..., Any]]:
         _check_method(model, name_of(model))
         return None, model
     raise TypeError(f"a model is a class with predict or a callable, not {model!r}")
+
+
+def _taker(owner: Any, name: str) -> str:
+    """What takes the items, in words."""
+    return name if owner is None else f"predict of {name}"
 
 
 def _check_partial(model: functools.partial[Any]) -> None:
@@ -269,7 +323,7 @@ def _takes_requests(decode: Callable[..., Any], name: str) -> bool:
     parameters = _parameters(decode)
     if not parameters or HTTPRequest.__name__ not in str(parameters[0].annotation):
         return False
-    takes, _ = _types(decode)
+    takes, _ = types_of(decode)
     if takes is HTTPRequest:
         raise TypeError(f"decode of {name} gets all requests of a batch: hint it as list[carpool.HTTPRequest]")
     return takes is Any or _item_type(takes) is HTTPRequest
@@ -297,44 +351,64 @@ def _examples(examples: Any, name: str) -> tuple[Any, ...]:
         raise TypeError(f"examples of {name} cannot be read: {type(error).__name__}: {text_of(error)}") from error
 
 
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return the positional parameters of a function, without `self` and `cls`."""
+def _implementation(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function whose hints are read: that of a partial, and the `__call__` of an object."""
     while isinstance(function, functools.partial):
         function = function.func
-    if not (inspect.isroutine(function) or inspect.isclass(function)):
-        function = type(function).__call__
+    return function if inspect.isroutine(function) or inspect.isclass(function) else type(function).__call__
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the positional parameters that callers fill, without `self` and what a partial has filled."""
+    filled = len(function.args) if isinstance(function, functools.partial) else 0  # a partial of a partial is one
+    function = _implementation(function)
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # a builtin without a signature
         return []
-    return [p for p in parameters if p.kind in positional and p.name not in ("self", "cls")]
+    return [p for p in parameters if p.kind in positional and p.name not in ("self", "cls")][filled:]
 
 
-def _types(function: Callable[..., Any]) -> tuple[Any, Any]:
+def types_of(function: Callable[..., Any]) -> tuple[Any, Any]:
     """Return the types of the first parameter and of the result, `Any` where there is no hint."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    target = function
-    if not (inspect.isroutine(target) or inspect.isclass(target)):
-        target = type(target).__call__
     try:
-        hints = typing.get_type_hints(target, include_extras=True)
-    except (NameError, AttributeError, TypeError) as error:
+        return _resolved_types(function)
+    except _UNRESOLVED as error:
         logger.warning("types of %s cannot be resolved (%s): items are not checked", name_of(function), error)
         return Any, Any
+
+
+def _types_if_known(function: Callable[..., Any]) -> tuple[Any, Any]:
+    """The same for those who ask once more, when the log has been told of what cannot be resolved."""
+    try:
+        return _resolved_types(function)
+    except _UNRESOLVED:
+        return Any, Any
+
+
+def _resolved_types(function: Callable[..., Any]) -> tuple[Any, Any]:
+    hints = typing.get_type_hints(_implementation(function), include_extras=True)
     parameters = _parameters(function)
     takes = hints.get(parameters[0].name, Any) if parameters else Any
     return takes, hints.get("return", Any)
 
 
 def _without_response(returns: Any) -> Any:
-    """Return the type of results without `Response`; of a response, the content is checked."""
-    if returns is Response:
+    """Return the type of results without `Response`; of a response, the content is checked.
+
+    An exception in the place of a result is never written, so its type is left out as well.
+    """
+    if _is_no_value(returns):
         return Any
-    if Response not in typing.get_args(returns):
+    kinds = typing.get_args(returns)
+    if not is_union(returns) or not any(map(_is_no_value, kinds)):
         return returns
-    return typing.Union[tuple(kind for kind in typing.get_args(returns) if kind is not Response)]  # noqa: UP007
+    return typing.Union[tuple(kind for kind in kinds if not _is_no_value(kind)) or (Any,)]  # noqa: UP007
+
+
+def _is_no_value(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Response | BaseException)
 
 
 def _item_type(batch_type: Any) -> Any:
@@ -350,15 +424,9 @@ def _item_type(batch_type: Any) -> Any:
     return Any
 
 
-def _is_list(kind: Any) -> bool:
-    """Report whether a type hint is a list or another sequence, other than text and bytes."""
-    base = typing.get_origin(kind) or kind
-    return isinstance(base, type) and issubclass(base, Sequence) and not issubclass(base, str | bytes | bytearray)
-
-
 def _is_batch_of(kind: Any, item: Any) -> bool:
     """Report whether a hint is a list of such items, of a known type that is no list itself."""
-    return not (item is Any or _is_list(item)) and _is_list(kind) and _item_type(kind) == item
+    return not (item is Any or is_list(item)) and is_list(kind) and _item_type(kind) == item
 
 
 def _takes_a_batch(hook: str, kind: Any, item: str, way_out: str = "") -> TypeError:

@@ -480,8 +480,8 @@ def test_defaults_of_a_stage() -> None:
     from `idempotent`.
     """
     assert Stage(identity).name == "identity"
-    assert Stage(functools.partial(models.scale, factor=2)).name == "scale"
-    assert Stage(models.Affine).name == "Affine"
+    assert Stage(functools.partial(models.scale, factor=2), max_batch_size=8).name == "scale"
+    assert Stage(models.Affine, max_batch_size=8).name == "Affine"
     assert Stage(identity).workers == 1
     assert Stage(identity, cpus=[0, 0]).workers == 2
     assert Stage(identity).isolate_errors is True

@@ -10,6 +10,13 @@ from carpool import Model, Stage, StartupError, Static
 from carpool.service.warmup import warm_up_sizes
 
 
+class Text(Model):
+    examples = ("abc", "de")
+
+    def predict(self, text: str) -> int:
+        return len(text)
+
+
 class Texts(Model):
     examples = ("abc", "de", "fghij")
 
@@ -25,14 +32,16 @@ class Texts(Model):
         ({"max_batch_size": 1}, [1]),
         ({"max_batch_size": 64, "policy": Static(max_batch_size=8)}, [1, 2, 4, 8]),
         ({"max_batch_size": 24, "allowed_batch_sizes": [3, 8, 24]}, [3, 8, 24]),
-        ({}, []),
     ],
 )
 def test_from_one_to_a_full_batch(settings: dict[str, Any], sizes: list[int]) -> None:
-    """A warm-up runs what the policy may ask for, from one to a full batch, and all allowed sizes;
-    single items are not timed.
-    """
+    """A warm-up runs what the policy may ask for, from one to a full batch, and all allowed sizes."""
     assert warm_up_sizes(Stage(Texts, **settings)) == {n: n for n in sizes}
+
+
+def test_single_items_are_not_timed() -> None:
+    """A stage without batches runs its examples and times no sizes."""
+    assert warm_up_sizes(Stage(Text)) == {}
 
 
 def test_sizes_are_sums() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import inspect
 import os
 import sys
 import weakref
@@ -26,7 +27,7 @@ from carpool.call.retry import Retrier
 from carpool.core.batcher import Batcher
 from carpool.core.queue import Queue
 from carpool.errors import Unavailable
-from carpool.model import AnyModel, Model, name_of, traits_of
+from carpool.model import AnyModel, Model, check_takes_a_list, name_of, traits_of, types_of
 from carpool.policy import Policy, new_policy
 from carpool.request import Lane
 from carpool.service.settings import (
@@ -199,6 +200,22 @@ class Settings:
         return [*self._halves(chunks.cut(x, 0, half), half), *self._halves(chunks.cut(x, half, n), n - half)]
 
 
+class CallersSignature:
+    """The signature that callers see, of one item: what `inspect.signature` tells, and `help`."""
+
+    def __get__(self, batched: Bindable | None, owner: type) -> inspect.Signature:
+        if batched is None:  # the class has none but that of its constructor
+            raise AttributeError("__signature__")
+        takes, gives = batched._types_of_items()
+        parameter = inspect.Parameter("x", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=_as_written(takes))
+        return inspect.Signature([parameter], return_annotation=_as_written(gives))
+
+
+def _as_written(kind: Any) -> Any:
+    """A hint, or that there is none."""
+    return inspect.Parameter.empty if kind is Any else kind
+
+
 class Bindable:
     """Base of both kinds of batch functions: its name, and its use as a method.
 
@@ -210,6 +227,7 @@ class Bindable:
     """
 
     __name__: str
+    __signature__ = CallersSignature()
 
     def __init__(self, function: Any, settings: Settings) -> None:
         functools.update_wrapper(cast(Any, self), function, updated=())  # without the attributes of a model class
@@ -245,6 +263,14 @@ class Bindable:
             kind = type(self._instance).__qualname__
             raise TypeError(f"{self!r} cannot be pickled: it is not the attribute {self._attribute} of {kind}")
         return getattr, (self._instance, self._attribute)
+
+    def _types_of_items(self) -> tuple[Any, Any]:
+        """What callers bring and get, by the hints of the function."""
+        function = self._function
+        if self._settings.merge:
+            return types_of(function)
+        traits = traits_of(type(function) if isinstance(function, Model) else function, batched=True)
+        return traits.input_type, traits.output_type
 
     def start_anew(self) -> None:
         """Forget all callers, in a forked child: they are in the parent."""
@@ -327,7 +353,10 @@ def invoker_of(
         fatal_errors=(GeneratorExit, KeyboardInterrupt, asyncio.CancelledError) if is_async else (KeyboardInterrupt,),
         may_wait=is_async,
     )
-    traits = traits_of(type(model) if isinstance(model, Model) else model, batched=True)
+    read_off = type(model) if isinstance(model, Model) else model
+    traits = traits_of(read_off, batched=True)
     if settings.merge:
         traits = replace(traits, takes_array=False)  # the array of its hint is the merged one
+    else:
+        check_takes_a_list(read_off, "called in batches")
     return Invoker(function, {}, traits, retrier, batched=True)

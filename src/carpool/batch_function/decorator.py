@@ -7,7 +7,7 @@ one item and get one result.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import fields
 from typing import Any, Literal, Protocol, TypedDict, TypeVar, Unpack, overload
 
@@ -20,8 +20,8 @@ from carpool.call.merge import Merge, Split
 from carpool.call.oom import OomErrors
 from carpool.call.padding import Pad
 from carpool.call.retry import run_now
-from carpool.model import Model, name_of
-from carpool.policy import Policy
+from carpool.model import name_of
+from carpool.policy import Policy, PolicyName
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -34,7 +34,7 @@ class BatchSettings(TypedDict, total=False):
 
     max_batch_size: int | None
     size: Callable[[Any], int] | None
-    policy: Policy | str | None
+    policy: Policy | PolicyName | None
     max_queue_delay_s: float | None
     max_queue_size: int
     max_in_flight_batches: int
@@ -45,17 +45,98 @@ class BatchSettings(TypedDict, total=False):
     oom_errors: OomErrors | None
 
 
+class Results(Protocol[B_co]):
+    """What a function over lists returns: a list, or an array or tensor whose rows are the results."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[B_co]: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class Preprocesses(Protocol):
+    """A model whose callers bring something else than what its `predict` takes."""
+
+    def preprocess(self, x: Any, /) -> Any: ...
+
+
+class Postprocesses(Protocol):
+    """A model whose callers get something else than what its `predict` returns."""
+
+    @property
+    def postprocess(self) -> Any: ...
+
+
+class Predicts(Protocol[A, B_co]):
+    """A model over lists."""
+
+    def predict(self, xs: list[A], /) -> Results[B_co]: ...
+
+
+class PredictsLater(Protocol[A, B_co]):
+    """A model over lists that is `async def`."""
+
+    def predict(self, xs: list[A], /) -> Awaitable[Results[B_co]]: ...
+
+
+class PredictsAny(Protocol):
+    """A model over something else, such as an array."""
+
+    def predict(self, xs: Any, /) -> Any: ...
+
+
+class PredictsAnyLater(Protocol):
+    """A model over something else that is `async def`."""
+
+    def predict(self, xs: Any, /) -> Awaitable[Any]: ...
+
+
+class PreprocessesLater(PredictsAnyLater, Preprocesses, Protocol):
+    """An `async def` model that preprocesses."""
+
+
+class PostprocessesLater(PredictsAnyLater, Postprocesses, Protocol):
+    """An `async def` model that postprocesses."""
+
+
+Hooked = type[Preprocesses | Postprocesses] | Preprocesses | Postprocesses
+"""Models whose `predict` does not tell what callers bring and get, as classes and as instances."""
+
+HookedLater = type[PreprocessesLater | PostprocessesLater] | PreprocessesLater | PostprocessesLater
+
+
 class Decorator(Protocol):
-    """The type of `batch(...)` with settings, which is applied to a function of a list."""
+    """The type of `batch(...)` with settings, which is applied to a function of a list or to a model."""
 
     @overload
-    def __call__(self, function: Callable[[list[A]], Awaitable[Sequence[B]]], /) -> AsyncBatch[A, B]: ...
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: HookedLater, /
+    ) -> AsyncBatch[Any, Any]: ...
     @overload
-    def __call__(self, function: Callable[[list[A]], Sequence[B]], /) -> ThreadBatch[A, B]: ...
+    def __call__(self, function: Hooked, /) -> ThreadBatch[Any, Any]: ...
     @overload
-    def __call__(self, function: Callable[[Any, list[A]], Awaitable[Sequence[B]]], /) -> AsyncBatch[A, B]: ...
+    def __call__(self, function: type[PredictsLater[A, B]], /) -> AsyncBatch[A, B]: ...
     @overload
-    def __call__(self, function: Callable[[Any, list[A]], Sequence[B]], /) -> ThreadBatch[A, B]: ...
+    def __call__(self, function: type[PredictsAnyLater], /) -> AsyncBatch[Any, Any]: ...
+    @overload
+    def __call__(self, function: type[Predicts[A, B]], /) -> ThreadBatch[A, B]: ...
+    @overload
+    def __call__(self, function: type[PredictsAny], /) -> ThreadBatch[Any, Any]: ...
+    @overload
+    def __call__(self, function: PredictsLater[A, B], /) -> AsyncBatch[A, B]: ...
+    @overload
+    def __call__(self, function: PredictsAnyLater, /) -> AsyncBatch[Any, Any]: ...
+    @overload
+    def __call__(self, function: Predicts[A, B], /) -> ThreadBatch[A, B]: ...
+    @overload
+    def __call__(self, function: PredictsAny, /) -> ThreadBatch[Any, Any]: ...
+    @overload
+    def __call__(self, function: Callable[[list[A]], Awaitable[Results[B]]], /) -> AsyncBatch[A, B]: ...
+    @overload
+    def __call__(self, function: Callable[[list[A]], Results[B]], /) -> ThreadBatch[A, B]: ...
+    @overload
+    def __call__(self, function: Callable[[Any, list[A]], Awaitable[Results[B]]], /) -> AsyncBatch[A, B]: ...
+    @overload
+    def __call__(self, function: Callable[[Any, list[A]], Results[B]], /) -> ThreadBatch[A, B]: ...
 
 
 class TakesLengths(Protocol[A_contra, B_co]):
@@ -122,15 +203,33 @@ class PadDecorator(Protocol):
 
 
 @overload
-def batch(function: type[Model] | Model, /) -> ThreadBatch[Any, Any]: ...
+def batch(function: HookedLater, /) -> AsyncBatch[Any, Any]: ...  # type: ignore[overload-overlap]
 @overload
-def batch(function: Callable[[list[A]], Awaitable[Sequence[B]]], /) -> AsyncBatch[A, B]: ...
+def batch(function: Hooked, /) -> ThreadBatch[Any, Any]: ...
 @overload
-def batch(function: Callable[[Any, list[A]], Awaitable[Sequence[B]]], /) -> AsyncBatch[A, B]: ...
+def batch(function: type[PredictsLater[A, B]], /) -> AsyncBatch[A, B]: ...
 @overload
-def batch(function: Callable[[list[A]], Sequence[B]], /) -> ThreadBatch[A, B]: ...
+def batch(function: type[PredictsAnyLater], /) -> AsyncBatch[Any, Any]: ...
 @overload
-def batch(function: Callable[[Any, list[A]], Sequence[B]], /) -> ThreadBatch[A, B]: ...
+def batch(function: type[Predicts[A, B]], /) -> ThreadBatch[A, B]: ...
+@overload
+def batch(function: type[PredictsAny], /) -> ThreadBatch[Any, Any]: ...
+@overload
+def batch(function: PredictsLater[A, B], /) -> AsyncBatch[A, B]: ...
+@overload
+def batch(function: PredictsAnyLater, /) -> AsyncBatch[Any, Any]: ...
+@overload
+def batch(function: Predicts[A, B], /) -> ThreadBatch[A, B]: ...
+@overload
+def batch(function: PredictsAny, /) -> ThreadBatch[Any, Any]: ...
+@overload
+def batch(function: Callable[[list[A]], Awaitable[Results[B]]], /) -> AsyncBatch[A, B]: ...
+@overload
+def batch(function: Callable[[list[A]], Results[B]], /) -> ThreadBatch[A, B]: ...
+@overload
+def batch(function: Callable[[Any, list[A]], Awaitable[Results[B]]], /) -> AsyncBatch[A, B]: ...
+@overload
+def batch(function: Callable[[Any, list[A]], Results[B]], /) -> ThreadBatch[A, B]: ...
 @overload
 def batch(
     function: None = None,

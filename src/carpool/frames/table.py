@@ -86,7 +86,7 @@ class TableModel(Model):
         if predict is not None:
             if inspect.iscoroutinefunction(predict):
                 raise TypeError(f"predict of {cls.__name__}, a model of tables, must be a plain function, not async")
-            cls.predict = _over_items(predict)  # type: ignore[method-assign, assignment]
+            cls.predict = _over_items(predict)  # type: ignore[method-assign]
 
     def decode(self, requests: list[HTTPRequest]) -> list[Any]:
         """Return the rows of each request, or the error that its caller gets."""

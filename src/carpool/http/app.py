@@ -12,7 +12,7 @@ import copy
 import itertools
 import re
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from carpool.clock import monotonic
@@ -201,12 +201,7 @@ class App:
         self._loop = self._starting = None
         self._draining = False
 
-    async def __call__(
-        self,
-        scope: dict[str, Any],
-        receive: Callable[[], Awaitable[dict[str, Any]]],
-        send: Callable[[dict[str, Any]], Awaitable[None]],
-    ) -> None:
+    async def __call__(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         """Serve one ASGI scope."""
         await asgi.serve(self, scope, receive, send)
 

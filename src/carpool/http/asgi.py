@@ -7,7 +7,7 @@ import functools
 import multiprocessing
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol
 from urllib.parse import quote, unquote, unquote_to_bytes
@@ -17,9 +17,9 @@ from carpool.http.codec import too_large
 from carpool.http.exchange import WANTED_HEADERS, Exchange, Head, HttpResponse
 from carpool.logger import logger
 
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _WATCH_AFTER_S = 0.005  # most answers are quicker, and watching whether the client leaves costs a task
 

@@ -11,7 +11,7 @@ from carpool.policy.base import Decision, Policy, QueueView
 from carpool.policy.cork import Cork
 from carpool.policy.deadline import Deadline
 from carpool.policy.greedy import Greedy
-from carpool.policy.maker import BY_NAME, limit, new_policy
+from carpool.policy.maker import BY_NAME, PolicyName, limit, new_policy
 from carpool.policy.one_by_one import OneByOne
 from carpool.policy.static import Static
 
@@ -25,6 +25,7 @@ __all__ = [
     "Greedy",
     "OneByOne",
     "Policy",
+    "PolicyName",
     "QueueView",
     "Static",
     "limit",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Sequence
+from typing import Literal
 
 from carpool.policy.adaptive import Adaptive
 from carpool.policy.aimd import AIMD
@@ -23,6 +24,9 @@ BY_NAME: dict[str, type[Policy]] = {
     "deadline": Deadline,
 }
 """The policies that a stage may name. `OneByOne` follows from a stage of single items instead."""
+
+PolicyName = Literal["adaptive", "greedy", "static", "aimd", "cork", "deadline"]
+"""Their names, for type checkers."""
 
 
 def new_policy(

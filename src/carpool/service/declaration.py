@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from math import inf
+from typing import Literal
 
 from carpool.model import AnyModel
 from carpool.service.settings import (
@@ -52,7 +53,7 @@ class Declaration:
         name: str | None = None,
         timeout_s: float | None = 30.0,
         slo_s: float | None = None,
-        overload: str = "goodput",
+        overload: Literal["goodput", "latency"] = "goodput",
         cpus: int | Collection[int] | None = None,
         max_parallel_starts: int | None = None,
     ) -> None:

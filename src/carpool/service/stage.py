@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from carpool.batch_hints import HintWarning
 from carpool.call.invoke import is_async
 from carpool.call.oom import OomErrors, names_of
-from carpool.model import AnyModel, Traits, check_kwargs, name_of, traits_of
-from carpool.policy import Adaptive, OneByOne, Policy, new_policy
+from carpool.model import (
+    AnyModel,
+    Traits,
+    check_kwargs,
+    check_takes_a_list,
+    doubt_about_an_item,
+    name_of,
+    traits_of,
+)
+from carpool.policy import Adaptive, OneByOne, Policy, PolicyName, new_policy
 from carpool.service.settings import (
     at_least,
     check_callable,
@@ -95,7 +105,7 @@ class Stage:
     max_batch_size: int | None
     allowed_batch_sizes: tuple[int, ...] | None
     size: Callable[[Any], int] | None
-    policy: Policy | str | None
+    policy: Policy | PolicyName | None
     max_queue_delay_s: float | None
     max_queue_size: int
     max_queue_bytes: int
@@ -118,7 +128,7 @@ class Stage:
         max_batch_size: int | None = None,
         allowed_batch_sizes: Sequence[int] | None = None,
         size: Callable[[Any], int] | None = None,
-        policy: Policy | str | None = None,
+        policy: Policy | PolicyName | None = None,
         max_queue_delay_s: float | None = None,
         max_queue_size: int = 1024,
         max_queue_bytes: int = 256 * 2**20,
@@ -135,6 +145,10 @@ class Stage:
         max_queue_size = at_least("max_queue_size", max_queue_size, 1)
         max_queue_bytes = at_least("max_queue_bytes", max_queue_bytes, 1)
         traits = traits_of(model, max_batch_size is not None)
+        if max_batch_size is not None:
+            check_takes_a_list(model, "with max_batch_size")
+        elif doubt := doubt_about_an_item(model):
+            warnings.warn(doubt, HintWarning, stacklevel=2)
         kwargs, env = mapping("kwargs", kwargs), environment(env)
         check_kwargs(model, kwargs)
         if allowed_batch_sizes is not None:

@@ -22,11 +22,13 @@ import socket
 import sys
 import threading
 import time
+import warnings
 from collections import deque
 from functools import partial
 from typing import NoReturn
 
 from carpool import faults
+from carpool.batch_hints import HintWarning
 from carpool.call.retry import run_now
 from carpool.clock import monotonic
 from carpool.wire.frame import Frame, FrameKind, FrameReader, encode
@@ -120,6 +122,7 @@ def _prepare(parent: int) -> None:
     # inherit this
     signal.signal(signal.SIGTERM, _leave_to_parent)
     os.register_at_fork(after_in_child=partial(signal.signal, signal.SIGTERM, signal.SIG_DFL))
+    warnings.simplefilter("ignore", HintWarning)  # where the stage was declared it has been said
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL)
     for stream in (sys.stdout, sys.stderr):
