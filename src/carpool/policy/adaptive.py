@@ -212,7 +212,7 @@ class Adaptive(Policy):
         return slack_s >= cost.longest_s * margin or slack_s >= cost.seconds(1) * margin
 
     def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
-        """Fast path of `arrived`, `decide` and `completed`, see tests/batch_function/test_alone.py."""
+        """Fast path of `arrived`, `decide`, `completed`; see tests/batch_function/test_alone.py."""
         self._arrivals.add(began, 1)
         if self._unit != 1.0:
             self._unit += 0.02 * (1.0 - self._unit)
