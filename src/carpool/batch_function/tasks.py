@@ -46,8 +46,8 @@ class _Drivers:
 
     Attributes:
         by_loop: The drivers.
-        latest: The driver that was used last. Its loop has `_thread_id`, the thread in which it is
-            running now; None if the last loop had none.
+        latest: The driver that was used last, if its loop has the private `_thread_id` by which
+            `__call__` sees that it runs in this thread; else None.
         closed: Why there are to be no more calls; None while there may be.
         ends: For each loop, the task that closes its driver.
     """

@@ -14,7 +14,7 @@ from carpool.call.invoke import Invoker
 from carpool.call.lock import execution_lock
 from carpool.call.retry import Trouble, run_now
 from carpool.drive.failures import BatchOutcome, shared_out
-from carpool.drive.threads import LeaderFollower
+from carpool.drive.threads import LineDriver
 from carpool.drive.wakeups import ThreadWaiter
 from carpool.errors import DeadlineExceeded, Unavailable
 from carpool.request import Request
@@ -84,9 +84,7 @@ class Ticket(Generic[B]):
 class ThreadBatch(Bindable, Generic[A, B]):
     """A function whose callers, threads, share its calls; made by `carpool.batch`."""
 
-    def __init__(
-        self, function: Any, settings: Settings, invoker: Invoker, driver: LeaderFollower | None = None
-    ) -> None:
+    def __init__(self, function: Any, settings: Settings, invoker: Invoker, driver: LineDriver | None = None) -> None:
         super().__init__(function, settings)
         self._invoker = invoker
         self._made_here = isinstance(function, type)  # the model was made and set up here, and is to be torn down
@@ -194,9 +192,9 @@ class ThreadBatch(Bindable, Generic[A, B]):
 
     # -- inside
 
-    def _new_driver(self) -> LeaderFollower:
+    def _new_driver(self) -> LineDriver:
         settings, name = self._settings, self.__name__
-        return LeaderFollower(
+        return LineDriver(
             name,
             settings.new_batcher(name),
             slots=settings.max_in_flight_batches,
@@ -215,7 +213,7 @@ class ThreadBatch(Bindable, Generic[A, B]):
         """Put items into the line and wait until all have been answered."""
         driver = self._driver
         sizes, lanes = self._settings.sizes_and_lanes(items)
-        waiter = driver.join(items, sizes, self._settings.timeout_s, lanes)
+        waiter = driver.join(items, sizes, self._timeout_s, lanes)
         driver.wait(waiter, self._run)
         return waiter
 

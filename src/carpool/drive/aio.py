@@ -2,8 +2,9 @@
 
 Arrivals of one turn of the loop are only collected; one callback per turn polls the pipeline, so
 everything that was parsed in that turn shares a batch and waits for nothing. One timer points at
-the pipeline's next deadline. Everything here runs on one loop; other threads come in through
-`call_soon_threadsafe`.
+the pipeline's next deadline. Everything here runs on one loop. Other threads come in through
+the mailbox of `drive/loop_thread.py`; worker threads, and batch functions on other loops, call
+`call_soon_threadsafe` themselves.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Workers inside this process, which are threads or tasks of the loop.
 
-Threads are for models that release the GIL, tasks for `async def` models.
-They live the same life as a worker process (`worker/serve.py`) and exchange the same frames, which
-are handed over as they are. But they cannot be killed: one that hangs is left to itself, and what
+Threads are for models that release the GIL, tasks for `async def` models. They live the same life
+as a worker process (`worker/serve.py`) and exchange the same frames, which are handed over as they
+are. But they cannot be killed: one that hangs is left to itself, and what
 it sends later is not read.
 """
 

@@ -62,7 +62,7 @@ class LoneCall(LoneWaiter):
     error: Exception | None
 
 
-class LeaderFollower:
+class LineDriver:
     """Runs a line with the threads of its callers.
 
     Args:

@@ -245,9 +245,9 @@ class VirtualDriver:
         self._replied(self.pipeline.batchers[batch.stage])
 
     def _replied(self, batcher: Batcher) -> None:
-        """Do about a reply what `Driver.completed` does.
+        """Poll as `Driver.completed` does after a reply.
 
-        The turn is cut short if a full batch waits, or no request at all.
+        That is at once if a full batch waits, or no request at all; else at the end of the turn.
         """
         is_idle = not self._has_news and not self.pipeline.waiting
         self._notice()

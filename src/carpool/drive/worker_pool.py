@@ -490,11 +490,11 @@ def _check_ids(ids: Sequence[int], owed: Sequence[int]) -> None:
 
 
 def _check_takers(ids: Sequence[int], batch: Batch) -> None:
-    """Whether those whose results are scalars take objects. Raises FrameError."""
-    if max([request.accept for request in batch.requests]) == OBJECT:
+    """Raise FrameError if a scalar is for a caller that takes bytes."""
+    if max([request.accept for request in batch.requests]) == OBJECT:  # the least of all formats
         return
     accepts = {id: request.accept for id, request in zip(batch.ids, batch.requests, strict=True)}
-    if max([accepts[id] for id in ids]) != OBJECT:
+    if any(accepts[id] != OBJECT for id in ids):
         raise FrameError("a scalar for a caller that takes bytes")
 
 

@@ -1,4 +1,4 @@
-"""The HTTP/1.1 door: one client connection, its order and flow. `reader.py` reads what it receives.
+"""The HTTP/1.1 front: one client connection, its order and flow. `reader.py` reads for it.
 
 * Answers leave in the order of their requests; while too many are owed, nothing more is read.
 * A request that is refused before its body was read is answered, and then the connection is closed.
@@ -6,8 +6,7 @@
   cancelled.
 * A client that does not take its answers is not read from either, and is cut off after a while.
 
-Five state machines live here, yes, five. Each moves by itself, and the connection is where they
-meet:
+Five state machines meet here; each moves by itself:
 
 * *The request being received* (`RequestReader`): at the start of a request (`at_request_start`:
   only there may a known head be looked up) -> in its head (`in_headers`) -> in its body (`head` is
