@@ -179,7 +179,7 @@ class Adaptive(Policy):
             decision = self._cold(now, queue)
         else:
             self._size.refresh()
-            decision = self._unhurried(now, queue, free) or self._warm(now, queue, free, busy)
+            decision = self._unhurried(now, queue, free, busy) or self._warm(now, queue, free, busy)
         self._busy = busy
         if decision.take:
             self._busy += 1
@@ -202,6 +202,7 @@ class Adaptive(Policy):
         slack_s = queue.earliest_due - now - free_in_s - self.ahead_s
         if (
             waiting < most
+            or self._share(now, waiting, most, self._busy) < most  # another worker may be free before this one
             or slack_s < (1 + waiting // most) * cost.longest_s * cost.margin  # else some may have to be refused
             or not (self._trifling or size.best_at_once(waiting, most, size.capacity * cost.bias))
         ):
@@ -235,7 +236,13 @@ class Adaptive(Policy):
             return Decision(drop=late)
         return Decision(drop=late, take=min(waiting, self.limit), reason="cold")
 
-    def _unhurried(self, now: float, queue: QueueView, free: int) -> Decision | None:
+    def _share(self, now: float, waiting: int, most: int, workers: int) -> int:
+        """The largest batch to make of so many where several workers share them; `most` for one worker alone."""
+        if workers <= 1 or self._backlog.overloaded_since is not None:
+            return most
+        return min(most, self._size.share(waiting, self._arrivals.steady_rate(now) * self._unit, workers))
+
+    def _unhurried(self, now: float, queue: QueueView, free: int, busy: int) -> Decision | None:
         """What `_warm` would say, in a fraction of the steps; None where that takes more thought.
 
         Here all have time, nobody is refused, and the batch takes all that it may.
@@ -253,13 +260,13 @@ class Adaptive(Policy):
             return None
         if waiting <= most:
             self._backlog.drained()
-        everything = min(waiting, most)
-        if not size.best_at_once(waiting, everything, size.capacity * cost.bias):
+        n = min(waiting, self._share(now, waiting, most, free + busy))
+        if not size.best_at_once(waiting, n, size.capacity * cost.bias):
             return None
         until = None if free > 1 else self._worth_waiting_until(now, queue, waiting, most, slack_s)
         if until is not None:
             return Decision([], wake_at=until)
-        return self._go([], waiting, everything, slack_s, "full" if everything == most else "free")
+        return self._go([], waiting, n, slack_s, "full" if n == most else "free" if n == waiting else "size")
 
     def _warm(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
         cost, size = self.cost, self._size
@@ -280,22 +287,23 @@ class Adaptive(Policy):
             self._trim(now, line, Pace(min(short, long), capacity, workers, most, cost.seconds(most), cost.cv), long)
             if not line.size:
                 return Decision(drop=line.dropped)  # whoever is left would be larger than all that is worth keeping
-        everything = min(line.size, most)
+        share = self._share(now, line.size, most, workers)
+        everything = min(line.size, share)
         load = max(short, long) / capacity
         slack_s = line.due - at
         if slack_s < cost.seconds(everything) * cost.margin:
-            return self._tight(at, line, most, load, capacity, workers)
+            return self._tight(at, line, share, load, capacity, workers)
         # with two workers idle, those who come back find one, so nobody waits for them
         until = None if free > 1 else self._worth_waiting_until(now, queue, line.size, most, slack_s)
         if until is not None:
             return Decision(drop=line.dropped, wake_at=until)
-        n = size.choose(line.size, most, load, capacity / workers)
+        n = size.choose(line.size, share, load, capacity / workers)
         if n < everything and line.due_behind(n) - at - cost.seconds(n) < cost.margin * cost.seconds(
-            min(line.size - n, most)
+            min(line.size - n, share)
         ):
             n = everything  # those left behind would be late
         return self._go(
-            line.dropped, line.size, n, slack_s, "full" if n == most else "free" if n == everything else "size"
+            line.dropped, line.size, n, slack_s, "full" if n == most else "free" if n == line.size else "size"
         )
 
     def _drop_hopeless(self, line: _Candidates, at: float, most: int) -> None:

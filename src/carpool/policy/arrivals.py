@@ -7,8 +7,10 @@ the arrivals of one turn of a loop, cost next to nothing. Nothing is worked out 
 from __future__ import annotations
 
 from bisect import bisect_right
+from math import sqrt
 
-_SHORT, _LONG = 32, 256  # arrivals that a rate is measured by
+_SHORT, _LONG, _STEADY = 32, 256, 1024  # arrivals that a rate is measured by
+_DOUBT = 2.0  # standard deviations of a Poisson count
 _MOST_MOMENTS = 4096  # remembered; more than one batch can bring
 
 
@@ -47,6 +49,11 @@ class Arrivals:
     def long_rate(self, now: float) -> float:
         """Per second, by the last 256."""
         return self._rate(now, _LONG)
+
+    def steady_rate(self, now: float) -> float:
+        """Per second, by the last 1024, or as much more as a shorter window leaves hardly to chance."""
+        rates = [self._rate(now, n) * (1.0 - _DOUBT / sqrt(n)) for n in (_SHORT, _LONG)]
+        return max(self._rate(now, _STEADY), *rates)
 
     def _rate(self, now: float, n: int) -> float:
         """By the last `n`, counted from the moment before them; 0 if all came at one moment."""

@@ -33,6 +33,7 @@ _NOISE_SHARE = 0.3  # of the coefficient of variation: what a difference must ex
 _WORTH = 0.99  # a candidate must beat taking all by 1 %
 _TILE = 0.97  # an item more that costs this much of the efficiency begins a tile
 _OPTIMISM = 0.85  # a size never tried is taken to cost this much of what is expected
+_EXCESS = 0.5  # of what waits: the rest would wait in the even rotation of several workers, too
 _PROBES = (1.6, 1.25, 0.8, 1.0, 0.93, 0.65)  # times the working size; 1.0 stands for one more than it
 _FIRST_PAUSE, _LAST_PAUSE = 8, 128  # batches between probes
 _AGEING = 200  # sizes looked at, after which old samples lose their weight
@@ -114,6 +115,17 @@ class BatchSize:
         """The largest batch to make of so many: the working size, or all if that is little more."""
         working = self.working
         return waiting if working < waiting <= min(self.best, working + (working >> 2)) else working
+
+    def share(self, waiting: int, rate: float, workers: int) -> int:
+        """The most that one of several workers takes of `waiting`, while `rate` arrives per second."""
+        cost = self._cost
+        setup_s, item_s = cost.setup_s, cost.shape.slope * cost.level
+        spare = workers - rate * item_s
+        if spare <= 0.0 or item_s <= 0.0:
+            return cost.limit  # batches can only grow
+        even = max(1.0, rate * setup_s / spare)
+        n = even + sqrt(_EXCESS * waiting * (setup_s + item_s * even) / (2.0 * item_s * workers))
+        return min(waiting, int(max(n, waiting / workers) + 0.5))
 
     def choose(self, waiting: int, most: int, load: float, capacity: float) -> int:
         """The size for `waiting` items, at most `most`, at a load of `load` (1 is all that can be served)."""
