@@ -22,11 +22,11 @@ def means(goodput: float, mean_s: float = 0.01) -> Means:
     return Means(goodput=goodput, mean_s=mean_s, p99_s=2 * mean_s, penalised_mean_s=mean_s)
 
 
-def test_there_are_113_workloads_and_each_can_be_run() -> None:
+def test_there_are_119_workloads_and_each_can_be_run() -> None:
     """With names of their own, in all groups; every one goes through the simulator for a moment."""
     workloads = load()
 
-    assert len({workload.name for workload in workloads}) == 113
+    assert len({workload.name for workload in workloads}) == 119
     assert {workload.group for workload in workloads} == set(GROUPS)
     for workload in workloads:
         assert run("greedy", **{**workload.settings, "duration_s": 0.05}).duration_s == 0.05
@@ -154,7 +154,7 @@ def test_the_docs_have_a_place_for_every_section() -> None:
     """On one page, so that no figure of a long run is lost."""
     text = "".join(page.read_text() for page in DOCS.glob("*.md"))
 
-    sections = ("table", "summary", "best", "latency", "clairvoyant", "random", "trace", "ablation")
+    sections = ("table", "summary", "best", "latency", "clairvoyant", "random", "trace", "ablation", "limits")
     for name in (*sections, "calibration", "overload"):
         assert text.count(f"{marker(name)}\n") == 1
         page = page_of(name)

@@ -13,6 +13,18 @@ which for t = a + b·n is least at n* = sqrt(2·a·x·μ/(1-ρ)), and for steppe
 are all, n*, the most efficient size up to each, and the end of the last tile. Derivation and a check against the
 optimum: docs/policies-evidence.md#theory.
 
+**Several workers** share what waits. If each takes all that it finds, the batches of m workers are uneven: a worker
+that was away for long finds much, and is away for even longer. In an even rotation at the rate λ each batch is of
+n̄ = λ·t(n̄)/m, which for t = a + b·n is n̄ = λa/(m - λb). With x waiting, batches of n drain the queue at m·n/t(n) - λ;
+the delay until that is done, of those that wait and of those that come, is least at
+
+    n* = n̄ + sqrt(x·t(n̄)/(2·b·m)).
+
+Of x only half is put in, since in the rotation some wait, too; between a quarter and all of it, figures hardly differ.
+No worker takes more than n*, or than the m-th part of what waits if that is more. As the load comes near m/b, n̄ grows
+beyond all bounds, and batches are as large as those of one worker alone; so they are once an overload is noticed.
+Figures: docs/policies-evidence.md#several-workers.
+
 **Probes**: while more than the working size waits, now and then a neighbouring size that was hardly ever tried is run,
 so that knees and tiles are found without a profile. While less waits, a smaller size that was never run may be, once,
 as a tile may end there: where it would be better if it took no longer than the next one below it that was measured, or
