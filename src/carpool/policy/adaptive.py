@@ -238,8 +238,8 @@ class Adaptive(Policy):
 
     def _share(self, now: float, waiting: int, most: int, workers: int) -> int:
         """The largest batch to make of so many where several workers share them; `most` for one worker alone."""
-        if workers <= 1 or self._backlog.overloaded_since is not None:
-            return most
+        if workers <= 1 or self._gather.window_s or self._backlog.overloaded_since is not None:
+            return most  # clients that come back together would be split, and in an overload full batches serve most
         return min(most, self._size.share(waiting, self._arrivals.steady_rate(now) * self._unit, workers))
 
     def _unhurried(self, now: float, queue: QueueView, free: int, busy: int) -> Decision | None:

@@ -22,7 +22,8 @@ the delay until that is done, of those that wait and of those that come, is leas
 
 Of x only half is put in, since in the rotation some wait, too; between a quarter and all of it, figures hardly differ.
 No worker takes more than n*, or than the m-th part of what waits if that is more. As the load comes near m/b, n̄ grows
-beyond all bounds, and batches are as large as those of one worker alone; so they are once an overload is noticed.
+beyond all bounds, and batches are as large as those of one worker alone; so they are once an overload is noticed, and
+while clients that come back together are waited for.
 Figures: docs/policies-evidence.md#several-workers.
 
 **Probes**: while more than the working size waits, now and then a neighbouring size that was hardly ever tried is run,
