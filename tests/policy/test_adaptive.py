@@ -333,6 +333,14 @@ def test_a_backlog_for_all_workers_is_taken_in_full_batches() -> None:
     assert decide(taught(NEWCOMER, rate=1700), alike(64), free=1, busy=3) == Decision([], 64, "full")
 
 
+def test_clients_that_come_back_together_are_not_split() -> None:
+    """While a wait for them is known to pay, a worker takes all that have come back."""
+    policy = taught(NEWCOMER, rate=800)
+    policy._gather.window_s = 0.001
+
+    assert decide(policy, alike(20), free=1, busy=3) == Decision([], 20, "free")
+
+
 def test_a_busy_worker_is_not_handed_what_others_could_share() -> None:
     """A full batch goes ahead to one worker alone; with several, only if each of them could have one."""
     policy = taught(rate=0.5 * 4 * 2667)
