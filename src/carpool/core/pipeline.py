@@ -222,9 +222,7 @@ class Pipeline:
         is_last = stage == len(self.batchers) - 1
         batch = batcher.in_flight.get(reply.place)
         if now >= batcher.attention_at and batch is not None and batch.id == reply.batch_id:
-            for late in batch.expire(
-                now
-            ):  # a driver that stood still has not polled
+            for late in batch.expire(now):  # a driver that stood still has not polled
                 self._endings.expire(now, late, batch.started)
         takers = batcher.completed(now, reply.place, reply.batch_id, ids, reply.busy_s, ok=not errors)
         if errors is None and is_last and self._journal is None:
