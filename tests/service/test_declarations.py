@@ -89,6 +89,7 @@ class Decodes(carpool.Model):
         ({"cpus": ["0"]}, "cpus: '0' cannot be used"),
         ({"name": ""}, "name must not be empty"),
         ({"env": {"A=B": "1"}}, r"env\['A=B'\] cannot be an environment variable"),
+        ({"env": {"CARPOOL_WORKER": "1"}}, r"env\['CARPOOL_WORKER'\] cannot be chosen"),
         (
             {"max_batch_size": 70_000, "max_queue_size": 70_000},
             rf"max_batch_size \(70000\) must be at most {MAX_ITEMS}",

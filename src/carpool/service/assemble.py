@@ -30,6 +30,7 @@ from carpool.service.warmup import warm_up_sizes
 from carpool.service.weigh import weigher_of
 from carpool.wire.payload import size_of
 from carpool.worker import affinity, blas, program
+from carpool.worker.place import COUNT_VARIABLE, INDEX_VARIABLE
 from carpool.worker.setup import Setup
 
 _HANG_SHARE = 3  # without `max_batch_time_s` an unwanted call is given up after this part of `timeout_s`
@@ -143,4 +144,7 @@ def _environments(service: Declaration, stage: Stage, usable_cores: int) -> tupl
         all_workers=sum(other.workers for other in service.stages if other.run_in == "process"),
     )
     logger.info("%s", threads.why)
-    return tuple({**variables, **stage.env} for variables in threads.variables)
+    return tuple(
+        {**variables, **stage.env, INDEX_VARIABLE: str(place), COUNT_VARIABLE: str(stage.workers)}
+        for place, variables in enumerate(threads.variables)
+    )

@@ -13,6 +13,7 @@ from numbers import Real
 from typing import Any
 
 from carpool.policy import BY_NAME, Policy, Static
+from carpool.worker.place import COUNT_VARIABLE, INDEX_VARIABLE
 
 LARGEST_PRIORITY = 100
 """Priorities are whole numbers from -LARGEST_PRIORITY to LARGEST_PRIORITY."""
@@ -108,6 +109,8 @@ def environment(value: Any) -> dict[str, str]:
                 f"env[{key!r}] cannot be an environment variable: a name is not empty and has no '=', and neither a"
                 " name nor a value has a zero byte"
             )
+        if key in (INDEX_VARIABLE, COUNT_VARIABLE):
+            raise ValueError(f"env[{key!r}] cannot be chosen: carpool tells each worker its own")
     return env
 
 
