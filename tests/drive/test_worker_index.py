@@ -14,6 +14,7 @@ import pytest
 import carpool
 from carpool import Service, Stage
 from carpool.http.app import App
+from carpool.worker import affinity, blas
 from tests.http.test_app_lives import ask
 from tests.support.waiting import wait_until
 
@@ -73,7 +74,8 @@ class AsksInThreads(carpool.Model):
         time.sleep(seconds)
         with ThreadPoolExecutor(1) as pool:
             index = pool.submit(carpool.worker_index).result()
-        return {"pid": os.getpid(), "index": index, "at import": AT_IMPORT, "names": NAMES_AT_IMPORT}
+        env = {name: os.environ.get(name) for name in ("FLAVOUR", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")}
+        return {"pid": os.getpid(), "index": index, "at import": AT_IMPORT, "names": NAMES_AT_IMPORT, "env": env}
 
 
 def answers_of_all(service: Any, workers: int) -> list[dict[str, Any]]:
@@ -175,3 +177,16 @@ def test_outside_of_workers_there_is_no_index() -> None:
         for ask_outside in (carpool.worker_index, lambda: asks(1), in_another_thread):
             with pytest.raises(RuntimeError, match="is for code that runs in a worker of a service"):
                 ask_outside()
+
+
+def test_each_worker_may_have_variables_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`env=` as a list gives each worker its own variables, and makes as many workers as it is long;
+    what one of them says of BLAS threads stands for itself alone.
+    """
+    for name in blas.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    stage = Stage(AsksInThreads, env=[{"FLAVOUR": "plain", "OMP_NUM_THREADS": "7"}, {"FLAVOUR": "vanilla"}])
+    with Service(stage).run() as service:
+        first, second = (each["env"] for each in answers_of_all(service, 2))
+    assert (first["FLAVOUR"], second["FLAVOUR"]) == ("plain", "vanilla")
+    assert (first["OMP_NUM_THREADS"], second["OMP_NUM_THREADS"]) == ("7", str(max(1, affinity.usable() // 2)))

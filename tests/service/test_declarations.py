@@ -89,6 +89,11 @@ class Decodes(carpool.Model):
         ({"cpus": ["0"]}, "cpus: '0' cannot be used"),
         ({"name": ""}, "name must not be empty"),
         ({"env": {"A=B": "1"}}, r"env\['A=B'\] cannot be an environment variable"),
+        ({"env": [{}, {}], "workers": 3}, "env has 2 entries for 3 workers: give one mapping for each worker"),
+        ({"env": []}, "env has 0 entries for 1 worker"),
+        ({"env": [{}], "cpus": [0, 0]}, "env has 1 entry for 2 workers"),
+        ({"env": [{}, {"A": "1"}], "run_in": "thread"}, "env is for worker processes"),
+        ({"env": [{}, {"CARPOOL_WORKERS": "1"}]}, r"env\[1\]\['CARPOOL_WORKERS'\] cannot be chosen"),
         ({"env": {"CARPOOL_WORKER": "1"}}, r"env\['CARPOOL_WORKER'\] cannot be chosen"),
         (
             {"max_batch_size": 70_000, "max_queue_size": 70_000},
@@ -112,7 +117,9 @@ def test_a_stage_refuses_what_cannot_be(settings: dict[str, Any], told: str) -> 
         ({"name": 3}, "name must be text, not 3"),
         ({"env": {"A": 1}}, r"env\['A'\] must be text, not 1: write '1'"),
         ({"env": {1: "A"}}, "env must have text as its keys, not 1"),
-        ({"env": ["A=1"]}, "env must be a mapping"),
+        ({"env": "A=1"}, "env must be a mapping"),
+        ({"env": ["A=1"]}, r"env\[0\] must be a mapping"),
+        ({"env": [{}, {"A": 1}]}, r"env\[1\]\['A'\] must be text, not 1: write '1'"),
         ({"kwargs": [1]}, "kwargs must be a mapping"),
         ({"kwargs": {1: 2}}, "kwargs must have text as its keys, not 1"),
         ({"kwargs": {"y": 2}}, "kwargs does not fit identity, called with an item: .*'y'"),
@@ -485,6 +492,7 @@ def test_defaults_of_a_stage() -> None:
     assert Stage(models.Affine, max_batch_size=8).name == "Affine"
     assert Stage(identity).workers == 1
     assert Stage(identity, cpus=[0, 0]).workers == 2
+    assert Stage(identity, env=[{}, {}, {}]).workers == 3
     assert Stage(identity).isolate_errors is True
     assert Stage(identity, idempotent=False).isolate_errors is False
     assert Stage(identity, idempotent=False, isolate_errors=True).isolate_errors is True

@@ -134,17 +134,21 @@ def _setup(service: Declaration, index: int, warm_up: Mapping[int, int]) -> Setu
 
 def _environments(service: Declaration, stage: Stage, usable_cores: int) -> tuple[Mapping[str, str], ...]:
     """Return the variables that each worker of a stage gets besides those of this process."""
-    threads = blas.decide(
-        stage.name,
-        os.environ,
-        stage.env,
-        workers=stage.workers,
-        pinned=None if stage.cpus is None else [len(cores) for cores in stage.cpus],
-        cores=usable_cores,
-        all_workers=sum(other.workers for other in service.stages if other.run_in == "process"),
-    )
-    logger.info("%s", threads.why)
+    threads = [
+        blas.decide(
+            stage.name,
+            os.environ,
+            env,
+            workers=stage.workers,
+            pinned=None if stage.cpus is None else [len(cores) for cores in stage.cpus],
+            cores=usable_cores,
+            all_workers=sum(other.workers for other in service.stages if other.run_in == "process"),
+        )
+        for env in stage.env
+    ]
+    for why in dict.fromkeys(each.why for each in threads):
+        logger.info("%s", why)
     return tuple(
-        {**variables, **stage.env, INDEX_VARIABLE: str(place), COUNT_VARIABLE: str(stage.workers)}
-        for place, variables in enumerate(threads.variables)
+        {**each.variables[place], **env, INDEX_VARIABLE: str(place), COUNT_VARIABLE: str(stage.workers)}
+        for place, (each, env) in enumerate(zip(threads, stage.env, strict=True))
     )

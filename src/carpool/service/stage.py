@@ -26,7 +26,8 @@ from carpool.service.settings import (
     check_callable,
     check_policy,
     check_room,
-    environment,
+    count_environments,
+    environments,
     flag,
     mapping,
     optional_delay,
@@ -50,16 +51,19 @@ class Stage:
             and returns one result.
         name: The name in errors, logs and metrics. Defaults to the name of the class or function.
         workers: How many workers the stage has, which is also how many batches it can run in
-            parallel. Each has a model of its own. Defaults to `len(cpus)`, or 1.
+            parallel. Each has a model of its own. Defaults to one for each entry of `cpus` or of
+            an `env` that is a list, or 1.
         cpus: For each worker the core, or set of cores, that it is tied to. Unless you set
             `OMP_NUM_THREADS` yourself, the worker also gets as many BLAS threads as cores.
         run_in: "process" for worker processes; "thread" for threads of this process, for models
             that release the GIL while they work; "loop" for `async def` models, on the
             coordinator's event loop.
         kwargs: Arguments for the model's constructor, or for each call if the model is a function.
-        env: Environment variables for the worker processes. If `OMP_NUM_THREADS` is among them, or
-            exported, it is the number of BLAS threads; otherwise the workers of the service share
-            the cores.
+        env: Environment variables for the worker processes: one mapping for all of them, or a list
+            with one for each (the attribute always is the latter). If `OMP_NUM_THREADS` is among
+            them, or exported, it is the number of BLAS threads; otherwise the workers of the
+            service share the cores. `CARPOOL_WORKER` and `CARPOOL_WORKERS` are set besides: the
+            worker's index, and how many workers the stage has.
         max_batch_size: The largest number of items in one call of `predict`; with `size`, the
             largest sum of their sizes. An item that is larger by itself goes alone. None for calls
             with single items.
@@ -101,7 +105,7 @@ class Stage:
     cpus: tuple[affinity.Cores, ...] | None
     run_in: RunIn
     kwargs: Mapping[str, Any]
-    env: Mapping[str, str]
+    env: tuple[Mapping[str, str], ...]
     max_batch_size: int | None
     allowed_batch_sizes: tuple[int, ...] | None
     size: Callable[[Any], int] | None
@@ -124,7 +128,7 @@ class Stage:
         cpus: Sequence[int | Collection[int]] | None = None,
         run_in: RunIn = "process",
         kwargs: Mapping[str, Any] | None = None,
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
         max_batch_size: int | None = None,
         allowed_batch_sizes: Sequence[int] | None = None,
         size: Callable[[Any], int] | None = None,
@@ -140,7 +144,7 @@ class Stage:
         if max_batch_size is not None:
             max_batch_size = at_least("max_batch_size", max_batch_size, 1)
         if workers is None:
-            workers = 1 if cpus is None else affinity.count_entries(cpus) or 1
+            workers = (affinity.count_entries(cpus) if cpus is not None else count_environments(env)) or 1
         workers = at_least("workers", workers, 1)
         max_queue_size = at_least("max_queue_size", max_queue_size, 1)
         max_queue_bytes = at_least("max_queue_bytes", max_queue_bytes, 1)
@@ -149,7 +153,7 @@ class Stage:
             check_takes_a_list(model, "with max_batch_size")
         elif doubt := doubt_about_an_item(model):
             warnings.warn(doubt, HintWarning, stacklevel=2)
-        kwargs, env = mapping("kwargs", kwargs), environment(env)
+        kwargs, env = mapping("kwargs", kwargs), environments(env, workers)
         check_kwargs(model, kwargs)
         if allowed_batch_sizes is not None:
             allowed_batch_sizes = _allowed_sizes(allowed_batch_sizes, max_batch_size, size)
@@ -157,7 +161,7 @@ class Stage:
             _check_size(size, max_batch_size, traits)
         elif max_batch_size is not None:
             check_room(max_batch_size, max_queue_size)
-        _check_run_in(run_in, model, is_pinned=cpus is not None, has_env=bool(env))
+        _check_run_in(run_in, model, is_pinned=cpus is not None, has_env=any(env))
         if run_in == "process" and max_batch_size is not None:
             _check_fits_frame(max_batch_size, max_queue_size, is_weighed=size is not None)
         check_policy(policy)
