@@ -190,3 +190,45 @@ def test_each_worker_may_have_variables_of_its_own(monkeypatch: pytest.MonkeyPat
         first, second = (each["env"] for each in answers_of_all(service, 2))
     assert (first["FLAVOUR"], second["FLAVOUR"]) == ("plain", "vanilla")
     assert (first["OMP_NUM_THREADS"], second["OMP_NUM_THREADS"]) == ("7", str(max(1, affinity.usable() // 2)))
+
+
+@pytest.mark.parametrize(
+    ("exported", "devices", "seen"),
+    [
+        (None, 2, ["0", "1", "0"]),
+        (None, ["cuda:1", "GPU-8932f937"], ["1", "GPU-8932f937", "1"]),
+        ("5,GPU-1, 7,-1,8", ["cuda:2", [1, 0]], ["7", "GPU-1,5", "7"]),
+    ],
+    ids=["a count", "names", "among those that are exported"],
+)
+def test_each_worker_sees_its_own_devices(
+    exported: str | None, devices: Any, seen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`devices=` sets `CUDA_VISIBLE_DEVICES` of each worker process, in turn if there are fewer
+    devices than workers; numbers count what this process itself may see.
+    """
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if exported is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", exported)
+    with Service(Stage(AsksInThreads, workers=3, devices=devices)).run() as service:
+        before = answers_of_all(service, 3)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "9")
+        os.kill(before[2]["pid"], signal.SIGKILL)
+        wait_until(lambda: before[2]["pid"] not in service.pids and len(service.pids) == 3)
+        after = answers_of_all(service, 3)
+    assert [each["env"]["CUDA_VISIBLE_DEVICES"] for each in before] == seen
+    assert [each["env"]["CUDA_VISIBLE_DEVICES"] for each in after] == seen
+
+
+@pytest.mark.parametrize(
+    ("exported", "sees"),
+    [("3", "one device, cuda:0"), ("", "no device"), ("-1", "no device"), ("4,6,x,7", "cuda:0 to cuda:1")],
+)
+def test_a_device_that_is_not_visible_is_named(exported: str, sees: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that asks for a device which its own process may not see does not start, and the text
+    says which one and what is exported.
+    """
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", exported)
+    told = rf"stage Asks: devices asks for cuda:2, but CUDA_VISIBLE_DEVICES='{exported}' is exported, .* sees {sees}$"
+    with pytest.raises(carpool.StartupError, match=told), Service(Stage(Asks, devices=["cuda:2"])).run():
+        pass
