@@ -19,11 +19,11 @@ _of_process: int | None = None
 
 
 def worker_index() -> int:
-    """Return which worker of its stage runs the calling code: 0, 1, and so on below the stage's `workers`.
+    """Return the index of the worker that runs the calling code: from 0 to `workers` - 1 of its stage.
 
-    A worker that takes the place of one that has died has the same index. Workers of all kinds
-    know theirs, while their module is imported (processes only) and in `__init__`, `setup`, all
-    hooks and `teardown`.
+    A worker that takes the place of one that has died has the same index. It is known in
+    `__init__`, `setup`, `predict`, all hooks and `teardown` of a model in a process, a thread or on
+    the loop; in a process also while its module is imported.
 
     Raises:
         RuntimeError: The calling code does not run in a worker of a service.
