@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ Devices = int | Sequence[int | str | Sequence[int | str]]
 devices for one worker.
 """
 
-_UUID_PREFIXES = ("GPU-", "MIG-")
+_NUMBER_OR_UUID = re.compile("[0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+")
 
 
 def parse_devices(devices: Any) -> tuple[str, ...]:
@@ -33,7 +34,7 @@ def parse_devices(devices: Any) -> tuple[str, ...]:
         if count < 1:
             raise ValueError(f"devices must be at least 1, not {count}: leave it out where there is none")
         return tuple(map(str, range(count)))
-    if isinstance(devices, str) or not isinstance(devices, Sequence):
+    if isinstance(devices, str | bytes) or not isinstance(devices, Sequence):
         raise TypeError(f'devices must be how many there are, or a list such as ["cuda:0", "cuda:1"], not {devices!r}')
     if not devices:
         raise ValueError("devices is an empty list: leave it out where there is none")
@@ -49,8 +50,8 @@ def share_devices(devices: Sequence[str], workers: int) -> tuple[str, ...]:
     if len(devices) > workers:
         raise ValueError(
             f"devices has {len(devices)} entries for {workers} {'worker' if workers == 1 else 'workers'}, so some would"
-            " never be used: leave out workers= for one worker per device, or give a worker several devices as a list,"
-            ' such as devices=[["cuda:0", "cuda:1"]]'
+            " never be used: have a worker for each device, or give a worker several devices as a list, such as"
+            ' devices=[["cuda:0", "cuda:1"]]'
         )
     return tuple(itertools.islice(itertools.cycle(devices), workers))
 
@@ -104,7 +105,7 @@ def _parse_one(device: Any) -> str:
 
 
 def _can_be_device(name: str) -> bool:
-    return (name.isascii() and name.isdigit()) or (name.startswith(_UUID_PREFIXES) and "," not in name)
+    return _NUMBER_OR_UUID.fullmatch(name) is not None
 
 
 def _whole(value: Any) -> int | None:
