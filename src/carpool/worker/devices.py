@@ -91,6 +91,8 @@ def _parse(entry: Any) -> str:
         if not entry:
             raise ValueError("devices gives a worker an empty list: name at least one device for each")
         return ",".join(_parse_one(each) for each in entry)
+    if isinstance(entry, str):
+        return ",".join(map(_parse_one, entry.split(",")))
     return _parse_one(entry)
 
 
