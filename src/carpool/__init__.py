@@ -30,6 +30,7 @@ from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, Policy, Stati
 from carpool.service.service import Service
 from carpool.service.stage import Stage
 from carpool.version import __version__ as __version__
+from carpool.worker.place import worker_index
 
 if TYPE_CHECKING:
     from carpool import http, simulate
@@ -63,6 +64,7 @@ __all__ = [
     "lifespan",
     "pad",
     "simulate",
+    "worker_index",
 ]
 
 
