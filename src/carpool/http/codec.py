@@ -16,6 +16,7 @@ from carpool.errors import (
     CarpoolError,
     DeadlineExceeded,
     InvalidRequest,
+    ModelError,
     ValidationError,
 )
 from carpool.foreign import text_of
@@ -113,7 +114,10 @@ def error_response(
     if isinstance(error, DeadlineExceeded):
         status = timeout_status
     if debug or isinstance(error, InvalidRequest | ValidationError | DeadlineExceeded):
-        message = text_of(error)[:_LONGEST_MESSAGE]
+        message = text_of(error)
+        if isinstance(error, ModelError):
+            message = message.removeprefix(f"{error.type_name}: ")
+        message = message[:_LONGEST_MESSAGE]
     headers: list[tuple[bytes, bytes]] = [(b"x-request-id", request_id.encode())]
     if isinstance(error, Refusal):
         headers += error.headers

@@ -98,8 +98,14 @@ def read_report(payload: Payload) -> FailureReport:
         return FailureReport("the item failed, but the worker's report of the error could not be read")
 
 
-def unpack_error(outcome: int, payload: Payload) -> CarpoolError:
-    """Return the error that a caller gets for a failed item."""
+def unpack_error(outcome: int, payload: Payload, cause: BaseException | None = None) -> CarpoolError:
+    """Return the error that a caller gets for a failed item.
+
+    Args:
+        outcome: what became of the item.
+        payload: the worker's report.
+        cause: the exception itself, from a worker in this process.
+    """
     report = read_report(payload)
     if outcome == Outcome.INVALID:
         return InvalidRequest(report.message)
@@ -109,15 +115,17 @@ def unpack_error(outcome: int, payload: Payload) -> CarpoolError:
         return DeadlineExceeded(report.message)
     code = "bad_result" if outcome == Outcome.BAD_RESULT else "model_error"
     error = ModelError(report.message, code=code, type_name=report.type_name, traceback=report.traceback)
+    if cause is not None:
+        error.__cause__ = cause  # with its frames, so that the traceback need not be shown as text
+        return error
+    error._note_traceback()
     if 0 < len(report.cause) <= LONGEST_CAUSE:
         error._find_cause = partial(_cause_of, report)
     return error
 
 
 def _cause_of(report: FailureReport) -> BaseException | None:
-    """Return the exception that a worker has sent, with the worker's traceback; None if it cannot
-    be opened here.
-    """
+    """Return the exception that a worker has sent; None if it cannot be opened here."""
     if report.module not in sys.modules:
         return None
     try:
@@ -125,15 +133,7 @@ def _cause_of(report: FailureReport) -> BaseException | None:
     # unpickling runs code of its class, which may need other arguments, for example
     except BaseException:
         return None
-    return _with_note(cause, report) if issubclass(type(cause), BaseException) else None
-
-
-def _with_note(cause: BaseException, report: FailureReport) -> BaseException:
-    try:
-        BaseException.add_note(cause, f"In the worker:\n{report.traceback.rstrip()}")
-    except BaseException:  # its class may define `__notes__` in its own way
-        return cause
-    return cause
+    return cause if issubclass(type(cause), BaseException) else None
 
 
 def _clean(text: str, longest: int) -> str:

@@ -13,7 +13,7 @@ from carpool import details
 from carpool.call.retry import Failed
 from carpool.details import Detail
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, ValidationError
-from carpool.foreign import text_of
+from carpool.foreign import named_text_of, text_of
 from carpool.wire.outcome import FailureReport, Outcome, pack_report, with_cause
 
 _LONGEST_LINE = 2 * 1024  # characters of one line of a traceback
@@ -82,7 +82,7 @@ def outcome_of(error: BaseException) -> tuple[Outcome, FailureReport]:
     try:
         return _outcome_of(error)
     except BaseException:
-        return Outcome.MODEL_ERROR, FailureReport(text_of(error), type(error).__name__, describe(error))
+        return Outcome.MODEL_ERROR, FailureReport(named_text_of(error), type(error).__name__, describe(error))
 
 
 def _outcome_of(error: BaseException) -> tuple[Outcome, FailureReport]:
@@ -95,7 +95,7 @@ def _outcome_of(error: BaseException) -> tuple[Outcome, FailureReport]:
         return Outcome.INVALID_ITEM, FailureReport(str(error) or text_of(error), details=_details_of(error))
     if isinstance(error, InvalidRequest):
         return Outcome.INVALID, FailureReport(str(error) or text_of(error))
-    return Outcome.MODEL_ERROR, FailureReport(text_of(error), type(error).__name__, describe(error))
+    return Outcome.MODEL_ERROR, FailureReport(named_text_of(error), type(error).__name__, describe(error))
 
 
 def _details_of(error: ValidationError) -> list[Detail]:
