@@ -9,7 +9,6 @@ the exception itself is the `__cause__` of a `ModelError`.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -155,10 +154,11 @@ class ModelError(CarpoolError):
         cause, notes = self.__cause__, getattr(self, "__notes__", ())
         if cause is None or not (notes and notes[0].startswith(_IN_THE_WORKER)):
             return
-        # its class may define `__notes__` in its own way
-        with contextlib.suppress(BaseException):
+        try:
             BaseException.add_note(cause, notes[0])
-            del notes[0]
+        except BaseException:  # its class may define `__notes__` in its own way
+            return
+        del notes[0]
 
     def _get_cause(self) -> BaseException | None:
         cause: BaseException | None = _CAUSE.__get__(self)
