@@ -216,7 +216,7 @@ def test_the_text_begins_with_the_name_of_the_class(run_in: Any) -> None:
             assert (str(error), error.type_name) == (text, text.partition(":")[0])
 
 
-PRINTED = ["KeyError", "two arguments", "no notes", "local", "StopIteration"]
+PRINTED = ["KeyError", "two arguments", "local", "StopIteration"]
 
 
 def times_shown(error: BaseException) -> int:
@@ -228,7 +228,7 @@ def times_shown(error: BaseException) -> int:
 @pytest.mark.parametrize("name", PRINTED)
 def test_the_user_s_line_is_shown_once(run_in: Any, name: str) -> None:
     """What prints a `ModelError` shows the user's line, once: by the cause, or by a note where there
-    is no cause or it takes no note; also a second time, and after the cause was asked for.
+    is no cause; also a second time, and after the cause was asked for.
     """
     with Service(stage(run_in)).run() as service:
         one = failed(lambda: service.predict(name))
@@ -237,6 +237,14 @@ def test_the_user_s_line_is_shown_once(run_in: Any, name: str) -> None:
         assert times_shown(error) == 1
         error.__cause__  # noqa: B018
         assert times_shown(error) == 1
+
+
+def test_a_cause_that_takes_no_note_leaves_it_to_the_error() -> None:
+    """Where the cause takes no note, the error itself has it."""
+    with Service(stage("process")).run() as service:
+        error = failed(lambda: service.predict("no notes"))
+    assert type(error.__cause__) is NoNotes
+    assert error.__notes__[0].startswith("In the worker:\nNoNotes")
 
 
 @pytest.mark.parametrize("name", PRINTED[:-1])
