@@ -21,6 +21,7 @@ from carpool.errors import (
 )
 from carpool.foreign import text_of
 from carpool.http.exchange import HttpResponse
+from carpool.http_response import HTTPError
 from carpool.model import Traits
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, RAW
 
@@ -109,11 +110,13 @@ def error_response(
             sense.
     """
     code = error.code if isinstance(error, CarpoolError) else "internal_error"
-    status = HTTPStatus(error.status).value if isinstance(error, CarpoolError) else 500
+    status = error.status if isinstance(error, CarpoolError) else 500
+    if not isinstance(error, HTTPError):  # its status is checked where it is made
+        status = HTTPStatus(status).value
     message = MESSAGES.get(code, MESSAGES["unavailable"])
     if isinstance(error, DeadlineExceeded):
         status = timeout_status
-    if debug or isinstance(error, InvalidRequest | ValidationError | DeadlineExceeded):
+    if debug or isinstance(error, InvalidRequest | ValidationError | DeadlineExceeded | HTTPError):
         message = text_of(error)
         if isinstance(error, ModelError):
             message = message.removeprefix(f"{error.type_name}: ")
@@ -121,6 +124,8 @@ def error_response(
     headers: list[tuple[bytes, bytes]] = [(b"x-request-id", request_id.encode())]
     if isinstance(error, Refusal):
         headers += error.headers
+    if isinstance(error, HTTPError):
+        headers += [(name.lower().encode(), value.encode()) for name, value in error.headers]
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, round(retry_after_s + 0.5))).encode()))

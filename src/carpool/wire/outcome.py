@@ -17,6 +17,7 @@ import msgspec
 from carpool import details
 from carpool.details import Detail
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidRequest, ModelError, ValidationError
+from carpool.http_response import HTTPError
 from carpool.wire.payload import Payload, dump_within, load
 
 LONGEST_CAUSE = 64 * 1024
@@ -39,6 +40,7 @@ class Outcome(IntEnum):
     BAD_RESULT = 4  # user code returned something that does not fit
     EXPIRED = 5  # its deadline passed before the worker came to it
     RESPONSE = 6  # user code returned a `Response`; see `wire/response.py`
+    REFUSED = 7  # user code raised an `HTTPError`
 
 
 class FailureReport(msgspec.Struct, array_like=True, frozen=True):
@@ -51,6 +53,7 @@ class FailureReport(msgspec.Struct, array_like=True, frozen=True):
         details: what is wrong with an item that does not fit.
         cause: the exception itself, pickled; empty if it does not travel.
         module: the module of its class.
+        refusal: status, code and headers of an `HTTPError`.
     """
 
     message: str
@@ -59,6 +62,7 @@ class FailureReport(msgspec.Struct, array_like=True, frozen=True):
     details: list[Detail] = []
     cause: bytes = b""
     module: str = ""
+    refusal: tuple[int, str, tuple[tuple[str, str], ...]] | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -86,6 +90,7 @@ def pack_report(report: FailureReport) -> bytes:
             details.sanitized(report.details),
             report.cause,
             _clean(report.module, _LONGEST_NAME),
+            report.refusal,
         )
     )
 
@@ -113,6 +118,8 @@ def unpack_error(outcome: int, payload: Payload, cause: BaseException | None = N
         return ValidationError(report.message, details=details.sanitized(report.details))
     if outcome == Outcome.EXPIRED:
         return DeadlineExceeded(report.message)
+    if outcome == Outcome.REFUSED:
+        return _refusal(report)
     code = "bad_result" if outcome == Outcome.BAD_RESULT else "model_error"
     error = ModelError(report.message, code=code, type_name=report.type_name, traceback=report.traceback)
     if cause is not None:
@@ -122,6 +129,15 @@ def unpack_error(outcome: int, payload: Payload, cause: BaseException | None = N
     if 0 < len(report.cause) <= LONGEST_CAUSE:
         error._find_cause = partial(_cause_of, report)
     return error
+
+
+def _refusal(report: FailureReport) -> CarpoolError:
+    """Return the `HTTPError` of a report, checked again, since a worker may send anything."""
+    status, code, headers = report.refusal or (0, "", ())
+    try:
+        return HTTPError(report.message, status=status, code=code, headers=headers)
+    except ValueError:
+        return ModelError(report.message, type_name=report.type_name)
 
 
 def _cause_of(report: FailureReport) -> BaseException | None:
