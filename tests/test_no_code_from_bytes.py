@@ -99,15 +99,17 @@ def test_the_front_never_asks_for_a_cause() -> None:
     """The cause of a `ModelError` stays a pickle until a Python caller asks for it, in one place
     for those with a thread; the front never does.
     """
-    askers = set()
+    askers, openers = set(), set()
     for name, tree in MODULES.items():
         for node in ast.walk(tree):
             match node:
                 case ast.Attribute(attr="__cause__", ctx=ast.Load()):
                     askers.add(name)
+                case ast.Attribute(attr="_open_cause"):
+                    openers.add(name)
     assert not {name for name in askers if ".http" in name}
+    assert openers == {"carpool.drive.callers"}
     assert askers == {
-        "carpool.drive.callers",
         "carpool.errors",
         "carpool.hints.misfits",  # of msgspec's errors
         "carpool.call.oom",  # of what models raise, in the worker

@@ -24,7 +24,7 @@ from carpool.errors import (
     ValidationError,
 )
 from carpool.http_request import HTTPRequest
-from carpool.http_response import Response
+from carpool.http_response import HTTPError, Response
 from carpool.model import Model
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, Policy, Static
 from carpool.service.service import Service
@@ -44,6 +44,7 @@ __all__ = [
     "Deadline",
     "DeadlineExceeded",
     "Greedy",
+    "HTTPError",
     "HTTPRequest",
     "InvalidRequest",
     "Lock",

@@ -20,7 +20,7 @@ from carpool.core.batcher import Batcher
 from carpool.core.pipeline import Pipeline
 from carpool.core.reply import Reply
 from carpool.errors import CarpoolError, ModelError
-from carpool.foreign import text_of, traceback_of
+from carpool.foreign import named_text_of, traceback_of
 from carpool.request import Request
 
 Cost = Callable[[int], float]
@@ -259,7 +259,7 @@ def _shown(error: BaseException) -> CarpoolError:
     """Return what a caller gets for an exception in the place of a result, as from a worker."""
     if isinstance(error, CarpoolError):
         return error
-    shown = ModelError(text_of(error), type_name=type(error).__name__, traceback=traceback_of(error))
+    shown = ModelError(named_text_of(error), type_name=type(error).__name__, traceback=traceback_of(error))
     shown.__cause__ = error
     return shown
 

@@ -343,11 +343,10 @@ class WorkerPool:
         if Outcome.RESPONSE in frame.formats:
             self._unpack_responses(frame, batch)
         failed = [i for i, what in enumerate(frame.formats) if what not in _NO_ERROR]
-        errors: dict[int, Exception] = {i: outcome.unpack_error(frame.formats[i], frame.payloads[i]) for i in failed}
-        if frame.causes is not None and errors:
-            for i, cause in frame.causes.items():
-                errors[i].__cause__ = cause
-            frame.causes = None  # the worker keeps its reply until it has the next one
+        causes, frame.causes = frame.causes or {}, None  # the worker keeps its reply until it has the next one
+        errors: dict[int, Exception] = {
+            i: outcome.unpack_error(frame.formats[i], frame.payloads[i], causes.get(i)) for i in failed
+        }
         return errors or None
 
     def _is_waiting_for_more(self, place: int) -> bool:

@@ -150,7 +150,7 @@ async def _request(app: ServedApp, scope: Scope, receive: Receive, send: Send) -
     if response is None:
         response = await _handle(app, head, receive)
     if response is not None:
-        await _send(response, send, head_only=head.method == b"HEAD")
+        await send_response(response, send, head_only=head.method == b"HEAD")
 
 
 async def _handle(app: ServedApp, head: Head, receive: Receive) -> HttpResponse | None:
@@ -241,7 +241,8 @@ async def _disconnected(receive: Receive) -> BaseException | None:
     return None
 
 
-async def _send(response: HttpResponse, send: Send, head_only: bool) -> None:
+async def send_response(response: HttpResponse, send: Send, head_only: bool) -> None:
+    """Send a whole response."""
     body_headers = [
         (b"content-type", response.content_type),
         (b"content-length", str(len(response.body)).encode()),

@@ -16,10 +16,12 @@ from carpool.errors import (
     CarpoolError,
     DeadlineExceeded,
     InvalidRequest,
+    ModelError,
     ValidationError,
 )
 from carpool.foreign import text_of
 from carpool.http.exchange import HttpResponse
+from carpool.http_response import HTTPError
 from carpool.model import Traits
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, RAW
 
@@ -108,15 +110,22 @@ def error_response(
             sense.
     """
     code = error.code if isinstance(error, CarpoolError) else "internal_error"
-    status = HTTPStatus(error.status).value if isinstance(error, CarpoolError) else 500
+    status = error.status if isinstance(error, CarpoolError) else 500
+    if not isinstance(error, HTTPError):  # its status is checked where it is made
+        status = HTTPStatus(status).value
     message = MESSAGES.get(code, MESSAGES["unavailable"])
     if isinstance(error, DeadlineExceeded):
         status = timeout_status
-    if debug or isinstance(error, InvalidRequest | ValidationError | DeadlineExceeded):
-        message = text_of(error)[:_LONGEST_MESSAGE]
+    if debug or isinstance(error, InvalidRequest | ValidationError | DeadlineExceeded | HTTPError):
+        message = text_of(error)
+        if isinstance(error, ModelError):
+            message = message.removeprefix(f"{error.type_name}: ")
+        message = message[:_LONGEST_MESSAGE]
     headers: list[tuple[bytes, bytes]] = [(b"x-request-id", request_id.encode())]
     if isinstance(error, Refusal):
         headers += error.headers
+    if isinstance(error, HTTPError):
+        headers += [(name.lower().encode(), value.encode()) for name, value in error.headers]
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, round(retry_after_s + 0.5))).encode()))

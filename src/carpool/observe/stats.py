@@ -25,6 +25,7 @@ from carpool.errors import (
     ValidationError,
 )
 from carpool.foreign import text_of
+from carpool.http_response import HTTPError
 from carpool.logger import logger
 from carpool.policy import Policy
 from carpool.request import Request
@@ -400,6 +401,8 @@ def outcome_of(error: Exception) -> str:
             return _OUTCOME_OF[kind]
     if not isinstance(error, CarpoolError):
         return "model_error"
+    if isinstance(error, HTTPError):
+        return "invalid_item" if error.status < 500 else "model_error"
     return "invalid_request" if error.status < 500 else "unavailable"
 
 
