@@ -404,7 +404,7 @@ class App:
 def _count_refusal(endpoint: Asked, error: CarpoolError) -> None:
     """Count a refused request for its model."""
     if endpoint.driver is not None:
-        endpoint.driver.stats.refused(error)
+        endpoint.driver.refused(error)
 
 
 def _check_services(services: tuple[Service, ...]) -> None:
