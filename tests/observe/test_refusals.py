@@ -78,7 +78,7 @@ def test_reasons_are_bounded() -> None:
         refusals.count(Overloaded(f"reason {n}"))
     lines = refusals.take(0.0)
     assert len(lines) < 50
-    assert sum(line.count for line in lines) == 1000
+    assert sum(line.requests for line in lines) == 1000
 
 
 def test_only_what_is_wrong_with_the_service_is_alarming() -> None:

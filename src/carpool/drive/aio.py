@@ -337,7 +337,8 @@ class Driver:
         refusals, name = self.stats.refusals, self.stats.name
         for line in refusals.take(self.clock(), everything=everything):
             level = logging.WARNING if line.reason.is_alarming else logging.INFO
-            logger.log(level, "service %s %s", name, line)
+            about = {"model": name, "code": line.reason.code, "requests": line.requests}
+            logger.log(level, "service %s %s", name, line, extra=about)
         if self._refusals_timer is not None:
             self._refusals_timer.cancel()
             self._refusals_timer = None
@@ -356,7 +357,8 @@ class Driver:
         """Fail the stage whose policy, which may be the user's, has raised while it decided."""
         name = stage_at_fault(error)
         what = f"stage {name} has failed: its policy raised" if name else "the service has failed: its pipeline raised"
-        logger.critical("%s %s: %s", what, type(error).__name__, text_of(error), exc_info=error)
+        about = {"model": self.stats.name, "stage": name, "code": "stage_failed"}
+        logger.critical("%s %s: %s", what, type(error).__name__, text_of(error), exc_info=error, extra=about)
         if not self._has_policy_raised:
             self._has_policy_raised = True
             self.stage_failed(
@@ -369,7 +371,9 @@ class Driver:
         Perhaps no process did, as in a container that was paused.
         """
         name = self.pipeline.batchers[stage].name
-        logger.warning("this process did not run for %.1f s, so worker %s/%d gets its time again", late_s, name, place)
+        text = "this process did not run for %.1f s, so worker %s/%d gets its time again"
+        about = {"model": self.stats.name, "stage": name, "worker": f"{name}/{place}"}
+        logger.warning(text, late_s, name, place, extra=about)
         self.pipeline.batchers[stage].spare(self.clock(), place)
         self._poll_soon()
 

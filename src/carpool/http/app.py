@@ -273,11 +273,13 @@ class App:
         request_id = given.decode() if _REQUEST_ID.fullmatch(given) else next(self._ids)
         if isinstance(error, ModelError):
             message = printable(text_of(error)).replace("\n", "\\n")
-            logger.error("request %s: %s\n%s", request_id, message, printable(error.traceback))
+            about = {**_about(head, request_id), "code": error.code}
+            logger.error("request %s: %s\n%s", request_id, message, printable(error.traceback), extra=about)
         try:
             return error_response(error, request_id, timeout_status=self._timeout_status, debug=self._debug)
         except BaseException as broken:  # a user's class of errors, with attributes that make no sense
-            logger.error("request %s: its error could not be read:\n%s", request_id, printable(traceback_of(broken)))
+            text = "request %s: its error could not be read:\n%s"
+            logger.error(text, request_id, printable(traceback_of(broken)), extra=_about(head, request_id))
             return error_response(CarpoolError("the error could not be read"), request_id)
 
     def _ask(self, head: Head, endpoint: Endpoint) -> Ask:
@@ -399,6 +401,14 @@ class App:
             document = openapi.document(self.services, self._timeout_status, self.max_body_bytes)
             self._document = as_json(document)
         exchange.respond(HttpResponse(200, self._document))
+
+
+def _about(head: Head | None, request_id: str) -> dict[str, str]:
+    """Return the fields of a log line about a request."""
+    about = {"request_id": request_id}
+    if head is not None and head.ask is not None:
+        about["model"] = head.ask.endpoint.name
+    return about
 
 
 def _count_refusal(endpoint: Asked, error: CarpoolError) -> None:

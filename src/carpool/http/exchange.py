@@ -61,10 +61,12 @@ class Asked(Protocol):
     """A model as the app serves it.
 
     Attributes:
+        name: of the service.
         driver: takes the requests; None while the service is not running.
         weigher: weighs the items; None if each counts for one.
     """
 
+    name: str
     driver: Driver | None
     weigher: Weigher | None
 

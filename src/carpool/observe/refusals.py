@@ -63,19 +63,19 @@ class Summary(NamedTuple):
 
     Attributes:
         reason: why.
-        count: how many requests.
+        requests: how many.
         period_s: since the last line about the reason; None if this is the first one.
     """
 
     reason: Reason
-    count: int
+    requests: int
     period_s: float | None
 
     def __str__(self) -> str:
         """Say it in words."""
         reason = self.reason
         period = "" if self.period_s is None else f" in the last {self.period_s:.0f} s"
-        return f"{reason.verb} {self.count} ({reason.status}){period}: {reason.text}"
+        return f"{reason.verb} {self.requests} ({reason.status}){period}: {reason.text}"
 
 
 class Refusals:
