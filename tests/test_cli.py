@@ -48,8 +48,34 @@ def test_help_of_serve_has_an_example_and_every_option() -> None:
         "--timeout-status",
         "--max-body-mb",
         "--log",
+        "--log-level",
+        "debug says now and",
     ):
         assert word in text
+
+
+def test_the_level_of_the_log_hides_no_worker_s_line() -> None:
+    """Lines below the chosen level are not shown, but what workers print is: their own loggers have
+    the level already.
+    """
+    program = (
+        "import logging; from carpool.observe import log; log.set_up('text', logging.WARNING);"
+        "logger = logging.getLogger('carpool'); logger.info('hidden'); logger.warning('shown');"
+        "log.worker_line('Digits/0', True, 'WARNING mine: printed')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert [line.partition(" ")[2] for line in done.stderr.splitlines()] == [
+        "warning: shown",
+        "[Digits/0] WARNING mine: printed",
+    ]
+
+
+def test_at_level_debug_the_policy_explains_itself() -> None:
+    """With `--log-level debug` the log says why batches go."""
+    with serve("tests.support.serving_models:talks", "--log-level", "debug") as served:
+        served.ask("POST", "/predict", "hello")
+    lines = [json.loads(line) for line in served.log]
+    assert any(line["level"] == "debug" and "stage Talks: a batch of 1 goes" in line["message"] for line in lines)
 
 
 def test_version() -> None:
@@ -86,6 +112,7 @@ def test_a_wrong_target_is_one_line(target: str, told: str) -> None:
     [
         (["--prot", "1"], "Did you mean --port?"),
         (["--port", "many"], "many"),
+        (["--log-level", "loud"], "warning"),
         (["--when-full", "explode"], "refuse"),
         (["--max-body-mb", "0"], "max_body_bytes must be"),
         (["--port", "99999"], "99999"),

@@ -57,6 +57,7 @@ def serve(
     max_body_mb: float = 16.0,
     debug: bool = False,
     log_format: Annotated[Literal["text", "json"], Parameter(name="--log")] = "text",
+    log_level: Literal["debug", "info", "warning", "error"] = "info",
 ) -> None:
     """Serve one or several services over HTTP.
 
@@ -89,8 +90,13 @@ def serve(
         Show the texts of exceptions in error responses. Not for production.
     log_format:
         Write log lines for people, or one JSON object per line.
+    log_level:
+        The least important lines that are shown, also of your models' own loggers: debug says now
+        and then why batches go when they do, info tells of starts and ends, warning of requests
+        that are refused or late, error of lost workers and of what models raise. What models print
+        is always shown.
     """
-    log.set_up(log_format)
+    log.set_up(log_format, logging.getLevelNamesMapping()[log_level.upper()])
     if not 0 <= port <= _LARGEST_PORT:
         _fail(f"there is no port {port}: choose one from 1 to {_LARGEST_PORT} with --port, or 0 for a free one")
     services = [_find(name) for name in (target, *more)]

@@ -23,11 +23,12 @@ def set_up(format: str, level: int = logging.INFO) -> None:
 
     Args:
         format: `text` or `json`.
-        level: The least important level that is shown.
+        level: The least important level that is shown; what workers print is always shown.
     """
     handler = _ThroughOutlet()
     handler.setFormatter(JsonLines() if format == "json" else TextLines())
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.getLogger(_WORKERS).setLevel(logging.INFO)  # workers have chosen by their level what to print
 
 
 class _ThroughOutlet(logging.Handler):
