@@ -125,6 +125,7 @@ class WorkerPool:
         self._began: dict[int, float] = {}
         self._failure: dict[int, outcome.FailureReport] = {}
         self._started_once: set[int] = set()  # places that have had a worker that was ready
+        self._lost_at: dict[int, float] = {}  # when the last one of these was lost
 
         # by place: what the worker has not been sent yet: pieces of its batch, then the batch
         # ahead, whole or in pieces
@@ -213,6 +214,7 @@ class WorkerPool:
         why = batch.given_up
         slow = batcher.patience.learns and batch.unwanted_since < inf  # no limit was set, and no caller waits
         logger.error("worker %s hangs and is given up: %s", self._label(place), why, extra=self._about(place))
+        self._lost_at.setdefault(place, self._driver.clock())
         self.roster.lost(self._driver.clock(), place, gone=False)
         has_unread_batch = worker.has_unread_batch
         worker.give_up(why, partial(self._heard_too_late, place))
@@ -402,11 +404,19 @@ class WorkerPool:
             raise FrameError(f"it reports the state {frame.payloads[0]!r:.80}: {error}") from error
         if state == PlaceState.READY:
             self._learn(frame)
-            took_s = self._driver.clock() - self._began[place]
-            logger.info("worker %s is ready after %.2f s", self._label(place), took_s, extra=self._about(place))
+            self._log_readiness(place)
             self._started_once.add(place)
             self._driver.worker_ready(self.stage, place)
             self._driver.start_workers()
+
+    def _log_readiness(self, place: int) -> None:
+        """Log that a worker is ready: the first one of its place, or the successor of a lost one."""
+        now, lost_at = self._driver.clock(), self._lost_at.pop(place, None)
+        if lost_at is None:
+            text, since = "worker %s is ready after %.2f s", self._began[place]
+        else:
+            text, since = "worker %s is back after %.2f s", lost_at
+        logger.info(text, self._label(place), now - since, extra=self._about(place))
 
     def _learn(self, frame: Frame) -> None:
         """Pass the timings of the warm-up on to the stage's policy."""
@@ -442,6 +452,7 @@ class WorkerPool:
             text = cause if failure else f"worker {place} of stage {self.name} died while loading: {why}"
             self._driver.start_failed(StartupError(text))
             return
+        self._lost_at.setdefault(place, self._driver.clock())
         if state != PlaceState.HUNG:
             logger.error("worker %s is lost: %s", label, cause, extra=self._about(place))
         if state == PlaceState.READY:
