@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from carpool.service.service import Service
 
 
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
 _PRIORITY = re.compile(rb"[+-]?[0-9]{1,3}")
 _TEXT_TYPE = b"text/plain; charset=utf-8"
 
@@ -269,8 +268,8 @@ class App:
 
     def error(self, head: Head | None, error: Exception) -> HttpResponse:
         """Return the response to a request that ended with `error`."""
-        given = head.headers.get(b"x-request-id", b"") if head is not None else b""
-        request_id = given.decode() if _REQUEST_ID.fullmatch(given) else next(self._ids)
+        given = head.request_id if head is not None else b""
+        request_id = given.decode() or next(self._ids)
         if isinstance(error, ModelError):
             message = printable(text_of(error)).replace("\n", "\\n")
             about = {**_about(head, request_id), "code": error.code}

@@ -150,7 +150,7 @@ async def _request(app: ServedApp, scope: Scope, receive: Receive, send: Send) -
     if response is None:
         response = await _handle(app, head, receive)
     if response is not None:
-        await _send(response, send, head_only=head.method == b"HEAD")
+        await _send(response, send, head)
 
 
 async def _handle(app: ServedApp, head: Head, receive: Receive) -> HttpResponse | None:
@@ -241,7 +241,7 @@ async def _disconnected(receive: Receive) -> BaseException | None:
     return None
 
 
-async def _send(response: HttpResponse, send: Send, head_only: bool) -> None:
+async def _send(response: HttpResponse, send: Send, head: Head) -> None:
     body_headers = [
         (b"content-type", response.content_type),
         (b"content-length", str(len(response.body)).encode()),
@@ -249,7 +249,7 @@ async def _send(response: HttpResponse, send: Send, head_only: bool) -> None:
     headers = [
         *(body_headers if response.describes_its_body else ()),
         (b"x-content-type-options", b"nosniff"),
-        *response.headers,
+        *head.echoed(response.headers),
     ]
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
-    await send({"type": "http.response.body", "body": b"" if head_only else bytes(response.body)})
+    await send({"type": "http.response.body", "body": b"" if head.method == b"HEAD" else bytes(response.body)})

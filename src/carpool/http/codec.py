@@ -19,7 +19,7 @@ from carpool.errors import (
     ValidationError,
 )
 from carpool.foreign import text_of
-from carpool.http.exchange import HttpResponse
+from carpool.http.exchange import REQUEST_ID, HttpResponse
 from carpool.model import Traits
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, RAW
 
@@ -114,7 +114,7 @@ def error_response(
         status = timeout_status
     if debug or isinstance(error, InvalidRequest | ValidationError | DeadlineExceeded):
         message = text_of(error)[:_LONGEST_MESSAGE]
-    headers: list[tuple[bytes, bytes]] = [(b"x-request-id", request_id.encode())]
+    headers: list[tuple[bytes, bytes]] = [(REQUEST_ID, request_id.encode())]
     if isinstance(error, Refusal):
         headers += error.headers
     retry_after_s = getattr(error, "retry_after_s", None)
