@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 import carpool
 from carpool import cli
 from carpool.http import App
+from carpool.observe.log import JsonLines, TextLines
 from tests.effort import slow_where
 from tests.support import models
 from tests.support.serving import serve
@@ -46,8 +48,34 @@ def test_help_of_serve_has_an_example_and_every_option() -> None:
         "--timeout-status",
         "--max-body-mb",
         "--log",
+        "--log-level",
+        "debug says now and",
     ):
         assert word in text
+
+
+def test_the_level_of_the_log_hides_no_worker_s_line() -> None:
+    """Lines below the chosen level are not shown, but what workers print is: their own loggers have
+    the level already.
+    """
+    program = (
+        "import logging; from carpool.observe import log; log.set_up('text', logging.WARNING);"
+        "logger = logging.getLogger('carpool'); logger.info('hidden'); logger.warning('shown');"
+        "log.worker_line('Digits/0', True, 'WARNING mine: printed')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert [line.partition(" ")[2] for line in done.stderr.splitlines()] == [
+        "warning: shown",
+        "[Digits/0] WARNING mine: printed",
+    ]
+
+
+def test_at_level_debug_the_policy_explains_itself() -> None:
+    """With `--log-level debug` the log says why batches go."""
+    with serve("tests.support.serving_models:talks", "--log-level", "debug") as served:
+        served.ask("POST", "/predict", "hello")
+    lines = [json.loads(line) for line in served.log]
+    assert any(line["level"] == "debug" and "stage Talks: a batch of 1 goes" in line["message"] for line in lines)
 
 
 def test_version() -> None:
@@ -84,6 +112,7 @@ def test_a_wrong_target_is_one_line(target: str, told: str) -> None:
     [
         (["--prot", "1"], "Did you mean --port?"),
         (["--port", "many"], "many"),
+        (["--log-level", "loud"], "warning"),
         (["--when-full", "explode"], "refuse"),
         (["--max-body-mb", "0"], "max_body_bytes must be"),
         (["--port", "99999"], "99999"),
@@ -194,7 +223,39 @@ def test_json_logs_are_json() -> None:
         assert (status, json.loads(body)) == (200, "hi\x1b[31m")
 
     lines = [json.loads(line) for line in served.log]
-    printed = [line for line in lines if line.get("worker") == "Talks/0"]
+    printed = [line for line in lines if line["logger"] == "carpool.worker"]
+    assert {line["worker"] for line in printed} == {"Talks/0"}
     assert {"time", "level", "logger", "message"} <= set(lines[0])
     assert any(line["message"] == "printed hi\\x1b[31m" for line in printed)  # control characters are made visible
     assert served.process.returncode == 0
+
+    start = lines[0]
+    assert (start["level"], start["address"]) == ("info", f"http://127.0.0.1:{served.port}")
+    assert start["message"] == f"carpool {carpool.__version__} starts Talks on {start['address']}"
+    stages = {"Talks": "single items, 1 worker"}
+    assert start["serves"] == [{"model": "Talks", "path": "/predict", "stages": stages}]
+    ready = [line for line in lines if line["message"].startswith("worker Talks/0") and "ready" in line["message"]]
+    assert [(line["model"], line["stage"], line["worker"]) for line in ready] == [("Talks", "Talks", "Talks/0")]
+    assert [line["address"] for line in lines if line["message"].startswith("ready on")] == [start["address"]]
+
+
+def test_fields_of_a_line_are_json_and_no_part_of_its_text() -> None:
+    """What a line is about are fields of their own in JSON, without control characters; for people
+    only what a worker has printed begins with the worker's name.
+    """
+    about = {"model": "digits\x1b[2J", "worker": "Digits/0", "requests": 21, "unknown": 1}
+    record = logging.makeLogRecord(
+        {"name": "carpool", "levelname": "INFO", "levelno": logging.INFO, "msg": "told", **about}
+    )
+    line = json.loads(JsonLines().format(record))
+    assert {name: line.get(name) for name in ("model", "worker", "requests", "unknown", "message")} == {
+        "model": "digits\\x1b[2J",
+        "worker": "Digits/0",
+        "requests": 21,
+        "unknown": None,
+        "message": "told",
+    }
+    assert TextLines().format(record).endswith(" told")
+    assert "[" not in TextLines().format(record)
+    record.name = "carpool.worker"
+    assert TextLines().format(record).endswith(" [Digits/0] told")

@@ -57,6 +57,7 @@ def serve(
     max_body_mb: float = 16.0,
     debug: bool = False,
     log_format: Annotated[Literal["text", "json"], Parameter(name="--log")] = "text",
+    log_level: Literal["debug", "info", "warning", "error"] = "info",
 ) -> None:
     """Serve one or several services over HTTP.
 
@@ -89,8 +90,13 @@ def serve(
         Show the texts of exceptions in error responses. Not for production.
     log_format:
         Write log lines for people, or one JSON object per line.
+    log_level:
+        The least important lines that are shown, also of your models' own loggers: debug says now
+        and then why batches go when they do, info tells of starts and ends, warning of requests
+        that are refused or late, error of lost workers and of what models raise. What models print
+        is always shown.
     """
-    log.set_up(log_format)
+    log.set_up(log_format, logging.getLevelNamesMapping()[log_level.upper()])
     if not 0 <= port <= _LARGEST_PORT:
         _fail(f"there is no port {port}: choose one from 1 to {_LARGEST_PORT} with --port, or 0 for a free one")
     services = [_find(name) for name in (target, *more)]
@@ -115,8 +121,11 @@ def serve(
         server.bind()
     except OSError as error:
         _fail(_why_not_bound(error, host, port))
+    address = f"http://{server.host}:{server.port}"
     if log_format == "text":
-        _print_summary(app, f"http://{server.host}:{server.port}")
+        _print_summary(app, address)
+    else:
+        _log_summary(app, address)
     _run_until_stopped(server)
 
 
@@ -147,7 +156,8 @@ def main() -> None:
 def _run_until_stopped(server: Server) -> None:
     """Run a server that listens already. Exits with an error if it cannot start or has failed."""
     try:
-        _run(server.run(lambda: logger.info("ready on http://%s:%d", server.host, server.port)))
+        address = f"http://{server.host}:{server.port}"
+        _run(server.run(lambda: logger.info("ready on %s", address, extra={"address": address})))
     except StartupError as error:
         logging.shutdown()  # log lines that are still on their way come first
         print(f"carpool: {error}", file=sys.stderr)
@@ -200,16 +210,32 @@ def _run(main: Coroutine[Any, Any, None]) -> None:
 
 def _print_summary(app: App, address: str) -> None:
     """Print for a person what is about to be served."""
-    from carpool.http.openapi import predict_path
-
     console = Console(stderr=True, highlight=False)
     console.print(f"[bold]carpool {carpool.__version__}[/] on [bold]{address}[/]")
-    for i, service in enumerate(app.services):
-        console.print(f"  [bold]{service.name}[/]  POST {'/predict' if i == 0 else predict_path(service.name)}")
+    for service, path in zip(app.services, _paths(app), strict=True):
+        console.print(f"  [bold]{service.name}[/]  POST {path}")
         for stage in service.stages:
             console.print(f"    stage {stage.name}: {_in_short(stage)}")
     if address.startswith("http://0.0.0.0"):
         console.print("  [yellow]reachable from other machines; there is no authentication[/]")
+
+
+def _log_summary(app: App, address: str) -> None:
+    """Log for a program what is about to be served, since loading the models may take minutes."""
+    serves = [
+        {"model": service.name, "path": path, "stages": {stage.name: _in_short(stage) for stage in service.stages}}
+        for service, path in zip(app.services, _paths(app), strict=True)
+    ]
+    names = ", ".join(service.name for service in app.services)
+    about = {"address": address, "serves": serves}
+    logger.info("carpool %s starts %s on %s", carpool.__version__, names, address, extra=about)
+
+
+def _paths(app: App) -> list[str]:
+    """Return the first address of each service."""
+    from carpool.http.openapi import predict_path
+
+    return ["/predict", *[predict_path(service.name) for service in app.services[1:]]]
 
 
 def _in_short(stage: carpool.Stage) -> str:

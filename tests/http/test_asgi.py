@@ -127,6 +127,13 @@ def test_an_id_that_is_none_is_not_repeated(other: Uvicorn) -> None:
     assert "<b>" not in ids
 
 
+@pytest.mark.parametrize("request_", [post(b"3", "/predict", "X-Request-Id: a"), get("/livez", "X-Request-Id: a")])
+def test_the_client_s_id_is_in_good_answers(other: Uvicorn, request_: bytes) -> None:
+    """Under another server good answers repeat the client's request id, too."""
+    answer = asked(other.port, request_)
+    assert (answer.status, answer.headers["x-request-id"]) == (200, "a")
+
+
 def test_names_that_need_quoting() -> None:
     """A slash in a service's name is part of the name by either door."""
     names = {"org/model": "org%2Fmodel", "llama:7b": "llama%3A7b", "é %41": "%C3%A9%20%2541"}

@@ -263,8 +263,9 @@ class App:
 
     def error(self, head: Head | None, error: Exception) -> HttpResponse:
         """Return the response to a request that ended with `error`."""
-        given = head.headers.get(b"x-request-id", b"") if head is not None else b""
-        return self._errors.response(given, error)
+        if head is None:
+            return self._errors.response(b"", error)
+        return self._errors.response(head.request_id, error, head.ask.endpoint.name if head.ask is not None else "")
 
     def _ask(self, head: Head, endpoint: Endpoint) -> Ask:
         """Read what is asked of a model off a request's headers."""
@@ -390,7 +391,7 @@ class App:
 def _count_refusal(endpoint: Asked, error: CarpoolError) -> None:
     """Count a refused request for its model."""
     if endpoint.driver is not None:
-        endpoint.driver.stats.refused(error)
+        endpoint.driver.refused(error)
 
 
 def _check_services(services: tuple[Service, ...]) -> None:

@@ -7,7 +7,7 @@ import functools
 import multiprocessing
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol
 from urllib.parse import quote, unquote, unquote_to_bytes
@@ -150,7 +150,8 @@ async def _request(app: ServedApp, scope: Scope, receive: Receive, send: Send) -
     if response is None:
         response = await _handle(app, head, receive)
     if response is not None:
-        await send_response(response, send, head_only=head.method == b"HEAD")
+        sent = head.echoed(response.headers)
+        await send_response(response, send, sent, head_only=head.method == b"HEAD")
 
 
 async def _handle(app: ServedApp, head: Head, receive: Receive) -> HttpResponse | None:
@@ -241,16 +242,18 @@ async def _disconnected(receive: Receive) -> BaseException | None:
     return None
 
 
-async def send_response(response: HttpResponse, send: Send, head_only: bool) -> None:
-    """Send a whole response."""
+async def send_response(
+    response: HttpResponse, send: Send, headers: Sequence[tuple[bytes, bytes]], head_only: bool
+) -> None:
+    """Send a whole response, with these headers besides those of its body."""
     body_headers = [
         (b"content-type", response.content_type),
         (b"content-length", str(len(response.body)).encode()),
     ]
-    headers = [
+    all_headers = [
         *(body_headers if response.describes_its_body else ()),
         (b"x-content-type-options", b"nosniff"),
-        *response.headers,
+        *headers,
     ]
-    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    await send({"type": "http.response.start", "status": response.status, "headers": all_headers})
     await send({"type": "http.response.body", "body": b"" if head_only else bytes(response.body)})

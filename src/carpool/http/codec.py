@@ -20,7 +20,7 @@ from carpool.errors import (
     ValidationError,
 )
 from carpool.foreign import text_of
-from carpool.http.exchange import HttpResponse
+from carpool.http.exchange import REQUEST_ID, HttpResponse
 from carpool.http_response import HTTPError
 from carpool.model import Traits
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, RAW
@@ -121,7 +121,7 @@ def error_response(
         if isinstance(error, ModelError):
             message = message.removeprefix(f"{error.type_name}: ")
         message = message[:_LONGEST_MESSAGE]
-    headers: list[tuple[bytes, bytes]] = [(b"x-request-id", request_id.encode())]
+    headers: list[tuple[bytes, bytes]] = [(REQUEST_ID, request_id.encode())]
     if isinstance(error, Refusal):
         headers += error.headers
     if isinstance(error, HTTPError):

@@ -36,7 +36,7 @@ from typing import Any, cast
 
 from carpool.http.answer_queue import AnswerQueue
 from carpool.http.codec import Refusal
-from carpool.http.exchange import Exchange, HttpResponse
+from carpool.http.exchange import REQUEST_ID, Exchange, HttpResponse
 from carpool.http.listener import HttpHead, Listener
 from carpool.http.reader import LARGE_BODY, MOST_AT_ONCE, RequestReader
 from carpool.http.timers import Timers
@@ -414,6 +414,8 @@ class Connection(asyncio.Protocol):
     def _start_of(self, response: HttpResponse, head: HttpHead, is_last: bool) -> bytes:
         """Return everything of an answer that comes before its body."""
         status, body, content_type, headers = response
+        if REQUEST_ID in head.headers:
+            headers = head.echoed(headers)
         lines = [b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b"")), self._listener.common_headers()]
         if response.describes_its_body:
             lines.append(b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type, len(body)))

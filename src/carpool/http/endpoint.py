@@ -87,7 +87,8 @@ class Endpoint:
         try:
             await self.handle.predict(self.service.stages[0].traits.examples[0], timeout_s=_CHECK_TIMEOUT_S)
         except Exception as error:
-            logger.error("model %s no longer answers its example: %s", self.name, error)
+            about = {"model": self.name}
+            logger.error("model %s no longer answers its example: %s", self.name, error, extra=about)
             return f"{self.name} no longer answers its example"
         self.checked_at = monotonic()
         return None

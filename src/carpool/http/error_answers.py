@@ -43,21 +43,25 @@ class ErrorAnswers:
         self._debug = flag("debug", debug)
         self._ids = (f"{secrets.token_hex(4)}-{n}" for n in itertools.count(1))
 
-    def response(self, given_id: bytes, error: Exception) -> HttpResponse:
+    def response(self, given_id: bytes, error: Exception, model: str = "") -> HttpResponse:
         """Return the response to a request that ended with `error`; what a model raised is logged.
 
         Args:
             given_id: the request's `X-Request-Id`; empty if it has none.
             error: why the request failed.
+            model: the name of the model that was asked, for the log; empty if it is not known.
         """
         request_id = given_id.decode() if _REQUEST_ID.fullmatch(given_id) else next(self._ids)
+        about = {"request_id": request_id, **({"model": model} if model else {})}
         if isinstance(error, ModelError):
             message = printable(text_of(error)).replace("\n", "\\n")
-            logger.error("request %s: %s\n%s", request_id, message, printable(error.traceback))
+            about["code"] = error.code
+            logger.error("request %s: %s\n%s", request_id, message, printable(error.traceback), extra=about)
         try:
             return error_response(error, request_id, timeout_status=self.timeout_status, debug=self._debug)
         except BaseException as broken:  # a user's class of errors, with attributes that make no sense
-            logger.error("request %s: its error could not be read:\n%s", request_id, printable(traceback_of(broken)))
+            text = "request %s: its error could not be read:\n%s"
+            logger.error(text, request_id, printable(traceback_of(broken)), extra=about)
             return error_response(CarpoolError("the error could not be read"), request_id)
 
 
@@ -95,7 +99,7 @@ def install_error_handlers(app: HasErrorHandlers, *, timeout_status: int = 504, 
         head_only = request.scope["method"] == "HEAD"
 
         async def respond(scope: Scope, receive: Receive, send: Send) -> None:
-            await send_response(response, send, head_only=head_only)
+            await send_response(response, send, response.headers, head_only)
 
         return respond
 

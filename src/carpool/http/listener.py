@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from carpool.http.bodies import Bodies
 from carpool.http.codec import content_length
-from carpool.http.exchange import Head
+from carpool.http.exchange import REQUEST_ID, Head
 from carpool.http_request import Field
 from carpool.wire.memory import Memory
 
@@ -83,7 +83,7 @@ class HttpHead(Head):
         self.length = content_length(headers)
         self.keep_alive = True
         self.is_http_1_0 = is_http_1_0
-        self.needs_no_extra_headers = method != b"HEAD" and not is_http_1_0
+        self.needs_no_extra_headers = method != b"HEAD" and not is_http_1_0 and REQUEST_ID not in headers
         self.is_cut_short = False
 
 

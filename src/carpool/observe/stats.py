@@ -27,6 +27,7 @@ from carpool.errors import (
 from carpool.foreign import text_of
 from carpool.http_response import HTTPError
 from carpool.logger import logger
+from carpool.observe.refusals import Refusals
 from carpool.policy import Policy
 from carpool.request import Request
 
@@ -230,6 +231,7 @@ class Stats:
         pipeline: The pipeline with the requests to count.
         slo_s: The SLO in seconds, if there is one.
         outcomes: How many requests had each of `OUTCOMES`.
+        refusals: Sums up for the log what was refused or late.
         cancelled: How many requests were cancelled by their callers.
         within_slo: How many answers without an error came within the SLO.
         latency: The time from admission to the answer, for answers without an error.
@@ -252,6 +254,7 @@ class Stats:
         self.pipeline = pipeline
         self.slo_s = slo_s
         self.outcomes = dict.fromkeys(OUTCOMES, 0)
+        self.refusals = Refusals()
         self.cancelled = 0
         self.within_slo = 0
         self.latency = Durations()
@@ -278,6 +281,7 @@ class Stats:
     def refused(self, error: Exception) -> None:
         """Count a request that ended with `error`, or was not admitted because of it."""
         self.outcomes[outcome_of(error)] += 1
+        self.refusals.count(error)
 
     def snapshot(self, now: float) -> ServiceSnapshot:
         """Return a copy of the numbers at `now`. Call this in the driver's thread."""

@@ -116,7 +116,8 @@ class AsyncHandle:
             await self.close(drain=False)
             raise
         self._life.happened(Event.OPENED)
-        logger.info("service %s is ready after %.2f s", self.service.name, monotonic() - began)
+        about = {"model": self.service.name}
+        logger.info("service %s is ready after %.2f s", self.service.name, monotonic() - began, extra=about)
 
     async def close(self, drain: bool = True) -> None:
         """Close the service: refuse new requests, finish those inside, then end the workers.
