@@ -5,14 +5,10 @@ Every error that a user can make is reported in one line, with what to do about 
 
 from __future__ import annotations
 
-import asyncio
-import errno
 import importlib
-import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -24,7 +20,6 @@ except ImportError:
     raise SystemExit("carpool: the command line needs its extra packages: pip install 'carpool[serve]'") from None
 
 import carpool
-from carpool.drive.descriptors import fill_standard
 from carpool.errors import StartupError, Unavailable
 from carpool.logger import logger
 from carpool.observe import log
@@ -42,7 +37,6 @@ cli = Cli(
 )
 _FAILED = 1
 _USAGE_ERROR = 2
-_LARGEST_PORT = 65535
 
 
 @cli.command
@@ -91,13 +85,13 @@ def serve(
         Write log lines for people, or one JSON object per line.
     """
     log.set_up(log_format)
-    if not 0 <= port <= _LARGEST_PORT:
-        _fail(f"there is no port {port}: choose one from 1 to {_LARGEST_PORT} with --port, or 0 for a free one")
     services = [_find(name) for name in (target, *more)]
     try:
         from carpool.http.app import App
+        from carpool.http.serve import check_port, why_not_bound
         from carpool.http.server import Server
 
+        check_port(port, "--port")
         app = App(
             *services,
             when_full=when_full,
@@ -114,7 +108,7 @@ def serve(
     try:
         server.bind()
     except OSError as error:
-        _fail(_why_not_bound(error, host, port))
+        _fail(why_not_bound(error, host, port, "--port", "--host"))
     if log_format == "text":
         _print_summary(app, f"http://{server.host}:{server.port}")
     _run_until_stopped(server)
@@ -146,8 +140,10 @@ def main() -> None:
 
 def _run_until_stopped(server: Server) -> None:
     """Run a server that listens already. Exits with an error if it cannot start or has failed."""
+    from carpool.http.serve import run_until_stopped
+
     try:
-        _run(server.run(lambda: logger.info("ready on http://%s:%d", server.host, server.port)))
+        run_until_stopped(server)
     except StartupError as error:
         logging.shutdown()  # log lines that are still on their way come first
         print(f"carpool: {error}", file=sys.stderr)
@@ -155,7 +151,6 @@ def _run_until_stopped(server: Server) -> None:
     except Unavailable as error:
         logger.critical("%s; ended", error)
         raise SystemExit(_FAILED) from None
-    logger.info("stopped")
 
 
 def _find(target: str) -> carpool.Service:
@@ -187,17 +182,6 @@ def _add_current_folder() -> None:
         sys.path.insert(0, os.getcwd())
 
 
-def _run(main: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine on uvloop if it is installed, otherwise on asyncio's own loop."""
-    fill_standard()
-    if importlib.util.find_spec("uvloop") is not None:
-        import uvloop
-
-        uvloop.run(main)
-    else:
-        asyncio.run(main)
-
-
 def _print_summary(app: App, address: str) -> None:
     """Print for a person what is about to be served."""
     from carpool.http.openapi import predict_path
@@ -221,17 +205,6 @@ def _in_short(stage: carpool.Stage) -> str:
         cores = " on cores " + " | ".join(",".join(map(str, sorted(each))) for each in stage.cpus)
     policy = f", policy {stage.policy_name}" if stage.max_batch_size else ""
     return f"{batches}, {workers}{cores}{policy}"
-
-
-def _why_not_bound(error: OSError, host: str, port: int) -> str:
-    """Return why the server cannot listen, and what to do about it."""
-    if error.errno == errno.EADDRINUSE:
-        return f"port {port} is in use on {host}: stop what listens there, or choose another one with --port"
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return f"port {port} may not be opened by this user: choose one above 1023 with --port"
-    if error.errno == errno.EADDRNOTAVAIL:
-        return f"{host} is not an address of this machine: choose another one with --host"
-    return f"cannot listen on {host}:{port}: {error.strerror or error}"
 
 
 def _fail(text: str) -> NoReturn:
