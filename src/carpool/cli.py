@@ -6,6 +6,7 @@ Every error that a user can make is reported in one line, with what to do about 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 import os
 import sys
@@ -23,17 +24,23 @@ import carpool
 from carpool.errors import StartupError, Unavailable
 from carpool.logger import logger
 from carpool.observe import log
+from carpool.simulate.command import simulate
 
 if TYPE_CHECKING:
     from carpool.http.app import App
     from carpool.http.server import Server
 
 
+def _demo_can_run() -> bool:
+    """Report whether what `carpool demo` needs besides the command line is installed."""
+    return all(importlib.util.find_spec(name) is not None for name in ("sklearn", "httptools"))
+
+
 cli = Cli(
     name="carpool",
     help="Dynamic batching for Python models: many callers, one vectorised call, each caller its own answer.",
     version=carpool.__version__,
-    help_epilogue="Start with: carpool demo",
+    help_epilogue="Start with: carpool demo" if _demo_can_run() else None,
 )
 _FAILED = 1
 _USAGE_ERROR = 2
@@ -54,9 +61,11 @@ def serve(
 ) -> None:
     """Serve one or several services over HTTP.
 
-    Example: carpool serve examples.digits:service --port 8000
+    Example: carpool serve program:service --port 8000
 
-    Then: curl --json '[0.0, ...]' localhost:8000/predict
+    Here program.py is a file in the current folder, with service = carpool.Service(...) in it.
+
+    Then: curl --json '21.0' localhost:8000/predict
 
     The exit status is 0 after SIGTERM or Ctrl-C, 1 if a service cannot start or no service can
     answer any more, 2 for a wrong command, and 128 + N if signal N has come twice.
@@ -118,7 +127,7 @@ def serve(
 def demo() -> None:
     """Serve handwritten digits over HTTP to 64 clients and check every answer.
 
-    Needs scikit-learn: pip install 'carpool[serve,examples]'
+    It needs scikit-learn: pip install 'carpool[serve,examples]'
     """
     _add_current_folder()
     try:
@@ -130,7 +139,7 @@ def demo() -> None:
     raise SystemExit(status)
 
 
-cli.command("carpool.simulate.command:simulate")
+cli.command(simulate)  # not by its name: its module would not be read for the list of commands
 
 
 def main() -> None:
@@ -157,7 +166,7 @@ def _find(target: str) -> carpool.Service:
     """Return the service at `module:attribute`, or exit with an error that says what is there."""
     module_name, colon, attribute = target.partition(":")
     if not colon or not module_name or not attribute:
-        _fail(f"{target!r} does not name a service: write module:attribute, for example examples.digits:service")
+        _fail(f"{target!r} does not name a service: write module:attribute, for example program:service")
     _add_current_folder()
     try:
         module = importlib.import_module(module_name)
