@@ -84,15 +84,15 @@ def pack_model(model: AnyModel, kwargs: Mapping[str, Any]) -> bytes:
     """
     main = sys.modules["__main__"]
     sys.modules.setdefault(_MAIN, main)  # the main program may define classes of results
-    is_typed = _main_file() is None
+    is_typed = _main_file() is None and (
+        _module_of(model) == "__main__" or any(_is_of_main(value) for value in kwargs.values())
+    )
     try:
         if not is_typed:
-            return pickle.dumps((model, dict(kwargs), []), 5)
-        if _module_of(model) != "__main__":
-            with contextlib.suppress(Exception):  # kwargs may be what only cloudpickle can send
-                packed = pickle.dumps((model, dict(kwargs), []), 5)
-                if not _names_main(packed):
-                    return packed
+            packed = pickle.dumps((model, dict(kwargs), []), 5)
+            is_typed = _main_file() is None and _names_main(packed)
+            if not is_typed:
+                return packed
         return _pack_by_value(model, kwargs)
     except _NoCloudpickle:
         raise TypeError(
@@ -231,6 +231,13 @@ def _main_file() -> str | None:
     """Return the file of this process's main program, if there is one that can be run again."""
     file = getattr(sys.modules["__main__"], "__file__", None)  # "<stdin>" is none
     return os.path.abspath(file) if file and os.path.exists(file) else None
+
+
+def _is_of_main(value: Any) -> bool:
+    """Report whether a function, a class or an object's class is defined in the main program."""
+    return (
+        getattr(value if isinstance(value, type | types.FunctionType) else type(value), "__module__", "") == "__main__"
+    )
 
 
 def _module_of(model: Any) -> str | None:
