@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -19,11 +21,13 @@ from carpool.observe.log import JsonLines, TextLines
 from tests.effort import slow_where
 from tests.support import models
 from tests.support.serving import serve
+from tests.support.sources import ROOT
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "carpool", *arguments]
-    env = {**os.environ, "PYTHONPATH": os.getcwd(), "COLUMNS": "100", "NO_COLOR": "1"}
+    path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": path, "COLUMNS": "100", "NO_COLOR": "1"}
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env, cwd=cwd)
 
 
@@ -32,8 +36,40 @@ def test_help_teaches() -> None:
     done = run("--help")
 
     assert done.returncode == 0
-    assert "serve" in done.stdout
     assert "carpool demo" in done.stdout
+    for command, line in (("demo", "Serve handwritten"), ("serve", "Serve one or"), ("simulate", "Compare batching")):
+        assert re.search(rf"{command} +{line}", done.stdout)
+
+
+def test_help_names_nothing_that_is_not_installed(tmp_path: Path) -> None:
+    """Where scikit-learn is not installed no help says to start with the demo, and no help names a
+    module of the repository.
+    """
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util\n"
+        "find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *more: None if name == 'sklearn' else find(name, *more)\n"
+    )
+    folders = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    for arguments in (["--help"], ["serve", "--help"], ["demo", "--help"], ["simulate", "--help"]):
+        command = [sys.executable, "-m", "carpool", *arguments]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=True, env={**os.environ, "PYTHONPATH": folders}
+        )
+        assert "Usage: carpool" in done.stdout
+        assert "Start with" not in done.stdout
+        assert "examples." not in done.stdout
+
+
+def test_extras_in_texts_exist() -> None:
+    """Every `carpool[extra]` that a text of the package names can be installed, and `simulate` has
+    the short name `sim`.
+    """
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for path in (ROOT / "src").rglob("*.py"):
+        for named in re.findall(r"carpool\[([\w,]+)\]", path.read_text()):
+            assert set(named.split(",")) <= set(extras), path
+    assert extras["sim"] == ["carpool[simulate]"]
 
 
 def test_help_of_serve_has_an_example_and_every_option() -> None:
@@ -41,7 +77,7 @@ def test_help_of_serve_has_an_example_and_every_option() -> None:
     text = run("serve", "--help").stdout
 
     for word in (
-        "examples.digits:service",
+        "program:service",
         "--host",
         "--port",
         "--when-full",
@@ -89,8 +125,8 @@ def test_version() -> None:
     [
         ("examples.nothing:service", "there is no module 'examples.nothing'"),
         ("nothing:service", "there is no module 'nothing' in "),
-        ("examples/digits.py:service", "(write the module's name, not its file's)"),
-        ("examples.digits", "write module:attribute, for example examples.digits:service"),
+        ("examples/digits.py:service", "(write the name of the module, not that of its file)"),
+        ("examples.digits", "write module:attribute, for example program:service"),
         ("examples.digits:nothing", "module 'examples.digits' has no attribute 'nothing'; it has service"),
         ("examples.digits:Digits", "examples.digits:Digits is a type, not a carpool.Service; it has service"),
         ("json:dumps", "json:dumps is a function, not a carpool.Service; it has no carpool.Service"),

@@ -35,6 +35,7 @@ from carpool.worker.place import worker_index
 if TYPE_CHECKING:
     from carpool import http, simulate
     from carpool.http.asgi import lifespan
+    from carpool.http.serve import serve
 
 __all__ = [
     "AIMD",
@@ -64,17 +65,20 @@ __all__ = [
     "http",
     "lifespan",
     "pad",
+    "serve",
     "simulate",
     "worker_index",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `http`, `lifespan` or `simulate` at its first use: `import carpool` stays fast."""
+    """Import `http`, `lifespan`, `serve` or `simulate` at its first use: `import carpool` stays fast."""
     if name == "http":
         return importlib.import_module("carpool.http")
     if name == "simulate":
         return importlib.import_module("carpool.simulate")
     if name == "lifespan":
         return importlib.import_module("carpool.http.asgi").lifespan
+    if name == "serve":
+        return importlib.import_module("carpool.http.serve").serve
     raise AttributeError(f"module 'carpool' has no attribute {name!r}")

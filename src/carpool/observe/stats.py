@@ -28,6 +28,7 @@ from carpool.foreign import text_of
 from carpool.http_response import HTTPError
 from carpool.logger import logger
 from carpool.observe.refusals import Refusals
+from carpool.observe.shown import Row, as_html, as_text, counted, milliseconds
 from carpool.policy import Policy
 from carpool.request import Request
 
@@ -323,7 +324,7 @@ class NoStats(Stats):
 
 @dataclass(frozen=True, slots=True)
 class StageSnapshot:
-    """The numbers of one stage at one moment.
+    """The numbers of one stage at one moment. `print` shows the main ones as a table.
 
     Attributes:
         name: The name of the stage.
@@ -375,10 +376,16 @@ class StageSnapshot:
     safe_batch_size: int | None
     policy: dict[str, Any]
 
+    def __str__(self) -> str:
+        return "\n".join([as_text(_rows([self])), *_notes([self])])
+
+    def _repr_html_(self) -> str:
+        return as_html(self.name, _rows([self]), _notes([self]))
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceSnapshot:
-    """The numbers of a service at one moment.
+    """The numbers of a service at one moment. `print` shows the main ones as a table.
 
     Attributes:
         name: The name of the service.
@@ -396,6 +403,55 @@ class ServiceSnapshot:
     mean_latency_s: float
     slo_attainment: float | None
     stages: tuple[StageSnapshot, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([self._summary(), as_text(_rows(self.stages)), *_notes(self.stages)])
+
+    def _repr_html_(self) -> str:
+        return as_html(self._summary(), _rows(self.stages), _notes(self.stages))
+
+    def _summary(self) -> str:
+        """Return what became of the requests, in one line."""
+        parts = [f"{self.outcomes['ok']:,} ok"]
+        parts += [f"{n:,} {name.replace('_', ' ')}" for name, n in self.outcomes.items() if n and name != "ok"]
+        parts.append(f"{self.in_flight:,} in flight")
+        parts.append(f"mean latency {milliseconds(self.mean_latency_s)} ms")
+        if self.slo_attainment is not None:
+            parts.append(f"{self.slo_attainment:.1%} within the SLO")
+        return f"{self.name}: {', '.join(parts)}"
+
+
+_HEADINGS = ("stage", "queued", "running", "calls", "mean size", "queue ms", "compute ms", "workers")
+
+
+def _rows(stages: Sequence[StageSnapshot]) -> list[Row]:
+    """Return a table of stages: what a look at a service is mostly for."""
+    rows: list[Row] = [_HEADINGS]
+    for stage in stages:
+        counts = [f"{n:,}" for n in (stage.queued, stage.running, stage.batches)]
+        times = [milliseconds(seconds) for seconds in (stage.mean_queue_s, stage.mean_compute_s)]
+        workers = ", ".join(f"{n} {state}" for state, n in stage.workers.items()) or "none"
+        rows.append((stage.name, *counts, f"{stage.mean_batch_size:.1f}", *times, workers))
+    return rows
+
+
+def _notes(stages: Sequence[StageSnapshot]) -> list[str]:
+    """Return a line for each stage in which something went wrong."""
+    notes = []
+    for stage in stages:
+        troubles = [
+            (stage.restarts, "restart", "restarts"),
+            (stage.split_batches, "split batch", "split batches"),
+            (stage.unsplit_batches, "unsplit batch", "unsplit batches"),
+            (stage.out_of_memory, "batch out of memory", "batches out of memory"),
+            (stage.protocol_errors, "protocol error", "protocol errors"),
+            (stage.late_results, "late result", "late results"),
+            (stage.stray_replies, "stray reply", "stray replies"),
+        ]
+        told = [counted(*trouble) for trouble in troubles if trouble[0]]
+        if told:
+            notes.append(f"{stage.name}: {', '.join(told)}")
+    return notes
 
 
 def outcome_of(error: Exception) -> str:
