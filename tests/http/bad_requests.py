@@ -119,7 +119,9 @@ FRAMING = {
     "absolute address without a host line": bad(get("http://evil/livez").replace(b"Host: test\r\n", b""), 400),
     "absolute address with a bad host line": bad(get("http://evil/livez").replace(b"Host: test", b"Host: a/b"), 400),
     "authority as address": bad(get("evil:80"), 400),
-    "asterisk": bad(get("*", method="OPTIONS"), 400),
+    "asterisk": fair(get("*", method="OPTIONS"), 204),
+    "asterisk for another method": bad(get("*"), 400),
+    "asterisk and more": bad(get("*?x", method="OPTIONS"), 400),
     "relative address": bad(get("foo/bar"), 400),
     "length and chunked": bad(framed("Content-Length: 5", "Transfer-Encoding: chunked", body=b"0\r\n\r\n"), 400),
     "chunked and length": bad(framed("Transfer-Encoding: chunked", "Content-Length: 5", body=b"0\r\n\r\n"), 400),
@@ -199,8 +201,9 @@ ROUTES = {
     "GET predict": fair(get("/predict"), 405),
     **{
         f"{m} predict": fair(get("/predict", method=m), 405)
-        for m in ("PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE")
+        for m in ("PUT", "DELETE", "PATCH", "HEAD", "TRACE")
     },
+    "OPTIONS predict": fair(get("/predict", method="OPTIONS"), 204),
     "TRACE": fair(get("/livez", method="TRACE"), 405),
     "CONNECT": bad(get("evil:80", method="CONNECT"), 400, 405, 501),
     "a long method": bad(get("/livez", method="A" * 1024), 400, 405),
