@@ -178,7 +178,7 @@ def test_a_custom_batch_is_decoded_and_encoded_at_once(server: RunningServer) ->
     ("path", "kinds"),
     [
         (REVERSE, ["application/octet-stream", "image/*", "audio/*", "text/*", "application/json"]),
-        (SUM, ["text/csv", "application/json", "text/json", "application/*+json", "application/msgpack", "application/x-msgpack"]),
+        (SUM, ["text/csv", "application/json", "text/json", "application/*+json", "application/x-msgpack"]),
     ],
 )
 def test_a_415_names_all_that_is_read(server: RunningServer, path: str, kinds: list[str]) -> None:

@@ -5,7 +5,8 @@ out.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from carpool.model import Traits
     from carpool.service.handle import AsyncHandle
 
-_READERS = {JSON: msgspec.json.decode, MSGPACK: msgspec.msgpack.decode}
+_READERS: dict[int, Callable[[Any], object]] = {JSON: msgspec.json.decode, MSGPACK: msgspec.msgpack.decode}
 
 
 class _Caller:
@@ -75,7 +76,7 @@ async def _answer(handle: AsyncHandle, request: Request, accept: int) -> None:
     if request.error is not None:
         raise error_of(request)
     if type(request.result) is not CheckedResponse and accept in _READERS:
-        _READERS[accept](request.result)  # type: ignore[arg-type]
+        _READERS[accept](request.result)
 
 
 def _body_of(example: object, traits: Traits) -> tuple[int, bytes]:
