@@ -19,7 +19,14 @@ from carpool.errors import CarpoolError, InvalidRequest, Unavailable
 from carpool.foreign import traceback_of
 from carpool.hints import schema
 from carpool.http import asgi, openapi
-from carpool.http.codec import Refusal, allow, as_json, content_length, too_large
+from carpool.http.codec import (
+    Refusal,
+    allow,
+    as_json,
+    as_routes_are,
+    content_length,
+    too_large,
+)
 from carpool.http.endpoint import Endpoint
 from carpool.http.error_answers import ErrorAnswers
 from carpool.http.exchange import Ask, Asked, Exchange, Head, HttpResponse
@@ -209,7 +216,7 @@ class App:
         """
         endpoint: Endpoint | None = None
         try:
-            methods = self._routes.get(head.path)
+            methods = self._routes.get(head.path) or self._routes.get(as_routes_are(head.path))
             if methods is None:
                 raise Refusal(404, "not_found")
             if head.method not in methods:
@@ -306,6 +313,10 @@ class App:
         routes[b"/predict"] = {b"POST": (self._predict, self.endpoints[0])}
         for endpoint in self.endpoints:
             routes[openapi.predict_path(endpoint.name).encode()] = {b"POST": (self._predict, endpoint)}
+        for methods in routes.values():
+            methods[b"OPTIONS"] = (_tell_methods(*methods, b"OPTIONS"), None)
+        # of the server as a whole (RFC 9110, 9.3.7)
+        routes[b"*"] = {b"OPTIONS": (_tell_methods(b"GET", b"HEAD", b"POST", b"OPTIONS"), None)}
         return routes
 
     def _predict(self, exchange: Exchange) -> None:
@@ -386,6 +397,12 @@ class App:
             document = openapi.document(self.services, self._errors.timeout_status, self.max_body_bytes)
             self._document = as_json(document)
         exchange.respond(HttpResponse(200, self._document))
+
+
+def _tell_methods(*methods: bytes) -> Route:
+    """Make a route that tells which methods an address has."""
+    response = HttpResponse(204, b"", headers=allow(name.decode() for name in methods))
+    return lambda exchange: exchange.respond(response)
 
 
 def _count_refusal(endpoint: Asked, error: CarpoolError) -> None:

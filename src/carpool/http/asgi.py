@@ -10,10 +10,10 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol
-from urllib.parse import quote, unquote, unquote_to_bytes
+from urllib.parse import quote, unquote
 
 from carpool.errors import CarpoolError, StartupError
-from carpool.http.codec import too_large
+from carpool.http.codec import as_routes_are, too_large
 from carpool.http.exchange import WANTED_HEADERS, Exchange, Head, HttpResponse
 from carpool.logger import logger
 
@@ -173,16 +173,13 @@ async def _handle(app: ServedApp, head: Head, receive: Receive) -> HttpResponse 
 def _path(scope: Scope) -> bytes:
     """Return the path below the point where the app is mounted, quoted as in our routes."""
     path: str = scope["path"]
+    if path == "*":  # `OPTIONS *` asks for the whole server
+        return b"*"
     raw = (scope.get("raw_path") or b"").partition(b"?")[0]  # only here does a slash in a name differ from the others
     if unquote(raw) != path:  # it may be missing, and older routers cut their part off the path alone
         raw = quote(path).encode()
-    quoted, root = _as_routes_are(raw), _as_routes_are(quote(scope.get("root_path", "")).encode().rstrip(b"/"))
+    quoted, root = as_routes_are(raw), as_routes_are(quote(scope.get("root_path", "")).encode().rstrip(b"/"))
     return quoted[len(root) :] if quoted.startswith(root + b"/") else quoted
-
-
-def _as_routes_are(path: bytes) -> bytes:
-    """Quote each part of a path as `predict_path` quotes a name, however it was quoted before."""
-    return b"/".join([quote(unquote_to_bytes(part), safe="").encode() for part in path.split(b"/")])
 
 
 async def _body(receive: Receive, limit: int) -> bytes | bytearray | None:

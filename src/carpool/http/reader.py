@@ -349,7 +349,7 @@ class RequestReader:
     def _path(self) -> bytes:
         """Return the path of the address, without scheme and host (RFC 9112, 3.2.2)."""
         path = self._target.partition(b"?")[0]
-        if path.startswith(b"/"):
+        if path.startswith(b"/") or (self._target == b"*" and self._parser.get_method() == b"OPTIONS"):
             return path
         scheme, _, rest = path.partition(b"://")
         host, slash, rest = rest.partition(b"/")

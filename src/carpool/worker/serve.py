@@ -193,11 +193,12 @@ async def _load(
 
 def _send_failure(link: Link, setup: Setup, step: str, error: BaseException) -> None:
     """Report that the worker could not start: at which step, and for which error."""
-    traceback = ""
     if type(error) is ExampleError:
         step, traceback = str(error), error.traceback
+    else:
+        traceback = describe(error)
     text = f"worker {setup.place} of stage {setup.stage} could not start: {step}"
-    report = FailureReport(text, type(error).__name__, traceback or describe(error))
+    report = FailureReport(text, type(error).__name__, traceback)
     link.send(Frame(FrameKind.FAILED, ids=[0], formats=b"\0", payloads=[pack_report(report)]))
 
 
