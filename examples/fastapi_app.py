@@ -45,7 +45,7 @@ def check_key(key: Annotated[str, Depends(APIKeyHeader(name="X-API-Key"))]) -> N
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Start the service, in worker processes of its own, before the first request; stop it after the last."""
+    """Start the service, in its worker processes, before the first request; stop it at the end."""
     async with digits.run_async() as app.state.digits:
         yield
 

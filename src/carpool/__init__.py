@@ -72,7 +72,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import `http`, `lifespan`, `serve` or `simulate` at its first use: `import carpool` stays fast."""
+    """Import `http`, `lifespan`, `serve` or `simulate` at its first use, which keeps this fast."""
     if name == "http":
         return importlib.import_module("carpool.http")
     if name == "simulate":

@@ -409,7 +409,7 @@ class WorkerPool:
             self._driver.start_workers()
 
     def _log_readiness(self, place: int) -> None:
-        """Log that a worker is ready: the first one of its place, or the successor of a lost one."""
+        """Log that a worker is ready, the first one of its place or the successor of a lost one."""
         now, lost_at = self._driver.clock(), self._lost_at.pop(place, None)
         if lost_at is None:
             text, since = "worker %s is ready after %.2f s", self._began[place]

@@ -73,7 +73,7 @@ class HasErrorHandlers(Protocol):
 
 
 def install_error_handlers(app: HasErrorHandlers, *, timeout_status: int = 504, debug: bool = False) -> None:
-    """Have carpool's errors in the routes of a FastAPI or Starlette app answered as our server does.
+    """Have carpool's errors in routes of a FastAPI or Starlette app answered as our server does.
 
     Each `CarpoolError` that a route raises, also by awaiting a batched function or a service, gets
     its status, a JSON body with its `code`, `X-Request-Id`, and `Retry-After` where trying again

@@ -139,7 +139,7 @@ def why_not_bound(error: OSError, host: str, port: int, port_setting: str, host_
 
 
 def run_until_stopped(server: Server) -> None:
-    """Run a server that listens already until a signal stops it. Raises what `Server.run` raises."""
+    """Run a server that listens already until a signal stops it. Raises as `Server.run` does."""
     address = f"http://{server.host}:{server.port}"
     _run(server.run(lambda: logger.info("ready on %s", address, extra={"address": address})))
     logger.info("stopped")

@@ -1,5 +1,5 @@
-"""Tries a model as a client would: an example goes in as a request's body, and an answer's body comes
-out.
+"""Tries a model as a client would: an example goes in as the body of a request, and the body of an
+answer comes out.
 """
 
 from __future__ import annotations

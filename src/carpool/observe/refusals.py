@@ -45,7 +45,7 @@ class Reason(NamedTuple):
         code: for programs.
         text: for people.
         verb: what was done to the requests.
-        is_alarming: whether the service has trouble; if not, its callers have, or it starts or ends.
+        is_alarming: whether the service has trouble; else its callers have, or it starts or ends.
     """
 
     status: int

@@ -99,8 +99,8 @@ def mapping(name: str, value: Any) -> dict[str, Any]:
 
 
 def environments(value: Any, workers: int) -> tuple[Mapping[str, str], ...]:
-    """Return the variables of each worker of a stage, from its `env=`: one mapping for all of them, or a
-    list with one for each. Raises TypeError or ValueError.
+    """Return the variables of each worker of a stage, from its `env=`: one mapping for all of them,
+    or a list with one for each. Raises TypeError or ValueError.
     """
     n = count_environments(value)
     if n is None:
@@ -114,12 +114,12 @@ def environments(value: Any, workers: int) -> tuple[Mapping[str, str], ...]:
 
 
 def count_environments(value: Any) -> int | None:
-    """Return the number of entries in an `env=` that is a list; None if it is one for all workers."""
+    """Return the number of entries in an `env=` that is a list; None if it is for all workers."""
     return len(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else None
 
 
 def _environment(name: str, value: Any) -> dict[str, str]:
-    """Return environment variables as the operating system takes them. Raises TypeError or ValueError."""
+    """Return environment variables as the system takes them. Raises TypeError or ValueError."""
     env = mapping(name, value)
     for key, content in env.items():
         if not isinstance(content, str):

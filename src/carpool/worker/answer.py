@@ -173,7 +173,7 @@ class BatchAnswerer:
                 raise ExampleError(why, "")
 
     async def _check_results(self, indices: list[int], results: list[Any]) -> None:
-        """Raise `ExampleError` if one of the results of examples could not be sent on in any way."""
+        """Raise `ExampleError` if one of the examples' results could not be sent on in any way."""
         problems: dict[int, FailureReport] = {}
         places = list(range(len(results)))
         for format in self._usual_formats():

@@ -16,8 +16,8 @@ from typing import Any
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 Devices = int | Sequence[int | str | Sequence[int | str]]
-"""What `devices=` of a stage takes: how many there are, or a list with one device, or with a list of
-devices for one worker.
+"""What `devices=` of a stage takes: how many there are, or a list with one device, or a list of
+devices, for each worker.
 """
 
 _NUMBER_OR_UUID = re.compile("[0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+")
@@ -86,7 +86,7 @@ def _mapped(name: str, visible: Sequence[str], exported: str) -> str:
 
 
 def _parse(entry: Any) -> str:
-    """Return an entry of `devices=`, a device or a list of devices, as `CUDA_VISIBLE_DEVICES` names it."""
+    """Return a device, or a list of devices, as `CUDA_VISIBLE_DEVICES` names it."""
     if isinstance(entry, Sequence) and not isinstance(entry, str | bytes):
         if not entry:
             raise ValueError("devices gives a worker an empty list: name at least one device for each")

@@ -19,7 +19,7 @@ _of_process: int | None = None
 
 
 def worker_index() -> int:
-    """Return the index of the worker that runs the calling code: from 0 to `workers` - 1 of its stage.
+    """Return the index of the worker that runs the calling code, from 0 to `workers` - 1.
 
     A worker that takes the place of one that has died has the same index. It is known in
     `__init__`, `setup`, `predict`, all hooks and `teardown` of a model in a process, a thread or on

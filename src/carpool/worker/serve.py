@@ -177,7 +177,7 @@ async def _load(
         timings: list[tuple[int, float]] = []
         if answerer.traits.examples:
             _send_state(link, "warming")
-            # threads share standard output with the program that they run in, so there it is left alone
+            # threads share standard output with the program that they run in: it is left alone
             with contextlib.nullcontext() if same_process else hold_back_prints(setup.stage):
                 timings = await answerer.warm_up(setup.warm_up)
     except BaseException as error:
