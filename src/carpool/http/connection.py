@@ -393,12 +393,13 @@ class Connection(asyncio.Protocol):
         queue, head, listener, transport = self._queue, exchange.head, self._listener, self._transport
         ask = head.ask
         body: Any = exchange.result
+        more = head.good_headers
         if (
             len(queue.given) != 1
             or queue.waiting
             or ask is None
             or type(body) is CheckedResponse
-            or not head.needs_no_extra_headers
+            or more is None
             or self._is_half_closed
             or listener.is_draining
             or len(body) >= LARGE_BODY
@@ -408,7 +409,10 @@ class Connection(asyncio.Protocol):
             return False
         queue.given.clear()
         prefix = listener.ok_prefixes.get(ask.content_type) or listener.ok_prefix(ask.content_type)
-        transport.write(b"%b%d\r\n\r\n%b" % (prefix, len(body), body))
+        if more:
+            transport.write(b"%b%d\r\n%b\r\n%b" % (prefix, len(body), more, body))
+        else:
+            transport.write(b"%b%d\r\n\r\n%b" % (prefix, len(body), body))
         return True
 
     def _start_of(self, response: HttpResponse, head: HttpHead, is_last: bool) -> bytes:

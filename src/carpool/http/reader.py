@@ -221,7 +221,8 @@ class RequestReader:
             parser.get_method(), self._path(), headers, version == "1.0", query, self._all_headers
         )
         head.keep_alive = parser.should_keep_alive()
-        head.needs_no_extra_headers = head.needs_no_extra_headers and head.keep_alive
+        if not head.keep_alive:
+            head.good_headers = None
         self._refusal = self._app.admit(head)
         has_body = head.length > 0 or b"transfer-encoding" in headers
         if self._refusal is None:
