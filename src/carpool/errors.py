@@ -126,7 +126,8 @@ class ModelError(CarpoolError):
     code raised: the exception itself where it crossed no process border, otherwise a copy. It is
     None if there was no exception, or none that could be copied. What prints the error shows the
     user's lines once: in the traceback of the cause, or in a note with the worker's traceback,
-    which the copy has if the error was raised in a thread of the caller's own, and otherwise the error.
+    which the copy has if the error was raised in a thread of the caller's own, and otherwise the
+    error.
 
     Attributes:
         code: The error code of the case at hand.

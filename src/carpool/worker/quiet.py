@@ -1,4 +1,4 @@
-"""What a model prints while it is warmed up. No caller has asked for that, so it goes to the log."""
+"""What a model prints while it is warmed up. No caller asked for that, so it goes to the log."""
 
 from __future__ import annotations
 
