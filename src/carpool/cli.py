@@ -102,19 +102,11 @@ def serve(
     log.set_up(log_format, logging.getLevelNamesMapping()[log_level.upper()])
     services = [_find(name) for name in (target, *more)]
     try:
-        from carpool.http.app import App
-        from carpool.http.serve import check_port, why_not_bound
+        from carpool.http.serve import check_port, new_app, why_not_bound
         from carpool.http.server import Server
 
         check_port(port, "--port")
-        app = App(
-            *services,
-            when_full=when_full,
-            timeout_status=timeout_status,
-            max_body_bytes=int(max_body_mb * 2**20),
-            debug=debug,
-            output=log.worker_line,
-        )
+        app = new_app(services, when_full, timeout_status, max_body_mb, debug)
     except ImportError as error:
         _fail(f"serving needs a package that is missing ({error.name}): pip install 'carpool[serve]'")
     except ValueError as error:

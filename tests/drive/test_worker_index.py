@@ -15,7 +15,7 @@ import carpool
 from carpool import Service, Stage
 from carpool.http.app import App
 from carpool.worker import affinity, blas
-from tests.http.test_app_lives import ask
+from tests.support.http.by_hand import ask
 from tests.support.waiting import wait_until
 
 try:

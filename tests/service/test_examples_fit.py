@@ -228,7 +228,7 @@ class BrokenFormat(OwnFormat):
         (PictureOrText, "example 1: the result does not fit Picture: it is of type str"),
         (TextForBytes, "example 1: a raw response needs bytes, but the model returned an object of type str"),
         (TextAsBytes, "example 1 does not fit bytes: it is of type str"),
-        (BrokenFormat, "example 1: no room"),
+        (BrokenFormat, "example 1: ZeroDivisionError: no room"),
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )

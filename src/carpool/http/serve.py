@@ -7,7 +7,7 @@ import errno
 import importlib.util
 import logging
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, Literal
 
 from carpool.drive.descriptors import fill_standard
@@ -48,6 +48,7 @@ def serve(
     max_body_mb: float = 16.0,
     debug: bool = False,
     log: Literal["text", "json"] = "text",
+    log_level: Literal["debug", "info", "warning", "error"] = "info",
 ) -> None:
     """Serve services over HTTP until SIGTERM or Ctrl-C, as the command `carpool serve` does.
 
@@ -67,6 +68,7 @@ def serve(
         debug: Whether error responses show the texts of exceptions. Not for production.
         log: "text" for log lines that people read, or "json" for one object per line. A program
             that has set up logging already keeps what it has.
+        log_level: The least level of log lines that are written. What models print is always shown.
 
     Raises:
         StartupError: A service could not start.
@@ -86,8 +88,25 @@ def serve(
     if log not in ("text", "json"):
         raise ValueError(f"log must be 'text' or 'json', not {log!r}")
     if not logging.getLogger("carpool").hasHandlers():
-        log_lines.set_up(log)
-    app = App(
+        log_lines.set_up(log, level_of(log_level))
+    app = new_app(services, when_full, timeout_status, max_body_mb, debug)
+    server = Server(app, host, port)
+    try:
+        server.bind()
+    except OSError as error:
+        raise OSError(error.errno, why_not_bound(error, host, port, "port=", "host=")) from None
+    run_until_stopped(server)
+
+
+def new_app(
+    services: Sequence[Service],
+    when_full: Literal["refuse", "wait"],
+    timeout_status: Literal[504, 408],
+    max_body_mb: float,
+    debug: bool,
+) -> App:
+    """Make the app of a server that logs what models print. Raises what `App` raises."""
+    return App(
         *services,
         when_full=when_full,
         timeout_status=timeout_status,
@@ -95,12 +114,14 @@ def serve(
         debug=debug,
         output=log_lines.worker_line,
     )
-    server = Server(app, host, port)
-    try:
-        server.bind()
-    except OSError as error:
-        raise OSError(error.errno, why_not_bound(error, host, port, "port=", "host=")) from None
-    run_until_stopped(server)
+
+
+def level_of(name: str) -> int:
+    """Return the number of a log level. Raises ValueError if there is none of that name."""
+    levels = ("debug", "info", "warning", "error")
+    if name not in levels:
+        raise ValueError(f"log_level must be one of {', '.join(levels)}, not {name!r}")
+    return logging.getLevelNamesMapping()[name.upper()]
 
 
 def check_port(port: int, setting: str) -> None:

@@ -105,6 +105,7 @@ class Service(Declaration):
         max_body_mb: float = 16.0,
         debug: bool = False,
         log: Literal["text", "json"] = "text",
+        log_level: Literal["debug", "info", "warning", "error"] = "info",
     ) -> None:
         """Serve this service over HTTP until SIGTERM or Ctrl-C: `service.serve(port=8000)`.
 
@@ -121,4 +122,5 @@ class Service(Declaration):
             max_body_mb=max_body_mb,
             debug=debug,
             log=log,
+            log_level=log_level,
         )
