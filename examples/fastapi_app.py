@@ -9,7 +9,7 @@ curl -H 'X-API-Key: mine' --json "$(python -c 'print([0.0] * 64)')" localhost:80
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Annotated
 
@@ -44,7 +44,7 @@ def check_key(key: Annotated[str, Depends(APIKeyHeader(name="X-API-Key"))]) -> N
 
 
 @asynccontextmanager
-async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
     """Start the service, in its worker processes, before the first request; stop it at the end."""
     async with digits.run_async() as app.state.digits:
         yield

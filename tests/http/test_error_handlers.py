@@ -150,8 +150,8 @@ def test_the_handler_for_flask() -> None:
         def __init__(self, name: str) -> None:
             pass
 
-        def errorhandler(self, kind: type) -> Any:
-            return lambda handler: handlers.setdefault(kind, handler)
+        def register_error_handler(self, kind: type, handler: Any) -> None:
+            handlers[kind] = handler
 
     flask = types.ModuleType("flask")
     flask.Flask = Flask  # type: ignore[attr-defined]
