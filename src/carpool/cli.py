@@ -99,7 +99,7 @@ def serve(
         that are refused or late, error of lost workers and of what models raise. What models print
         is always shown.
     """
-    log.set_up(log_format, logging.getLevelNamesMapping()[log_level.upper()])
+    log.set_up(log_format, log.level_of(log_level))
     services = [_find(name) for name in (target, *more)]
     try:
         from carpool.http.serve import check_port, new_app, why_not_bound

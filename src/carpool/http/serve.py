@@ -88,7 +88,7 @@ def serve(
     if log not in ("text", "json"):
         raise ValueError(f"log must be 'text' or 'json', not {log!r}")
     if not logging.getLogger("carpool").hasHandlers():
-        log_lines.set_up(log, level_of(log_level))
+        log_lines.set_up(log, log_lines.level_of(log_level))
     app = new_app(services, when_full, timeout_status, max_body_mb, debug)
     server = Server(app, host, port)
     try:
@@ -114,14 +114,6 @@ def new_app(
         debug=debug,
         output=log_lines.worker_line,
     )
-
-
-def level_of(name: str) -> int:
-    """Return the number of a log level. Raises ValueError if there is none of that name."""
-    levels = ("debug", "info", "warning", "error")
-    if name not in levels:
-        raise ValueError(f"log_level must be one of {', '.join(levels)}, not {name!r}")
-    return logging.getLevelNamesMapping()[name.upper()]
 
 
 def check_port(port: int, setting: str) -> None:

@@ -31,6 +31,14 @@ def set_up(format: str, level: int = logging.INFO) -> None:
     logging.getLogger(_WORKERS).setLevel(logging.INFO)  # workers have chosen by their level what to print
 
 
+def level_of(name: str) -> int:
+    """Return the number of a log level. Raises ValueError if there is none of that name."""
+    levels = ("debug", "info", "warning", "error")
+    if name not in levels:
+        raise ValueError(f"log_level must be one of {', '.join(levels)}, not {name!r}")
+    return logging.getLevelNamesMapping()[name.upper()]
+
+
 class _ThroughOutlet(logging.Handler):
     """A handler that writes to stderr, but never waits for its reader."""
 
