@@ -55,7 +55,7 @@ class Small:
 def call(
     function: Callable[[list[int]], Any], n: int, caller: Retrier | None = None, **more: Any
 ) -> tuple[list[Any], list[Trouble]]:
-    """The results for items 0 to n - 1, errors in their places; and what was told."""
+    """The results for items 0 to n - 1, errors in their positions; and what was told."""
     trouble: list[Trouble] = []
     caller = caller or Retrier(isolate_errors=True)
     results = run_now(caller.call(function, list(range(n)), trouble, **more))
@@ -63,7 +63,7 @@ def call(
 
 
 def failed(results: list[Any]) -> list[int]:
-    """The places of errors; all others must be right."""
+    """The positions of errors; all others must be right."""
     for i, result in enumerate(results):
         assert result == 10 * i or isinstance(result, BaseException)
     return [i for i, result in enumerate(results) if isinstance(result, BaseException)]
@@ -92,10 +92,10 @@ def test_any_three_of_32() -> None:
     assert most <= 27
 
 
-@pytest.mark.parametrize("place", range(32))
-def test_one_guilty_item_of_32_takes_eleven_calls(place: int) -> None:
+@pytest.mark.parametrize("position", range(32))
+def test_one_guilty_item_of_32_takes_eleven_calls(position: int) -> None:
     """One guilty item of 32 is found in eleven calls, twice the logarithm and the first."""
-    model = Poisoned(place)
+    model = Poisoned(position)
     call(model, 32)
     assert len(model.calls) == 11
 
@@ -128,8 +128,8 @@ def test_one_success_and_a_broken_model_is_given_its_chance_again() -> None:
     assert caller.most_probes == retry.SUSPECT_PARTS
     assert failed(call(Poisoned(*range(1, 32)), 32, caller)[0]) == list(range(1, 32))
     assert caller.most_probes == retry.MOST_PROBES
-    for place in range(32):
-        guilty = [i for i in range(32) if i != place]
+    for position in range(32):
+        guilty = [i for i in range(32) if i != position]
         assert failed(call(Poisoned(*guilty), 32, caller)[0]) == guilty
 
 
@@ -411,9 +411,9 @@ def test_guilty_items_and_too_large_a_batch() -> None:
     assert [len(part) for part in trouble.ran_out] == [64, 32, 16]
 
 
-def test_places_are_those_in_the_batch() -> None:
-    """Where the call is not for all of the batch, places in it are still those in the batch."""
-    _, (trouble,) = call(Small(2), 4, places=[3, 5, 7, 9])
+def test_positions_are_those_in_the_batch() -> None:
+    """Where the call is not for all of the batch, positions are still those in the batch."""
+    _, (trouble,) = call(Small(2), 4, positions=[3, 5, 7, 9])
     assert trouble.ran_out == [[3, 5, 7, 9]]
     assert trouble.fitted == [[3, 5], [7, 9]]
 

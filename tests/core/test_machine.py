@@ -124,9 +124,9 @@ class Core(RuleBasedStateMachine):
         self.world.spare(pick)
 
     @precondition(lambda self: self.world.sent)
-    @rule(pick=picks, places=st.sets(st.integers(0, 5), min_size=1))
-    def ran_out(self, pick: int, places: set[int]) -> None:
-        self.world.ran_out(pick, places)
+    @rule(pick=picks, positions=st.sets(st.integers(0, 5), min_size=1))
+    def ran_out(self, pick: int, positions: set[int]) -> None:
+        self.world.ran_out(pick, positions)
 
     @precondition(lambda self: self.steps > 25)
     @rule()

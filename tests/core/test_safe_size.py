@@ -296,15 +296,15 @@ def test_waits_are_predicted_with_what_fits() -> None:
     assert pipeline.batchers[0].predicted_wait_s(1, 8) == 4 + 1
 
 
-@pytest.mark.parametrize("places", [[[4]], [[-1]], [[0, 1], [2, 99]]])
-def test_a_report_of_what_is_not_in_the_batch_is_refused(places: list[list[int]]) -> None:
+@pytest.mark.parametrize("positions", [[[4]], [[-1]], [[0, 1], [2, 99]]])
+def test_a_report_of_what_is_not_in_the_batch_is_refused(positions: list[list[int]]) -> None:
     """Nothing is learned from a report about more than the batch holds."""
     pipeline = pipeline_of(stage(4))
     pipeline.submit(0, asks(range(4)))
     pipeline.poll(0)
     batcher = pipeline.batchers[0]
     with pytest.raises(ValueError, match="4 items"):
-        out_of_memory(batcher, 0, places, [])
+        out_of_memory(batcher, 0, positions, [])
     with pytest.raises(ValueError, match="no batch"):
         batcher.ran_out_of_memory(0, 77, [[0, 1]], [])
     with pytest.raises(ValueError, match="no batch"):

@@ -324,13 +324,13 @@ class World:
             self.sent[worker].killed = False
             self.stages[worker[0]].spare(self.now, worker[1])
 
-    def ran_out(self, pick: int, places: Collection[int]) -> None:
+    def ran_out(self, pick: int, positions: Collection[int]) -> None:
         """A call for some of a batch has run out of memory; smaller batches are made from now on."""
         whole = [worker for worker, sent in sorted(self.sent.items()) if len(sent.items) == len(sent.ids)]
         if whole:
             stage, worker = whole[pick % len(whole)]
             sent = self.sent[stage, worker]
-            call = sorted({place % len(sent.ids) for place in places})
+            call = sorted({position % len(sent.ids) for position in positions})
             self.stages[stage].ran_out_of_memory(worker, sent.id, [call], [call[:1]])
             tried = sum([request.size for i, request in enumerate(sent.batch.requests) if i in call])
             assert self.stages[stage].safe_size.limit < tried or tried == 1 or self.specs[stage].sized

@@ -250,7 +250,7 @@ def troubles(frames: list[Frame]) -> list[list[Trouble]]:
 
 
 def test_what_ran_out_of_memory_is_told_before_the_reply() -> None:
-    """What ran out of memory is reported before the reply, by places in the batch, also where some
+    """What ran out of memory is reported before the reply, by positions in the batch, also where some
     of its items could not be read; and only where there is something to report.
     """
     link = Link(batch(7, *range(6)), batch(8, 1, 2))

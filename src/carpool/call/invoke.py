@@ -123,13 +123,13 @@ class Invoker:
         function: Callable[[list[Any]], Any],
         values: list[Any],
         trouble: list[Trouble],
-        places: Sequence[int],
+        positions: Sequence[int],
         until: float,
     ) -> list[Any]:
         """Call `function` over all values at once; see `retry.Retrier.call`."""
         if not values:
             return []
-        return await self.retrier.call(self._counted(function), values, trouble, places=places, until=until)
+        return await self.retrier.call(self._counted(function), values, trouble, positions=positions, until=until)
 
     # -- inside
 
@@ -146,11 +146,11 @@ class Invoker:
             return await self._predict_arrays(predict, values, trouble, until)
         if all_ok or none_failed(values):
             return await self.retrier.call(predict, values, trouble, sizes=sizes, until=until)
-        places = [i for i, value in enumerate(values) if type(value) is not Failed]
-        if not places:
+        positions = [i for i, value in enumerate(values) if type(value) is not Failed]
+        if not positions:
             return values
-        items = [values[i] for i in places]
-        results = iter(await self.retrier.call(predict, items, trouble, sizes=sizes, places=places, until=until))
+        items = [values[i] for i in positions]
+        results = iter(await self.retrier.call(predict, items, trouble, sizes=sizes, positions=positions, until=until))
         return [v if type(v) is Failed else next(results) for v in values]
 
     async def _predict_arrays(
@@ -163,12 +163,13 @@ class Invoker:
         results = values[:]
         left = [i for i, value in enumerate(values) if type(value) is not Failed]
         for kind in by_kind([values[i] for i in left]):
-            places = [left[i] for i in kind]
-            items = [values[i] for i in places]
+            positions = [left[i] for i in kind]
+            items = [values[i] for i in positions]
             function = stacking(predict, items)
-            of_kind = await self.retrier.call(function, items, trouble, sizes=self._sizes, places=places, until=until)
-            for place, result in zip(places, of_kind, strict=True):
-                results[place] = result
+            sizes = self._sizes
+            of_kind = await self.retrier.call(function, items, trouble, sizes=sizes, positions=positions, until=until)
+            for position, result in zip(positions, of_kind, strict=True):
+                results[position] = result
         return results
 
     async def _for_each(self, step: Callable[[Any], Any], values: list[Any], trouble: list[Trouble]) -> list[Any]:

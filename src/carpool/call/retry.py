@@ -76,10 +76,10 @@ class Trouble(msgspec.Struct, array_like=True):
         split: whether the batch raised and was run again in parts.
         unsplit: whether it raised and was not run again, for lack of time.
         out_of_memory: whether a call ran out of memory.
-        ran_out: for each call of several items that ran out of memory, the items' places in the
+        ran_out: for each call of several items that ran out of memory, the items' positions in the
             batch.
-        fitted: for each call that succeeded when the batch was run again, the items' places in the
-            batch.
+        fitted: for each call that succeeded when the batch was run again, the items' positions in
+            the batch.
     """
 
     split: bool = False
@@ -137,7 +137,7 @@ class Retrier:
         trouble: list[Trouble],
         *,
         sizes: Sequence[int] | None = None,
-        places: Sequence[int] | None = None,
+        positions: Sequence[int] | None = None,
         until: float = inf,
     ) -> list[Any]:
         """Return what `function` returns for the items, with a `Failed` in the place of each that
@@ -149,7 +149,7 @@ class Retrier:
             trouble: whatever happens besides is appended to this.
             sizes: each part is padded up to the next of these with its last item, and the surplus
                 results are dropped.
-            places: the items' places in their batch, if they are not all of it.
+            positions: the items' positions in their batch, if they are not all of it.
             until: the time from which nobody waits for the results.
         """
         n = len(items)
@@ -167,7 +167,7 @@ class Retrier:
             why = error
         # nothing of the failed call may take up memory while parts of it are run
         returned = part = None
-        retry = _Retry(self, function, items, trouble, sizes, range(n) if places is None else places, until)
+        retry = _Retry(self, function, items, trouble, sizes, range(n) if positions is None else positions, until)
         try:
             return await retry.run(why)
         finally:
@@ -265,14 +265,14 @@ class _Retry:
         items: list[Any],
         trouble: list[Trouble],
         sizes: Sequence[int] | None,
-        places: Sequence[int],
+        positions: Sequence[int],
         until: float,
     ) -> None:
         self._retrier = retrier
         self._function = function
         self._items = items
         self._sizes = sizes
-        self._places = places
+        self._positions = positions
         self._until = until
         self._began = retrier.clock()
         self._may_rerun = retrier.may_rerun()
@@ -425,13 +425,13 @@ class _Retry:
         if self._fitted:
             self._retrier.most_probes = MOST_PROBES
         if self._ran_out:
-            self._trouble.ran_out = [self._places_of(part) for part in self._ran_out]
-            self._trouble.fitted = [self._places_of(part) for part in self._fitted]
+            self._trouble.ran_out = [self._positions_of(part) for part in self._ran_out]
+            self._trouble.fitted = [self._positions_of(part) for part in self._fitted]
         if self._trouble != Trouble():
             self._reported.append(self._trouble)
 
-    def _places_of(self, part: _Part) -> list[int]:
-        return list(self._places[part.begin : part.end])
+    def _positions_of(self, part: _Part) -> list[int]:
+        return list(self._positions[part.begin : part.end])
 
 
 def run_now(awaitable: Awaitable[T]) -> T:

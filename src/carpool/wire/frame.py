@@ -87,8 +87,8 @@ class Frame:
         waited_s: in a reply, seconds that the worker had waited for the batch.
         dropped: whether the payloads have been thrown away because there was no memory to receive
             them.
-        causes: in a reply within one process, the exceptions for which items failed, by place; not
-            encoded.
+        causes: in a reply within one process, the exceptions for which items failed, by position;
+            not encoded.
     """
 
     kind: FrameKind

@@ -118,7 +118,7 @@ class BatchAnswerer:
         Returns:
             The sizes and the least seconds that each took, without those that there was no time for
             or that were not run in one call. What ran out of memory is in `trouble`, with the
-            examples' places in their batch.
+            examples' positions in their batch.
 
         Raises:
             ExampleError: the user's code failed for one of them, or one of them or its result does
@@ -148,7 +148,7 @@ class BatchAnswerer:
 
     async def _run_examples(self, begin: int, size: int) -> tuple[list[int], list[Any]]:
         """Run `size` examples as one batch, beginning with one of them and starting over after the
-        last. Return the places of the examples, and their results.
+        last. Return the positions of the examples, and their results.
         """
         examples = self.traits.examples
         indices = [(begin + i) % len(examples) for i in range(size)]
@@ -175,19 +175,19 @@ class BatchAnswerer:
     async def _check_results(self, indices: list[int], results: list[Any]) -> None:
         """Raise `ExampleError` if one of the examples' results could not be sent on in any way."""
         problems: dict[int, FailureReport] = {}
-        places = list(range(len(results)))
+        positions = list(range(len(results)))
         for format in self._usual_formats():
             reply = Frame(FrameKind.REPLY)
-            await self._encode([results[i] for i in places], bytes([format]) * len(places), inf, reply)
+            await self._encode([results[i] for i in positions], bytes([format]) * len(positions), inf, reply)
             failed = [i for i, outcome in enumerate(reply.formats) if outcome not in (Outcome.OK, Outcome.RESPONSE)]
             for i in failed:
-                problems.setdefault(places[i], read_report(reply.payloads[i]))
-            places = [places[i] for i in failed]
-            if not places:
+                problems.setdefault(positions[i], read_report(reply.payloads[i]))
+            positions = [positions[i] for i in failed]
+            if not positions:
                 break
-        if places:
-            report = problems[places[0]]
-            raise ExampleError(f"example {indices[places[0]] + 1}: {report.message}", report.traceback)
+        if positions:
+            report = problems[positions[0]]
+            raise ExampleError(f"example {indices[positions[0]] + 1}: {report.message}", report.traceback)
         gives = self.traits.output_type
         if self._usual_formats() == (OBJECT,) and self._is_last:
             for i, result in zip(indices, results, strict=True):
@@ -283,13 +283,13 @@ class BatchAnswerer:
 
     async def _decode_custom(self, formats: bytes, values: list[Any], until: float) -> None:
         """Read items in the model's own format, with one call of its `decode` for all of them."""
-        places = [i for i, f in enumerate(formats) if f == CUSTOM and type(values[i]) is not Failed]
-        bodies = [values[i] for i in places]
+        positions = [i for i, f in enumerate(formats) if f == CUSTOM and type(values[i]) is not Failed]
+        bodies = [values[i] for i in positions]
         if self.traits.decodes_requests:
             make = RequestMaker().make
             bodies = [make(bytes(head), bytes(body)) for head, body in bodies]
-        decoded = await self._invoker.call_together(self._decode_bodies, bodies, self.trouble, places, until)
-        for i, value in zip(places, decoded, strict=True):
+        decoded = await self._invoker.call_together(self._decode_bodies, bodies, self.trouble, positions, until)
+        for i, value in zip(positions, decoded, strict=True):
             # an exception may be returned in the place of an item
             values[i] = Failed(_as_parser_error(value)) if issubclass(type(value), BaseException) else value
 
@@ -404,12 +404,12 @@ class BatchAnswerer:
         """Write the results for one of the model's own formats, with one call of its `encode` for
         all of them.
         """
-        places = [i for i, a in enumerate(accepts) if a == format and type(results[i]) is not Failed]
-        values = [results[i] for i in places]
+        positions = [i for i, a in enumerate(accepts) if a == format and type(results[i]) is not Failed]
+        values = [results[i] for i in positions]
         content_type = self.traits.produces[format - CUSTOM]
         encode = partial(self._encode_values, content_type)
-        bodies = await self._invoker.call_together(encode, values, self.trouble, places, until)
-        for i, body in zip(places, bodies, strict=True):
+        bodies = await self._invoker.call_together(encode, values, self.trouble, positions, until)
+        for i, body in zip(positions, bodies, strict=True):
             results[i] = Failed(body) if issubclass(type(body), BaseException) else body
 
     def _encode_values(self, content_type: str, values: list[Any]) -> Any:

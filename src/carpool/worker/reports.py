@@ -37,7 +37,7 @@ class FailureReports:
             they are.
 
     Attributes:
-        causes: the exceptions by place, if they may go as they are; else None.
+        causes: the exceptions by position, if they may go as they are; else None.
     """
 
     def __init__(self, same_process: bool) -> None:
@@ -45,7 +45,7 @@ class FailureReports:
         self._reports: dict[Failed, _PackedReports] = {}  # items may share a failure
         self._room = _ROOM_FOR_CAUSES
 
-    def report(self, place: int, failed: Failed) -> tuple[Outcome, bytes]:
+    def report(self, position: int, failed: Failed) -> tuple[Outcome, bytes]:
         """Return what became of an item, and the packed report of it."""
         if failed not in self._reports:
             self._reports[failed] = self._pack(failed.error)
@@ -53,7 +53,7 @@ class FailureReports:
         if self.causes is not None:
             cause = _cause_of(failed.error) if outcome in _HAVE_CAUSES else None
             if cause is not None:
-                self.causes[place] = cause
+                self.causes[position] = cause
         elif len(body_with_cause) <= self._room:
             self._room -= len(body_with_cause)
             body = body_with_cause

@@ -225,7 +225,7 @@ async def _answer(answerer: BatchAnswerer, frame: Frame, retrier: Retrier, same_
             raise
         failed = Failed(as_model_error(error, "what the model gave or returned"))
         failures = FailureReports(same_process)
-        reported = [failures.report(place, failed) for place in range(len(frame.ids))]
+        reported = [failures.report(position, failed) for position in range(len(frame.ids))]
         return Frame(
             *(FrameKind.REPLY, frame.batch, frame.ids, bytes([outcome for outcome, _ in reported])),
             payloads=[body for _, body in reported],
