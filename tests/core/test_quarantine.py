@@ -275,7 +275,7 @@ def test_lanes_of_suspects_are_forgotten(how: str) -> None:
     pipeline.submit(1000, asks("z"))
 
     assert (pipeline.unanswered, queue.count, queue.nbytes, queue.size) == (1, 1, 0, 1)
-    assert (queue.lanes, queue.next_goes_alone) == (1, False)
+    assert (queue.lanes, queue.next_is_suspect) == (1, False)
     assert items(pipeline.poll(1000).run[0].requests) == ["z"]
 
 

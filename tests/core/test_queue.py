@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.core.queue import Alone, Queue
+from carpool.core.queue import Queue, Suspect
 from carpool.request import DONE, QUEUED, RUNNING, Lane, Request
 from tests.support.pipelines import ask, asks, items
 from tests.support.properties import PROPERTY
@@ -462,7 +462,7 @@ def test_who_has_to_go_alone_stays() -> None:
     queue = Queue(max_size=2)
     for item in "ab":
         request = ask(item)
-        request.lane = Lane(0, Alone(None), 0)
+        request.lane = Lane(0, Suspect(None), 0)
         queue.push([request])
 
     assert queue.in_the_way(ask("new", priority=1), 1) == []

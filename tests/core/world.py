@@ -19,7 +19,7 @@ from carpool.core.batch import Batch
 from carpool.core.batcher import Batcher
 from carpool.core.journal import Journal
 from carpool.core.pipeline import Pipeline
-from carpool.core.queue import Alone, Queue
+from carpool.core.queue import Queue, Suspect
 from carpool.core.reply import Reply
 from carpool.core.trail import AT_THE_DOOR
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, Unavailable
@@ -450,7 +450,7 @@ class World:
             assert lost <= self.specs[stage].idempotent
             assert not lost or len(batch) == 1  # it is under suspicion
         if batch.ahead:
-            assert not any(isinstance(request.lane.key, Alone) for request in batch.requests)
+            assert not any(isinstance(request.lane.key, Suspect) for request in batch.requests)
             self.ahead[worker] = batch
             self.happened.add("went ahead")
         else:
@@ -464,7 +464,7 @@ class World:
     def _origin(request: Request) -> tuple[object, int]:
         """What requests of one batch have in common."""
         _, key, bucket = request.lane
-        return (key.former_key if isinstance(key, Alone) else key), bucket
+        return (key.former_key if isinstance(key, Suspect) else key), bucket
 
     def _answered(self, request: Request) -> None:
         """The answer is its own, and what it says is true."""
@@ -564,10 +564,10 @@ class World:
                 continue
             room, roomiest = self._room_after(index)
             most = min(stage.policy.limit, stage.safe_size.limit) if queue.size == queue.count else inf
-            if room < (1 if queue.next_goes_alone else min(len(queue), most, roomiest)):
+            if room < (1 if queue.next_is_suspect else min(len(queue), most, roomiest)):
                 assert stage.running or len(self.stages[index + 1].queue)  # so that there will be room
                 continue
-            assert not queue.next_goes_alone
+            assert not queue.next_is_suspect
             assert self.specs[index].policy in HOLDING_BACK
             assert not self._is_last_call(index)
             assert stage.wake_at is not None

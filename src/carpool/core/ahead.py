@@ -31,7 +31,7 @@ def lead_allowed_s(queue: Queue, times: BatchTimes, running: int) -> float | Non
         times: what the stage's batches take.
         running: how many batches run.
     """
-    if queue.lanes > 1 or queue.lone_lanes or not times.usual_s:
+    if queue.lanes > 1 or queue.suspect_lanes or not times.usual_s:
         return None
     has_several = running > 1
     if has_several and times.deviation_s > _STEADY * times.usual_s:

@@ -428,7 +428,7 @@ class Batcher:
         queue = self.queue
         self.wake_at = None
         while queue.count:
-            if queue.lone_lanes and queue.next_goes_alone and self._idle and room >= 1:
+            if queue.suspect_lanes and queue.next_is_suspect and self._idle and room >= 1:
                 return self._start(now, 1, "quarantine")  # it waits for no other, whatever the policy
             had_several_lanes, was_short = queue.lanes > 1, room < queue.count
             decision = self._ask(now, room)

@@ -6,7 +6,7 @@ has come through its stage, and found guilty when it has cost a second worker.
 
 from __future__ import annotations
 
-from carpool.core.queue import Alone
+from carpool.core.queue import Suspect
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError, Unavailable
 from carpool.request import Request
 
@@ -15,14 +15,14 @@ MOST_LOSSES = 2  # workers of one stage that a request may cost
 
 def suspect(request: Request) -> None:
     """Have a request run alone in its present stage."""
-    request.lane = request.lane._replace(key=Alone(request.lane.key))
+    request.lane = request.lane._replace(key=Suspect(request.lane.key))
 
 
 def acquit(request: Request) -> None:
     """Make a request like any other again, since it has come through its stage."""
     request.losses = 0
     lane = request.lane
-    if isinstance(lane.key, Alone):
+    if isinstance(lane.key, Suspect):
         request.lane = lane._replace(key=lane.key.former_key)
 
 

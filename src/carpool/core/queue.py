@@ -34,8 +34,8 @@ _priority = attrgetter("priority")
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
-    """The key of requests that share a batch with no other request, not even with each other.
+class Suspect:
+    """The key of suspects, which share a batch with no other request, not even with each other.
 
     Attributes:
         former_key: the key that they had before.
@@ -49,7 +49,7 @@ class Queue:
 
     The order: higher priority first, with ageing; within a lane the earliest due, equals in order
     of arrival. What is taken together shares key and bucket but may span priorities. A lane whose
-    key is `Alone` stands just ahead of the one that its requests came from, ages with it, and is
+    key is `Suspect` stands just ahead of the one that its requests came from, ages with it, and is
     taken from one by one.
 
     Args:
@@ -60,8 +60,8 @@ class Queue:
     Attributes:
         count: how many requests wait, the same as `len`.
         nbytes: how many bytes they hold.
-        lone_lanes: how many lanes there are whose key is `Alone`; mostly none, which is quicker to
-            see than `next_goes_alone`.
+        suspect_lanes: how many lanes there are whose key is `Suspect`; mostly none, which is
+            quicker to see than `next_is_suspect`.
         varied: whether there has ever been more than one priority, key or bucket.
     """
 
@@ -72,7 +72,7 @@ class Queue:
         self.nbytes = 0
         self._size = 0
         self.count = 0
-        self.lone_lanes = 0
+        self.suspect_lanes = 0
         self.varied = False
         self._usual: Lane | None = None
         self._lanes: dict[Lane, LaneQueue] = {}
@@ -101,10 +101,10 @@ class Queue:
         return self._size != self.count
 
     @property
-    def next_goes_alone(self) -> bool:
-        """Whether the next request must not share a batch."""
+    def next_is_suspect(self) -> bool:
+        """Whether the next request is a suspect, which must not share a batch."""
         order = self._order
-        return len(order) > 0 and type(order[0].key) is Alone
+        return len(order) > 0 and type(order[0].key) is Suspect
 
     def has_room(self, nbytes: int, requests: int = 1) -> bool:
         """Report whether `requests` more, with `nbytes` in all, are within both bounds."""
@@ -119,7 +119,7 @@ class Queue:
         found: list[Request] = []
         nbytes = self.nbytes + request.nbytes
         for lane in sorted([lane for lane in self._order if lane.priority < request.lane.priority], key=_priority):
-            if type(lane.key) is Alone:
+            if type(lane.key) is Suspect:
                 continue
             for last in self._lanes[lane].behind_the_first(spared):
                 found.append(last)
@@ -181,7 +181,7 @@ class Queue:
     def peek(self, n: int) -> list[Request]:
         """Return what `take` would: the next `n` requests, or fewer if fewer may share a batch."""
         found: list[Request] = []
-        if self.lone_lanes and self.next_goes_alone and n > 1:
+        if self.suspect_lanes and self.next_is_suspect and n > 1:
             n = 1
         for lane in self._next_lanes():
             found += self._lanes[lane].peek(n - len(found))
@@ -211,7 +211,7 @@ class Queue:
         The lanes that they came from age from `now` on.
         """
         taken: list[Request] = []
-        if self.lone_lanes and self.next_goes_alone:
+        if self.suspect_lanes and self.next_is_suspect:
             n = 1
             self._age_former_lane(now)
         for lane in self._next_lanes():
@@ -310,13 +310,13 @@ class Queue:
         self._size -= request.size
 
     def _age_former_lane(self, now: float) -> None:
-        """Have the lane from which the next lone request came age from `now` on.
+        """Have the lane from which the next suspect came age from `now` on.
 
-        What is taken from a lane of lone requests counts as taken from the one they came from.
+        What is taken from a lane of suspects counts as taken from the one they came from.
         """
-        lone = self._order[0]
-        assert isinstance(lone.key, Alone)
-        former = self._lanes.get(lone._replace(key=lone.key.former_key))
+        suspect = self._order[0]
+        assert isinstance(suspect.key, Suspect)
+        former = self._lanes.get(suspect._replace(key=suspect.key.former_key))
         if former is not None and now > former.ages_from:
             former.ages_from = now
 
@@ -333,8 +333,8 @@ class Queue:
         if len(self._order) == 1 and not self._lanes[self._order[0]].live:
             self._forget(self._order[0])  # kept by `_close`; empty, it must not stand at the head
         opened = self._lanes[lane] = LaneQueue(arrived)
-        if type(lane.key) is Alone:
-            self.lone_lanes += 1
+        if type(lane.key) is Suspect:
+            self.suspect_lanes += 1
             insort_left(self._order, lane, key=self._rank)
         else:
             insort(self._order, lane, key=self._rank)
@@ -350,5 +350,5 @@ class Queue:
     def _forget(self, lane: Lane) -> None:
         del self._lanes[lane]
         self._order.remove(lane)
-        if type(lane.key) is Alone:
-            self.lone_lanes -= 1
+        if type(lane.key) is Suspect:
+            self.suspect_lanes -= 1
