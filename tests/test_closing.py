@@ -15,7 +15,7 @@ import pytest
 import carpool
 from carpool import Service, Stage
 from tests.support import models
-from tests.support.http.door import post
+from tests.support.http.front import post
 from tests.support.http.net import Client
 from tests.support.serving import serve
 from tests.support.waiting import wait_until

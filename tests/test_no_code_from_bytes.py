@@ -21,7 +21,7 @@ import pytest
 
 import carpool
 from carpool.http.app import App
-from tests.support.http.door import get
+from tests.support.http.front import get
 from tests.support.http.net import Client, predict, serving
 from tests.support.serving import Served, serve
 from tests.support.sources import MODULES, imports

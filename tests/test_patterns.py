@@ -16,7 +16,7 @@ import pytest
 from carpool.http.codec import Formats
 from carpool.model import traits_of
 from carpool.simulate import specs
-from tests.support.http.door import nothing
+from tests.support.http.front import nothing
 
 SOURCE = Path(__file__).parents[1] / "src"
 SIZES = (2**11, 2**14)

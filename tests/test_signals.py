@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.effort import slow_where
-from tests.support.http.door import post
+from tests.support.http.front import post
 from tests.support.http.jobs import job
 from tests.support.http.net import Client, Gate
 from tests.support.processes import alive, children, guards_of

@@ -22,7 +22,7 @@ from carpool.frames import Pandas, Polars
 from carpool.frames.sheets import as_sheet
 from carpool.http.app import App
 from carpool.model import traits_of
-from tests.support.http.door import post
+from tests.support.http.front import post
 from tests.support.http.net import Client, serving
 
 CSV, JSON, MSGPACK, ARROW = (

@@ -9,7 +9,7 @@ import carpool
 from carpool.drive.output import LineSink
 from carpool.http import App
 from tests.fuzz import models
-from tests.fuzz.door import Door
+from tests.fuzz.front import Front
 from tests.fuzz.program import Batch, Service, Stage
 
 
@@ -21,7 +21,7 @@ def new_handle(subject: Service, sink: LineSink) -> Any:
         slo_s=subject.slo_s,
     )
     if subject.way == "app":
-        return Door(App(service))
+        return Front(App(service))
     if subject.way == "run_async":
         return service.run_async(output=sink)
     return service.run(output=sink) if subject.way == "run" else service.start(output=sink)

@@ -55,7 +55,7 @@ class Facts:
         self.hangs = bool(self.does & {"hang", "again", "round", "close"})
         self.hurried = not self.is_batch and subject.timeout_s < SHORT_S
         self.refuses = bool(subject.slo_s) or any(stage.policy == "few" for stage in program.stages)
-        if getattr(subject, "way", "") == "app":  # whose door refuses where callers of a handle wait
+        if getattr(subject, "way", "") == "app":  # whose front refuses where callers of a handle wait
             self.refuses = self.refuses or any(stage.max_queue_size < _MANY for stage in program.stages)
         self.cancels = any(isinstance(step, Cancel | Leave) for step in steps)
         policies = [stage.policy or "" for stage in program.stages]

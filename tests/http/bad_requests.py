@@ -11,7 +11,7 @@ import pickle
 import struct
 from dataclasses import dataclass
 
-from tests.support.http.door import chunked, get, post
+from tests.support.http.front import chunked, get, post
 
 SECRET = "kqzx"
 DROP = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tests.support.http.door import chunked, get, post
+from tests.support.http.front import chunked, get, post
 
 LIMIT = 2**20  # of a body, on the servers of this folder
 ID = "X-Request-Id: mine"

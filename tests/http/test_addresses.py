@@ -7,15 +7,15 @@ from collections.abc import Iterator
 import pytest
 
 from carpool.http.app import App
-from tests.http.both_doors import asked, behind
+from tests.http.both_fronts import asked, behind
 from tests.support.http import models
-from tests.support.http.door import get, post
+from tests.support.http.front import get, post
 from tests.support.http.net import serving
 
 
 @pytest.fixture(params=["our own", "uvicorn"])
 def port(request: pytest.FixtureRequest) -> Iterator[int]:
-    """The port of either door of an app."""
+    """The port of either front of an app."""
     app = App(models.scale)
     with serving(app) as running:
         if request.param == "our own":

@@ -13,7 +13,7 @@ from carpool.http.answer_queue import AnswerQueue
 from carpool.http.exchange import HttpResponse
 from carpool.http.listener import Limits
 from tests.effort import examples
-from tests.support.http.door import Door, get, post
+from tests.support.http.front import Front, get, post
 from tests.support.http.jump import on_a_jumping_loop, run, turns
 
 MOST = 3
@@ -177,20 +177,20 @@ TestAnyOrder.settings = examples(200)
 @on_a_jumping_loop
 async def test_a_request_behind_a_page_that_waits_for_its_turn() -> None:
     """Regression: it was given to the app twice and the page never, which failed the service."""
-    door = Door()
-    first, other = door.connect(), door.connect()
+    front = Front()
+    first, other = front.connect(), front.connect()
     first.send(get("/metrics"))
     await turns()
     first.send(post(b"0"))
     await turns()
-    assert len(door.listener.heads) == 2
+    assert len(front.listener.heads) == 2
     first.send(get("/metrics"))
     other.send(get("/metrics") + post(b"1") + get("/livez"))  # in one turn with a long page
     await turns()
     assert [a.status for a in other.answers()] == [200, 200, 200]
     assert other.answers()[1].body == b"<1>"
-    assert door.worker.seen == [b"0", b"1"]
-    assert not door.driver.has_failed
+    assert front.worker.seen == [b"0", b"1"]
+    assert not front.driver.has_failed
 
 
 STREAM = st.lists(st.sampled_from([get("/metrics"), get("/livez"), post(b"1"), get("/nowhere")]), max_size=6)
@@ -203,17 +203,17 @@ def test_each_request_is_answered_once(streams: list[list[bytes]], pipelined: in
     """Pages in turns, predictions and refusals, known heads or not: one answer per request."""
 
     async def main() -> None:
-        door = Door(Limits(pipelined=pipelined))
+        front = Front(Limits(pipelined=pipelined))
         if warm:
             for request in (get("/metrics"), get("/livez"), post(b"0")):
-                door.connect().send(request)
+                front.connect().send(request)
                 await turns()
-        wires = [door.connect() for _ in streams]
+        wires = [front.connect() for _ in streams]
         for wire, stream in zip(wires, streams, strict=True):
             wire.send(b"".join(stream))
         await turns(100)
         statuses = [[404 if b"/nowhere" in request else 200 for request in stream] for stream in streams]
         assert [[a.status for a in wire.answers()] for wire in wires] == statuses
-        assert not door.driver.has_failed
+        assert not front.driver.has_failed
 
     run(main())

@@ -1,4 +1,4 @@
-"""The other door: the same app under a real uvicorn answers as it does under our own server, starts and ends well."""
+"""The other front: the same app under a real uvicorn answers as it does under our own server, starts and ends well."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from carpool import Service, Stage
 from carpool.core import roster
 from carpool.http.app import App
 from tests.effort import slow_where
-from tests.http.both_doors import Uvicorn, asked, behind, both_doors, said, stopped_in_the_end, workers_of
+from tests.http.both_fronts import Uvicorn, asked, behind, both_fronts, said, stopped_in_the_end, workers_of
 from tests.http.sample_requests import ID, REQUESTS
 from tests.http.uvicorn_program import Program, broken, listens, pids
 from tests.support.http import models
-from tests.support.http.door import get, post
+from tests.support.http.front import get, post
 from tests.support.http.jobs import job, outcome, small_queue
 from tests.support.http.net import Client, Gate, RunningServer, code_of, predict, serving, waiting
 from tests.support.http.wire import Answer
@@ -71,7 +71,7 @@ def other(request: pytest.FixtureRequest, server: RunningServer) -> Iterator[Uvi
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_both_doors_answer_the_same(server: RunningServer, other: Uvicorn, name: str) -> None:
+def test_both_fronts_answer_the_same(server: RunningServer, other: Uvicorn, name: str) -> None:
     """Uvicorn and our own server give the same status, headers and body, whatever is asked."""
     status, data = REQUESTS[name]
     ours, theirs = asked(server.port, data), asked(other.port, data)
@@ -80,8 +80,8 @@ def test_both_doors_answer_the_same(server: RunningServer, other: Uvicorn, name:
 
 
 @pytest.mark.parametrize("path", ["/livez", "/openapi.json", "/predict"])
-def test_both_doors_answer_the_same_to_head(server: RunningServer, other: Uvicorn, path: str) -> None:
-    """The answer to HEAD has the headers of a GET and no body, by either door."""
+def test_both_fronts_answer_the_same_to_head(server: RunningServer, other: Uvicorn, path: str) -> None:
+    """The answer to HEAD has the headers of a GET and no body, by either front."""
     data = get(path, ID, method="HEAD")
     ours = asked(server.port, data, "HEAD")
     assert ours.body == b""
@@ -99,8 +99,8 @@ def test_an_answer_to_head_has_no_body_even_for_the_server(server: RunningServer
     assert body["body"] == b""
 
 
-def test_both_doors_count_for_the_same_metrics(server: RunningServer, other: Uvicorn) -> None:
-    """Requests through one door show in the metrics that are asked for through the other."""
+def test_both_fronts_count_for_the_same_metrics(server: RunningServer, other: Uvicorn) -> None:
+    """Requests through one front show in the metrics that are asked for through the other."""
     before = server.outcomes().get("ok", 0)
     assert asked(other.port, post(b"3.0")).status == 200
     metrics = asked(other.port, get("/metrics"))
@@ -135,10 +135,10 @@ def test_the_client_s_id_is_in_good_answers(other: Uvicorn, request_: bytes) -> 
 
 
 def test_names_that_need_quoting() -> None:
-    """A slash in a service's name is part of the name by either door."""
+    """A slash in a service's name is part of the name by either front."""
     names = {"org/model": "org%2Fmodel", "llama:7b": "llama%3A7b", "é %41": "%C3%A9%20%2541"}
     services = [Service(Stage(models.Echo, max_batch_size=8), name=name) for name in names]
-    with both_doors(App(*services)) as (running, other):
+    with both_fronts(App(*services)) as (running, other):
         for server in (running, other):
             for nth, address in enumerate(names.values()):
                 answer = asked(server.port, post(b'"here"', f"/models/{address}/predict"))
@@ -148,10 +148,10 @@ def test_names_that_need_quoting() -> None:
 
 
 def test_429_and_504_behind_both(gate: Gate) -> None:
-    """Both doors answer 429 of a full queue with the same `Retry-After`, and 504 of a request that
+    """Both fronts answer 429 of a full queue with the same `Retry-After`, and 504 of a request that
     is too late.
     """
-    with both_doors(App(small_queue())) as (running, other):
+    with both_fronts(App(small_queue())) as (running, other):
         busy, *queued = clients = [Client(running.port), Client(other.port), Client(running.port)]
         busy.send(job(0, gate, path="/predict"))
         gate.knocked()
@@ -172,8 +172,8 @@ def test_429_and_504_behind_both(gate: Gate) -> None:
 
 
 def test_408_behind_both(gate: Gate) -> None:
-    """The status of a missed deadline, 504 or 408, is a setting of the app, by either door."""
-    with both_doors(App(small_queue(), timeout_status=408)) as (running, other), Client(running.port) as busy:
+    """The status of a missed deadline, 504 or 408, is a setting of the app, by either front."""
+    with both_fronts(App(small_queue(), timeout_status=408)) as (running, other), Client(running.port) as busy:
         busy.send(job(0, gate, path="/predict"))
         gate.knocked()
         late = [asked(s.port, job(1, None, ID, "X-Request-Timeout-Ms: 50", path="/predict")) for s in (running, other)]
@@ -184,10 +184,10 @@ def test_408_behind_both(gate: Gate) -> None:
 
 
 def test_503_while_draining_behind_both(gate: Gate) -> None:
-    """While draining both doors refuse new requests and are not ready; requests inside are
+    """While draining both fronts refuse new requests and are not ready; requests inside are
     answered.
     """
-    with both_doors(App(small_queue())) as (running, other), Client(other.port) as inside:
+    with both_fronts(App(small_queue())) as (running, other), Client(other.port) as inside:
         inside.send(job(0, gate, path="/predict"))
         gate.knocked()
         running.call(running.app.drain)
@@ -201,9 +201,9 @@ def test_503_while_draining_behind_both(gate: Gate) -> None:
 
 
 def test_503_of_lost_workers_behind_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both doors answer alike when a request kills its worker, and when a stage has failed."""
+    """Both fronts answer alike when a request kills its worker, and when a stage has failed."""
     monkeypatch.setattr(roster, "MOST_DEATHS", 2)
-    with both_doors(App(Service(Stage(models.Mortal, idempotent=False), name="mortal"))) as (running, other):
+    with both_fronts(App(Service(Stage(models.Mortal, idempotent=False), name="mortal"))) as (running, other):
         lost = [asked(server.port, post(b'"die"', "/predict", ID)) for server in (running, other)]
         assert outcome(lost[0]) == (503, "worker_lost")
         assert said(lost[0]) == said(lost[1])
@@ -223,7 +223,7 @@ def test_a_client_that_leaves_while_queued(gate: Gate, how: str) -> None:
     before and behind it are answered.
     """
     service = Service(Stage(models.Gated, max_batch_size=1), name="gated")
-    with both_doors(App(service)) as (running, other), Client(other.port) as busy, Client(other.port) as behind_it:
+    with both_fronts(App(service)) as (running, other), Client(other.port) as busy, Client(other.port) as behind_it:
         gone = Client(other.port)
         busy.send(job(1, gate, path="/predict"))
         gate.knocked()
@@ -244,7 +244,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_body() -> None:
     next client is served.
     """
     request = post(b"[" + b"1," * 50_000 + b"1]", "/predict")
-    with both_doors(App(models.echo)) as (running, other):
+    with both_fronts(App(models.echo)) as (running, other):
         ended = []
         answer_of = running.app.admit
         running.app.admit = lambda head: ended.append(head) or answer_of(head)  # type: ignore[method-assign]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.http.bad_requests import ALL, DROP, SECRET, Bad
-from tests.support.http.door import Door, get, post
+from tests.support.http.front import Front, get, post
 from tests.support.http.jump import on_a_jumping_loop, turns
 from tests.support.http.net import Client, RunningServer
 from tests.support.http.wire import Answer
@@ -105,7 +105,7 @@ async def test_no_interim_response_to_http_1_0() -> None:
     """A client of HTTP/1.0 gets no `100 Continue`, although it expects it, since it would take it
     for the answer.
     """
-    wire = Door().connect()
+    wire = Front().connect()
     wire.send(post(b"1", "/predict", "Expect: 100-continue", version="1.0"))
     await turns()
     assert wire.received.startswith(b"HTTP/1.1 200")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from carpool.errors import Unavailable
-from tests.support.http.door import Door, get, post
+from tests.support.http.front import Front, get, post
 from tests.support.http.jump import on_a_jumping_loop, turns
 
 
@@ -14,11 +14,11 @@ async def test_idle_connections_close_at_once() -> None:
     """A listener that drains closes idle connections at once, also those on which nothing was ever
     asked.
     """
-    door = Door()
-    silent, idle = door.connect(), door.connect()
+    front = Front()
+    silent, idle = front.connect(), front.connect()
     idle.send(get())
-    door.listener.drain()
-    await door.listener.empty()
+    front.listener.drain()
+    await front.listener.empty()
     assert silent.lost and idle.lost
     assert [a.status for a in idle.answers()] == [200]
 
@@ -26,14 +26,14 @@ async def test_idle_connections_close_at_once() -> None:
 @on_a_jumping_loop
 async def test_what_is_owed_is_answered_first() -> None:
     """A connection with requests inside is closed after the last answer, which alone says so."""
-    door = Door(cost_s=5.0)
-    one, row = door.connect(), door.connect()
+    front = Front(cost_s=5.0)
+    one, row = front.connect(), front.connect()
     one.send(post(b"1"))
     row.send(post(b"2") + get() + post(b"3"))
     await turns()
-    door.listener.drain()
+    front.listener.drain()
     assert not one.ended and not row.ended
-    await door.listener.empty()
+    await front.listener.empty()
     assert [(a.status, a.closes) for a in one.answers()] == [(200, True)]
     assert [(a.status, a.closes) for a in row.answers()] == [(200, False), (200, False), (200, True)]
     assert not one.aborted and not row.aborted
@@ -42,14 +42,14 @@ async def test_what_is_owed_is_answered_first() -> None:
 @on_a_jumping_loop
 async def test_a_request_on_its_way_is_answered() -> None:
     """A request of which a half is there when the listener drains is read to its end and answered."""
-    door = Door()
-    wire = door.connect()
+    front = Front()
+    wire = front.connect()
     wire.send(get()[:10])
-    door.listener.drain()
+    front.listener.drain()
     await asyncio.sleep(1.0)
     assert not wire.ended
     wire.send(get()[10:])
-    await door.listener.empty()
+    await front.listener.empty()
     assert [(a.status, a.closes) for a in wire.answers()] == [(200, True)]
 
 
@@ -58,47 +58,47 @@ async def test_an_answer_before_a_request_on_its_way() -> None:
     """While draining, a connection with an answer to give and half of a further request waits for
     the rest of that, whose answer is the last.
     """
-    door = Door(cost_s=1.0)
-    wire = door.connect()
+    front = Front(cost_s=1.0)
+    wire = front.connect()
     wire.send(post(b"1") + post(b"2")[:-1])
-    door.listener.drain()
+    front.listener.drain()
     await asyncio.sleep(2.0)
     wire.send(b"2")
-    await door.listener.empty()
+    await front.listener.empty()
     assert [(a.status, a.closes) for a in wire.answers()] == [(200, False), (200, True)]
 
 
 @on_a_jumping_loop
 async def test_abort_ends_everything() -> None:
     """`abort` ends all connections, whatever they are doing, and what is queued is not run."""
-    door = Door(cost_s=None)
-    wires = [door.connect() for _ in range(3)]
+    front = Front(cost_s=None)
+    wires = [front.connect() for _ in range(3)]
     wires[0].send(post(b"1"))
     await turns()
     wires[1].send(post(b"2"))
     wires[2].send(b"GET")
     await turns()
-    door.listener.abort()
-    await door.listener.empty()
-    door.worker.finish()
+    front.listener.abort()
+    await front.listener.empty()
+    front.worker.finish()
     await turns()
     assert [wire.lost for wire in wires] == [True, True, True]
-    assert door.worker.seen == [b"1"]
+    assert front.worker.seen == [b"1"]
 
 
 @on_a_jumping_loop
 async def test_an_empty_listener_is_empty() -> None:
     """A listener without connections has drained at once."""
-    await Door().listener.empty()
+    await Front().listener.empty()
 
 
 @on_a_jumping_loop
 async def test_each_refusal_is_an_exception_of_its_own() -> None:
     """While a server starts or stops, requests that it refuses leave nothing behind in it."""
-    door = Door()
-    door.app.refusing = refusing = Unavailable("the service is starting", code="starting")
+    front = Front()
+    front.app.refusing = refusing = Unavailable("the service is starting", code="starting")
     for _ in range(3):
-        client = door.connect()
+        client = front.connect()
         client.send(post(b"1"))
         assert [answer.status for answer in client.answers()] == [503]
     assert refusing.__traceback__ is None

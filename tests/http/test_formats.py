@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
-from tests.support.http.door import chunked, post
+from tests.support.http.front import chunked, post
 from tests.support.http.net import Client, Gate, RunningServer, waiting
 from tests.support.http.wire import Answer
 from tests.support.waiting import PATIENCE_S

@@ -16,7 +16,7 @@ from carpool.http.reader import LARGE_BODY
 from carpool.request import Request
 from tests.effort import examples
 from tests.http.bad_requests import ALL
-from tests.support.http.door import Door, chunked, get, post
+from tests.support.http.front import Front, chunked, get, post
 from tests.support.http.jump import on_a_jumping_loop, turns
 from tests.support.http.wire import Wire
 
@@ -87,17 +87,17 @@ def pieces_of(data: bytes, cuts: set[int]) -> list[bytes]:
     return [data[a:b] for a, b in zip([0, *inside], [*inside, len(data)], strict=True)]
 
 
-async def survive(door: Door, wire: Wire) -> None:
+async def survive(front: Front, wire: Wire) -> None:
     """The connection comes to its end by itself, its answers can be read, and others are served."""
     async with asyncio.timeout(LONGEST_S):
         await wire.closed
     check_answers(wire)
-    other = door.connect()
+    other = front.connect()
     other.send(post(b"ok"))
     await asyncio.sleep(5.0)
     assert [a.status for a in other.answers()] == [200]
-    assert door.listener.bodies.held == 0
-    assert door.driver.pipeline.unanswered == 0
+    assert front.listener.bodies.held == 0
+    assert front.driver.pipeline.unanswered == 0
 
 
 def check_answers(wire: Wire) -> None:
@@ -124,12 +124,12 @@ def check_answers(wire: Wire) -> None:
 @on_a_jumping_loop
 async def test_random_bytes(data: bytes, cuts: set[int]) -> None:
     """Random bytes are refused or waited out, and raise nothing."""
-    door = Door(LIMITS)
-    wire = door.connect()
+    front = Front(LIMITS)
+    wire = front.connect()
     for piece in pieces_of(data, cuts):
         wire.send(piece)
         await turns(2)
-    await survive(door, wire)
+    await survive(front, wire)
 
 
 @examples(600)
@@ -144,14 +144,14 @@ async def test_mutated_requests(data: bytes, cuts: set[int], ends: bool, cost_s:
     """A request with some bytes changed is answered or refused, with an end of the stream or
     without.
     """
-    door = Door(LIMITS, cost_s=cost_s)
-    wire = door.connect()
+    front = Front(LIMITS, cost_s=cost_s)
+    wire = front.connect()
     for piece in pieces_of(data, cuts):
         wire.send(piece)
         await turns(2)
     if ends:
         wire.end()
-    await survive(door, wire)
+    await survive(front, wire)
 
 
 @examples(200)
@@ -159,15 +159,15 @@ async def test_mutated_requests(data: bytes, cuts: set[int], ends: bool, cost_s:
 @on_a_jumping_loop
 async def test_clients_that_leave_at_any_byte(data: bytes, after: int, reads: bool) -> None:
     """A client that resets at any byte leaves nothing behind."""
-    door = Door(LIMITS, cost_s=1.0)
-    wire = door.connect(reads)
+    front = Front(LIMITS, cost_s=1.0)
+    wire = front.connect(reads)
     wire.send(data[:after])
     await turns(2)
     wire.reset()
     await asyncio.sleep(5.0)
-    assert door.listener.connections == set()
-    assert door.listener.bodies.held == 0
-    assert door.driver.pipeline.unanswered == 0
+    assert front.listener.connections == set()
+    assert front.listener.bodies.held == 0
+    assert front.driver.pipeline.unanswered == 0
 
 
 _REQUESTS: dict[str, Callable[[int], bytes]] = {
@@ -201,8 +201,8 @@ async def test_answers_are_in_order(kinds: list[str], cuts: set[int], stops: lis
     """
     requests = [_REQUESTS[kind](n) for n, kind in enumerate(kinds)]
 
-    door = Door(LIMITS, cost_s=1.0, answer=lambda request: bytes(request.item))  # type: ignore[arg-type]
-    wire = door.connect()
+    front = Front(LIMITS, cost_s=1.0, answer=lambda request: bytes(request.item))  # type: ignore[arg-type]
+    wire = front.connect()
     for i, piece in enumerate(pieces_of(b"".join(requests), cuts)):
         wire.send(piece)
         await asyncio.sleep(stops[i] / 2 if i < len(stops) else 0)
@@ -221,8 +221,8 @@ async def test_a_model_that_answers_in_any_order() -> None:
         seen.append(request)
         return bytes(request.item)  # type: ignore[arg-type]
 
-    door = Door(LIMITS, cost_s=1.0, answer=answer)
-    wire = door.connect()
+    front = Front(LIMITS, cost_s=1.0, answer=answer)
+    wire = front.connect()
     wire.send(
         post(b"1", "/predict", "X-Request-Priority: -5") + post(b"2", "/predict", "X-Request-Priority: 5") + post(b"3")
     )

@@ -14,7 +14,7 @@ import pytest
 
 from tests.effort import slow_where
 from tests.http.hostile_server import LARGEST
-from tests.support.http.door import chunked, get, post
+from tests.support.http.front import chunked, get, post
 from tests.support.http.net import Client
 from tests.support.serving import Served
 

@@ -15,7 +15,7 @@ from carpool.http.connection import Connection
 from carpool.http.exchange import Exchange
 from carpool.http.listener import Limits, Listener
 from tests.effort import examples
-from tests.support.http.door import Door, chunked, get, post
+from tests.support.http.front import Front, chunked, get, post
 from tests.support.http.jump import on_a_jumping_loop, run, turns
 from tests.support.http.wire import Wire
 
@@ -43,26 +43,26 @@ class WatchedApp(App):
         return watch
 
 
-def forgetful(door: Door) -> Door:
-    """The same door without its memory for heads."""
-    door.listener.remember = lambda raw, head: None  # type: ignore[method-assign]
-    return door
+def forgetful(front: Front) -> Front:
+    """The same front without its memory for heads."""
+    front.listener.remember = lambda raw, head: None  # type: ignore[method-assign]
+    return front
 
 
-async def play(door: Door, connections: list[list[bytes]]) -> tuple[list[Seen], list[bytes], list[bool]]:
+async def play(front: Front, connections: list[list[bytes]]) -> tuple[list[Seen], list[bytes], list[bool]]:
     """What the app sees and each client gets, when they come one after the other with these pieces."""
     received: list[bytes] = []
     ended: list[bool] = []
     for pieces in connections:
-        wire = door.connect()
+        wire = front.connect()
         for piece in pieces:
             wire.send(piece)
             await turns(3)
         received.append(_plain(wire))
         ended.append(wire.ended)
         wire.reset()
-    assert isinstance(door.app, WatchedApp)
-    return door.app.seen, received, ended
+    assert isinstance(front.app, WatchedApp)
+    return front.app.seen, received, ended
 
 
 def _plain(wire: Wire) -> bytes:
@@ -80,11 +80,11 @@ async def test_a_head_seen_before_is_not_parsed_again() -> None:
     """A head that was seen before is not parsed again; if it were, the tests below would be worth
     nothing.
     """
-    door = Door()
-    wire = door.connect()
+    front = Front()
+    wire = front.connect()
     wire.send(post(b"ab"))
     await turns()
-    assert len(door.listener.heads) == 1
+    assert len(front.listener.heads) == 1
     reader = wire.get_protocol()._reader  # type: ignore[attr-defined]
     wire.get_protocol()._reader = Deaf()  # type: ignore[attr-defined]
     wire.send(post(b"cd") + post(b"ef"))
@@ -113,10 +113,10 @@ async def test_heads_that_are_not_kept(name: str) -> None:
     """Heads that mean more than their bytes say, that are refused, or that cost much to keep are
     not remembered.
     """
-    door = Door()
-    door.connect().send(NEVER_KNOWN[name])
+    front = Front()
+    front.connect().send(NEVER_KNOWN[name])
     await turns()
-    assert door.listener.heads == {}
+    assert front.listener.heads == {}
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -136,23 +136,23 @@ async def test_an_address_as_for_a_proxy(target: str, status: int, known: bool) 
     """A whole URI in the place of a path, which a server has to take (RFC 9112, 3.2.2), means what
     its path means, whether the head is known or not.
     """
-    door = Door()
+    front = Front()
     if known:
-        door.connect().send(post(b"0", target))
+        front.connect().send(post(b"0", target))
         await turns()
-    wire = door.connect()
+    wire = front.connect()
     wire.send(post(b"1", target))
     await turns()
     assert [a.status for a in wire.answers()] == [status]
-    assert len(door.listener.heads) == (status == 200)
+    assert len(front.listener.heads) == (status == 200)
 
 
 @on_a_jumping_loop
 async def test_a_refused_head_does_not_lend_its_name_to_the_next() -> None:
     """Regression: the bytes of a refused head were remembered for the request behind it."""
-    door = Door()
-    door.connect().send(get("/nowhere") + get("/livez"))
-    wire = door.connect()
+    front = Front()
+    front.connect().send(get("/nowhere") + get("/livez"))
+    wire = front.connect()
     wire.send(get("/nowhere"))
     await turns()
     assert [a.status for a in wire.answers()] == [404]
@@ -161,14 +161,14 @@ async def test_a_refused_head_does_not_lend_its_name_to_the_next() -> None:
 @on_a_jumping_loop
 async def test_a_slow_body_does_not_spoil_its_head_for_others() -> None:
     """Regression: the time-out marked the shared head as one whose connection closes."""
-    door = Door(Limits(body_s=1.0))
-    slow = door.connect()
+    front = Front(Limits(body_s=1.0))
+    slow = front.connect()
     slow.send(post(b"abcdef")[:-3])
     await slow.closed
     assert [a.status for a in slow.answers()] == [408]
-    wire = door.connect()
+    wire = front.connect()
     wire.send(post(b"ghijkl"))
-    door.app.drain()  # an answer that is not a good one
+    front.app.drain()  # an answer that is not a good one
     wire.send(post(b"mnopqr"))
     await turns()
     assert [(a.status, a.closes) for a in wire.answers()] == [(503, False), (503, False)]
@@ -178,25 +178,25 @@ async def test_a_slow_body_does_not_spoil_its_head_for_others() -> None:
 @on_a_jumping_loop
 async def test_known_heads_are_refused_while_draining() -> None:
     """A draining server refuses requests with heads that it knows, as it refuses others."""
-    door = Door()
-    wire = door.connect()
+    front = Front()
+    wire = front.connect()
     wire.send(post(b"ab"))
     await turns()
-    door.app.drain()
+    front.app.drain()
     wire.send(post(b"ab") + get("/readyz"))
     await turns()
     assert [a.status for a in wire.answers()] == [200, 503, 503]
-    assert door.worker.seen == [b"ab"]
+    assert front.worker.seen == [b"ab"]
 
 
 @on_a_jumping_loop
 async def test_the_memory_is_bounded() -> None:
     """A client that changes its head with every request does not fill the memory of heads."""
-    door = Door()
-    wire = door.connect()
+    front = Front()
+    wire = front.connect()
     for n in range(3000):
         wire.send(get(f"/livez?{n}"))
-    assert 0 < len(door.listener.heads) <= 1024
+    assert 0 < len(front.listener.heads) <= 1024
     assert len(wire.answers()) == 3000
 
 
@@ -287,8 +287,8 @@ async def test_the_memory_never_changes_the_meaning(connections: list[list[bytes
     """With the memory of heads and without it, the app sees the same requests and the clients get
     the same bytes.
     """
-    with_memory = await play(Door(app=WatchedApp), connections)
-    without = await play(forgetful(Door(app=WatchedApp)), connections)
+    with_memory = await play(Front(app=WatchedApp), connections)
+    without = await play(forgetful(Front(app=WatchedApp)), connections)
     assert with_memory == without
 
 
@@ -304,11 +304,11 @@ async def conversation(
         ends: whether the client ends its side right after the last piece.
         reads: whether it reads at once, or only once everything has been sent.
     """
-    door = Door(Limits(write_buffer_bytes=200, pipelined=pipelined))
-    wire = door.connect(reads)
+    front = Front(Limits(write_buffer_bytes=200, pipelined=pipelined))
+    wire = front.connect(reads)
     for n, piece in enumerate(pieces):
         if n == drains_after:
-            door.listener.drain()
+            front.listener.drain()
         wire.send(piece)
         if ends and n == len(pieces) - 1:
             wire.end()
@@ -344,10 +344,10 @@ async def test_the_listener_is_asked_to_remember() -> None:
     """A listener whose memory `forgetful` has switched off keeps no head, so the comparison above
     compares.
     """
-    door = forgetful(Door())
-    assert isinstance(door.listener, Listener)
-    wire = door.connect()
+    front = forgetful(Front())
+    assert isinstance(front.listener, Listener)
+    wire = front.connect()
     wire.send(post(b"ab") * 3)
     await turns()
-    assert door.listener.heads == {}
+    assert front.listener.heads == {}
     assert len(wire.answers()) == 3

@@ -8,15 +8,15 @@ import errno
 import pytest
 
 from carpool.http.reader import LARGE_BODY
-from tests.support.http.door import Door, chunked, get, post
+from tests.support.http.front import Front, chunked, get, post
 from tests.support.http.jump import on_a_jumping_loop, turns
 
 
 @on_a_jumping_loop
 async def test_a_half_closed_client_gets_its_answer() -> None:
     """A client that has closed its own side gets its answer, and then the connection ends."""
-    door = Door(cost_s=5.0)
-    wire = door.connect()
+    front = Front(cost_s=5.0)
+    wire = front.connect()
     wire.send(post(b"1") + get("/livez"))
     wire.end()
     await wire.closed
@@ -28,8 +28,8 @@ async def test_a_half_closed_client_gets_its_answer() -> None:
 @on_a_jumping_loop
 async def test_a_client_that_closes_without_a_question() -> None:
     """If a client closes its side and nothing is owed to it, the connection ends at once."""
-    door = Door()
-    wire = door.connect()
+    front = Front()
+    wire = front.connect()
     wire.send(get())
     wire.end()
     await turns()
@@ -45,15 +45,15 @@ async def test_a_client_that_closes_without_a_question() -> None:
 @on_a_jumping_loop
 async def test_a_request_that_is_cut_short_is_not_run(data: bytes) -> None:
     """The end of the stream does not complete a request, which is not run then."""
-    door = Door()
-    wire = door.connect()
+    front = Front()
+    wire = front.connect()
     wire.send(data)
     wire.end()
     await turns()
     assert wire.lost
     assert bytes(wire.received) == b""
-    assert door.worker.seen == []
-    assert door.listener.bodies.held == 0
+    assert front.worker.seen == []
+    assert front.listener.bodies.held == 0
 
 
 @on_a_jumping_loop
@@ -61,8 +61,8 @@ async def test_a_reset_takes_queued_requests_out() -> None:
     """When a client resets, its queued requests never reach a worker, and its neighbours in the
     queue are untouched.
     """
-    door = Door(cost_s=None)
-    busy, gone, stays = door.connect(), door.connect(), door.connect()
+    front = Front(cost_s=None)
+    busy, gone, stays = front.connect(), front.connect(), front.connect()
     busy.send(post(b"0"))
     await turns()
     gone.send(post(b"1") + post(b"2"))
@@ -70,12 +70,12 @@ async def test_a_reset_takes_queued_requests_out() -> None:
     gone.send(post(b"4"))
     await turns()
     gone.reset()
-    door.worker.finish()
+    front.worker.finish()
     await turns()
-    door.worker.finish()
+    front.worker.finish()
     await turns()
-    assert door.worker.seen == [b"0", b"3"]
-    assert door.driver.stats.cancelled == 3
+    assert front.worker.seen == [b"0", b"3"]
+    assert front.driver.stats.cancelled == 3
     assert [a.body for a in busy.answers()] == [b"<0>"]
     assert [a.body for a in stays.answers()] == [b"<3>"]
 
@@ -85,13 +85,13 @@ async def test_a_reset_in_the_turn_of_arrival() -> None:
     """When a client resets in the turn of the loop in which its request came, that never enters the
     queue.
     """
-    door = Door()
-    gone, stays = door.connect(), door.connect()
+    front = Front()
+    gone, stays = front.connect(), front.connect()
     gone.send(post(b"1"))
     stays.send(post(b"2"))
     gone.reset()
     await turns()
-    assert door.worker.seen == [b"2"]
+    assert front.worker.seen == [b"2"]
     assert [a.status for a in stays.answers()] == [200]
 
 
@@ -101,8 +101,8 @@ async def test_a_reset_while_it_runs(when: str) -> None:
     """When a client resets while its request runs, the answer is dropped without a word, and mates
     in the batch get theirs.
     """
-    door = Door(cost_s=None)
-    gone, stays = door.connect(), door.connect()
+    front = Front(cost_s=None)
+    gone, stays = front.connect(), front.connect()
     gone.send(post(b"1") + post(b"2"))
     stays.send(post(b"3"))
     await turns()
@@ -110,16 +110,16 @@ async def test_a_reset_while_it_runs(when: str) -> None:
     await turns()
     if when == "running":
         gone.reset()
-        door.worker.finish()
+        front.worker.finish()
     else:
-        door.worker.finish()
+        front.worker.finish()
         gone.reset()
     await turns()
-    door.worker.finish()
+    front.worker.finish()
     await turns()
     assert bytes(gone.received) == b""
     assert [a.body for a in stays.answers()] == [b"<3>", b"<4>"]
-    assert door.driver.pipeline.unanswered == 0
+    assert front.driver.pipeline.unanswered == 0
 
 
 @on_a_jumping_loop
@@ -127,8 +127,8 @@ async def test_a_client_that_has_gone_after_half_closing() -> None:
     """Closing looks like half-closing, so something is sent to a client that has ended its side; if
     a reset comes back, its request is dropped.
     """
-    door = Door(cost_s=None)
-    busy, gone = door.connect(), door.connect()
+    front = Front(cost_s=None)
+    busy, gone = front.connect(), front.connect()
     busy.send(post(b"0"))
     await turns()
     gone.send(post(b"1"))
@@ -137,10 +137,10 @@ async def test_a_client_that_has_gone_after_half_closing() -> None:
     await gone.closed
     assert asyncio.get_running_loop().time() < 0.1
     assert gone.aborted
-    door.worker.finish()
+    front.worker.finish()
     await turns()
-    assert door.worker.seen == [b"0"]
-    assert door.driver.stats.cancelled == 1
+    assert front.worker.seen == [b"0"]
+    assert front.driver.stats.cancelled == 1
 
 
 @pytest.mark.parametrize(("version", "probes"), [("1.1", 1), ("1.0", 0)])
@@ -149,8 +149,8 @@ async def test_what_a_half_closed_client_is_sent(version: str, probes: int) -> N
     """A half-closed client is sent one interim response, which clients of HTTP/1.1 skip; those of
     HTTP/1.0 know no such thing and are sent none.
     """
-    door = Door(cost_s=60.0)
-    wire = door.connect()
+    front = Front(cost_s=60.0)
+    wire = front.connect()
     wire.send(post(b"1", version=version))
     wire.end()
     await asyncio.sleep(30.0)
@@ -164,13 +164,13 @@ async def test_an_answer_that_fails_to_be_sent_harms_nobody() -> None:
     """Nothing is written to a transport that is closing, and the rest of the batch gets its
     answers.
     """
-    door = Door(cost_s=None)
-    gone, stays = door.connect(), door.connect()
+    front = Front(cost_s=None)
+    gone, stays = front.connect(), front.connect()
     gone.send(post(b"1") + get())
     stays.send(post(b"2"))
     await turns()
     gone.abort()
-    door.worker.finish()
+    front.worker.finish()
     await turns()
     assert [a.status for a in stays.answers()] == [200]
     assert gone.lost and bytes(gone.received) == b""

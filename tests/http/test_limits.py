@@ -16,7 +16,7 @@ from carpool.http.connection import Connection
 from carpool.http.listener import Limits
 from carpool.http.reader import LARGE_BODY, LARGEST_READ
 from carpool.wire.memory import Memory
-from tests.support.http.door import Door, chunked, get, post
+from tests.support.http.front import Front, chunked, get, post
 from tests.support.http.jump import on_a_jumping_loop, turns
 from tests.support.http.net import Client, code_of, serving
 from tests.support.http.wire import Answer, Wire
@@ -25,9 +25,9 @@ from tests.support.processes import resident_bytes
 FIELD = 4  # ": " and the line's end
 
 
-async def ask(door: Door, data: bytes, piece: int | None = None) -> Answer:
+async def ask(front: Front, data: bytes, piece: int | None = None) -> Answer:
     """The one answer to `data`."""
-    wire = door.connect()
+    wire = front.connect()
     for i in range(0, len(data), piece or len(data)):
         wire.send(data[i : i + (piece or len(data))])
     await turns(10)
@@ -78,11 +78,11 @@ async def test_the_border(what: str, piece: int | None) -> None:
     """
     request, limit, status, code = SIZES[what]
 
-    door = Door(max_body_bytes=100_000)
-    assert (await ask(door, request(limit), piece)).status == 200
-    answer = await ask(door, request(limit + 1), piece)
+    front = Front(max_body_bytes=100_000)
+    assert (await ask(front, request(limit), piece)).status == 200
+    answer = await ask(front, request(limit + 1), piece)
     assert (answer.status, json.loads(answer.body)["error"]["code"], answer.closes) == (status, code, True)
-    assert door.listener.bodies.held == 0
+    assert front.listener.bodies.held == 0
 
 
 @on_a_jumping_loop
@@ -90,21 +90,21 @@ async def test_a_body_that_is_too_large_is_not_waited_for() -> None:
     """A body that its head says is too large gets 413 at once, without `100 Continue`, and nothing
     of it is kept.
     """
-    door = Door(max_body_bytes=100)
-    wire = door.connect()
+    front = Front(max_body_bytes=100)
+    wire = front.connect()
     wire.send(post(b"x" * 101, "/predict", "Expect: 100-continue")[:-101])
     assert b"100 Continue" not in wire.received
     assert [a.status for a in wire.answers()] == [413]
     wire.send(b"x" * 1000)
-    assert door.listener.bodies.held == 0
+    assert front.listener.bodies.held == 0
     await wire.closed
 
 
 @on_a_jumping_loop
 async def test_the_limit_holds_for_every_address() -> None:
     """Regression: a body of any length was received for an address that needs none."""
-    door = Door(max_body_bytes=100)
-    wire = door.connect()
+    front = Front(max_body_bytes=100)
+    wire = front.connect()
     wire.send(get("/livez", "Content-Length: 101"))
     assert [a.status for a in wire.answers()] == [413]
 
@@ -124,8 +124,8 @@ async def test_what_never_ends_is_cut_off(endless: bytes) -> None:
     """Bytes that complete no line or chunk count against the limits, too, although the parser
     swallows them.
     """
-    door = Door()
-    wire = door.connect()
+    front = Front()
+    wire = front.connect()
     wire.send(endless)
     filler = b"\r\n" if endless == b"\r\n" else b"x"
     for _ in range(0, 2 * LARGEST_READ, 1000):
@@ -134,10 +134,10 @@ async def test_what_never_ends_is_cut_off(endless: bytes) -> None:
     assert wire.ended
 
 
-def small_account(**limits: float) -> Door:
+def small_account(**limits: float) -> Front:
     """Bodies of four times the large size may be received together; a share is half of one."""
     most = 4 * LARGE_BODY
-    return Door(Limits(body_bytes_in_flight=most, connections=8, **limits), max_body_bytes=most // 2)  # type: ignore[arg-type]
+    return Front(Limits(body_bytes_in_flight=most, connections=8, **limits), max_body_bytes=most // 2)  # type: ignore[arg-type]
 
 
 def statuses(*wires: Wire) -> list[int]:
@@ -149,18 +149,18 @@ def statuses(*wires: Wire) -> list[int]:
 @on_a_jumping_loop
 async def test_promised_bytes_do_not_count(request_of: Callable[[bytes], bytes]) -> None:
     """Regression: heads without bodies, sixteen of them, shut out every other client until their time was over."""
-    door = small_account()
+    front = small_account()
     body = b"x" * 2 * LARGE_BODY
-    idle = [door.connect() for _ in range(7)]
+    idle = [front.connect() for _ in range(7)]
     for wire in idle:
         wire.send(post(body)[: -len(body)])
-    good = door.connect()
+    good = front.connect()
     for _ in range(10):
         good.send(request_of(body))
         await turns()
     assert statuses(good) == [200] * 10
     assert statuses(*idle) == []
-    assert door.listener.bodies.held == 0
+    assert front.listener.bodies.held == 0
     for wire in idle:
         wire.send(body)
     await turns()
@@ -173,9 +173,9 @@ async def test_who_fills_the_memory_and_stands_still_is_ended_first(request_of: 
     """When there is no more room for bodies, the one of which the smallest part has come lately
     gets 408.
     """
-    door = small_account()
+    front = small_account()
     body = b"x" * 2 * LARGE_BODY
-    slow, quick, good = [door.connect() for _ in range(3)]
+    slow, quick, good = [front.connect() for _ in range(3)]
     slow.send(request_of(body)[:-100])
     await asyncio.sleep(1.0)
     slow.send(b"x")  # a byte now and then is no progress
@@ -187,8 +187,8 @@ async def test_who_fills_the_memory_and_stands_still_is_ended_first(request_of: 
     quick.send(request_of(body)[-100:])
     await turns()
     assert statuses(quick) == [200]
-    assert door.listener.bodies.held == 0
-    assert door.outcomes == {"ok": 2, "invalid_request": 1}
+    assert front.listener.bodies.held == 0
+    assert front.outcomes == {"ok": 2, "invalid_request": 1}
     await slow.closed
 
 
@@ -197,13 +197,13 @@ async def test_a_share_is_everybody_s_own() -> None:
     """A client within its share of the memory is neither ended nor refused, however slow it is and
     whoever needs room.
     """
-    door = small_account()
-    share = door.listener.bodies.share
-    slow = [door.connect() for _ in range(4)]
+    front = small_account()
+    share = front.listener.bodies.share
+    slow = [front.connect() for _ in range(4)]
     for wire in slow:
         wire.send(chunked(b"x" * share)[:-5])
     await asyncio.sleep(5.0)
-    greedy = [door.connect() for _ in range(3)]
+    greedy = [front.connect() for _ in range(3)]
     for wire in greedy:
         wire.send(chunked(b"x" * 2 * LARGE_BODY)[:-5])
     await asyncio.sleep(5.0)
@@ -220,12 +220,12 @@ async def test_who_is_the_slowest_itself_is_told_to_come_again() -> None:
     """If the client that needs room is itself the slowest, it gets 429 and not 408: it came in
     time, but there is no room for it among quicker ones.
     """
-    door = small_account()
-    trickling, quick = door.connect(), door.connect()
+    front = small_account()
+    trickling, quick = front.connect(), front.connect()
     body = chunked(b"x" * (LARGE_BODY + 1))[:-5]
     trickling.send(body)
     await asyncio.sleep(2.0)
-    more = [quick, *[door.connect() for _ in range(4)]]
+    more = [quick, *[front.connect() for _ in range(4)]]
     for wire in more:
         wire.send(chunked(b"x" * (LARGE_BODY // 2))[:-5])
     more[0].send(b"4000\r\n" + b"x" * 0x4000 + b"\r\n")
@@ -238,10 +238,10 @@ async def test_who_is_the_slowest_itself_is_told_to_come_again() -> None:
 @on_a_jumping_loop
 async def test_the_account_holds_the_largest_body_twice() -> None:
     """Regression: a body that the app lets in was always 429 where it was larger than the account."""
-    door = Door(Limits(body_bytes_in_flight=LARGE_BODY), max_body_bytes=5 * LARGE_BODY)
-    assert door.listener.bodies.limit == 10 * LARGE_BODY
-    assert (await ask(door, post(b"x" * 5 * LARGE_BODY))).status == 200
-    assert Door().listener.bodies.limit == Limits().body_bytes_in_flight
+    front = Front(Limits(body_bytes_in_flight=LARGE_BODY), max_body_bytes=5 * LARGE_BODY)
+    assert front.listener.bodies.limit == 10 * LARGE_BODY
+    assert (await ask(front, post(b"x" * 5 * LARGE_BODY))).status == 200
+    assert Front().listener.bodies.limit == Limits().body_bytes_in_flight
 
 
 def test_memory_is_taken_when_it_is_filled() -> None:
@@ -259,15 +259,15 @@ def test_memory_is_taken_when_it_is_filled() -> None:
 @on_a_jumping_loop
 async def test_connections() -> None:
     """One connection more than the limit is told 503, and when another closes there is room again."""
-    door = Door(Limits(connections=3))
-    first = [door.connect() for _ in range(3)]
-    late = door.connect()
+    front = Front(Limits(connections=3))
+    first = [front.connect() for _ in range(3)]
+    late = front.connect()
     (answer,) = late.answers()
     assert (answer.status, answer.closes) == (503, True)
     assert json.loads(answer.body)["error"]["code"] == "too_many_connections"
     await late.closed
     first[0].reset()
-    again = door.connect()
+    again = front.connect()
     again.send(get())
     assert [a.status for a in again.answers()] == [200]
     assert [wire.ended for wire in first[1:]] == [False, False]
@@ -278,14 +278,14 @@ async def test_a_crowd_of_connections() -> None:
     """Refused connections stay open for a moment; with twice the limit open further ones are cut
     off, so that their number is bounded.
     """
-    door = Door(Limits(connections=3))
-    wires = [door.connect() for _ in range(100)]
+    front = Front(Limits(connections=3))
+    wires = [front.connect() for _ in range(100)]
     await turns()
-    assert len(door.listener.connections) == 6
+    assert len(front.listener.connections) == 6
     assert [a.status for wire in wires for a in wire.answers()] == [503] * 3
     for wire in wires[3:]:
         await wire.closed
-    assert len(door.listener.connections) == 3
+    assert len(front.listener.connections) == 3
 
 
 @on_a_jumping_loop
@@ -293,7 +293,7 @@ async def test_refusals_are_counted() -> None:
     """A request that is refused before its body was read is counted as an outcome of its model like
     any other.
     """
-    door = Door(max_body_bytes=10)
+    front = Front(max_body_bytes=10)
     for request in (
         post(b"x" * 11),
         chunked(b"x" * 11),
@@ -301,9 +301,9 @@ async def test_refusals_are_counted() -> None:
         post(b"1", "/predict", "X-Request-Timeout-Ms: abc"),
         post(b"1", "/predict", "Content-Type: image/png"),
     ):
-        await ask(door, request)
-    await ask(door, get("/nowhere", "Connection: close"))
-    assert door.outcomes == {"invalid_request": 5}
+        await ask(front, request)
+    await ask(front, get("/nowhere", "Connection: close"))
+    assert front.outcomes == {"invalid_request": 5}
 
 
 def length(body: bytes) -> int:
@@ -337,7 +337,7 @@ async def test_a_refused_client_may_be_gone_already() -> None:
     """Refusing a connection too many raises nothing into the loop, whatever the transport says to
     it.
     """
-    door = Door(limits=Limits(connections=1))
-    door.connect()
-    wire = Gone(lambda: Connection(door.listener))
+    front = Front(limits=Limits(connections=1))
+    front.connect()
+    wire = Gone(lambda: Connection(front.listener))
     assert [answer.status for answer in wire.answers()] == [503]

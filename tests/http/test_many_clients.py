@@ -11,7 +11,7 @@ import uvloop
 
 from carpool import Service, Stage
 from tests.support.http import models
-from tests.support.http.door import post
+from tests.support.http.front import post
 from tests.support.processes import alive, children
 from tests.support.serving import serve
 

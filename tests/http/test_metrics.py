@@ -26,7 +26,7 @@ from carpool.observe.stats import DURATION_BOUNDS, OUTCOMES, REASONS, Durations,
 from carpool.policy import Greedy
 from carpool.request import Request
 from tests.support.http import models
-from tests.support.http.door import Door, chunked, get, post
+from tests.support.http.front import Front, chunked, get, post
 from tests.support.http.jobs import job
 from tests.support.http.jump import on_a_jumping_loop, turns
 from tests.support.http.net import Client, Gate, RunningServer, predict, serving, waiting
@@ -173,10 +173,10 @@ async def test_no_client_can_make_series() -> None:
     def word() -> str:
         return "".join(dice.choices(string.ascii_letters, k=8))
 
-    door = Door()
+    front = Front()
 
     async def now() -> dict[str, Metric]:
-        wire = door.connect()
+        wire = front.connect()
         wire.send(get("/metrics"))
         await turns()
         (answer,) = wire.answers()
@@ -193,7 +193,7 @@ async def test_no_client_can_make_series() -> None:
             post(b"1", "/predict", f"X-Request-Id: {word()}", f"X-Request-Timeout-Ms: {dice.randint(-5, 500)}"),
             post(b"raise", f"/predict?{word()}"),
         ):
-            wire = door.connect()
+            wire = front.connect()
             wire.send(request)
             await turns(4)
             wire.reset()

@@ -13,7 +13,7 @@ from carpool import Service
 from carpool.http import openapi
 from carpool.http.app import App
 from tests.support.http import models, typed
-from tests.support.http.door import Door, get, post
+from tests.support.http.front import Front, get, post
 from tests.support.http.jump import on_a_jumping_loop, run, turns
 from tests.support.http.net import Client, RunningServer, predict, serving
 
@@ -25,10 +25,10 @@ def document(*services: Service, **settings: Any) -> dict[str, Any]:
     """The document as a client gets it."""
 
     async def main() -> dict[str, Any]:
-        door = Door()
-        door.app = App(*services, **settings)
-        door.listener.app = door.app
-        wire = door.connect()
+        front = Front()
+        front.app = App(*services, **settings)
+        front.listener.app = front.app
+        wire = front.connect()
         wire.send(get("/openapi.json"))
         await turns()
         (answer,) = wire.answers()
@@ -168,9 +168,9 @@ def test_limits_and_headers_are_named() -> None:
 @on_a_jumping_loop
 async def test_it_is_there_before_the_models_are() -> None:
     """The document can be had before any worker is ready, and HEAD has its length."""
-    door = Door()
-    door.app.drain()
-    wire = door.connect()
+    front = Front()
+    front.app.drain()
+    wire = front.connect()
     wire.send(get("/openapi.json") + get("/openapi.json", method="HEAD") + post(b"1", "/openapi.json"))
     await turns()
     answers = wire.answers(["GET", "HEAD", "POST"])

@@ -9,20 +9,20 @@ import pytest
 
 from carpool.http.connection import HttpExchange
 from carpool.http.listener import Limits
-from tests.support.http.door import Door, get, post
+from tests.support.http.front import Front, get, post
 from tests.support.http.jump import on_a_jumping_loop, turns
 
 
 @on_a_jumping_loop
 async def test_answers_keep_the_order_of_their_requests() -> None:
     """An answer that is there at once waits for the answers to the requests before it."""
-    door = Door(cost_s=1.0)
-    wire = door.connect()
+    front = Front(cost_s=1.0)
+    wire = front.connect()
     wire.send(post(b"1") + get("/livez") + get("/nowhere") + post(b"2"))
     await turns()
     assert bytes(wire.received) == b""
     await turns(100)
-    door.worker.cost_s = 0.0
+    front.worker.cost_s = 0.0
     while len(wire.answers()) < 4:
         await _second()
     assert [a.body[:3] for a in wire.answers()] == [b"<1>", b"ok\n", b'{"e', b"<2>"]
@@ -32,8 +32,8 @@ async def test_answers_keep_the_order_of_their_requests() -> None:
 @on_a_jumping_loop
 async def test_a_long_row_behind_a_slow_request(path: str) -> None:
     """Regression: answers given at once called each other, one level deeper for each request in the row."""
-    door = Door(cost_s=1.0)
-    wire, other = door.connect(), door.connect()
+    front = Front(cost_s=1.0)
+    wire, other = front.connect(), front.connect()
     wire.send(post(b"1") + get(path) * 3000)
     other.send(post(b"2"))
     await _second()
@@ -48,23 +48,23 @@ async def test_only_so_many_are_inside(known: bool) -> None:
     """Never more than `pipelined` requests of one connection wait in the app, and reading stops
     meanwhile.
     """
-    door = Door(Limits(pipelined=4), cost_s=None)
+    front = Front(Limits(pipelined=4), cost_s=None)
     if known:
-        door.connect().send(post(b"0"))
+        front.connect().send(post(b"0"))
         await turns()
-        door.worker.finish()
+        front.worker.finish()
         await turns()
-    wire = door.connect()
+    wire = front.connect()
     for n in range(1, 8):
         wire.send(post(b"%d" % n))
     await turns()
-    assert door.driver.pipeline.unanswered == 4
+    assert front.driver.pipeline.unanswered == 4
     assert wire.reading_paused
     for _ in range(7):
-        if door.driver.pipeline.unanswered:
-            door.worker.finish()
+        if front.driver.pipeline.unanswered:
+            front.worker.finish()
         await turns()
-        assert door.driver.pipeline.unanswered <= 4
+        assert front.driver.pipeline.unanswered <= 4
     assert [a.body for a in wire.answers()] == [b"<%d>" % n for n in range(1, 8)]
     assert not wire.reading_paused
 
@@ -79,10 +79,10 @@ async def test_what_waits_behind_a_slow_request_is_not_read(
     made: list[int] = []
     monkeypatch.setattr(HttpExchange, "__init__", _counted(HttpExchange.__init__, made))
 
-    door = Door(cost_s=None)
+    front = Front(cost_s=None)
     if known:
-        door.connect().send(get("/livez"))
-    wire, other = door.connect(), door.connect()
+        front.connect().send(get("/livez"))
+    wire, other = front.connect(), front.connect()
     wire.send(post(b"1"))
     made.clear()
     wire.send(get("/livez") * row)
@@ -91,7 +91,7 @@ async def test_what_waits_behind_a_slow_request_is_not_read(
     assert wire.reading_paused
     other.send(get("/livez"))
     assert len(other.answers()) == 1
-    door.worker.finish()
+    front.worker.finish()
     await turns(20 + row // 10)
     assert len(wire.answers()) == row + 1
     assert not wire.reading_paused
@@ -112,10 +112,10 @@ def _counted(init: Callable[..., None], made: list[int]) -> Callable[..., None]:
 @on_a_jumping_loop
 async def test_a_long_row_takes_turns_with_others(known: bool, piece: int) -> None:
     """However many requests come in one piece, other connections are served before all of them are."""
-    door = Door()
+    front = Front()
     if known:
-        door.connect().send(get("/livez"))
-    wire, other = door.connect(), door.connect()
+        front.connect().send(get("/livez"))
+    wire, other = front.connect(), front.connect()
     row = get("/livez") * 5000
     for at in range(0, len(row), piece):
         wire.send(row[at : at + piece])
@@ -133,16 +133,16 @@ async def test_long_pages_come_one_per_turn(known: bool, behind: bool) -> None:
     """However many clients ask for `/metrics` and how often, one page is written in a turn, since
     it takes milliseconds, and others have their turns.
     """
-    door = Door(cost_s=None)
+    front = Front(cost_s=None)
     if known:
-        door.connect().send(get("/metrics"))
+        front.connect().send(get("/metrics"))
         await turns()
-    wires = [door.connect() for _ in range(3)]
+    wires = [front.connect() for _ in range(3)]
     for wire in wires:
         wire.send(post(b"1") * behind + get("/metrics") * 40)
     if behind:
         await turns()
-        door.worker.finish()
+        front.worker.finish()
     in_order = []
     for _ in range(30):
         before = [len(wire.answers()) for wire in wires]
@@ -160,22 +160,22 @@ async def test_requests_that_were_not_read_yet(ending: str) -> None:
     """Requests that wait unread in a connection go with their client, and are still answered by a
     server that drains.
     """
-    door = Door(cost_s=1.0)
-    wire = door.connect()
+    front = Front(cost_s=1.0)
+    wire = front.connect()
     wire.send(post(b"1") * 40)
     await turns()
     if ending == "reset":
         wire.reset()
     else:
-        door.listener.drain()
+        front.listener.drain()
     for _ in range(20):
         await _second()
-    assert (wire.lost, door.listener.connections) == (True, set())
+    assert (wire.lost, front.listener.connections) == (True, set())
     if ending == "drain":
         assert [a.status for a in wire.answers()] == [200] * 40
         assert wire.answers()[-1].closes
     else:
-        assert len(door.worker.seen) <= Limits().pipelined
+        assert len(front.worker.seen) <= Limits().pipelined
 
 
 @on_a_jumping_loop
@@ -183,8 +183,8 @@ async def test_reading_goes_on_in_the_middle_of_a_request() -> None:
     """Bytes that were held back are read when there is room again, also if a head or body was cut
     in two.
     """
-    door = Door(Limits(pipelined=2), cost_s=1.0)
-    wire = door.connect()
+    front = Front(Limits(pipelined=2), cost_s=1.0)
+    wire = front.connect()
     row = post(b"1") + post(b"2") + post(b"3") + post(b"4")
     wire.send(row[:-30])
     wire.send(row[-30:-1])
@@ -197,8 +197,8 @@ async def test_reading_goes_on_in_the_middle_of_a_request() -> None:
 @on_a_jumping_loop
 async def test_who_has_to_wait_is_not_too_slow() -> None:
     """Regression: the time for a request's headers ran on while the server did not read."""
-    door = Door(Limits(pipelined=2, header_s=1.0, body_s=1.0), cost_s=5.0)
-    wire = door.connect()
+    front = Front(Limits(pipelined=2, header_s=1.0, body_s=1.0), cost_s=5.0)
+    wire = front.connect()
     wire.send(post(b"1") + post(b"2") + post(b"3") + post(b"4")[:-10])
     assert wire.reading_paused
     wire.send(post(b"4")[-10:])
@@ -212,27 +212,27 @@ async def test_a_request_behind_a_refused_one_is_not_run() -> None:
     """A request whose body is not read ends the connection, and what comes behind it is not run:
     nobody knows where it would begin.
     """
-    door = Door()
-    wire = door.connect()
+    front = Front()
+    wire = front.connect()
     wire.send(post(b"1") + post(b"2", "/nowhere") + post(b"3"))
     await turns()
     assert [(a.status, a.closes) for a in wire.answers()] == [(200, False), (404, True)]
-    assert door.worker.seen == [b"1"]
+    assert front.worker.seen == [b"1"]
     assert wire.ended
 
 
 @on_a_jumping_loop
 async def test_many_offers_to_upgrade_in_one_piece() -> None:
     """Regression: each took one level of recursion; and after `Connection: close` no more requests are taken."""
-    door = Door()
-    wire = door.connect()
+    front = Front()
+    wire = front.connect()
     wire.send(get("/livez", "Connection: Upgrade", "Upgrade: websocket") * 3000)
     await turns(200)  # others have their turns meanwhile
     assert [a.status for a in wire.answers()] == [200] * 3000
     wire.send(get("/livez", "Connection: Upgrade, close", "Upgrade: websocket") + post(b"1"))
     await turns()
     assert [a.status for a in wire.answers()] == [200] * 3001
-    assert door.worker.seen == []
+    assert front.worker.seen == []
     assert wire.lost
 
 
@@ -240,12 +240,12 @@ async def test_many_offers_to_upgrade_in_one_piece() -> None:
 @on_a_jumping_loop
 async def test_an_offer_to_upgrade_where_the_row_is_cut(before: int) -> None:
     """Regression: where there was room for just the head of such a request, its body was read as the next head."""
-    door = Door(Limits(pipelined=2), cost_s=None)
-    wire = door.connect()
+    front = Front(Limits(pipelined=2), cost_s=None)
+    wire = front.connect()
     wire.send(post(b"1") * before + post(b"23", "/predict", "Connection: Upgrade", "Upgrade: h2c") + post(b"4"))
-    while len(door.worker.seen) < before + 2:
+    while len(front.worker.seen) < before + 2:
         await turns()
-        door.worker.finish()
+        front.worker.finish()
     await turns()
     assert [a.body for a in wire.answers()] == [b"<1>"] * before + [b"<23>", b"<4>"]
 

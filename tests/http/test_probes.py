@@ -12,7 +12,7 @@ import pytest
 from carpool import Model, Service, Stage
 from carpool.http.app import App
 from tests.support.http import models
-from tests.support.http.door import Door, get, post
+from tests.support.http.front import Front, get, post
 from tests.support.http.jump import on_a_jumping_loop, turns
 from tests.support.http.net import Client, Gate, RunningServer, code_of, predict, serving
 from tests.support.http.wire import Answer
@@ -58,10 +58,10 @@ def test_while_it_starts(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
 @on_a_jumping_loop
 async def test_while_it_drains() -> None:
     """While draining a server is live, but not ready."""
-    door = Door()
-    wire = door.connect()
+    front = Front()
+    wire = front.connect()
     wire.send(get("/readyz"))
-    door.app.drain()
+    front.app.drain()
     wire.send(get("/readyz") + get("/livez"))
     await turns()
     assert [a.status for a in wire.answers()] == [200, 503, 200]

@@ -15,7 +15,7 @@ from carpool.http.app import App
 from carpool.http.codec import error_response
 from carpool.observe.stats import outcome_of
 from carpool.wire.outcome import FailureReport, Outcome, pack_report, unpack_error
-from tests.http.both_doors import both_doors
+from tests.http.both_fronts import both_fronts
 from tests.support.http.net import predict
 
 
@@ -42,20 +42,20 @@ INSIDE = Service(Stage(guard, run_in="thread"), Stage(answers, run_in="thread", 
 
 
 @pytest.fixture(scope="module")
-def doors() -> Iterator[Any]:
-    with both_doors(App(CHAIN, INSIDE)) as both:
+def fronts() -> Iterator[Any]:
+    with both_fronts(App(CHAIN, INSIDE)) as both:
         yield both
 
 
 @pytest.mark.parametrize("name", ["chain", "inside"])
-def test_a_refusal_is_answered_as_the_model_says(doors: Any, name: str) -> None:
-    """Raised or returned, in any stage, from a process or a thread, by both doors: status, code, text
+def test_a_refusal_is_answered_as_the_model_says(fronts: Any, name: str) -> None:
+    """Raised or returned, in any stage, from a process or a thread, by both fronts: status, code, text
     and headers are those of the model.
     """
-    for door in doors:
+    for front in fronts:
         path = f"/models/{name}/predict"
-        gone, down = predict(door.port, "gone", path), predict(door.port, "down", path)
-        raised, good = predict(door.port, "raised", path), predict(door.port, "word", path)
+        gone, down = predict(front.port, "gone", path), predict(front.port, "down", path)
+        raised, good = predict(front.port, "raised", path), predict(front.port, "word", path)
         assert (gone.status, gone.headers["x-left"]) == (410, "May")
         told = json.loads(gone.body)["error"]
         assert (told["code"], told["message"]) == ("user_gone", "this user has left")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carpool.http.exchange import Head
-from tests.support.http.door import Door, chunked, get, post
+from tests.support.http.front import Front, chunked, get, post
 from tests.support.http.jump import on_a_jumping_loop, turns
 
 ID = "X-Request-Id: my-Id_7"
@@ -14,7 +14,7 @@ async def test_every_answer_has_the_client_s_id() -> None:
     """Good answers, pages and errors repeat the client's id, once, whether their heads are known or
     not; good answers to requests without an id have none.
     """
-    door = Door()
+    front = Front()
     requests = {
         "good": post(b"1", "/predict", ID),
         "good, in chunks": chunked(b"1", headers=(ID,)),
@@ -26,13 +26,13 @@ async def test_every_answer_has_the_client_s_id() -> None:
     }
     for what, request in requests.items():
         for _ in range(2):  # the second time the head is known
-            wire = door.connect()
+            wire = front.connect()
             wire.send(request)
             await turns(8)
             (answer,) = wire.answers(["HEAD" if request.startswith(b"HEAD") else ""])
             assert answer.headers["x-request-id"] == "my-Id_7", what
     for without in (post(b"1"), post(b"1", "/predict", "X-Request-Id: no<id>")):
-        wire = door.connect()
+        wire = front.connect()
         wire.send(without)
         await turns(8)
         assert [(a.status, "x-request-id" in a.headers) for a in wire.answers()] == [(200, False)]

@@ -16,8 +16,8 @@ from carpool.http.app import App
 from carpool.model import traits_of
 from carpool.wire.response import pack_response, unpack_response
 from tests.http import talkers
-from tests.http.both_doors import both_doors, said
-from tests.support.http.door import post
+from tests.http.both_fronts import both_fronts, said
+from tests.support.http.front import post
 from tests.support.http.net import Client, code_of
 from tests.support.http.wire import Answer
 
@@ -37,13 +37,13 @@ BAD = {"wrong": (500, "bad_result"), "boom": (500, "model_error")}
 
 
 @pytest.fixture(scope="module")
-def doors() -> Iterator[Any]:
-    with both_doors(App(*talkers.ALL)) as both:
+def fronts() -> Iterator[Any]:
+    with both_fronts(App(*talkers.ALL)) as both:
         yield both
 
 
-def ask(door: Any, name: str, item: str, *headers: str) -> Answer:
-    with Client(door.port) as client:
+def ask(front: Any, name: str, item: str, *headers: str) -> Answer:
+    with Client(front.port) as client:
         answer = client.ask(post(json.dumps(item).encode(), f"/models/{name}/predict", *headers))
         again = client.ask(post(b'"plain"', f"/models/{name}/predict"))  # the connection goes on in step
         assert again.status == 200
@@ -60,19 +60,19 @@ def check(got: Answer, status: int, kind: str | None, body: bytes, headers: dict
 
 @pytest.mark.parametrize("model", ["answering", "single"])
 @pytest.mark.parametrize("item", EXPECTED)
-def test_every_kind_of_response_by_every_door(doors: Any, model: str, item: str) -> None:
-    """Every kind of response arrives by every door: from a process in a batch and from a thread
+def test_every_kind_of_response_by_every_front(fronts: Any, model: str, item: str) -> None:
+    """Every kind of response arrives by every front: from a process in a batch and from a thread
     alone, by our own server and by another.
     """
-    for door in doors:
-        check(ask(door, model, item), *EXPECTED[item])
+    for front in fronts:
+        check(ask(front, model, item), *EXPECTED[item])
 
 
-def test_it_is_for_its_item_alone(doors: Any) -> None:
+def test_it_is_for_its_item_alone(fronts: Any) -> None:
     """In a batch with responses of all kinds each client gets its own."""
     items = [*EXPECTED, *BAD] * 12
     with ThreadPoolExecutor(24) as pool:
-        answers = list(pool.map(lambda item: ask(doors[0], "answering", item), items))
+        answers = list(pool.map(lambda item: ask(fronts[0], "answering", item), items))
     for item, got in zip(items, answers, strict=True):
         if item in BAD:
             assert (got.status, code_of(got)) == BAD[item]
@@ -80,45 +80,45 @@ def test_it_is_for_its_item_alone(doors: Any) -> None:
             check(got, *EXPECTED[item])
 
 
-def test_its_value_is_written_as_the_client_accepts(doors: Any) -> None:
+def test_its_value_is_written_as_the_client_accepts(fronts: Any) -> None:
     """The value of a response is written as the client accepts it, and checked against the hint, in
     which `Response` does not appear.
     """
-    got = ask(doors[0], "answering", "created", f"Accept: {MSGPACK}")
+    got = ask(fronts[0], "answering", "created", f"Accept: {MSGPACK}")
     assert (got.status, got.headers["content-type"], msgspec.msgpack.decode(got.body)) == (201, MSGPACK, 2.5)
-    assert ask(doors[0], "answering", "bytes", f"Accept: {MSGPACK}").body == b"\x89PNG"
+    assert ask(fronts[0], "answering", "bytes", f"Accept: {MSGPACK}").body == b"\x89PNG"
     assert traits_of(talkers.Answering, True).output_type is float
 
 
-def test_with_a_format_of_one_s_own(doors: Any) -> None:
+def test_with_a_format_of_one_s_own(fronts: Any) -> None:
     """With a format of the model's own, `encode` writes the values of responses, does not see
     bytes, and may give responses itself.
     """
-    check(ask(doors[0], "lines", "created"), 201, "text/lines", b"<2.5>", {"location": "/things/7"})
-    check(ask(doors[0], "lines", "bytes"), *EXPECTED["bytes"])
-    check(ask(doors[0], "lines", "late"), 202, "text/late", b"late", {})
-    check(ask(doors[0], "lines", "nothing"), *EXPECTED["nothing"])
+    check(ask(fronts[0], "lines", "created"), 201, "text/lines", b"<2.5>", {"location": "/things/7"})
+    check(ask(fronts[0], "lines", "bytes"), *EXPECTED["bytes"])
+    check(ask(fronts[0], "lines", "late"), 202, "text/late", b"late", {})
+    check(ask(fronts[0], "lines", "nothing"), *EXPECTED["nothing"])
 
 
-def test_several_formats_of_one_s_own(doors: Any) -> None:
+def test_several_formats_of_one_s_own(fronts: Any) -> None:
     """Of several own formats the answer has the one that is asked for, else that of the request,
     else the first; an error in a body's place is that item's.
     """
     for name, body in (("two", b"x"), ("far", b'"x"')):
         kinds = [("Content-Type: text/b", "text/b"), ("Content-Type: text/a", "text/a; v=1")] if name == "two" else []
         for sent, kind in [*kinds, ("X: y", "text/a; v=1"), ("Accept: text/b;q=1, text/a", "text/b")]:
-            with Client(doors[0].port) as client:
+            with Client(fronts[0].port) as client:
                 plain = sent.startswith("Content")
                 got = client.ask(post(body if plain else b'"x"', f"/models/{name}/predict", sent))
                 assert (got.status, got.headers["content-type"], got.body) == (200, kind, f"{kind}:x".encode())
-    assert code_of(ask(doors[0], "two", "bad")) == "model_error"
-    assert json.loads(ask(doors[0], "far", "x", "Accept: application/json").body) == "x"
+    assert code_of(ask(fronts[0], "two", "bad")) == "model_error"
+    assert json.loads(ask(fronts[0], "far", "x", "Accept: application/json").body) == "x"
 
 
-def test_only_the_last_stage_answers(doors: Any) -> None:
+def test_only_the_last_stage_answers(fronts: Any) -> None:
     """A response of any stage but the last fails its item, and the error says what to do."""
-    assert ask(doors[0], "chain", "word").body == b'"word?"'
-    got = ask(doors[0], "chain", "answer")
+    assert ask(fronts[0], "chain", "word").body == b'"word?"'
+    got = ask(fronts[0], "chain", "answer")
     assert (got.status, code_of(got)) == (500, "bad_result")
     with (
         Service(Stage(talkers.first, run_in="thread"), Stage(talkers.second, run_in="thread")).run() as service,
@@ -127,11 +127,11 @@ def test_only_the_last_stage_answers(doors: Any) -> None:
         service.predict("answer")
 
 
-def test_it_counts_as_answered(doors: Any) -> None:
+def test_it_counts_as_answered(fronts: Any) -> None:
     """Whatever its status, a response is counted as answered: the model has done what it should."""
-    before = doors[0].outcomes(2).get("ok", 0)
-    ask(doors[0], "answering", "refused")
-    assert doors[0].outcomes(2)["ok"] == before + 2
+    before = fronts[0].outcomes(2).get("ok", 0)
+    ask(fronts[0], "answering", "refused")
+    assert fronts[0].outcomes(2)["ok"] == before + 2
 
 
 @pytest.mark.parametrize("run_in", ["process", "thread"])

@@ -1,4 +1,4 @@
-"""A route that raises is a 500 of its own request, whatever it raises and through whichever door it was asked."""
+"""A route that raises is a 500 of its own request, whatever it raises and through whichever front it was asked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from carpool import Model, Service, Stage
 from carpool.errors import CarpoolError, Overloaded, ValidationError
 from carpool.http.app import App
 from carpool.http.exchange import Exchange
-from tests.support.http.door import Door, get, nothing, post
+from tests.support.http.front import Front, get, nothing, post
 from tests.support.http.jump import on_a_jumping_loop, turns
 from tests.support.http.net import code_of
 from tests.support.http.wire import Answer
@@ -37,17 +37,17 @@ class Raising(App):
 @on_a_jumping_loop
 async def test_a_route_that_raises(kind: type[BaseException], known: bool, caplog: pytest.LogCaptureFixture) -> None:
     """Regression: its request was never answered, nor anything behind it; from the second time on it was cut off."""
-    door = Door(app=Raising)
-    door.app.kind = kind  # type: ignore[attr-defined]
+    front = Front(app=Raising)
+    front.app.kind = kind  # type: ignore[attr-defined]
     if known:
-        door.connect().send(get("/raise"))
-    wire = door.connect()
+        front.connect().send(get("/raise"))
+    wire = front.connect()
     wire.send(get("/raise") + post(b"1") + get("/raise") + get("/livez"))
     await turns(10)
     assert [a.status for a in wire.answers()] == [500, 200, 500, 200]
     assert code_of(wire.answers()[0]) == "internal_error"
     assert not wire.ended
-    assert b"/raise" in next(iter(door.listener.heads))
+    assert b"/raise" in next(iter(front.listener.heads))
     assert "could not be answered" in caplog.text
     assert kind.__name__ in caplog.text
 
@@ -89,9 +89,9 @@ async def test_a_route_that_raises_behind_asgi(kind: type[BaseException]) -> Non
     """A route that raises behind an ASGI server gives the same answer as by our own, and the server
     hears of nothing.
     """
-    door = Door(app=Raising)
-    door.app.kind = kind  # type: ignore[attr-defined]
-    answer = await Call().of(door.app, "/raise")
+    front = Front(app=Raising)
+    front.app.kind = kind  # type: ignore[attr-defined]
+    answer = await Call().of(front.app, "/raise")
     assert (answer.status, code_of(answer)) == (500, "internal_error")
 
 
@@ -105,18 +105,18 @@ async def test_an_asgi_server_whose_receive_raises(kind: type[BaseException]) ->
     async def fail() -> dict[str, Any]:
         raise kind
 
-    door = Door(cost_s=None)
-    busy = door.connect()
+    front = Front(cost_s=None)
+    busy = front.connect()
     busy.send(post(b"1"))
     await turns()
     call = Call(fail, b"2")
     with pytest.raises(RuntimeError if kind is StopIteration else kind):  # Python's, of coroutines
-        await call.of(door.app, "/predict", "POST")
-    assert door.driver.pipeline.unanswered == 1
-    door.worker.finish()
+        await call.of(front.app, "/predict", "POST")
+    assert front.driver.pipeline.unanswered == 1
+    front.worker.finish()
     await turns()
-    assert door.worker.seen == [b"1"]
-    assert door.outcomes == {"ok": 1}
+    assert front.worker.seen == [b"1"]
+    assert front.outcomes == {"ok": 1}
     assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
 
 
@@ -131,11 +131,11 @@ async def test_an_asgi_server_whose_send_raises(kind: type[BaseException]) -> No
         async def send(self, message: dict[str, Any]) -> None:
             raise kind
 
-    door = Door()
+    front = Front()
     with pytest.raises(kind):
-        await Failing(body=b"1").of(door.app, "/predict", "POST")
-    assert door.driver.pipeline.unanswered == 0
-    assert door.outcomes == {"ok": 1}
+        await Failing(body=b"1").of(front.app, "/predict", "POST")
+    assert front.driver.pipeline.unanswered == 0
+    assert front.outcomes == {"ok": 1}
 
 
 def odd(kind: type[CarpoolError], **attributes: Any) -> CarpoolError:
@@ -163,8 +163,8 @@ async def test_an_error_that_cannot_be_told(name: str) -> None:
     def size(x: Any) -> int:
         raise ODD[name]
 
-    door = Door(app=lambda service, **settings: App(sized(size), **settings))  # type: ignore[arg-type]
-    wire = door.connect()
+    front = Front(app=lambda service, **settings: App(sized(size), **settings))  # type: ignore[arg-type]
+    wire = front.connect()
     wire.send(post(b"1") + get("/livez"))
     await turns()
     answers = wire.answers()
@@ -184,8 +184,8 @@ async def test_a_size_function_that_raises(kind: type[BaseException]) -> None:
     def size(x: Any) -> int:
         raise kind
 
-    door = Door(app=lambda service, **settings: App(sized(size), **settings))  # type: ignore[arg-type]
-    wire = door.connect()
+    front = Front(app=lambda service, **settings: App(sized(size), **settings))  # type: ignore[arg-type]
+    wire = front.connect()
     wire.send(post(b"1") + get("/livez"))
     await turns()
     answers = wire.answers()
@@ -196,9 +196,9 @@ async def test_a_size_function_that_raises(kind: type[BaseException]) -> None:
 @on_a_jumping_loop
 async def test_metrics_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the metrics cannot be made the answer is 500, and everything else goes on."""
-    door = Door()
+    front = Front()
     monkeypatch.setattr("carpool.observe.prometheus.render", None)
-    wire = door.connect()
+    wire = front.connect()
     wire.send(get("/metrics") * 3 + get("/livez"))
     await turns()
     assert [a.status for a in wire.answers()] == [500, 500, 500, 200]
@@ -214,8 +214,8 @@ async def test_examples_that_json_cannot_express() -> None:
         def predict(self, x: Any) -> Any:
             return x
 
-    door = Door(app=lambda service, **settings: App(Service(Odd), **settings))  # type: ignore[arg-type]
-    wire = door.connect()
+    front = Front(app=lambda service, **settings: App(Service(Odd), **settings))  # type: ignore[arg-type]
+    wire = front.connect()
     wire.send(get("/openapi.json"))
     (answer,) = wire.answers()
     assert answer.status == 200

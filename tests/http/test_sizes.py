@@ -10,7 +10,7 @@ import pytest
 from carpool import Service, Stage
 from carpool.http.app import App
 from tests.support.http import models
-from tests.support.http.door import post
+from tests.support.http.front import post
 from tests.support.http.jobs import job
 from tests.support.http.net import Client, Gate, RunningServer, code_of, serving
 

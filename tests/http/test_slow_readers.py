@@ -7,16 +7,16 @@ import asyncio
 import pytest
 
 from carpool.http.listener import Limits
-from tests.support.http.door import Door, get, post
+from tests.support.http.front import Front, get, post
 from tests.support.http.jump import on_a_jumping_loop, turns
 
 BIG = 100_000
 LIMITS = Limits(write_buffer_bytes=BIG, write_s=20.0, idle_s=75.0)
 
 
-def big_door(**settings: object) -> Door:
+def big_front(**settings: object) -> Front:
     """Its answers are larger than half of what may wait to be read."""
-    return Door(LIMITS, answer=lambda request: b"x" * (BIG * 3 // 4), **settings)  # type: ignore[arg-type]
+    return Front(LIMITS, answer=lambda request: b"x" * (BIG * 3 // 4), **settings)  # type: ignore[arg-type]
 
 
 @on_a_jumping_loop
@@ -24,14 +24,14 @@ async def test_a_slow_reader_is_held_back() -> None:
     """When enough answers wait for a client, no more of its requests are read or run until it has
     read.
     """
-    door = big_door()
-    wire = door.connect(reads=False)
+    front = big_front()
+    wire = front.connect(reads=False)
     for _ in range(10):
         wire.send(post(b"1"))
         await turns()
-    assert len(door.worker.seen) == 2
+    assert len(front.worker.seen) == 2
     assert wire.reading_paused
-    while len(door.worker.seen) < 10:
+    while len(front.worker.seen) < 10:
         wire.read()
         await turns(10)
     wire.read()
@@ -44,11 +44,11 @@ async def test_pipelined_requests_of_a_slow_reader_wait() -> None:
     """Of a slow reader's pipelined requests, those already read wait in the connection, and those
     in the app finish.
     """
-    door = big_door(cost_s=1.0)
-    wire = door.connect(reads=False)
+    front = big_front(cost_s=1.0)
+    wire = front.connect(reads=False)
     wire.send(post(b"1") * 40)
     await asyncio.sleep(10.0)
-    assert len(door.worker.seen) <= Limits().pipelined + 2
+    assert len(front.worker.seen) <= Limits().pipelined + 2
     wire.reads = True
     wire.read()
     await asyncio.sleep(10.0)
@@ -58,20 +58,20 @@ async def test_pipelined_requests_of_a_slow_reader_wait() -> None:
 @on_a_jumping_loop
 async def test_one_that_never_reads_is_dropped() -> None:
     """A client that never reads is dropped after `write_s`, and its answers are forgotten."""
-    door = big_door()
-    wire = door.connect(reads=False)
+    front = big_front()
+    wire = front.connect(reads=False)
     wire.send(post(b"1") + post(b"2"))
     await wire.closed
     assert asyncio.get_running_loop().time() == pytest.approx(20.0, abs=0.1)
     assert wire.aborted
-    assert door.listener.connections == set()
+    assert front.listener.connections == set()
 
 
 @on_a_jumping_loop
 async def test_one_that_reads_in_time_is_kept() -> None:
     """A client that reads in time is kept: the clock runs only while too much is waiting."""
-    door = big_door()
-    wire = door.connect(reads=False)
+    front = big_front()
+    wire = front.connect(reads=False)
     for _ in range(5):
         wire.send(post(b"1") + post(b"2"))
         await asyncio.sleep(19.0)
@@ -85,8 +85,8 @@ async def test_one_that_reads_in_time_is_kept() -> None:
 @on_a_jumping_loop
 async def test_a_little_that_is_never_read(closing: bool) -> None:
     """Regression: an answer too small to hold anybody back kept its connection for ever."""
-    door = Door(LIMITS)
-    wire = door.connect(reads=False)
+    front = Front(LIMITS)
+    wire = front.connect(reads=False)
     wire.send(get("/livez", *(["Connection: close"] if closing else [])))
     await wire.closed
     assert asyncio.get_running_loop().time() <= 2 * LIMITS.idle_s
@@ -98,8 +98,8 @@ async def test_a_little_that_is_never_read(closing: bool) -> None:
 async def test_one_that_reads_steadily_gets_all_of_a_large_answer(reads: int) -> None:
     """Regression: an answer was cut off when `write_s` was over, however steadily it was read."""
     size = 50 * reads + BIG
-    door = Door(LIMITS, answer=lambda request: b"x" * size)
-    wire = door.connect(reads=False)
+    front = Front(LIMITS, answer=lambda request: b"x" * size)
+    wire = front.connect(reads=False)
     wire.send(post(b"1"))
     while wire.unread or not wire.received:
         await asyncio.sleep(LIMITS.write_s - 1.0)
@@ -113,8 +113,8 @@ async def test_one_that_stops_reading_in_the_middle_is_dropped() -> None:
     """A client that stops reading in the middle of an answer is dropped `write_s` after the last
     byte that it took, give or take a period.
     """
-    door = Door(LIMITS, answer=lambda request: b"x" * 10 * BIG)
-    wire = door.connect(reads=False)
+    front = Front(LIMITS, answer=lambda request: b"x" * 10 * BIG)
+    wire = front.connect(reads=False)
     wire.send(post(b"1"))
     for _ in range(5):
         await asyncio.sleep(15.0)
@@ -127,8 +127,8 @@ async def test_one_that_stops_reading_in_the_middle_is_dropped() -> None:
 @on_a_jumping_loop
 async def test_answers_that_are_added_meanwhile_are_no_reason_to_drop_a_reader() -> None:
     """A client that takes bytes is kept although further answers make what is left grow."""
-    door = Door(LIMITS, cost_s=15.0, answer=lambda request: b"x" * 3 * BIG)
-    wire = door.connect(reads=False)
+    front = Front(LIMITS, cost_s=15.0, answer=lambda request: b"x" * 3 * BIG)
+    wire = front.connect(reads=False)
     wire.send(post(b"1"))
     await asyncio.sleep(1.0)
     wire.send(post(b"2"))
@@ -142,8 +142,8 @@ async def test_answers_that_are_added_meanwhile_are_no_reason_to_drop_a_reader()
 @on_a_jumping_loop
 async def test_a_refusal_behind_answers_that_are_read_slowly() -> None:
     """Regression: the moment that a refused client is listened to cut its earlier answers off, or never ended."""
-    door = big_door(cost_s=1.0)
-    wire = door.connect(reads=False)
+    front = big_front(cost_s=1.0)
+    wire = front.connect(reads=False)
     wire.send(post(b"1") + post(b"2") + b"NONSENSE\r\n\r\n")
     await asyncio.sleep(15.0)
     assert not wire.lost
@@ -158,8 +158,8 @@ async def test_the_answers_before_a_refusal_are_read_to_their_end() -> None:
     """Answers before a refusal are written as long as the client takes something of them, however
     slowly.
     """
-    door = big_door()
-    wire = door.connect(reads=False)
+    front = big_front()
+    wire = front.connect(reads=False)
     wire.send(post(b"1") + b"NONSENSE\r\n\r\n")
     while wire.unread or not wire.received:
         await asyncio.sleep(LIMITS.write_s - 1.0)
@@ -173,8 +173,8 @@ async def test_a_slow_reader_does_not_hold_up_others() -> None:
     """A slow reader whose requests share a batch with others' does not hold up these others'
     answers.
     """
-    door = big_door()
-    slow, quick = door.connect(reads=False), door.connect()
+    front = big_front()
+    slow, quick = front.connect(reads=False), front.connect()
     slow.send(post(b"1") + post(b"2") + post(b"3"))
     quick.send(post(b"4"))
     await turns(10)

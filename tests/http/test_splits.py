@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from carpool.http.reader import LARGE_BODY
 from tests.effort import examples
-from tests.support.http.door import Door, chunked, get, post
+from tests.support.http.front import Front, chunked, get, post
 from tests.support.http.jump import on_a_jumping_loop, turns
 from tests.support.http.wire import Wire
 
@@ -96,21 +96,21 @@ STREAMS = {
 
 async def answer(stream: Stream, pieces: list[bytes], pause: bool) -> tuple[list[bytes], bytes, Wire]:
     """What the model sees and the client gets when the stream comes in `pieces`, with or without time in between."""
-    door = Door()
+    front = Front()
     if stream.known:
-        before = door.connect()
+        before = front.connect()
         before.send(stream.known)
         await turns()
-        door.worker.seen.clear()
-    wire = door.connect()
+        front.worker.seen.clear()
+    wire = front.connect()
     for piece in pieces:
         wire.send(piece)
         if pause:
             await turns(4)
     await turns(4 + 4 * len(stream.statuses))
-    assert door.listener.bodies.held == 0
+    assert front.listener.bodies.held == 0
     received = _ID.sub(b"ID", _DATE.sub(b"", bytes(wire.received)))
-    return door.worker.seen, received, wire
+    return front.worker.seen, received, wire
 
 
 def check(stream: Stream, wire: Wire, seen: list[bytes]) -> None:

@@ -14,7 +14,7 @@ from carpool import Service, Stage
 from carpool.core import roster
 from carpool.http.app import App
 from tests.support.http import models, typed
-from tests.support.http.door import chunked, post
+from tests.support.http.front import chunked, post
 from tests.support.http.jobs import GATED, job, outcome, small_queue
 from tests.support.http.net import Client, Gate, RunningServer, code_of, predict, serving, waiting
 from tests.support.waiting import PATIENCE_S, wait_until

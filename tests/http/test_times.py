@@ -9,7 +9,7 @@ import pytest
 
 from carpool.http.listener import Limits
 from carpool.http.reader import LARGE_BODY
-from tests.support.http.door import Door, chunked, get, post
+from tests.support.http.front import Front, chunked, get, post
 from tests.support.http.jump import on_a_jumping_loop, turns
 from tests.support.http.wire import Wire
 
@@ -47,14 +47,14 @@ async def test_a_request_that_stops(name: str) -> None:
     """
     data, wait_s, statuses = HALF_SENT[name]
 
-    door = Door(LIMITS)
-    wire = door.connect()
+    front = Front(LIMITS)
+    wire = front.connect()
     wire.send(data)
     assert await seconds_until_ended(wire) == pytest.approx(wait_s, abs=0.5)
     assert [a.status for a in wire.answers()] == statuses
     await wire.closed
-    assert door.listener.bodies.held == 0
-    assert door.worker.seen == []
+    assert front.listener.bodies.held == 0
+    assert front.worker.seen == []
 
 
 @on_a_jumping_loop
@@ -62,8 +62,8 @@ async def test_a_request_without_a_chance_is_told_at_once() -> None:
     """A request whose time-out cannot be met gets 429 as soon as that is known, with the time after
     which it may try again.
     """
-    door = Door(cost_s=4.0)
-    first, running, hurried, patient = [door.connect() for _ in range(4)]
+    front = Front(cost_s=4.0)
+    first, running, hurried, patient = [front.connect() for _ in range(4)]
     first.send(post(b"1"))
     await asyncio.sleep(5.0)
     running.send(post(b"2"))
@@ -75,8 +75,8 @@ async def test_a_request_without_a_chance_is_told_at_once() -> None:
     assert (refusal.status, refusal.headers["retry-after"]) == (429, "4")
     await asyncio.sleep(7.05)
     assert [a.status for a in patient.answers()] == [200]
-    assert door.worker.seen == [b"1", b"2", b"4"]
-    assert door.outcomes == {"ok": 3, "overloaded": 1}
+    assert front.worker.seen == [b"1", b"2", b"4"]
+    assert front.outcomes == {"ok": 3, "overloaded": 1}
 
 
 @on_a_jumping_loop
@@ -84,8 +84,8 @@ async def test_a_trickle_is_too_slow() -> None:
     """A client that sends a byte now and then gets 408: the clock runs from the first byte of the
     request.
     """
-    door = Door(LIMITS)
-    wire = door.connect()
+    front = Front(LIMITS)
+    wire = front.connect()
     loop = asyncio.get_running_loop()
     for byte in get("/livez", "X: " + "x" * 100):
         if wire.ended:
@@ -101,8 +101,8 @@ async def test_the_clock_starts_anew_for_the_body_and_the_next_request() -> None
     """The headers, the body and the next request have a time of their own each: parts that come in
     time are in time, however long they take together.
     """
-    door = Door(LIMITS)
-    wire = door.connect()
+    front = Front(LIMITS)
+    wire = front.connect()
     for _ in range(3):
         request = post(b"abcdef")
         wire.send(request[:20])
@@ -118,8 +118,8 @@ async def test_the_clock_starts_anew_for_the_body_and_the_next_request() -> None
 @on_a_jumping_loop
 async def test_an_idle_connection_is_closed() -> None:
     """A connection without a request is closed after one to two idle periods."""
-    door = Door(LIMITS)
-    wire = door.connect()
+    front = Front(LIMITS)
+    wire = front.connect()
     wire.send(get())
     waited_s = await seconds_until_ended(wire)
     assert 75.0 <= waited_s <= 151.0
@@ -131,8 +131,8 @@ async def test_a_connection_in_use_is_not_idle() -> None:
     """A connection is not idle if it asks now and then, waits for its answer, or has sent half of a
     request.
     """
-    door = Door(LIMITS, cost_s=None, timeout_s=600.0)
-    asking, waiting = door.connect(), door.connect()
+    front = Front(LIMITS, cost_s=None, timeout_s=600.0)
+    asking, waiting = front.connect(), front.connect()
     waiting.send(post(b"1"))
     for _ in range(10):
         asking.send(get())
@@ -144,8 +144,8 @@ async def test_a_connection_in_use_is_not_idle() -> None:
 @on_a_jumping_loop
 async def test_a_408_comes_in_its_turn() -> None:
     """A 408 does not overtake the answer to a request before it."""
-    door = Door(LIMITS, cost_s=15.0)
-    wire = door.connect()
+    front = Front(LIMITS, cost_s=15.0)
+    wire = front.connect()
     wire.send(post(b"1") + post(b"abc")[:20])
     await asyncio.sleep(14.0)
     assert wire.answers() == []
@@ -157,8 +157,8 @@ async def test_a_408_comes_in_its_turn() -> None:
 @on_a_jumping_loop
 async def test_time_outs_leave_nothing_behind() -> None:
     """When every client has gone, no timer of theirs is left on the loop."""
-    door = Door(LIMITS, cost_s=None)
-    wires = [door.connect(reads=False) for _ in range(6)]
+    front = Front(LIMITS, cost_s=None)
+    wires = [front.connect(reads=False) for _ in range(6)]
     wires[0].send(b"GET")
     wires[1].send(post(b"abc")[:-1])
     wires[2].send(post(b"1"))

@@ -13,7 +13,7 @@ from carpool import Model, Service, Stage
 from carpool.http import openapi
 from carpool.http.app import App
 from tests.support.http import typed
-from tests.support.http.door import post
+from tests.support.http.front import post
 from tests.support.http.net import Client, RunningServer, predict, serving
 
 

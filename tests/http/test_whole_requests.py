@@ -16,9 +16,9 @@ from carpool.http.listener import Limits, Listener
 from carpool.http_request import Headers, RequestMaker, pack_head
 from carpool.model import traits_of
 from tests.http import talkers
-from tests.http.both_doors import Uvicorn, both_doors
+from tests.http.both_fronts import Uvicorn, both_fronts
 from tests.support.http import models
-from tests.support.http.door import post
+from tests.support.http.front import post
 from tests.support.http.net import Client, RunningServer
 from tests.support.http.wire import Answer
 from tests.support.loops import on_a_loop
@@ -27,23 +27,23 @@ PLAIN = "Content-Type: text/plain"
 
 
 @pytest.fixture(scope="module")
-def doors() -> Iterator[tuple[RunningServer, Uvicorn]]:
-    with both_doors(App(*talkers.ALL, models.echo)) as both:
+def fronts() -> Iterator[tuple[RunningServer, Uvicorn]]:
+    with both_fronts(App(*talkers.ALL, models.echo)) as both:
         yield both
 
 
-def ask(door: Any, name: str, body: bytes, *headers: str, query: str = "") -> Answer:
-    with Client(door.port) as client:
+def ask(front: Any, name: str, body: bytes, *headers: str, query: str = "") -> Answer:
+    with Client(front.port) as client:
         return client.ask(post(body, f"/models/{name}/predict{query}", *headers))
 
 
-@pytest.mark.parametrize("door", [0, 1])
-def test_decode_sees_all_that_the_client_sent(doors: Any, door: int) -> None:
+@pytest.mark.parametrize("front", [0, 1])
+def test_decode_sees_all_that_the_client_sent(fronts: Any, front: int) -> None:
     """A `decode` that asks for requests sees the body, the headers in any case and joined, the
-    query and the path; the same by either door.
+    query and the path; the same by either front.
     """
     headers = (PLAIN + "; charset=utf-8", "User-Agent: me", "X-Twice: 1", "x-twice:  2 ", "Cookie: a=1", "Cookie: b")
-    answer = ask(doors[door], "described", b"abc", *headers, query="?a=1&b=%20x&a=&c")
+    answer = ask(fronts[front], "described", b"abc", *headers, query="?a=1&b=%20x&a=&c")
     assert answer.status == 200, answer
     seen = json.loads(answer.body)
     assert seen["body"] == "abc"
@@ -61,14 +61,14 @@ def test_decode_sees_all_that_the_client_sent(doors: Any, door: int) -> None:
     assert seen["path"] == "/models/described/predict"
 
 
-def test_each_request_of_a_batch_has_its_own(doors: Any) -> None:
+def test_each_request_of_a_batch_has_its_own(fronts: Any) -> None:
     """Each request of a batch has its own headers and query, whether its head is known or new, and
     also if several came one after the other on a connection.
     """
-    door, _ = doors
+    front, _ = fronts
 
     def one(n: int) -> None:
-        with Client(door.port) as client:
+        with Client(front.port) as client:
             for again in range(5):
                 path = f"/models/described/predict?n={n % 7}"
                 answer = client.ask(post(b"%d" % (n + again), path, PLAIN, f"X-Of: {n % 5}"))
@@ -80,19 +80,19 @@ def test_each_request_of_a_batch_has_its_own(doors: Any) -> None:
         list(pool.map(one, range(64)))
 
 
-def test_large_and_empty_bodies(doors: Any) -> None:
+def test_large_and_empty_bodies(fronts: Any) -> None:
     """Bodies that travel beside the head by themselves, and empty ones, arrive in the request."""
     for size in (0, 1, 65_536, 300_000):
-        for door in doors:
-            assert len(json.loads(ask(door, "described", b"x" * size, PLAIN).body)["body"]) == size
+        for front in fronts:
+            assert len(json.loads(ask(front, "described", b"x" * size, PLAIN).body)["body"]) == size
 
 
-def test_json_is_the_model_s_own_where_it_says_so(doors: Any) -> None:
+def test_json_is_the_model_s_own_where_it_says_so(fronts: Any) -> None:
     """A model that accepts JSON itself gets such bodies as bytes, also without a content type,
     which means JSON.
     """
     for headers in ([], ["Content-Type: application/json"]):
-        assert json.loads(ask(doors[0], "described", b"{not json", *headers).body)["body"] == "{not json"
+        assert json.loads(ask(fronts[0], "described", b"{not json", *headers).body)["body"] == "{not json"
 
 
 def test_python_callers_do_not_pass_through_decode() -> None:
@@ -101,13 +101,13 @@ def test_python_callers_do_not_pass_through_decode() -> None:
         assert service.predict("a") == "a!"
 
 
-def test_an_error_in_the_place_of_an_item_is_that_item_s(doors: Any) -> None:
+def test_an_error_in_the_place_of_an_item_is_that_item_s(fronts: Any) -> None:
     """In the place of an item, a ValidationError is a 422, a ValueError a 400 and any other error a
     500; if one is raised, the guilty item is found as ever.
     """
     for query, status in (("invalid", 422), ("value", 400), ("key", 500), ("raise", 400), ("", 200)):
-        assert ask(doors[0], "picky", b"x", PLAIN, query=f"?{query}=" if query else "").status == status
-    assert b"it does not fit" in ask(doors[0], "picky", b"x", PLAIN, query="?invalid=1").body
+        assert ask(fronts[0], "picky", b"x", PLAIN, query=f"?{query}=" if query else "").status == status
+    assert b"it does not fit" in ask(fronts[0], "picky", b"x", PLAIN, query="?invalid=1").body
 
 
 @on_a_loop

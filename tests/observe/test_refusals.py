@@ -10,7 +10,7 @@ import pytest
 
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidRequest, ModelError, Overloaded, Unavailable
 from carpool.observe.refusals import EVERY_S, Refusals
-from tests.support.http.door import Door, post
+from tests.support.http.front import Front, post
 from tests.support.http.jump import on_a_jumping_loop, turns
 
 FULL = Overloaded("the queue is full")
@@ -114,18 +114,18 @@ def test_an_error_whose_attributes_make_no_sense_is_counted() -> None:
 
 
 @on_a_jumping_loop
-async def test_a_door_sums_up_what_it_refuses(caplog: pytest.LogCaptureFixture) -> None:
-    """A service logs refusals of its queue and of its door: at once, after ten seconds without
+async def test_a_front_sums_up_what_it_refuses(caplog: pytest.LogCaptureFixture) -> None:
+    """A service logs refusals of its queue and of its HTTP front: at once, after ten seconds without
     another event, and when it stops.
     """
     caplog.set_level(logging.INFO, logger="carpool")
-    door = Door(queue=1, cost_s=None)
+    front = Front(queue=1, cost_s=None)
     full = "(429){}: the queue is full"
     for n in range(4):
-        wire = door.connect()
+        wire = front.connect()
         wire.send(post(b"%d" % n))
         await turns()
-    wrong = door.connect()
+    wrong = front.connect()
     wrong.send(post(b"<x/>", "/predict", "Content-Type: text/xml"))
     await turns()
     first = [
@@ -138,10 +138,10 @@ async def test_a_door_sums_up_what_it_refuses(caplog: pytest.LogCaptureFixture) 
     await asyncio.sleep(EVERY_S + 0.1)
     assert caplog.messages[2:] == [f"service echo refused 1 {full.format(' in the last 10 s')}"]
 
-    door.connect().send(post(b"4"))
+    front.connect().send(post(b"4"))
     await turns()
     assert len(caplog.messages) == 3
-    stopping = asyncio.ensure_future(door.driver.stop(drain=False))
+    stopping = asyncio.ensure_future(front.driver.stop(drain=False))
     await turns()
     assert any(message.startswith("service echo refused 1 (429) in the last") for message in caplog.messages[3:])
     await stopping

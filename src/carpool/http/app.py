@@ -1,8 +1,9 @@
 """The app says what each address means, and what each outcome is in HTTP. It knows no socket.
 
-Two doors lead here, our own HTTP/1.1 connection (`connection.py`) and ASGI (`asgi.py`). A door asks
-`admit` once it has a request's head, reads the body unless that was refused, makes an `Exchange` of
-both and calls `handle`. The answer comes back through `Exchange.respond`, at once or later.
+Two fronts lead here, our own HTTP/1.1 connection (`connection.py`) and ASGI (`asgi.py`). A front
+asks `admit` once it has a request's head, reads the body unless that was refused, makes an
+`Exchange` of both and calls `handle`. The answer comes back through `Exchange.respond`, at once or
+later.
 """
 
 from __future__ import annotations
@@ -212,7 +213,7 @@ class App:
         """Judge a request by its method, address and headers.
 
         Returns the response if the request is refused. Otherwise returns None and sets `head.route`
-        and, for a model's address, `head.ask`; the door reads the body next and calls `handle`.
+        and, for a model's address, `head.ask`; the front reads the body next and calls `handle`.
         """
         endpoint: Endpoint | None = None
         try:
@@ -256,7 +257,7 @@ class App:
     def route_raised(self, exchange: Exchange, error: BaseException) -> None:
         """Answer 500 because a route raised, whatever it raised; no other request is affected.
 
-        A door that calls `head.route` by itself guards the call with this, as `handle` does.
+        A front that calls `head.route` by itself guards the call with this, as `handle` does.
         """
         path = printable(repr(exchange.head.path))
         logger.error("%s could not be answered:\n%s", path, printable(traceback_of(error)))

@@ -1,4 +1,4 @@
-"""The ASGI door: serves the app under uvicorn and the like, or mounted in FastAPI or Starlette."""
+"""The ASGI front: serves the app under uvicorn and the like, or mounted in FastAPI or Starlette."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WATCH_AFTER_S = 0.005  # most answers are quicker, and watching whether the cli
 
 
 class ServedApp(Protocol):
-    """What this door asks of an app. See `App`, of which there is only one kind."""
+    """What this front asks of an app. See `App`, of which there is only one kind."""
 
     max_body_bytes: int
     wants_heads: bool

@@ -1,4 +1,4 @@
-"""One HTTP request and the answer that it is owed: the noun that the app and both its doors share.
+"""One HTTP request and the answer that it is owed: the noun that the app and both its fronts share.
 
 This file knows neither the app nor its models. What it needs of them are two protocols, `Answers`
 and `Asked`.
@@ -40,7 +40,7 @@ WANTED_HEADERS = frozenset(
 
 
 class HttpResponse(NamedTuple):
-    """An answer to an HTTP request, whichever door it leaves by."""
+    """An answer to an HTTP request, whichever front it leaves by."""
 
     status: int
     body: bytes | bytearray | memoryview
@@ -102,12 +102,12 @@ class Ask:
 class Head:
     """A request's head: what was received, and what the app made of it.
 
-    Equal heads mean the same, so a door may keep them and use them for several requests.
+    Equal heads mean the same, so a front may keep them and use them for several requests.
 
     Attributes:
         method: as received.
         path: as received, without the query.
-        headers: by name in lower case; only those in `WANTED_HEADERS` and what the door needs.
+        headers: by name in lower case; only those in `WANTED_HEADERS` and what the front needs.
         query: what follows the `?` of the address; kept only by an app that `wants_heads`.
         fields: all headers; kept only by an app that `wants_heads`.
         route: answers the request; set by `App.admit`.
@@ -147,7 +147,7 @@ class Head:
 
 
 class Exchange(Request):
-    """A request that came over HTTP and takes its answer itself. Each door has its own `respond`.
+    """A request that came over HTTP and takes its answer itself. Each front has its own `respond`.
 
     Attributes:
         head: the request's head; its body is the item.

@@ -58,7 +58,7 @@ class Limits:
 
 
 class HttpHead(Head):
-    """A head with what our own HTTP/1.1 door needs to know of it.
+    """A head with what our own HTTP/1.1 front needs to know of it.
 
     Attributes:
         length: of the body in bytes, if the head says it; 0 otherwise.

@@ -1,1 +1,1 @@
-"""What the tests of our HTTP share: clients, servers, doors without sockets, and the models behind them."""
+"""What the tests of our HTTP share: clients, servers, fronts without sockets, and the models behind them."""

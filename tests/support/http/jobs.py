@@ -6,7 +6,7 @@ import json
 
 from carpool import Service, Stage
 from tests.support.http import models
-from tests.support.http.door import post
+from tests.support.http.front import post
 from tests.support.http.net import Gate, code_of
 from tests.support.http.wire import Answer
 

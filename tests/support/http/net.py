@@ -18,7 +18,7 @@ import uvloop
 from carpool.http.app import App
 from carpool.http.listener import Limits
 from carpool.http.server import Server
-from tests.support.http.door import post
+from tests.support.http.front import post
 from tests.support.http.wire import Answer, read_answers
 from tests.support.waiting import PATIENCE_S, wait_until
 

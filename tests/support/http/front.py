@@ -1,4 +1,4 @@
-"""Our HTTP door with everything behind it but a worker process: real app, real driver, a worker that is a stub."""
+"""Our HTTP front with everything behind it but a worker process: real app, real driver, a worker that is a stub."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class StubWorker:
         pass
 
 
-class Door:
+class Front:
     """A listener whose app is up.
 
     Args:

@@ -1,4 +1,4 @@
-"""Both doors of an app side by side: our own server, and a uvicorn on a loop in another thread."""
+"""Both fronts of an app side by side: our own server, and a uvicorn on a loop in another thread."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def said(answer: Answer) -> tuple[int, dict[str, str], bytes]:
 
 
 @contextmanager
-def both_doors(app: App) -> Iterator[tuple[RunningServer, Uvicorn]]:
+def both_fronts(app: App) -> Iterator[tuple[RunningServer, Uvicorn]]:
     """One app behind our own server and behind uvicorn."""
     with serving(app) as running, behind(app, running.loop) as other:
         yield running, other

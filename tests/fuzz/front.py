@@ -21,7 +21,7 @@ _ERRORS: dict[int, Any] = {
 _PAGES = ("/livez", "/readyz", "/metrics", "/openapi.json")
 
 
-class Door:
+class Front:
     """Like an `AsyncHandle`, for what the two have in common.
 
     Args:
@@ -72,7 +72,7 @@ class Door:
                 raise AssertionError(f"GET {page} is answered {status}")
 
     def story(self, request_id: int) -> None:
-        """There is no story through a door."""
+        """There is no story through a front."""
 
     async def _ask(self, method: str, path: str, headers: list[Any], body: bytes) -> tuple[int, bytes]:
         sent: list[dict[str, Any]] = []
