@@ -24,17 +24,12 @@ WAY = {
     PlaceState.LOADING: (PlaceState.LOADING,),
     PlaceState.WARMING: (PlaceState.LOADING, PlaceState.WARMING),
     PlaceState.READY: (PlaceState.LOADING, PlaceState.READY),
-    PlaceState.DRAINING: (PlaceState.DRAINING,),
 }
 LEGAL = {
     (PlaceState.STARTING, PlaceState.LOADING),
-    (PlaceState.STARTING, PlaceState.DRAINING),
     (PlaceState.LOADING, PlaceState.WARMING),
     (PlaceState.LOADING, PlaceState.READY),
-    (PlaceState.LOADING, PlaceState.DRAINING),
     (PlaceState.WARMING, PlaceState.READY),
-    (PlaceState.WARMING, PlaceState.DRAINING),
-    (PlaceState.READY, PlaceState.DRAINING),
 }
 
 
@@ -65,8 +60,8 @@ def test_all_workers_are_to_be_started_at_first() -> None:
 @pytest.mark.parametrize("before", [state for state in PlaceState if state not in (PlaceState.DEAD, PlaceState.HUNG)])
 @pytest.mark.parametrize("after", PlaceState)
 def test_a_worker_moves_only_forward(before: PlaceState, after: PlaceState) -> None:
-    """A worker moves from starting to loading, warming, ready and draining, where warming may be
-    left out; anything else raises and changes nothing.
+    """A worker moves from starting to loading, warming and ready, where warming may be left
+    out; anything else raises and changes nothing.
     """
     one = become(roster(), before)
 
@@ -287,20 +282,6 @@ def test_no_more_load_at_a_time_than_may() -> None:
     first.lost(1, 1)
     assert second.due(1, starts.room) == [0]
     assert starts.room == 0
-
-
-def test_the_death_of_a_draining_worker_is_expected() -> None:
-    """The death of a draining worker is not counted, and its successor starts at once."""
-    one = roster()
-    for _ in range(2 * MOST_DEATHS):
-        one.moved(0, PlaceState.DRAINING)
-        one.lost(3, 0)
-        assert one.next_start() <= 3
-        one.due(3)
-
-    assert not one.failed
-    one.lost(4, 0)
-    assert one.places[0].start_at == 4
 
 
 def test_when_stopping_deaths_are_expected_and_nobody_is_started() -> None:

@@ -56,6 +56,10 @@ class Raises(Static):
     def arrived(self, now: float, request: Request) -> None:
         self.switch.trip("arrived")
 
+    def arrived_together(self, now: float, requests: Sequence[Request]) -> None:
+        self.switch.trip("arrived_together")
+        super().arrived_together(now, requests)
+
     def left(self, now: float, request: Request) -> None:
         self.switch.trip("left")
 
@@ -129,6 +133,7 @@ CASES = {
     "decide": Case(),
     "decide_ahead": Case(6, answered=[""], max_batch_size=1),
     "arrived": Case(),
+    "arrived_together": Case(),
     "left": Case(1, 30.0, 0.02, ["deadline_exceeded"]),
     "completed": Case(answered=[""]),
     "limit": Case(answered=[""]),

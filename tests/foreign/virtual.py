@@ -36,7 +36,7 @@ def arrivals(way: Way, kind: str) -> None:
     raised(lambda: simulate.run(arrivals=times(), duration_s=0.1), kind)
 
 
-for at in ("decide", "arrived", "completed", "limit"):
+for at in ("decide", "arrived", "arrived_together", "completed", "limit"):
 
     @place(POLICY.format(at), VIRTUAL)
     def policy(way: Way, kind: str, at: str = at) -> None:

@@ -1,9 +1,9 @@
 """The workers of a stage: their states, when a lost one is replaced, and when to give up.
 
 States: starting (spawned) -> loading (`setup` runs) -> warming (examples run) -> ready -> dead, or
-ready -> hung -> dead, or draining before the end. Liveness counts only after ready; a busy worker
-is judged by the batcher's hang limit, not here. One that hangs is lost at once, but its place is
-free only when its process is gone: until then it may hold the memory that its successor needs.
+ready -> hung -> dead. Liveness counts only after ready; a busy worker is judged by the batcher's
+hang limit, not here. One that hangs is lost at once, but its place is free only when its process is
+gone: until then it may hold the memory that its successor needs.
 
 Replacement: at once after the first death, then after 0.5, 1, 2 ... 30 s with jitter, reset by one
 finished batch. After `MOST_DEATHS` deaths in a row, with no batch finished by any worker of the
@@ -40,17 +40,15 @@ class PlaceState(StrEnum):
     LOADING = "loading"
     WARMING = "warming"
     READY = "ready"
-    DRAINING = "draining"
     HUNG = "hung"
     DEAD = "dead"
 
 
 _NEXT: dict[PlaceState, frozenset[PlaceState]] = {
-    PlaceState.STARTING: frozenset({PlaceState.LOADING, PlaceState.DRAINING, PlaceState.DEAD}),
-    PlaceState.LOADING: frozenset({PlaceState.WARMING, PlaceState.READY, PlaceState.DRAINING, PlaceState.DEAD}),
-    PlaceState.WARMING: frozenset({PlaceState.READY, PlaceState.DRAINING, PlaceState.DEAD}),
-    PlaceState.READY: frozenset({PlaceState.DRAINING, PlaceState.DEAD}),
-    PlaceState.DRAINING: frozenset({PlaceState.DEAD}),
+    PlaceState.STARTING: frozenset({PlaceState.LOADING, PlaceState.DEAD}),
+    PlaceState.LOADING: frozenset({PlaceState.WARMING, PlaceState.READY, PlaceState.DEAD}),
+    PlaceState.WARMING: frozenset({PlaceState.READY, PlaceState.DEAD}),
+    PlaceState.READY: frozenset({PlaceState.DEAD}),
     PlaceState.HUNG: frozenset({PlaceState.DEAD}),
     PlaceState.DEAD: frozenset({PlaceState.STARTING}),
 }
@@ -172,9 +170,8 @@ class Roster:
         record = self.places[place]
         if record.state in (PlaceState.DEAD, PlaceState.HUNG):
             raise ValueError(f"worker {place} is {record.state} already")
-        expected = record.state == PlaceState.DRAINING or self.stopping
         record.state = PlaceState.DEAD if gone else PlaceState.HUNG
-        if expected:
+        if self.stopping:
             return
         if record.order > self._starts_before_death:  # else it ran beside one whose death was counted
             self._deaths_in_a_row += 1
