@@ -175,7 +175,7 @@ def test_the_stages_behind_count() -> None:
     time.
     """
     policy = taught()
-    policy.ahead_s = 0.005
+    policy.onward_s = 0.005
     hopeless, tight = request(NOW - 0.05, NOW + 0.0132), request(NOW - 0.05, NOW + 0.0133)
 
     assert decide(policy, queued(hopeless, tight)) == Decision([hopeless], 1, "free")
@@ -671,11 +671,11 @@ def test_nobody_is_refused_who_could_go_now(requests: list[Request], rate: float
     st.floats(0, 0.02),
 )
 def test_the_short_way_comes_to_the_same(
-    requests: list[Request], cost: Cost, rate: float, free: int, busy: int, ahead_s: float
+    requests: list[Request], cost: Cost, rate: float, free: int, busy: int, onward_s: float
 ) -> None:
     """The quick way to a decision comes to the same as the long one wherever it decides at all."""
     policy, queue = taught(cost, rate=rate), queued(*requests)
-    policy.ahead_s = ahead_s
+    policy.onward_s = onward_s
     policy.completed(NOW - 0.001, 5, 5, cost(5), True)
     policy._chooser.refresh()
     short = policy._unhurried(NOW, queue, free, busy)

@@ -73,7 +73,7 @@ def test_who_cannot_make_it_even_alone_is_dropped() -> None:
 def test_the_way_there_and_the_stages_behind_count() -> None:
     """The way to the worker and the stages behind count on top of the batch's seconds."""
     policy = profiled()
-    policy.hop_s, policy.ahead_s = 0.5, 0.25
+    policy.hop_s, policy.onward_s = 0.5, 0.25
     queue = waiting(0, deadlines=[23.75])
 
     assert policy.decide(20.0, queue, free=1, busy=0) == Decision([], 1, "free")

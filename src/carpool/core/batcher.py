@@ -602,19 +602,19 @@ class Batcher:
 
     # -- how long requests wait
 
-    def predicted_wait_s(self, now: float, ahead: float) -> float:
-        """Return how long a request waits that has `ahead` units queued ahead of it.
+    def predicted_wait_s(self, now: float, units_before: float) -> float:
+        """Return how long a request waits that has `units_before` units queued before it.
 
         It goes by what recent batches took, and is rather too short than too long: in a stage that
         is not saturated, batches are smaller than they could be.
         """
         limit, usual_s = self._limit, self.times.usual_s
-        if self._idle and ahead < limit:
+        if self._idle and units_before < limit:
             return 0.0
         workers = max(1, len(self._idle) + len(self.in_flight))
-        wait_s = self.policy.predicted_wait_s(int(ahead), workers)
+        wait_s = self.policy.predicted_wait_s(int(units_before), workers)
         if wait_s is None:
-            wait_s = ahead // limit * usual_s / workers
+            wait_s = units_before // limit * usual_s / workers
         if self.ahead:
             wait_s += len(self.ahead) * usual_s / workers
         if self._idle or not self.in_flight:

@@ -102,7 +102,7 @@ class Entrance:
             units += request.size
         n = id - self.admitted
         try:
-            is_hurried = soonest - now < first.longest_wait_s(units) + first.policy.ahead_s
+            is_hurried = soonest - now < first.longest_wait_s(units) + first.policy.onward_s
         except BaseException:  # of the policy
             _clear_ids(requests[:n])
             raise
@@ -162,9 +162,9 @@ class Entrance:
         """
         first = self._first
         queue = first.queue
-        ahead: float = queue.ahead_of(request, now)
+        units_before: float = queue.ahead_of(request, now)
         if queue.weighted:
-            ahead *= queue.size / queue.count
+            units_before *= queue.size / queue.count
         outside, outside_bytes = self.door.count, self.door.nbytes  # no newcomer gets past them
         if give_way:
             outside = -len(give_way)
@@ -175,7 +175,7 @@ class Entrance:
             queued=queue.count + outside,
             queued_bytes=queue.nbytes + outside_bytes,
             busy=len(first.in_flight),
-            wait_s=first.predicted_wait_s(now, ahead + max(0, outside)),
+            wait_s=first.predicted_wait_s(now, units_before + max(0, outside)),
             fastest_s=self._fastest_s(),
         )
 

@@ -400,12 +400,12 @@ class Pipeline:
     def poll(self, now: float) -> Todo:
         """Return all there is to do now, because of what happened or because time has passed."""
         todo = self._todo
-        ahead_s = 0.0
+        onward_s = 0.0
         for batcher in reversed(self.batchers):
-            batcher.policy.ahead_s = ahead_s
+            batcher.policy.onward_s = onward_s
             self._poll_stage(now, batcher)
             if batcher.stage and not batcher.retired:
-                ahead_s += batcher.expected_s(now)
+                onward_s += batcher.expected_s(now)
         if self.closed is not None:
             for batcher in self.batchers:  # the last that could have joined one has just expired, or was refused
                 if batcher.queue.count and not batcher.closing and self._is_last_call(batcher):

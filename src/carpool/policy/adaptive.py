@@ -254,7 +254,7 @@ class Adaptive(Policy):
             return NOTHING
         chooser.refresh()
         most = self.limit if self._is_trifling else chooser.most(waiting)
-        slack_s = queue.earliest_due - now - free_in_s - self.ahead_s
+        slack_s = queue.earliest_due - now - free_in_s - self.onward_s
         if (
             waiting < most
             or slack_s < (1 + waiting // most) * cost.longest_s * cost.margin  # else some may have to be refused
@@ -287,7 +287,7 @@ class Adaptive(Policy):
         self._backlog.calm()
         if queue.size <= cost.limit:
             self._backlog.drained()
-        slack_s = queue.earliest_due - now - self.ahead_s
+        slack_s = queue.earliest_due - now - self.onward_s
         return slack_s >= cost.longest_s * cost.margin or (
             slack_s >= cost.seconds(min(queue.size, self.limit)) * cost.margin
         )
@@ -304,7 +304,7 @@ class Adaptive(Policy):
         """Decide by what was learned: rules 2 to 7 of the list above, one after the other."""
         cost, chooser = self.cost, self._chooser
         left = Candidates(queue)
-        at = now + self.ahead_s  # an answer takes this much longer than its batch
+        at = now + self.onward_s  # an answer takes this much longer than its batch
         self._drop_hopeless(left, at, chooser.most(left.size))
         if not left.size:
             return self._hopeless(left, at - now + cost.seconds(1))
@@ -338,7 +338,7 @@ class Adaptive(Policy):
         cost, chooser = self.cost, self._chooser
         waiting, due = queue.size, queue.earliest_due
         most = chooser.most(waiting)
-        slack_s = due - now - self.ahead_s
+        slack_s = due - now - self.onward_s
         if (
             queue.lanes > 1
             or slack_s < cost.longest_s * cost.margin
@@ -389,10 +389,10 @@ class Adaptive(Policy):
         pace = Pace(min(load.short, load.long), load.capacity, load.workers, most, cost.seconds(most), cost.cv)
         urgent = left.due_by(now + 1.001 * slo_s)  # what is due later does not keep these waiting
         if pace.arriving > pace.capacity:
-            left.drop_first(urgent - self._backlog.keep(now, urgent, pace, slo_s, self.ahead_s, self.overload))
+            left.drop_first(urgent - self._backlog.keep(now, urgent, pace, slo_s, self.onward_s, self.overload))
             urgent = left.due_by(now + 1.001 * slo_s)
         spare = self._backlog.look(now, urgent, pace._replace(arriving=load.long), slo_s)
-        edge_s = self.ahead_s + pace.surely_s
+        edge_s = self.onward_s + pace.surely_s
         if spare and edge_s < slo_s:  # else all are at the edge when they come
             left.drop_first(spare, due_by=now + edge_s)
 

@@ -74,7 +74,7 @@ class Backlog:
         """Note that the overload is over."""
         self.overloaded_since = None
 
-    def keep(self, now: float, waiting: int, pace: Pace, slo_s: float, ahead_s: float, overload: str) -> int:
+    def keep(self, now: float, waiting: int, pace: Pace, slo_s: float, onward_s: float, overload: str) -> int:
         """Return how much of what waits is worth keeping, in units of the requests' sizes.
 
         Args:
@@ -82,10 +82,10 @@ class Backlog:
             waiting: how much waits.
             pace: how fast work comes and goes.
             slo_s: the SLO of the head.
-            ahead_s: how much of the SLO is needed after this stage.
+            onward_s: how much of the SLO is needed after this stage.
             overload: "goodput" or "latency".
         """
-        here_s = slo_s - ahead_s
+        here_s = slo_s - onward_s
         servable = pace.capacity * (here_s - pace.batch_s)
         if self.overloaded_since is None and waiting > 0.5 * servable:
             self.overloaded_since = now

@@ -101,9 +101,9 @@ class Policy(ABC):
     Attributes:
         hop_s: smoothed seconds that a batch spends on its way to the worker and back, on top of
             `busy_s`; the batcher keeps it.
-        ahead_s: seconds that a request will still need once it has left this stage: waits and
+        onward_s: seconds that a request will still need once it has left this stage: waits and
             batches of the stages behind it; the pipeline keeps it. A policy that plans for due
-            times leaves `hop_s + ahead_s` of them.
+            times leaves `hop_s + onward_s` of them.
         allowed_batch_sizes: if given, smaller batches are padded up to the next of these, so they
             cost as much; rising, the last one is the stage's limit.
         overload: what matters while more comes than can be served: "goodput" (answer as many as
@@ -116,7 +116,7 @@ class Policy(ABC):
         self.max_batch_size = max_batch_size
         self.max_queue_delay_s = max_queue_delay_s
         self.hop_s = 0.0
-        self.ahead_s = 0.0
+        self.onward_s = 0.0
         self.allowed_batch_sizes: Sequence[int] | None = None
         self.overload = "goodput"
         self.slo_s: float | None = None

@@ -57,7 +57,7 @@ class Deadline(Policy):
         drop: list[Request] = []
         take = 0
         for request in queue:
-            due = request.due - self.ahead_s
+            due = request.due - self.onward_s
             take = min(size, self._most_within(due - request.arrived))
             if now + self.time_s(take) <= due:
                 break
