@@ -451,18 +451,18 @@ def test_a_call_from_a_signal_handler_between_two_steps_of_a_leader_is_an_error(
         errors.extend([told(lambda: f(2)), told(lambda: f.many([3, 4]))])
 
     driver = f._driver
-    lead = driver._lead
+    run_batch = driver._run_batch
 
     def interrupted(*args: Any) -> None:  # with a slot, but not yet inside the function
         signal.raise_signal(signal.SIGUSR1)
-        lead(*args)
+        run_batch(*args)
 
     before = signal.signal(signal.SIGUSR1, handler)
-    driver._lead = interrupted
+    driver._run_batch = interrupted
     try:
         assert f(1) == 1
     finally:
-        driver._lead = lead
+        driver._run_batch = run_batch
         signal.signal(signal.SIGUSR1, before)
 
     assert [type(error) for error in errors] == [RuntimeError, RuntimeError]

@@ -155,10 +155,10 @@ def test_a_line_of_threads_is_run_at_once() -> None:
     waiter = Waiting([request])
     line.join(0, [request])
     slot = line.step(0, waiter, "me")
-    assert line.lead(0, slot) is None
+    assert line.take_batch(0, slot) is None
     line.close(CLOSED)
     slot = line.step(1, waiter, "me")
-    batch = line.lead(1, slot)
+    batch = line.take_batch(1, slot)
     assert batch is not None
     line.finished(2, batch, ["done"], None, 1.0)
 

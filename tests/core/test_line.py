@@ -15,7 +15,7 @@ import pytest
 
 from carpool.core.batch import Batch
 from carpool.core.batcher import Batcher
-from carpool.core.line import DONE, SLEEP, Line, LoneWaiter
+from carpool.core.line import ANSWERED, SLEEP, Line, LoneWaiter
 from carpool.core.queue import Queue
 from carpool.errors import DeadlineExceeded, Unavailable
 from carpool.policy import Greedy, Policy, Static
@@ -126,7 +126,7 @@ class World:
         elif thread.at in ("step", "asleep"):
             thread.woken = False
             step = self.line.step(self.now, thread, thread.name)
-            if step == DONE:
+            if step == ANSWERED:
                 thread.at = "gone"
                 if thread.closes:  # nobody is inside
                     assert not self.line.pipeline.waiting
@@ -137,7 +137,7 @@ class World:
             else:
                 thread.slot, thread.at = step, "lead"
         elif thread.at == "lead":
-            thread.batch = self.line.lead(self.now, thread.slot)
+            thread.batch = self.line.take_batch(self.now, thread.slot)
             thread.at = "run"
             if thread.batch is None:
                 thread.until = self.line.asleep_until(thread)
@@ -406,7 +406,7 @@ def test_a_ticket_whose_time_is_up_is_done_when_the_batch_ends() -> None:
     leader = Thread("leader", Request("x", inf))
     ticket = Thread("ticket", Request("y", 10), waits=False, deadline=10)
     line.join(0, [leader.request])
-    batch = line.lead(0, line.step(0, leader, leader))
+    batch = line.take_batch(0, line.step(0, leader, leader))
     line.join(1, [ticket.request])
     assert batch is not None
     line.finished(11, batch, ["x!"], None, 11)

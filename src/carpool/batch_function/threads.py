@@ -157,7 +157,7 @@ class ThreadBatch(Bindable, Generic[A, B]):
         sizes, lanes = self._settings.sizes_and_lanes(pieces)
         waiter = driver.join(pieces, sizes, self._timeout_s, lanes)
         if lead:
-            driver.lead(waiter, self._run)
+            driver.run_at_once(waiter, self._run)
         return Ticket(self, waiter)
 
     def close(self) -> None:

@@ -42,10 +42,9 @@ from carpool.core.batcher import Batcher
 from carpool.core.pipeline import Pipeline, Todo
 from carpool.core.reply import Reply
 from carpool.errors import CarpoolError
-from carpool.request import DONE as REQUEST_DONE
-from carpool.request import Request
+from carpool.request import DONE, Request
 
-DONE: Final = -1
+ANSWERED: Final = -1
 """What `step` returns where the answers are there."""
 
 SLEEP: Final = -2
@@ -152,7 +151,7 @@ class Line:
         if self.lone is not None:
             self._catch_up()
         self.pipeline.submit(now, requests)
-        if any(request.state == REQUEST_DONE for request in requests):
+        if any(request.state == DONE for request in requests):
             self._poll(now)
 
     def step(self, now: float, waiter: Waiter, thread: object) -> int:
@@ -164,9 +163,9 @@ class Line:
             thread: the thread.
 
         Returns:
-            `DONE` if the answers are there, `SLEEP`, or the slot with which the thread is to
-            `lead`. `LEADS` if the thread leads already, as it was interrupted between two steps; it
-            must not sleep then, since others wait for its batch.
+            `ANSWERED` if the answers are there, `SLEEP`, or the slot for which the thread is to
+            `take_batch`. `LEADS` if the thread leads already, as it was interrupted between two
+            steps; it must not sleep then, since others wait for its batch.
         """
         if waiter.pending and now >= waiter.deadline:
             self._poll(now)
@@ -175,7 +174,7 @@ class Line:
             if not waiter.pending:
                 self._choose_next_leader()
         if not waiter.pending:
-            return DONE
+            return ANSWERED
         if self.lone is not None:
             self._catch_up()
         leaders = self._leaders
@@ -228,7 +227,7 @@ class Line:
 
     # -- leaders
 
-    def lead(self, now: float, slot: int) -> Batch | None:
+    def take_batch(self, now: float, slot: int) -> Batch | None:
         """Return the batch to run with a slot that was claimed; None if the policy holds it back.
 
         In that case the slot is free again, and the thread is to sleep (`asleep_until`), not to
@@ -284,7 +283,7 @@ class Line:
     def start_alone(self, lone: LoneWaiter) -> bool:
         """Let a caller run its one request alone if that may be, and report whether it may.
 
-        Fast path of `join`, `step` and `lead`: the same outcome, see
+        Fast path of `join`, `step` and `take_batch`: the same outcome, see
         tests/batch_function/test_alone.py.
         """
         pipeline, batcher = self.pipeline, self._batcher
@@ -355,7 +354,7 @@ class Line:
         lone.requests = (request,)
         self.pipeline.submit(lone.began, lone.requests)
         self._leaders[0] = lone, lone.thread
-        lone.batch = self.lead(lone.began, 0)
+        lone.batch = self.take_batch(lone.began, 0)
         if lone.batch is None:
             kind = type(self._batcher.policy).__name__
             raise RuntimeError(f"policy {kind} let a lone request go and then held it back")

@@ -21,7 +21,7 @@ from carpool.call.lock import ExecutionLock, can_be_tried, is_owned
 from carpool.clock import Clock, monotonic
 from carpool.core.batch import Batch
 from carpool.core.batcher import Batcher
-from carpool.core.line import DONE, LEADS, SLEEP, Line, LoneWaiter
+from carpool.core.line import ANSWERED, LEADS, SLEEP, Line, LoneWaiter
 from carpool.drive import reentry
 from carpool.drive.failures import BatchOutcome, for_all
 from carpool.drive.reentry import Sleeper, would_deadlock
@@ -165,7 +165,7 @@ class LineDriver:
         """
         return self._wait(waiter, run, inf if timeout_s is None else self._clock() + timeout_s)
 
-    def lead(self, waiter: ThreadWaiter, run: Run) -> None:
+    def run_at_once(self, waiter: ThreadWaiter, run: Run) -> None:
         """Run what is in the line, up to the caller's own requests, without waiting for others.
 
         Nothing is run while another thread leads, or while the policy holds the batch back.
@@ -343,11 +343,11 @@ class LineDriver:
         self._wake_queue.wake(woken)
         if sleep is not None:
             self._sleep(sleep)
-        elif slot != DONE:
-            return self._lead(waiter, slot, run, until)
+        elif slot != ANSWERED:
+            return self._run_batch(waiter, slot, run, until)
         return False
 
-    def _lead(self, waiter: ThreadWaiter, slot: int, run: Run, until: float) -> bool:
+    def _run_batch(self, waiter: ThreadWaiter, slot: int, run: Run, until: float) -> bool:
         """Run a batch with a slot that was claimed, and report whether there was one."""
         lock, line = self._execution_lock, self._line
         if lock is not None and not self._acquire(lock, waiter, until):
@@ -357,7 +357,7 @@ class LineDriver:
         try:
             with self._lock:
                 now = self._clock()
-                batch = line.lead(now, slot)
+                batch = line.take_batch(now, slot)
                 if batch is None:
                     sleep = self._prepare_sleep(now, waiter, until)
                 woken = self._wake_queue.add(self._line.wake)

@@ -287,7 +287,7 @@ class WorkerPool:
         elif not frame.payloads:
             raise FrameError(f"a {frame.kind.name} frame without a payload")
         elif frame.kind == FrameKind.STATE:
-            self._moved(place, frame)
+            self._changed_state(place, frame)
         elif frame.kind == FrameKind.TROUBLE:
             self._troubled(place, frame)
         elif frame.kind == FrameKind.FAILED and self.roster.places[place].state != PlaceState.READY:
@@ -394,7 +394,7 @@ class WorkerPool:
         except ValueError as error:
             raise FrameError(str(error)) from error
 
-    def _moved(self, place: int, frame: Frame) -> None:
+    def _changed_state(self, place: int, frame: Frame) -> None:
         """Take note of a new state of a worker; one that is ready takes batches from now on."""
         try:
             state = PlaceState(bytes(frame.payloads[0]).decode())  # type: ignore[arg-type]
