@@ -20,7 +20,7 @@ from carpool.call.retry import Trouble
 from carpool.core.pipeline import Pipeline
 from carpool.drive.aio import Driver
 from carpool.drive.failures import BatchOutcome, shared_out
-from carpool.drive.task_pool import AwaitedRequest, InnerRequest, Run, TaskPool, inside
+from carpool.drive.task_pool import AwaitedRequest, InnerRequest, Run, TaskPool, drivers_around
 from carpool.errors import Unavailable
 from carpool.foreign import as_model_error
 from carpool.logger import logger
@@ -31,7 +31,7 @@ B = TypeVar("B")
 
 _OTHER_LOOP_S = 0.01  # how often a task looks whether the task of another loop is done
 
-_drivers_around = inside.get  # bound once: a look-up of the method for each call takes time
+_drivers_around = drivers_around.get  # bound once: a look-up of the method for each call takes time
 
 SharedWork = asyncio.Task[BaseException | None]
 """Work that several callers wait for; its result is what it has raised, or None."""

@@ -1,9 +1,9 @@
 """Batches as tasks of the running loop, for `async def` functions and callers that await objects.
 
 What a batch waits for may in the end be the batch itself, through the batch of another function. So
-each request carries the lines from inside which it was made, and a batch is inside all lines of its
-requests. What is not found that way, a batch that waits *behind* one that waits for it, ends with a
-time-out.
+each request carries the drivers from inside whose batches it was made, and a batch is inside those
+of all its requests. What is not found that way, a batch that waits *behind* one that waits
+for it, ends with a time-out.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from carpool.request import Request
 Run = Callable[[list[Any]], Awaitable[BatchOutcome]]
 """Calls the user's function for the items of a batch."""
 
-inside: contextvars.ContextVar[frozenset[Driver] | None] = contextvars.ContextVar("carpool_inside", default=None)
-"""The lines whose batches wait for the code that runs here, so it must not wait for theirs.
+drivers_around: contextvars.ContextVar[frozenset[Driver] | None] = contextvars.ContextVar(
+    "carpool_drivers_around", default=None
+)
+"""The drivers whose batches wait for the code that runs here, so it must not wait for theirs.
 
-Each line is known by its driver. Tasks inherit the variable.
+Tasks inherit the variable.
 """
 
 
@@ -73,7 +75,7 @@ class TaskPool:
     async def _answer(self, batch: Batch) -> None:
         """Run a batch, and answer its requests whatever the function raises."""
         requests = batch.requests
-        inside.set(self._lines_around(requests))
+        drivers_around.set(self._drivers_around(requests))
         me = asyncio.current_task()
         started = monotonic()
         try:
@@ -96,12 +98,12 @@ class TaskPool:
         reply = Reply(0, batch.place, batch.id, batch.ids, outcome.results, outcome.errors, outcome.busy_s)
         self._driver.completed(reply)
 
-    def _lines_around(self, requests: Sequence[Request]) -> frozenset[Driver]:
-        """Return the lines that a batch of these requests is inside of."""
+    def _drivers_around(self, requests: Sequence[Request]) -> frozenset[Driver]:
+        """Return the drivers whose batches wait for a batch of these requests, its own included."""
         here = frozenset((self._driver,))
         if not InnerRequest.were_made:
             return here
-        return here.union(*[request.inside for request in requests if isinstance(request, InnerRequest)])
+        return here.union(*[request.drivers_around for request in requests if isinstance(request, InnerRequest)])
 
 
 def _unheard(requests: Sequence[Request], errors: dict[int, Exception]) -> BaseException | None:
@@ -143,15 +145,15 @@ class InnerRequest(AwaitedRequest):
     """A request from inside a batch of another function.
 
     Attributes:
-        inside: the lines that wait for it.
+        drivers_around: the drivers whose batches wait for it.
         were_made: whether there ever was one in this process; if not, none is looked for.
     """
 
-    __slots__ = ("inside",)
+    __slots__ = ("drivers_around",)
 
     were_made: ClassVar[bool] = False
 
-    def __init__(self, item: object, deadline: float, inside: frozenset[Driver]) -> None:
+    def __init__(self, item: object, deadline: float, drivers_around: frozenset[Driver]) -> None:
         super().__init__(item, deadline)
         InnerRequest.were_made = True
-        self.inside = inside
+        self.drivers_around = drivers_around

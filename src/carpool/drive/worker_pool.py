@@ -1,8 +1,8 @@
 """The workers of one stage: started, given batches, listened to and replaced.
 
-Whether a worker is a process (`process.py`), a thread or a task (`inside.py`) makes no difference
-here: frames go out and come in. The roster (`core/roster.py`) decides when to replace a worker and
-when to give up; the pipeline decides what goes into a batch.
+Whether a worker is a process (`process.py`), a thread or a task (`local_workers.py`) makes no
+difference here: frames go out and come in. The roster (`core/roster.py`) decides when to replace a
+worker and when to give up; the pipeline decides what goes into a batch.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from carpool.core.batch import Batch
 from carpool.core.reply import Reply
 from carpool.core.roster import MOST_DEATHS, PlaceState, Roster, Starts
 from carpool.drive.aio import Driver
-from carpool.drive.inside import LoopWorker, ThreadWorker
 from carpool.drive.launch import Launch
+from carpool.drive.local_workers import LoopWorker, ThreadWorker
 from carpool.drive.output import LineSink, guarded
 from carpool.drive.process import WorkerProcess
 from carpool.drive.trouble import FAILED_FOR_S

@@ -2,8 +2,8 @@
 
 Threads are for models that release the GIL, tasks for `async def` models. They live the same life
 as a worker process (`worker/serve.py`) and exchange the same frames, which are handed over as they
-are. But they cannot be killed: one that hangs is left to itself, and what
-it sends later is not read.
+are. But they cannot be killed: one that hangs is left to itself, and what it sends later is not
+read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from carpool.worker.setup import Setup, process_name
 _LOOP_ENDS_S = 0.05  # a loop that cancels its tasks is about to end, and a successor would outlive it
 
 
-class _Inside:
+class _LocalWorker:
     """What threads and tasks have in common; see `Worker` in worker_pool.py.
 
     Args:
@@ -119,7 +119,7 @@ class _Inside:
             self._on_lost(why)
 
 
-class ThreadWorker(_Inside):
+class ThreadWorker(_LocalWorker):
     """A thread with a model of its own."""
 
     def _start(self) -> None:
@@ -195,7 +195,7 @@ class _ThreadLink:
         _call_soon(self._loop, self._hear, frame)
 
 
-class LoopWorker(_Inside):
+class LoopWorker(_LocalWorker):
     """A task of the running loop with a model of its own."""
 
     def _start(self) -> None:
