@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.call.invoke import Invoker
-from carpool.call.retry import Failed, Retrier, Trouble, run_now
+from carpool.call.results import Failed, Trouble, run_now
+from carpool.call.retry import Retrier
 from carpool.clock import VirtualClock
 from carpool.model import traits_of
 from tests.support.properties import PROPERTY

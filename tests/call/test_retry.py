@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.call import retry
-from carpool.call.retry import Failed, Retrier, Trouble, as_results, run_now
+from carpool.call.results import Failed, Trouble, as_results, run_now
+from carpool.call.retry import Retrier
 from carpool.clock import VirtualClock
 from carpool.errors import ModelError
 from tests.support.properties import PROPERTY

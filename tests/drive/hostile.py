@@ -14,7 +14,7 @@ import msgspec
 
 import carpool
 from carpool import Response
-from carpool.call.retry import Trouble
+from carpool.call.results import Trouble
 from carpool.testing.wire import header
 from carpool.wire.frame import MAGIC, Frame, FrameKind, encode
 from carpool.wire.outcome import Outcome

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool import Service, Stage
-from carpool.call.retry import Trouble
+from carpool.call.results import Trouble
 from carpool.core.pipeline import Pipeline
 from carpool.core.roster import Roster, Starts
 from carpool.drive import worker_pool

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from carpool import Model
-from carpool.call.retry import run_now
+from carpool.call.results import run_now
 from carpool.wire.frame import Frame, FrameKind
 from carpool.wire.payload import dump
 from carpool.worker.program import describe

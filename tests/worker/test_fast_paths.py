@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from carpool import Model
 from carpool.call.invoke import Invoker
-from carpool.call.retry import Failed, Retrier, run_now
+from carpool.call.results import Failed, run_now
+from carpool.call.retry import Retrier
 from carpool.model import traits_of
 from carpool.rows import Rows
 from carpool.wire.frame import Frame, FrameKind

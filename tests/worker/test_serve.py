@@ -10,7 +10,8 @@ import pytest
 
 from carpool import Model
 from carpool.call.invoke import Invoker
-from carpool.call.retry import Retrier, Trouble, run_now
+from carpool.call.results import Trouble, run_now
+from carpool.call.retry import Retrier
 from carpool.model import traits_of
 from carpool.wire import frame as wire_frame
 from carpool.wire import outcome

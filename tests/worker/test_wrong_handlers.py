@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from carpool import InvalidRequest, Model, ModelError, ValidationError
-from carpool.call.retry import run_now
+from carpool.call.results import run_now
 from carpool.hints import schema
 from carpool.observe.log import JsonLines, TextLines
 from carpool.wire import outcome

@@ -19,7 +19,7 @@ from carpool.call.lock import execution_lock
 from carpool.call.merge import Merge, Split
 from carpool.call.oom import OomErrors
 from carpool.call.padding import Pad
-from carpool.call.retry import run_now
+from carpool.call.results import run_now
 from carpool.model import name_of
 from carpool.policy import Policy, PolicyName
 

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar, cast, overload
 from carpool.batch_function.batched import Bindable, Settings, invoker_of, live_functions
 from carpool.call import merge as merging
 from carpool.call.invoke import Invoker
-from carpool.call.retry import Trouble
+from carpool.call.results import Trouble
 from carpool.core.pipeline import Pipeline
 from carpool.drive.aio import Driver
 from carpool.drive.failures import BatchOutcome, shared_out

@@ -12,7 +12,7 @@ from carpool.batch_function.batched import Bindable, Settings, invoker_of, live_
 from carpool.call import merge as merging
 from carpool.call.invoke import Invoker
 from carpool.call.lock import execution_lock
-from carpool.call.retry import Trouble, run_now
+from carpool.call.results import Trouble, run_now
 from carpool.drive.failures import BatchOutcome, shared_out
 from carpool.drive.threads import LineDriver
 from carpool.drive.wakeups import ThreadWaiter

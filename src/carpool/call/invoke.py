@@ -7,8 +7,8 @@ that fails turns into `Failed`, and the others go on. What happens when a batch 
 `call/retry.py`.
 
 All of it is written as coroutines, so that the user's code may be `def` or `async def`. Where
-nothing is async, nothing is ever suspended, and `retry.run_now` runs it to its end without an event
-loop.
+nothing is async, nothing is ever suspended, and `results.run_now` runs it to its end without an
+event loop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from math import inf
 from typing import Any
 
 from carpool import faults
-from carpool.call.retry import Failed, Retrier, Trouble, none_failed, run_now
+from carpool.call.results import Failed, Trouble, none_failed, run_now
+from carpool.call.retry import Retrier
 from carpool.model import AnyModel, Model, Traits
 from carpool.rows import Rows, by_kind, stacking
 

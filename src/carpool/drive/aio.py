@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 from math import inf
 from typing import Protocol
 
-from carpool.call.retry import Trouble
+from carpool.call.results import Trouble
 from carpool.clock import Clock, monotonic
 from carpool.core.batch import Batch
 from carpool.core.pipeline import Pipeline, Todo

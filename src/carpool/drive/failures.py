@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import msgspec
 
-from carpool.call.retry import Failed, Trouble, none_failed
+from carpool.call.results import Failed, Trouble, none_failed
 from carpool.errors import ModelError
 
 

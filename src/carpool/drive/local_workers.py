@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from carpool.call.retry import run_now
+from carpool.call.results import run_now
 from carpool.clock import monotonic
 from carpool.drive.launch import Launch
 from carpool.drive.output import LineSink

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Sequence
 
-from carpool.call.retry import Trouble
+from carpool.call.results import Trouble
 from carpool.core.batcher import Batcher
 from carpool.logger import logger
 

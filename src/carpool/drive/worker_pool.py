@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from carpool import faults
-from carpool.call.retry import Trouble
+from carpool.call.results import Trouble
 from carpool.core.batch import Batch
 from carpool.core.reply import Reply
 from carpool.core.roster import MOST_DEATHS, PlaceState, Roster, Starts

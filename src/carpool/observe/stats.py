@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from carpool.call.retry import Trouble, padded_size
+from carpool.call.results import Trouble
+from carpool.call.retry import padded_size
 from carpool.core.batch import Batch
 from carpool.core.pipeline import Pipeline
 from carpool.core.roster import PlaceState, Roster

@@ -14,7 +14,7 @@ from math import inf
 from typing import Any
 
 from carpool.call.invoke import Invoker
-from carpool.call.retry import Failed, Trouble
+from carpool.call.results import Failed, Trouble
 from carpool.clock import Clock, monotonic
 from carpool.errors import CarpoolError, InvalidRequest, ModelError
 from carpool.hints import nesting, schema

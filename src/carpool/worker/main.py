@@ -29,7 +29,7 @@ from typing import NoReturn
 
 from carpool import faults
 from carpool.batch_hints import HintWarning
-from carpool.call.retry import run_now
+from carpool.call.results import run_now
 from carpool.clock import monotonic
 from carpool.wire.frame import Frame, FrameKind, FrameReader, encode
 from carpool.worker import affinity, program

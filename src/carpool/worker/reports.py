@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from types import TracebackType
 
 from carpool import details
-from carpool.call.retry import Failed
+from carpool.call.results import Failed
 from carpool.details import Detail
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, ValidationError
 from carpool.foreign import named_text_of, text_of
@@ -20,7 +20,7 @@ from carpool.wire.outcome import FailureReport, Outcome, pack_report, with_cause
 _LONGEST_LINE = 2 * 1024  # characters of one line of a traceback
 _HAVE_CAUSES = frozenset({Outcome.MODEL_ERROR, Outcome.BAD_RESULT})
 _ROOM_FOR_CAUSES = 2**20  # bytes in one reply, however many items have failed
-_OWN_FILES = ("/carpool/worker/", "/carpool/call/invoke.py", "/carpool/call/retry.py")
+_OWN_FILES = ("/carpool/worker/", "/carpool/call/invoke.py", "/carpool/call/results.py", "/carpool/call/retry.py")
 
 
 class Expired(DeadlineExceeded):

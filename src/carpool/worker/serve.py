@@ -13,7 +13,7 @@
       _tear_down                 once the link has ended
 
 It is the same for a worker process, a thread and a task of the loop, which differ in their link.
-Where receiving blocks the thread instead of suspending a task, `retry.run_now` runs all of it.
+Where receiving blocks the thread instead of suspending a task, `results.run_now` runs all of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from typing import Any, Protocol
 import msgspec
 
 from carpool.call.invoke import Invoker
-from carpool.call.retry import Failed, Retrier, Trouble
+from carpool.call.results import Failed, Trouble
+from carpool.call.retry import Retrier
 from carpool.clock import monotonic
 from carpool.faults import InjectedFault, WorkerPoints
 from carpool.foreign import as_model_error, traceback_of
@@ -60,8 +61,8 @@ class Link(Protocol):
         """Send one frame."""
 
 
-class _CallReports:
-    """Reports to the stage that another call of a batch has begun, so that the hang limit is that
+class _CallAnnouncer:
+    """Announces to the stage that another call of a batch has begun, so that the hang limit is that
     of a single call.
 
     Attributes:
@@ -71,12 +72,12 @@ class _CallReports:
     def __init__(self, link: Link) -> None:
         self.batch = 0
         self._link = link
-        self._reported_at = 0.0
+        self._announced_at = 0.0
 
     def __call__(self) -> None:
         now = monotonic()
-        if self.batch and now - self._reported_at > _REPORT_EVERY_S:
-            self._reported_at = now
+        if self.batch and now - self._announced_at > _REPORT_EVERY_S:
+            self._announced_at = now
             self._link.send(Frame(FrameKind.CALL, self.batch))
 
 
@@ -102,7 +103,7 @@ async def serve(
         may_wait: whether there is an event loop on which async user code can wait.
         same_process: whether frames that are sent over the link stay in this process.
     """
-    reports = _CallReports(link)
+    announcer = _CallAnnouncer(link)
     points = WorkerPoints(setup.place)
     retrier = Retrier(
         isolate_errors=setup.isolate_errors,
@@ -112,7 +113,7 @@ async def serve(
         is_ending=is_ending,
         may_wait=may_wait,
     )
-    answerer = await _load(link, setup, find_model, retrier, reports, points, same_process)
+    answerer = await _load(link, setup, find_model, retrier, announcer, points, same_process)
     if answerer is None:
         return
     idle_since = monotonic()
@@ -120,7 +121,7 @@ async def serve(
         waited_s = max(0.0, link.heard_at - idle_since)
         if points.after_recv is not None:
             points.after_recv()
-        reports.batch = frame.batch
+        announcer.batch = frame.batch
         reply = await _answer(answerer, frame, retrier, same_process)
         reply.waited_s = waited_s
         if reply.causes:
@@ -142,7 +143,7 @@ async def _load(
     setup: Setup,
     find_model: FindModel,
     retrier: Retrier,
-    reports: _CallReports,
+    announcer: _CallAnnouncer,
     points: WorkerPoints,
     same_process: bool,
 ) -> BatchAnswerer | None:
@@ -158,7 +159,7 @@ async def _load(
             traits_of(model, setup.batched),
             retrier,
             batched=setup.batched,
-            before_next_call=reports,
+            before_next_call=announcer,
             in_predict=points.in_predict,
             allowed_batch_sizes=setup.allowed_batch_sizes,
         )

@@ -1,0 +1,113 @@
+"""What a call of user code comes to: results, failed items, and the trouble that there was."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from itertools import islice
+from typing import Any, TypeVar
+
+import msgspec
+
+from carpool.errors import ModelError
+from carpool.rows import Rows
+
+T = TypeVar("T")
+
+
+class Failed:
+    """Takes the place of an item's value once the item has failed.
+
+    Attributes:
+        error: the exception for which it failed.
+    """
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+def none_failed(values: Sequence[Any]) -> bool:
+    """Report whether no value is `Failed`."""
+    return Failed not in set(map(type, values))
+
+
+class Trouble(msgspec.Struct, array_like=True):
+    """What happened to one batch besides its results; workers send it only if something did.
+
+    Attributes:
+        split: whether the batch raised and was run again in parts.
+        unsplit: whether it raised and was not run again, for lack of time.
+        out_of_memory: whether a call ran out of memory.
+        ran_out: for each call of several items that ran out of memory, the items' positions in the
+            batch.
+        fitted: for each call that succeeded when the batch was run again, the items' positions in
+            the batch.
+    """
+
+    split: bool = False
+    unsplit: bool = False
+    out_of_memory: bool = False
+    ran_out: list[list[int]] = []
+    fitted: list[list[int]] = []
+
+
+def run_now(awaitable: Awaitable[T]) -> T:
+    """Return what `awaitable` results in, without an event loop.
+
+    Raises:
+        TypeError: it waits for something; only user code that is really asynchronous does.
+    """
+    steps = awaitable.__await__()
+    try:
+        next(steps)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    close = getattr(steps, "close", None)
+    if close is not None:
+        close()
+    raise TypeError('the model waits for something: async models run with run_in="loop" or under @carpool.batch')
+
+
+def as_results(returned: Any, n: int) -> list[Any]:
+    """Return what a batch call returned as a list of `n` results.
+
+    Raises:
+        ModelError: it is not a sequence, or one of another length.
+    """
+    if type(returned) is list and len(returned) == n:
+        return returned
+    results: Any = returned
+    if hasattr(returned, "unbind") and hasattr(returned, "detach"):  # a torch tensor
+        tensor = returned.detach().cpu()
+        # each row gets memory of its own: pickling a view would take the whole batch along
+        results = tensor.tolist() if tensor.ndim == 1 else [row.clone() for row in tensor]
+    elif hasattr(returned, "tolist") and hasattr(returned, "ndim"):  # a numpy array
+        results = returned.tolist() if returned.ndim <= 1 else Rows(returned)
+    elif not isinstance(returned, Sequence) or isinstance(returned, str | bytes | bytearray):
+        raise _bad_result(f"a sequence of {_some(n, 'result')}", n, f"an object of type {type(returned).__name__}")
+    if type(results) is Rows and len(results) == n:
+        return results
+    if type(results) is not list and isinstance(results, Sequence) and len(results) == n:
+        # one of the user's own classes may be endless, whatever its length says
+        results = list(islice(results, n + 1))
+    if type(results) is not list or len(results) != n:
+        got = len(results) if isinstance(results, Sequence) else "a single value"
+        raise _bad_result(_some(n, "result"), n, str(got))
+    return results
+
+
+def _bad_result(wanted: str, n: int, got: str) -> ModelError:
+    text = f"a call with {_some(n, 'item')} must return {wanted}, but the model returned {got}"
+    return ModelError(text, code="bad_result")
+
+
+def _some(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def is_bad_result(error: BaseException) -> bool:
+    """Report whether the model returned the wrong number of results: with fewer items it would do
+    so again.
+    """
+    return type(error) is ModelError and error.code == "bad_result"
