@@ -23,12 +23,12 @@ from carpool.wire.response import pack_response
 INFINITY = float("inf")
 
 
-def say(kind: FrameKind, *payloads: Any, batch: int = 0) -> Frame:
-    return Frame(kind, batch, [0] * len(payloads), bytes(len(payloads)), payloads=list(payloads))
+def say(kind: FrameKind, *payloads: Any, batch_id: int = 0) -> Frame:
+    return Frame(kind, batch_id, [0] * len(payloads), bytes(len(payloads)), payloads=list(payloads))
 
 
 def trouble(reply: Frame, *what: Trouble) -> Frame:
-    return say(FrameKind.TROUBLE, msgspec.msgpack.encode(list(what)), batch=reply.batch)
+    return say(FrameKind.TROUBLE, msgspec.msgpack.encode(list(what)), batch_id=reply.batch_id)
 
 
 def times(n: int, reply: Frame) -> Frame:
@@ -38,13 +38,13 @@ def times(n: int, reply: Frame) -> Frame:
 def block(reply: Frame, n: int, head: bytes, elements: bytes) -> bytes:
     """A reply whose results are said to be arrays in one block."""
     lengths = (len(head), len(elements))
-    start = header(items=n, buffers=2, batch=reply.batch, length=sum(lengths), block=1)
+    start = header(items=n, buffers=2, batch=reply.batch_id, length=sum(lengths), block=1)
     return start + bytes(9 * n) + struct.pack("<2I", *lengths) + head + elements
 
 
 def scalars(reply: Frame, n: int, data: bytes) -> bytes:
     """A reply whose results are said to be scalars in one block."""
-    start = header(items=n, buffers=1, batch=reply.batch, length=len(data), block=2)
+    start = header(items=n, buffers=1, batch=reply.batch_id, length=len(data), block=2)
     return start + bytes(9 * n) + struct.pack("<I", len(data)) + data
 
 
@@ -57,9 +57,9 @@ INSTEAD: dict[str, Callable[[Frame], list[Frame | bytes]]] = {
     "a foreign id": lambda reply: [replace(reply, ids=[reply.ids[0] + 1000])],
     "an id of 0": lambda reply: [replace(reply, ids=[0])],
     "a request twice in one": lambda reply: [times(2, reply)],
-    "nothing": lambda reply: [Frame(FrameKind.REPLY, reply.batch)],
-    "another batch": lambda reply: [replace(reply, batch=reply.batch + 1)],
-    "no batch": lambda reply: [replace(reply, batch=0)],
+    "nothing": lambda reply: [Frame(FrameKind.REPLY, reply.batch_id)],
+    "another batch": lambda reply: [replace(reply, batch_id=reply.batch_id + 1)],
+    "no batch": lambda reply: [replace(reply, batch_id=0)],
     "an unknown outcome": lambda reply: [replace(reply, formats=b"\x77")],
     "a response to one who speaks no HTTP": lambda reply: [
         replace(reply, formats=bytes([Outcome.RESPONSE]), payloads=[pack_response(Response(b"x"), b"x")])
@@ -84,18 +84,18 @@ BEFORE: dict[str, Callable[[Frame], list[Frame]]] = {
     "a state in pieces": lambda reply: [say(FrameKind.STATE, [b"rea", b"dy"])],
     "no state at all": lambda reply: [say(FrameKind.STATE)],
     "that it could not load": lambda reply: [say(FrameKind.FAILED, b"")],
-    "a call for another batch": lambda reply: [Frame(FrameKind.CALL, reply.batch + 1)],
-    "trouble that cannot be read": lambda reply: [say(FrameKind.TROUBLE, b"\xc1", batch=reply.batch)],
-    "trouble in pieces": lambda reply: [say(FrameKind.TROUBLE, [b"\x90", b""], batch=reply.batch)],
-    "trouble that is none": lambda reply: [say(FrameKind.TROUBLE, b"\x91\x01", batch=reply.batch)],
-    "trouble of another batch": lambda reply: [trouble(replace(reply, batch=reply.batch + 1), Trouble())],
+    "a call for another batch": lambda reply: [Frame(FrameKind.CALL, reply.batch_id + 1)],
+    "trouble that cannot be read": lambda reply: [say(FrameKind.TROUBLE, b"\xc1", batch_id=reply.batch_id)],
+    "trouble in pieces": lambda reply: [say(FrameKind.TROUBLE, [b"\x90", b""], batch_id=reply.batch_id)],
+    "trouble that is none": lambda reply: [say(FrameKind.TROUBLE, b"\x91\x01", batch_id=reply.batch_id)],
+    "trouble of another batch": lambda reply: [trouble(replace(reply, batch_id=reply.batch_id + 1), Trouble())],
     "trouble of other items": lambda reply: [trouble(reply, Trouble(ran_out=[[0, 77]]))],
     "trouble of items before the first": lambda reply: [trouble(reply, Trouble(ran_out=[[-1]]))],
 }
 AFTER: dict[str, Callable[[Frame], list[Frame | bytes]]] = {
     "the reply twice": lambda reply: [reply],
     "another reply": lambda reply: [replace(reply, ids=[1])],
-    "a late call": lambda reply: [Frame(FrameKind.CALL, reply.batch)],
+    "a late call": lambda reply: [Frame(FrameKind.CALL, reply.batch_id)],
     "megabytes that nobody asked for": lambda reply: [times(200, replace(reply, payloads=[b"x" * 1_000_000]))],
 }
 ATTACKS: dict[str, Callable[[Frame], list[Frame | bytes]]] = {

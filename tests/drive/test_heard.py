@@ -142,7 +142,7 @@ def test_only_what_is_allowed_is_taken(heard: list[Frame]) -> None:
     answered = [id for frame in replies for id in frame.ids]
     assert len(answered) == len(set(answered))
     assert set(answered) <= {1, 2, 3}
-    assert all(frame.batch == 1 for frame in replies)
+    assert all(frame.batch_id == 1 for frame in replies)
     for request in requests:
         assert request.answers == (request.id in answered) == (request.state == DONE)
         if request.answers and request.error is None:

@@ -48,7 +48,7 @@ def test_an_honest_stub_echoes() -> None:
     *states, reply = frames_in(exchange(None, batch))
 
     assert [bytes(state.payloads[0]) for state in states] == [b"loading", b"ready"]  # type: ignore[arg-type]
-    assert (reply.kind, reply.batch, list(reply.ids)) == (FrameKind.REPLY, batch.batch, list(batch.ids))
+    assert (reply.kind, reply.batch_id, list(reply.ids)) == (FrameKind.REPLY, batch.batch_id, list(batch.ids))
     assert plain([reply])[0][6] == plain([batch])[0][6]
 
 
@@ -82,7 +82,7 @@ def test_it_misbehaves_with_one_batch_only() -> None:
     batch = FRAMES["batch"]
     replies = frames_in(exchange(Misbehaviour.OTHER_BATCH, batch, batch, batch, on_batch=2))[2:]
 
-    assert [reply.batch for reply in replies] == [7, 1_000_007, 7]
+    assert [reply.batch_id for reply in replies] == [7, 1_000_007, 7]
 
 
 @pytest.mark.parametrize("misbehaviour", Misbehaviour)

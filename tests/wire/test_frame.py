@@ -436,7 +436,7 @@ def test_pieces_are_the_frame_s_items_within_the_limits(sizes: list[list[int]], 
         assert [x for piece in pieces for x in getattr(piece, name)] == getattr(frame, name)
     for one, other in pairwise(pieces):
         assert sum(map(sum, [sizes[id] for id in one.ids])) + sum(sizes[other.ids[0]]) > limit
-    assert {(piece.kind, piece.batch) for piece in pieces} == {(FrameKind.BATCH, 7)}
+    assert {(piece.kind, piece.batch_id) for piece in pieces} == {(FrameKind.BATCH, 7)}
     assert [piece.busy_s for piece in pieces] == [0.0] * (len(pieces) - 1) + [2.0]
     assert [piece.waited_s for piece in pieces] == [0.0] * (len(pieces) - 1) + [3.0]
 
@@ -475,13 +475,13 @@ def test_payloads_for_which_there_is_no_memory_are_read_and_dropped(
         reader._memory = Full()  # type: ignore[assignment]
         came = receive(reader, stream, sorted(cuts))
 
-    assert [(frame.batch, list(frame.ids), frame.busy_s) for frame in came] == [
+    assert [(frame.batch_id, list(frame.ids), frame.busy_s) for frame in came] == [
         (b, [*range(6)], 1.0) for b in (1, 2, 3)
     ]
-    whole = [frame for frame in came if not frame.dropped]
-    assert plain(whole) == plain([frames[frame.batch - 1] for frame in whole])
-    assert all(frame.payloads == () for frame in came if frame.dropped)
-    assert any(frame.dropped for frame in came) == (fails_from <= min(fails_to, asked))
+    whole = [frame for frame in came if not frame.no_memory]
+    assert plain(whole) == plain([frames[frame.batch_id - 1] for frame in whole])
+    assert all(frame.payloads == () for frame in came if frame.no_memory)
+    assert any(frame.no_memory for frame in came) == (fails_from <= min(fails_to, asked))
     assert reader.idle
 
 
@@ -497,5 +497,5 @@ def test_scalars_for_which_there_is_no_memory_are_dropped(monkeypatch: pytest.Mo
         patch.setattr(wire, "unpack", none_left)
         (dropped,) = receive(reader, data_of(frame))
 
-    assert (dropped.dropped, dropped.payloads, dropped.ids) == (True, (), [1, 2])
+    assert (dropped.no_memory, dropped.payloads, dropped.ids) == (True, (), [1, 2])
     assert plain(receive(reader, data_of(frame))) == plain([frame])

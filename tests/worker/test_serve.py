@@ -35,7 +35,7 @@ def test_a_whole_life() -> None:
     assert [bytes(frame.payloads[0]) for frame in link.sent[:3]] == [b"loading", b"warming", b"ready"]  # type: ignore[arg-type]
     assert [frame.kind for frame in link.sent] == [FrameKind.STATE] * 3 + [FrameKind.REPLY] * 2
     assert [[load(p) for p in frame.payloads] for frame in link.sent[3:]] == [[2, 4], [6]]
-    assert [frame.batch for frame in link.sent[3:]] == [7, 8]
+    assert [frame.batch_id for frame in link.sent[3:]] == [7, 8]
 
 
 class Slowed(Model):
@@ -194,7 +194,7 @@ def test_results_that_do_not_fit_into_one_message_go_in_several(monkeypatch: pyt
     first, second, third, good = link.sent[-4:]
 
     assert [frame.ids for frame in (first, second, third)] == [[1, 2], [3, 4], [5]]
-    assert {frame.batch for frame in (first, second, third)} == {7}
+    assert {frame.batch_id for frame in (first, second, third)} == {7}
     answers = [load(p) for frame in link.sent[-4:] for p in frame.payloads]
     assert answers == [1000 * x for x in "abcdef"]
     assert (first.busy_s, second.busy_s) == (0.0, 0.0)
@@ -212,7 +212,7 @@ def test_a_result_that_cannot_be_sent_fails_alone(monkeypatch: pytest.MonkeyPatc
     a, b, c, d = link.sent[-4:]
 
     assert [load(frame.payloads[0]) for frame in (a, c, d)] == [1000 * x for x in "acd"]
-    assert (b.batch, b.ids, list(b.formats)) == (7, [2], [Outcome.BAD_RESULT])
+    assert (b.batch_id, b.ids, list(b.formats)) == (7, [2], [Outcome.BAD_RESULT])
     text = outcome.read_report(b.payloads[0]).message
     assert text.startswith("the result cannot be sent: a message of 1 items, 1 buffers and 30")
     assert "over the limit" in text
@@ -260,7 +260,7 @@ def test_what_ran_out_of_memory_is_told_before_the_reply() -> None:
 
     told = [frame for frame in link.sent[3:] if frame.kind != FrameKind.CALL]
     assert [frame.kind for frame in told] == [FrameKind.TROUBLE, FrameKind.REPLY, FrameKind.REPLY]
-    assert [frame.batch for frame in told] == [7, 7, 8]
+    assert [frame.batch_id for frame in told] == [7, 7, 8]
     (trouble,) = troubles(link.sent)
     assert trouble == [Trouble(out_of_memory=True, ran_out=[[1, 2, 3, 4, 5]], fitted=[[1, 2], [3, 4, 5]])]
     assert list(told[1].formats) == [Outcome.MODEL_ERROR] + [Outcome.OK] * 5
@@ -278,7 +278,7 @@ def test_a_warm_up_that_runs_out_of_memory_says_so_and_times_what_fits() -> None
     timings = msgspec.msgpack.decode(ready.payloads[1], type=list[tuple[int, float]])  # type: ignore[arg-type]
     assert [n for n, _ in timings] == [1, 2]
     (trouble,) = troubles(link.sent)
-    assert (told.kind, told.batch) == (FrameKind.TROUBLE, 0)
+    assert (told.kind, told.batch_id) == (FrameKind.TROUBLE, 0)
     assert trouble[0] == Trouble(out_of_memory=True, ran_out=[[0, 1, 2, 3]], fitted=[[0, 1], [2, 3]])
 
 
@@ -287,7 +287,7 @@ def test_calls_of_the_warm_up_are_not_reported() -> None:
     link = Link(batch(7, 1, 2, 3, 4))
     live(link, Narrow, warm_up=(1, 2, 4))
 
-    assert {frame.batch for frame in link.sent if frame.kind == FrameKind.CALL} == {7}
+    assert {frame.batch_id for frame in link.sent if frame.kind == FrameKind.CALL} == {7}
 
 
 def test_listed_errors_mean_out_of_memory_and_none_turns_it_off() -> None:

@@ -42,7 +42,7 @@ def answered(how: Callable[[list[Any]], Any], accept: int = OBJECT, **changes: A
     link = Link(first, second)
     live(link, wrong(how), **{"warm_up": (), "isolate_errors": False, **changes})
     reply, good = link.sent[-2:]
-    assert (reply.batch, good.batch) == (7, GOOD)
+    assert (reply.batch_id, good.batch_id) == (7, GOOD)
     assert [load(payload) for payload in good.payloads] == ["d"]
     assert sum(len(bytes(part)) for part in encode(reply)) < 100_000  # type: ignore[arg-type]
     return [

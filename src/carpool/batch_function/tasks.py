@@ -48,14 +48,14 @@ class _Drivers:
         by_loop: The drivers.
         latest: The driver that was used last, if its loop has the private `_thread_id` by which
             `__call__` sees that it runs in this thread; else None.
-        closed: Why there are to be no more calls; None while there may be.
+        closed_because: Why there are to be no more calls; None while there may be.
         ends: For each loop, the task that closes its driver.
     """
 
-    __slots__ = ("by_loop", "closed", "ends", "latest")
+    __slots__ = ("by_loop", "closed_because", "ends", "latest")
 
     def __init__(self) -> None:
-        self.closed: Unavailable | None = None
+        self.closed_because: Unavailable | None = None
         self.by_loop: dict[asyncio.AbstractEventLoop, Driver] = {}
         self.ends: dict[asyncio.AbstractEventLoop, SharedWork] = {}
         self.latest: Driver | None = None
@@ -207,13 +207,13 @@ class AsyncBatch(Bindable, Generic[A, B]):
         around = _drivers_around()
         if around is not None and not around.isdisjoint(drivers.now()):
             raise RuntimeError(f"{self.__name__} was closed from inside itself: close() would wait for its own caller")
-        if drivers.closed is None:
-            drivers.closed = self._closed_error()
+        if drivers.closed_because is None:
+            drivers.closed_because = self._closed_error()
         here = drivers.by_loop.get(loop)
         if here is not None:
             here.poll()  # calls that were made before this one are still served
         for driver in drivers.now():
-            driver.pipeline.close(drivers.closed)
+            driver.pipeline.close(drivers.closed_because)
             if driver is not here:
                 with contextlib.suppress(RuntimeError):  # its loop is closed
                     driver.loop.call_soon_threadsafe(driver.poll)  # its policy need not wait for more items
@@ -267,8 +267,8 @@ class AsyncBatch(Bindable, Generic[A, B]):
         drivers.by_loop[loop] = driver
         # This comes last: another thread that closes the function has set `closed` before, or it
         # finds this driver.
-        if drivers.closed is not None:
-            pipeline.close(drivers.closed)
+        if drivers.closed_because is not None:
+            pipeline.close(drivers.closed_because)
         return driver
 
     def start_anew(self) -> None:

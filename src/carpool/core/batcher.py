@@ -413,13 +413,13 @@ class Batcher:
 
     # -- what to do
 
-    def next_batch(self, now: float, room: float, refuse: list[tuple[Request, str]]) -> Batch | None:
+    def next_batch(self, now: float, room: float, dropped: list[tuple[Request, str]]) -> Batch | None:
         """Return the batch to run now, or None; `wake_at` then says when to ask again.
 
         Args:
             now: the time.
             room: how many results the next stage can take.
-            refuse: the requests that the policy drops are appended here, and why; also if this
+            dropped: the requests that the policy drops are appended here, and why; also if this
                 raises in the end.
 
         Raises:
@@ -434,7 +434,7 @@ class Batcher:
             decision = self._ask(now, room)
             if decision.drop:
                 self._drop(now, decision.drop)
-                refuse += [(request, decision.drop_reason) for request in decision.drop]
+                dropped += [(request, decision.drop_reason) for request in decision.drop]
             n = decision.take
             if n and queue.count:
                 if n > self.safe_size.limit or queue.weighted or n > room:
@@ -500,7 +500,7 @@ class Batcher:
         return n
 
     def _drop(self, now: float, requests: Sequence[Request]) -> None:
-        """Remove the queued requests that the policy refuses."""
+        """Remove the queued requests that the policy drops."""
         if len(set(requests)) < len(requests) or any(r.state != QUEUED or r.stage != self.stage for r in requests):
             raise RuntimeError(f"policy {type(self.policy).__name__} of stage {self.name} drops what is not queued")
         for request in requests:

@@ -183,7 +183,7 @@ class Entrance:
         """Have a request of the first queue make room: it is refused, or waits at the door."""
         self._first.displace(now, request)
         if not request.patient:
-            self.turn_away(now, [(request, _DISPLACED)])
+            self.drop(now, [(request, _DISPLACED)])
             return
         request.stage = AT_THE_DOOR
         self.door.put_back([request])
@@ -209,12 +209,12 @@ class Entrance:
                 self._journal.record(now, "let in", request.id)
         return self._first.queue.count > before
 
-    # -- those that are refused
+    # -- those that are dropped
 
-    def turn_away(self, now: float, refused: Sequence[tuple[Request, str]]) -> None:
-        """Refuse requests that were admitted before, and tell their callers why."""
-        errors = [Overloaded(why) for _, why in refused]
-        for (request, _), error in zip(refused, errors, strict=True):
+    def drop(self, now: float, dropped: Sequence[tuple[Request, str]]) -> None:
+        """End requests unserved that were admitted before, and tell their callers why."""
+        errors = [Overloaded(why) for _, why in dropped]
+        for (request, _), error in zip(dropped, errors, strict=True):
             self._endings.fail(now, request, error)
         again_s = self.retry_after_s(now)  # asks the policy, which may raise, so this comes last
         for error in errors:

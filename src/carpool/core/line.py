@@ -292,7 +292,7 @@ class Line:
             or self._leaders
             or batcher.queue.count
             or pipeline.door.count
-            or pipeline.closed is not None
+            or pipeline.closed_because is not None
             or not batcher.lets_go(lone.began, lone.deadline, pipeline.slo_s)
         ):
             return False

@@ -65,7 +65,7 @@ class Pipeline:
         batchers: of its stages, first to last.
         slo_s: how soon after their admission requests are due; infinity if that is not given.
         door: the requests that wait for room in the first queue.
-        closed: why new requests are refused; None while they are not.
+        closed_because: why new requests are refused; None while they are not.
         cancelled: how many admitted requests were cancelled.
     """
 
@@ -79,7 +79,7 @@ class Pipeline:
     ) -> None:
         self.batchers = tuple(batchers)
         self.slo_s = inf if slo_s is None else slo_s
-        self.closed: CarpoolError | None = None
+        self.closed_because: CarpoolError | None = None
         self.cancelled = 0
         self._endings = Endings([batcher.name for batcher in self.batchers], journal)
         self._entrance = Entrance(self.batchers, self._endings, self.slo_s, journal)
@@ -135,12 +135,12 @@ class Pipeline:
         """
         entrance = self._entrance
         try:
-            if self.closed is None and entrance.admit_all(now, requests):
+            if self.closed_because is None and entrance.admit_all(now, requests):
                 return
         except BaseException:  # of the policy: whatever was not taken in waits at the door
             entrance.keep(now, requests)
             raise
-        entrance.admit(now, requests, self.closed)
+        entrance.admit(now, requests, self.closed_because)
 
     def cancel(self, now: float, request: Request) -> None:
         """Note that a caller has gone.
@@ -177,11 +177,11 @@ class Pipeline:
 
         From the next poll on nothing is held back for company that cannot come.
         """
-        self.closed = error
+        self.closed_because = error
 
     def abort(self, now: float, error: CarpoolError) -> None:
         """Refuse new requests, fail all that are inside, and use no policy from now on."""
-        self.closed = error
+        self.closed_because = error
         fail = self._endings.fail
         for request in list(self.door):
             self.door.remove(request)
@@ -406,7 +406,7 @@ class Pipeline:
             self._poll_stage(now, batcher)
             if batcher.stage and not batcher.retired:
                 onward_s += batcher.expected_s(now)
-        if self.closed is not None:
+        if self.closed_because is not None:
             for batcher in self.batchers:  # the last that could have joined one has just expired, or was refused
                 if batcher.queue.count and not batcher.closing and self._is_last_call(batcher):
                     self._poll_stage(now, batcher)
@@ -437,17 +437,17 @@ class Pipeline:
         room = self._room_after(batcher)
         if now >= batcher.attention_at:
             self._attend(now, batcher)
-        if self.closed is not None:
+        if self.closed_because is not None:
             batcher.closing = self._is_last_call(batcher)
-        refuse: list[tuple[Request, str]] = []
+        dropped: list[tuple[Request, str]] = []
         try:
-            while (batch := batcher.next_batch(now, room - batcher.running, refuse)) is not None:
+            while (batch := batcher.next_batch(now, room - batcher.running, dropped)) is not None:
                 todo.run.append(batch)
                 if self._journal is not None:
                     self._record_batch(now, batcher, batch)
         finally:
-            if refuse:
-                self._entrance.turn_away(now, refuse)
+            if dropped:
+                self._entrance.drop(now, dropped)
 
     def _attend(self, now: float, batcher: Batcher) -> None:
         """End what has expired in a stage, and have its workers that hang killed."""
@@ -468,7 +468,7 @@ class Pipeline:
     def _is_last_call(self, batcher: Batcher) -> bool:
         """Report whether all that can ever join a stage's queue is in it.
 
-        It is asked only once new requests are refused (`closed`).
+        It is asked only once new requests are refused (`closed_because`).
         """
         if self._entrance.lets_in:
             return False

@@ -109,7 +109,7 @@ class Driver:
         """
         if self._arrivals:
             self.poll()  # these came before
-        if self.pipeline.closed is None:
+        if self.pipeline.closed_because is None:
             self.pipeline.close(Unavailable("the service is stopping", code="draining"))
         if drain and self.pipeline.unanswered and not self.loop.is_closed():
             if self._drained is None:

@@ -277,7 +277,7 @@ class LineDriver:
 
     def start_anew(self, batcher: Batcher) -> None:
         """Begin with an empty line in a forked child: its callers and leaders are in the parent."""
-        closed = self._line.pipeline.closed
+        closed = self._line.pipeline.closed_because
         self._batcher = batcher
         self._line = Line(batcher, self._slots, self._slo_s)
         if closed is not None:

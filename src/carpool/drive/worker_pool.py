@@ -191,9 +191,9 @@ class WorkerPool:
                 n = len(piece.ids)
                 text = f"the item cannot be sent to stage {self.name}: {error}"
                 errors: dict[int, Exception] = {i: ModelError(text, code="too_large") for i in range(n)}
-                self._driver.completed(Reply(self.stage, place, piece.batch, piece.ids, [None] * n, errors))
+                self._driver.completed(Reply(self.stage, place, piece.batch_id, piece.ids, [None] * n, errors))
             else:
-                self._driver.call_started(self.stage, place, piece.batch)
+                self._driver.call_started(self.stage, place, piece.batch_id)
                 return
 
     def kill(self, place: int) -> None:
@@ -283,7 +283,7 @@ class WorkerPool:
             self._replied(place, frame)
         elif frame.kind == FrameKind.CALL:
             self._batch_of(place, frame)
-            self._driver.call_started(self.stage, place, frame.batch)
+            self._driver.call_started(self.stage, place, frame.batch_id)
         elif not frame.payloads:
             raise FrameError(f"a {frame.kind.name} frame without a payload")
         elif frame.kind == FrameKind.STATE:
@@ -298,8 +298,8 @@ class WorkerPool:
     def _batch_of(self, place: int, frame: Frame) -> Batch:
         """Return the batch of a frame. Raises FrameError if the worker has another one, or none."""
         batch = self._batcher.in_flight.get(place)
-        if batch is None or batch.id != frame.batch:
-            raise FrameError(f"{frame.kind.name} for batch {frame.batch}, which it does not have")
+        if batch is None or batch.id != frame.batch_id:
+            raise FrameError(f"{frame.kind.name} for batch {frame.batch_id}, which it does not have")
         return batch
 
     def _replied(self, place: int, frame: Frame) -> None:
@@ -314,7 +314,7 @@ class WorkerPool:
         if type(frame.payloads) is Block:
             frame.payloads = frame.payloads.separate()
         errors: dict[int, Exception] | None = None
-        if frame.dropped:
+        if frame.no_memory:
             errors = self._not_received(frame)
         elif frame.formats.count(Outcome.OK) != len(frame.formats):
             errors = self._errors_of(frame, batch)
@@ -324,7 +324,7 @@ class WorkerPool:
             self._before_reply()
         self.roster.finished_batch()
         busy_s, waited_s = frame.busy_s, frame.waited_s
-        reply = Reply(self.stage, place, frame.batch, frame.ids, frame.payloads, errors, busy_s, waited_s)
+        reply = Reply(self.stage, place, frame.batch_id, frame.ids, frame.payloads, errors, busy_s, waited_s)
         self._driver.completed(reply)
         if place in self._unsent and self._is_waiting_for_more(place):
             self._send_next(place)
@@ -358,7 +358,7 @@ class WorkerPool:
         batch = self._batcher.in_flight.get(place)
         if batch is None:
             return False
-        return sum([len(piece.ids) for piece in self._unsent[place] if piece.batch == batch.id]) == len(batch.ids)
+        return sum([len(piece.ids) for piece in self._unsent[place] if piece.batch_id == batch.id]) == len(batch.ids)
 
     @property
     def _is_last(self) -> bool:
@@ -388,7 +388,7 @@ class WorkerPool:
                 batch = self._batch_of(place, frame)
                 if len(batch) != batch.n:  # of a piece of it, so its positions are not those in the batch
                     trouble = [msgspec.structs.replace(each, ran_out=[], fitted=[]) for each in trouble]
-                self._driver.troubled(self.stage, place, frame.batch, trouble)
+                self._driver.troubled(self.stage, place, frame.batch_id, trouble)
             elif all(n == size for n, size in self._launch.warm_up.items()):  # else the first batches will show it
                 self._driver.troubled_in_warm_up(self.stage, trouble)
         except ValueError as error:

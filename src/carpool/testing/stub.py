@@ -52,7 +52,7 @@ class Misbehaviour(StrEnum):
 
 def echo(frame: Frame) -> Frame:
     """Return the good reply to a batch, with the payload of each item as it came."""
-    return Frame(FrameKind.REPLY, frame.batch, list(frame.ids), bytes(len(frame.ids)), payloads=list(frame.payloads))
+    return Frame(FrameKind.REPLY, frame.batch_id, list(frame.ids), bytes(len(frame.ids)), payloads=list(frame.payloads))
 
 
 class StubWorker:
@@ -102,7 +102,7 @@ class StubWorker:
     def _misbehave(self, how: Misbehaviour, reply: Frame) -> None:
         """Do what `how` says, instead of sending the reply."""
         data = _bytes_of(reply)
-        other_batch = replace(reply, batch=reply.batch + 1_000_000)
+        other_batch = replace(reply, batch_id=reply.batch_id + 1_000_000)
         foreign = [1_000_000 + id for id in reply.ids]
         match how:
             case Misbehaviour.SILENCE:

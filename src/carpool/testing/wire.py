@@ -173,7 +173,7 @@ def plain(frames: Iterable[Frame]) -> list[tuple[Any, ...]]:
     return [
         (
             frame.kind,
-            frame.batch,
+            frame.batch_id,
             list(frame.ids),
             bytes(frame.formats),
             bytes(frame.accepts),

@@ -76,7 +76,7 @@ class Frame:
 
     Attributes:
         kind: what it is for.
-        batch: the id of the batch it belongs to; 0 if it belongs to none.
+        batch_id: the id of the batch it belongs to; 0 if it belongs to none.
         ids: the items' request ids; the other per-item sequences are in the same order.
         formats: a byte for each item: in a batch its encoding, in a reply its outcome.
         accepts: in a batch, a byte for each item: the encoding in which the caller wants the
@@ -85,14 +85,14 @@ class Frame:
         payloads: the items.
         busy_s: in a reply, seconds that the worker spent on the batch.
         waited_s: in a reply, seconds that the worker had waited for the batch.
-        dropped: whether the payloads have been thrown away because there was no memory to receive
+        no_memory: whether the payloads have been thrown away because there was no memory to receive
             them.
         causes: in a reply within one process, the exceptions for which items failed, by position;
             not encoded.
     """
 
     kind: FrameKind
-    batch: int = 0
+    batch_id: int = 0
     ids: Sequence[int] = ()
     formats: bytes = b""
     accepts: bytes = b""
@@ -100,7 +100,7 @@ class Frame:
     payloads: Sequence[Payload] = ()
     busy_s: float = 0.0
     waited_s: float = 0.0
-    dropped: bool = False
+    no_memory: bool = False
     causes: dict[int, BaseException] | None = None
 
 
@@ -144,7 +144,7 @@ def encode(frame: Frame) -> list[Buffer]:
     length = sum(lengths)
     if length > MAX_FRAME_BYTES or n > MAX_ITEMS or m > MAX_BUFFERS:
         raise _over_limit(n, m, length, MAX_FRAME_BYTES)
-    header = _HEADER.pack(MAGIC, VERSION, kind, block, n, m, frame.batch, length, frame.busy_s, frame.waited_s)
+    header = _HEADER.pack(MAGIC, VERSION, kind, block, n, m, frame.batch_id, length, frame.busy_s, frame.waited_s)
     routed = (*frame.deadlines, frame.accepts) if kind == FrameKind.BATCH else ()
     table = _table(kind, n, m, has_counts).pack(
         *frame.ids, frame.formats, *lengths, *routed, *(counts if has_counts else ())
@@ -200,7 +200,7 @@ def in_pieces(frame: Frame) -> list[Frame]:
 def _piece(frame: Frame, begin: int, end: int) -> Frame:
     return Frame(
         frame.kind,
-        frame.batch,
+        frame.batch_id,
         frame.ids[begin:end],
         frame.formats[begin:end],
         frame.accepts[begin:end],
@@ -387,7 +387,7 @@ class _Body:
         try:
             header.payloads = _open_block(block, parts, len(header.ids)) if block else _group(parts, self._counts)
         except MemoryError:
-            header.dropped = True
+            header.no_memory = True
         return header
 
     @property
@@ -459,7 +459,7 @@ class _Dropped:
     def frame(self) -> Frame:
         """Return the frame without its payloads, once these have been read."""
         self.header.payloads = ()
-        self.header.dropped = True
+        self.header.no_memory = True
         return self.header
 
     def fill(self, data: memoryview) -> None:

@@ -223,7 +223,7 @@ class BatchAnswerer:
         results = await self._invoker.run(values, self.trouble, until=until)
         if self._after_predict is not None:
             self._after_predict()
-        reply = Frame(FrameKind.REPLY, frame.batch, frame.ids)
+        reply = Frame(FrameKind.REPLY, frame.batch_id, frame.ids)
         await self._encode(results, frame.accepts, until, reply)
         reply.busy_s = monotonic() - started
         return reply

@@ -80,7 +80,7 @@ class ParentSocket:
         frame = self._received.popleft()
         if frame.kind == FrameKind.BATCH and self._parent_ends.poll(0):
             return None  # it had come ahead of time when the service was closed at once
-        if frame.dropped:
+        if frame.no_memory:
             raise MemoryError("there is not enough memory to receive the batch")
         return frame
 

@@ -66,19 +66,19 @@ class _CallAnnouncer:
     of a single call.
 
     Attributes:
-        batch: the id of the batch; 0 for the warm-up, which has no limit.
+        batch_id: the id of the batch; 0 for the warm-up, which has no limit.
     """
 
     def __init__(self, link: Link) -> None:
-        self.batch = 0
+        self.batch_id = 0
         self._link = link
         self._announced_at = 0.0
 
     def __call__(self) -> None:
         now = monotonic()
-        if self.batch and now - self._announced_at > _REPORT_EVERY_S:
+        if self.batch_id and now - self._announced_at > _REPORT_EVERY_S:
             self._announced_at = now
-            self._link.send(Frame(FrameKind.CALL, self.batch))
+            self._link.send(Frame(FrameKind.CALL, self.batch_id))
 
 
 async def serve(
@@ -121,13 +121,13 @@ async def serve(
         waited_s = max(0.0, link.heard_at - idle_since)
         if points.after_recv is not None:
             points.after_recv()
-        announcer.batch = frame.batch
+        announcer.batch_id = frame.batch_id
         reply = await _answer(answerer, frame, retrier, same_process)
         reply.waited_s = waited_s
         if reply.causes:
             clear_own_frames(reply.causes.values())
         if answerer.trouble:
-            _send_trouble(link, frame.batch, answerer.trouble)
+            _send_trouble(link, frame.batch_id, answerer.trouble)
         _send_reply(link, reply)
         if points.after_send is not None:
             points.after_send()
@@ -228,7 +228,7 @@ async def _answer(answerer: BatchAnswerer, frame: Frame, retrier: Retrier, same_
         failures = FailureReports(same_process)
         reported = [failures.report(position, failed) for position in range(len(frame.ids))]
         return Frame(
-            *(FrameKind.REPLY, frame.batch, frame.ids, bytes([outcome for outcome, _ in reported])),
+            *(FrameKind.REPLY, frame.batch_id, frame.ids, bytes([outcome for outcome, _ in reported])),
             payloads=[body for _, body in reported],
             causes=failures.causes,
         )
@@ -251,7 +251,7 @@ def _as_unsendable(reply: Frame, error: FrameError) -> Frame:
     report = FailureReport(f"the result cannot be sent: {error}", "FrameError")
     n = len(reply.ids)
     return Frame(
-        *(FrameKind.REPLY, reply.batch, reply.ids, bytes([Outcome.BAD_RESULT]) * n),
+        *(FrameKind.REPLY, reply.batch_id, reply.ids, bytes([Outcome.BAD_RESULT]) * n),
         payloads=[pack_report(report)] * n,
         busy_s=reply.busy_s,
         waited_s=reply.waited_s,
