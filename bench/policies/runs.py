@@ -28,11 +28,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from bench import CACHE
 from carpool.policy import BY_NAME, Policy
 from carpool.simulate import capacity, run
+from carpool.simulate.arrival_processes import Poisson, Scene
 from carpool.simulate.arrivals import Closed, arrivals_of
 from carpool.simulate.costs import cost_of
 from carpool.simulate.optimal import Optimal, Optimum, optimal_mean_latency
 from carpool.simulate.policies import policy_of
-from carpool.simulate.processes import Poisson, Scene
 from carpool.simulate.replay import Trace
 from carpool.simulate.report import Report
 

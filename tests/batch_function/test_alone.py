@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import carpool
-from carpool.batch_function.batched import Settings, invoker_of
+from carpool.batch_function.base import Settings, invoker_of
 from carpool.batch_function.threads import ThreadBatch
 from carpool.clock import VirtualClock
 from carpool.core.batcher import Batcher

@@ -12,8 +12,8 @@ import uvloop
 from carpool import Model, Service, Stage
 from carpool.http.app import App
 from carpool.http.exchange import Exchange
-from carpool.http.listener import Limits
 from carpool.http.server import Server
+from carpool.http.server_state import Limits
 
 LARGEST = 2 * 2**20
 ANSWER = 8 * 2**20

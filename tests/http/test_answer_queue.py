@@ -11,7 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from carpool.http.answer_queue import AnswerQueue
 from carpool.http.exchange import HttpResponse
-from carpool.http.listener import Limits
+from carpool.http.server_state import Limits
 from tests.effort import examples
 from tests.support.http.front import Front, get, post
 from tests.support.http.jump import on_a_jumping_loop, run, turns
@@ -183,7 +183,7 @@ async def test_a_request_behind_a_page_that_waits_for_its_turn() -> None:
     await turns()
     first.send(post(b"0"))
     await turns()
-    assert len(front.listener.heads) == 2
+    assert len(front.state.heads) == 2
     first.send(get("/metrics"))
     other.send(get("/metrics") + post(b"1") + get("/livez"))  # in one turn with a long page
     await turns()

@@ -99,6 +99,6 @@ def test_a_hundred_clients_that_come_and_go(running: RunningServer) -> None:
         client.reset()
     with Client(running.port) as client:
         assert json.loads(client.ask(request).body)["value"] == 7
-    listener = running.server._listener
-    assert listener is not None
-    running.wait_until(lambda: not listener.connections)
+    state = running.server._state
+    assert state is not None
+    running.wait_until(lambda: not state.connections)

@@ -1,4 +1,4 @@
-"""The end of a listener: idle connections close at once, the others after the answers that are owed."""
+"""The end of a server: idle connections close at once, the others after the answers that are owed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.support.http.jump import on_a_jumping_loop, turns
 
 @on_a_jumping_loop
 async def test_idle_connections_close_at_once() -> None:
-    """A listener that drains closes idle connections at once, also those on which nothing was ever
+    """A server that drains closes idle connections at once, also those on which nothing was ever
     asked.
     """
     front = Front()
     silent, idle = front.connect(), front.connect()
     idle.send(get())
-    front.listener.drain()
-    await front.listener.empty()
+    front.state.drain()
+    await front.state.empty()
     assert silent.lost and idle.lost
     assert [a.status for a in idle.answers()] == [200]
 
@@ -31,9 +31,9 @@ async def test_what_is_owed_is_answered_first() -> None:
     one.send(post(b"1"))
     row.send(post(b"2") + get() + post(b"3"))
     await turns()
-    front.listener.drain()
+    front.state.drain()
     assert not one.ended and not row.ended
-    await front.listener.empty()
+    await front.state.empty()
     assert [(a.status, a.closes) for a in one.answers()] == [(200, True)]
     assert [(a.status, a.closes) for a in row.answers()] == [(200, False), (200, False), (200, True)]
     assert not one.aborted and not row.aborted
@@ -41,15 +41,15 @@ async def test_what_is_owed_is_answered_first() -> None:
 
 @on_a_jumping_loop
 async def test_a_request_on_its_way_is_answered() -> None:
-    """A request of which a half is there when the listener drains is read to its end and answered."""
+    """A request of which a half is there when the server drains is read to its end and answered."""
     front = Front()
     wire = front.connect()
     wire.send(get()[:10])
-    front.listener.drain()
+    front.state.drain()
     await asyncio.sleep(1.0)
     assert not wire.ended
     wire.send(get()[10:])
-    await front.listener.empty()
+    await front.state.empty()
     assert [(a.status, a.closes) for a in wire.answers()] == [(200, True)]
 
 
@@ -61,10 +61,10 @@ async def test_an_answer_before_a_request_on_its_way() -> None:
     front = Front(cost_s=1.0)
     wire = front.connect()
     wire.send(post(b"1") + post(b"2")[:-1])
-    front.listener.drain()
+    front.state.drain()
     await asyncio.sleep(2.0)
     wire.send(b"2")
-    await front.listener.empty()
+    await front.state.empty()
     assert [(a.status, a.closes) for a in wire.answers()] == [(200, False), (200, True)]
 
 
@@ -78,8 +78,8 @@ async def test_abort_ends_everything() -> None:
     wires[1].send(post(b"2"))
     wires[2].send(b"GET")
     await turns()
-    front.listener.abort()
-    await front.listener.empty()
+    front.state.abort()
+    await front.state.empty()
     front.worker.finish()
     await turns()
     assert [wire.lost for wire in wires] == [True, True, True]
@@ -88,8 +88,8 @@ async def test_abort_ends_everything() -> None:
 
 @on_a_jumping_loop
 async def test_an_empty_listener_is_empty() -> None:
-    """A listener without connections has drained at once."""
-    await Front().listener.empty()
+    """A server without connections has drained at once."""
+    await Front().state.empty()
 
 
 @on_a_jumping_loop

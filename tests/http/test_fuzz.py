@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.http.listener import Limits
 from carpool.http.reader import LARGE_BODY
+from carpool.http.server_state import Limits
 from carpool.request import Request
 from tests.effort import examples
 from tests.http.bad_requests import ALL
@@ -96,7 +96,7 @@ async def survive(front: Front, wire: Wire) -> None:
     other.send(post(b"ok"))
     await asyncio.sleep(5.0)
     assert [a.status for a in other.answers()] == [200]
-    assert front.listener.bodies.held == 0
+    assert front.state.bodies.held == 0
     assert front.driver.pipeline.unanswered == 0
 
 
@@ -165,8 +165,8 @@ async def test_clients_that_leave_at_any_byte(data: bytes, after: int, reads: bo
     await turns(2)
     wire.reset()
     await asyncio.sleep(5.0)
-    assert front.listener.connections == set()
-    assert front.listener.bodies.held == 0
+    assert front.state.connections == set()
+    assert front.state.bodies.held == 0
     assert front.driver.pipeline.unanswered == 0
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from carpool.http.app import App
 from carpool.http.connection import Connection
 from carpool.http.exchange import Exchange
-from carpool.http.listener import Limits, Listener
+from carpool.http.server_state import Limits, ServerState
 from tests.effort import examples
 from tests.support.http.front import Front, chunked, get, post
 from tests.support.http.jump import on_a_jumping_loop, run, turns
@@ -45,7 +45,7 @@ class WatchedApp(App):
 
 def forgetful(front: Front) -> Front:
     """The same front without its memory for heads."""
-    front.listener.remember = lambda raw, head: None  # type: ignore[method-assign]
+    front.state.remember = lambda raw, head: None  # type: ignore[method-assign]
     return front
 
 
@@ -84,7 +84,7 @@ async def test_a_head_seen_before_is_not_parsed_again() -> None:
     wire = front.connect()
     wire.send(post(b"ab"))
     await turns()
-    assert len(front.listener.heads) == 1
+    assert len(front.state.heads) == 1
     reader = wire.get_protocol()._reader  # type: ignore[attr-defined]
     wire.get_protocol()._reader = Deaf()  # type: ignore[attr-defined]
     wire.send(post(b"cd") + post(b"ef"))
@@ -116,7 +116,7 @@ async def test_heads_that_are_not_kept(name: str) -> None:
     front = Front()
     front.connect().send(NEVER_KNOWN[name])
     await turns()
-    assert front.listener.heads == {}
+    assert front.state.heads == {}
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -144,7 +144,7 @@ async def test_an_address_as_for_a_proxy(target: str, status: int, known: bool) 
     wire.send(post(b"1", target))
     await turns()
     assert [a.status for a in wire.answers()] == [status]
-    assert len(front.listener.heads) == (status == 200)
+    assert len(front.state.heads) == (status == 200)
 
 
 @on_a_jumping_loop
@@ -196,7 +196,7 @@ async def test_the_memory_is_bounded() -> None:
     wire = front.connect()
     for n in range(3000):
         wire.send(get(f"/livez?{n}"))
-    assert 0 < len(front.listener.heads) <= 1024
+    assert 0 < len(front.state.heads) <= 1024
     assert len(wire.answers()) == 3000
 
 
@@ -308,7 +308,7 @@ async def conversation(
     wire = front.connect(reads)
     for n, piece in enumerate(pieces):
         if n == drains_after:
-            front.listener.drain()
+            front.state.drain()
         wire.send(piece)
         if ends and n == len(pieces) - 1:
             wire.end()
@@ -341,13 +341,13 @@ def test_an_answer_written_at_once_is_the_same(
 
 @on_a_jumping_loop
 async def test_the_listener_is_asked_to_remember() -> None:
-    """A listener whose memory `forgetful` has switched off keeps no head, so the comparison above
+    """A server whose memory `forgetful` has switched off keeps no head, so the comparison above
     compares.
     """
     front = forgetful(Front())
-    assert isinstance(front.listener, Listener)
+    assert isinstance(front.state, ServerState)
     wire = front.connect()
     wire.send(post(b"ab") * 3)
     await turns()
-    assert front.listener.heads == {}
+    assert front.state.heads == {}
     assert len(wire.answers()) == 3

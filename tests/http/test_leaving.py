@@ -53,7 +53,7 @@ async def test_a_request_that_is_cut_short_is_not_run(data: bytes) -> None:
     assert wire.lost
     assert bytes(wire.received) == b""
     assert front.worker.seen == []
-    assert front.listener.bodies.held == 0
+    assert front.state.bodies.held == 0
 
 
 @on_a_jumping_loop

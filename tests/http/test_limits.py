@@ -13,8 +13,8 @@ import pytest
 from carpool import Service, Stage
 from carpool.http.app import App
 from carpool.http.connection import Connection
-from carpool.http.listener import Limits
 from carpool.http.reader import LARGE_BODY, LARGEST_READ
+from carpool.http.server_state import Limits
 from carpool.wire.memory import Memory
 from tests.support.http.front import Front, chunked, get, post
 from tests.support.http.jump import on_a_jumping_loop, turns
@@ -82,7 +82,7 @@ async def test_the_border(what: str, piece: int | None) -> None:
     assert (await ask(front, request(limit), piece)).status == 200
     answer = await ask(front, request(limit + 1), piece)
     assert (answer.status, json.loads(answer.body)["error"]["code"], answer.closes) == (status, code, True)
-    assert front.listener.bodies.held == 0
+    assert front.state.bodies.held == 0
 
 
 @on_a_jumping_loop
@@ -96,7 +96,7 @@ async def test_a_body_that_is_too_large_is_not_waited_for() -> None:
     assert b"100 Continue" not in wire.received
     assert [a.status for a in wire.answers()] == [413]
     wire.send(b"x" * 1000)
-    assert front.listener.bodies.held == 0
+    assert front.state.bodies.held == 0
     await wire.closed
 
 
@@ -160,7 +160,7 @@ async def test_promised_bytes_do_not_count(request_of: Callable[[bytes], bytes])
         await turns()
     assert statuses(good) == [200] * 10
     assert statuses(*idle) == []
-    assert front.listener.bodies.held == 0
+    assert front.state.bodies.held == 0
     for wire in idle:
         wire.send(body)
     await turns()
@@ -187,7 +187,7 @@ async def test_who_fills_the_memory_and_stands_still_is_ended_first(request_of: 
     quick.send(request_of(body)[-100:])
     await turns()
     assert statuses(quick) == [200]
-    assert front.listener.bodies.held == 0
+    assert front.state.bodies.held == 0
     assert front.outcomes == {"ok": 2, "invalid_request": 1}
     await slow.closed
 
@@ -198,7 +198,7 @@ async def test_a_share_is_everybody_s_own() -> None:
     whoever needs room.
     """
     front = small_account()
-    share = front.listener.bodies.share
+    share = front.state.bodies.share
     slow = [front.connect() for _ in range(4)]
     for wire in slow:
         wire.send(chunked(b"x" * share)[:-5])
@@ -239,9 +239,9 @@ async def test_who_is_the_slowest_itself_is_told_to_come_again() -> None:
 async def test_the_account_holds_the_largest_body_twice() -> None:
     """Regression: a body that the app lets in was always 429 where it was larger than the account."""
     front = Front(Limits(body_bytes_in_flight=LARGE_BODY), max_body_bytes=5 * LARGE_BODY)
-    assert front.listener.bodies.limit == 10 * LARGE_BODY
+    assert front.state.bodies.limit == 10 * LARGE_BODY
     assert (await ask(front, post(b"x" * 5 * LARGE_BODY))).status == 200
-    assert Front().listener.bodies.limit == Limits().body_bytes_in_flight
+    assert Front().state.bodies.limit == Limits().body_bytes_in_flight
 
 
 def test_memory_is_taken_when_it_is_filled() -> None:
@@ -281,11 +281,11 @@ async def test_a_crowd_of_connections() -> None:
     front = Front(Limits(connections=3))
     wires = [front.connect() for _ in range(100)]
     await turns()
-    assert len(front.listener.connections) == 6
+    assert len(front.state.connections) == 6
     assert [a.status for wire in wires for a in wire.answers()] == [503] * 3
     for wire in wires[3:]:
         await wire.closed
-    assert len(front.listener.connections) == 3
+    assert len(front.state.connections) == 3
 
 
 @on_a_jumping_loop
@@ -339,5 +339,5 @@ async def test_a_refused_client_may_be_gone_already() -> None:
     """
     front = Front(limits=Limits(connections=1))
     front.connect()
-    wire = Gone(lambda: Connection(front.listener))
+    wire = Gone(lambda: Connection(front.state))
     assert [answer.status for answer in wire.answers()] == [503]

@@ -27,7 +27,7 @@ def document(*services: Service, **settings: Any) -> dict[str, Any]:
     async def main() -> dict[str, Any]:
         front = Front()
         front.app = App(*services, **settings)
-        front.listener.app = front.app
+        front.state.app = front.app
         wire = front.connect()
         wire.send(get("/openapi.json"))
         await turns()

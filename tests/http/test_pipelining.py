@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from carpool.http.connection import HttpExchange
-from carpool.http.listener import Limits
+from carpool.http.server_state import Limits
 from tests.support.http.front import Front, get, post
 from tests.support.http.jump import on_a_jumping_loop, turns
 
@@ -167,10 +167,10 @@ async def test_requests_that_were_not_read_yet(ending: str) -> None:
     if ending == "reset":
         wire.reset()
     else:
-        front.listener.drain()
+        front.state.drain()
     for _ in range(20):
         await _second()
-    assert (wire.lost, front.listener.connections) == (True, set())
+    assert (wire.lost, front.state.connections) == (True, set())
     if ending == "drain":
         assert [a.status for a in wire.answers()] == [200] * 40
         assert wire.answers()[-1].closes

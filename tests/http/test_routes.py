@@ -47,7 +47,7 @@ async def test_a_route_that_raises(kind: type[BaseException], known: bool, caplo
     assert [a.status for a in wire.answers()] == [500, 200, 500, 200]
     assert code_of(wire.answers()[0]) == "internal_error"
     assert not wire.ended
-    assert b"/raise" in next(iter(front.listener.heads))
+    assert b"/raise" in next(iter(front.state.heads))
     assert "could not be answered" in caplog.text
     assert kind.__name__ in caplog.text
 

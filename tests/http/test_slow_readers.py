@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from carpool.http.listener import Limits
+from carpool.http.server_state import Limits
 from tests.support.http.front import Front, get, post
 from tests.support.http.jump import on_a_jumping_loop, turns
 
@@ -64,7 +64,7 @@ async def test_one_that_never_reads_is_dropped() -> None:
     await wire.closed
     assert asyncio.get_running_loop().time() == pytest.approx(20.0, abs=0.1)
     assert wire.aborted
-    assert front.listener.connections == set()
+    assert front.state.connections == set()
 
 
 @on_a_jumping_loop

@@ -108,7 +108,7 @@ async def answer(stream: Stream, pieces: list[bytes], pause: bool) -> tuple[list
         if pause:
             await turns(4)
     await turns(4 + 4 * len(stream.statuses))
-    assert front.listener.bodies.held == 0
+    assert front.state.bodies.held == 0
     received = _ID.sub(b"ID", _DATE.sub(b"", bytes(wire.received)))
     return front.worker.seen, received, wire
 

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from carpool.http.listener import Limits
 from carpool.http.reader import LARGE_BODY
+from carpool.http.server_state import Limits
 from tests.support.http.front import Front, chunked, get, post
 from tests.support.http.jump import on_a_jumping_loop, turns
 from tests.support.http.wire import Wire
@@ -53,7 +53,7 @@ async def test_a_request_that_stops(name: str) -> None:
     assert await seconds_until_ended(wire) == pytest.approx(wait_s, abs=0.5)
     assert [a.status for a in wire.answers()] == statuses
     await wire.closed
-    assert front.listener.bodies.held == 0
+    assert front.state.bodies.held == 0
     assert front.worker.seen == []
 
 

@@ -12,7 +12,7 @@ import pytest
 import carpool
 from carpool import HTTPRequest, Service, Stage
 from carpool.http.app import App
-from carpool.http.listener import Limits, Listener
+from carpool.http.server_state import Limits, ServerState
 from carpool.http_request import Headers, RequestMaker, pack_head
 from carpool.model import traits_of
 from tests.http import talkers
@@ -130,7 +130,7 @@ async def test_headers_are_kept_for_those_only_who_ask() -> None:
         def request_received(self, head: Any, body: Any, refusal: Any) -> None:
             taken.append((head, refusal))
 
-    reader = RequestReader(Listener(app, Limits()), Receiver())  # type: ignore[arg-type]
+    reader = RequestReader(ServerState(app, Limits()), Receiver())  # type: ignore[arg-type]
     for name in ("csv", "described"):
         reader.feed(post(b"1", f"/models/{name}/predict", "Content-Type: application/json", "X-A: 1"))
     (csv, said), (described, also) = taken

@@ -10,8 +10,8 @@ from statistics import fmean, pstdev
 
 import pytest
 
+from carpool.simulate.arrival_processes import MMPP, Bursts, Flash, Gamma, Open, Poisson, Scene, Sine
 from carpool.simulate.arrivals import Closed, arrivals_of
-from carpool.simulate.processes import MMPP, Bursts, Flash, Gamma, Open, Poisson, Scene, Sine
 from carpool.simulate.replay import Trace
 
 SCENE = Scene(duration_s=200.0, capacity=100.0)

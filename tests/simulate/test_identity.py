@@ -31,8 +31,8 @@ from carpool.drive.aio import Driver
 from carpool.drive.virtual import TICK_S, VirtualDriver
 from carpool.observe.stats import Stats
 from carpool.request import Lane, Request
+from carpool.simulate.arrival_processes import Bursts, Flash, Open, Poisson, Scene
 from carpool.simulate.policies import policy_of
-from carpool.simulate.processes import Bursts, Flash, Open, Poisson, Scene
 
 POLICIES = ("greedy", "static:10ms", "static:10ms,from_idle=yes", "aimd", "cork", "deadline", "adaptive")
 SLO_S = 0.06

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import fields
 from typing import Any, Literal, Protocol, TypedDict, TypeVar, Unpack, overload
 
-from carpool.batch_function.batched import Settings, invoker_of
+from carpool.batch_function.base import Settings, invoker_of
 from carpool.batch_function.tasks import AsyncBatch
 from carpool.batch_function.threads import ThreadBatch
 from carpool.call.invoke import is_async

@@ -13,7 +13,7 @@ from math import inf
 from threading import get_ident
 from typing import Any, Generic, TypeVar, cast, overload
 
-from carpool.batch_function.batched import Bindable, Settings, invoker_of, live_functions
+from carpool.batch_function.base import Bindable, Settings, invoker_of, live_functions
 from carpool.call import merge as merging
 from carpool.call.invoke import Invoker
 from carpool.call.results import Trouble

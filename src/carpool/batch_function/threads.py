@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, Generic, TypeVar, cast, overload
 
-from carpool.batch_function.batched import Bindable, Settings, invoker_of, live_functions
+from carpool.batch_function.base import Bindable, Settings, invoker_of, live_functions
 from carpool.call import merge as merging
 from carpool.call.invoke import Invoker
 from carpool.call.lock import execution_lock
@@ -18,7 +18,7 @@ from carpool.drive.threads import LineDriver
 from carpool.drive.wakeups import ThreadWaiter
 from carpool.errors import DeadlineExceeded, Unavailable
 from carpool.request import Request
-from carpool.service.settings import flag, optional_seconds
+from carpool.service.checks import flag, optional_seconds
 
 A = TypeVar("A")
 B = TypeVar("B")

@@ -30,12 +30,12 @@ from carpool.http.codec import (
 )
 from carpool.http.endpoint import Endpoint
 from carpool.http.error_answers import ErrorAnswers
-from carpool.http.exchange import Ask, Asked, Exchange, Head, HttpResponse
+from carpool.http.exchange import Ask, Exchange, Head, HttpResponse, ServedModel
 from carpool.http_request import pack_head
 from carpool.logger import logger
 from carpool.observe.log import printable
 from carpool.request import DEFAULT_LANE, Lane
-from carpool.service.settings import LARGEST_PRIORITY, at_least, check_callable, nonnegative_seconds
+from carpool.service.checks import LARGEST_PRIORITY, at_least, check_callable, nonnegative_seconds
 from carpool.wire.payload import CUSTOM
 
 if TYPE_CHECKING:
@@ -289,7 +289,7 @@ class App:
         wants_head = formats.wants_heads and format == CUSTOM
         return Ask(
             endpoint=endpoint,
-            answers=self,
+            responder=self,
             format=format,
             accept=accept,
             timeout_s=limit if timeout is None else min(limit, _seconds(timeout)),
@@ -406,7 +406,7 @@ def _tell_methods(*methods: bytes) -> Route:
     return lambda exchange: exchange.respond(response)
 
 
-def _count_refusal(endpoint: Asked, error: CarpoolError) -> None:
+def _count_refusal(endpoint: ServedModel, error: CarpoolError) -> None:
     """Count a refused request for its model."""
     if endpoint.driver is not None:
         endpoint.driver.refused(error)

@@ -37,8 +37,8 @@ from typing import Any, cast
 from carpool.http.answer_queue import AnswerQueue
 from carpool.http.codec import Refusal
 from carpool.http.exchange import REQUEST_ID, Exchange, HttpResponse
-from carpool.http.listener import HttpHead, Listener
 from carpool.http.reader import LARGE_BODY, MOST_AT_ONCE, RequestReader
+from carpool.http.server_state import HttpHead, ServerState
 from carpool.http.timers import Timers
 from carpool.request import Request
 from carpool.wire.response import CheckedResponse
@@ -82,7 +82,7 @@ class Connection(asyncio.Protocol):
     """One client.
 
     Args:
-        listener: has what the connections of one server share.
+        state: has what the connections of one server share.
 
     Attributes:
         app: answers the requests.
@@ -90,18 +90,18 @@ class Connection(asyncio.Protocol):
         is_reading_paused: whether the transport has been told not to read.
     """
 
-    def __init__(self, listener: Listener) -> None:
-        self.app = listener.app
-        self._listener = listener
-        self._limits = listener.limits
-        self._known_heads = listener.heads
+    def __init__(self, state: ServerState) -> None:
+        self.app = state.app
+        self._state = state
+        self._limits = state.limits
+        self._known_heads = state.heads
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
 
         # Receiving. A request is counted where its head is read: here if it is known, else by the
         # reader.
         self.ignoring_input = False
-        self._reader = RequestReader(listener, self)
+        self._reader = RequestReader(state, self)
         self._timers = Timers(self, self._reader, self._limits)
         self._large_body: _LargeBody | None = None  # while it stands in for us
         self._looked_up = 0
@@ -122,16 +122,16 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
-        self._listener.connections.add(self)
+        self._state.connections.add(self)
         self._timers.start()
-        n_open, most = len(self._listener.connections), self._limits.connections
+        n_open, most = len(self._state.connections), self._limits.connections
         if n_open > 2 * most:
             self.abort()
         elif n_open > most:
             self.refuse(self.app.refuse(None, Refusal(503, "too_many_connections")))
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._listener.remove(self)
+        self._state.remove(self)
         self._timers.cancel()
         self.ignoring_input = True
         self._kept = b""
@@ -197,7 +197,7 @@ class Connection(asyncio.Protocol):
                 queue.given
                 or queue.waiting
                 or self._is_writing_paused
-                or (head.ask is None and self._listener.long_page_written)
+                or (head.ask is None and self._state.long_page_written)
             ):
                 queue.add(exchange)
                 self._give()
@@ -333,7 +333,7 @@ class Connection(asyncio.Protocol):
                 elif exchange.head.ask is not None:
                     queue.give()
                     self.app.handle(exchange)  # may answer at once, and shorten the queue
-                elif self._listener.may_ask_for_page(self):
+                elif self._state.may_ask_for_page(self):
                     queue.give()
                     self.app.handle(exchange)
                     self._note_page(exchange)
@@ -352,7 +352,7 @@ class Connection(asyncio.Protocol):
     def _note_page(self, exchange: HttpExchange) -> None:
         """Let other clients have their turn after a long page, which takes milliseconds."""
         if exchange.response is not None and len(exchange.response.body) >= _LONG_PAGE:
-            self._listener.note_long_page()
+            self._state.note_long_page()
 
     def flush(self) -> None:
         """Write the answers whose turn it is."""
@@ -365,13 +365,13 @@ class Connection(asyncio.Protocol):
         elif not queue.given:
             if self.is_reading_paused:
                 self._regulate()
-            if self._is_half_closed or (self._listener.is_draining and self._has_nothing_to_read):
+            if self._is_half_closed or (self._state.is_draining and self._has_nothing_to_read):
                 transport.close()
 
     def _write(self, exchange: HttpExchange, response: HttpResponse) -> None:
         """Write an answer, and close if it is the last one."""
         head, body, was_paused = exchange.head, response.body, self._is_writing_paused
-        is_last = not head.keep_alive or (self._listener.is_draining and self.is_quiet)
+        is_last = not head.keep_alive or (self._state.is_draining and self.is_quiet)
         start = self._start_of(response, head, is_last)
         if head.method == b"HEAD":
             self._transport.write(start)
@@ -390,7 +390,7 @@ class Connection(asyncio.Protocol):
         Fast path of `Exchange.tell`, `flush` and `_write`: the same outcome, see
         tests/http/test_known_heads.py.
         """
-        queue, head, listener, transport = self._queue, exchange.head, self._listener, self._transport
+        queue, head, state, transport = self._queue, exchange.head, self._state, self._transport
         ask = head.ask
         body: Any = exchange.result
         more = head.good_headers
@@ -401,14 +401,14 @@ class Connection(asyncio.Protocol):
             or type(body) is CheckedResponse
             or more is None
             or self._is_half_closed
-            or listener.is_draining
+            or state.is_draining
             or len(body) >= LARGE_BODY
             or self._is_writing_paused
             or transport.is_closing()
         ):
             return False
         queue.given.clear()
-        prefix = listener.ok_prefixes.get(ask.content_type) or listener.ok_prefix(ask.content_type)
+        prefix = state.ok_prefixes.get(ask.content_type) or state.ok_prefix(ask.content_type)
         if more:
             transport.write(b"%b%d\r\n%b\r\n%b" % (prefix, len(body), more, body))
         else:
@@ -420,7 +420,7 @@ class Connection(asyncio.Protocol):
         status, body, content_type, headers = response
         if REQUEST_ID in head.headers:
             headers = head.echoed(headers)
-        lines = [b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b"")), self._listener.common_headers()]
+        lines = [b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b"")), self._state.common_headers()]
         if response.describes_its_body:
             lines.append(b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type, len(body)))
         lines += [b"%b: %b\r\n" % header for header in headers]

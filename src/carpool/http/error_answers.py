@@ -17,7 +17,7 @@ from carpool.http.codec import error_response
 from carpool.http.exchange import HttpResponse
 from carpool.logger import logger
 from carpool.observe.log import printable
-from carpool.service.settings import flag
+from carpool.service.checks import flag
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
 

@@ -1,7 +1,7 @@
 """One HTTP request and the answer that it is owed: the noun that the app and both its fronts share.
 
-This file knows neither the app nor its models. What it needs of them are two protocols, `Answers`
-and `Asked`.
+This file knows neither the app nor its models. What it needs of them are two protocols,
+`ErrorResponder` and `ServedModel`.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class HttpResponse(NamedTuple):
         return self.status not in _STATUSES_WITHOUT_BODY
 
 
-class Answers(Protocol):
+class ErrorResponder(Protocol):
     """Puts the outcome of a request into HTTP, as the app does."""
 
     def error(self, head: Head | None, error: Exception) -> HttpResponse:
         """Return the response to a request that ended with `error`."""
 
 
-class Asked(Protocol):
+class ServedModel(Protocol):
     """A model as the app serves it.
 
     Attributes:
@@ -80,7 +80,7 @@ class Ask:
 
     Attributes:
         endpoint: the model.
-        answers: puts an error into HTTP.
+        responder: puts an error into HTTP.
         format: how the body is to be decoded (see `wire/payload.py`).
         accept: how the result is to be encoded.
         timeout_s: the time that the request may take.
@@ -89,8 +89,8 @@ class Ask:
         packed: the whole head, for a model whose `decode` asks for it; empty otherwise.
     """
 
-    endpoint: Asked
-    answers: Answers
+    endpoint: ServedModel
+    responder: ErrorResponder
     format: int
     accept: int
     timeout_s: float
@@ -173,7 +173,7 @@ class Exchange(Request):
         ask, result = self.head.ask, self.result
         assert ask is not None, "the driver answers only what a model was asked"
         if self.error is not None:
-            self.respond(ask.answers.error(self.head, self.error))
+            self.respond(ask.responder.error(self.head, self.error))
         elif type(result) is CheckedResponse:
             content_type = result.content_type or ask.content_type
             self.respond(HttpResponse(result.status, result.body, content_type, result.headers))

@@ -21,12 +21,12 @@ import httptools
 from carpool.errors import CarpoolError
 from carpool.http.codec import Refusal, too_large
 from carpool.http.exchange import WANTED_HEADERS, HttpResponse
-from carpool.http.listener import HttpHead
+from carpool.http.server_state import HttpHead
 from carpool.http_request import Field
 from carpool.logger import logger
 
 if TYPE_CHECKING:
-    from carpool.http.listener import Listener
+    from carpool.http.server_state import ServerState
 
 
 LARGE_BODY: Final = 64 * 1024
@@ -87,7 +87,7 @@ class RequestReader:
     """Reads the requests of one connection.
 
     Args:
-        listener: has the app, the limits and the memory that connections share.
+        state: has the app, the limits and the memory that connections share.
         receiver: the connection, which is told of every request.
 
     Attributes:
@@ -99,15 +99,15 @@ class RequestReader:
         held: how many bytes of the present request's body are in memory.
     """
 
-    def __init__(self, listener: Listener, receiver: Receiver) -> None:
+    def __init__(self, state: ServerState, receiver: Receiver) -> None:
         self.at_request_start = True
         self.in_headers = False
         self.head: HttpHead | None = None
         self.requests = 0
         self.held = 0
-        self._app = listener.app
-        self._listener = listener
-        self._limits = listener.limits
+        self._app = state.app
+        self._state = state
+        self._limits = state.limits
         self._receiver = receiver
         self._parser: Any = httptools.HttpRequestParser(self)
         self._target = b""
@@ -158,7 +158,7 @@ class RequestReader:
         """Note that more bytes are in the memory that `Receiver.large_body_started` was given."""
         assert self._large_body is not None
         try:
-            self._listener.bodies.add(self, nbytes)
+            self._state.bodies.add(self, nbytes)
         except CarpoolError as error:
             self._receiver.refuse(self._app.refuse(self.head, error))
             return
@@ -241,7 +241,7 @@ class RequestReader:
             self._parts.append(body)
             if self.held + len(body) > self._app.max_body_bytes:
                 raise too_large(self._app.max_body_bytes)
-        self._listener.bodies.add(self, len(body))
+        self._state.bodies.add(self, len(body))
 
     def on_chunk_header(self) -> None:
         self._unparsed_bytes = 0
@@ -319,7 +319,7 @@ class RequestReader:
             # the parser has seen each of these lines, and all end as they should
             and raw.count(b"\n") == raw.count(b"\r\n") == self._fields + 2
         ):
-            self._listener.remember(raw, head)
+            self._state.remember(raw, head)
 
     def _response_to(self, cause: BaseException | None) -> HttpResponse:
         """Return the answer to a request at which one of the parser's calls raised."""
@@ -363,11 +363,11 @@ class RequestReader:
         if b"expect" in self._headers and not head.is_http_1_0:
             self._receiver.send_continue()
         if head.length >= LARGE_BODY or self._parser.should_upgrade():
-            self._large_body = memoryview(self._listener.memory.buffer(head.length))
+            self._large_body = memoryview(self._state.memory.buffer(head.length))
 
     def _take_body(self) -> bytes | bytearray:
         """Take what was received of the body, and its bytes off the account."""
-        self._listener.bodies.remove(self)
+        self._state.bodies.remove(self)
         if self._large_body is not None:
             body = cast(bytearray, self._large_body.obj)
             self._large_body = None

@@ -14,7 +14,7 @@ from typing import Any
 from carpool.errors import Unavailable
 from carpool.http.app import App
 from carpool.http.connection import Connection
-from carpool.http.listener import Limits, Listener
+from carpool.http.server_state import Limits, ServerState
 from carpool.logger import logger
 
 _BACKLOG = 2048
@@ -43,7 +43,7 @@ class Server:
         self.port = port
         self.sockets: list[socket.socket] = []
         self._limits = limits or Limits()
-        self._listener: Listener | None = None
+        self._state: ServerState | None = None
         self._servers: list[asyncio.Server] = []
 
     def bind(self) -> None:
@@ -58,10 +58,10 @@ class Server:
         """Accept connections; the app answers 503 until it has started."""
         if not self.sockets:
             self.bind()
-        listener = self._listener = Listener(self.app, self._limits)
+        state = self._state = ServerState(self.app, self._limits)
         loop = asyncio.get_running_loop()
         self._servers = [
-            await loop.create_server(lambda: Connection(listener), sock=sock, backlog=_BACKLOG) for sock in self.sockets
+            await loop.create_server(lambda: Connection(state), sock=sock, backlog=_BACKLOG) for sock in self.sockets
         ]
 
     async def stop(self, drain: bool = True) -> None:
@@ -74,12 +74,12 @@ class Server:
         await self.app.stop(drain)
         for server in self._servers:
             server.close()
-        if self._listener is not None:
-            self._listener.drain()
+        if self._state is not None:
+            self._state.drain()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_ANSWERS_S if drain else 0):
-                    await self._listener.empty()
-            self._listener.abort()
+                    await self._state.empty()
+            self._state.abort()
         self._servers = []
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:

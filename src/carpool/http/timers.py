@@ -21,8 +21,8 @@ import asyncio
 from math import inf
 from typing import Protocol
 
-from carpool.http.listener import Limits
 from carpool.http.reader import RequestReader
+from carpool.http.server_state import Limits
 
 _LINGER_S = 2.0
 _PROBE_AFTER_S = 0.02

@@ -9,7 +9,7 @@ from typing import Literal
 
 from carpool.model import AnyModel
 from carpool.observe.shown import Row, as_html
-from carpool.service.settings import (
+from carpool.service.checks import (
     at_least,
     check_lone_wait,
     check_overload,

@@ -37,9 +37,9 @@ from carpool.observe.stats import ServiceSnapshot
 from carpool.policy.one_by_one import MOST_IN_A_HOP
 from carpool.request import Lane, Request
 from carpool.service.assemble import assemble
+from carpool.service.checks import at_least, optional_seconds, valid_priority
 from carpool.service.declaration import Declaration
 from carpool.service.running import Running
-from carpool.service.settings import at_least, optional_seconds, valid_priority
 from carpool.service.stage import Stage
 from carpool.service.weigh import weigher_of
 from carpool.worker import affinity, program

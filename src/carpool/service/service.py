@@ -6,9 +6,9 @@ import importlib
 from typing import Literal
 
 from carpool.drive.output import LineSink, print_line
+from carpool.service.checks import at_least, check_callable
 from carpool.service.declaration import Declaration
 from carpool.service.handle import AsyncHandle, Handle
-from carpool.service.settings import at_least, check_callable
 
 _SINK_ARGUMENTS = "a worker's name, whether it is an error, and a line"
 

@@ -21,7 +21,7 @@ from carpool.model import (
     traits_of,
 )
 from carpool.policy import Adaptive, OneByOne, Policy, PolicyName, new_policy
-from carpool.service.settings import (
+from carpool.service.checks import (
     at_least,
     check_callable,
     check_policy,

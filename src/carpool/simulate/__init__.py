@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from carpool.simulate.arrival_processes import MMPP, Bursts, Flash, Gamma, Poisson, Sine
 from carpool.simulate.arrivals import Closed
 from carpool.simulate.compare import compare, sweep
 from carpool.simulate.costs import Affine, Cost, Drifting, Knee, Noisy, Sqrt, Table, Tile
 from carpool.simulate.engine import run
-from carpool.simulate.processes import MMPP, Bursts, Flash, Gamma, Poisson, Sine
 from carpool.simulate.replay import Trace
 from carpool.simulate.report import Report, mean_of
 from carpool.simulate.servers import capacity

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from carpool.simulate import specs
-from carpool.simulate.processes import MMPP, Bursts, Flash, Gamma, Open, Poisson, Sine
+from carpool.simulate.arrival_processes import MMPP, Bursts, Flash, Gamma, Open, Poisson, Sine
 from carpool.simulate.replay import GivenTimes, Trace
 
 EXAMPLE = "poisson:rate=800"

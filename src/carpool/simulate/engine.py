@@ -18,7 +18,7 @@ from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.drive.virtual import BatchCost, VirtualDriver
 from carpool.policy import Policy
-from carpool.service.settings import flag, nonnegative_seconds, optional_seconds
+from carpool.service.checks import flag, nonnegative_seconds, optional_seconds
 from carpool.simulate.arrivals import arrivals_of
 from carpool.simulate.policies import PolicyLike, label_of, policy_of
 from carpool.simulate.report import Report, report_of

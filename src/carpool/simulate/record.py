@@ -18,12 +18,12 @@ class StageRecord:
     """What happened in one stage.
 
     Attributes:
-        sizes: How many batches there were, by the number of requests in them.
+        batch_sizes: How many batches there were, by the number of requests in them.
         busy_s: The seconds for which its workers were busy, up to the end of the arrivals.
     """
 
     def __init__(self) -> None:
-        self.sizes: Counter[int] = Counter()
+        self.batch_sizes: Counter[int] = Counter()
         self.busy_s = 0.0
 
 
@@ -62,7 +62,7 @@ class Record:
     def started(self, now: float, batch: Batch, busy_s: float) -> None:
         """Count a batch that keeps its worker busy from `now` on, up to the end of the arrivals."""
         stage = self.stages[batch.stage]
-        stage.sizes[batch.n] += 1
+        stage.batch_sizes[batch.n] += 1
         if now < self.duration_s:
             stage.busy_s += min(busy_s, self.duration_s - now)
 

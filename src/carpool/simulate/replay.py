@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple, Self
 
-from carpool.simulate.processes import Open, Scene
+from carpool.simulate.arrival_processes import Open, Scene
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ def report_of(
     p50_s = _quantile(latencies, 0.5)
     by_class = _class_attainment(record, good)
     utilisation = tuple(stage.busy_s / (n * record.duration_s) for stage, n in zip(record.stages, workers, strict=True))
-    sizes = [_mean_size(stage.sizes) for stage in record.stages]
+    sizes = [_mean_size(stage.batch_sizes) for stage in record.stages]
     busiest = utilisation.index(max(utilisation))
     return Report(
         policy=policy,
@@ -157,12 +157,12 @@ def report_of(
         class_attainment=by_class,
         class_ratio=min(by_class.values()) / max(by_class.values()) if any(by_class.values()) else NAN,
         wake_ups=wake_ups / requests if requests else 0.0,
-        batches=sum(record.stages[busiest].sizes.values()),
+        batches=sum(record.stages[busiest].batch_sizes.values()),
         mean_batch_size=sizes[busiest],
         utilisation=utilisation[busiest],
         stage_utilisation=utilisation,
         stage_batch_size=tuple(sizes),
-        batch_sizes=dict(sorted(record.stages[busiest].sizes.items())),
+        batch_sizes=dict(sorted(record.stages[busiest].batch_sizes.items())),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from carpool.service.settings import at_least
+from carpool.service.checks import at_least
 from carpool.simulate.costs import Cost, cost_of
 
 

@@ -15,9 +15,9 @@ from random import Random
 from carpool.core.batch import Batch
 from carpool.drive.virtual import VirtualDriver
 from carpool.request import Request
-from carpool.service.settings import optional_seconds
+from carpool.service.checks import optional_seconds
+from carpool.simulate.arrival_processes import Open, Scene
 from carpool.simulate.arrivals import START_WITHIN_S, Arrivals, Closed
-from carpool.simulate.processes import Open, Scene
 from carpool.simulate.record import UNFINISHED, Record
 from carpool.simulate.replay import Trace
 from carpool.simulate.servers import Servers

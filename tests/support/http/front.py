@@ -16,7 +16,7 @@ from carpool.core.roster import PlaceState, Roster
 from carpool.drive.aio import Driver
 from carpool.http.app import App
 from carpool.http.connection import Connection
-from carpool.http.listener import Limits, Listener
+from carpool.http.server_state import Limits, ServerState
 from carpool.observe.stats import Stats
 from carpool.policy import Greedy
 from carpool.request import Request
@@ -73,7 +73,7 @@ class StubWorker:
 
 
 class Front:
-    """A listener whose app is up.
+    """A server whose app is up.
 
     Args:
         limits: of the connections.
@@ -104,11 +104,11 @@ class Front:
         self.worker.start()
         self.app.endpoints[0].driver = self.driver
         self.app.refusing = None
-        self.listener = Listener(self.app, limits or Limits())
+        self.state = ServerState(self.app, limits or Limits())
 
     def connect(self, reads: bool = True) -> Wire:
         """A new client."""
-        return Wire(lambda: Connection(self.listener), reads)
+        return Wire(lambda: Connection(self.state), reads)
 
     @property
     def outcomes(self) -> dict[str, int]:

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import uvloop
 
 from carpool.http.app import App
-from carpool.http.listener import Limits
 from carpool.http.server import Server
+from carpool.http.server_state import Limits
 from tests.support.http.front import post
 from tests.support.http.wire import Answer, read_answers
 from tests.support.waiting import PATIENCE_S, wait_until

@@ -30,7 +30,7 @@ from carpool.errors import Unavailable
 from carpool.model import AnyModel, Model, check_takes_a_list, name_of, traits_of, types_of
 from carpool.policy import Policy, new_policy
 from carpool.request import Lane
-from carpool.service.settings import (
+from carpool.service.checks import (
     at_least,
     check_callable,
     check_lone_wait,

@@ -92,7 +92,7 @@ class HttpHead(Head):
 
 
 class Client(Protocol):
-    """A connection as the listener sees it."""
+    """A connection as its server sees it."""
 
     def turn_has_come(self) -> None:
         """Ask for the page for which the connection has waited."""
@@ -104,7 +104,7 @@ class Client(Protocol):
         """Close now."""
 
 
-class Listener:
+class ServerState:
     """What all connections of one server share.
 
     Args:
