@@ -19,7 +19,7 @@ from carpool.call.invoke import Invoker
 from carpool.call.results import Trouble
 from carpool.core.pipeline import Pipeline
 from carpool.drive.aio import Driver
-from carpool.drive.failures import BatchOutcome, shared_out
+from carpool.drive.failures import BatchOutcome, as_outcome
 from carpool.drive.task_pool import AwaitedRequest, InnerRequest, Run, TaskPool, drivers_around
 from carpool.errors import Unavailable
 from carpool.foreign import as_model_error
@@ -284,7 +284,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
             await self._set_up()
         trouble: list[Trouble] = []
         async with self._lock:
-            return shared_out(await self._invoker.run(items, trouble, all_ok=True), trouble)
+            return as_outcome(await self._invoker.run(items, trouble, all_ok=True), trouble)
 
     async def _run_for(self, instance: weakref.ref[Any], items: list[Any]) -> BatchOutcome:
         """Run a batch of an instance's method; callers keep the instance alive, not the driver."""

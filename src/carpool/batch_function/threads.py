@@ -13,7 +13,7 @@ from carpool.call import merge as merging
 from carpool.call.invoke import Invoker
 from carpool.call.lock import execution_lock
 from carpool.call.results import Trouble, run_now
-from carpool.drive.failures import BatchOutcome, shared_out
+from carpool.drive.failures import BatchOutcome, as_outcome
 from carpool.drive.threads import LineDriver
 from carpool.drive.wakeups import ThreadWaiter
 from carpool.errors import DeadlineExceeded, Unavailable
@@ -224,7 +224,7 @@ class ThreadBatch(Bindable, Generic[A, B]):
 
     def _run(self, items: list[Any]) -> BatchOutcome:
         trouble: list[Trouble] = []
-        return shared_out(self._invoker.run_now(items, trouble), trouble)
+        return as_outcome(self._invoker.run_now(items, trouble), trouble)
 
 
 def _result_of(request: Request) -> Any:

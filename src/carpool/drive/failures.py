@@ -42,7 +42,7 @@ class BatchOutcome(msgspec.Struct):
     busy_s: float = 0.0
 
 
-def shared_out(results: list[Any], trouble: Sequence[Trouble]) -> BatchOutcome:
+def as_outcome(results: list[Any], trouble: Sequence[Trouble]) -> BatchOutcome:
     """Return the outcome of a call, with the errors apart from the results."""
     if none_failed(results):
         return BatchOutcome(results, None, trouble)

@@ -14,7 +14,8 @@ from carpool.simulate import specs
 from carpool.simulate.arrival_processes import MMPP, Bursts, Flash, Gamma, Open, Poisson, Sine
 from carpool.simulate.replay import GivenTimes, Trace
 
-EXAMPLE = "poisson:rate=800"
+USUAL_ARRIVALS = "poisson:rate=800"
+"""The requests of a simulation that is not told any, and the example in error texts."""
 
 START_WITHIN_S = 0.02
 """The clients of a closed loop send their first requests at random within this time."""
@@ -85,9 +86,13 @@ def arrivals_of(arrivals: Any) -> list[Arrivals]:
     if isinstance(arrivals, Open | Closed):
         return [arrivals]
     if isinstance(arrivals, str):
-        return [specs.build(part, KINDS, "arrival process", EXAMPLE) for part in specs.split(arrivals, "+", KINDS)]
+        return [
+            specs.build(part, KINDS, "arrival process", USUAL_ARRIVALS) for part in specs.split(arrivals, "+", KINDS)
+        ]
     if isinstance(arrivals, list | tuple) and any(isinstance(part, str | Open | Closed) for part in arrivals):
         return [process for part in arrivals for process in arrivals_of(part)]
     if isinstance(arrivals, Iterable):
         return [GivenTimes(arrivals)]
-    raise TypeError(f"arrivals must be a spec such as {EXAMPLE!r}, a process, several, or times, not {arrivals!r}")
+    raise TypeError(
+        f"arrivals must be a spec such as {USUAL_ARRIVALS!r}, a process, several, or times, not {arrivals!r}"
+    )

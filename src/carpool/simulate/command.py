@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from carpool.simulate import specs
-from carpool.simulate.arrivals import Arrivals, arrivals_of
+from carpool.simulate.arrivals import USUAL_ARRIVALS, Arrivals, arrivals_of
 from carpool.simulate.compare import LOADS, compare, sweep
+from carpool.simulate.costs import USUAL_COST
 from carpool.simulate.policies import policy_of
 from carpool.simulate.replay import Trace
 from carpool.simulate.report import Report
@@ -27,7 +28,6 @@ from carpool.simulate.weights import weights_of
 
 _USAGE_ERROR = 2
 _DURATION = "30s"
-_ARRIVALS = "poisson:rate=800"
 _FILE_WIDTH = 160  # columns of output that does not go to a terminal
 
 
@@ -127,7 +127,7 @@ def simulate(
         plan = _Plan(
             specs.listed(policy),
             _arrivals(arrivals, trace),
-            cost or ["affine:a=8ms,b=0.25ms"],
+            cost or [USUAL_COST],
             {
                 "slo_s": _slo_s(slo),
                 "max_batch_size": _one_or_each(max_batch_size, 64),
@@ -144,7 +144,7 @@ def simulate(
         capacity = _capacity(plan)
         draw = None if plot is None else _drawer(plot)
         found = _run(plan, seed, seeds, jobs, with_sweep=plot is not None)
-    shown = _Shown(arrivals or trace or _ARRIVALS, " -> ".join(plan.cost), slo)
+    shown = _Shown(arrivals or trace or USUAL_ARRIVALS, " -> ".join(plan.cost), slo)
     if draw is not None and plot is not None:
         slo_s = plan.settings["slo_s"]
         draw(plot, found.swept, slo_s=slo_s if isinstance(slo_s, float) else None, title=", ".join(shown))
@@ -218,7 +218,7 @@ def _arrivals(arrivals: str | None, trace: str | None) -> list[Arrivals]:
     if trace is not None:
         found += [Trace(trace)] if Path(trace).is_file() else arrivals_of(f"trace:{trace}")
     if arrivals is not None or trace is None:
-        found += arrivals_of(arrivals or _ARRIVALS)
+        found += arrivals_of(arrivals or USUAL_ARRIVALS)
     return found
 
 

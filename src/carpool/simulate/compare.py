@@ -13,7 +13,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from typing import Any
 
-from carpool.simulate.arrivals import Arrivals, Closed, arrivals_of
+from carpool.simulate.arrivals import USUAL_ARRIVALS, Arrivals, Closed, arrivals_of
+from carpool.simulate.costs import USUAL_COST
 from carpool.simulate.engine import run
 from carpool.simulate.policies import PolicyLike
 from carpool.simulate.report import Report, mean_of
@@ -29,8 +30,8 @@ Progress = Callable[[int, int], None]
 
 def compare(
     policies: Sequence[PolicyLike],
-    arrivals: Any = "poisson:rate=800",
-    cost: Any = "affine:a=8ms,b=0.25ms",
+    arrivals: Any = USUAL_ARRIVALS,
+    cost: Any = USUAL_COST,
     *,
     seeds: int = 5,
     seed: int = 0,
@@ -66,7 +67,7 @@ def compare(
 def sweep(
     policies: Sequence[PolicyLike],
     arrivals: Any = "poisson:rho=1",
-    cost: Any = "affine:a=8ms,b=0.25ms",
+    cost: Any = USUAL_COST,
     loads: Iterable[float] = LOADS,
     *,
     seeds: int = 1,

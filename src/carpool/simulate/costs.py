@@ -24,7 +24,9 @@ from carpool.simulate import specs
 Seconds = Callable[[float, float, Random], float]
 """The seconds of a batch, from its size, the time of the run in seconds, and a random source."""
 
-EXAMPLE = "affine:a=8ms,b=0.25ms"
+USUAL_COST = "affine:a=8ms,b=0.25ms"
+"""The cost of a simulation that is not told any, and the example in error texts."""
+
 _SAMPLES = 64  # for the mean of a function that draws its seconds at random
 
 
@@ -214,16 +216,16 @@ def cost_of(cost: object) -> Cost:
         return Table(cost)
     if callable(cost):
         return GivenSeconds(cost)
-    raise TypeError(f"cost must be a spec such as {EXAMPLE!r}, a Cost or a function of the batch size, not {cost!r}")
+    raise TypeError(f"cost must be a spec such as {USUAL_COST!r}, a Cost or a function of the batch size, not {cost!r}")
 
 
 def _from_spec(text: str) -> Cost:
     """Make a cost from a curve and its disturbances, joined by `+`. Raises ValueError."""
     parts = specs.split(text, "+", [*CURVES, *DISTURBANCES])
     is_table = parts[0].startswith("table:")
-    cost = _table(parts[0]) if is_table else specs.build(parts[0], CURVES, "cost", EXAMPLE)
+    cost = _table(parts[0]) if is_table else specs.build(parts[0], CURVES, "cost", USUAL_COST)
     for part in parts[1:]:
-        cost = specs.build(part, DISTURBANCES, "disturbance of a cost", f"{EXAMPLE}+noisy:sigma=0.25", cost=cost)
+        cost = specs.build(part, DISTURBANCES, "disturbance of a cost", f"{USUAL_COST}+noisy:sigma=0.25", cost=cost)
     return cost
 
 

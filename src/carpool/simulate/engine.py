@@ -19,7 +19,8 @@ from carpool.core.queue import Queue
 from carpool.drive.virtual import BatchCost, VirtualDriver
 from carpool.policy import Policy
 from carpool.service.checks import flag, nonnegative_seconds, optional_seconds
-from carpool.simulate.arrivals import arrivals_of
+from carpool.simulate.arrivals import USUAL_ARRIVALS, arrivals_of
+from carpool.simulate.costs import USUAL_COST
 from carpool.simulate.policies import PolicyLike, label_of, policy_of
 from carpool.simulate.report import Report, report_of
 from carpool.simulate.servers import Servers, per_stage
@@ -29,8 +30,8 @@ from carpool.simulate.weights import weights_of
 
 def run(
     policy: PolicyLike | Sequence[PolicyLike] = "adaptive",
-    arrivals: Any = "poisson:rate=800",
-    cost: Any = "affine:a=8ms,b=0.25ms",
+    arrivals: Any = USUAL_ARRIVALS,
+    cost: Any = USUAL_COST,
     slo_s: float | Sequence[float] | None = 0.06,
     max_batch_size: int | Sequence[int] = 64,
     workers: int | Sequence[int] = 1,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from carpool.service.checks import at_least
-from carpool.simulate.costs import Cost, cost_of
+from carpool.simulate.costs import USUAL_COST, Cost, cost_of
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Servers:
         return min(rates) / mean_weight * unit
 
 
-def capacity(cost: Any = "affine:a=8ms,b=0.25ms", max_batch_size: Any = 64, workers: Any = 1) -> float:
+def capacity(cost: Any = USUAL_COST, max_batch_size: Any = 64, workers: Any = 1) -> float:
     """Return the most requests per second that can be served for ever.
 
     This is workers · max n/t(n) for n up to `max_batch_size`. A list of costs stands for stages in
