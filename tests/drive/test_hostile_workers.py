@@ -34,7 +34,7 @@ QUICK = (
     *("what only the parent says", "ready once more", "a state that is none", "trouble that cannot be read"),
     *("trouble of other items", "the reply twice", "megabytes that nobody asked for"),
 )
-"""One for each thing that is looked at, for the quick run: each attack costs a worker, which takes its time to start."""
+"""One for each thing that is looked at, for the quick run: each attack costs a worker, which takes time to start."""
 
 
 @slow_where(lambda name: name not in QUICK)
