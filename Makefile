@@ -26,11 +26,11 @@ demo: setup      ## serve handwritten digits over HTTP to many clients and check
 serve: setup     ## serve the digits model on http://127.0.0.1:8000
 	$(BIN)/carpool serve examples.digits:service
 
-test: setup      ## run the tests in about four minutes, three files at a time: each promise, with some of the cases
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+test: setup      ## run the tests in about four minutes, three at a time: each promise, with some of the cases
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-all: setup  ## run all tests with all cases in a quarter of an hour, FUZZ_MINUTES=3 of random programs among them
-	$(if $(FUZZ_MINUTES),FUZZ_MINUTES=$(FUZZ_MINUTES)) $(BIN)/python -m pytest -n 3 --dist loadfile -m "long or not long"
+	$(if $(FUZZ_MINUTES),FUZZ_MINUTES=$(FUZZ_MINUTES)) $(BIN)/python -m pytest -n 3 --dist worksteal -m "long or not long"
 
 fuzz: setup      ## noise for all that reads frames, FUZZ_EXAMPLES=20000 per test, then MINUTES=60 of random programs; SEED=, JOBS=2
 	FUZZ_EXAMPLES=$(or $(FUZZ_EXAMPLES),20000) $(BIN)/python -m pytest -q --timeout 0 -m "long or not long" tests/wire tests/drive/test_heard.py

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -18,6 +20,21 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("quick", max_examples=WHOLE // 4)
     settings.register_profile("thorough", max_examples=WHOLE)
     settings.load_profile("quick" if "not slow" in config.getoption("markexpr") else "thorough")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """The collector leaves alone what importing the tests has made.
+
+    It is more than a million objects that live as long as the run. Each look at all of them takes most of a second,
+    and tests whose subject is what is collected look often.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -23,6 +23,9 @@ from tests.support import models
 from tests.support.serving import serve
 from tests.support.sources import ROOT
 
+LIGHT = "tests.support.serving_models"
+"""A module that is imported in a fraction of the two seconds that the examples' scikit-learn takes."""
+
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "carpool", *arguments]
@@ -127,7 +130,7 @@ def test_version() -> None:
         ("nothing:service", "there is no module 'nothing' in "),
         ("examples/digits.py:service", "(write the name of the module, not that of its file)"),
         ("examples.digits", "write module:attribute, for example program:service"),
-        ("examples.digits:nothing", "module 'examples.digits' has no attribute 'nothing'; it has service"),
+        (f"{LIGHT}:nothing", f"module '{LIGHT}' has no attribute 'nothing'; it has talks, prints, "),
         ("examples.digits:Digits", "examples.digits:Digits is a type, not a carpool.Service; it has service"),
         ("json:dumps", "json:dumps is a function, not a carpool.Service; it has no carpool.Service"),
     ],
@@ -156,7 +159,7 @@ def test_a_wrong_target_is_one_line(target: str, told: str) -> None:
 )
 def test_a_wrong_option_is_explained(options: list[str], told: str) -> None:
     """A wrong option is explained before anything starts."""
-    done = run("serve", "examples.digits:service", *options)
+    done = run("serve", f"{LIGHT}:talks", *options)
 
     assert done.returncode != 0
     assert told in done.stderr + done.stdout
@@ -167,7 +170,7 @@ def test_a_port_in_use_is_one_line() -> None:
     """A port that is in use is reported in one line, with what to do, before models are loaded."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = run("serve", "examples.digits:service", "--port", str(port))
+        done = run("serve", f"{LIGHT}:talks", "--port", str(port))
 
     assert done.returncode == 2
     assert f"carpool: port {port} is in use on 127.0.0.1" in done.stderr

@@ -22,6 +22,8 @@ from tests.effort import share
 SCHEDULES = int(os.environ.get("CARPOOL_CHAOS_SCHEDULES", share(10_000)))
 SEED = os.environ.get("CARPOOL_CHAOS_SEED")
 STEPS = 24
+REACHING = 1500
+"""So many of the first schedules are played by the test that also looks at what they reach, and need not be twice."""
 
 
 @pytest.mark.timeout(300 + SCHEDULES / 20)  # 2 ms each on a machine that has nothing else to do
@@ -29,7 +31,7 @@ def test_the_core_under_random_schedules_of_everything() -> None:
     """In random schedules of everything that can happen no invariant is ever broken, and in the end
     each request has been answered once.
     """
-    for seed in range(SCHEDULES) if SEED is None else [int(SEED)]:
+    for seed in range(REACHING, SCHEDULES) if SEED is None else [int(SEED)]:
         play(seed)
 
 
@@ -161,7 +163,7 @@ OFTEN = [7, 6, 3, 1, 2, 4, 4, 1, 1, 0.3, 3, 1, 0.4, 0.3, 0.4]
 def test_chaos_reaches_what_it_is_meant_to_reach() -> None:
     """The random schedules reach all outcomes and all policies, the rare ones too."""
     seen: set[str] = set()
-    for seed in range(1500):
+    for seed in range(REACHING):
         world = play(seed)
         for ask in world.asks:
             error = ask.request.error

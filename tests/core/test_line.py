@@ -305,7 +305,11 @@ def test_tickets_are_run_by_whoever_leads(policy: Policy) -> None:
         check(end)
 
 
-@slow_where(lambda n, interrupts: n + interrupts > 4)
+@slow_where(
+    lambda n, slots, tickets, interrupts, policy: (
+        n + interrupts > 4 or (n + slots + tickets + interrupts > 4 and policy is not GREEDY)
+    )
+)
 @pytest.mark.parametrize("policy", POLICIES, ids=named)
 @pytest.mark.parametrize(("n", "closers"), [(3, (1,)), (3, (2,)), (4, (1, 3)), (3, (1, 2))])
 @pytest.mark.parametrize(("slots", "tickets", "interrupts"), [(1, 0, 0), (1, 1, 0), (1, 0, 1), (2, 1, 0)])
@@ -322,6 +326,7 @@ def test_those_who_close_go_when_nobody_is_inside(
         assert end.line._closers == []
 
 
+@slow_where(lambda limit, more: limit != 2 and bool(more))
 @pytest.mark.parametrize("limit", [1, 2, 4])
 @pytest.mark.parametrize(
     ("n", "more"),

@@ -62,7 +62,7 @@ def serve(policy: Policy, requests: Sequence[Request], slo_s: float | None = Non
     return watch
 
 
-@slow_where(lambda rate: rate > 8_000)
+@slow_where(lambda rate: rate != 8_000)  # three times of what can be served
 @pytest.mark.parametrize("policy", [Adaptive, Greedy])
 @pytest.mark.parametrize("rate", [2_000, 8_000, 40_000])
 @pytest.mark.parametrize("patient", [False, True])
@@ -97,6 +97,7 @@ def test_low_priority_is_not_starved() -> None:
     assert len([now for now in served if now < 8]) > len(low) / 4
 
 
+@slow_where(lambda timeout_s: timeout_s == 0.06)  # then the deadlines help to refuse
 @pytest.mark.parametrize("timeout_s", [30.0, 0.06])
 def test_goodput_at_three_times_the_load(timeout_s: float) -> None:
     """At three times the load `Adaptive` with a goal of 60 ms serves nine tenths of the best

@@ -11,6 +11,7 @@ import pytest
 from carpool import Service, Stage
 from carpool.observe import prometheus
 from tests.drive.hostile import ATTACKS, TRUNCATED, Hostile
+from tests.effort import slow_where
 from tests.support.waiting import wait_until
 
 
@@ -27,6 +28,16 @@ def counts(service: Any) -> tuple[int, int]:
     return stage.restarts, stage.protocol_errors
 
 
+QUICK = (
+    *("zeros", "another version", "a length beyond measure", "a foreign id", "a request twice in one", "nothing"),
+    *("another batch", "an unknown outcome", "a block that is too short", "too few scalars", "a time that is none"),
+    *("what only the parent says", "ready once more", "a state that is none", "trouble that cannot be read"),
+    *("trouble of other items", "the reply twice", "megabytes that nobody asked for"),
+)
+"""One for each thing that is looked at, for the quick run: each attack costs a worker, which takes time to start."""
+
+
+@slow_where(lambda name: name not in QUICK)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_worker_that_breaks_the_protocol_is_replaced(
     service: Any, name: str, caplog: pytest.LogCaptureFixture

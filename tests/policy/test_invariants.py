@@ -12,6 +12,7 @@ import pytest
 from carpool.policy import BY_NAME, Cork, Deadline, Decision, Greedy, OneByOne, Policy, QueueView, Static
 from carpool.testing import PolicyError, check_policy
 from carpool.testing.policy import MakePolicy
+from tests.effort import share
 
 
 @pytest.mark.parametrize("kind", [*BY_NAME.values(), OneByOne])
@@ -19,7 +20,7 @@ def test_whatever_happens(kind: type[Policy]) -> None:
     """Whatever happens, each decision of a policy is possible, repeatable and leads on, and in the
     end everybody was served or refused.
     """
-    check_policy(kind)
+    check_policy(kind, schedules=share(200))
 
 
 VARIANTS = [
@@ -37,7 +38,7 @@ VARIANTS = [
 @pytest.mark.parametrize("make", VARIANTS, ids=lambda make: f"{make.func.__name__} {[*make.keywords]}")
 def test_whatever_happens_with_settings(make: MakePolicy) -> None:
     """Policies with settings that a name alone does not give keep the same promises."""
-    check_policy(make)
+    check_policy(make, schedules=share(200))
 
 
 # -- the check itself: each way of breaking the contract is found

@@ -13,6 +13,7 @@ from carpool.drive import process
 from carpool.testing import Misbehaviour, StubWorker, stub_workers
 from carpool.testing.wire import FRAMES, data_of, plain
 from carpool.wire.frame import Frame, FrameError, FrameKind, FrameReader
+from tests.effort import slow_where
 from tests.support import models
 
 
@@ -85,6 +86,14 @@ def test_it_misbehaves_with_one_batch_only() -> None:
     assert [reply.batch_id for reply in replies] == [7, 1_000_007, 7]
 
 
+QUICK = (
+    *(Misbehaviour.SILENCE, Misbehaviour.CUT, Misbehaviour.GARBAGE),
+    *(Misbehaviour.MISSING_ITEM, Misbehaviour.BEFORE, Misbehaviour.FLOOD),
+)
+"""One of each sort, for the quick run; what the others send is tried above, and in `test_hostile_workers.py`."""
+
+
+@slow_where(lambda misbehaviour: misbehaviour not in QUICK)
 @pytest.mark.parametrize("misbehaviour", Misbehaviour)
 def test_a_service_survives_it(misbehaviour: Misbehaviour, tmp_path: Path) -> None:
     """Whatever a stub does every caller gets its own answer, at the latest from the next worker,
