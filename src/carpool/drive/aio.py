@@ -251,7 +251,7 @@ class Driver:
         except BaseException as error:
             self._fail(error)
             return
-        stats.completed(place, reply.busy_s, reply.waited_s)
+        stats.completed(place, len(reply.ids), reply.busy_s, reply.waited_s)
         following = batcher.in_flight.get(place)
         if following is not None and following is not before:  # it had been sent ahead
             stats.started(following)
