@@ -26,6 +26,7 @@ from carpool.logger import logger
 from carpool.observe.stats import Stats
 from carpool.policy import OneByOne
 from carpool.service.declaration import Declaration
+from carpool.service.routes import adapters_of
 from carpool.service.stage import Stage
 from carpool.service.warmup import warm_up_sizes
 from carpool.service.weigh import weigher_of
@@ -112,16 +113,18 @@ def launch(service: Declaration, index: int, guard: Guard | None, usable_cores: 
     # now: otherwise it would inherit that of a coordinator that has been pinned meanwhile.
     cores = stage.cpus or (affinity.current() if in_processes else None,) * stage.workers
     env = _environments(service, stage, usable_cores) if in_processes else ()
-    return Launch(stage.run_in, setup, stage.model, stage.kwargs, cores, env, warm_up, guard)
+    adapters = adapters_of(service.routes) if index == 0 else ()
+    return Launch(stage.run_in, setup, stage.model, stage.kwargs, adapters, cores, env, warm_up, guard)
 
 
 def _setup(service: Declaration, index: int, warm_up: Mapping[int, int]) -> Setup:
     """Return the `Setup` of a stage's workers; for each of them, place and cores are filled in."""
     stage = service.stages[index]
     root = logging.getLogger()
+    adapters = adapters_of(service.routes) if index == 0 else ()
     return Setup(
         program=program.describe(),
-        model=program.pack_model(stage.model, stage.kwargs) if stage.run_in == "process" else b"",
+        model=program.pack_model(stage.model, stage.kwargs, adapters) if stage.run_in == "process" else b"",
         stage=stage.name,
         place=0,
         batched=stage.max_batch_size is not None,
