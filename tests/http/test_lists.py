@@ -183,7 +183,7 @@ def test_a_list_is_admitted_whole_or_not_at_all() -> None:
         assert (outcomes["ok"], outcomes["overloaded"]) == (6, 3)
 
 
-@pytest.mark.parametrize("when_full", ["refuse", "wait"])
+@pytest.mark.parametrize("when_full", ["refuse", pytest.param("wait", marks=pytest.mark.slow)])
 def test_a_client_that_leaves_takes_its_items_along(when_full: str) -> None:
     """The items of a client that leaves are taken out of the queue, or from before its door."""
     gated = Service(Stage(models.Gated, max_batch_size=1, max_queue_size=4), name="gated")

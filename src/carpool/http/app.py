@@ -262,8 +262,9 @@ class App:
 
         A door that calls `head.route` by itself guards the call with this, as `handle` does.
         """
-        path = printable(repr(exchange.head.path))
-        logger.error("%s could not be answered:\n%s", path, printable(traceback_of(error)))
+        path, ask = printable(repr(exchange.head.path)), exchange.head.ask
+        about = {"code": "internal_error", **({} if ask is None else {"model": ask.endpoint.name})}
+        logger.error("%s could not be answered:\n%s", path, printable(traceback_of(error)), extra=about)
         exchange.respond(self.refuse(exchange.head, CarpoolError("a route raised an error")))
 
     def cancel(self, exchange: Exchange) -> None:

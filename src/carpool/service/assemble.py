@@ -66,7 +66,7 @@ def assemble(service: Declaration, journal: Journal | None, output: LineSink) ->
     Raises:
         StartupError: A stage asks for a device that this process does not see.
     """
-    guard = Guard() if any(stage.run_in == "process" for stage in service.stages) else None
+    guard = Guard(service.name) if any(stage.run_in == "process" for stage in service.stages) else None
     cores = affinity.usable()
     launches = [launch(service, stage, guard, usable_cores=cores) for stage in range(len(service.stages))]
     rosters = [new_roster(stage.workers) for stage in service.stages]
@@ -155,8 +155,8 @@ def _environments(service: Declaration, stage: Stage, usable_cores: int) -> tupl
         for env in stage.env
     ]
     for why in dict.fromkeys(each.why for each in threads):
-        logger.info("%s", why)
-    visible = _visible_devices(stage)
+        logger.info("%s", why, extra={"model": service.name, "stage": stage.name})
+    visible = _visible_devices(service, stage)
     return tuple(
         {
             **each.variables[place],
@@ -169,7 +169,7 @@ def _environments(service: Declaration, stage: Stage, usable_cores: int) -> tupl
     )
 
 
-def _visible_devices(stage: Stage) -> tuple[Mapping[str, str], ...]:
+def _visible_devices(service: Declaration, stage: Stage) -> tuple[Mapping[str, str], ...]:
     """Return the variables that make each worker of a stage see its devices and no others.
 
     Raises:
@@ -181,5 +181,6 @@ def _visible_devices(stage: Stage) -> tuple[Mapping[str, str], ...]:
         names = among_visible(stage.devices, os.environ.get(VISIBLE_DEVICES))
     except ValueError as error:
         raise StartupError(f"stage {stage.name}: {error}") from None
-    logger.info("workers 0 to %d of stage %s see the devices %s", stage.workers - 1, stage.name, " | ".join(names))
+    text, about = "workers 0 to %d of stage %s see the devices %s", {"model": service.name, "stage": stage.name}
+    logger.info(text, stage.workers - 1, stage.name, " | ".join(names), extra=about)
     return tuple({VISIBLE_DEVICES: each} for each in names)

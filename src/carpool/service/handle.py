@@ -312,7 +312,8 @@ class AsyncHandle:
     def _pin(self) -> None:
         if self.service.cpus is not None or any(stage.cpus for stage in self.service.stages):
             if not affinity.can_pin():
-                logger.warning("this system cannot tie processes to cores: cpus= is ignored")
+                about = {"model": self.service.name}
+                logger.warning("this system cannot tie processes to cores: cpus= is ignored", extra=about)
             self._running.found_cores = affinity.current() if self.service.cpus is not None else None
             affinity.pin(self.service.cpus)
 
