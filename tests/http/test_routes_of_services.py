@@ -49,7 +49,9 @@ def test_several_addresses_over_one_model(port: int) -> None:
         ask(port, "/predict", b"abc", RAW),
         ask(port, "/classify", b"abc", RAW),
         ask(port, "/classify_url", {"url": "abc"}),
-        ask(port, "/classify_url", msgspec.msgpack.encode({"url": "a", "times": 3}), "Content-Type: application/msgpack"),
+        ask(
+            port, "/classify_url", msgspec.msgpack.encode({"url": "a", "times": 3}), "Content-Type: application/msgpack"
+        ),
         ask(port, "/v1/classify:turned", b"abc", RAW),
         ask(port, "/v1/classify%3Aturned", b"abc", RAW),
         ask(port, "/v1/classify:turned", "YWJj"),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from typing import Any
 
 import pytest
 
+import carpool
 from carpool import Service, Stage
 from tests.support import models
 from tests.support.processes import guards_of
@@ -47,5 +49,24 @@ def test_a_line_about_memory_names_the_worker(caplog: pytest.LogCaptureFixture) 
     stage = Stage(holds_eight, max_batch_size=32, run_in="thread", policy="greedy")
     with Service(stage, name="small").run() as handle:
         assert list(handle.stream(range(200))) == list(range(200))
-    (line,) = {about([each], "ran out of memory") for each in caplog.records if "ran out of memory" in each.getMessage()}
+    (line,) = {
+        about([each], "ran out of memory") for each in caplog.records if "ran out of memory" in each.getMessage()
+    }
     assert line == ("small", "holds_eight", "holds_eight/0")
+
+
+@pytest.mark.parametrize(
+    ("policy", "delay_s", "is_told"), [("static", None, True), ("static", 0, False), (None, None, False)]
+)
+def test_a_static_policy_without_a_delay_is_told(
+    policy: Any, delay_s: float | None, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A static policy that was given no delay holds nothing back, and the log says so; a delay of 0
+    is meant.
+    """
+    settings: dict[str, Any] = {"max_batch_size": 8, "policy": policy, "max_queue_delay_s": delay_s}
+    with Service(Stage(holds_eight, run_in="thread", **settings)).run() as handle:
+        handle.predict(1)
+    carpool.batch(holds_eight, **settings)(1)
+    told = [line.getMessage() for line in caplog.records if "max_queue_delay_s" in line.getMessage()]
+    assert [text.partition(":")[0] for text in told] == (["stage holds_eight", "holds_eight"] if is_told else [])

@@ -53,7 +53,9 @@ class Guard:
             fill_standard()
             self._process, self._pipe = _spawn()
         except OSError as error:
-            logger.warning("no guard could be started; it is tried again in %g s: %s", _AGAIN_S, error, extra=self._about)
+            logger.warning(
+                "no guard could be started; it is tried again in %g s: %s", _AGAIN_S, error, extra=self._about
+            )
             self._start_later()
             return
         with contextlib.suppress(AttributeError, OSError):  # without it, its death is noticed at the next write

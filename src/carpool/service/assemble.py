@@ -27,6 +27,7 @@ from carpool.observe.stats import Stats
 from carpool.policy import OneByOne
 from carpool.service.declaration import Declaration
 from carpool.service.routes import adapters_of
+from carpool.service.settings import why_never_held_back
 from carpool.service.stage import Stage
 from carpool.service.warmup import warm_up_sizes
 from carpool.service.weigh import weigher_of
@@ -84,9 +85,13 @@ def assemble(service: Declaration, journal: Journal | None, output: LineSink) ->
 
 def _batcher(service: Declaration, stage: Stage) -> Batcher:
     weigher = weigher_of(stage)
+    policy = stage.new_policy(service.overload, service.slo_s)
+    why = why_never_held_back(policy)
+    if why is not None:
+        logger.warning("stage %s: %s", stage.name, why, extra={"model": service.name, "stage": stage.name})
     return Batcher(
         stage.name,
-        stage.new_policy(service.overload, service.slo_s),
+        policy,
         Queue(stage.max_queue_size, stage.max_queue_bytes),
         max_batch_time_s=stage.max_batch_time_s or inf,
         patience_s=service.timeout_s / _HANG_SHARE,

@@ -233,11 +233,12 @@ class AsyncHandle:
             raise self._life.refusal()
         return driver.stats.snapshot(driver.clock())
 
-    def story(self, request_id: int) -> list[Entry]:
+    def story(self, request_id: int | None = None) -> list[Entry]:
         """Return what happened to a request, in order; empty without a `journal_size`.
 
         Args:
-            request_id: The number of the request; a service counts them from 1 as they come.
+            request_id: The number of the request; a service counts them from 1 as they come. None
+                for the one that came last.
         """
         return [] if self._journal is None else self._journal.story(request_id)
 
@@ -477,11 +478,12 @@ class Handle:
         except TimeoutError as error:
             raise DeadlineExceeded(NO_ANSWER) from error
 
-    def story(self, request_id: int) -> list[Entry]:
+    def story(self, request_id: int | None = None) -> list[Entry]:
         """Return what happened to a request, in order; empty without a `journal_size`.
 
         Args:
-            request_id: The number of the request; a service counts them from 1 as they come.
+            request_id: The number of the request; a service counts them from 1 as they come. None
+                for the one that came last.
         """
         return self._inner.story(request_id)
 

@@ -37,6 +37,8 @@ _BETWEEN_STAGES = dict.fromkeys(range(256), payload.dump)
 _ANY_CUSTOM = bytes([min(format, CUSTOM) for format in range(256)])
 _NOT_LAST = "only the last stage may return a Response: return a value from this stage, or raise an exception"
 
+_FORMAT_NAMES = {MSGPACK: "msgpack", RAW: "text"}
+
 _OUR_OWN = MainProgram(None)
 
 
@@ -99,14 +101,18 @@ class BatchAnswerer:
             taken, _ = types_of(adapter)
             self._taken |= {adapted(format, i): taken for format in (JSON, MSGPACK, RAW)}
         self._decoders = schema.MadeWhenNeeded(
-            {OBJECT: payload.load, RAW: bytes, CUSTOM: list if traits.decodes_requests else bytes},
+            {
+                OBJECT: payload.load,
+                RAW: schema.raw_reader(traits.input_type),
+                CUSTOM: list if traits.decodes_requests else bytes,
+            },
             {format: partial(_reader, format, taken) for format, taken in self._taken.items()},
         )
         self._encoders: Mapping[int, Callable[[Any], payload.Payload]] = _BETWEEN_STAGES
         if is_last:
             self._encoders = schema.MadeWhenNeeded[payload.Payload](
                 # the model's `encode` is called before
-                {OBJECT: payload.dump, RAW: _as_bytes, CUSTOM: _as_bytes},
+                {OBJECT: payload.dump, RAW: _as_text if gives is str else _as_bytes, CUSTOM: _as_bytes},
                 {JSON: lambda: schema.json_writer(gives), MSGPACK: lambda: schema.msgpack_writer(gives)},
             )
 
@@ -327,7 +333,7 @@ class BatchAnswerer:
         if format > CUSTOM:
             format, _ = without_adapter(format)
         try:
-            return schema.as_our_error(error, "msgpack" if format == MSGPACK else "JSON", taken, body)
+            return schema.as_our_error(error, _FORMAT_NAMES.get(format, "JSON"), taken, body)
         except BaseException:  # it has no text
             return error
 
@@ -443,7 +449,7 @@ def _reader(format: int, taken: Any) -> Callable[[Any], Any]:
     if format > CUSTOM:
         format, _ = without_adapter(format)
     if format == RAW:
-        return bytes
+        return schema.raw_reader(taken)
     return schema.msgpack_reader(taken) if format == MSGPACK else schema.json_reader(taken)
 
 
@@ -460,6 +466,15 @@ def _as_parser_error(error: BaseException) -> BaseException:
 def _as_block(results: list[Any], kinds: set[type]) -> Sequence[payload.Payload] | None:
     """Return results of these types as payloads if they travel as one block, else None."""
     return arrays.block_of_rows(results.whole) if type(results) is Rows else as_scalars(results, kinds)
+
+
+def _as_text(value: Any) -> bytes:
+    if type(value) is str:
+        return value.encode()
+    if type(value) is bytes:  # of a `Response`
+        return value
+    kind = type(value).__name__
+    raise ModelError(f"the result does not fit str: it is of type {kind}", code="bad_result")
 
 
 def _as_bytes(value: Any) -> bytes:

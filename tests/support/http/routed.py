@@ -50,6 +50,14 @@ async def lengths_on_the_loop(pictures: list[bytes]) -> list[tuple[int, int, int
     return [(len(picture), os.getpid(), len(pictures)) for picture in pictures]
 
 
+def itself(text: str) -> str:
+    return text
+
+
+def shout(texts: list[str]) -> list[str]:
+    return [text.upper() for text in texts]
+
+
 ROUTES = {"/classify": None, "/classify_url": fetch, "/v1/classify:turned": turned}
 pictures = Service(Stage(Longest, max_batch_size=16), name="pictures", routes=ROUTES)
 inside = Service(Stage(Longest, max_batch_size=16, run_in="thread"), name="inside", routes={"/inside": fetch})
