@@ -190,11 +190,10 @@ def _find(target: str) -> carpool.Service:
 
 
 def _end_for_import(module_name: str, error: Exception) -> NoReturn:
-    """Exit because a module raised `error` when it was imported, with the traceback from there on."""
+    """Exit because a module raised when it was imported, with its traceback from the module on."""
+    ours = (__file__, importlib.__file__, "<frozen importlib")
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(
-        (__file__, "<frozen", importlib.__file__)
-    ):
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(ours):
         frames = frames.tb_next
     print("".join(traceback.format_exception(error.with_traceback(frames))), end="", file=sys.stderr)
     print(f"carpool: module {module_name!r} cannot be imported", file=sys.stderr)

@@ -117,12 +117,8 @@ def texts() -> Iterator[RunningServer]:
         "count": Stage(len_of),
         "heavy": Stage(routed.shout, max_batch_size=80, size=len),
     }
-    services = [
-        Service(stage, name=name, routes={f"/{name}": routed.itself})
-        for name, stage in stages.items()
-        if name != "heavy"
-    ]
-    with serving(App(*services, Service(stages["heavy"], name="heavy"))) as running:
+    services = [Service(stage, name=name) for name, stage in stages.items()]
+    with serving(App(*services, Service(len_of, name="route", routes={"/count": routed.itself}))) as running:
         yield running
 
 

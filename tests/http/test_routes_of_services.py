@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -174,9 +175,8 @@ WRONG: list[tuple[Stage, Any, type[Exception], str]] = [
 @pytest.mark.parametrize(("stage", "routes", "kind", "text"), WRONG)
 def test_wrong_declarations_are_refused_by_name(stage: Stage, routes: Any, kind: type[Exception], text: str) -> None:
     """What cannot work is refused where the service is declared, by its path and with what to do."""
-    with pytest.raises(kind, match=".*") as caught:
+    with pytest.raises(kind, match=re.escape(text)):
         Service(stage, routes=routes)
-    assert text in str(caught.value)
 
 
 def test_an_address_belongs_to_one_service() -> None:

@@ -49,9 +49,8 @@ def test_a_line_about_memory_names_the_worker(caplog: pytest.LogCaptureFixture) 
     stage = Stage(holds_eight, max_batch_size=32, run_in="thread", policy="greedy")
     with Service(stage, name="small").run() as handle:
         assert list(handle.stream(range(200))) == list(range(200))
-    (line,) = {
-        about([each], "ran out of memory") for each in caplog.records if "ran out of memory" in each.getMessage()
-    }
+    lines = [each for each in caplog.records if "ran out of memory" in each.getMessage()]
+    (line,) = {about([each], "ran out of memory") for each in lines}
     assert line == ("small", "holds_eight", "holds_eight/0")
 
 

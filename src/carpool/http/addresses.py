@@ -60,10 +60,9 @@ def addresses_of(service: Service, *, is_first: bool) -> Iterator[Address]:
         is_first: whether it is the first one of its app, which also answers at `/predict`.
     """
     first, last = service.stages[0].traits, service.stages[-1].traits
+    paths = [predict_path(service.name), *(["/predict"] if is_first else [])]
+    usual = [(path, None, first.input_type) for path in paths]
     n_adapters = 0
-    usual = [
-        (path, None, first.input_type) for path in [predict_path(service.name), *(["/predict"] if is_first else [])]
-    ]
     for path, adapter, takes in [*usual, *[(each.path, each.adapter, each.takes) for each in service.routes]]:
         index = None
         reads = first

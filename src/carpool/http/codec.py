@@ -209,12 +209,15 @@ class Formats:
                 return JSON
         elif kind in _MSGPACK_TYPES:
             return MSGPACK
-        elif self._raw_in and _RAW_TYPES.fullmatch(kind):
-            return RAW
-        elif self._text_in and _TEXT_TYPES.fullmatch(kind) and _is_utf8(parameters):
+        elif self._reads_as_it_is(kind, parameters):
             return RAW
         text = f"the model does not read this content type; it reads {self._all_read}"
         raise InvalidRequest(text, status=415, code="unsupported_media_type")
+
+    def _reads_as_it_is(self, kind: bytes, parameters: bytes) -> bool:
+        if self._raw_in:
+            return _RAW_TYPES.fullmatch(kind) is not None
+        return self._text_in and _TEXT_TYPES.fullmatch(kind) is not None and _is_utf8(parameters)
 
     @property
     def _all_read(self) -> str:

@@ -96,7 +96,7 @@ def _route(path: str, adapter: Any, first: Stage) -> Route:
 
 def _check_adapter(path: str, adapter: Adapter, first: Stage) -> None:
     """Raise TypeError unless an adapter can be called with one value, where the stage runs."""
-    function = adapter if inspect.isroutine(adapter) else getattr(type(adapter), "__call__", adapter)
+    function: Any = adapter if inspect.isroutine(adapter) else type(adapter).__call__
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(f"the function for {path} in routes is a generator: return one item")
     try:
