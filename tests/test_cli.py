@@ -222,6 +222,35 @@ def test_an_import_that_fails_shows_its_own_traceback(tmp_path: Path) -> None:
     assert "No module named 'not_there'" in done.stderr
 
 
+@pytest.mark.parametrize("text", ["import helper\n", "def f(:\n", "1 / 0\n"])
+def test_an_import_that_fails_shows_the_user_s_frames_only(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The traceback of a module that raises begins in that module."""
+    name = f"failing_{abs(hash(text))}"
+    (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "helper.py").write_text("{}['x']\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "helper", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        cli._find(f"{name}:service")
+
+    assert ended.value.code == 1
+    told = capsys.readouterr().err
+    files = re.findall(r'File "(.*?)"', told)
+    assert files[0] == str(tmp_path / f"{name}.py"), told
+    assert not any("importlib" in file and "frozen" not in file for file in files), told
+    assert told.endswith(f"carpool: module {name!r} cannot be imported\n")
+
+
+def test_the_summary_says_what_a_limit_counts() -> None:
+    """With `size=` the limit of a batch is a sum of sizes, and the summary does not call it items."""
+    assert cli._in_short(carpool.Stage(models.scale, max_batch_size=64)).startswith("batches of up to 64, ")
+    weighed = carpool.Stage(models.scale, max_batch_size=4096, size=int)
+    assert cli._in_short(weighed).startswith("batches of up to 4096 in size, ")
+
+
 @pytest.mark.slow
 def test_the_summary_says_what_is_served() -> None:
     """The summary shows at a glance what runs: address, models, stages, workers and policy."""
@@ -248,11 +277,12 @@ def test_the_summary_says_what_is_served() -> None:
 
 def test_the_summary_shows_the_address_that_answers(capsys: pytest.CaptureFixture[str]) -> None:
     """A name that an address cannot hold as it is stands there as the route has it."""
-    app = App(carpool.Service(models.Talks), carpool.Service(models.Talks, name="a model/2"))
+    other = carpool.Service(models.Talks, name="a model/2", routes={"/talk": None})
+    app = App(carpool.Service(models.Talks), other)
 
     cli._print_summary(app, "http://127.0.0.1:1")
 
-    assert "POST /models/a%20model%2F2/predict" in capsys.readouterr().err
+    assert "POST /models/a%20model%2F2/predict, /talk" in capsys.readouterr().err
 
 
 def test_json_logs_are_json() -> None:

@@ -71,6 +71,11 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """Return what users need, which completion then offers, without the modules of the package."""
+    return [*__all__, "__version__"]
+
+
 def __getattr__(name: str) -> Any:
     """Import `http`, `lifespan`, `serve` or `simulate` at its first use, which keeps this fast."""
     if name == "http":

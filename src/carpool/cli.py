@@ -10,6 +10,7 @@ import importlib.util
 import logging
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -173,9 +174,11 @@ def _find(target: str) -> carpool.Service:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise
+            _end_for_import(module_name, error)
         hint = " (write the name of the module, not that of its file)" if Path(module_name).suffix == ".py" else ""
         _fail(f"there is no module {error.name!r} in {os.getcwd()} or on the Python path{hint}")
+    except Exception as error:
+        _end_for_import(module_name, error)
     found: Any = getattr(module, attribute, None)
     if isinstance(found, carpool.Service):
         return found
@@ -184,6 +187,17 @@ def _find(target: str) -> carpool.Service:
     if found is None:
         _fail(f"module {module_name!r} has no attribute {attribute!r}; {known}")
     _fail(f"{target} is a {type(found).__name__}, not a carpool.Service; {known}")
+
+
+def _end_for_import(module_name: str, error: Exception) -> NoReturn:
+    """Exit because a module raised when it was imported, with its traceback from the module on."""
+    ours = (__file__, importlib.__file__, "<frozen importlib")
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(ours):
+        frames = frames.tb_next
+    print("".join(traceback.format_exception(error.with_traceback(frames))), end="", file=sys.stderr)
+    print(f"carpool: module {module_name!r} cannot be imported", file=sys.stderr)
+    raise SystemExit(_FAILED)
 
 
 def _add_current_folder() -> None:
@@ -197,7 +211,8 @@ def _print_summary(app: App, address: str) -> None:
     console = Console(stderr=True, highlight=False)
     console.print(f"[bold]carpool {carpool.__version__}[/] on [bold]{address}[/]")
     for service, path in zip(app.services, _paths(app), strict=True):
-        console.print(f"  [bold]{service.name}[/]  POST {path}")
+        paths = ", ".join([path, *[route.path for route in service.routes]])
+        console.print(f"  [bold]{service.name}[/]  POST {paths}")
         for stage in service.stages:
             console.print(f"    stage {stage.name}: {_in_short(stage)}")
     if address.startswith("http://0.0.0.0"):
@@ -217,14 +232,16 @@ def _log_summary(app: App, address: str) -> None:
 
 def _paths(app: App) -> list[str]:
     """Return the first address of each service."""
-    from carpool.http.openapi import predict_path
+    from carpool.http.addresses import predict_path
 
     return ["/predict", *[predict_path(service.name) for service in app.services[1:]]]
 
 
 def _in_short(stage: carpool.Stage) -> str:
     """Describe a stage's batches, workers, cores and policy in one line."""
-    batches = f"batches of up to {stage.max_batch_size}" if stage.max_batch_size else "single items"
+    batches = "single items"
+    if stage.max_batch_size:
+        batches = f"batches of up to {stage.max_batch_size}{' in size' if stage.size is not None else ''}"
     workers = f"{stage.workers} worker{'s' if stage.workers > 1 else ''}"
     cores = ""
     if stage.cpus is not None:

@@ -30,6 +30,9 @@ _CONTENT_TYPE = re.compile(r"[!-.0-~]+/[!-.0-~][ -~]*")
 AnyModel = type | Callable[..., Any]
 """A `Model` subclass, any class with `predict`, a function, or a `functools.partial`."""
 
+Adapter = Callable[[Any], Any]
+"""Makes an item of what is sent to an address of its own (`Service(routes=...)`)."""
+
 
 class Model:
     """Base class of models. Write plain, synchronous, single-process code.

@@ -6,7 +6,7 @@ the wire (see `wire/payload.py`). All times are seconds of one monotonic clock.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 # States. A request is answered exactly once: whichever code moves it to DONE owns the answer.
@@ -128,6 +128,11 @@ class Request:
         """Give the answer, which must be there, to the caller if it has not gone."""
         if self.caller is not None:
             self.caller.answered(self)
+
+    @property
+    def companions(self) -> Sequence[Request]:
+        """The requests that are admitted together or not at all, if this is one of several."""
+        return ()
 
     def __repr__(self) -> str:
         state = ("new", "queued", "running", "done")[self.state]

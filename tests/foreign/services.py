@@ -307,6 +307,17 @@ for at in ("__post_init__", "a validator", "model_dump", "tolist"):
         one_of_three(way, item, failed_alone, kind, name="typed")
 
 
+ROUTES = "`routes=`"
+
+
+@place(ROUTES, WEB)
+def routes(way: Way, kind: str) -> None:
+    one_of_three(way, {"n": 1, "at": "order_of", "kind": kind}, failed_by_model, kind, path="/adapted")
+
+
+left_out(ROUTES, HANDLES, "Python callers bring the items themselves")
+left_out(ROUTES, BATCHES, "batch functions have no addresses")
+
 left_out(TYPES, HANDLES, "Python callers' items are taken as they are")
 left_out(TYPES, BATCHES, NO_BYTES)
 

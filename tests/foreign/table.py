@@ -131,14 +131,18 @@ class Way:
         return self.service(models.AsyncCustom if self.run_in == "loop" else models.Custom, name="custom")
 
     def typed(self) -> Service:
-        """A service whose model has types of its own."""
-        return self.service(typed.AsyncTyped if self.run_in == "loop" else typed.Typed, name="typed")
+        """A service whose model has types of its own, and an address of its own."""
+        asynchronous = self.run_in == "loop"
+        model, adapter = (typed.AsyncTyped, typed.order_of_later) if asynchronous else (typed.Typed, typed.order_of)
+        return self.service(model, name="typed", routes={"/adapted": adapter})
 
-    def service(self, model: Any, name: str = "one", policy: Policy | None = None, **settings: Any) -> Service:
+    def service(
+        self, model: Any, name: str = "one", policy: Policy | None = None, routes: Any = None, **settings: Any
+    ) -> Service:
         """A service of one stage."""
         options: dict[str, Any] = {"max_batch_size": 3, "max_batch_time_s": 20.0, "run_in": self.run_in, **settings}
         policy = Static(max_queue_delay_s=0.003) if policy is None else policy
-        return Service(Stage(model, name=name, policy=policy, **options), timeout_s=TIMEOUT_S)
+        return Service(Stage(model, name=name, policy=policy, **options), timeout_s=TIMEOUT_S, routes=routes)
 
     def open(self, service: Service, **options: Any) -> Any:
         """A service of its own, which runs."""

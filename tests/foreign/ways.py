@@ -252,12 +252,17 @@ class _AppDoor:
         return self.loop.wait(ask)
 
     def ask(
-        self, *items: Any, timeout_s: float | None = None, name: str = "hooks", content_type: str = "application/json"
+        self,
+        *items: Any,
+        timeout_s: float | None = None,
+        name: str = "hooks",
+        path: str = "",
+        content_type: str = "application/json",
     ) -> list[Told]:
         headers = {"content-type": content_type}
         if timeout_s is not None:
             headers["x-request-timeout-ms"] = str(1000 * timeout_s)
-        path = f"/models/{name}/predict" if len(self.app.endpoints) > 1 else "/predict"
+        path = path or (f"/models/{name}/predict" if len(self.app.endpoints) > 1 else "/predict")
         bodies = [json.dumps(x).encode() for x in items]
         return self.loop.ask([lambda body=body: self.request("POST", path, body, headers) for body in bodies])  # type: ignore[misc]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import logging
 import re
@@ -17,11 +18,25 @@ from starlette.applications import Starlette
 import carpool
 from carpool import errors
 from carpool.http import install_error_handlers
-from carpool.http.codec import MESSAGES
+from carpool.http.codec import MESSAGES, error_response
 from tests.support.loops import on_a_loop
 from tests.support.sources import ROOT
 
 Answer = tuple[int, dict[str, str], Any]
+
+
+def test_addresses_of_objects_are_not_told() -> None:
+    """A text that quotes the `repr` of an object, as parsers' texts do, tells no address in memory."""
+    error = carpool.ValidationError(f"cannot identify image file {io.BytesIO()!r}")
+    assert "0x" in str(error)
+    told = json.loads(error_response(error, "1").body)["error"]
+    assert told["message"] == told["details"][0]["msg"] == "cannot identify image file <_io.BytesIO object>"
+
+
+def test_completion_offers_what_users_need() -> None:
+    """`dir` of the packages has the public names and none of the modules behind them."""
+    assert dir(carpool.http) == sorted(carpool.http.__all__)
+    assert dir(carpool) == sorted([*carpool.__all__, "__version__"])
 
 
 async def ask(app: Any, path: str = "/", kind: str = "http", *, method: str = "GET", request_id: str = "") -> Answer:

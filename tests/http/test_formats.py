@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
 
+from carpool import Service, Stage
+from carpool.http.app import App
+from tests.support.http import routed
 from tests.support.http.front import chunked, post
-from tests.support.http.net import Client, Gate, RunningServer, waiting
+from tests.support.http.net import Client, Gate, RunningServer, serving, waiting
 from tests.support.http.wire import Answer
 from tests.support.waiting import PATIENCE_S
 
@@ -20,6 +24,12 @@ JSON, MSGPACK, RAW, CSV = (
     "text/csv; charset=utf-8",
 )
 ECHO, REVERSE, SUM = "/models/echo/predict", "/models/reverse/predict", "/models/csv/predict"
+
+
+def len_of(text: str) -> int:
+    return len(text)
+
+
 VALUE = {"a": [1, 2.5, None, True, "\u00fc\u4e2d"], "b": {}}
 
 
@@ -94,6 +104,47 @@ def test_bytes_in_json_and_msgpack(server: RunningServer) -> None:
     assert send(server, REVERSE, b'"YWJj"', JSON, RAW).body == b"cba"
     assert load(send(server, REVERSE, b"abc", RAW, JSON)) == "Y2Jh"
     assert send(server, REVERSE, b'"a"', JSON).status in (400, 422)
+
+
+TEXT = "text/plain; charset=utf-8"
+
+
+@pytest.fixture(scope="module")
+def texts() -> Iterator[RunningServer]:
+    """Models of text: one that answers with text, one with a number, one that weighs its items, and one of its own."""
+    stages = {
+        "shout": Stage(routed.shout, max_batch_size=8),
+        "count": Stage(len_of),
+        "heavy": Stage(routed.shout, max_batch_size=80, size=len),
+    }
+    services = [Service(stage, name=name) for name, stage in stages.items()]
+    with serving(App(*services, Service(len_of, name="route", routes={"/count": routed.itself}))) as running:
+        yield running
+
+
+@pytest.mark.parametrize("name", ["shout", "heavy"])
+@pytest.mark.parametrize("kind", ["text/plain", TEXT, "text/markdown", "TEXT/PLAIN; charset=us-ascii"])
+def test_a_text_is_the_item_of_a_model_of_texts(texts: RunningServer, kind: str, name: str) -> None:
+    """Where the item is `str`, a text is the item, and a text answers it; JSON is so on request."""
+    path = f"/models/{name}/predict"
+    answer = send(texts, path, "grüß".encode(), kind)
+    assert (answer.status, answer.headers["content-type"], answer.body.decode()) == (200, TEXT, "GRÜSS")
+    assert load(send(texts, path, b"a", kind, JSON)) == "A"
+    assert send(texts, path, b'"a"', JSON, "text/plain").body == b"A"
+    assert load(send(texts, path, b'"a"', JSON)) == "A"
+
+
+def test_what_is_no_text_is_refused(texts: RunningServer) -> None:
+    """Bytes that are not UTF-8 are 400, other encodings 415; a model of other items reads no text."""
+    for name in ("shout", "heavy"):
+        path = f"/models/{name}/predict"
+        refused = send(texts, path, b"\xff", TEXT)
+        assert refused.status == 400
+        assert b"not valid text: byte 0" in refused.body
+        assert send(texts, path, b"a", "text/plain; charset=latin-1").status == 415
+        assert b"text/*" in send(texts, path, b"a", "image/png").body
+    assert send(texts, "/models/count/predict", b"abc", TEXT).headers["content-type"] == JSON
+    assert load(send(texts, "/count", b"abc", TEXT)) == 3
 
 
 def test_only_bytes_are_raw(server: RunningServer) -> None:

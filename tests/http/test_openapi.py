@@ -60,6 +60,9 @@ def test_every_address_is_there() -> None:
         "/predict",
         "/models/scale/predict",
         "/models/two%20steps/predict",
+        "/predict/many",
+        "/models/scale/predict/many",
+        "/models/two%20steps/predict/many",
         "/livez",
         "/readyz",
         "/metrics",
@@ -182,4 +185,4 @@ def test_a_real_server_gives_it(server: RunningServer) -> None:
     """A real server gives the same document as is made from the services."""
     with Client(server.port) as client:
         got = json.loads(client.ask(get("/openapi.json")).body)
-    assert got == json.loads(json.dumps(openapi.document(server.app.services, 504, 2**20)))
+    assert got == json.loads(json.dumps(openapi.document(server.app.endpoints, 504, 2**20)))

@@ -153,8 +153,7 @@ def test_a_format_of_ones_own_needs_no_hint_that_can_be_checked() -> None:
     itself, and the document says nothing of JSON that nobody sends.
     """
     service = Service(Stage(Csv, max_batch_size=8))
-    App(service)
-    body = openapi.document([service], 504, 1)["paths"]["/predict"]["post"]["requestBody"]
+    body = openapi.document(App(service).endpoints, 504, 1)["paths"]["/predict"]["post"]["requestBody"]
     assert body["content"] == {
         "text/csv": {},
         "application/json": {"schema": {}},

@@ -316,6 +316,7 @@ def test_the_story_of_a_request() -> None:
         service.predict(1)
         service.predict(2)
         story = [entry.event for entry in service.story(2)]
+        assert service.story() == service.story(2)
 
     assert story == ["admitted", "runs", "answered"]
 

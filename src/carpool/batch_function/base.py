@@ -27,6 +27,7 @@ from carpool.call.retry import Retrier
 from carpool.core.batcher import Batcher
 from carpool.core.queue import Queue
 from carpool.errors import Unavailable
+from carpool.logger import logger
 from carpool.model import AnyModel, Model, check_takes_a_list, name_of, traits_of, types_of
 from carpool.policy import Policy, new_policy
 from carpool.request import Lane
@@ -41,6 +42,7 @@ from carpool.service.checks import (
     optional_delay,
     optional_finite_seconds,
     optional_seconds,
+    why_never_held_back,
 )
 from carpool.service.weigh import units
 
@@ -127,7 +129,11 @@ class Settings:
 
     def new_batcher(self, name: str) -> Batcher:
         """Make a batcher, with a queue and a policy, for the function `name`."""
-        return Batcher(name, self.new_policy(), Queue(self.max_queue_size))
+        policy = self.new_policy()
+        why = why_never_held_back(policy)
+        if why is not None:
+            logger.warning("%s: %s", name, why)
+        return Batcher(name, policy, Queue(self.max_queue_size))
 
     def over_list(self, function: Callable[..., Any], is_async: bool) -> Callable[..., Any]:
         """Return a function of a list of items.

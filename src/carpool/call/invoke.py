@@ -132,6 +132,10 @@ class Invoker:
             return []
         return await self.retrier.call(self._counted(function), values, trouble, positions=positions, until=until)
 
+    async def for_each(self, step: Callable[[Any], Any], values: list[Any], trouble: list[Trouble]) -> list[Any]:
+        """Call `step`, which is user code, for each value that has not failed, by itself."""
+        return await self._for_each(self._counted(step), values, trouble)
+
     # -- inside
 
     async def _call_hook(self, name: str) -> None:

@@ -66,7 +66,11 @@ class Entrance:
         try:
             for request in requests:
                 if request.state == NEW:
-                    self._admit_one(now, request, closed)
+                    companions = request.companions
+                    if companions:
+                        self._admit_together(now, [each for each in companions if each.state == NEW], closed)
+                    else:
+                        self._admit_one(now, request, closed)
         except BaseException:  # of the policy
             self.keep(now, requests)
             raise
@@ -151,6 +155,47 @@ class Entrance:
             first.enter(now, [request])
         if self._journal is not None:
             self._journal.record(now, "waits for room" if waits else "admitted", request.id)
+
+    def _admit_together(self, now: float, requests: Sequence[Request], closed: CarpoolError | None) -> None:
+        """Admit requests of one caller, who waits for all of them, or refuse all.
+
+        They are in one lane and have one deadline. They displace no other requests.
+        """
+        for request in requests:
+            request.admitted = request.arrived = now
+            request.due = min(request.due, request.deadline, inf if request.bulk else now + self._slo_s)
+        refusal = closed or self._refusal_of_all(now, requests)
+        if refusal is not None:
+            for request in requests:
+                self._endings.refuse(request, copy.copy(refusal))
+            return
+        for request in requests:
+            if request.patient:
+                self._admit_one(now, request, None)
+                continue
+            self.admitted += 1
+            request.id = self.admitted
+            self._first.enter(now, [request])
+            if self._journal is not None:
+                self._journal.record(now, "admitted", request.id)
+
+    def _refusal_of_all(self, now: float, requests: Sequence[Request]) -> CarpoolError | None:
+        """Return why requests must not join the first queue together; None if they may."""
+        first = self._first
+        queue, last = first.queue, requests[-1]
+        ahead: float = queue.ahead_of(last, now)
+        if queue.weighted:
+            ahead *= queue.size / queue.count
+        ahead += self.door.count + sum([request.size for request in requests]) - last.size
+        return self._admission.refusal_of_all(
+            now,
+            requests,
+            queued=queue.count + self.door.count,
+            queued_bytes=queue.nbytes + self.door.nbytes,
+            busy=len(first.in_flight),
+            wait_s=first.predicted_wait_s(now, ahead),
+            fastest_s=self._fastest_s(),
+        )
 
     def _refusal(self, now: float, request: Request, give_way: Sequence[Request]) -> CarpoolError | None:
         """Return why a new request must not join the first queue, or wait for room; None if it may.

@@ -40,6 +40,9 @@ class Journal:
         """Note that `event` happened to the request."""
         self._entries.append((request_id, Entry(now, event, stage, detail)))
 
-    def story(self, request_id: int) -> list[Entry]:
-        """Return the events of one request that are still recorded, in order."""
-        return [entry for owner, entry in self._entries if owner == request_id]
+    def story(self, request_id: int | None = None) -> list[Entry]:
+        """Return the events of one request, or of the latest, that are still recorded, in order."""
+        entries = list(self._entries)
+        if request_id is None:
+            request_id = max((owner for owner, _ in entries), default=0)
+        return [entry for owner, entry in entries if owner == request_id]

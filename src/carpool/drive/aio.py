@@ -251,7 +251,7 @@ class Driver:
         except BaseException as error:
             self._fail(error)
             return
-        stats.completed(place, reply.busy_s, reply.waited_s)
+        stats.completed(place, len(reply.ids), reply.busy_s, reply.waited_s)
         following = batcher.in_flight.get(place)
         if following is not None and following is not before:  # it had been sent ahead
             stats.started(following)
@@ -274,7 +274,7 @@ class Driver:
         """
         batcher, stats = self.pipeline.batchers[stage], self.stats.stages[stage]
         stats.troubled(trouble)
-        learn(f"stage {batcher.name}", batcher, place, batch_id, trouble)
+        learn(f"stage {batcher.name}", batcher, place, batch_id, trouble, self._about(batcher.name, place))
 
     def troubled_in_warm_up(self, stage: int, trouble: Sequence[Trouble]) -> None:
         """Learn from what happened during a worker's warm-up."""
@@ -331,7 +331,8 @@ class Driver:
                 try:
                     request.tell()
                 except BaseException:  # the other callers have their answers all the same
-                    logger.exception("the answer of %r could not be delivered to its caller", request)
+                    about = {"model": self.stats.name}
+                    logger.exception("the answer of %r could not be delivered to its caller", request, extra=about)
 
     def _tell_refusals(self, *, everything: bool = False) -> None:
         """Log what is due about refused and late requests, and see to it that the rest is told."""
@@ -348,7 +349,8 @@ class Driver:
             self._refusals_timer = self.loop.call_later(delay_s, self._tell_refusals)
 
     def _could_not_run(self, batch: Batch, error: BaseException) -> None:
-        logger.exception("%r could not be handed to its worker", batch)
+        name = self.pipeline.batchers[batch.stage].name
+        logger.exception("%r could not be handed to its worker", batch, extra=self._about(name, batch.place))
         shown = Unavailable(f"the batch could not be handed to a worker: {type(error).__name__}")
         n = len(batch.ids)
         errors: dict[int, Exception] = dict.fromkeys(range(n), shown)
@@ -373,10 +375,13 @@ class Driver:
         """
         name = self.pipeline.batchers[stage].name
         text = "this process did not run for %.1f s, so worker %s/%d gets its time again"
-        about = {"model": self.stats.name, "stage": name, "worker": f"{name}/{place}"}
-        logger.warning(text, late_s, name, place, extra=about)
+        logger.warning(text, late_s, name, place, extra=self._about(name, place))
         self.pipeline.batchers[stage].spare(self.clock(), place)
         self._poll_soon()
+
+    def _about(self, stage: str, place: int) -> dict[str, str]:
+        """Return the fields of a log line about a worker."""
+        return {"model": self.stats.name, "stage": stage, "worker": f"{stage}/{place}"}
 
     def _poll_soon(self) -> None:
         if self._has_stopped:

@@ -25,9 +25,14 @@ _LOOK_EVERY_S = 0.002
 
 
 class Guard:
-    """This process's side of the guard; it belongs to the running loop."""
+    """This process's side of the guard; it belongs to the running loop.
 
-    def __init__(self) -> None:
+    Args:
+        model: the name of the service, for the log.
+    """
+
+    def __init__(self, model: str = "") -> None:
+        self._about = {"model": model} if model else {}
         self._loop = asyncio.get_running_loop()
         self._groups: set[int] = set()
         self._process: subprocess.Popen[bytes] | None = None
@@ -48,7 +53,9 @@ class Guard:
             fill_standard()
             self._process, self._pipe = _spawn()
         except OSError as error:
-            logger.warning("no guard could be started; it is tried again in %g s: %s", _AGAIN_S, error)
+            logger.warning(
+                "no guard could be started; it is tried again in %g s: %s", _AGAIN_S, error, extra=self._about
+            )
             self._start_later()
             return
         with contextlib.suppress(AttributeError, OSError):  # without it, its death is noticed at the next write
@@ -132,7 +139,8 @@ class Guard:
         process.kill()
         process.wait()
         if not self._closed:
-            logger.warning("the guard of the workers (pid %d) has died; another one is started", process.pid)
+            text = "the guard of the workers (pid %d) has died; another one is started"
+            logger.warning(text, process.pid, extra=self._about)
         self._start_later()
 
     def _let_go(self) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from carpool.drive.guard import Guard
-from carpool.model import AnyModel
+from carpool.model import Adapter, AnyModel
 from carpool.worker import affinity
 from carpool.worker.setup import Setup
 
@@ -21,6 +21,7 @@ class Launch:
         setup: what each worker gets first; `place` and `cores` are filled in for each.
         model: for workers inside this process; a worker process finds its own by `setup`.
         kwargs: those of the model, for the same workers.
+        adapters: those of its addresses, for the same workers.
         cores: by place, the cores that it runs on; None for those of the parent before it was
             pinned.
         env: by place, environment variables to add.
@@ -32,6 +33,7 @@ class Launch:
     setup: Setup
     model: AnyModel
     kwargs: Mapping[str, Any]
+    adapters: Sequence[Adapter]
     cores: tuple[affinity.Cores | None, ...]
     env: tuple[Mapping[str, str], ...]
     warm_up: Mapping[int, int]

@@ -61,7 +61,7 @@ class _LocalWorker:
         self._on_frame = on_frame
         self._on_lost = on_lost
         self._sink = sink
-        self._model = (launch.model, launch.kwargs)
+        self._model = (launch.model, launch.kwargs, launch.adapters)
         self._loop = asyncio.get_running_loop()
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._setup: Setup = msgspec.structs.replace(launch.setup, place=place, cores=launch.cores[place])

@@ -1,4 +1,8 @@
-"""Passes on what workers print: each line goes to the parent's output, with their name."""
+"""Passes on what workers print: each line goes to the parent's output, with their name.
+
+Of a line that is written over and over (a carriage return and no newline: a progress bar), the last
+state is passed on, and one every ten seconds while it goes on.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ _STDERR = Outlet(lambda: sys.stderr)
 _READ_BYTES = 64 * 1024
 _LONGEST_LINE = 16 * 1024  # a longer one is passed on in pieces
 _MOST_COMPLAINTS = 10
+_STATE_EVERY_S = 10.0  # of a line that is written over
 
 
 def print_line(worker: str, is_error: bool, line: str) -> None:
@@ -39,7 +44,8 @@ def guarded(sink: LineSink) -> LineSink:
             if kind not in logged and len(logged) < _MOST_COMPLAINTS:
                 logged.add(kind)
                 text = "output= raised %s for a line of worker %s; such lines are dropped, and this is logged once\n%s"
-                logger.error(text, kind, worker, traceback_of(error).rstrip())
+                about = {"worker": worker, "stage": worker.rpartition("/")[0]}
+                logger.error(text, kind, worker, traceback_of(error).rstrip(), extra=about)
 
     return pass_on
 
@@ -61,6 +67,7 @@ class OutputLines:
         self._sink = sink
         self._rest = b""
         self._loop = asyncio.get_running_loop()
+        self._state_at: float | None = None  # when a state of the present line may be passed on
         os.set_blocking(stream.fileno(), False)
         self._loop.add_reader(stream.fileno(), self._readable)
 
@@ -89,12 +96,32 @@ class OutputLines:
                 self._pass_on(self._rest)
             return False
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > _LONGEST_LINE:
-            lines.append(self._rest)
-            self._rest = b""
         for line in lines:
             self._pass_on(line)
+            self._state_at = None
+        if b"\r" in self._rest:
+            self._overwrite()
+        if len(self._rest) > _LONGEST_LINE:
+            self._pass_on(self._rest)
+            self._rest = b""
         return True
 
+    def _overwrite(self) -> None:
+        """Forget the states of the present line that have been written over."""
+        *states, present = self._rest.split(b"\r")
+        latest = next((state for state in reversed(states) if state), b"")
+        self._rest = present or latest + b"\r"  # with nothing after it, it is what is seen
+        now = self._loop.time()
+        if self._state_at is None:
+            self._state_at = now + _STATE_EVERY_S
+        elif latest and now >= self._state_at:
+            self._state_at = now + _STATE_EVERY_S
+            self._pass_on(latest)
+
     def _pass_on(self, line: bytes) -> None:
-        self._sink(self._worker, self._is_error, line.rstrip(b"\r").decode("utf-8", "replace"))
+        self._sink(self._worker, self._is_error, _last_state(line).decode("utf-8", "replace"))
+
+
+def _last_state(line: bytes) -> bytes:
+    """Return what is seen in the end of a line that is written over."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2]

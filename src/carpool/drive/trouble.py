@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
 from carpool.call.results import Trouble
 from carpool.core.batcher import Batcher
@@ -12,8 +14,17 @@ from carpool.logger import logger
 FAILED_FOR_S = 30.0
 """How long callers of a failed stage are asked to wait for the service to be restarted."""
 
+NOTHING_MORE: Final[Mapping[str, str]] = MappingProxyType({})
 
-def learn(name: str, batcher: Batcher, place: int, batch_id: int, trouble: Sequence[Trouble]) -> None:
+
+def learn(
+    name: str,
+    batcher: Batcher,
+    place: int,
+    batch_id: int,
+    trouble: Sequence[Trouble],
+    about: Mapping[str, str] = NOTHING_MORE,
+) -> None:
     """Learn from calls for parts of a batch that ran out of memory how much one call can hold.
 
     The log says so if batches are smaller from now on.
@@ -24,6 +35,7 @@ def learn(name: str, batcher: Batcher, place: int, batch_id: int, trouble: Seque
         place: the position of the worker whose batch it is.
         batch_id: the batch, which has not been answered yet.
         trouble: what happened to it.
+        about: further fields of the line in the log.
 
     Raises:
         ValueError: the trouble is about a batch or items that the worker does not have.
@@ -37,6 +49,7 @@ def learn(name: str, batcher: Batcher, place: int, batch_id: int, trouble: Seque
             "%s ran out of memory: its batches hold at most %d from now on, and more again once that fits",
             name,
             batcher.safe_size.limit,
+            extra=about,
         )
 
 

@@ -81,6 +81,15 @@ def _msgpack_decoder(kind: Any) -> Callable[[bytes], Any]:
     return msgspec.msgpack.Decoder(kind, dec_hook=_from_builtins).decode
 
 
+def raw_reader(kind: Any) -> Callable[[Any], Any]:
+    """Make a function that reads a body as the item that it is: a text, or else bytes."""
+    return _text if kind is str else bytes
+
+
+def _text(body: Any) -> str:
+    return bytes(body).decode()
+
+
 class MadeWhenNeeded(dict[int, Callable[[Any], T]]):
     """Readers or writers by format, some of which are made when the first item in the format comes.
 

@@ -8,3 +8,8 @@ from carpool.http.app import App
 from carpool.http.error_answers import install_error_handlers
 
 __all__ = ["App", "install_error_handlers"]
+
+
+def __dir__() -> list[str]:
+    """Return what users need, which completion then offers, without the modules of the package."""
+    return __all__

@@ -20,6 +20,7 @@ from carpool.errors import CarpoolError, InvalidRequest, Unavailable
 from carpool.foreign import traceback_of
 from carpool.hints import schema
 from carpool.http import asgi, openapi
+from carpool.http.addresses import Address
 from carpool.http.codec import (
     Refusal,
     allow,
@@ -31,12 +32,13 @@ from carpool.http.codec import (
 from carpool.http.endpoint import Endpoint
 from carpool.http.error_answers import ErrorAnswers
 from carpool.http.exchange import Ask, Exchange, Head, HttpResponse, ServedModel
+from carpool.http.many import ItemList, split
 from carpool.http_request import pack_head
 from carpool.logger import logger
 from carpool.observe.log import printable
 from carpool.request import DEFAULT_LANE, Lane
 from carpool.service.checks import LARGEST_PRIORITY, at_least, check_callable, nonnegative_seconds
-from carpool.wire.payload import CUSTOM
+from carpool.wire.payload import CUSTOM, without_adapter
 
 if TYPE_CHECKING:
     from carpool.service.service import Service
@@ -46,6 +48,8 @@ _PRIORITY = re.compile(rb"[+-]?[0-9]{1,3}")
 _TEXT_TYPE = b"text/plain; charset=utf-8"
 
 Route = Callable[[Exchange], None]
+Target = tuple[Route, Endpoint | None, Address | None]
+"""What answers at an address, and for those of models which one and where."""
 
 
 class App:
@@ -89,7 +93,7 @@ class App:
         self._errors = ErrorAnswers(timeout_status, debug)
         check_callable("output", output, "a worker's name, whether it is an error, and a line")
         self.max_body_bytes = at_least("max_body_bytes", max_body_bytes, 1)
-        self.endpoints = [Endpoint(service, output) for service in services]
+        self.endpoints = [Endpoint(service, output, i == 0) for i, service in enumerate(services)]
         self.wants_heads = any(endpoint.formats.wants_heads for endpoint in self.endpoints)
         self.refusing: CarpoolError | None = Unavailable("the service is starting", code="starting")
         self._draining = False
@@ -222,11 +226,11 @@ class App:
                 raise Refusal(404, "not_found")
             if head.method not in methods:
                 raise Refusal(405, "method_not_allowed", headers=allow(name.decode() for name in methods))
-            route, endpoint = methods[head.method]
+            route, endpoint, address = methods[head.method]
             if content_length(head.headers) > self.max_body_bytes:
                 raise too_large(self.max_body_bytes)
-            if endpoint is not None:
-                head.ask = self._ask(head, endpoint)
+            if endpoint is not None and address is not None:
+                head.ask = self._ask(head, endpoint, address)
                 if head.ask.packed:
                     route = self._predict_whole_request
             head.route = route
@@ -259,15 +263,17 @@ class App:
 
         A front that calls `head.route` by itself guards the call with this, as `handle` does.
         """
-        path = printable(repr(exchange.head.path))
-        logger.error("%s could not be answered:\n%s", path, printable(traceback_of(error)))
+        path, ask = printable(repr(exchange.head.path)), exchange.head.ask
+        about = {"code": "internal_error", **({} if ask is None else {"model": ask.endpoint.name})}
+        logger.error("%s could not be answered:\n%s", path, printable(traceback_of(error)), extra=about)
         exchange.respond(self.refuse(exchange.head, CarpoolError("a route raised an error")))
 
     def cancel(self, exchange: Exchange) -> None:
         """Give up an exchange whose client has left: if it is still queued, it is not run."""
-        ask = exchange.head.ask
+        ask, item = exchange.head.ask, exchange.item
         if ask is not None and ask.endpoint.driver is not None:
-            ask.endpoint.driver.cancel(exchange)
+            for request in item.submitted if type(item) is ItemList else [exchange]:
+                ask.endpoint.driver.cancel(request)
 
     def error(self, head: Head | None, error: Exception) -> HttpResponse:
         """Return the response to a request that ended with `error`."""
@@ -275,15 +281,15 @@ class App:
             return self._errors.response(b"", error)
         return self._errors.response(head.request_id, error, head.ask.endpoint.name if head.ask is not None else "")
 
-    def _ask(self, head: Head, endpoint: Endpoint) -> Ask:
+    def _ask(self, head: Head, endpoint: Endpoint, address: Address) -> Ask:
         """Read what is asked of a model off a request's headers."""
-        headers, formats = head.headers, endpoint.formats
+        headers, formats = head.headers, address.formats
         if self.refusing is not None:
             raise copy.copy(self.refusing)  # each raise adds its frames to the traceback of what it raises
         if headers.get(b"content-encoding", b"identity") != b"identity":
             text = "compressed request bodies are not read: send the body without Content-Encoding"
             raise InvalidRequest(text, status=415, code="unsupported_media_type")
-        format, accept = formats.choose(headers.get(b"content-type"), headers.get(b"accept"))
+        format, accept = address.choose(headers.get(b"content-type"), headers.get(b"accept"))
         timeout, limit = headers.get(b"x-request-timeout-ms"), endpoint.service.timeout_s
         priority = headers.get(b"x-request-priority")
         wants_head = formats.wants_heads and format == CUSTOM
@@ -300,10 +306,10 @@ class App:
 
     # -- the routes
 
-    def _make_routes(self) -> dict[bytes, dict[bytes, tuple[Route, Endpoint | None]]]:
-        """Return, by path and method, which route answers and which model it asks."""
-        routes: dict[bytes, dict[bytes, tuple[Route, Endpoint | None]]] = {
-            path: {b"GET": (route, None), b"HEAD": (route, None)}
+    def _make_routes(self) -> dict[bytes, dict[bytes, Target]]:
+        """Return, by path and method, what answers. Raises ValueError if two services share one."""
+        routes: dict[bytes, dict[bytes, Target]] = {
+            path: {b"GET": (route, None, None), b"HEAD": (route, None, None)}
             for path, route in (
                 (b"/livez", self._livez),
                 (b"/readyz", self._readyz),
@@ -311,13 +317,16 @@ class App:
                 (b"/openapi.json", self._openapi),
             )
         }
-        routes[b"/predict"] = {b"POST": (self._predict, self.endpoints[0])}
         for endpoint in self.endpoints:
-            routes[openapi.predict_path(endpoint.name).encode()] = {b"POST": (self._predict, endpoint)}
+            for address in endpoint.addresses:
+                if address.key in routes:
+                    raise ValueError(f"routes names {address.path} twice: give one of them another path")
+                route = self._predict_list if address.is_list else self._predict
+                routes[address.key] = {b"POST": (route, endpoint, address)}
         for methods in routes.values():
-            methods[b"OPTIONS"] = (_tell_methods(*methods, b"OPTIONS"), None)
+            methods[b"OPTIONS"] = (_tell_methods(*methods, b"OPTIONS"), None, None)
         # of the server as a whole (RFC 9110, 9.3.7)
-        routes[b"*"] = {b"OPTIONS": (_tell_methods(b"GET", b"HEAD", b"POST", b"OPTIONS"), None)}
+        routes[b"*"] = {b"OPTIONS": (_tell_methods(b"GET", b"HEAD", b"POST", b"OPTIONS"), None, None)}
         return routes
 
     def _predict(self, exchange: Exchange) -> None:
@@ -349,6 +358,29 @@ class App:
         exchange.item = [ask.packed, exchange.body]
         exchange.nbytes += len(ask.packed)
         self._predict(exchange)
+
+    def _predict_list(self, exchange: Exchange) -> None:
+        """Hand the items of a list to their model's driver."""
+        ask = exchange.head.ask
+        assert ask is not None
+        driver, weigher = ask.endpoint.driver, ask.endpoint.weigher
+        assert driver is not None
+        format = ask.format if ask.format < CUSTOM else without_adapter(ask.format)[0]
+        try:
+            bodies = split(exchange.body, format, driver.pipeline.batchers[0].queue.max_size)
+        except CarpoolError as error:
+            exchange.respond(self.refuse(exchange.head, error))
+            return
+        whole = ItemList(exchange, ask, bodies, driver.clock() + ask.timeout_s, self._wait)
+        if weigher is not None:
+            for item, body in zip(whole.items, bodies, strict=True):
+                try:
+                    item.size = weigher.of_encoded(body, format)
+                except CarpoolError as error:
+                    item.error = error
+                    driver.refused(error)
+        exchange.item = whole  # for `cancel`
+        driver.submit_all(whole.begin())
 
     def _livez(self, exchange: Exchange) -> None:
         exchange.respond(HttpResponse(200, b"ok\n", _TEXT_TYPE))
@@ -395,7 +427,7 @@ class App:
 
     def _openapi(self, exchange: Exchange) -> None:
         if self._document is None:
-            document = openapi.document(self.services, self._errors.timeout_status, self.max_body_bytes)
+            document = openapi.document(self.endpoints, self._errors.timeout_status, self.max_body_bytes)
             self._document = as_json(document)
         exchange.respond(HttpResponse(200, self._document))
 

@@ -29,11 +29,12 @@ from carpool.wire.payload import CUSTOM, JSON, MSGPACK, RAW
 _JSON = b"application/json"
 _JSON_TYPES = frozenset({b"application/json", b"text/json"})
 _MSGPACK_TYPES = frozenset({b"application/msgpack", b"application/x-msgpack", b"application/vnd.msgpack"})
-_RAW_FAMILIES = ("image", "audio", "text")
 _RAW_TYPES = re.compile(rb"application/octet-stream|(image|audio|text)/.+")
+_TEXT_TYPES = re.compile(rb"text/.+")
 _MOST_LENGTH_DIGITS = 20  # enough for any body that there could be
 _MOST_CACHED = 256
 _LONGEST_MESSAGE = 300  # a message may name a field, and clients choose how long the names are
+_OBJECT_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")  # in the `repr` of an object, which tells clients nothing
 _encoder = msgspec.json.Encoder()
 
 MESSAGES = {
@@ -122,7 +123,7 @@ def error_response(
         message = text_of(error)
         if isinstance(error, ModelError):
             message = message.removeprefix(f"{error.type_name}: ")
-        message = message[:_LONGEST_MESSAGE]
+        message = _OBJECT_ADDRESS.sub("", message[:_LONGEST_MESSAGE])
     headers: list[tuple[bytes, bytes]] = [(REQUEST_ID, request_id.encode())]
     if isinstance(error, Refusal):
         headers += error.headers
@@ -157,8 +158,12 @@ class Formats:
         self.wants_heads = first.decodes_requests
         self._raw_in = first.input_type is bytes
         self._raw_out = last.output_type is bytes
+        self._text_in = first.input_type is str
+        self._text_out = last.output_type is str
         self._cached: dict[tuple[bytes | None, bytes | None], tuple[int, int]] = {}
         self.types = {JSON: b"application/json", MSGPACK: b"application/msgpack", RAW: b"application/octet-stream"}
+        if self._text_out:
+            self.types[RAW] = b"text/plain; charset=utf-8"
         self.types.update({CUSTOM + i: name for i, name in enumerate(self._produces)})
 
     def choose(self, content_type: bytes | None, accept: bytes | None) -> tuple[int, int]:
@@ -182,14 +187,14 @@ class Formats:
     @property
     def readable(self) -> list[str]:
         """The content types that the model reads, by their usual names."""
-        raw = ["application/octet-stream"] if self._raw_in else []
+        raw = ["application/octet-stream"] if self._raw_in else ["text/plain"] if self._text_in else []
         custom = [kind.decode() for kind in sorted(self._accepts)]
         return list(dict.fromkeys([*custom, "application/json", "application/msgpack", *raw]))
 
     @property
     def writable(self) -> list[str]:
         """The content types that the model writes, for OpenAPI."""
-        raw = ["application/octet-stream"] if self._raw_out else []
+        raw = ["application/octet-stream"] if self._raw_out else ["text/plain"] if self._text_out else []
         custom = [name.decode() for name in self._produces]
         return list(dict.fromkeys([*custom, "application/json", "application/msgpack", *raw]))
 
@@ -200,20 +205,24 @@ class Formats:
         if kind in self._accepts:
             return CUSTOM
         if kind in _JSON_TYPES or (kind.startswith(b"application/") and kind.endswith(b"+json")):
-            charset = re.search(rb"charset\s*=\s*\"?([^\s;\"]+)", parameters.lower())
-            if charset is None or charset[1] in (b"utf-8", b"utf8", b"us-ascii"):
+            if _is_utf8(parameters):
                 return JSON
         elif kind in _MSGPACK_TYPES:
             return MSGPACK
-        elif self._raw_in and _RAW_TYPES.fullmatch(kind):
+        elif self._reads_as_it_is(kind, parameters):
             return RAW
         text = f"the model does not read this content type; it reads {self._all_read}"
         raise InvalidRequest(text, status=415, code="unsupported_media_type")
 
+    def _reads_as_it_is(self, kind: bytes, parameters: bytes) -> bool:
+        if self._raw_in:
+            return _RAW_TYPES.fullmatch(kind) is not None
+        return self._text_in and _TEXT_TYPES.fullmatch(kind) is not None and _is_utf8(parameters)
+
     @property
     def _all_read(self) -> str:
         """All content types and families of them that `_reads` takes, for the text of a 415."""
-        families = [f"{family}/*" for family in _RAW_FAMILIES] if self._raw_in else []
+        families = ["image/*", "audio/*", "text/*"] if self._raw_in else ["text/*"] if self._text_in else []
         others = [kind.decode() for kind in (*sorted(_JSON_TYPES), b"application/*+json", *sorted(_MSGPACK_TYPES))]
         return ", ".join(dict.fromkeys([*self.readable, *families, *others]))
 
@@ -229,14 +238,22 @@ class Formats:
                 return MSGPACK
             if wish == b"application/octet-stream" and self._raw_out:
                 return RAW
+            if wish == b"text/plain" and self._text_out:
+                return RAW
             if wish == b"*/*":
                 break
         if self._produces:
             usual = _JSON if read == JSON else b"application/msgpack" if read == MSGPACK else sent
             return self._produced.get(sent, self._produced.get(usual, CUSTOM))
-        if self._raw_out and read == RAW:
+        if read == RAW and (self._raw_out or (self._text_in and self._text_out)):
             return RAW
         return MSGPACK if read == MSGPACK else JSON
+
+
+def _is_utf8(parameters: bytes) -> bool:
+    """Report whether a content type's parameters say, or leave open, that a text is UTF-8."""
+    charset = re.search(rb"charset\s*=\s*\"?([^\s;\"]+)", parameters.lower())
+    return charset is None or charset[1] in (b"utf-8", b"utf8", b"us-ascii")
 
 
 def _kind(content_type: bytes) -> bytes:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from carpool.clock import monotonic
 from carpool.core.roster import PlaceState
 from carpool.drive.output import LineSink
+from carpool.http.addresses import addresses_of
 from carpool.http.codec import Formats
 from carpool.http.trial import try_first_example
 from carpool.logger import logger
@@ -26,9 +27,11 @@ class Endpoint:
     Args:
         service: the declaration of the service.
         output: what to do with each line that a worker prints.
+        is_first: whether the service is the first one of its app.
 
     Attributes:
         name: the service's name.
+        addresses: where it can be asked.
         formats: which formats its model reads and writes.
         weigher: weighs its items; None if each counts for one.
         handle: the running service; None until it is started.
@@ -36,10 +39,11 @@ class Endpoint:
         checked_at: when an example last ran through the service.
     """
 
-    def __init__(self, service: Service, output: LineSink) -> None:
+    def __init__(self, service: Service, output: LineSink, is_first: bool) -> None:
         self.service = service
         self.output = output
         self.name = service.name
+        self.addresses = list(addresses_of(service, is_first=is_first))
         self.formats = Formats(service.stages[0].traits, service.stages[-1].traits)
         self.weigher = weigher_of(service.stages[0])
         self.handle: AsyncHandle | None = None

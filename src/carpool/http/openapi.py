@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import msgspec
 
 from carpool.hints import schema
-from carpool.http.codec import MESSAGES, Formats, as_json
+from carpool.http.addresses import MANY, Address, predict_path
+from carpool.http.codec import MESSAGES, as_json
 from carpool.version import __version__
 
 if TYPE_CHECKING:
+    from carpool.http.endpoint import Endpoint
     from carpool.service.service import Service
 
 _ERRORS = {
@@ -50,40 +51,42 @@ _PARAMETERS = [
 ]
 
 
-def document(services: Sequence[Service], timeout_status: int, max_body_bytes: int) -> dict[str, Any]:
+def document(endpoints: Sequence[Endpoint], timeout_status: int, max_body_bytes: int) -> dict[str, Any]:
     """Return the OpenAPI document of an app.
 
     Args:
-        services: what the app serves; the first service is also at `/predict`.
+        endpoints: what the app serves.
         timeout_status: status of a missed deadline.
         max_body_bytes: size of the largest request body.
     """
+    addresses = [(endpoint.service, address) for endpoint in endpoints for address in endpoint.addresses]
     types: list[Any] = []
-    for service in services:
-        types += [service.stages[0].traits.input_type, service.stages[-1].traits.output_type]
+    for service, address in addresses:
+        types += [address.takes, service.stages[-1].traits.output_type]
     found, components = schema.json_schema(types, _COMPONENT + "{name}")
     found[1::2] = [schema.result_schema(kind, each) for kind, each in zip(types[1::2], found[1::2], strict=True)]
     schemas = _Definitions(components).moved_out_of(found)
     paths: dict[str, Any] = {}
-    for i, service in enumerate(services):
+    for i, (service, address) in enumerate(addresses):
         takes, gives = schemas[2 * i], schemas[2 * i + 1]
-        for path in [predict_path(service.name), *(["/predict"] if i == 0 else [])]:
-            paths[path] = {"post": _predict(service, path, takes, gives, timeout_status, max_body_bytes)}
+        operation = _predict(service, address, takes, gives, timeout_status, max_body_bytes)
+        paths[address.path] = {"post": operation}
     return {
         "openapi": "3.1.0",
         "info": {
-            "title": ", ".join(service.name for service in services),
+            "title": ", ".join(endpoint.name for endpoint in endpoints),
             "version": __version__,
             "description": "Requests are batched by the server; the request body is the item.",
         },
         "paths": {**paths, **_operations()},
-        "components": {"schemas": {**components, "CarpoolError": _error_schema()}},
+        "components": {
+            "schemas": {
+                **components,
+                "CarpoolError": _error_schema(),
+                "CarpoolItemError": _error_schema(status={"type": "integer"}),
+            }
+        },
     }
-
-
-def predict_path(name: str) -> str:
-    """Return the path of a service."""
-    return f"/models/{quote(name, safe='')}/predict"
 
 
 class _Definitions:
@@ -133,29 +136,48 @@ class _Definitions:
 
 
 def _predict(
-    service: Service, path: str, takes: dict[str, Any], gives: dict[str, Any], timeout_status: int, max_body_bytes: int
+    service: Service,
+    address: Address,
+    takes: Mapping[str, Any],
+    gives: Mapping[str, Any],
+    timeout_status: int,
+    max_body_bytes: int,
 ) -> dict[str, Any]:
-    formats = Formats(service.stages[0].traits, service.stages[-1].traits)
+    examples = _examples(service) if address.adapter is None else []
+    summary, description = f"Ask {service.name}", "The model's answer."
+    if address.is_list:
+        summary, description = f"Ask {service.name} for each item of a list", "The answers, in the order of the list."
+        takes = {"type": "array", "items": takes}
+        gives = {"type": "array", "items": {"anyOf": [gives, {"$ref": _COMPONENT + "CarpoolItemError"}]}}
+        examples = [examples] if examples else []
     responses: dict[str, Any] = {
-        "200": {"description": "The model's answer.", "content": _contents(formats.writable, gives, [])}
+        "200": {"description": description, "content": _contents(address.formats.writable, gives, [])}
     }
     for status, (_, code) in _ERRORS.items():
         responses[status] = _error(code, retry=status in ("429", "503"))
     responses[str(timeout_status)] = _error("deadline_exceeded")
     return {
-        "operationId": f"predict_{service.name}" if path != "/predict" else "predict",
-        "summary": f"Ask {service.name}",
+        "operationId": _operation_id(service.name, address),
+        "summary": summary,
         "description": f"Bodies of up to {max_body_bytes} bytes.",
         "parameters": _PARAMETERS,
         "requestBody": {
             "required": True,
-            "content": _contents(formats.readable, takes, _examples(service)),
+            "content": _contents(address.formats.readable, takes, examples),
         },
         "responses": dict(sorted(responses.items())),
     }
 
 
-def _contents(types: list[str], item: dict[str, Any], examples: list[Any]) -> dict[str, Any]:
+def _operation_id(name: str, address: Address) -> str:
+    """Return the name of an operation, which generators of clients make a function's name of."""
+    path = address.path.removesuffix(MANY)
+    own = "" if path == predict_path(name) else path.replace("/", "_")
+    stem = "predict" if path == "/predict" else f"predict_{name}{own}"
+    return stem + ("_many" if address.is_list else "")
+
+
+def _contents(types: list[str], item: Mapping[str, Any], examples: list[Any]) -> dict[str, Any]:
     """Return the media types of a body; JSON and msgpack have the item's schema, others none."""
     contents: dict[str, Any] = {}
     for kind in types:
@@ -189,7 +211,8 @@ def _error(code: str, retry: bool = False) -> dict[str, Any]:
     return answer
 
 
-def _error_schema() -> dict[str, Any]:
+def _error_schema(**more: dict[str, str]) -> dict[str, Any]:
+    """Return the schema of an error; `more` are further parts that it has."""
     strings = {name: {"type": "string"} for name in ("code", "message", "request_id")}
     step = {"anyOf": [{"type": "string"}, {"type": "integer"}]}
     parts = {"loc": {"type": "array", "items": step}, "msg": {"type": "string"}, "type": {"type": "string"}}
@@ -198,7 +221,11 @@ def _error_schema() -> dict[str, Any]:
         "items": {"type": "object", "properties": parts, "required": list(parts)},
         "description": "Every fault of the item, with status 422.",
     }
-    error = {"type": "object", "properties": {**strings, "details": details}, "required": list(strings)}
+    error = {
+        "type": "object",
+        "properties": {**strings, **more, "details": details},
+        "required": [*strings, *more],
+    }
     return {"type": "object", "properties": {"error": error}, "required": ["error"]}
 
 

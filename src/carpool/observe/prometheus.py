@@ -100,7 +100,9 @@ def _batches(stages: _Stages) -> Iterator[Metric]:
         "carpool_batches", "Batches, by the reason why they were sent to a worker.", labels=(*_STAGE, "reason")
     )
     compute = HistogramMetricFamily(
-        "carpool_batch_duration_seconds", "Time that a worker spent on a batch.", labels=_STAGE
+        "carpool_batch_duration_seconds",
+        "Time that a worker spent on a batch; on an item in a stage of single items.",
+        labels=_STAGE,
     )
     padding = CounterMetricFamily(
         "carpool_padding", "Items added to batches to reach an allowed batch size.", labels=_STAGE

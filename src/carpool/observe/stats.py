@@ -108,8 +108,8 @@ class StageStats:
         pipeline: The pipeline to which the stage belongs.
         index: The position of the stage in the pipeline.
         roster: The roster of the stage's workers; None for a stage that has none.
-        single: Whether its model takes single items, so that a call has one item however many
-            requests share a batch.
+        single: Whether its model takes single items. Then each item is a batch of its own in all
+            counts and times, however many of them travel to the worker together.
 
     Attributes:
         name: The name of the stage.
@@ -147,30 +147,32 @@ class StageStats:
     def started(self, batch: Batch) -> None:
         """Count a batch that goes to its worker."""
         n = len(batch.requests)
-        if self._single:
-            self.batch_sizes[1] = self.batch_sizes.get(1, 0) + n
-        else:
-            self.batch_sizes[n] = self.batch_sizes.get(n, 0) + 1
+        size, calls = (1, n) if self._single else (n, 1)
+        self.batch_sizes[size] = self.batch_sizes.get(size, 0) + calls
         sizes = self.batcher.policy.allowed_batch_sizes
         if sizes is not None:
             self.items += n
             self.padding += padded_size(n, sizes) - n
         if batch.reason != self._last_reason:
             self._log_reason(batch)
-        self.reasons[batch.reason if batch.reason in self.reasons else "other"] += 1
+        self.reasons[batch.reason if batch.reason in self.reasons else "other"] += calls
         self.queue_time.add_since(batch.started, [request.arrived for request in batch.requests])
 
-    def completed(self, place: int, busy_s: float, waited_s: float) -> None:
+    def completed(self, place: int, n: int, busy_s: float, waited_s: float) -> None:
         """Count a batch that is done.
 
         This must be called before the worker gets its next batch, unless that one went ahead.
 
         Args:
             place: The place of the worker.
+            n: How many requests it answered.
             busy_s: How long the worker spent on the batch, in seconds.
             waited_s: How long the worker had waited before it, in seconds.
         """
-        self.compute_time.add(busy_s)
+        if self._single and n > 1:
+            self.compute_time.add(busy_s / n, n)  # one time for all is measured: each gets its share
+        else:
+            self.compute_time.add(busy_s)
         if place in self._wanted:
             self.idle_gap.add(waited_s)
         if self.batcher.queue or place in self.batcher.in_flight:
@@ -306,7 +308,7 @@ class _NoStageStats(StageStats):
         if batch.reason != self._last_reason:
             self._log_reason(batch)
 
-    def completed(self, place: int, busy_s: float, waited_s: float) -> None:
+    def completed(self, place: int, n: int, busy_s: float, waited_s: float) -> None:
         """Do nothing: these numbers cannot be read, so the time to count them is saved."""
 
 
@@ -336,9 +338,11 @@ class StageSnapshot:
         batch_sizes: How many calls had each size.
         padding_share: The share of the items that the model was called with which was padding, see
             `Stage(allowed_batch_sizes=...)`.
-        reasons: How many batches were sent to a worker for each reason.
+        reasons: How many of these went to a worker for each reason.
         mean_queue_s: The mean seconds that a request spent in the queue.
-        mean_compute_s: The mean seconds that a worker spent on a batch.
+        mean_compute_s: The mean seconds that a worker spent on a batch, reading and writing it
+            included. In a stage of single items that is one item; several that travel together
+            count with equal shares of their time.
         mean_idle_gap_s: The mean seconds that a worker waited for its next batch although requests
             were waiting.
         workers: How many workers are in each state.

@@ -12,6 +12,8 @@ its batch teaches the right time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from carpool.errors import CarpoolError, InvalidRequest, Overloaded
 from carpool.policy.base import FULL, TOO_LATE
 from carpool.request import Request
@@ -66,6 +68,40 @@ class Admission:
         if queued >= self.max_size or queued_bytes + request.nbytes > self.max_bytes:
             return Overloaded(FULL, retry_after_s=retry_after_s(wait_s, fastest_s))
         if (queued or busy) and now + wait_s + fastest_s > request.deadline:
+            return Overloaded(TOO_LATE, retry_after_s=retry_after_s(wait_s, fastest_s))
+        return None
+
+    def refusal_of_all(
+        self,
+        now: float,
+        requests: Sequence[Request],
+        *,
+        queued: int,
+        queued_bytes: int,
+        busy: int,
+        wait_s: float,
+        fastest_s: float,
+    ) -> CarpoolError | None:
+        """Return why several requests must not join the queue together; None if they may.
+
+        Args:
+            now: the time.
+            requests: the newcomers, which are equally patient.
+            queued: see `refusal`, and so for the others.
+            queued_bytes: how many bytes those that wait hold.
+            busy: batches (or requests) that run now.
+            wait_s: predicted seconds until a worker would start the last of them.
+            fastest_s: seconds of the fastest possible answer from then on.
+        """
+        nbytes = [request.nbytes for request in requests]
+        if max(nbytes) > self.max_bytes or (sum(nbytes) > self.max_bytes and not requests[0].patient):
+            text = f"{len(requests)} items with {sum(nbytes)} bytes are over the queue's {self.max_bytes:.0f} bytes"
+            return InvalidRequest(text, status=413, code="too_large")
+        if requests[0].patient:
+            return None
+        if queued + len(requests) > self.max_size or queued_bytes + sum(nbytes) > self.max_bytes:
+            return Overloaded(FULL, retry_after_s=retry_after_s(wait_s, fastest_s))
+        if (queued or busy) and now + wait_s + fastest_s > min(request.deadline for request in requests):
             return Overloaded(TOO_LATE, retry_after_s=retry_after_s(wait_s, fastest_s))
         return None
 

@@ -25,7 +25,9 @@ from carpool.errors import StartupError
 from carpool.logger import logger
 from carpool.observe.stats import Stats
 from carpool.policy import OneByOne
+from carpool.service.checks import why_never_held_back
 from carpool.service.declaration import Declaration
+from carpool.service.routes import adapters_of
 from carpool.service.stage import Stage
 from carpool.service.warmup import warm_up_sizes
 from carpool.service.weigh import weigher_of
@@ -65,7 +67,7 @@ def assemble(service: Declaration, journal: Journal | None, output: LineSink) ->
     Raises:
         StartupError: A stage asks for a device that this process does not see.
     """
-    guard = Guard() if any(stage.run_in == "process" for stage in service.stages) else None
+    guard = Guard(service.name) if any(stage.run_in == "process" for stage in service.stages) else None
     cores = affinity.usable()
     launches = [launch(service, stage, guard, usable_cores=cores) for stage in range(len(service.stages))]
     rosters = [new_roster(stage.workers) for stage in service.stages]
@@ -83,9 +85,13 @@ def assemble(service: Declaration, journal: Journal | None, output: LineSink) ->
 
 def _batcher(service: Declaration, stage: Stage) -> Batcher:
     weigher = weigher_of(stage)
+    policy = stage.new_policy(service.overload, service.slo_s)
+    why = why_never_held_back(policy)
+    if why is not None:
+        logger.warning("stage %s: %s", stage.name, why, extra={"model": service.name, "stage": stage.name})
     return Batcher(
         stage.name,
-        stage.new_policy(service.overload, service.slo_s),
+        policy,
         Queue(stage.max_queue_size, stage.max_queue_bytes),
         max_batch_time_s=stage.max_batch_time_s or inf,
         patience_s=service.timeout_s / _HANG_SHARE,
@@ -112,16 +118,18 @@ def launch(service: Declaration, index: int, guard: Guard | None, usable_cores: 
     # now: otherwise it would inherit that of a coordinator that has been pinned meanwhile.
     cores = stage.cpus or (affinity.current() if in_processes else None,) * stage.workers
     env = _environments(service, stage, usable_cores) if in_processes else ()
-    return Launch(stage.run_in, setup, stage.model, stage.kwargs, cores, env, warm_up, guard)
+    adapters = adapters_of(service.routes) if index == 0 else ()
+    return Launch(stage.run_in, setup, stage.model, stage.kwargs, adapters, cores, env, warm_up, guard)
 
 
 def _setup(service: Declaration, index: int, warm_up: Mapping[int, int]) -> Setup:
     """Return the `Setup` of a stage's workers; for each of them, place and cores are filled in."""
     stage = service.stages[index]
     root = logging.getLogger()
+    adapters = adapters_of(service.routes) if index == 0 else ()
     return Setup(
         program=program.describe(),
-        model=program.pack_model(stage.model, stage.kwargs) if stage.run_in == "process" else b"",
+        model=program.pack_model(stage.model, stage.kwargs, adapters) if stage.run_in == "process" else b"",
         stage=stage.name,
         place=0,
         batched=stage.max_batch_size is not None,
@@ -152,8 +160,8 @@ def _environments(service: Declaration, stage: Stage, usable_cores: int) -> tupl
         for env in stage.env
     ]
     for why in dict.fromkeys(each.why for each in threads):
-        logger.info("%s", why)
-    visible = _visible_devices(stage)
+        logger.info("%s", why, extra={"model": service.name, "stage": stage.name})
+    visible = _visible_devices(service, stage)
     return tuple(
         {
             **each.variables[place],
@@ -166,7 +174,7 @@ def _environments(service: Declaration, stage: Stage, usable_cores: int) -> tupl
     )
 
 
-def _visible_devices(stage: Stage) -> tuple[Mapping[str, str], ...]:
+def _visible_devices(service: Declaration, stage: Stage) -> tuple[Mapping[str, str], ...]:
     """Return the variables that make each worker of a stage see its devices and no others.
 
     Raises:
@@ -178,5 +186,6 @@ def _visible_devices(stage: Stage) -> tuple[Mapping[str, str], ...]:
         names = among_visible(stage.devices, os.environ.get(VISIBLE_DEVICES))
     except ValueError as error:
         raise StartupError(f"stage {stage.name}: {error}") from None
-    logger.info("workers 0 to %d of stage %s see the devices %s", stage.workers - 1, stage.name, " | ".join(names))
+    text, about = "workers 0 to %d of stage %s see the devices %s", {"model": service.name, "stage": stage.name}
+    logger.info(text, stage.workers - 1, stage.name, " | ".join(names), extra=about)
     return tuple({VISIBLE_DEVICES: each} for each in names)

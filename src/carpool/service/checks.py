@@ -201,6 +201,16 @@ def lone_wait_s(policy: Policy) -> float:
     return policy.max_queue_delay_s or 0.0
 
 
+def why_never_held_back(policy: Policy) -> str | None:
+    """Return a line for the log if a policy that is there to hold requests back has no delay.
+
+    A delay of 0 that was given is meant.
+    """
+    if type(policy) is not Static or policy.max_queue_delay_s is not None:
+        return None
+    return "policy static holds nothing back without max_queue_delay_s, like greedy: give it, or 0 if that is meant"
+
+
 def check_lone_wait(wait_s: float, timeout_s: float) -> None:
     """Check that a lone request which is held back can still be answered.
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from carpool.model import AnyModel
+from carpool.model import Adapter, AnyModel
 from carpool.observe.shown import Row, as_html
 from carpool.service.checks import (
     at_least,
@@ -18,6 +18,7 @@ from carpool.service.checks import (
     optional_text,
     seconds,
 )
+from carpool.service.routes import Route, routes_of
 from carpool.service.stage import Stage, as_stage, check_chain
 from carpool.worker import affinity
 
@@ -38,6 +39,7 @@ class Declaration:
             "goodput" or "latency".
         cpus: The cores that the coordinator is tied to; None for no tie.
         max_parallel_starts: How many workers may load at the same time; None for the default.
+        routes: The addresses that it has over HTTP besides the usual ones.
     """
 
     stages: tuple[Stage, ...]
@@ -47,6 +49,7 @@ class Declaration:
     overload: str
     cpus: affinity.Cores | None
     max_parallel_starts: int | None
+    routes: tuple[Route, ...]
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class Declaration:
         overload: Literal["goodput", "latency"] = "goodput",
         cpus: int | Collection[int] | None = None,
         max_parallel_starts: int | None = None,
+        routes: Mapping[str, Adapter | None] | None = None,
     ) -> None:
         declared = tuple(as_stage(stage) for stage in stages)
         check_chain(declared)
@@ -71,6 +75,7 @@ class Declaration:
             "overload": overload,
             "cpus": None if cpus is None else affinity.parse(cpus),
             "max_parallel_starts": max_parallel_starts,
+            "routes": routes_of(routes, declared[0]),
         }
         for field, value in values.items():
             object.__setattr__(self, field, value)

@@ -233,11 +233,12 @@ class AsyncHandle:
             raise self._life.refusal()
         return driver.stats.snapshot(driver.clock())
 
-    def story(self, request_id: int) -> list[Entry]:
+    def story(self, request_id: int | None = None) -> list[Entry]:
         """Return what happened to a request, in order; empty without a `journal_size`.
 
         Args:
-            request_id: The number of the request; a service counts them from 1 as they come.
+            request_id: The number of the request; a service counts them from 1 as they come. None
+                for the one that came last.
         """
         return [] if self._journal is None else self._journal.story(request_id)
 
@@ -312,7 +313,8 @@ class AsyncHandle:
     def _pin(self) -> None:
         if self.service.cpus is not None or any(stage.cpus for stage in self.service.stages):
             if not affinity.can_pin():
-                logger.warning("this system cannot tie processes to cores: cpus= is ignored")
+                about = {"model": self.service.name}
+                logger.warning("this system cannot tie processes to cores: cpus= is ignored", extra=about)
             self._running.found_cores = affinity.current() if self.service.cpus is not None else None
             affinity.pin(self.service.cpus)
 
@@ -476,11 +478,12 @@ class Handle:
         except TimeoutError as error:
             raise DeadlineExceeded(NO_ANSWER) from error
 
-    def story(self, request_id: int) -> list[Entry]:
+    def story(self, request_id: int | None = None) -> list[Entry]:
         """Return what happened to a request, in order; empty without a `journal_size`.
 
         Args:
-            request_id: The number of the request; a service counts them from 1 as they come.
+            request_id: The number of the request; a service counts them from 1 as they come. None
+                for the one that came last.
         """
         return self._inner.story(request_id)
 

@@ -35,12 +35,18 @@ class Service(Declaration):
         max_parallel_starts: How many workers, of all stages together, may load their models at the
             same time, at the start and after deaths. Defaults to the number of cores available to
             this process, and is at least 2.
+        routes: Further addresses for HTTP, each with the function that makes an item of what is
+            sent there: `routes={"/classify_url": fetch}`. It runs in the workers of the first
+            stage, and its type hint says what a body may be. None stands for the item itself.
 
     Raises:
         ValueError: A setting of a stage is out of range (see `Stage`), two stages have the same
             name, a queue is too small for the batches of the stage before it, or the static policy
-            holds requests back for longer than `timeout_s`.
-        TypeError: A setting is of the wrong kind, or a model cannot be served (see `Stage`).
+            holds requests back for longer than `timeout_s`. An address of `routes` is none, or is
+            one that each service has.
+        TypeError: A setting is of the wrong kind, or a model cannot be served (see `Stage`). What
+            `routes` gives for an address is no function of one argument that could run in the
+            workers, or takes what cannot be sent over HTTP.
     """
 
     __slots__ = ()

@@ -21,6 +21,9 @@ LARGEST_SIZE = 2**53
 """Sizes are added up and divided, sometimes as floats, which are exact up to this."""
 
 
+_FORMAT_NAMES = {MSGPACK: "msgpack", RAW: "text"}
+
+
 class Weigher:
     """Applies a stage's `size=` to items, in whatever form they come.
 
@@ -35,7 +38,7 @@ class Weigher:
         self._name = name
         self._input_type = input_type
         self._readers = schema.MadeWhenNeeded(
-            {OBJECT: payload.load, RAW: bytes},
+            {OBJECT: payload.load, RAW: schema.raw_reader(input_type)},
             {JSON: lambda: schema.json_reader(input_type), MSGPACK: lambda: schema.msgpack_reader(input_type)},
         )
 
@@ -69,7 +72,7 @@ class Weigher:
         try:
             x = self._readers[format](item)
         except BaseException as error:  # reading runs code of the item's types
-            what = "msgpack" if format == MSGPACK else "JSON"
+            what = _FORMAT_NAMES.get(format, "JSON")
             ours = schema.as_our_error(error, what, self._input_type, item)
             if format == OBJECT or not isinstance(ours, CarpoolError):
                 text = f"an item of {self._name} cannot be read for its size=: {text_of(error)}"

@@ -33,6 +33,9 @@ RAW: Final = 3  # the bytes are the item
 # the model's own format, by its `decode` or `encode`; further numbers if it writes several
 CUSTOM: Final = 4
 
+MOST_ADAPTERS: Final = 64
+"""How many adapters of addresses can be told apart on the way in (see `adapted`)."""
+
 LARGE: Final = 64 * 1024
 """Bytes; buffers of at least this size travel by themselves and are received into memory of their
 own.
@@ -41,6 +44,22 @@ own.
 _PICKLE: Final = 0x80  # the first byte of every pickle; no scalar in msgpack starts with it
 _BUFFERS: Final = frozenset({bytes, bytearray, memoryview})
 _decode_scalar = msgspec.msgpack.Decoder().decode
+
+
+def adapted(format: int, adapter: int) -> int:
+    """Return the number of a format whose value an adapter makes an item of, on the way in.
+
+    Args:
+        format: JSON, MSGPACK or RAW.
+        adapter: the position of the adapter among those of its service.
+    """
+    return CUSTOM + format + RAW * adapter
+
+
+def without_adapter(format: int) -> tuple[int, int]:
+    """Return what `adapted` was given, for a format above CUSTOM."""
+    adapter, format = divmod(format - CUSTOM - JSON, RAW)
+    return format + JSON, adapter
 
 
 def dump(value: Any) -> Payload:

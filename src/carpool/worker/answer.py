@@ -20,11 +20,12 @@ from carpool.errors import CarpoolError, InvalidRequest, ModelError
 from carpool.hints import nesting, schema
 from carpool.http_request import RequestMaker
 from carpool.http_response import Response
+from carpool.model import Adapter, types_of
 from carpool.rows import Rows
 from carpool.wire import arrays, payload
 from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameKind
 from carpool.wire.outcome import FailureReport, Outcome, read_report
-from carpool.wire.payload import CUSTOM, JSON, MSGPACK, OBJECT, RAW
+from carpool.wire.payload import CUSTOM, JSON, MSGPACK, OBJECT, RAW, adapted, without_adapter
 from carpool.wire.response import pack_response
 from carpool.wire.scalars import are_scalars, as_scalars
 from carpool.worker.program import MainProgram
@@ -35,6 +36,8 @@ _BETWEEN_STAGES = dict.fromkeys(range(256), payload.dump)
 
 _ANY_CUSTOM = bytes([min(format, CUSTOM) for format in range(256)])
 _NOT_LAST = "only the last stage may return a Response: return a value from this stage, or raise an exception"
+
+_FORMAT_NAMES = {MSGPACK: "msgpack", RAW: "text"}
 
 _OUR_OWN = MainProgram(None)
 
@@ -56,6 +59,7 @@ class BatchAnswerer:
 
     Args:
         invoker: calls the model.
+        adapters: make items of what is sent to addresses of their own.
         is_first: whether the stage is the first one, which decodes requests.
         is_last: whether the stage is the last one, which encodes responses.
         before_predict: called before the model's part of each batch.
@@ -73,6 +77,7 @@ class BatchAnswerer:
         self,
         invoker: Invoker,
         *,
+        adapters: Sequence[Adapter] = (),
         is_first: bool,
         is_last: bool,
         before_predict: Callable[[], None] | None = None,
@@ -83,24 +88,31 @@ class BatchAnswerer:
         self.traits = traits = invoker.traits
         self.trouble: list[Trouble] = []
         self._invoker = invoker
+        self._adapters = adapters
         self._is_first = is_first
         self._is_last = is_last
         self._before_predict = before_predict
         self._after_predict = after_predict
         self._main = main
         self._same_process = same_process
-        takes, gives = traits.input_type, traits.output_type
+        gives = traits.output_type
+        self._taken = {JSON: traits.input_type, MSGPACK: traits.input_type} if is_first else {}  # types by format
+        for i, adapter in enumerate(adapters):
+            taken, _ = types_of(adapter)
+            self._taken |= {adapted(format, i): taken for format in (JSON, MSGPACK, RAW)}
         self._decoders = schema.MadeWhenNeeded(
-            {OBJECT: payload.load, RAW: bytes, CUSTOM: list if traits.decodes_requests else bytes},
-            {JSON: lambda: schema.json_reader(takes), MSGPACK: lambda: schema.msgpack_reader(takes)}
-            if is_first
-            else {},
+            {
+                OBJECT: payload.load,
+                RAW: schema.raw_reader(traits.input_type),
+                CUSTOM: list if traits.decodes_requests else bytes,
+            },
+            {format: partial(_reader, format, taken) for format, taken in self._taken.items()},
         )
         self._encoders: Mapping[int, Callable[[Any], payload.Payload]] = _BETWEEN_STAGES
         if is_last:
             self._encoders = schema.MadeWhenNeeded[payload.Payload](
                 # the model's `encode` is called before
-                {OBJECT: payload.dump, RAW: _as_bytes, CUSTOM: _as_bytes},
+                {OBJECT: payload.dump, RAW: _as_text if gives is str else _as_bytes, CUSTOM: _as_bytes},
                 {JSON: lambda: schema.json_writer(gives), MSGPACK: lambda: schema.msgpack_writer(gives)},
             )
 
@@ -249,6 +261,8 @@ class BatchAnswerer:
                 values.append(Failed(self._as_reading_error(error, format, body)))
         if CUSTOM in frame.formats:
             await self._decode_custom(frame.formats, values, until)
+        for i in range(len(self._adapters) if max(frame.formats) > CUSTOM else 0):
+            values = await self._adapt(i, frame.formats, values)
         return values
 
     def _decode_alike(self, frame: Frame, now: float) -> list[Any] | None:
@@ -259,7 +273,7 @@ class BatchAnswerer:
         """
         formats, payloads = frame.formats, frame.payloads
         format = formats[0]
-        if format == CUSTOM or formats.count(format) != len(formats) or min(frame.deadlines) <= now:
+        if format >= CUSTOM or formats.count(format) != len(formats) or min(frame.deadlines) <= now:
             return None
         try:
             if format == OBJECT:
@@ -299,14 +313,27 @@ class BatchAnswerer:
         except ValueError as error:
             raise _as_parser_error(error) from error
 
+    async def _adapt(self, i: int, formats: bytes, values: list[Any]) -> list[Any]:
+        """Return the values, of which one adapter has made items of those that are for it."""
+        own = [adapted(format, i) for format in (JSON, MSGPACK, RAW)]
+        places = [place for place, format in enumerate(formats) if format in own]
+        made = await self._invoker.for_each(self._adapters[i], [values[place] for place in places], self.trouble)
+        values = values[:]
+        for place, item in zip(places, made, strict=True):
+            values[place] = item
+        return values
+
     def _as_reading_error(self, error: BaseException, format: int, body: Any) -> BaseException:
         """Return what went wrong with reading an item, in our own words if a client has written the
         item.
         """
         if format == OBJECT:
             return error
+        taken = self._taken.get(format, Any)
+        if format > CUSTOM:
+            format, _ = without_adapter(format)
         try:
-            return schema.as_our_error(error, "msgpack" if format == MSGPACK else "JSON", self.traits.input_type, body)
+            return schema.as_our_error(error, _FORMAT_NAMES.get(format, "JSON"), taken, body)
         except BaseException:  # it has no text
             return error
 
@@ -417,6 +444,15 @@ class BatchAnswerer:
         return encode(values, content_type) if self.traits.encode_takes_type else encode(values)
 
 
+def _reader(format: int, taken: Any) -> Callable[[Any], Any]:
+    """Make a function that reads bodies of a format as values of a type."""
+    if format > CUSTOM:
+        format, _ = without_adapter(format)
+    if format == RAW:
+        return schema.raw_reader(taken)
+    return schema.msgpack_reader(taken) if format == MSGPACK else schema.json_reader(taken)
+
+
 def _as_parser_error(error: BaseException) -> BaseException:
     """Return the error for what `decode` raises or returns for an item: a ValueError is the
     client's fault.
@@ -430,6 +466,15 @@ def _as_parser_error(error: BaseException) -> BaseException:
 def _as_block(results: list[Any], kinds: set[type]) -> Sequence[payload.Payload] | None:
     """Return results of these types as payloads if they travel as one block, else None."""
     return arrays.block_of_rows(results.whole) if type(results) is Rows else as_scalars(results, kinds)
+
+
+def _as_text(value: Any) -> bytes:
+    if type(value) is str:
+        return value.encode()
+    if type(value) is bytes:  # of a `Response`
+        return value
+    kind = type(value).__name__
+    raise ModelError(f"the result does not fit str: it is of type {kind}", code="bad_result")
 
 
 def _as_bytes(value: Any) -> bytes:

@@ -20,14 +20,14 @@ import pickle
 import runpy
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from carpool.errors import ModelError
 from carpool.foreign import as_model_error
-from carpool.model import AnyModel, name_of
+from carpool.model import Adapter, AnyModel, name_of
 from carpool.wire.payload import Buffer
 
 _MAIN = "__mp_main__"
@@ -76,8 +76,10 @@ def describe() -> Program:
     return Program(path, os.getcwd(), main_name, _main_file())
 
 
-def pack_model(model: AnyModel, kwargs: Mapping[str, Any]) -> bytes:
-    """Return the model's reference and its arguments as bytes; what has been typed goes by value.
+def pack_model(model: AnyModel, kwargs: Mapping[str, Any], adapters: Sequence[Adapter] = ()) -> bytes:
+    """Return references to the model, its arguments and the adapters of its addresses as bytes.
+
+    What has been typed goes by value.
 
     Raises:
         TypeError: a worker could not find the model; the text says what to do.
@@ -85,15 +87,15 @@ def pack_model(model: AnyModel, kwargs: Mapping[str, Any]) -> bytes:
     main = sys.modules["__main__"]
     sys.modules.setdefault(_MAIN, main)  # the main program may define classes of results
     is_typed = _main_file() is None and (
-        _module_of(model) == "__main__" or any(_is_of_main(value) for value in kwargs.values())
+        _module_of(model) == "__main__" or any(_is_of_main(value) for value in (*kwargs.values(), *adapters))
     )
     try:
         if not is_typed:
-            packed = pickle.dumps((model, dict(kwargs), []), 5)
+            packed = pickle.dumps((model, dict(kwargs), [*adapters], []), 5)
             is_typed = _main_file() is None and _names_main(packed)
             if not is_typed:
                 return packed
-        return _pack_by_value(model, kwargs)
+        return _pack_by_value(model, kwargs, adapters)
     except _NoCloudpickle:
         raise TypeError(
             f"{name_of(model)}, or what is in its kwargs, {_WHERE_TYPED}, where worker processes cannot find it:"
@@ -107,7 +109,8 @@ def pack_model(model: AnyModel, kwargs: Mapping[str, Any]) -> bytes:
             if is_typed
             else "define it at the top level of a module, and give it plain kwargs; load whatever is heavy in setup"
         )
-        raise TypeError(f"{name_of(model)} cannot be sent to a worker process ({error}): {what_to_do}") from error
+        what = name_of(model) + (", or an adapter of its routes," if adapters else "")
+        raise TypeError(f"{what} cannot be sent to a worker process ({error}): {what_to_do}") from error
 
 
 def restore(program: Program) -> None:
@@ -120,14 +123,14 @@ def restore(program: Program) -> None:
         os.chdir(program.folder)
 
 
-def unpack_model(program: Program, packed: bytes) -> tuple[AnyModel, dict[str, Any]]:
-    """Import the model in a worker. Raises whatever importing it raises."""
+def unpack_model(program: Program, packed: bytes) -> tuple[AnyModel, dict[str, Any], list[Adapter]]:
+    """Import the model in a worker, and the adapters. Raises whatever importing them raises."""
     if _names_main(packed) and (program.main_name or program.main_file):
         _import_main(program)
-    model, kwargs, typed = pickle.loads(packed)
+    model, kwargs, adapters, typed = pickle.loads(packed)
     if typed:
         _take_for_main(typed)
-    return model, kwargs
+    return model, kwargs, adapters
 
 
 class MainProgram:
@@ -204,9 +207,9 @@ class _NoCloudpickle(Exception):
     """What has been typed cannot be sent, since cloudpickle is not installed."""
 
 
-def _pack_by_value(model: AnyModel, kwargs: Mapping[str, Any]) -> bytes:
-    """Return the model and its arguments as a pickle that holds all that was typed in, and a list
-    of the classes among it. Plain pickle reads it. Raises whatever writing it raises.
+def _pack_by_value(model: AnyModel, kwargs: Mapping[str, Any], adapters: Sequence[Adapter]) -> bytes:
+    """Return the same as a pickle that holds all that was typed in, and a list of the classes among
+    it. Plain pickle reads it. Raises whatever writing it raises.
     """
     if importlib.util.find_spec("cloudpickle") is None:
         raise _NoCloudpickle
@@ -223,7 +226,7 @@ def _pack_by_value(model: AnyModel, kwargs: Mapping[str, Any]) -> bytes:
             return super().reducer_override(obj)
 
     packed = io.BytesIO()
-    Pickler(packed, 5).dump((model, dict(kwargs), typed))  # the list is written last, when it is full
+    Pickler(packed, 5).dump((model, dict(kwargs), [*adapters], typed))  # the list is written last, when it is full
     return packed.getvalue()
 
 

@@ -19,7 +19,7 @@ Where receiving blocks the thread instead of suspending a task, `results.run_now
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -31,7 +31,7 @@ from carpool.clock import monotonic
 from carpool.faults import InjectedFault, WorkerPoints
 from carpool.foreign import as_model_error, traceback_of
 from carpool.logger import logger
-from carpool.model import AnyModel, traits_of
+from carpool.model import Adapter, AnyModel, traits_of
 from carpool.wire.frame import Frame, FrameError, FrameKind, in_pieces
 from carpool.wire.outcome import FailureReport, Outcome, pack_report
 from carpool.worker import program
@@ -42,8 +42,8 @@ from carpool.worker.setup import Setup
 
 _REPORT_EVERY_S = 0.01  # calls that follow each other faster are not all reported
 
-FindModel = Callable[[], tuple[AnyModel, Mapping[str, Any]]]
-"""Returns the model and its arguments; may raise."""
+FindModel = Callable[[], tuple[AnyModel, Mapping[str, Any], Sequence[Adapter]]]
+"""Returns the model, its arguments and the adapters of its addresses; may raise."""
 
 
 class Link(Protocol):
@@ -96,7 +96,7 @@ async def serve(
     Args:
         link: the connection to the stage.
         setup: the worker's stage and place, and how to call the model.
-        find_model: returns the model and its arguments; may raise.
+        find_model: returns the model, its arguments and the adapters of its addresses; may raise.
         fatal_errors: exceptions that end the worker instead of failing an item.
         is_ending: whether the worker is in fact being ended; user code may raise the fatal errors
             by itself.
@@ -151,7 +151,7 @@ async def _load(
     _send_state(link, "loading")
     step = "its model could not be imported"
     try:
-        model, kwargs = find_model()
+        model, kwargs, adapters = find_model()
         step = "its model could not be set up"
         invoker = Invoker(
             model,
@@ -168,6 +168,7 @@ async def _load(
         await invoker.set_up()
         answerer = BatchAnswerer(
             invoker,
+            adapters=adapters,
             is_first=setup.is_first,
             is_last=setup.is_last,
             before_predict=points.before_predict,

@@ -1,0 +1,76 @@
+"""The addresses at which a service can be asked, and what a body means at each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from carpool.http.codec import Formats, as_routes_are
+from carpool.wire.payload import adapted
+
+if TYPE_CHECKING:
+    from carpool.service.service import Service
+
+MANY = "/many"
+"""What follows the path of an address where a body is a list of what it is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One address of a service.
+
+    Attributes:
+        path: as clients are told it, quoted.
+        takes: the type of a body, or of an item of the list that the body is.
+        formats: which formats are read and written there.
+        adapter: the position of the adapter that makes items of what is sent; None if that is the
+            item.
+        is_list: whether a body is a list, with a place in the queue for each of its items.
+    """
+
+    path: str
+    takes: Any
+    formats: Formats
+    adapter: int | None
+    is_list: bool
+
+    @property
+    def key(self) -> bytes:
+        """The path as `as_routes_are` has it."""
+        return as_routes_are(self.path.encode())
+
+    def choose(self, content_type: bytes | None, accept: bytes | None) -> tuple[int, int]:
+        """Return what `Formats.choose` does, with the adapter in the number of the first format."""
+        format, written = self.formats.choose(content_type, accept)
+        return (format if self.adapter is None else adapted(format, self.adapter)), written
+
+
+def predict_path(name: str) -> str:
+    """Return the path of a service."""
+    return f"/models/{quote(name, safe='')}/predict"
+
+
+def addresses_of(service: Service, *, is_first: bool) -> Iterator[Address]:
+    """Yield the addresses of a service.
+
+    Args:
+        service: the service.
+        is_first: whether it is the first one of its app, which also answers at `/predict`.
+    """
+    first, last = service.stages[0].traits, service.stages[-1].traits
+    paths = [predict_path(service.name), *(["/predict"] if is_first else [])]
+    usual = [(path, None, first.input_type) for path in paths]
+    n_adapters = 0
+    for path, adapter, takes in [*usual, *[(each.path, each.adapter, each.takes) for each in service.routes]]:
+        index = None
+        reads = first
+        if adapter is not None:
+            index, n_adapters = n_adapters, n_adapters + 1
+            reads = replace(first, input_type=takes, accepts=(), decodes_requests=False)
+        yield Address(path, takes, Formats(reads, last), index, is_list=False)
+        # in a list there is room for what JSON and msgpack can say, and for nothing else
+        in_list = replace(reads, input_type=Any, accepts=(), decodes_requests=False)
+        written = replace(last, output_type=Any, produces=())
+        yield Address(path + MANY, takes, Formats(in_list, written), index, is_list=True)

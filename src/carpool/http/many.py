@@ -1,0 +1,168 @@
+"""A list of items as one HTTP request: each has a place of its own in the queue, and a result or an
+error of its own in the answer, which is a list in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, compress, islice
+from typing import Any, Final
+
+import msgspec
+
+from carpool.errors import CarpoolError, InvalidRequest, ModelError
+from carpool.hints import nesting, schema
+from carpool.http.exchange import Ask, Exchange, HttpResponse
+from carpool.request import Request
+from carpool.wire.payload import JSON, MSGPACK
+from carpool.wire.response import CheckedResponse
+
+_MARKS = b'[]{},"'
+_NO_MARKS = bytes(set(range(256)) - set(_MARKS))
+_STEPS = bytes.maketrans(b"[{]},", b"\x01\x01\xff\xff\x00")  # +1 and -1, as signed bytes
+_COMMAS = bytes.maketrans(b"[{]},", b"\x00\x00\x00\x00\x01")
+_ENCODERS: Final[dict[int, Callable[[Any], bytes]]] = {JSON: msgspec.json.encode, MSGPACK: msgspec.msgpack.encode}
+_READERS: Final = {
+    JSON: nesting.bounded(msgspec.json.Decoder(list[msgspec.Raw]).decode, nesting.is_deep_json),
+    MSGPACK: nesting.bounded(msgspec.msgpack.Decoder(list[msgspec.Raw]).decode, nesting.is_deep_msgpack),
+}
+
+
+class ListedItem(Request):
+    """One item of a list.
+
+    Attributes:
+        whole: the list.
+    """
+
+    __slots__ = ("whole",)
+
+    def __init__(self, whole: ItemList, body: bytes, deadline: float) -> None:
+        super().__init__(body, deadline, None, len(body))
+        self.whole = whole
+
+    @property
+    def companions(self) -> Sequence[Request]:
+        """All items of the list that were submitted."""
+        return self.whole.submitted
+
+    def tell(self) -> None:
+        """Note that there is one answer more."""
+        self.whole.note_answer()
+
+
+class ItemList:
+    """The items of one exchange.
+
+    Args:
+        exchange: is answered once all items are.
+        ask: what is asked of which model.
+        bodies: of the items.
+        deadline: of all of them.
+        patient: whether they wait while the queue is full.
+
+    Attributes:
+        items: in the order of the list.
+        submitted: those that are not known to be unfit; they are admitted together or not at all.
+    """
+
+    def __init__(self, exchange: Exchange, ask: Ask, bodies: Sequence[bytes], deadline: float, patient: bool) -> None:
+        self._exchange = exchange
+        self._ask = ask
+        self.items = [ListedItem(self, body, deadline) for body in bodies]
+        self.submitted: list[Request] = []
+        self._missing = 0
+        for item in self.items:
+            item.format = ask.format
+            item.accept = ask.accept
+            item.lane = ask.lane
+            item.patient = patient
+
+    def begin(self) -> Sequence[Request]:
+        """Return the items that are to be submitted; where there is none, answer at once."""
+        self.submitted = [item for item in self.items if item.error is None]
+        self._missing = len(self.submitted)
+        if not self._missing:
+            self._answer()
+        return self.submitted
+
+    def note_answer(self) -> None:
+        """Answer the exchange if this was the last answer that was missing."""
+        self._missing -= 1
+        if not self._missing:
+            self._answer()
+
+    def _answer(self) -> None:
+        refused = self.submitted and not any(item.id for item in self.submitted)
+        if refused and self.submitted[0].error is not None:
+            self._exchange.respond(self._ask.responder.error(self._exchange.head, self.submitted[0].error))
+            return
+        body = _ENCODERS[self._ask.accept]([msgspec.Raw(entry) for entry in self._entries()])
+        self._exchange.respond(HttpResponse(200, body, self._ask.content_type))
+
+    def _entries(self) -> Iterator[bytes]:
+        """Yield each item's result, or an object with its error, as it is written."""
+        for item in self.items:
+            result = item.result
+            if item.error is not None:
+                yield self._error_entry(item.error)
+            elif type(result) is not CheckedResponse:
+                yield bytes(result)  # type: ignore[call-overload]
+            elif result.content_type and result.content_type != self._ask.content_type:
+                kind = result.content_type.decode("latin-1")
+                text = f"the answer is of type {kind}, which a list cannot hold: ask for it by itself"
+                yield self._error_entry(ModelError(text, code="bad_result"))
+            else:
+                yield bytes(result.body) or _ENCODERS[self._ask.accept](None)
+
+    def _error_entry(self, error: Exception) -> bytes:
+        """Return the body that the error has in an answer of its own, with its status added."""
+        response = self._ask.responder.error(self._exchange.head, error)
+        entry = msgspec.json.decode(response.body)
+        entry["error"]["status"] = response.status
+        return _ENCODERS[self._ask.accept](entry)
+
+
+def split(body: bytes | bytearray, format: int, most: float) -> list[bytes]:
+    """Return the items of a list, each as it was written.
+
+    Args:
+        body: the list.
+        format: JSON or MSGPACK.
+        most: how many items it may have.
+
+    Raises:
+        InvalidRequest: the body is malformed (400), or the list is too long (413).
+        ValidationError: it is no list.
+    """
+    count_past = _msgpack_is_longer if format == MSGPACK else _json_is_longer
+    if count_past(body, most):
+        text = f"the list has more than {most:.0f} items, which is all that the queue holds: send several lists"
+        raise InvalidRequest(text, status=413, code="too_large")
+    try:
+        return [bytes(item) for item in _READERS[format](body)]
+    except BaseException as error:
+        ours = schema.as_our_error(error, "msgpack" if format == MSGPACK else "JSON", list[Any], body)
+        if not isinstance(ours, CarpoolError):
+            raise
+        raise ours from None
+
+
+def _json_is_longer(body: bytes | bytearray, most: float) -> bool:
+    """Report whether a list has more items, which is not to be found out by making an object of
+    each. It takes linear time.
+    """
+    if body.count(b",") < most:
+        return False
+    marks = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_MARKS)
+    marks = b"".join(marks.split(b'"')[::2])  # those outside of strings
+    levels = compress(accumulate(memoryview(marks.translate(_STEPS)).cast("b")), marks.translate(_COMMAS))
+    commas = filter((1).__eq__, levels)  # between the items of the list
+    return next(islice(commas, int(most) - 1, None), None) is not None
+
+
+def _msgpack_is_longer(body: bytes | bytearray, most: float) -> bool:
+    """Report the same by the number of items with which a list begins."""
+    kind = body[:1]
+    digits = {b"\xdc": 2, b"\xdd": 4}.get(bytes(kind), 0)
+    return int.from_bytes(body[1 : 1 + digits], "big") > most
