@@ -19,6 +19,7 @@ QUICK = ("notebook.md",)
 """The guides that `make test` follows; the others start servers and import large libraries."""
 
 
+@pytest.mark.timeout(300)
 @slow_where(lambda page: page not in QUICK)
 @pytest.mark.parametrize("page", PAGES)
 def test_a_guide_does_what_it_says(page: str, tmp_path: Path) -> None:

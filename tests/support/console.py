@@ -2,7 +2,8 @@
 
 A session is a block of `console`. A line that begins with `$ ` is a command, and what follows it is what it prints; a
 command that ends with ` &` is a server, which runs until the end of the page. Commands run in the folder of the page's
-programs, with `python`, `carpool` and the like of this environment, and ports from 8000 to 8099 are free ones.
+programs, with `python`, `carpool` and the like of this environment; in programs warnings are errors. Ports from 8000 to
+8099 are free ones.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 from tests.support.waiting import wait_until
 
 _PORT = re.compile(r"\b80\d\d\b")
-_LIMIT_S = 60
+_LIMIT_S = 100.0
 
 
 def sessions(page: str) -> list[tuple[str, str]]:
@@ -63,7 +64,7 @@ class Console:
         if command.endswith(" &"):
             self._servers.enter_context(_server(command.removesuffix(" &"), self._folder))
             return ""
-        printed = _run(command, self._folder)
+        printed = _run(re.sub(r"\bpython ", "python -W error ", command), self._folder)
         return "".join(f"{line.rstrip()}\n" for line in printed.splitlines())
 
     def close(self) -> None:
@@ -92,7 +93,7 @@ def _server(command: str, folder: Path) -> Iterator[None]:
     words = shlex.split(command)
     port = words[words.index("--port") + 1]
     settings = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
-    environment = {**_environment(folder), **settings, "PYTHONWARNINGS": "error"}
+    environment = {**_environment(folder), **settings}
     log = folder / "server.log"
     with log.open("w") as output:
         process = subprocess.Popen(words[len(settings) :], stdout=output, stderr=output, cwd=folder, env=environment)
@@ -123,10 +124,11 @@ def _answers(port: str) -> bool:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """The environment in which the commands of this environment come first, and no GPU has been chosen."""
+    """The environment in which our own commands come first and no GPU has been chosen."""
     own = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**own, "PATH": path, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+    modules = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    return {**own, "PATH": path, "PYTHONPATH": modules}
 
 
 def _free_port() -> str:
