@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("bench/**/*.md"), *ROOT.glob("examples/*.md")])
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/**/*.md"), *ROOT.glob("examples/*.md")]
+)
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
@@ -57,4 +59,4 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
             targets = [(page.parent / link.partition("#")[0]).resolve() for link in links(page)]
             left += [target for target in targets if target.suffix == ".md" and target.exists()]
 
-    assert set(ROOT.glob("docs/*.md")) <= found
+    assert set(ROOT.glob("docs/**/*.md")) <= found

@@ -104,6 +104,25 @@ def test_a_stream_that_fails_is_passed_over() -> None:
     assert open_.getvalue() == "kept\n"
 
 
+def test_lines_go_where_a_notebook_shows_them() -> None:
+    """If a stream is not a file, lines are written to the stream, also if it has a descriptor: a
+    notebook's stream has that of the terminal in which the notebook was started.
+    """
+    ours, terminal = os.pipe()
+
+    class Cell(io.StringIO):
+        def fileno(self) -> int:
+            return terminal
+
+    cell = Cell()
+    outlet = Outlet(lambda: cell)
+    outlet.write("shown")
+    outlet.flush(20)
+    os.close(terminal)
+    with open(ours, "rb") as seen_in_the_terminal:
+        assert (cell.getvalue(), seen_in_the_terminal.read()) == ("shown\n", b"")
+
+
 # -- real servers and programs
 
 

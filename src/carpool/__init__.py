@@ -27,6 +27,7 @@ from carpool.http_request import HTTPRequest
 from carpool.http_response import HTTPError, Response
 from carpool.model import Model
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, Policy, Static
+from carpool.service.handle import AsyncHandle, Handle
 from carpool.service.service import Service
 from carpool.service.stage import Stage
 from carpool.version import __version__ as __version__
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AIMD",
     "Adaptive",
+    "AsyncHandle",
     "CarpoolError",
     "Cork",
     "Deadline",
@@ -47,6 +49,7 @@ __all__ = [
     "Greedy",
     "HTTPError",
     "HTTPRequest",
+    "Handle",
     "InvalidRequest",
     "Lock",
     "Model",

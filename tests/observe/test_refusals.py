@@ -69,6 +69,10 @@ def test_at_the_end_everything_is_told() -> None:
     assert [str(line) for line in refusals.take(2.0, everything=True)] == [
         "refused 1 (429) in the last 2 s: the queue is full"
     ]
+    refusals.count(FULL)
+    assert [str(line) for line in refusals.take(2.2, everything=True)] == [
+        "refused 1 (429) in the last 1 s: the queue is full"  # and not in the last 0 s
+    ]
 
 
 def test_reasons_are_bounded() -> None:

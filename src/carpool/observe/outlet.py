@@ -11,6 +11,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable
+from io import TextIOWrapper
 from queue import SimpleQueue
 from typing import TextIO
 
@@ -70,11 +71,14 @@ class Outlet:
 def _print(line: str, stream: TextIO) -> None:
     """Write a line, past the stream's buffer if the stream is a file.
 
-    So a thread that blocks here holds no lock of the stream.
+    So a thread that blocks here holds no lock of the stream. Other streams may have a `fileno`,
+    too: a notebook's is that of the terminal that it was started in, and not of the cell.
     """
     try:
-        fd = stream.fileno()
-    except (OSError, ValueError):  # the stream is not a file, as in a notebook or a test
+        fd = stream.fileno() if isinstance(stream, TextIOWrapper) else None
+    except (OSError, ValueError):  # the stream is over memory, as in a test
+        fd = None
+    if fd is None:
         print(line, file=stream, flush=True)
         return
     rest = f"{line}\n".encode(stream.encoding or "utf-8", "replace")

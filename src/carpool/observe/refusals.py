@@ -74,7 +74,7 @@ class Summary(NamedTuple):
     def __str__(self) -> str:
         """Say it in words."""
         reason = self.reason
-        period = "" if self.period_s is None else f" in the last {self.period_s:.0f} s"
+        period = "" if self.period_s is None else f" in the last {max(self.period_s, 1):.0f} s"
         return f"{reason.verb} {self.requests} ({reason.status}){period}: {reason.text}"
 
 
