@@ -155,7 +155,7 @@ class Batcher:
 
     @property
     def lone_place(self) -> int | None:
-        """The place of the worker that would get a request which came now; None if all is not idle."""
+        """The place of the worker that a request would get now; None if not all are idle."""
         if self.in_flight or self.queue.count or self.retired or not self._idle:
             return None
         return self._idle[-1]

@@ -52,6 +52,9 @@ class Lender(Protocol):
     def polled(self, todo: Todo) -> None:
         """Take note of what the driver has just done; perhaps lend a worker."""
 
+    def settle(self) -> None:
+        """Make up the accounts of the calls that were made with it."""
+
     def recall(self) -> None:
         """Take back the worker that is lent: nothing else may happen in the pipeline before."""
 
@@ -331,7 +334,10 @@ class Driver:
         if self._drained is not None and not self._drained.done() and not self.pipeline.unanswered:
             self._drained.set_result(None)
         if self.lender is not None and not self._is_poll_due:
-            self.lender.polled(todo)
+            try:
+                self.lender.polled(todo)
+            except BaseException as error:
+                self._fail(error)
 
     # -- the worker that is lent
 
@@ -341,6 +347,14 @@ class Driver:
             assert self.lender is not None
             try:
                 self.lender.recall()
+            except BaseException as error:
+                self._fail(error)
+
+    def settle(self) -> None:
+        """Make up the accounts of the calls that callers' threads have made with the worker."""
+        if self.lender is not None:
+            try:
+                self.lender.settle()
             except BaseException as error:
                 self._fail(error)
 

@@ -252,7 +252,7 @@ class Lending:
         self._in_a_row = 0  # calls that have been alone
 
     def polled(self, todo: Todo) -> None:
-        """Take note of what the driver has just done, and lend the worker if that is worth while."""
+        """Take note of what the driver has just done, and lend the worker if that is worth it."""
         n = len(todo.answer)
         if not n:
             return
@@ -264,7 +264,7 @@ class Lending:
             self._lend()
 
     def _lend(self) -> None:
-        """Lend the next worker if it is one that can be lent, and a lone request would go at once."""
+        """Lend the next worker, if it can be lent and a lone request would go at once."""
         batcher, driver = self._batcher, self._driver
         now = driver.clock()
         place = batcher.lone_place
@@ -280,7 +280,7 @@ class Lending:
             id=self._pipeline.admitted + 1,
             longest_s=min(_LONGEST_S, batcher.patience.least_s),
             post=self._post,
-            settle=self._settle,
+            settle=driver.settle,
             recall=driver.recall,
             clock=driver.clock,
         )
@@ -288,8 +288,8 @@ class Lending:
     def _would_go(self, now: float) -> bool:
         return self._batcher.lets_go(now, now + _LEAST_TIME, self._pipeline.slo_s)
 
-    def _settle(self) -> None:
-        """Make up the accounts, and lend the worker no longer if they change what becomes of calls."""
+    def settle(self) -> None:
+        """Make up the accounts, and take the worker back if a lone call would not go at once now."""
         driver = self._driver
         if driver.loan is not None:
             self._account_for(driver.loan)
@@ -305,13 +305,16 @@ class Lending:
         self._in_a_row = 0
         loan.is_over = True
         call = loan.slot.setdefault(0, _RECALLED)
-        finished = call in loan.done
-        self._account_for(loan)
-        unread = b""
-        if call is not _RECALLED and not finished and _is_sent(call):
-            unread = _take_turn(call)
-            self._take_over(call)
-        loan.worker.take_back(unread)
+        is_under_way = call is not _RECALLED and call not in loan.done and _is_sent(call)
+        unread = _take_turn(call) if is_under_way else b""
+        try:
+            self._account_for(loan)
+        finally:  # also where a policy raises
+            try:
+                if is_under_way:
+                    self._take_over(call)
+            finally:
+                loan.worker.take_back(unread)
 
     def _take_over(self, call: LoneCall) -> None:
         """Have the pipeline know of a call that the worker has been sent."""

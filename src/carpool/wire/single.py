@@ -17,7 +17,7 @@ _REPLY = struct.Struct("<3sBBBxxIIQQddQBI")
 """The header and the table of a reply with one item in one buffer; see `frame.py`."""
 
 _HEAD_BYTES: Final = _REPLY.size
-_EXPECTED: Final = (MAGIC, VERSION, FrameKind.REPLY.value, 0, 1, 1)
+_EXPECTED: Final = (VERSION, FrameKind.REPLY.value, 0, 1, 1)
 
 
 class SingleReply(NamedTuple):
@@ -44,9 +44,12 @@ def open_reply(data: bytes, batch: int, id: int) -> SingleReply | None:
     """
     if not _HEAD_BYTES < len(data) < LARGE:
         return None
-    *expected, of_batch, length, busy_s, waited_s, of_id, outcome, n = _REPLY.unpack_from(data)
+    magic, version, kind, block, items, buffers, of_batch, length, busy_s, waited_s, of_id, outcome, n = (
+        _REPLY.unpack_from(data)
+    )
     if (
-        tuple(expected) != _EXPECTED
+        magic != MAGIC
+        or (version, kind, block, items, buffers) != _EXPECTED
         or of_batch != batch
         or of_id != id
         or outcome
