@@ -62,6 +62,7 @@ CALLS_BEFORE: Final = 8
 
 _LONGEST_S = 0.02  # then the loop takes a call over, which so loses little by the way
 _LEAST_TIME: Final = 4 * _LONGEST_S  # a request that is in more of a hurry is the loop's
+_SHARE: Final = 0.5  # of that time: stages that take longer have nothing to gain
 _ACCOUNTS_AT_ONCE = 32
 _LONGEST_C_CALL_S = 1.0  # of a thread that has begun to send or to receive; it does not block
 _FIRST: Final = (0,)
@@ -249,6 +250,7 @@ class Lending:
         self._pipeline = driver.pipeline
         (self._batcher,) = driver.pipeline.batchers
         self._post = post
+        self._longest_s = min(_LONGEST_S, self._batcher.patience.least_s)
         self._in_a_row = 0  # calls that have been alone
 
     def polled(self, todo: Todo) -> None:
@@ -278,7 +280,7 @@ class Lending:
             place,
             batch=batcher.next_id,
             id=self._pipeline.admitted + 1,
-            longest_s=min(_LONGEST_S, batcher.patience.least_s),
+            longest_s=self._longest_s,
             post=self._post,
             settle=driver.settle,
             recall=driver.recall,
@@ -286,7 +288,13 @@ class Lending:
         )
 
     def _would_go(self, now: float) -> bool:
-        return self._batcher.lets_go(now, now + _LEAST_TIME, self._pipeline.slo_s)
+        """Report whether a lone request would go at once, and be answered before the loop is to
+        take it over.
+        """
+        batcher = self._batcher
+        if batcher.times.usual_s > _SHARE * self._longest_s:
+            return False
+        return batcher.lets_go(now, now + _LEAST_TIME, self._pipeline.slo_s)
 
     def settle(self) -> None:
         """Make up the accounts, and take the worker back if a lone call would not go at once now."""
@@ -367,4 +375,3 @@ def _wait_for(outcome: list[int] | list[bytes]) -> None:
     until = monotonic() + _LONGEST_C_CALL_S
     while not outcome and monotonic() < until:
         time.sleep(0)  # lets that thread have the interpreter
-
