@@ -297,7 +297,7 @@ class Lending:
         return batcher.lets_go(now, now + _LEAST_TIME, self._pipeline.slo_s)
 
     def settle(self) -> None:
-        """Make up the accounts, and take the worker back if a lone call would not go at once now."""
+        """Make up the accounts, and take the worker back if lone calls would now have to wait."""
         driver = self._driver
         if driver.loan is not None:
             self._account_for(driver.loan)
