@@ -29,7 +29,7 @@ from tests.batch_function.test_alone import flat
 from tests.effort import examples
 from tests.support import models
 from tests.support.pipelines import stage
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 class Counts(carpool.Model):
@@ -60,12 +60,11 @@ def loan_of(service: Handle) -> Any:
 
 def lent(service: Handle) -> Any:
     """Call until the worker is lent, and return the loan."""
-    for _ in range(3 * CALLS_BEFORE):
-        if loan_of(service) is not None:
-            break
+    until = time.monotonic() + PATIENCE_S
+    while (loan := loan_of(service)) is None:
         service.predict(0)
-    assert loan_of(service) is not None
-    return loan_of(service)
+        assert time.monotonic() < until
+    return loan
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +76,7 @@ def service() -> Iterator[Handle]:
 # -- which way is taken
 
 
-@pytest.mark.parametrize("batched", [None, 8])
-@pytest.mark.parametrize("policy", ["adaptive", "greedy"])
+@pytest.mark.parametrize(("batched", "policy"), [(None, ""), (8, "adaptive"), (8, "greedy")])
 def test_calls_that_are_alone_need_no_loop(batched: int | None, policy: str) -> None:
     """Once a few calls in a row have been alone, the worker is lent, and the loop does nothing for a call."""
     chosen = {} if batched is None else {"max_batch_size": batched, "policy": policy}
@@ -435,3 +433,31 @@ def test_accounts_made_up_afterwards_are_the_same(policy: str, calls: list[Any],
             slow.step_by_step(now, ended, busy_s)
             now = ended
         assert quick.state() == slow.state()
+
+
+class Raises(Greedy):
+    """A policy of the user's that raises when it is asked about lone requests, or told of them."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__(4)
+        self.at = at
+
+    def lets_go(self, slack_s: float) -> bool:
+        if self.at == "lets_go":
+            raise LookupError("the policy")
+        return True
+
+    def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
+        if self.at == "went_alone":
+            raise LookupError("the policy")
+
+
+@pytest.mark.parametrize("at", ["lets_go", "went_alone"])
+def test_a_policy_that_raises_fails_its_stage(at: str) -> None:
+    """Each call ends, and those that come later are told."""
+    until = time.monotonic() + PATIENCE_S
+    with carpool.Service(carpool.Stage(models.scale, max_batch_size=4, policy=Raises(at)), timeout_s=5.0).run() as s:
+        with pytest.raises(carpool.Unavailable) as caught:
+            while time.monotonic() < until:
+                s.predict(1.0)
+        assert caught.value.code == "stage_failed"
