@@ -153,6 +153,18 @@ class Batcher:
         """How many workers could take a batch now."""
         return len(self._idle)
 
+    @property
+    def lone_place(self) -> int | None:
+        """The place of the worker that a request would get now; None if not all are idle."""
+        if self.in_flight or self.queue.count or self.retired or not self._idle:
+            return None
+        return self._idle[-1]
+
+    @property
+    def next_id(self) -> int:
+        """The id of the next batch."""
+        return self._batch_ids + 1
+
     # -- requests come and go
 
     def enter(self, now: float, requests: Sequence[Request], soonest: float | None = None) -> None:
@@ -409,6 +421,10 @@ class Batcher:
         self._batch_ids += 1
         policy.hop_s += 0.1 * (max(0.0, took_s - busy_s) - policy.hop_s)
         policy.went_alone(began, now, busy_s, ok)
+        if self.patience.learns:
+            self.patience.learn(1, took_s)
+        if self.runs_ahead:
+            self.times.learn_deviation(took_s)
         self.times.learn(took_s)
 
     # -- what to do

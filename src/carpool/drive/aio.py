@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from math import inf
-from typing import Protocol
+from typing import Any, Protocol
 
 from carpool.call.results import Trouble
 from carpool.clock import Clock, monotonic
@@ -24,7 +24,7 @@ from carpool.drive.trouble import FAILED_FOR_S, learn, learn_from_warm_up, stage
 from carpool.errors import CarpoolError, StartupError, Unavailable
 from carpool.foreign import text_of
 from carpool.logger import logger
-from carpool.observe.stats import Stats
+from carpool.observe.stats import ServiceSnapshot, Stats
 from carpool.request import NEW, Request
 
 _ASLEEP_S = 1.0  # a timer that fires later than this means that this process was stopped, or its loop blocked
@@ -46,6 +46,19 @@ class Executor(Protocol):
         """End all workers, by force after `grace_s` seconds."""
 
 
+class Lender(Protocol):
+    """Lends a worker to callers' threads; see `drive/lending.py`."""
+
+    def polled(self, todo: Todo) -> None:
+        """Take note of what the driver has just done; perhaps lend a worker."""
+
+    def settle(self) -> None:
+        """Make up the accounts of the calls that were made with it."""
+
+    def recall(self) -> None:
+        """Take back the worker that is lent: nothing else may happen in the pipeline before."""
+
+
 class Driver:
     """Drives one service's pipeline on the running loop.
 
@@ -57,6 +70,8 @@ class Driver:
     Attributes:
         executors: one per stage.
         loop: the loop that it runs on.
+        lender: lends a worker where all callers are threads; else None.
+        loan: what callers' threads have of the worker that is lent; None if none is.
     """
 
     def __init__(self, pipeline: Pipeline, stats: Stats, clock: Clock = monotonic) -> None:
@@ -65,6 +80,8 @@ class Driver:
         self.clock = clock
         self.executors: Sequence[Executor] = ()
         self.loop = asyncio.get_running_loop()
+        self.lender: Lender | None = None
+        self.loan: Any = None
 
         # the turn of the loop: what has come in it, and when the pipeline is polled
         self._arrivals: list[Request] = []
@@ -107,6 +124,7 @@ class Driver:
             timeout_s: how long that may take; None or `inf` for any time. Then the rest fails.
             grace_s: how long the workers may take for their teardown.
         """
+        self.recall()
         if self._arrivals:
             self.poll()  # these came before
         if self.pipeline.closed_because is None:
@@ -126,6 +144,7 @@ class Driver:
 
     def abort(self) -> None:
         """Fail all requests inside, and refuse all that come."""
+        self.recall()
         self.pipeline.abort(self.clock(), Unavailable("the service has stopped", code="stopped"))
         self.poll()
 
@@ -142,6 +161,7 @@ class Driver:
 
     def close(self, error: CarpoolError) -> None:
         """Refuse new requests with `error` from the next turn on, and hold no batch back."""
+        self.recall()
         self.pipeline.close(error)
         if not self._is_poll_due and not self.loop.is_closed():
             self._poll_soon()
@@ -160,6 +180,7 @@ class Driver:
 
     def cancel(self, request: Request) -> None:
         """Cancel a request, whose caller has gone."""
+        self.recall()
         before = self.pipeline.cancelled
         try:
             self.pipeline.cancel(self.clock(), request)
@@ -179,6 +200,7 @@ class Driver:
 
     def worker_ready(self, stage: int, place: int) -> None:
         """Take note that a worker can take batches."""
+        self.recall()
         self.pipeline.worker_ready(stage, place)
         self._missing.discard((stage, place))
         if not self._missing and not self._started.done():
@@ -191,6 +213,7 @@ class Driver:
         Returns:
             Whether a request is to blame (see `Pipeline.worker_lost`).
         """
+        self.recall()
         try:
             blamed = self.pipeline.worker_lost(self.clock(), stage, place, unsent)
         except BaseException as error:
@@ -201,6 +224,7 @@ class Driver:
 
     def worker_left(self, stage: int, place: int) -> None:
         """Take note that a worker that was ready is gone, and has not read its last batch."""
+        self.recall()
         try:
             self.pipeline.worker_left(self.clock(), stage, place)
         except BaseException as error:
@@ -209,6 +233,7 @@ class Driver:
 
     def trained(self, stage: int, n: int, size: int, busy_s: float) -> None:
         """Learn from a warm-up call of `n` examples, whose sizes sum to `size`."""
+        self.recall()
         try:
             self.pipeline.trained(stage, n, size, busy_s)
         except BaseException as error:
@@ -232,6 +257,7 @@ class Driver:
 
     def stage_failed(self, error: CarpoolError) -> None:
         """Fail the service with `error`: one of its stages cannot work any more."""
+        self.recall()
         self.start_failed(StartupError(str(error)))
         if not self._failed.done():
             self._failed.set_result(None)
@@ -290,6 +316,8 @@ class Driver:
     def poll(self) -> None:
         """Ask the pipeline what to do, and do it."""
         self._is_poll_due = False
+        if self.loan is not None:
+            self.recall()
         now = self.clock()
         arrivals: list[Request] = []
         try:
@@ -305,6 +333,43 @@ class Driver:
         self._set_timer(todo.wake_at)
         if self._drained is not None and not self._drained.done() and not self.pipeline.unanswered:
             self._drained.set_result(None)
+        if self.lender is not None and not self._is_poll_due:
+            try:
+                self.lender.polled(todo)
+            except BaseException as error:
+                self._fail(error)
+
+    # -- the worker that is lent
+
+    def recall(self) -> None:
+        """Take back the worker that is lent to callers' threads, if one is."""
+        if self.loan is not None:
+            assert self.lender is not None
+            try:
+                self.lender.recall()
+            except BaseException as error:
+                self._fail(error)
+
+    def settle(self) -> None:
+        """Make up the accounts of the calls that callers' threads have made with the worker."""
+        if self.lender is not None:
+            try:
+                self.lender.settle()
+            except BaseException as error:
+                self._fail(error)
+
+    def took_over(self, todo: Todo) -> None:
+        """Take note of a batch that its worker has had for a while."""
+        for batch in todo.run:
+            self.stats.stages[batch.stage].started(batch)
+        self._set_timer(todo.wake_at)
+
+    def snapshot(self) -> ServiceSnapshot:
+        """Return what the service has done so far."""
+        self.recall()
+        return self.stats.snapshot(self.clock())
+
+    # -- what the pipeline says
 
     def _perform(self, todo: Todo) -> None:
         """Hand over batches, give up workers that hang and deliver answers."""

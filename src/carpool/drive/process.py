@@ -127,6 +127,10 @@ class WorkerProcess:
         self._is_watching_writable = False
         self._last_frame = _LastFrame.IN_PIECES
 
+        # while its socket is lent: how to get it back; then what was read from it meanwhile
+        self._recall: Callable[[], None] | None = None
+        self._unread = b""
+
         # what comes from it, and the process itself
         self._reader = FrameReader()
         self._pidfd: int | None = None
@@ -183,6 +187,40 @@ class WorkerProcess:
         self._unsent += [memoryview(part).cast("B") for part in buffers if len(part)]
         if not is_waiting:
             self._writable()
+
+    def lend(self, recall: Callable[[], None]) -> socket.socket | None:
+        """Lend its socket to another thread, and have the loop not watch it until `take_back`.
+
+        The worker must have answered all it was sent. Its end is noticed all the same.
+
+        Args:
+            recall: called before anything is read again because the process has ended; it must call
+                `take_back`.
+
+        Returns:
+            The socket; None if it cannot be lent.
+        """
+        if self._life is not _Life.CONNECTED or self._last_frame is not _LastFrame.WHOLE or self._pidfd is None:
+            return None
+        if self._unsent or not self._reader.idle:
+            return None
+        self._recall = recall
+        self._loop.remove_reader(self._sock.fileno())
+        return self._sock
+
+    def take_back(self, unread: bytes) -> None:
+        """Read from the socket again, which was lent.
+
+        Args:
+            unread: what was read from it meanwhile, and is still to be heard.
+        """
+        self._recall = None
+        if self._life is not _Life.CONNECTED or self._loop.is_closed():
+            return
+        self._loop.add_reader(self._sock.fileno(), self._readable)
+        if unread:
+            self._unread = unread
+            self._loop.call_soon(self._readable)
 
     def close_input(self) -> None:
         """Close the sending side: the worker finishes, tears down and ends."""
@@ -312,7 +350,7 @@ class WorkerProcess:
         if self._life is not _Life.CONNECTED:
             return False
         try:
-            n = self._sock.recv_into(self._reader.get_buffer())
+            n = self._sock.recv_into(self._reader.get_buffer()) if not self._unread else self._read_again()
             if n == 0:
                 self._end("it closed its connection")
                 return False
@@ -332,8 +370,18 @@ class WorkerProcess:
             return False
         return True
 
+    def _read_again(self) -> int:
+        """Put what another thread has read into the reader's buffer, and return how much it is."""
+        buffer = self._reader.get_buffer()
+        n = min(len(buffer), len(self._unread))
+        buffer[:n] = self._unread[:n]
+        self._unread = self._unread[n:]
+        return n
+
     def _exited(self) -> None:
         """Read what the process wrote before it ended; then it is lost."""
+        if self._recall is not None:
+            self._recall()
         while self._read():
             pass
         self._end("it ended")

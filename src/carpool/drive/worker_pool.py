@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
@@ -222,6 +223,18 @@ class WorkerPool:
             self.roster.forgive(self._driver.clock(), deaths=1)  # the stage is not to blame
         if self.roster.failed:
             self._fail(why)
+
+    def lend(self, place: int, recall: Callable[[], None]) -> tuple[WorkerProcess, socket.socket] | None:
+        """Lend the socket of a worker that has nothing to do; see `WorkerProcess.lend`.
+
+        Returns:
+            The worker and its socket; None if it cannot be lent.
+        """
+        worker = self._workers.get(place)
+        if not isinstance(worker, WorkerProcess) or self._after_dispatch is not None or self._before_reply is not None:
+            return None
+        sock = worker.lend(recall)
+        return None if sock is None else (worker, sock)
 
     def kill_all(self) -> None:
         """End every worker now."""

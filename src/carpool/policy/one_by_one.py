@@ -39,6 +39,13 @@ class OneByOne(Policy):
         else:
             self.item_s += 0.2 * (item_s - self.item_s)
 
+    def lets_go(self, slack_s: float) -> bool:
+        return True
+
+    def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
+        """Fast path of `decide` and `completed`; see tests/drive/test_lending.py."""
+        self.completed(now, 1, 1, busy_s, ok)
+
     def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
         waiting = len(queue)
         if not free or not waiting:

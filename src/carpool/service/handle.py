@@ -27,6 +27,7 @@ from carpool.drive.callers import (
     result_of,
     with_cause,
 )
+from carpool.drive.lending import ANSWERED, NOT_RUN, Lending, Loan
 from carpool.drive.loop_thread import LoopThread
 from carpool.drive.output import LineSink
 from carpool.drive.streams import AsyncStream, ThreadStream, Window
@@ -35,7 +36,7 @@ from carpool.logger import logger
 from carpool.observe.shown import counted
 from carpool.observe.stats import ServiceSnapshot
 from carpool.policy.one_by_one import MOST_IN_A_HOP
-from carpool.request import Lane, Request
+from carpool.request import DEFAULT_LANE, Lane, Request
 from carpool.service.assemble import assemble
 from carpool.service.checks import at_least, optional_seconds, valid_priority
 from carpool.service.declaration import Declaration
@@ -124,6 +125,9 @@ class AsyncHandle:
             if made.guard is not None:
                 made.guard.start()
             await made.driver.start(made.pools, [stage.workers for stage in self.service.stages])
+            thread = self._running.thread
+            if thread is not None and len(made.pools) == 1 and self.weigh is None and self._journal is None:
+                made.driver.lender = Lending(made.driver, made.pools[0], thread.post)
         except BaseException:
             await self.close(drain=False)
             raise
@@ -231,7 +235,7 @@ class AsyncHandle:
         driver = self.driver
         if driver is None or self._life.state is LifeState.FORKED:
             raise self._life.refusal()
-        return driver.stats.snapshot(driver.clock())
+        return driver.snapshot()
 
     def story(self, request_id: int | None = None) -> list[Entry]:
         """Return what happened to a request, in order; empty without a `journal_size`.
@@ -427,9 +431,13 @@ class Handle:
         caller = LockCaller()
         request.caller = caller
         driver = inner.running_driver
-        thread.post(partial(driver.submit, request))
+        loan: Loan | None = driver.loan
         try:
-            caller.wait(request, driver.clock)
+            come_of_it = NOT_RUN if loan is None or request.lane is not DEFAULT_LANE else loan.run(request)
+            if come_of_it == NOT_RUN:
+                thread.post(partial(driver.submit, request))
+            if come_of_it != ANSWERED:
+                caller.wait(request, driver.clock)
         except BaseException:  # KeyboardInterrupt, for example: nobody waits for the answer any more
             thread.post(partial(driver.cancel, request))
             raise

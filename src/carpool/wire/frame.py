@@ -30,7 +30,7 @@ from typing import Final
 from carpool.wire.arrays import LONGEST_HEAD, Block, block_of
 from carpool.wire.memory import Memory
 from carpool.wire.payload import LARGE, Buffer, Payload, parts_of, size_of
-from carpool.wire.scalars import Scalars, are_scalars, pack, unpack
+from carpool.wire.scalars import SCALARS, Scalars, are_scalars, pack, unpack
 
 MAGIC: Final = b"cpl"
 VERSION: Final = 1
@@ -40,6 +40,9 @@ MAX_BUFFERS: Final = 2**18
 SCRATCH_BYTES: Final = 256 * 1024
 
 _HEADER = struct.Struct("<3sBBBxxIIQQdd")
+
+# The tables of a batch and of a reply with one item in one buffer, which most lone calls have.
+_TABLE_OF_ONE = {kind: struct.Struct(table) for kind, table in ((4, "<Q1sId1s"), (6, "<Q1sI"))}
 
 # What kind of block the items of a frame form.
 _NO_BLOCK: Final = 0
@@ -123,6 +126,10 @@ def encode(frame: Frame) -> list[Buffer]:
     counts: Sequence[int]
     buffers: Sequence[Buffer]
     payloads = frame.payloads
+    if n == 1 == len(payloads):
+        one = _encode_one(frame, payloads[0])
+        if one is not None:
+            return [one]
     cannot_be_block = n < 2 or (type(payloads) is list and payloads and type(payloads[0]) is bytes)
     block, buffers = _NOT_A_BLOCK if cannot_be_block else _as_block(payloads)
     if block:
@@ -150,6 +157,30 @@ def encode(frame: Frame) -> list[Buffer]:
         *frame.ids, frame.formats, *lengths, *routed, *(counts if has_counts else ())
     )
     return [header + table, *buffers]
+
+
+def _encode_one(frame: Frame, payload: Payload) -> bytes | None:
+    """Return the frame of one small item as bytes; None if it takes more than one buffer.
+
+    Fast path of the rest of `encode`: the same bytes, see tests/wire/test_single.py.
+    """
+    kind: type = type(payload)
+    if kind in SCALARS:
+        payload = pack(payload)
+    elif kind is not bytes:
+        return None
+    length = len(payload)  # type: ignore[arg-type]
+    table = _TABLE_OF_ONE.get(frame.kind)
+    if table is None or length >= LARGE or length > MAX_FRAME_BYTES or len(frame.formats) != 1:
+        return None
+    header = _HEADER.pack(
+        *(MAGIC, VERSION, frame.kind, _NO_BLOCK, 1, 1, frame.batch_id, length, frame.busy_s, frame.waited_s)
+    )
+    if frame.kind == FrameKind.REPLY:
+        return header + table.pack(frame.ids[0], frame.formats, length) + payload  # type: ignore[operator]
+    if not len(frame.deadlines) == 1 == len(frame.accepts):
+        return None
+    return header + table.pack(frame.ids[0], frame.formats, length, frame.deadlines[0], frame.accepts) + payload  # type: ignore[operator]
 
 
 def _as_block(payloads: Sequence[Payload]) -> tuple[int, Sequence[Buffer]]:
@@ -302,6 +333,10 @@ class FrameReader:
             raise FrameError(f"a frame of kind {kind} cannot have a block of {n} items in {m} buffers")
         if n > MAX_ITEMS or m > MAX_BUFFERS or length > self._max_bytes:
             raise _over_limit(n, m, length, self._max_bytes)
+        if n == 1 == m and length < LARGE and not block:
+            frame = self._open_one(kind, batch, length, busy_s, waited_s)
+            if frame is not None:
+                return frame
         has_counts = n != m and not block
         table = _table(_KINDS[kind], n, m, has_counts)
         need = _HEADER.size + table.size
@@ -326,6 +361,27 @@ class FrameReader:
         parts = _split(self._view[at : at + length], lengths)
         frame.payloads = _open_block(block, parts, n) if block else _group(parts, counts)
         self._start = at + length
+        return frame
+
+    def _open_one(self, kind: int, batch: int, length: int, busy_s: float, waited_s: float) -> Frame | None:
+        """Read the frame of one item in one buffer; None if it is not complete, or not plain.
+
+        Fast path of the rest of `_open`: the same frame, see tests/wire/test_single.py.
+        """
+        table, at = _TABLE_OF_ONE.get(kind), self._start + _HEADER.size
+        if table is None or self._end - at < table.size + length:
+            return None
+        id, formats, n, *routed = table.unpack_from(self._scratch, at)
+        if n != length:
+            return None
+        at += table.size
+        self._start = at + length
+        frame = Frame(_KINDS[kind], batch, [id], formats)
+        frame.payloads = [bytes(self._view[at : at + length])]
+        frame.busy_s, frame.waited_s = busy_s, waited_s
+        if routed:
+            deadline, frame.accepts = routed
+            frame.deadlines = (deadline,)
         return frame
 
     def _new_body(self, frame: Frame, counts: Sequence[int], lengths: Sequence[int], block: int) -> _Body | _Dropped:

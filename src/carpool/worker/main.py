@@ -88,7 +88,13 @@ class ParentSocket:
         """Write one whole frame."""
         if os.getpid() != self._pid:
             _end_fork()
-        buffers = [memoryview(part).cast("B") for part in encode(frame) if len(part)]
+        encoded = encode(frame)
+        if len(encoded) == 1 and self.send_fault is None:
+            sent = self.sock.send(encoded[0])  # all of it, unless a signal comes
+            if sent == len(encoded[0]):
+                return
+            encoded = [memoryview(encoded[0])[sent:]]
+        buffers = [memoryview(part).cast("B") for part in encoded if len(part)]
         if self.send_fault is not None and frame.kind == FrameKind.REPLY:
             buffers = self.send_fault(self.sock, buffers)
         while buffers:

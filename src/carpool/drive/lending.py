@@ -1,0 +1,377 @@
+"""A worker process that is lent to the callers' threads, so that lone calls need no loop.
+
+A call of a service from a thread takes four wake-ups: the loop, the worker, the loop and the
+caller. Where calls come one at a time, the loop lends the worker that would be next: it stops
+watching that worker's socket, and a caller's thread writes its request there and reads the answer
+itself. Two wake-ups are left, and no decision: that a lone request would go at once is asked before
+(`Batcher.lets_go`).
+
+Nothing of the pipeline is touched by callers' threads. They leave behind what has become of their
+calls, and the loop makes up the accounts, several calls at a time. Before anything else may happen
+in the pipeline, because another request comes, a worker is lost or the service closes, the loop
+takes the worker back (`Lending.recall`). A call under way is then made into what it would have
+been: a request in a batch that the worker has. From there it has its deadline, hang limit, crash
+and cancellation like any other. A call that takes long, or is answered by anything but a plain
+result, has the worker taken back for it.
+
+No lock is held by anybody, since threads may be interrupted at any point, and the loop must not
+wait for them. What caller and loop could both do is a token in a list or a dict, which one of
+them gets:
+
+* `Loan.slot` has room for one call; whoever puts something in first has it, and the loop's recall
+  fills it for good;
+* `LoneCall.outbox` has the message: who takes it out decides whether it is sent;
+* `LoneCall.turn` is the right to read the answer.
+
+Taking a token, sending or receiving with it and keeping the outcome is one call of C code
+(`list.extend`), which no signal handler interrupts.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from math import inf
+from typing import Final
+
+from carpool.clock import Clock, monotonic
+from carpool.core.pipeline import Todo
+from carpool.drive.aio import Driver
+from carpool.drive.process import WorkerProcess
+from carpool.drive.worker_pool import WorkerPool
+from carpool.request import DONE, Request
+from carpool.wire.frame import Frame, FrameKind, encode
+from carpool.wire.payload import LARGE
+from carpool.wire.single import open_reply
+
+NOT_RUN: Final = 0
+"""What `Loan.run` returns where nothing was done: the request is to be submitted."""
+
+ANSWERED: Final = 1
+"""What `Loan.run` returns where the request has its result."""
+
+TAKEN_OVER: Final = 2
+"""What `Loan.run` returns where the loop sees to the answer, for which the caller is to wait."""
+
+CALLS_BEFORE: Final = 8
+"""So many calls in a row must have been alone for the worker to be lent."""
+
+_LONGEST_S = 0.02  # then the loop takes a call over, which so loses little by the way
+_LEAST_TIME: Final = 4 * _LONGEST_S  # a request that is in more of a hurry is the loop's
+_SHARE: Final = 0.5  # of that time: stages that take longer have nothing to gain
+_ACCOUNTS_AT_ONCE = 32
+_LONGEST_C_CALL_S = 1.0  # of a thread that has begun to send or to receive; it does not block
+_FIRST: Final = (0,)
+_RECEIVED_BYTES: Final = LARGE
+
+Post = Callable[[Callable[[], object]], None]
+"""Has something done on the loop, soon; may be called in any thread."""
+
+
+class LoneCall:
+    """A call that a caller's thread makes with the worker that was lent.
+
+    Attributes:
+        request: what is asked; its caller is woken by the loop where that takes the call over.
+        began: when it was begun.
+        ended: when its answer was there.
+        busy_s: how long the worker spent on it.
+        waited_s: how long the worker had waited before.
+        outbox: the message, as long as nobody has taken it.
+        sent: how many bytes of it were sent; empty until then.
+        turn: how many bytes to receive at most, as long as nobody has begun to.
+        received: what was received, as one piece; empty until then.
+    """
+
+    __slots__ = ("began", "busy_s", "ended", "outbox", "received", "request", "sent", "turn", "waited_s")
+
+    def __init__(self, request: Request, began: float) -> None:
+        self.request = request
+        self.began = self.ended = began
+        self.busy_s = self.waited_s = 0.0
+        self.outbox = [b""]
+        self.sent: list[int] = []
+        self.turn = [_RECEIVED_BYTES]
+        self.received: list[bytes] = []
+
+
+_RECALLED = LoneCall(Request(None, inf), 0.0)
+"""What the slot of a loan holds that is over."""
+
+
+class Loan:
+    """One worker that is lent, until it is taken back. Callers' threads use `run` only.
+
+    Args:
+        worker: the worker.
+        sock: its socket, which the loop does not watch meanwhile.
+        place: its place in the stage.
+        batch: the id of the first batch that it is to get.
+        id: the id of the first request.
+        longest_s: after how long the loop is to take a call over.
+        post: has something done on the loop.
+        settle: makes up the accounts of the calls that are done.
+        recall: takes the worker back.
+        clock: monotonic seconds.
+
+    Attributes:
+        worker: the worker.
+        place: its place in the stage.
+        is_over: whether it has been taken back; it is set before the slot is looked at.
+        slot: the call under way, with the key 0.
+        done: calls that were answered, and have not been accounted for.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerProcess,
+        sock: socket.socket,
+        place: int,
+        *,
+        batch: int,
+        id: int,
+        longest_s: float,
+        post: Post,
+        settle: Callable[[], None],
+        recall: Callable[[], None],
+        clock: Clock = monotonic,
+    ) -> None:
+        self.worker = worker
+        self.place = place
+        self.is_over = False
+        self.slot: dict[int, LoneCall] = {}
+        self.done: list[LoneCall] = []
+        self._batch = batch  # these two are changed by the thread whose call is in the slot
+        self._id = id
+        self._longest_ms = 1000.0 * longest_s
+        self._post = post
+        self._settle = settle
+        self._recall = recall
+        self._clock = clock
+        self._process = os.getpid()
+        self._send, self._receive = sock.send, sock.recv
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        self._readable = [(sock.fileno(), select.POLLIN)]  # what `poll` returns unless the worker is dead
+
+    def run(self, request: Request) -> int:
+        """Have a request answered by the worker, if it is free, and report what has come of it.
+
+        Args:
+            request: has a caller that the loop can wake.
+
+        Returns:
+            `NOT_RUN`, `ANSWERED` or `TAKEN_OVER`.
+
+        Raises:
+            BaseException: the thread was interrupted; the loop takes the call over.
+        """
+        call = LoneCall(request, self._clock())
+        if request.deadline - call.began < _LEAST_TIME or request.nbytes >= LARGE:
+            return NOT_RUN
+        try:
+            if self.slot.setdefault(0, call) is not call:
+                return NOT_RUN
+            if not self._has_sent(call):
+                self._post(self._recall)
+                return NOT_RUN
+            if not self._is_answered(call):
+                self._post(self._recall)
+                return TAKEN_OVER
+        except BaseException:
+            self._post(self._recall)
+            raise
+        if len(self.done) >= _ACCOUNTS_AT_ONCE:
+            self._post(self._settle)
+        return ANSWERED
+
+    def _has_sent(self, call: LoneCall) -> bool:
+        """Send the request, unless the worker is being taken back or its socket takes nothing."""
+        message = _message(call.request, self._batch, self._id)
+        if self.is_over:
+            return False
+        try:
+            call.outbox[0] = message
+            call.sent.extend(map(self._send, map(call.outbox.pop, _FIRST)))
+        except IndexError:  # the loop has taken it out
+            return False
+        except OSError:  # the worker is dead, or its socket full; the loop finds out
+            call.sent.append(0)
+            return False
+        if call.sent[0] < len(message):  # its socket was empty, so this cannot be
+            self._post(partial(self.worker.kill, "it was killed as its socket took only a part of a message"))
+        return True
+
+    def _is_answered(self, call: LoneCall) -> bool:
+        """Wait for the answer; return False if the loop is to see to it, or does already."""
+        if self._poll.poll(self._longest_ms) != self._readable or os.getpid() != self._process:
+            return False
+        try:
+            call.received.extend(map(self._receive, map(call.turn.pop, _FIRST)))
+        except IndexError:  # the loop reads it
+            return False
+        reply = open_reply(call.received[0], self._batch, self._id)
+        if reply is None:
+            return False
+        call.request.result, call.busy_s, call.waited_s = reply
+        call.ended = self._clock()
+        self._batch += 1
+        self._id += 1
+        self.done.append(call)
+        self.slot.pop(0, None)
+        return True
+
+
+def _message(request: Request, batch: int, id: int) -> bytes:
+    """Return the frame of a batch with this request alone."""
+    formats, accepts = bytes((request.format,)), bytes((request.accept,))
+    items = [request.item]
+    return b"".join(encode(Frame(FrameKind.BATCH, batch, (id,), formats, accepts, (request.deadline,), items)))  # type: ignore[arg-type]
+
+
+class Lending:
+    """Lends the worker of a service with one stage to callers' threads, and takes it back.
+
+    All methods are called on the loop.
+
+    Args:
+        driver: the service's; its `loan` is what callers find.
+        pool: the workers of its only stage.
+        post: has something done on the loop.
+    """
+
+    def __init__(self, driver: Driver, pool: WorkerPool, post: Post) -> None:
+        self._driver = driver
+        self._pool = pool
+        self._pipeline = driver.pipeline
+        (self._batcher,) = driver.pipeline.batchers
+        self._post = post
+        self._longest_s = min(_LONGEST_S, self._batcher.patience.least_s)
+        self._in_a_row = 0  # calls that have been alone
+
+    def polled(self, todo: Todo) -> None:
+        """Take note of what the driver has just done, and lend the worker if that is worth it."""
+        n = len(todo.answer)
+        if not n:
+            return
+        if n > 1 or self._pipeline.unanswered:
+            self._in_a_row = 0
+            return
+        self._in_a_row += 1
+        if self._in_a_row >= CALLS_BEFORE:
+            self._lend()
+
+    def _lend(self) -> None:
+        """Lend the next worker, if it can be lent and a lone request would go at once."""
+        batcher, driver = self._batcher, self._driver
+        now = driver.clock()
+        place = batcher.lone_place
+        if place is None or self._pipeline.closed_because is not None or not self._would_go(now):
+            return
+        lent = self._pool.lend(place, driver.recall)
+        if lent is None:
+            return
+        driver.loan = Loan(
+            *lent,
+            place,
+            batch=batcher.next_id,
+            id=self._pipeline.admitted + 1,
+            longest_s=self._longest_s,
+            post=self._post,
+            settle=driver.settle,
+            recall=driver.recall,
+            clock=driver.clock,
+        )
+
+    def _would_go(self, now: float) -> bool:
+        """Report whether a lone request would go at once, and be answered before the loop is to
+        take it over.
+        """
+        batcher = self._batcher
+        if batcher.times.usual_s > _SHARE * self._longest_s:
+            return False
+        return batcher.lets_go(now, now + _LEAST_TIME, self._pipeline.slo_s)
+
+    def settle(self) -> None:
+        """Make up the accounts, and take the worker back if lone calls would now have to wait."""
+        driver = self._driver
+        if driver.loan is not None:
+            self._account_for(driver.loan)
+            if not self._would_go(driver.clock()):
+                driver.recall()
+
+    def recall(self) -> None:
+        """Take the worker back; a call that is under way becomes a batch like any other."""
+        driver = self._driver
+        loan, driver.loan = driver.loan, None
+        if loan is None:
+            return
+        self._in_a_row = 0
+        loan.is_over = True
+        call = loan.slot.setdefault(0, _RECALLED)
+        is_under_way = call is not _RECALLED and call not in loan.done and _is_sent(call)
+        unread = _take_turn(call) if is_under_way else b""
+        try:
+            self._account_for(loan)
+        finally:  # also where a policy raises
+            try:
+                if is_under_way:
+                    self._take_over(call)
+            finally:
+                loan.worker.take_back(unread)
+
+    def _take_over(self, call: LoneCall) -> None:
+        """Have the pipeline know of a call that the worker has been sent."""
+        pipeline, driver = self._pipeline, self._driver
+        pipeline.submit(call.began, [call.request])
+        todo = pipeline.poll(call.began)
+        if not todo.run:
+            kind = type(self._batcher.policy).__name__
+            raise RuntimeError(f"policy {kind} let a lone request go and then held it back")
+        driver.took_over(todo)
+
+    def _account_for(self, loan: Loan) -> None:
+        """Make up for all that was left out for the calls that are done, as of the time of each."""
+        calls = loan.done[:]
+        del loan.done[: len(calls)]
+        pipeline, stats = self._pipeline, self._driver.stats
+        stage = stats.stages[0]
+        for call in calls:
+            request = call.request
+            request.state = DONE
+            request.admitted = call.began
+            pipeline.went_alone(call.began, call.ended, call.busy_s, True)
+            stage.went_alone(loan.place, call.busy_s, call.waited_s)
+            stats.answered((request,), call.ended)
+        if calls:
+            self._pool.roster.finished_batch()
+
+
+def _is_sent(call: LoneCall) -> bool:
+    """Report whether the worker gets a call of a loan that is over; if not, nobody will send it."""
+    try:
+        call.outbox.pop()
+    except IndexError:
+        _wait_for(call.sent)
+        return bool(call.sent and call.sent[0])
+    return False
+
+
+def _take_turn(call: LoneCall) -> bytes:
+    """Have the loop read the answer of a call, and return what its thread has received before."""
+    try:
+        call.turn.pop()
+    except IndexError:
+        _wait_for(call.received)
+    return call.received[0] if call.received else b""
+
+
+def _wait_for(outcome: list[int] | list[bytes]) -> None:
+    """Wait for what a thread keeps in the same call of C code in which it took its token."""
+    until = monotonic() + _LONGEST_C_CALL_S
+    while not outcome and monotonic() < until:
+        time.sleep(0)  # lets that thread have the interpreter

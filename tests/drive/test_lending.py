@@ -1,0 +1,466 @@
+"""Lone calls go to the worker from the caller's thread; whatever happens meanwhile, they end as by way of the loop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import carpool
+from carpool.core.pipeline import Pipeline
+from carpool.core.reply import Reply
+from carpool.drive import lending
+from carpool.drive.aio import Driver
+from carpool.drive.lending import Lending, LoneCall
+from carpool.observe.stats import Stats
+from carpool.policy import Adaptive, Greedy, Policy
+from carpool.policy.one_by_one import OneByOne
+from carpool.request import Request
+from carpool.service.handle import Handle
+from tests.batch_function.test_alone import flat
+from tests.effort import examples
+from tests.support import models
+from tests.support.pipelines import stage
+from tests.support.waiting import PATIENCE_S, wait_until
+
+
+class Counts(carpool.Model):
+    """Says how often it was called, and in which process; sleeps, raises or dies as it is told."""
+
+    def setup(self) -> None:
+        self.calls = 0
+
+    def predict(self, item: Any) -> Any:
+        self.calls += 1
+        if isinstance(item, float):
+            time.sleep(item)
+        if item == "raise":
+            raise LookupError("no such thing")
+        if item == "die":
+            os._exit(3)
+        if item == "large":
+            return bytes(200_000)
+        if item == "array":
+            return np.arange(5.0)
+        return item, self.calls, os.getpid()
+
+
+def loan_of(service: Handle) -> Any:
+    driver: Driver = service._inner.driver  # type: ignore[assignment]
+    return driver.loan
+
+
+def lent(service: Handle) -> Any:
+    """Call until the worker is lent, and return the loan."""
+    until = time.monotonic() + PATIENCE_S
+    while (loan := loan_of(service)) is None:
+        service.predict(0)
+        assert time.monotonic() < until
+    return loan
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Handle]:
+    with carpool.Service(carpool.Stage(Counts), timeout_s=10.0).run() as running:
+        yield running
+
+
+# -- which way is taken
+
+
+@pytest.mark.parametrize(("batched", "policy"), [(None, ""), (8, "adaptive"), (8, "greedy")])
+def test_calls_that_are_alone_need_no_loop(batched: int | None, policy: str) -> None:
+    """Once a few calls in a row have been alone, the worker is lent, and the loop does nothing for a call."""
+    chosen = {} if batched is None else {"max_batch_size": batched, "policy": policy}
+    model = Counts if batched is None else models.scale
+    with carpool.Service(carpool.Stage(model, **chosen)).run() as s:  # type: ignore[arg-type]
+        for x in range(40):
+            s.predict(float(x) / 1e6)
+        loan = lent(s)
+        assert s._thread is not None
+        posted: list[Any] = []
+        s._thread.post, post = posted.append, s._thread.post  # type: ignore[method-assign,assignment]
+        loan._post = posted.append
+        for x in range(20):
+            s.predict(float(x) / 1e6)
+        s._thread.post = post  # type: ignore[method-assign]
+        loan._post = post
+        assert set(posted) <= {loan._settle}
+        assert loan_of(s) is loan
+        assert s.stats().outcomes["ok"] >= 60
+
+
+def test_company_takes_the_worker_back(service: Handle) -> None:
+    """A second caller has the first one's call made into a batch like any other, and both are answered."""
+    loan = lent(service)
+    first = threading.Thread(target=service.predict, args=(0.015,))
+    first.start()
+    wait_until(lambda: loan.slot)
+    assert service.predict("second")[0] == "second"
+    first.join()
+    assert loan.is_over
+
+
+@pytest.mark.parametrize("how", [{"timeout_s": 0.05}, {"priority": 1}])
+def test_those_in_a_hurry_or_with_a_priority_go_by_the_loop(service: Handle, how: dict[str, Any]) -> None:
+    """What takes thought is decided by the pipeline."""
+    loan = lent(service)
+    service.predict(0, **how)
+    assert loan.is_over
+
+
+@pytest.mark.parametrize("item", ["large", "array", 0.03])
+def test_what_is_no_plain_and_quick_answer_is_left_to_the_loop(service: Handle, item: Any) -> None:
+    """Long replies, those in several buffers and those that take long are read by the loop."""
+    loan = lent(service)
+    result = service.predict(item)
+    if item == "large":
+        assert result == bytes(200_000)
+    elif item == "array":
+        assert result.tolist() == [0, 1, 2, 3, 4]
+    else:
+        assert result[0] == item
+    wait_until(lambda: loan.is_over)
+
+
+def test_an_error_of_the_model_is_raised_with_its_cause(service: Handle) -> None:
+    """As by way of the loop."""
+    lent(service)
+    with pytest.raises(carpool.ModelError, match="no such thing") as caught:
+        service.predict("raise")
+    assert isinstance(caught.value.__cause__, LookupError)
+
+
+def test_a_deadline_holds(service: Handle) -> None:
+    """A call that takes too long ends at its deadline."""
+    lent(service)
+    before = time.monotonic()
+    with pytest.raises(carpool.DeadlineExceeded):
+        service.predict(0.5, timeout_s=0.15)
+    assert time.monotonic() - before < 0.5
+    service.predict(0)
+
+
+def test_a_worker_that_dies_amid_a_lone_call() -> None:
+    """The request is run once more and fails if that kills a worker again; the next one is answered."""
+    with carpool.Service(carpool.Stage(Counts)).run() as s:
+        lent(s)
+        with pytest.raises(carpool.CarpoolError) as caught:
+            s.predict("die")
+        assert getattr(caught.value, "code", "") == "request_crashed_worker"
+        assert s.predict("next")[0] == "next"
+
+
+def test_a_worker_that_dies_while_it_is_lent_and_idle() -> None:
+    """It is replaced, and nobody notices."""
+    with carpool.Service(carpool.Stage(Counts)).run() as s:
+        lent(s)
+        (pid,) = s.pids
+        os.kill(pid, signal.SIGKILL)
+        assert s.predict("next")[2] != pid
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_closing_amid_a_lone_call(drain: bool) -> None:
+    """It is answered if the service drains, and fails at once if not."""
+    outcome: list[Any] = []
+
+    def call() -> None:
+        try:
+            outcome.append(s.predict(0.4))
+        except carpool.Unavailable as error:
+            outcome.append(error.code)
+
+    with carpool.Service(carpool.Stage(Counts)).run() as s:
+        loan = lent(s)
+        caller = threading.Thread(target=call)
+        caller.start()
+        wait_until(lambda: loan.slot)
+        s.close(drain=drain)
+        caller.join()
+    assert outcome[0] == "stopped" if not drain else outcome[0][0] == 0.4
+
+
+def test_a_forked_child_does_not_read_its_parents_answer(service: Handle) -> None:
+    """In another process than that which began the call, the answer is not touched."""
+    loan = lent(service)
+    loan._process = -1
+    assert service.predict("mine")[0] == "mine"  # this process is the parent after all, whose loop reads it
+    assert loan.is_over
+
+
+# -- between any two steps
+
+
+class Hooked(list[Any]):
+    """A list that calls a function before something is put into it, or after."""
+
+    def __init__(self, values: list[Any], hook: Callable[[], None], after: bool) -> None:
+        super().__init__(values)
+        self._hook, self._after = hook, after
+
+    def append(self, value: Any) -> None:
+        if not self._after:
+            self._hook()
+        super().append(value)
+        if self._after:
+            self._hook()
+
+    extend: Any
+
+
+class Slot(dict[int, LoneCall]):
+    """A slot that calls a function once a call has come into it."""
+
+    hook: Callable[[], None]
+
+    def setdefault(self, key: int, call: LoneCall) -> LoneCall:  # type: ignore[override]
+        winner = super().setdefault(key, call)
+        if winner is call and call is not lending._RECALLED:
+            self.hook()
+        return winner
+
+
+class Poll:
+    """A poll object that calls a function before it waits, or after."""
+
+    def __init__(self, poll: Any, before: Callable[[], None], after: Callable[[], None]) -> None:
+        self.poll_, self.before, self.after = poll, before, after
+
+    def poll(self, ms: float) -> Any:
+        self.before()
+        found = self.poll_.poll(ms)
+        self.after()
+        return found
+
+
+STEPS = ["in the slot", "before the message", "sent", "readable", "opened", "before it is done", "done", "freed"]
+
+
+def arm(loan: Any, step: str, act: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have `act` called once, at a step of the next call."""
+    is_armed = [True]
+
+    def once() -> None:
+        if is_armed:
+            is_armed.clear()
+            act()
+
+    def hook(at: str) -> Callable[[], None]:
+        return once if at == step else lambda: None
+
+    slot = Slot()
+    slot.hook = hook("in the slot")
+    loan.slot = slot
+    loan._poll = Poll(loan._poll, hook("sent"), hook("readable"))
+    loan.done = Hooked(loan.done, once, step == "done") if "done" in step else loan.done
+    message, opened = lending._message, lending.open_reply
+
+    def write(*rest: Any) -> bytes:
+        hook("before the message")()
+        return message(*rest)
+
+    def read(*rest: Any) -> Any:
+        found = opened(*rest)
+        hook("opened")()
+        return found
+
+    monkeypatch.setattr(lending, "_message", write)
+    monkeypatch.setattr(lending, "open_reply", read)
+    if step == "freed":
+        monkeypatch.setattr(lending, "len", lambda of: once() or len(of), raising=False)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("what", ["recalled", "asked again", "interrupted", "interrupted after a recall"])
+def test_between_any_two_steps(service: Handle, step: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop takes the worker back, a signal handler calls the service, or the thread is interrupted.
+
+    Each request is run once, has its own answer, and is counted; the worker lives.
+    """
+    lent(service)
+    service.stats()  # which takes it back, and accounts for all
+    loan = lent(service)
+    (pid,) = service.pids
+    driver, thread = service._inner.driver, service._thread
+    assert driver is not None
+    assert thread is not None
+    _, calls, _ = service.predict("before")
+    assert loan_of(service) is loan
+    counted = sum(driver.stats.outcomes.values()) + driver.stats.cancelled + len(loan.done)
+    asked: list[Any] = []
+
+    def act() -> None:
+        if what == "asked again":
+            asked.append(service.predict("again"))
+        if "recall" in what:
+            thread.ask(driver.recall, 5.0)
+        if "interrupted" in what:
+            raise KeyboardInterrupt
+
+    arm(loan, step, act, monkeypatch)
+    if "interrupted" in what:
+        with pytest.raises(KeyboardInterrupt):
+            service.predict("first")
+    else:
+        asked.append(service.predict("first"))
+    monkeypatch.undo()
+    _, after, same = service.predict("after")
+
+    ran = after - calls - 1
+    assert same == pid
+    assert sorted(number for _, number, _ in asked) == list(range(calls + 1, calls + 1 + len(asked)))
+    assert {item for item, _, _ in asked} <= {"first", "again"}
+    assert ran == len(asked) if "interrupted" not in what else ran <= 1
+    total = service.stats()
+    assert total.in_flight == 0
+    counted_now = sum(total.outcomes.values())
+    assert counted_now == counted + ran + 1
+
+
+def test_many_threads_that_come_and_go(service: Handle) -> None:
+    """Calls that overlap now and then all have their own answers."""
+    wrong: list[Any] = []
+
+    def caller(number: int) -> None:
+        for i in range(150):
+            time.sleep(0.0003 * ((number * 7 + i) % 5))
+            if service.predict((number, i))[0] != (number, i):
+                wrong.append((number, i))
+
+    threads = [threading.Thread(target=caller, args=(number,)) for number in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert not wrong
+    assert service.stats().in_flight == 0
+
+
+# -- the accounts
+
+
+class Side:
+    """A stage whose calls are all alone, decided step by step or accounted for afterwards."""
+
+    def __init__(self, policy: Policy, slo_s: float | None) -> None:
+        self.batcher = stage(policy=policy, runs_ahead=True, patience_s=3.0)
+        self.pipeline = Pipeline([self.batcher], slo_s=slo_s)
+        self.pipeline.worker_ready(0, 0)
+        self.stats = Stats("service", self.pipeline, [None], [isinstance(policy, OneByOne)], slo_s)
+
+    def step_by_step(self, began: float, ended: float, busy_s: float) -> None:
+        request = Request(b"x", began + 5.0, nbytes=1)
+        request.patient = True
+        self.pipeline.submit(began, [request])
+        (batch,) = self.pipeline.poll(began).run
+        self.stats.stages[0].started(batch)
+        self.pipeline.completed(ended, Reply(0, 0, batch.id, batch.ids, [b"y"], None, busy_s))
+        self.stats.stages[0].completed(0, busy_s, 0.001)
+        self.stats.answered(self.pipeline.poll(ended).answer, ended)
+
+    def afterwards(self, began: float, ended: float, busy_s: float) -> None:
+        call = LoneCall(Request(b"x", began + 5.0, nbytes=1), began)
+        call.ended, call.busy_s, call.waited_s = ended, busy_s, 0.001
+        lender: Any = Lending.__new__(Lending)
+        lender._pipeline, lender._driver, lender._pool = self.pipeline, self, self
+        self.roster = self
+
+        class Loan:
+            place, done = 0, [call]
+
+        lender._account_for(Loan)
+
+    def finished_batch(self) -> None:
+        """The roster's."""
+
+    def state(self) -> Any:
+        batcher, stats = self.batcher, self.stats
+        counts = [self.pipeline.admitted, self.pipeline.answered, self.pipeline.unanswered, batcher._batch_ids]
+        times = [getattr(batcher.times, name) for name in batcher.times.__slots__]
+        learned = times, flat(batcher.policy), batcher.running, batcher.idle
+        patience = [getattr(batcher.patience, name) for name in ("_batches", "_slowest_s", "_unit_s")]
+        of_stage = {
+            name: value for name, value in vars(stats.stages[0]).items() if type(value) in (int, dict, set, str)
+        }
+        durations = [
+            (each.counts, each.sum_s)
+            for each in (stats.latency, stats.stages[0].queue_time, stats.stages[0].compute_time)
+        ]
+        return counts, learned, patience, of_stage, durations, stats.outcomes, stats.within_slo, stats.last_ok_at
+
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "one by one": OneByOne,
+    "greedy": lambda: Greedy(8),
+    "greedy, one": lambda: Greedy(1),
+    "adaptive": lambda: Adaptive(8),
+}
+CALLS = st.lists(
+    st.tuples(*[st.sampled_from([1e-5, 1e-4, 1e-3, 0.009, 0.3])] * 3, st.sampled_from([1, 1, 1, 40])), max_size=12
+)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@examples(60)
+@given(calls=CALLS, slo_s=st.sampled_from([None, 0.005, 1.0]))
+def test_accounts_made_up_afterwards_are_the_same(policy: str, calls: list[Any], slo_s: float | None) -> None:
+    """Whatever calls took, and wherever the policy would have let them go, all counts and all that
+    was learned are those of calls that were decided step by step.
+    """
+    quick, slow = (Side(POLICIES[policy](), slo_s) for _ in range(2))
+    now = 100.0
+    for _ in range(12):  # lending begins after some, and knows why these went
+        for side in (quick, slow):
+            side.step_by_step(now, now + 0.002, 0.001)
+        now += 0.01
+    for pause_s, hop_s, busy_s, times in calls:
+        for _ in range(times):
+            now += pause_s
+            ended = now + hop_s + busy_s
+            if quick.batcher.lets_go(now, now + 5.0, quick.pipeline.slo_s):
+                quick.afterwards(now, ended, busy_s)
+            else:
+                quick.step_by_step(now, ended, busy_s)
+            slow.step_by_step(now, ended, busy_s)
+            now = ended
+        assert quick.state() == slow.state()
+
+
+class Raises(Greedy):
+    """A policy of the user's that raises when it is asked about lone requests, or told of them."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__(4)
+        self.at = at
+
+    def lets_go(self, slack_s: float) -> bool:
+        if self.at == "lets_go":
+            raise LookupError("the policy")
+        return True
+
+    def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
+        if self.at == "went_alone":
+            raise LookupError("the policy")
+
+
+@pytest.mark.parametrize("at", ["lets_go", "went_alone"])
+def test_a_policy_that_raises_fails_its_stage(at: str) -> None:
+    """Each call ends, and those that come later are told."""
+    until = time.monotonic() + PATIENCE_S
+    with carpool.Service(carpool.Stage(models.scale, max_batch_size=4, policy=Raises(at)), timeout_s=5.0).run() as s:
+        code = ""
+        while not code and time.monotonic() < until:
+            try:
+                s.predict(1.0)
+            except carpool.Unavailable as error:
+                code = error.code
+        assert code == "stage_failed"

@@ -1,0 +1,124 @@
+"""Frames of one item in one buffer are written and read the quick way: the same bytes and frames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.wire import frame as frames
+from carpool.wire.frame import Frame, FrameError, FrameKind, FrameReader, encode
+from carpool.wire.payload import LARGE
+from carpool.wire.single import open_reply
+from tests.effort import examples
+
+IDS = st.integers(0, 2**64 - 1)
+BYTES = st.integers(0, 255).map(lambda byte: bytes([byte]))
+PAYLOADS = st.one_of(
+    st.binary(max_size=40),
+    st.integers(-(2**63), 2**64 - 1),
+    st.floats(allow_nan=False),
+    st.text(max_size=9),
+    st.none(),
+    st.booleans(),
+    st.lists(st.binary(max_size=9), min_size=1, max_size=3),
+    st.sampled_from([b"x" * (LARGE - 1), b"x" * LARGE, bytearray(b"xy")]),
+)
+FRAMES = st.builds(
+    Frame,
+    kind=st.sampled_from(FrameKind),
+    batch=IDS,
+    ids=st.lists(IDS, min_size=1, max_size=1),
+    formats=BYTES,
+    accepts=st.one_of(BYTES, BYTES, st.just(b"")),
+    deadlines=st.lists(st.floats(allow_nan=False), max_size=2).map(tuple),
+    payloads=st.lists(PAYLOADS, min_size=1, max_size=1),
+    busy_s=st.floats(0, 10),
+    waited_s=st.floats(0, 10),
+)
+
+
+@contextmanager
+def the_long_way() -> Iterator[None]:
+    """Do without the quick ways."""
+    with (
+        patch.object(frames, "_encode_one", lambda frame, payload: None),
+        patch.object(FrameReader, "_open_one", lambda *_: None),
+    ):
+        yield
+
+
+def written(frame: Frame) -> bytes | None:
+    """A frame's bytes; None if it is refused."""
+    try:
+        return b"".join(encode(frame))
+    except FrameError:
+        return None
+
+
+def read(data: bytes, cuts: list[int]) -> Any:
+    """The frames in these bytes, which come in pieces, or what is said of them."""
+    reader, found, begin = FrameReader(), [], 0
+    for end in [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]:
+        while begin < end:
+            buffer = reader.get_buffer()
+            n = min(end - begin, len(buffer))
+            buffer[:n] = data[begin : begin + n]
+            begin += n
+            try:
+                found += reader.received(n)
+            except FrameError as error:
+                return str(error)
+    return [(frame, [type(part) for part in frame.payloads]) for frame in found], reader.idle
+
+
+@examples(300)
+@given(FRAMES)
+def test_one_item_is_written_as_ever(frame: Frame) -> None:
+    """The quick way writes the bytes of the long one, and refuses what that refuses."""
+    quick = written(frame)
+    with the_long_way():
+        assert quick == written(frame)
+
+
+@examples(300)
+@given(st.lists(FRAMES, min_size=1, max_size=3), st.lists(st.integers(0), max_size=4), st.data())
+def test_one_item_is_read_as_ever(several: list[Frame], cuts: list[int], data: st.DataObject) -> None:
+    """The quick way reads the frames of the long one, however they are cut and whatever is wrong."""
+    whole = bytearray(b"".join(filter(None, map(written, several))))
+    if whole and data.draw(st.booleans()):
+        whole[data.draw(st.integers(0, min(len(whole), 90) - 1))] ^= data.draw(st.integers(1, 255))
+    quick = read(bytes(whole), cuts)
+    with the_long_way():
+        assert repr(quick) == repr(read(bytes(whole), cuts))
+
+
+@examples(300)
+@given(FRAMES, IDS, st.data())
+def test_a_lone_caller_reads_what_a_reader_reads(frame: Frame, batch: int, data: st.DataObject) -> None:
+    """A reply is opened if it is the whole answer to the one request and no failure, and as a reader does."""
+    whole = bytearray(written(frame) or b"")
+    if whole and data.draw(st.booleans()):
+        whole[data.draw(st.integers(0, min(len(whole), 90) - 1))] ^= data.draw(st.integers(1, 255))
+    if data.draw(st.booleans()):
+        whole += b"cpl"
+    asked_batch = data.draw(st.sampled_from([batch, frame.batch]))
+    asked_id = data.draw(st.sampled_from([batch, frame.ids[0]]))
+    opened = open_reply(bytes(whole), asked_batch, asked_id)
+    seen = read(bytes(whole), [])
+    found = [] if type(seen) is str or not seen[1] else [one for one, _ in seen[0]]
+    if len(found) != 1 or len(found[0].ids) != 1:
+        assert opened is None
+        return
+    (one,) = found
+    if opened is not None:
+        assert (one.kind, one.batch, one.ids, one.formats) == (FrameKind.REPLY, asked_batch, [asked_id], b"\0")
+        assert [opened.payload] == one.payloads
+        assert (opened.busy_s, opened.waited_s) == (one.busy_s, one.waited_s)
+    elif (one.kind, one.batch, one.ids, one.formats) == (FrameKind.REPLY, asked_batch, [asked_id], b"\0"):
+        is_plain = type(one.payloads[0]) is bytes and 0 < len(one.payloads[0]) < LARGE - 100
+        assert not is_plain or not (0 <= one.busy_s < float("inf") and 0 <= one.waited_s < float("inf"))
