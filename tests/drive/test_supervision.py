@@ -242,7 +242,7 @@ def test_a_server_that_can_answer_nothing_ends(folder: Path, monkeypatch: pytest
         assert served.process.poll() is None
         kill_for_good(second, served.process.pid)
         assert served.wait() == 1
-    assert sum("has failed" in line for line in served.log) == 2
+    assert sum("has failed: 5 workers in a row died" in line for line in served.log) == 2
     assert "no service can answer any more" in served.log[-1]
 
 
