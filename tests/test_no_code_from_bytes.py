@@ -21,6 +21,7 @@ import pytest
 
 import carpool
 from carpool.http.app import App
+from tests.support import models
 from tests.support.http.front import get
 from tests.support.http.net import Client, predict, serving
 from tests.support.serving import Served, serve
@@ -235,35 +236,12 @@ def test_a_pickle_is_never_read_whatever_it_is_called(served: Served, tmp_path: 
     assert [line for line in served.log if "CODE FROM BYTES" in line] == []
 
 
-class Sings(Exception):
-    """An exception that makes a folder when it is unpickled."""
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return os.mkdir, self.args
-
-
-class Fails(carpool.Model):
-    """Raises once it has been asked for what is no example, and from then on."""
-
-    examples = ("an example",)
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.broken = False
-
-    def predict(self, x: str) -> str:
-        self.broken = self.broken or x not in self.examples
-        if self.broken:
-            raise Sings(self.path)
-        return x
-
-
 def test_http_never_reads_an_exception_of_the_model(tmp_path: Path) -> None:
     """An exception that comes from a worker as a pickle is opened by Python callers only: no
     answer, health check or log does.
     """
     canary = tmp_path / "canary"
-    stage = carpool.Stage(Fails, kwargs={"path": str(canary)})
+    stage = carpool.Stage(models.Sings, kwargs={"path": str(canary)})
     with serving(App(carpool.Service(stage, name="fails"), idle_check_s=0.0, debug=True)) as running:
         assert predict(running.port, "x").status == 500
         with Client(running.port) as client:

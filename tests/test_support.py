@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from tests.support.sources import ROOT
@@ -28,7 +29,7 @@ def is_test(module: str) -> bool:
     return module.rpartition(".")[2].startswith("test_")
 
 
-MODULES = {module_of(path): ast.parse(path.read_text()) for path in TESTS.rglob("*.py")}
+MODULES = {module_of(path): path for path in TESTS.rglob("*.py")}
 FOLDERS = {module_of(path) for path in TESTS.rglob("__init__.py")}
 FOLDERS_WITH_TESTS = {folder_of(module) for module in MODULES if is_test(module)}
 
@@ -38,9 +39,14 @@ def is_beside_tests(module: str) -> bool:
     return folder_of(module) in FOLDERS_WITH_TESTS and module not in FOLDERS
 
 
+@cache  # and not read when tests are collected, which each process does
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text())
+
+
 def imported_by(module: str) -> Iterator[str]:
     """The modules of the tests that a module imports, at its top or deeper."""
-    for node in ast.walk(MODULES[module]):
+    for node in ast.walk(tree_of(module)):
         match node:
             case ast.Import():
                 names = [alias.name for alias in node.names]

@@ -556,3 +556,26 @@ class NarrowAsync(carpool.Model):
         if len(xs) > 12:
             raise MemoryError
         return [[x, len(xs)] for x in xs]
+
+
+class Song(Exception):
+    """An exception that makes a folder when it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, self.args
+
+
+class Sings(carpool.Model):
+    """Raises a `Song` once it has been asked for what is no example, and from then on."""
+
+    examples = ("an example",)
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.broken = False
+
+    def predict(self, x: str) -> str:
+        self.broken = self.broken or x not in self.examples
+        if self.broken:
+            raise Song(self.path)
+        return x
