@@ -1,4 +1,4 @@
-"""The page at `/`, for people who look at a server for the first time: what is where, and how to ask."""
+"""The page at `/`, for people who look at a server for the first time: what is where."""
 
 from __future__ import annotations
 
