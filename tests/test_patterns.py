@@ -6,6 +6,7 @@ import ast
 import re
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from re import _constants as kinds  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
@@ -135,7 +136,8 @@ def _class(members: list[tuple[Any, Any]]) -> str:
 def ways(pattern: str, methods: tuple[str, ...]) -> Callable[[str], object]:
     """What is done with a pattern, one after the other."""
     compiled = re.compile(pattern, re.MULTILINE)
-    return lambda text: [getattr(compiled, method)(text) for method in methods]
+    calls = [partial(compiled.sub, "") if method == "sub" else getattr(compiled, method) for method in methods]
+    return lambda text: [call(text) for call in calls]
 
 
 @pytest.mark.parametrize("use", [use for use in ALL if use.pattern is not None], ids=str)

@@ -18,7 +18,7 @@ _ERRORS: dict[int, Any] = {
     503: carpool.Unavailable,
     504: carpool.DeadlineExceeded,
 }
-_PAGES = ("/livez", "/readyz", "/metrics", "/openapi.json")
+_PAGES = ("/", "/livez", "/readyz", "/metrics", "/openapi.json")
 
 
 class Front:
@@ -31,6 +31,7 @@ class Front:
     def __init__(self, app: App) -> None:
         self.app = app
         self.pids: list[int] = []
+        self._asked = 0
 
     async def start(self) -> None:
         """Start all services, as a lifespan does."""
@@ -45,10 +46,23 @@ class Front:
         headers = [(b"content-type", b"application/json"), (b"x-request-priority", b"%d" % priority)]
         if timeout_s is not None:
             headers.append((b"x-request-timeout-ms", b"%d" % max(1, int(1000 * timeout_s))))
+        self._asked += 1
+        if self._asked % 3 == 0:
+            return await self._predict_in_a_list(x, headers)
         status, body = await self._ask("POST", "/predict", headers, json.dumps(x).encode())
         if status == 200:
             return Sent(*json.loads(body))
         raise _ERRORS[status](body.decode())
+
+    async def _predict_in_a_list(self, x: Sent, headers: list[Any]) -> Sent:
+        """The same, with the item as the only one of a list."""
+        status, body = await self._ask("POST", "/predict/many", headers, json.dumps([x]).encode())
+        if status != 200:
+            raise _ERRORS[status](body.decode())
+        (entry,) = json.loads(body)
+        if type(entry) is dict:
+            raise _ERRORS[entry["error"]["status"]](json.dumps(entry))
+        return Sent(*entry)
 
     async def stream(
         self, xs: Any, *, max_in_flight: int | None = None, return_exceptions: bool = False

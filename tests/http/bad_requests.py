@@ -82,7 +82,7 @@ class _Canary:
 CANARY = pickle.dumps(_Canary())
 
 _NO_ADDRESSES = [
-    *("/", "/nowhere", "/predict/", "//predict", "/./predict", "/x/../predict", "/%2e%2e/predict", "/predict%00"),
+    *("/nowhere", "/predict/", "//predict", "/./predict", "/x/../predict", "/%2e%2e/predict", "/predict%00"),
     *("/%2fpredict", "/Predict", "/models", "/models/", "/models/scale", "/models//predict", "/predict;x", "/livez/"),
 ]
 _NO_TYPES = [
@@ -112,7 +112,7 @@ FRAMING = {
     "space in the address": bad(get("/li vez"), 400),
     # a server has to take an address with scheme and host as it takes the path alone (RFC 9112, 3.2.2)
     "absolute address": fair(get("http://evil/predict"), 405),
-    "absolute address without a path": fair(get("http://evil?x"), 404),
+    "absolute address without a path": fair(get("http://evil?x"), 200),
     "absolute address of another kind": bad(get("ftp://evil/predict"), 400),
     "absolute address without a host": bad(get("http:///predict"), 400),
     "absolute address with a name": bad(get("http://me@evil/livez"), 400),

@@ -53,7 +53,7 @@ class Fragile(App):
     """Has an address at which something is raised."""
 
     def _make_routes(self) -> Any:
-        return {**super()._make_routes(), b"/raise": {b"GET": (self._raise, None)}}
+        return {**super()._make_routes(), b"/raise": {b"GET": (self._raise, None, None)}}
 
     def _raise(self, exchange: Exchange) -> None:
         raise SystemExit("not today")

@@ -35,7 +35,7 @@ REQUESTS: dict[str, tuple[int, bytes]] = {
     "a bad time-out": (400, post(b"3.0", "/predict", ID, "X-Request-Timeout-Ms: soon")),
     "a bad priority": (400, post(b"3.0", "/predict", ID, "X-Request-Priority: 101")),
     "no such address": (404, post(b"3.0", "/predicted", ID)),
-    "the root": (404, get("/", ID)),
+    "the root": (200, get("/", ID)),
     "no such model": (404, post(b"3.0", "/models/nobody/predict", ID)),
     "GET of a model": (405, get("/predict", ID)),
     "POST to a probe": (405, post(b"", "/livez", ID)),

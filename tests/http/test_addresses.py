@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import carpool
 from carpool.http.app import App
 from tests.http.both_fronts import asked, behind
 from tests.support.http import models
@@ -32,6 +33,24 @@ def test_quoted_letters(port: int, path: str) -> None:
     assert asked(port, get("/live%7A"), "GET").status == 200
     assert asked(port, post(b"3.0", "/models%2Fscale/predict")).status == 404
     assert asked(port, post(b"3.0", "/models/sc%2561le/predict")).status == 404
+
+
+def test_the_first_page_says_what_is_where(port: int) -> None:
+    """`/` lists the models with their addresses, a command to begin with, and the other pages."""
+    answer = asked(port, get("/"), "GET")
+    assert (answer.status, answer.headers["content-type"]) == (200, "text/plain; charset=utf-8")
+    lines = answer.body.decode().splitlines()
+    assert lines[0] == f"carpool {carpool.__version__}"
+    assert lines[2:] == [
+        "scale: Scale",
+        "  POST /models/scale/predict",
+        "  POST /models/scale/predict/many  (a list of items)",
+        "  POST /predict",
+        "  POST /predict/many  (a list of items)",
+        "  curl --json 1.5 http://HOST:PORT/models/scale/predict",
+        "",
+        "GET /livez /metrics /openapi.json /readyz",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ class WatchedApp(App):
     def _make_routes(self) -> Any:
         self.seen = []
         return {
-            path: {method: (self._watched(route), endpoint) for method, (route, endpoint) in methods.items()}
+            path: {method: (self._watched(route), *model) for method, (route, *model) in methods.items()}
             for path, methods in super()._make_routes().items()
         }
 
@@ -126,7 +126,7 @@ async def test_heads_that_are_not_kept(name: str) -> None:
         ("http://other/predict", 200),
         ("HTTP://other:8000/predict?x=/", 200),
         ("https://[::1]/models/echo/predict", 200),
-        ("http://other", 404),
+        ("http://other", 405),
         ("http://other/nowhere", 404),
         ("http://a,b/predict", 400),
     ],

@@ -63,6 +63,7 @@ def test_every_address_is_there() -> None:
         "/predict/many",
         "/models/scale/predict/many",
         "/models/two%20steps/predict/many",
+        "/",
         "/livez",
         "/readyz",
         "/metrics",

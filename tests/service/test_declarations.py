@@ -71,6 +71,7 @@ class Decodes(carpool.Model):
         ({"max_batch_size": 8, "allowed_batch_sizes": [1, 4]}, r"the last .* \(4\) must be max_batch_size \(8\)"),
         ({"max_batch_size": 8, "allowed_batch_sizes": [8], "size": len}, "leave out one of them"),
         ({"policy": "best"}, "there is no policy 'best'; choose one of .*greedy, static"),
+        ({"policy": "static:10ms"}, "policy 'static:10ms' is how carpool simulate has it: .*max_queue_delay_s"),
         ({"max_batch_size": "8"}, "max_batch_size must be a whole number of at least 1, not '8'"),
         ({"max_batch_size": True}, "max_batch_size must be a whole number"),
         ({"workers": 2.0}, "workers must be a whole number"),

@@ -87,7 +87,12 @@ carpool.Stage(One)
 carpool.Stage(Many, max_batch_size=64, workers=2, kwargs={"factor": 3.0}, policy="static", run_in="thread")
 carpool.Stage(Many, policy=carpool.Static(max_queue_delay_s=0.1))
 carpool.Stage(Later, run_in="loop")
-service = carpool.Service(carpool.Stage(Hooked, max_batch_size=8), One, overload="latency")
+service = carpool.Service(
+    carpool.Stage(Hooked, max_batch_size=8),
+    One,
+    overload="latency",
+    routes={"/a": None, "/b": len, "/c": lambda body: [body]},
+)
 
 assert_type(carpool.batch(max_batch_size=64)(Many), ThreadBatch[list[float], float])
 assert_type(carpool.batch(max_batch_size=64)(Many(3.0)), ThreadBatch[list[float], float])

@@ -33,6 +33,7 @@ from carpool.http.endpoint import Endpoint
 from carpool.http.error_answers import ErrorAnswers
 from carpool.http.exchange import Ask, Exchange, Head, HttpResponse, ServedModel
 from carpool.http.many import ItemList, split
+from carpool.http.overview import overview
 from carpool.http_request import pack_head
 from carpool.logger import logger
 from carpool.observe.log import printable
@@ -315,6 +316,7 @@ class App:
                 (b"/readyz", self._readyz),
                 (b"/metrics", self._metrics),
                 (b"/openapi.json", self._openapi),
+                (b"/", self._overview),
             )
         }
         for endpoint in self.endpoints:
@@ -424,6 +426,10 @@ class App:
         accept = exchange.head.headers.get(b"accept", b"").decode("latin-1")
         body, content_type = prometheus.render(stats, monotonic(), accept)
         exchange.respond(HttpResponse(200, body, content_type.encode()))
+
+    def _overview(self, exchange: Exchange) -> None:
+        pages = sorted(path.decode() for path, methods in self._routes.items() if b"GET" in methods and path != b"/")
+        exchange.respond(HttpResponse(200, overview(self.endpoints, pages).encode(), _TEXT_TYPE))
 
     def _openapi(self, exchange: Exchange) -> None:
         if self._document is None:

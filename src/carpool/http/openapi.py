@@ -143,7 +143,7 @@ def _predict(
     timeout_status: int,
     max_body_bytes: int,
 ) -> dict[str, Any]:
-    examples = _examples(service) if address.adapter is None else []
+    examples = examples_of(service) if address.adapter is None else []
     summary, description = f"Ask {service.name}", "The model's answer."
     if address.is_list:
         summary, description = f"Ask {service.name} for each item of a list", "The answers, in the order of the list."
@@ -190,7 +190,7 @@ def _contents(types: list[str], item: Mapping[str, Any], examples: list[Any]) ->
     return contents
 
 
-def _examples(service: Service) -> list[Any]:
+def examples_of(service: Service) -> list[Any]:
     """Return the first few of the model's examples that JSON can express."""
     found = []
     for example in service.stages[0].traits.examples:
@@ -239,6 +239,12 @@ def _operations() -> dict[str, Any]:
     return {
         path: {"get": {"operationId": name, "summary": summary, "responses": responses}}
         for path, name, summary, responses in (
+            (
+                "/",
+                "overview",
+                "What is served here",
+                {"200": {"description": "Addresses, for people.", "content": plain}},
+            ),
             ("/livez", "livez", "Liveness", live),
             ("/readyz", "readyz", "Readiness", ready),
             ("/metrics", "metrics", "Metrics", metrics),

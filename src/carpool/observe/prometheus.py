@@ -163,7 +163,9 @@ def _policies(stages: _Stages, now: float) -> Iterator[Metric]:
         "carpool_policy_arrival_rate", "Learned arrivals per second, counted by size.", labels=_STAGE
     )
     size = GaugeMetricFamily(
-        "carpool_policy_expected_batch_size", "The batch size that the policy expects.", labels=_STAGE
+        "carpool_policy_expected_batch_size",
+        "The largest batch that the policy makes on purpose; as long as fewer requests wait, batches are smaller.",
+        labels=_STAGE,
     )
     for model, stage in stages:
         labels = (model, stage.name)

@@ -218,7 +218,8 @@ class Policy(ABC):
 
         These keys mean the same everywhere: `rule` (the word for what decided last), `hop_s`,
         `cost_s` (learned seconds of a batch, by size), `arrival_rate` (units per second) and
-        `expected_batch_size`. Others are the policy's own.
+        `expected_batch_size` (the largest batch that is made on purpose). Others are the policy's
+        own.
         """
         return {"policy": type(self).__name__.lower(), "max_batch_size": self.limit, "hop_s": self.hop_s}
 

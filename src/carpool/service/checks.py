@@ -179,6 +179,12 @@ def check_policy(policy: Policy | str | None) -> None:
     """Check a policy or the name of one. Raises ValueError or TypeError."""
     if isinstance(policy, str) and policy not in BY_NAME:
         known = ", ".join(sorted(BY_NAME))
+        name, has_settings, _ = policy.partition(":")
+        if has_settings and name in BY_NAME:
+            raise ValueError(
+                f"policy {policy!r} is how carpool simulate has it: here write policy={name!r} with max_queue_delay_s="
+                f" of its own, or carpool.{BY_NAME[name].__name__}(...) for its other settings"
+            )
         raise ValueError(f"there is no policy {policy!r}; choose one of {known}, or give a Policy object")
     if policy is not None and not isinstance(policy, str | Policy):
         raise TypeError(f"policy must be a name or a Policy object, not {policy!r}")
