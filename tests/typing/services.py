@@ -119,12 +119,14 @@ assert_type(rows_of("a"), Any)
 async def call() -> None:
     async with service.run_async() as s:
         await s.predict(b"1.0")
+        assert_type(s, carpool.AsyncHandle)
         number: float = await s.predict(b"1.0")  # what a service answers is `Any`: say what it is
         print(number)
 
 
 def in_threads() -> int:
     with service.run() as s:
+        assert_type(s, carpool.Handle)
         answer: int = s.predict(b"1.0")
         return answer
 
