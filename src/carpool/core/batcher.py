@@ -544,7 +544,7 @@ class Batcher:
     def _next_ahead(self, now: float, room: float) -> Batch | None:
         """Return a batch for a busy worker, if it may go already: see `core/ahead.py`."""
         queue, usual_s = self.queue, self.times.usual_s
-        lead_s = lead_allowed_s(queue, self.times, len(self.in_flight))
+        lead_s = lead_allowed_s(queue, self.times, len(self.in_flight), self._limit)
         if lead_s is None:
             return None
         before = next_to_end(now, self.in_flight.values(), self.ahead, usual_s, lead_s)

@@ -73,6 +73,11 @@ class _CallReports:
         self._link = link
         self._reported_at = 0.0
 
+    def begin(self, batch: int) -> None:
+        """Note that a batch has come: the stage has counted its first call from when it was sent."""
+        self.batch = batch
+        self._reported_at = monotonic()
+
     def __call__(self) -> None:
         now = monotonic()
         if self.batch and now - self._reported_at > _REPORT_EVERY_S:
@@ -120,7 +125,7 @@ async def serve(
         waited_s = max(0.0, link.heard_at - idle_since)
         if points.after_recv is not None:
             points.after_recv()
-        reports.batch = frame.batch
+        reports.begin(frame.batch)
         reply = await _answer(answerer, frame, retrier, same_process)
         reply.waited_s = waited_s
         if reply.causes:
