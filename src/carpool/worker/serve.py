@@ -74,7 +74,7 @@ class _CallReports:
         self._reported_at = 0.0
 
     def begin(self, batch: int) -> None:
-        """Note that a batch has come: the stage has counted its first call from when it was sent."""
+        """Note that a batch has come: its first call counts from when the stage has sent it."""
         self.batch = batch
         self._reported_at = monotonic()
 
