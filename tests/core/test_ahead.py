@@ -181,6 +181,37 @@ def test_the_worker_that_is_free_first_gets_it_and_one_that_is_late_does_not() -
     assert not [batch for at in range(40) for batch in runs(unsteady, now + at / 4 * U)]
 
 
+def test_where_much_waits_it_does_not_matter_who_is_free_first() -> None:
+    """With four full batches waiting for each of several workers, each has its next batch as soon as
+    a single worker would.
+    """
+    pipeline = pipeline_of(stage(1, runs_ahead=True), workers=2)
+    now = saturated(pipeline)
+    pipeline.submit(now, asks("ab" + "cdefghij"))
+    assert what(runs(pipeline, now)) == [(["a"], 0, False), (["b"], 1, False), (["c"], 0, True)]
+    assert runs(pipeline, now + 1 * U) == []  # seven are not eight
+    pipeline.submit(now + 2 * U, asks("k"))
+    assert what(runs(pipeline, now + 2 * U)) == [(["d"], 1, True)]
+
+
+@pytest.mark.parametrize(("took_s", "goes"), [((6 * U, 14 * U), True), ((U, 40 * U), False)])
+def test_where_much_waits_ends_need_be_foretold_but_roughly(took_s: tuple[float, float], goes: bool) -> None:
+    """Where much waits, a share of the cores that comes and goes is no reason to keep batches; calls
+    of quite different lengths are.
+    """
+    pipeline = pipeline_of(stage(1, runs_ahead=True), workers=2)
+    now = 0.0
+    for i in range(20):
+        now = saturated(pipeline, now, took_s[i % 2])
+    times = pipeline.batchers[0].times
+    assert times.deviation_s / times.usual_s > 0.25
+    pipeline.submit(now, asks(range(8)))
+    runs(pipeline, now)
+    assert not [batch for at in range(80) for batch in runs(pipeline, now + at / 4 * U)]
+    pipeline.submit(now, asks(range(8)))
+    assert bool([batch for at in range(80) for batch in runs(pipeline, now + at / 4 * U)]) is goes
+
+
 def test_a_lost_worker_has_not_looked_at_what_lay_ahead() -> None:
     """A batch that lay ahead of a lost worker goes back to its place in the queue: none of its
     requests is blamed, and one whose caller has gone meanwhile is not run.

@@ -21,7 +21,8 @@ from carpool.drive import lending
 from carpool.drive.aio import Driver
 from carpool.drive.lending import Lending, LoneCall
 from carpool.observe.stats import Stats
-from carpool.policy import Adaptive, Greedy, Policy
+from carpool.policy import Adaptive, Decision, Greedy, Policy
+from carpool.policy.base import NOTHING, QueueView
 from carpool.policy.one_by_one import OneByOne
 from carpool.request import Request
 from carpool.service.handle import Handle
@@ -326,6 +327,34 @@ def test_between_any_two_steps(service: Handle, step: str, what: str, monkeypatc
     assert counted_now == counted + ran + 1
 
 
+def test_a_call_that_ends_while_it_is_taken_over(service: Handle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread has the answer, the loop reads it once more, and it is counted once."""
+    calls_before = service.predict("count")[1]
+    before = service.stats().outcomes["ok"]
+    loan = lent(service)
+    driver, thread = service._inner.driver, service._thread
+    assert driver is not None
+    assert thread is not None
+    is_sent = lending._is_sent
+
+    def late(call: LoneCall) -> bool:
+        wait_until(lambda: call in loan.done)
+        return is_sent(call)
+
+    monkeypatch.setattr(lending, "_is_sent", late)
+    answers: list[Any] = []
+    caller = threading.Thread(target=lambda: answers.append(service.predict(0.005)))
+    caller.start()
+    wait_until(lambda: loan.slot)
+    thread.ask(driver.recall, 5.0)
+    caller.join()
+    (pid,) = service.pids
+    assert answers[0][0] == 0.005
+    assert service.predict("after")[2] == pid
+    calls = service.predict("count")[1]
+    assert service.stats().outcomes["ok"] - before == calls - calls_before
+
+
 def test_many_threads_that_come_and_go(service: Handle) -> None:
     """Calls that overlap now and then all have their own answers."""
     wrong: list[Any] = []
@@ -373,11 +402,7 @@ class Side:
         lender: Any = Lending.__new__(Lending)
         lender._pipeline, lender._driver, lender._pool = self.pipeline, self, self
         self.roster = self
-
-        class Loan:
-            place, done = 0, [call]
-
-        lender._account_for(Loan)
+        lender._account_for(0, [call])
 
     def finished_batch(self) -> None:
         """The roster's."""
@@ -464,3 +489,37 @@ def test_a_policy_that_raises_fails_its_stage(at: str) -> None:
             except carpool.Unavailable as error:
                 code = error.code
         assert code == "stage_failed"
+
+
+class HoldsBack(Greedy):
+    """Has let lone requests go, and now would keep them for company."""
+
+    holds = False
+
+    def lets_go(self, slack_s: float) -> bool:
+        return True
+
+    def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
+        """Nothing is learned."""
+
+    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+        return NOTHING if self.holds else super().decide(now, queue, free, busy)
+
+
+def test_what_has_gone_is_not_held_back() -> None:
+    """A policy may think otherwise by the time when a call is taken over: the worker has it already."""
+    with carpool.Service(carpool.Stage(models.Slow, max_batch_size=4, policy=HoldsBack(4))).run() as s:
+        loan = lent(s)
+        driver, thread = s._inner.driver, s._thread
+        assert driver is not None
+        assert thread is not None
+        answers: list[Any] = []
+        caller = threading.Thread(target=lambda: answers.append(s.predict(0.01)))
+        caller.start()
+        wait_until(lambda: loan.slot)
+        policy = driver.pipeline.batchers[0].policy
+        policy.holds = True  # type: ignore[attr-defined]
+        thread.ask(driver.recall, 5.0)
+        caller.join()
+        policy.holds = False  # type: ignore[attr-defined]
+        assert answers == s.pids

@@ -427,6 +427,15 @@ class Batcher:
             self.times.learn_deviation(took_s)
         self.times.learn(took_s)
 
+    def start_lone(self, now: float) -> Batch:
+        """Make a batch of the only request in the queue, which a worker has been handed already.
+
+        The policy has let it go before (`lets_go`). It is asked once more, as it keeps accounts of
+        what it decides, but it is too late to hold anything back.
+        """
+        decision = self.policy.decide(now, self.queue, len(self._idle), len(self.in_flight))
+        return self._start(now, 1, decision.reason if decision.take else "free")
+
     # -- what to do
 
     def next_batch(self, now: float, room: float, dropped: list[tuple[Request, str]]) -> Batch | None:
@@ -544,7 +553,7 @@ class Batcher:
     def _next_ahead(self, now: float, room: float) -> Batch | None:
         """Return a batch for a busy worker, if it may go already: see `core/ahead.py`."""
         queue, usual_s = self.queue, self.times.usual_s
-        lead_s = lead_allowed_s(queue, self.times, len(self.in_flight))
+        lead_s = lead_allowed_s(queue, self.times, len(self.in_flight), self._limit)
         if lead_s is None:
             return None
         before = next_to_end(now, self.in_flight.values(), self.ahead, usual_s, lead_s)

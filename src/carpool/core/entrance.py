@@ -117,6 +117,14 @@ class Entrance:
         first.enter(now, requests, soonest)
         return True
 
+    def admit_lone(self, now: float, request: Request) -> None:
+        """Admit a request that a worker has had since `now`: it is not refused any more."""
+        self.admitted += 1
+        request.id = self.admitted
+        request.admitted = request.arrived = now
+        request.due = min(request.due, request.deadline, now + self._slo_s)
+        self._first.enter(now, [request])
+
     def keep(self, now: float, requests: Sequence[Request]) -> None:
         """Let requests wait at the door that were not taken in before the policy raised."""
         for request in requests:

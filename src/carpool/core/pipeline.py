@@ -172,6 +172,15 @@ class Pipeline:
         self._endings.answered += 1
         self.batchers[0].went_alone(began, now, busy_s, ok)
 
+    def take_over(self, now: float, request: Request) -> Batch:
+        """Make a batch of a lone request that a worker has had since `now`, and return it.
+
+        `Batcher.lets_go` allowed it, and the worker is the one at `Batcher.lone_place`. It can only
+        be a pipeline of one stage.
+        """
+        self._entrance.admit_lone(now, request)
+        return self.batchers[0].start_lone(now)
+
     def close(self, error: CarpoolError) -> None:
         """Refuse new requests with `error` from now on; those inside go on.
 

@@ -358,11 +358,11 @@ class Driver:
             except BaseException as error:
                 self._fail(error)
 
-    def took_over(self, todo: Todo) -> None:
+    def took_over(self, batch: Batch) -> None:
         """Take note of a batch that its worker has had for a while."""
-        for batch in todo.run:
-            self.stats.stages[batch.stage].started(batch)
-        self._set_timer(todo.wake_at)
+        self.stats.stages[batch.stage].started(batch)
+        if not self._is_poll_due:
+            self._poll_soon()
 
     def snapshot(self) -> ServiceSnapshot:
         """Return what the service has done so far."""

@@ -33,7 +33,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 from typing import Final
@@ -299,8 +299,11 @@ class Lending:
     def settle(self) -> None:
         """Make up the accounts, and take the worker back if lone calls would now have to wait."""
         driver = self._driver
-        if driver.loan is not None:
-            self._account_for(driver.loan)
+        loan = driver.loan
+        if loan is not None:
+            done = loan.done[:]
+            del loan.done[: len(done)]
+            self._account_for(loan.place, done)
             if not self._would_go(driver.clock()):
                 driver.recall()
 
@@ -313,10 +316,11 @@ class Lending:
         self._in_a_row = 0
         loan.is_over = True
         call = loan.slot.setdefault(0, _RECALLED)
-        is_under_way = call is not _RECALLED and call not in loan.done and _is_sent(call)
+        done = loan.done[:]  # from here on the thread of a call that is not in it can add to the loan's, in vain
+        is_under_way = call is not _RECALLED and call not in done and _is_sent(call)
         unread = _take_turn(call) if is_under_way else b""
         try:
-            self._account_for(loan)
+            self._account_for(loan.place, done)
         finally:  # also where a policy raises
             try:
                 if is_under_way:
@@ -326,18 +330,10 @@ class Lending:
 
     def _take_over(self, call: LoneCall) -> None:
         """Have the pipeline know of a call that the worker has been sent."""
-        pipeline, driver = self._pipeline, self._driver
-        pipeline.submit(call.began, [call.request])
-        todo = pipeline.poll(call.began)
-        if not todo.run:
-            kind = type(self._batcher.policy).__name__
-            raise RuntimeError(f"policy {kind} let a lone request go and then held it back")
-        driver.took_over(todo)
+        self._driver.took_over(self._pipeline.take_over(call.began, call.request))
 
-    def _account_for(self, loan: Loan) -> None:
-        """Make up for all that was left out for the calls that are done, as of the time of each."""
-        calls = loan.done[:]
-        del loan.done[: len(calls)]
+    def _account_for(self, place: int, calls: Sequence[LoneCall]) -> None:
+        """Make up for all that was left out for calls that are done, as of the time of each."""
         pipeline, stats = self._pipeline, self._driver.stats
         stage = stats.stages[0]
         for call in calls:
@@ -345,7 +341,7 @@ class Lending:
             request.state = DONE
             request.admitted = call.began
             pipeline.went_alone(call.began, call.ended, call.busy_s, True)
-            stage.went_alone(loan.place, call.busy_s, call.waited_s)
+            stage.went_alone(place, call.busy_s, call.waited_s)
             stats.answered((request,), call.ended)
         if calls:
             self._pool.roster.finished_batch()

@@ -74,6 +74,11 @@ class _CallAnnouncer:
         self._link = link
         self._announced_at = 0.0
 
+    def begin(self, batch: int) -> None:
+        """Note that a batch has come: its first call counts from when the stage has sent it."""
+        self.batch = batch
+        self._reported_at = monotonic()
+
     def __call__(self) -> None:
         now = monotonic()
         if self.batch_id and now - self._announced_at > _REPORT_EVERY_S:
@@ -121,7 +126,11 @@ async def serve(
         waited_s = max(0.0, link.heard_at - idle_since)
         if points.after_recv is not None:
             points.after_recv()
+<<<<<<< HEAD
         announcer.batch_id = frame.batch_id
+=======
+        reports.begin(frame.batch)
+>>>>>>> w/lone
         reply = await _answer(answerer, frame, retrier, same_process)
         reply.waited_s = waited_s
         if reply.causes:
