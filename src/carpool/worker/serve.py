@@ -74,10 +74,10 @@ class _CallAnnouncer:
         self._link = link
         self._announced_at = 0.0
 
-    def begin(self, batch: int) -> None:
+    def begin(self, batch_id: int) -> None:
         """Note that a batch has come: its first call counts from when the stage has sent it."""
-        self.batch = batch
-        self._reported_at = monotonic()
+        self.batch_id = batch_id
+        self._announced_at = monotonic()
 
     def __call__(self) -> None:
         now = monotonic()
@@ -126,11 +126,7 @@ async def serve(
         waited_s = max(0.0, link.heard_at - idle_since)
         if points.after_recv is not None:
             points.after_recv()
-<<<<<<< HEAD
-        announcer.batch_id = frame.batch_id
-=======
-        reports.begin(frame.batch)
->>>>>>> w/lone
+        announcer.begin(frame.batch_id)
         reply = await _answer(answerer, frame, retrier, same_process)
         reply.waited_s = waited_s
         if reply.causes:
