@@ -355,6 +355,25 @@ def test_a_call_that_ends_while_it_is_taken_over(service: Handle, monkeypatch: p
     assert service.stats().outcomes["ok"] - before == calls - calls_before
 
 
+def test_a_thread_whose_answer_the_loop_has_read_is_woken(service: Handle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not wait for what is not in the socket any more."""
+    loan = lent(service)
+    loan._longest_ms = 1000.0 * PATIENCE_S
+    driver, thread = service._inner.driver, service._thread
+    assert driver is not None
+    assert thread is not None
+    before = driver.pipeline.answered + len(loan.done)
+
+    def act() -> None:
+        thread.ask(driver.recall, 5.0)
+        wait_until(lambda: driver.pipeline.answered == before + 1)
+
+    arm(loan, "sent", act, monkeypatch)
+    began = time.monotonic()
+    service.predict("first")
+    assert time.monotonic() - began < PATIENCE_S / 2
+
+
 def test_many_threads_that_come_and_go(service: Handle) -> None:
     """Calls that overlap now and then all have their own answers."""
     wrong: list[Any] = []

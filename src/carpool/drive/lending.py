@@ -99,6 +99,21 @@ class LoneCall:
         self.received: list[bytes] = []
 
 
+class _Bell:
+    """Wakes the thread that waits for a worker's answer with `poll`, once and for all."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC)
+
+    def ring(self) -> None:
+        """Wake it; whoever waits later is woken at once."""
+        os.eventfd_write(self.fd, 1)
+
+    def __del__(self) -> None:
+        if hasattr(self, "fd"):
+            os.close(self.fd)
+
+
 _RECALLED = LoneCall(Request(None, inf), 0.0)
 """What the slot of a loan holds that is over."""
 
@@ -109,6 +124,8 @@ class Loan:
     Args:
         worker: the worker.
         sock: its socket, which the loop does not watch meanwhile.
+        bell: rung where the loop takes a call over, as it may read the answer before the call's
+            thread looks.
         place: its place in the stage.
         batch: the id of the first batch that it is to get.
         id: the id of the first request.
@@ -120,6 +137,7 @@ class Loan:
 
     Attributes:
         worker: the worker.
+        bell: as given.
         place: its place in the stage.
         is_over: whether it has been taken back; it is set before the slot is looked at.
         slot: the call under way, with the key 0.
@@ -130,6 +148,7 @@ class Loan:
         self,
         worker: WorkerProcess,
         sock: socket.socket,
+        bell: _Bell,
         place: int,
         *,
         batch: int,
@@ -141,6 +160,7 @@ class Loan:
         clock: Clock = monotonic,
     ) -> None:
         self.worker = worker
+        self.bell = bell
         self.place = place
         self.is_over = False
         self.slot: dict[int, LoneCall] = {}
@@ -156,7 +176,8 @@ class Loan:
         self._send, self._receive = sock.send, sock.recv
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
-        self._readable = [(sock.fileno(), select.POLLIN)]  # what `poll` returns unless the worker is dead
+        self._poll.register(bell.fd, select.POLLIN)
+        self._readable = [(sock.fileno(), select.POLLIN)]  # if not, the loan is over or the worker dead
 
     def run(self, request: Request) -> int:
         """Have a request answered by the worker, if it is free, and report what has come of it.
@@ -185,7 +206,7 @@ class Loan:
         except BaseException:
             self._post(self._recall)
             raise
-        if len(self.done) >= _ACCOUNTS_AT_ONCE:
+        if not len(self.done) % _ACCOUNTS_AT_ONCE:
             self._post(self._settle)
         return ANSWERED
 
@@ -272,11 +293,18 @@ class Lending:
         place = batcher.lone_place
         if place is None or self._pipeline.closed is not None or not self._would_go(now):
             return
+        if not hasattr(os, "eventfd"):  # not on this system
+            return
+        try:
+            bell = _Bell()
+        except OSError:  # no descriptor is left
+            return
         lent = self._pool.lend(place, driver.recall)
         if lent is None:
             return
         driver.loan = Loan(
             *lent,
+            bell,
             place,
             batch=batcher.next_id,
             id=self._pipeline.admitted + 1,
@@ -324,6 +352,7 @@ class Lending:
         finally:  # also where a policy raises
             try:
                 if is_under_way:
+                    loan.bell.ring()
                     self._take_over(call)
             finally:
                 loan.worker.take_back(unread)
