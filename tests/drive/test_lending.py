@@ -19,7 +19,7 @@ from carpool.core.pipeline import Pipeline
 from carpool.core.reply import Reply
 from carpool.drive import lending
 from carpool.drive.aio import Driver
-from carpool.drive.lending import Lending, LoneCall
+from carpool.drive.lending import Lending, LentCall
 from carpool.observe.stats import Stats
 from carpool.policy import Adaptive, Decision, Greedy, Policy
 from carpool.policy.base import NOTHING, QueueView
@@ -218,12 +218,12 @@ class Hooked(list[Any]):
     extend: Any
 
 
-class Slot(dict[int, LoneCall]):
+class Slot(dict[int, LentCall]):
     """A slot that calls a function once a call has come into it."""
 
     hook: Callable[[], None]
 
-    def setdefault(self, key: int, call: LoneCall) -> LoneCall:  # type: ignore[override]
+    def setdefault(self, key: int, call: LentCall) -> LentCall:  # type: ignore[override]
         winner = super().setdefault(key, call)
         if winner is call and call is not lending._RECALLED:
             self.hook()
@@ -337,7 +337,7 @@ def test_a_call_that_ends_while_it_is_taken_over(service: Handle, monkeypatch: p
     assert thread is not None
     is_sent = lending._is_sent
 
-    def late(call: LoneCall) -> bool:
+    def late(call: LentCall) -> bool:
         wait_until(lambda: call in loan.done)
         return is_sent(call)
 
@@ -416,7 +416,7 @@ class Side:
         self.stats.answered(self.pipeline.poll(ended).answer, ended)
 
     def afterwards(self, began: float, ended: float, busy_s: float) -> None:
-        call = LoneCall(Request(b"x", began + 5.0, nbytes=1), began)
+        call = LentCall(Request(b"x", began + 5.0, nbytes=1), began)
         call.ended, call.busy_s, call.waited_s = ended, busy_s, 0.001
         lender: Any = Lending.__new__(Lending)
         lender._pipeline, lender._driver, lender._pool = self.pipeline, self, self

@@ -20,8 +20,8 @@ them gets:
 
 * `Loan.slot` has room for one call; whoever puts something in first has it, and the loop's recall
   fills it for good;
-* `LoneCall.outbox` has the message: who takes it out decides whether it is sent;
-* `LoneCall.turn` is the right to read the answer.
+* `LentCall.outbox` has the message: who takes it out decides whether it is sent;
+* `LentCall.turn` is the right to read the answer.
 
 Taking a token, sending or receiving with it and keeping the outcome is one call of C code
 (`list.extend`), which no signal handler interrupts.
@@ -72,7 +72,7 @@ Post = Callable[[Callable[[], object]], None]
 """Has something done on the loop, soon; may be called in any thread."""
 
 
-class LoneCall:
+class LentCall:
     """A call that a caller's thread makes with the worker that was lent.
 
     Attributes:
@@ -114,7 +114,7 @@ class _Bell:
             os.close(self.fd)
 
 
-_RECALLED = LoneCall(Request(None, inf), 0.0)
+_RECALLED = LentCall(Request(None, inf), 0.0)
 """What the slot of a loan holds that is over."""
 
 
@@ -163,8 +163,8 @@ class Loan:
         self.bell = bell
         self.place = place
         self.is_over = False
-        self.slot: dict[int, LoneCall] = {}
-        self.done: list[LoneCall] = []
+        self.slot: dict[int, LentCall] = {}
+        self.done: list[LentCall] = []
         self._batch = batch  # these two are changed by the thread whose call is in the slot
         self._id = id
         self._longest_ms = 1000.0 * longest_s
@@ -191,7 +191,7 @@ class Loan:
         Raises:
             BaseException: the thread was interrupted; the loop takes the call over.
         """
-        call = LoneCall(request, self._clock())
+        call = LentCall(request, self._clock())
         if request.deadline - call.began < _LEAST_TIME or request.nbytes >= LARGE:
             return NOT_RUN
         try:
@@ -210,7 +210,7 @@ class Loan:
             self._post(self._settle)
         return ANSWERED
 
-    def _has_sent(self, call: LoneCall) -> bool:
+    def _has_sent(self, call: LentCall) -> bool:
         """Send the request, unless the worker is being taken back or its socket takes nothing."""
         message = _message(call.request, self._batch, self._id)
         if self.is_over:
@@ -227,7 +227,7 @@ class Loan:
             self._post(partial(self.worker.kill, "it was killed as its socket took only a part of a message"))
         return True
 
-    def _is_answered(self, call: LoneCall) -> bool:
+    def _is_answered(self, call: LentCall) -> bool:
         """Wait for the answer; return False if the loop is to see to it, or does already."""
         if self._poll.poll(self._longest_ms) != self._readable or os.getpid() != self._process:
             return False
@@ -357,11 +357,11 @@ class Lending:
             finally:
                 loan.worker.take_back(unread)
 
-    def _take_over(self, call: LoneCall) -> None:
+    def _take_over(self, call: LentCall) -> None:
         """Have the pipeline know of a call that the worker has been sent."""
         self._driver.took_over(self._pipeline.take_over(call.began, call.request))
 
-    def _account_for(self, place: int, calls: Sequence[LoneCall]) -> None:
+    def _account_for(self, place: int, calls: Sequence[LentCall]) -> None:
         """Make up for all that was left out for calls that are done, as of the time of each."""
         pipeline, stats = self._pipeline, self._driver.stats
         stage = stats.stages[0]
@@ -376,7 +376,7 @@ class Lending:
             self._pool.roster.finished_batch()
 
 
-def _is_sent(call: LoneCall) -> bool:
+def _is_sent(call: LentCall) -> bool:
     """Report whether the worker gets a call of a loan that is over; if not, nobody will send it."""
     try:
         call.outbox.pop()
@@ -386,7 +386,7 @@ def _is_sent(call: LoneCall) -> bool:
     return False
 
 
-def _take_turn(call: LoneCall) -> bytes:
+def _take_turn(call: LentCall) -> bytes:
     """Have the loop read the answer of a call, and return what its thread has received before."""
     try:
         call.turn.pop()
