@@ -19,7 +19,7 @@ from carpool.core.pipeline import Pipeline
 from carpool.core.reply import Reply
 from carpool.drive import lending
 from carpool.drive.aio import Driver
-from carpool.drive.lending import Lending, LoneCall
+from carpool.drive.lending import Lending, LentCall
 from carpool.observe.stats import Stats
 from carpool.policy import Adaptive, Decision, Greedy, Policy
 from carpool.policy.base import NOTHING, QueueView
@@ -218,12 +218,12 @@ class Hooked(list[Any]):
     extend: Any
 
 
-class Slot(dict[int, LoneCall]):
+class Slot(dict[int, LentCall]):
     """A slot that calls a function once a call has come into it."""
 
     hook: Callable[[], None]
 
-    def setdefault(self, key: int, call: LoneCall) -> LoneCall:  # type: ignore[override]
+    def setdefault(self, key: int, call: LentCall) -> LentCall:  # type: ignore[override]
         winner = super().setdefault(key, call)
         if winner is call and call is not lending._RECALLED:
             self.hook()
@@ -337,7 +337,7 @@ def test_a_call_that_ends_while_it_is_taken_over(service: Handle, monkeypatch: p
     assert thread is not None
     is_sent = lending._is_sent
 
-    def late(call: LoneCall) -> bool:
+    def late(call: LentCall) -> bool:
         wait_until(lambda: call in loan.done)
         return is_sent(call)
 
@@ -353,6 +353,25 @@ def test_a_call_that_ends_while_it_is_taken_over(service: Handle, monkeypatch: p
     assert service.predict("after")[2] == pid
     calls = service.predict("count")[1]
     assert service.stats().outcomes["ok"] - before == calls - calls_before
+
+
+def test_a_thread_whose_answer_the_loop_has_read_is_woken(service: Handle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not wait for what is not in the socket any more."""
+    loan = lent(service)
+    loan._longest_ms = 1000.0 * PATIENCE_S
+    driver, thread = service._inner.driver, service._thread
+    assert driver is not None
+    assert thread is not None
+    before = driver.pipeline.answered + len(loan.done)
+
+    def act() -> None:
+        thread.ask(driver.recall, 5.0)
+        wait_until(lambda: driver.pipeline.answered == before + 1)
+
+    arm(loan, "sent", act, monkeypatch)
+    began = time.monotonic()
+    service.predict("first")
+    assert time.monotonic() - began < PATIENCE_S / 2
 
 
 def test_many_threads_that_come_and_go(service: Handle) -> None:
@@ -397,7 +416,7 @@ class Side:
         self.stats.answered(self.pipeline.poll(ended).answer, ended)
 
     def afterwards(self, began: float, ended: float, busy_s: float) -> None:
-        call = LoneCall(Request(b"x", began + 5.0, nbytes=1), began)
+        call = LentCall(Request(b"x", began + 5.0, nbytes=1), began)
         call.ended, call.busy_s, call.waited_s = ended, busy_s, 0.001
         lender: Any = Lending.__new__(Lending)
         lender._pipeline, lender._driver, lender._pool = self.pipeline, self, self

@@ -20,8 +20,8 @@ them gets:
 
 * `Loan.slot` has room for one call; whoever puts something in first has it, and the loop's recall
   fills it for good;
-* `LoneCall.outbox` has the message: who takes it out decides whether it is sent;
-* `LoneCall.turn` is the right to read the answer.
+* `LentCall.outbox` has the message: who takes it out decides whether it is sent;
+* `LentCall.turn` is the right to read the answer.
 
 Taking a token, sending or receiving with it and keeping the outcome is one call of C code
 (`list.extend`), which no signal handler interrupts.
@@ -72,7 +72,7 @@ Post = Callable[[Callable[[], object]], None]
 """Has something done on the loop, soon; may be called in any thread."""
 
 
-class LoneCall:
+class LentCall:
     """A call that a caller's thread makes with the worker that was lent.
 
     Attributes:
@@ -99,7 +99,22 @@ class LoneCall:
         self.received: list[bytes] = []
 
 
-_RECALLED = LoneCall(Request(None, inf), 0.0)
+class _Bell:
+    """Wakes the thread that waits for a worker's answer with `poll`, once and for all."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC)
+
+    def ring(self) -> None:
+        """Wake it; whoever waits later is woken at once."""
+        os.eventfd_write(self.fd, 1)
+
+    def __del__(self) -> None:
+        if hasattr(self, "fd"):
+            os.close(self.fd)
+
+
+_RECALLED = LentCall(Request(None, inf), 0.0)
 """What the slot of a loan holds that is over."""
 
 
@@ -109,6 +124,8 @@ class Loan:
     Args:
         worker: the worker.
         sock: its socket, which the loop does not watch meanwhile.
+        bell: rung where the loop takes a call over, as it may read the answer before the call's
+            thread looks.
         place: its place in the stage.
         batch: the id of the first batch that it is to get.
         id: the id of the first request.
@@ -120,6 +137,7 @@ class Loan:
 
     Attributes:
         worker: the worker.
+        bell: as given.
         place: its place in the stage.
         is_over: whether it has been taken back; it is set before the slot is looked at.
         slot: the call under way, with the key 0.
@@ -130,6 +148,7 @@ class Loan:
         self,
         worker: WorkerProcess,
         sock: socket.socket,
+        bell: _Bell,
         place: int,
         *,
         batch: int,
@@ -141,10 +160,11 @@ class Loan:
         clock: Clock = monotonic,
     ) -> None:
         self.worker = worker
+        self.bell = bell
         self.place = place
         self.is_over = False
-        self.slot: dict[int, LoneCall] = {}
-        self.done: list[LoneCall] = []
+        self.slot: dict[int, LentCall] = {}
+        self.done: list[LentCall] = []
         self._batch = batch  # these two are changed by the thread whose call is in the slot
         self._id = id
         self._longest_ms = 1000.0 * longest_s
@@ -156,7 +176,8 @@ class Loan:
         self._send, self._receive = sock.send, sock.recv
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
-        self._readable = [(sock.fileno(), select.POLLIN)]  # what `poll` returns unless the worker is dead
+        self._poll.register(bell.fd, select.POLLIN)
+        self._readable = [(sock.fileno(), select.POLLIN)]  # if not, the loan is over or the worker dead
 
     def run(self, request: Request) -> int:
         """Have a request answered by the worker, if it is free, and report what has come of it.
@@ -170,7 +191,7 @@ class Loan:
         Raises:
             BaseException: the thread was interrupted; the loop takes the call over.
         """
-        call = LoneCall(request, self._clock())
+        call = LentCall(request, self._clock())
         if request.deadline - call.began < _LEAST_TIME or request.nbytes >= LARGE:
             return NOT_RUN
         try:
@@ -185,11 +206,11 @@ class Loan:
         except BaseException:
             self._post(self._recall)
             raise
-        if len(self.done) >= _ACCOUNTS_AT_ONCE:
+        if not len(self.done) % _ACCOUNTS_AT_ONCE:
             self._post(self._settle)
         return ANSWERED
 
-    def _has_sent(self, call: LoneCall) -> bool:
+    def _has_sent(self, call: LentCall) -> bool:
         """Send the request, unless the worker is being taken back or its socket takes nothing."""
         message = _message(call.request, self._batch, self._id)
         if self.is_over:
@@ -206,7 +227,7 @@ class Loan:
             self._post(partial(self.worker.kill, "it was killed as its socket took only a part of a message"))
         return True
 
-    def _is_answered(self, call: LoneCall) -> bool:
+    def _is_answered(self, call: LentCall) -> bool:
         """Wait for the answer; return False if the loop is to see to it, or does already."""
         if self._poll.poll(self._longest_ms) != self._readable or os.getpid() != self._process:
             return False
@@ -272,11 +293,18 @@ class Lending:
         place = batcher.lone_place
         if place is None or self._pipeline.closed_because is not None or not self._would_go(now):
             return
+        if not hasattr(os, "eventfd"):  # not on this system
+            return
+        try:
+            bell = _Bell()
+        except OSError:  # no descriptor is left
+            return
         lent = self._pool.lend(place, driver.recall)
         if lent is None:
             return
         driver.loan = Loan(
             *lent,
+            bell,
             place,
             batch=batcher.next_id,
             id=self._pipeline.admitted + 1,
@@ -324,15 +352,16 @@ class Lending:
         finally:  # also where a policy raises
             try:
                 if is_under_way:
+                    loan.bell.ring()
                     self._take_over(call)
             finally:
                 loan.worker.take_back(unread)
 
-    def _take_over(self, call: LoneCall) -> None:
+    def _take_over(self, call: LentCall) -> None:
         """Have the pipeline know of a call that the worker has been sent."""
         self._driver.took_over(self._pipeline.take_over(call.began, call.request))
 
-    def _account_for(self, place: int, calls: Sequence[LoneCall]) -> None:
+    def _account_for(self, place: int, calls: Sequence[LentCall]) -> None:
         """Make up for all that was left out for calls that are done, as of the time of each."""
         pipeline, stats = self._pipeline, self._driver.stats
         stage = stats.stages[0]
@@ -347,7 +376,7 @@ class Lending:
             self._pool.roster.finished_batch()
 
 
-def _is_sent(call: LoneCall) -> bool:
+def _is_sent(call: LentCall) -> bool:
     """Report whether the worker gets a call of a loan that is over; if not, nobody will send it."""
     try:
         call.outbox.pop()
@@ -357,7 +386,7 @@ def _is_sent(call: LoneCall) -> bool:
     return False
 
 
-def _take_turn(call: LoneCall) -> bytes:
+def _take_turn(call: LentCall) -> bytes:
     """Have the loop read the answer of a call, and return what its thread has received before."""
     try:
         call.turn.pop()
