@@ -6,9 +6,11 @@ import functools
 import threading
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from math import inf
 from typing import Any, Generic, TypeVar, cast, overload
 
 from carpool.batch_function.batched import Bindable, Settings, invoker_of, live_functions
+from carpool.batch_function.on_loop import LoopLook
 from carpool.call import merge as merging
 from carpool.call.invoke import Invoker
 from carpool.call.lock import execution_lock
@@ -85,9 +87,15 @@ class ThreadBatch(Bindable, Generic[A, B]):
     """A function whose callers, threads, share its calls; made by `carpool.batch`."""
 
     def __init__(
-        self, function: Any, settings: Settings, invoker: Invoker, driver: LeaderFollower | None = None
+        self,
+        function: Any,
+        settings: Settings,
+        invoker: Invoker,
+        driver: LeaderFollower | None = None,
+        loop_look: LoopLook | None = None,
     ) -> None:
         super().__init__(function, settings)
+        self._loop_look = loop_look or LoopLook(self.__name__)
         self._invoker = invoker
         self._made_here = isinstance(function, type)  # the model was made and set up here, and is to be torn down
         self._closing = threading.RLock()
@@ -116,10 +124,16 @@ class ThreadBatch(Bindable, Generic[A, B]):
         if self._each_counts_as_one:
             lone = self._driver.call_alone(x, self._timeout_s, self._run)
             if lone is not None:
+                if lone.began >= self._loop_look.due:
+                    self._loop_look.look(lone.began)
                 if lone.error is not None:
                     raise lone.error
                 return cast(B, lone.result)
-        return self._answer(self._run_through(self._settings.pieces(x)))
+        waiter = self._run_through(self._settings.pieces(x))
+        joined = waiter.requests[0].admitted
+        if joined >= self._loop_look.due:
+            self._loop_look.look(joined)
+        return self._answer(waiter)
 
     def many(self, xs: Iterable[A]) -> list[B]:
         """Return the results for several items of one caller, in the order of the items.
@@ -131,10 +145,16 @@ class ThreadBatch(Bindable, Generic[A, B]):
             Exception: The error of the first item that failed; otherwise as in a call.
         """
         if not self._settings.merge:
+            pieces: list[list[Any]] | None = None
             waiter = self._run_through(list(xs))
+        else:
+            pieces = [self._settings.pieces(x) for x in xs]
+            waiter = self._run_through(list(chain.from_iterable(pieces)))
+        joined = waiter.requests[0].admitted if waiter.requests else -inf  # of no items: nobody has waited
+        if joined >= self._loop_look.due:
+            self._loop_look.look(joined)
+        if pieces is None:
             return [_result_of(request) for request in waiter.requests]
-        pieces = [self._settings.pieces(x) for x in xs]
-        waiter = self._run_through(list(chain.from_iterable(pieces)))
         return merging.joined_by_caller([_result_of(request) for request in waiter.requests], pieces)
 
     def submit(self, x: A, *, lead: bool = False) -> Ticket[B]:
@@ -188,7 +208,7 @@ class ThreadBatch(Bindable, Generic[A, B]):
         bound = functools.partial(self._function, instance)
         driver = self._of_instance(instance, self._new_driver)
         invoker = invoker_of(bound, self._settings, is_async=False, sibling=self._invoker)
-        method: ThreadBatch[A, B] = ThreadBatch(self._function, self._settings, invoker, driver)
+        method: ThreadBatch[A, B] = ThreadBatch(self._function, self._settings, invoker, driver, self._loop_look)
         self._bind(method, instance)
         return method
 
