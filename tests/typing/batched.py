@@ -1,7 +1,7 @@
 """What type checkers must see: a batch function of lists is a function of items. Checked by `test_typing.py`."""
 
 import threading
-from typing import assert_type
+from typing import Any, assert_type
 
 import numpy as np
 
@@ -92,3 +92,8 @@ async def main() -> None:
     assert_type(await normalise_soon([1.0]), list[float])
     assert_type(await Translator().look_up("a"), int)
     assert_type(await padded_soon(np.ones((1, 2))), list[float])
+
+
+assert_type(length.stats().mean_latency_s, float)
+assert_type(fetch.stats().batch_sizes, dict[int, int])
+assert_type(fetch.explain(), dict[str, Any])

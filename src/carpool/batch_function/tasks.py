@@ -17,6 +17,7 @@ from carpool.batch_function.batched import Bindable, Settings, invoker_of, live_
 from carpool.call import merge as merging
 from carpool.call.invoke import Invoker
 from carpool.call.retry import Trouble
+from carpool.clock import monotonic
 from carpool.core.pipeline import Pipeline
 from carpool.drive.aio import Driver
 from carpool.drive.failures import BatchOutcome, shared_out
@@ -24,7 +25,8 @@ from carpool.drive.task_pool import AwaitedRequest, InnerRequest, Run, TaskPool,
 from carpool.errors import Unavailable
 from carpool.foreign import as_model_error
 from carpool.logger import logger
-from carpool.observe.stats import NoStats
+from carpool.observe.function_stats import FunctionSnapshot, FunctionStats, snapshot, together
+from carpool.observe.stats import explained
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -50,15 +52,17 @@ class _Drivers:
             running now; None if the last loop had none.
         closed: Why there are to be no more calls; None while there may be.
         ends: For each loop, the task that closes its driver.
+        gone: What was done on loops that are closed.
     """
 
-    __slots__ = ("by_loop", "closed", "ends", "latest")
+    __slots__ = ("by_loop", "closed", "ends", "gone", "latest")
 
     def __init__(self) -> None:
         self.closed: Unavailable | None = None
         self.by_loop: dict[asyncio.AbstractEventLoop, Driver] = {}
         self.ends: dict[asyncio.AbstractEventLoop, SharedWork] = {}
         self.latest: Driver | None = None
+        self.gone: list[FunctionSnapshot] = []
 
     def now(self) -> list[Driver]:
         """Return the drivers that there are at this moment."""
@@ -70,13 +74,16 @@ class _Drivers:
         for loop in list(self.by_loop):
             if loop.is_closed():
                 gone = self.by_loop.pop(loop, None)  # another thread may have been faster
-                lost += 0 if gone is None else gone.pipeline.unanswered
+                if gone is not None:
+                    lost += gone.pipeline.unanswered
+                    self.gone = [together("", [*self.gone, _snapshot(gone)])]
         return lost
 
     def clear(self) -> None:
         """Forget all drivers."""
         self.by_loop.clear()
         self.ends.clear()
+        self.gone = []
         self.latest = None
 
 
@@ -164,6 +171,17 @@ class AsyncBatch(Bindable, Generic[A, B]):
         except asyncio.CancelledError:
             driver.cancel(request)
             raise
+
+    def stats(self) -> FunctionSnapshot:
+        """Return what the function has done so far, on all event loops; of a method, for its instance."""
+        drivers = self._drivers
+        return together(self.__name__, [*drivers.gone, *[_snapshot(driver) for driver in drivers.now()]])
+
+    def explain(self) -> dict[str, Any]:
+        """Return why the policy decides as it does on the event loop that called the function last."""
+        driver = self._drivers.latest
+        policy = self._settings.new_policy() if driver is None else driver.pipeline.batchers[0].policy
+        return explained(policy, monotonic())
 
     async def _run_all(self, items: list[Any]) -> list[Any]:
         """Submit items and wait for all results. Raises the error of the first item that failed."""
@@ -260,7 +278,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
         if lost:
             logger.warning("%d calls of %s were never answered: their event loop is closed", lost, self.__name__)
         pipeline = Pipeline([self._settings.new_batcher(self.__name__)], slo_s=self._settings.slo_s)
-        driver = Driver(pipeline, NoStats(self.__name__, pipeline))
+        driver = Driver(pipeline, FunctionStats(self.__name__, pipeline))
         pool = TaskPool(driver, self._run_batch, self._settings.max_in_flight_batches)
         driver.executors = [pool]
         pool.start()
@@ -341,6 +359,11 @@ class AsyncBatch(Bindable, Generic[A, B]):
             if me.cancelling() or asyncio.current_task(loop) is not me:
                 raise
             raise as_model_error(error, f"teardown of {self.__name__}") from error
+
+
+def _snapshot(driver: Driver) -> FunctionSnapshot:
+    assert isinstance(driver.stats, FunctionStats)
+    return snapshot(driver.stats.name, driver.pipeline, driver.stats.counts)
 
 
 async def _failure_of(work: Callable[[], Awaitable[None]]) -> BaseException | None:

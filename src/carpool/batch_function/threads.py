@@ -19,6 +19,7 @@ from carpool.drive.failures import BatchOutcome, shared_out
 from carpool.drive.threads import LeaderFollower
 from carpool.drive.wakeups import ThreadWaiter
 from carpool.errors import DeadlineExceeded, Unavailable
+from carpool.observe.function_stats import FunctionSnapshot
 from carpool.request import Request
 from carpool.service.settings import flag, optional_seconds
 
@@ -181,6 +182,19 @@ class ThreadBatch(Bindable, Generic[A, B]):
         if lead:
             driver.lead(waiter, self._run)
         return Ticket(self, waiter)
+
+    def stats(self) -> FunctionSnapshot:
+        """Return what the function has done so far; of a method, for its instance."""
+        return self._driver.snapshot()
+
+    def explain(self) -> dict[str, Any]:
+        """Return why the policy decides as it does.
+
+        Raises:
+            RuntimeError: A signal handler or a `__del__` called this in a thread that was inside
+                the line.
+        """
+        return self._driver.explain()
 
     def close(self) -> None:
         """Refuse new callers, run the items in the line (those of tickets, too), and wait for them.
