@@ -97,3 +97,5 @@ async def main() -> None:
 assert_type(length.stats().mean_latency_s, float)
 assert_type(fetch.stats().batch_sizes, dict[int, int])
 assert_type(fetch.explain(), dict[str, Any])
+assert_type(length("a", priority=1), int)
+assert_type(length.many(["a"], priority=1), list[int])

@@ -41,6 +41,7 @@ from carpool.service.settings import (
     optional_delay,
     optional_finite_seconds,
     optional_seconds,
+    valid_priority,
 )
 from carpool.service.weigh import units
 
@@ -163,22 +164,24 @@ class Settings:
             return self._halves(x, n)
         return [chunks.cut(x, i, min(i + step, n)) for i in range(0, n, step)]
 
-    def sizes_and_lanes(self, items: Sequence[Any]) -> tuple[list[int] | None, list[Lane] | None]:
+    def sizes_and_lanes(self, items: Sequence[Any], priority: int = 0) -> tuple[list[int] | None, list[Lane] | None]:
         """Return how much of a batch each item takes up, and the lane in which it waits.
 
-        The sizes are None if each item counts as one, the lanes if any items may share a batch.
-        (Chunks of different dtypes, columns and the like may not.)
+        The sizes are None if each item counts as one, the lanes if any items may share a batch and
+        none has a priority. (Chunks of different dtypes, columns and the like may not share one.)
 
         Raises:
+            ValueError: The priority is not a whole number from -100 to 100.
             ModelError: The size function did not return a whole number from 0 on.
             Exception: What the size function raises, and what `pieces` raises.
         """
+        plain = [Lane(valid_priority(priority), None, 0)] * len(items) if priority else None
         if self.size is None and not self.merge:
-            return None, None
+            return None, plain
         sizes = [self.weigh(item) for item in items]
         if not self.merge or callable(self.merge):
-            return sizes, None
-        return sizes, [Lane(0, self._merger.likeness(item), 0) for item in items]
+            return sizes, plain
+        return sizes, [Lane(priority, self._merger.likeness(item), 0) for item in items]
 
     def weigh(self, item: Any) -> int:
         """Return how much of a batch an item takes up. Raises what `sizes_and_lanes` raises."""

@@ -116,28 +116,31 @@ class AsyncBatch(Bindable, Generic[A, B]):
         if drivers is None:
             live_functions.add(self)
 
-    async def many(self, xs: Iterable[A]) -> list[B]:
+    async def many(self, xs: Iterable[A], *, priority: int = 0) -> list[B]:
         """Return the results for several items of one caller, in the order of the items.
 
         Args:
             xs: The items, or chunks of rows with `merge`.
+            priority: That of all of them, as in a call.
 
         Raises:
             Exception: The error of the first item that failed; otherwise as in a call.
         """
         if not self._merging:
-            return cast("list[B]", await self._run_all(list(xs)))
+            return cast("list[B]", await self._run_all(list(xs), priority))
         pieces = [self._settings.pieces(x) for x in xs]
-        results = await self._run_all(list(chain.from_iterable(pieces)))
+        results = await self._run_all(list(chain.from_iterable(pieces)), priority)
         return merging.joined_by_caller(results, pieces)
 
-    async def __call__(self, x: A) -> B:
+    async def __call__(self, x: A, *, priority: int = 0) -> B:
         """Return the function's result for one item.
 
         Fast path of `many([x])`: the same outcome, see tests/batch_function/test_fast_paths.py.
 
         Args:
             x: The item, or a chunk of rows with `merge`.
+            priority: From -100 to 100. Larger goes first; an item that is passed over rises by a level
+                a second.
 
         Raises:
             DeadlineExceeded: `timeout_s` passed before the item's batch was done.
@@ -146,8 +149,8 @@ class AsyncBatch(Bindable, Generic[A, B]):
             RuntimeError: This is a call from inside the function itself.
             Exception: What the function raised. Each caller of a batch that raised gets it.
         """
-        if self._merging:
-            return (await self.many([x]))[0]
+        if self._merging or priority:
+            return (await self.many([x], priority=priority))[0]
         driver = self._drivers.latest
         # Fast path of `_driver`. Most calls come from the loop of the last one, so what has to be
         # known is whether that loop is running in this thread, now. Only the loop's own private
@@ -183,7 +186,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
         policy = self._settings.new_policy() if driver is None else driver.pipeline.batchers[0].policy
         return explained(policy, monotonic())
 
-    async def _run_all(self, items: list[Any]) -> list[Any]:
+    async def _run_all(self, items: list[Any], priority: int) -> list[Any]:
         """Submit items and wait for all results. Raises the error of the first item that failed."""
         driver = self._driver()
         around = _drivers_around()
@@ -191,7 +194,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
             raise self._reentry_error()
         deadline = inf if self._timeout_s is None else driver.clock() + self._timeout_s
         requests = [AwaitedRequest(x, deadline) if around is None else InnerRequest(x, deadline, around) for x in items]
-        sizes, lanes = self._settings.sizes_and_lanes(items)
+        sizes, lanes = self._settings.sizes_and_lanes(items, priority)
         for i, request in enumerate(requests):
             request.patient = True
             request.future = driver.loop.create_future()

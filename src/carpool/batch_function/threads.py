@@ -106,11 +106,13 @@ class ThreadBatch(Bindable, Generic[A, B]):
         if driver is None:
             live_functions.add(self)
 
-    def __call__(self, x: A) -> B:
+    def __call__(self, x: A, *, priority: int = 0) -> B:
         """Return the function's result for one item.
 
         Args:
             x: The item, or a chunk of rows with `merge`.
+            priority: From -100 to 100. Larger goes first; an item that is passed over rises by a level
+                a second.
 
         Raises:
             DeadlineExceeded: `timeout_s` passed before the item's batch began to run in this
@@ -122,7 +124,7 @@ class ThreadBatch(Bindable, Generic[A, B]):
         """
         # Fast path of `_run_through` where the line is empty: the same outcome, see
         # tests/batch_function/test_alone.py.
-        if self._each_counts_as_one:
+        if self._each_counts_as_one and not priority:
             lone = self._driver.call_alone(x, self._timeout_s, self._run)
             if lone is not None:
                 if lone.began >= self._loop_look.due:
@@ -130,27 +132,28 @@ class ThreadBatch(Bindable, Generic[A, B]):
                 if lone.error is not None:
                     raise lone.error
                 return cast(B, lone.result)
-        waiter = self._run_through(self._settings.pieces(x))
+        waiter = self._run_through(self._settings.pieces(x), priority)
         joined = waiter.requests[0].admitted
         if joined >= self._loop_look.due:
             self._loop_look.look(joined)
         return self._answer(waiter)
 
-    def many(self, xs: Iterable[A]) -> list[B]:
+    def many(self, xs: Iterable[A], *, priority: int = 0) -> list[B]:
         """Return the results for several items of one caller, in the order of the items.
 
         Args:
             xs: The items, or chunks of rows with `merge`.
+            priority: That of all of them, as in a call.
 
         Raises:
             Exception: The error of the first item that failed; otherwise as in a call.
         """
         if not self._settings.merge:
             pieces: list[list[Any]] | None = None
-            waiter = self._run_through(list(xs))
+            waiter = self._run_through(list(xs), priority)
         else:
             pieces = [self._settings.pieces(x) for x in xs]
-            waiter = self._run_through(list(chain.from_iterable(pieces)))
+            waiter = self._run_through(list(chain.from_iterable(pieces)), priority)
         joined = waiter.requests[0].admitted if waiter.requests else -inf  # of no items: nobody has waited
         if joined >= self._loop_look.due:
             self._loop_look.look(joined)
@@ -158,7 +161,7 @@ class ThreadBatch(Bindable, Generic[A, B]):
             return [_result_of(request) for request in waiter.requests]
         return merging.joined_by_caller([_result_of(request) for request in waiter.requests], pieces)
 
-    def submit(self, x: A, *, lead: bool = False) -> Ticket[B]:
+    def submit(self, x: A, *, lead: bool = False, priority: int = 0) -> Ticket[B]:
         """Put an item into the line without waiting for its result, and return its ticket.
 
         Args:
@@ -167,6 +170,7 @@ class ThreadBatch(Bindable, Generic[A, B]):
                 other thread runs one. Then the ticket is done, and its `result` raises what the
                 function raised. If another thread does, or the policy holds the batch back for more
                 items, the ticket is like any other.
+            priority: As in a call.
 
         Raises:
             DeadlineExceeded: With `lead`, the execution lock could not be had within `timeout_s`.
@@ -177,7 +181,7 @@ class ThreadBatch(Bindable, Generic[A, B]):
         flag("lead", lead)
         driver = self._driver
         pieces = self._settings.pieces(x)
-        sizes, lanes = self._settings.sizes_and_lanes(pieces)
+        sizes, lanes = self._settings.sizes_and_lanes(pieces, priority)
         waiter = driver.join(pieces, sizes, self._timeout_s, lanes)
         if lead:
             driver.lead(waiter, self._run)
@@ -245,10 +249,10 @@ class ThreadBatch(Bindable, Generic[A, B]):
         for driver in (self._driver, *of_methods):
             driver.start_anew(self._settings.new_batcher(self.__name__))
 
-    def _run_through(self, items: Sequence[Any]) -> ThreadWaiter:
+    def _run_through(self, items: Sequence[Any], priority: int) -> ThreadWaiter:
         """Put items into the line and wait until all have been answered."""
         driver = self._driver
-        sizes, lanes = self._settings.sizes_and_lanes(items)
+        sizes, lanes = self._settings.sizes_and_lanes(items, priority)
         waiter = driver.join(items, sizes, self._settings.timeout_s, lanes)
         driver.wait(waiter, self._run)
         return waiter
