@@ -205,6 +205,103 @@ def test_from_a_process_it_has_attributes_and_the_worker_s_traceback() -> None:
     assert note.endswith("Plain: text")
 
 
+@pytest.mark.parametrize("run_in", ["process", "thread", "loop"])
+def test_the_text_begins_with_the_name_of_the_class(run_in: Any) -> None:
+    """The text of a `ModelError` is the last line of the model's traceback: name of the class and
+    text, or the name alone.
+    """
+    with Service(stage(run_in)).run() as service:
+        for name, text in {"KeyError": "KeyError: 'x'", "GeneratorExit": "GeneratorExit", "local": "Local: x"}.items():
+            error = failed(lambda name=name: service.predict(name))  # type: ignore[misc]
+            assert (str(error), error.type_name) == (text, text.partition(":")[0])
+
+
+PRINTED = ["KeyError", "two arguments", "local", "StopIteration"]
+
+
+def times_shown(error: BaseException) -> int:
+    """How often the line of the model's code is in what is printed for an uncaught exception."""
+    return "".join(traceback.format_exception(error)).count("raise RAISED[name]()")
+
+
+@pytest.mark.parametrize("run_in", ["process", "thread"])
+@pytest.mark.parametrize("name", PRINTED)
+def test_the_user_s_line_is_shown_once(run_in: Any, name: str) -> None:
+    """What prints a `ModelError` shows the user's line, once: by the cause, or by a note where there
+    is no cause; also a second time, and after the cause was asked for.
+    """
+    with Service(stage(run_in)).run() as service:
+        one = failed(lambda: service.predict(name))
+        (other,) = service.stream([name], return_exceptions=True)
+    for error in (one, other):
+        assert times_shown(error) == 1
+        error.__cause__  # noqa: B018
+        assert times_shown(error) == 1
+
+
+def test_a_cause_that_takes_no_note_leaves_it_to_the_error() -> None:
+    """Where the cause takes no note, the error itself has it."""
+    with Service(stage("process")).run() as service:
+        error = failed(lambda: service.predict("no notes"))
+    assert type(error.__cause__) is NoNotes
+    assert error.__notes__[0].startswith("In the worker:\nNoNotes")
+
+
+@pytest.mark.parametrize("name", PRINTED[:-1])
+@on_a_loop
+async def test_the_user_s_line_is_shown_once_to_tasks(name: str) -> None:
+    """The same in tasks, whose loop does not open the cause: the note is the error's own."""
+    async with Service(stage("process")).run_async() as service:
+        with pytest.raises(ModelError) as caught:
+            await service.predict(name)
+    (note,) = caught.value.__notes__
+    assert note.startswith("In the worker:\nTraceback (most recent call last)")
+    assert times_shown(caught.value) == 1
+    assert times_shown(caught.value) == 1
+
+
+def test_an_uncaught_error_shows_the_user_s_line(tmp_path: Path) -> None:
+    """A program that ends by a `ModelError` shows the user's line once, of threads and of tasks, with
+    a cause and without.
+    """
+    (tmp_path / "program.py").write_text(
+        textwrap.dedent(
+            """
+            import asyncio
+            import sys
+            import carpool
+
+            def divides(x):
+                return 1 / x
+
+            def fails(x):
+                class Local(Exception): pass
+                raise Local(1 / 1)
+
+            async def main(service):
+                async with service.run_async() as s:
+                    await s.predict(0.0)
+
+            if __name__ == "__main__":
+                service = carpool.Service(carpool.Stage(fails if sys.argv[1] == "local" else divides))
+                if sys.argv[2] == "tasks":
+                    asyncio.run(main(service))
+                with service.run() as s:
+                    s.predict(0.0)
+            """
+        )
+    )
+    for what, line, text in (
+        ("division", "return 1 / x", "ZeroDivisionError: float division by zero"),
+        ("local", "raise Local(1 / 1)", "Local: 1.0"),
+    ):
+        for way in ("threads", "tasks"):
+            command = [sys.executable, "program.py", what, way]
+            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+            assert f"carpool.errors.ModelError: {text}\n" in done.stderr
+            assert done.stderr.count(line) == 1, (what, way, done.stderr)
+
+
 @pytest.mark.parametrize("run_in", ["thread", "loop"])
 def test_inside_the_process_it_is_the_object_itself(run_in: Any) -> None:
     """From a worker inside the process the cause is the object itself, which callers of one batch
@@ -434,7 +531,7 @@ def test_nothing_is_imported_for_a_cause(tmp_path: Path) -> None:
     assert "AssertionError" not in done.stderr
     shown = done.stderr.partition("\nThe above exception was the direct cause of the following exception:\n")
     assert "In the worker:" in shown[0]  # the interpreter prints an uncaught one with its cause
-    assert "carpool.errors.ModelError: 2" in shown[2]
+    assert "carpool.errors.ModelError: InMain: 2" in shown[2]
 
 
 def test_a_cause_is_opened_when_it_is_asked_for() -> None:

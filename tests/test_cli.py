@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,14 +17,17 @@ import pytest
 import carpool
 from carpool import cli
 from carpool.http import App
+from carpool.observe.log import JsonLines, TextLines
 from tests.effort import slow_where
 from tests.support import models
 from tests.support.serving import serve
+from tests.support.sources import ROOT
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "carpool", *arguments]
-    env = {**os.environ, "PYTHONPATH": os.getcwd(), "COLUMNS": "100", "NO_COLOR": "1"}
+    path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": path, "COLUMNS": "100", "NO_COLOR": "1"}
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env, cwd=cwd)
 
 
@@ -30,8 +36,40 @@ def test_help_teaches() -> None:
     done = run("--help")
 
     assert done.returncode == 0
-    assert "serve" in done.stdout
     assert "carpool demo" in done.stdout
+    for command, line in (("demo", "Serve handwritten"), ("serve", "Serve one or"), ("simulate", "Compare batching")):
+        assert re.search(rf"{command} +{line}", done.stdout)
+
+
+def test_help_names_nothing_that_is_not_installed(tmp_path: Path) -> None:
+    """Where scikit-learn is not installed no help says to start with the demo, and no help names a
+    module of the repository.
+    """
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util\n"
+        "find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *more: None if name == 'sklearn' else find(name, *more)\n"
+    )
+    folders = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    for arguments in (["--help"], ["serve", "--help"], ["demo", "--help"], ["simulate", "--help"]):
+        command = [sys.executable, "-m", "carpool", *arguments]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=True, env={**os.environ, "PYTHONPATH": folders}
+        )
+        assert "Usage: carpool" in done.stdout
+        assert "Start with" not in done.stdout
+        assert "examples." not in done.stdout
+
+
+def test_extras_in_texts_exist() -> None:
+    """Every `carpool[extra]` that a text of the package names can be installed, and `simulate` has
+    the short name `sim`.
+    """
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for path in (ROOT / "src").rglob("*.py"):
+        for named in re.findall(r"carpool\[([\w,]+)\]", path.read_text()):
+            assert set(named.split(",")) <= set(extras), path
+    assert extras["sim"] == ["carpool[simulate]"]
 
 
 def test_help_of_serve_has_an_example_and_every_option() -> None:
@@ -39,15 +77,41 @@ def test_help_of_serve_has_an_example_and_every_option() -> None:
     text = run("serve", "--help").stdout
 
     for word in (
-        "examples.digits:service",
+        "program:service",
         "--host",
         "--port",
         "--when-full",
         "--timeout-status",
         "--max-body-mb",
         "--log",
+        "--log-level",
+        "debug says now and",
     ):
         assert word in text
+
+
+def test_the_level_of_the_log_hides_no_worker_s_line() -> None:
+    """Lines below the chosen level are not shown, but what workers print is: their own loggers have
+    the level already.
+    """
+    program = (
+        "import logging; from carpool.observe import log; log.set_up('text', logging.WARNING);"
+        "logger = logging.getLogger('carpool'); logger.info('hidden'); logger.warning('shown');"
+        "log.worker_line('Digits/0', True, 'WARNING mine: printed')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert [line.partition(" ")[2] for line in done.stderr.splitlines()] == [
+        "warning: shown",
+        "[Digits/0] WARNING mine: printed",
+    ]
+
+
+def test_at_level_debug_the_policy_explains_itself() -> None:
+    """With `--log-level debug` the log says why batches go."""
+    with serve("tests.support.serving_models:talks", "--log-level", "debug") as served:
+        served.ask("POST", "/predict", "hello")
+    lines = [json.loads(line) for line in served.log]
+    assert any(line["level"] == "debug" and "stage Talks: a batch of 1 goes" in line["message"] for line in lines)
 
 
 def test_version() -> None:
@@ -61,8 +125,8 @@ def test_version() -> None:
     [
         ("examples.nothing:service", "there is no module 'examples.nothing'"),
         ("nothing:service", "there is no module 'nothing' in "),
-        ("examples/digits.py:service", "(write the module's name, not its file's)"),
-        ("examples.digits", "write module:attribute, for example examples.digits:service"),
+        ("examples/digits.py:service", "(write the name of the module, not that of its file)"),
+        ("examples.digits", "write module:attribute, for example program:service"),
         ("examples.digits:nothing", "module 'examples.digits' has no attribute 'nothing'; it has service"),
         ("examples.digits:Digits", "examples.digits:Digits is a type, not a carpool.Service; it has service"),
         ("json:dumps", "json:dumps is a function, not a carpool.Service; it has no carpool.Service"),
@@ -84,6 +148,7 @@ def test_a_wrong_target_is_one_line(target: str, told: str) -> None:
     [
         (["--prot", "1"], "Did you mean --port?"),
         (["--port", "many"], "many"),
+        (["--log-level", "loud"], "warning"),
         (["--when-full", "explode"], "refuse"),
         (["--max-body-mb", "0"], "max_body_bytes must be"),
         (["--port", "99999"], "99999"),
@@ -194,7 +259,39 @@ def test_json_logs_are_json() -> None:
         assert (status, json.loads(body)) == (200, "hi\x1b[31m")
 
     lines = [json.loads(line) for line in served.log]
-    printed = [line for line in lines if line.get("worker") == "Talks/0"]
+    printed = [line for line in lines if line["logger"] == "carpool.worker"]
+    assert {line["worker"] for line in printed} == {"Talks/0"}
     assert {"time", "level", "logger", "message"} <= set(lines[0])
     assert any(line["message"] == "printed hi\\x1b[31m" for line in printed)  # control characters are made visible
     assert served.process.returncode == 0
+
+    start = lines[0]
+    assert (start["level"], start["address"]) == ("info", f"http://127.0.0.1:{served.port}")
+    assert start["message"] == f"carpool {carpool.__version__} starts Talks on {start['address']}"
+    stages = {"Talks": "single items, 1 worker"}
+    assert start["serves"] == [{"model": "Talks", "path": "/predict", "stages": stages}]
+    ready = [line for line in lines if line["message"].startswith("worker Talks/0") and "ready" in line["message"]]
+    assert [(line["model"], line["stage"], line["worker"]) for line in ready] == [("Talks", "Talks", "Talks/0")]
+    assert [line["address"] for line in lines if line["message"].startswith("ready on")] == [start["address"]]
+
+
+def test_fields_of_a_line_are_json_and_no_part_of_its_text() -> None:
+    """What a line is about are fields of their own in JSON, without control characters; for people
+    only what a worker has printed begins with the worker's name.
+    """
+    about = {"model": "digits\x1b[2J", "worker": "Digits/0", "requests": 21, "unknown": 1}
+    record = logging.makeLogRecord(
+        {"name": "carpool", "levelname": "INFO", "levelno": logging.INFO, "msg": "told", **about}
+    )
+    line = json.loads(JsonLines().format(record))
+    assert {name: line.get(name) for name in ("model", "worker", "requests", "unknown", "message")} == {
+        "model": "digits\\x1b[2J",
+        "worker": "Digits/0",
+        "requests": 21,
+        "unknown": None,
+        "message": "told",
+    }
+    assert TextLines().format(record).endswith(" told")
+    assert "[" not in TextLines().format(record)
+    record.name = "carpool.worker"
+    assert TextLines().format(record).endswith(" [Digits/0] told")

@@ -15,6 +15,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import cloudpickle
 import msgspec
 import pytest
 
@@ -29,7 +30,7 @@ PICKLES = {
     "carpool.wire.payload": "objects between our own processes",
     "carpool.drive.process": "writes the Setup of a worker",
     "carpool.worker.main": "reads its own Setup, the first frame from its parent",
-    "carpool.worker.program": "the model's reference, within the Setup",
+    "carpool.worker.program": "the model's reference, or a model that was typed in, within the Setup",
     "carpool.simulate.compare": "only asks whether a run can go to another process",
 }
 LOADS = {
@@ -99,20 +100,43 @@ def test_the_front_never_asks_for_a_cause() -> None:
     """The cause of a `ModelError` stays a pickle until a Python caller asks for it, in one place
     for those with a thread; the front never does.
     """
-    askers = set()
+    askers, openers = set(), set()
     for name, tree in MODULES.items():
         for node in ast.walk(tree):
             match node:
                 case ast.Attribute(attr="__cause__", ctx=ast.Load()):
                     askers.add(name)
+                case ast.Attribute(attr="_open_cause"):
+                    openers.add(name)
     assert not {name for name in askers if ".http" in name}
+    assert openers == {"carpool.drive.callers"}
     assert askers == {
-        "carpool.drive.callers",
         "carpool.errors",
         "carpool.hints.misfits",  # of msgspec's errors
         "carpool.call.oom",  # of what models raise, in the worker
         "carpool.worker.reports",  # of a model's own ModelError
     }
+
+
+def test_cloudpickle_only_writes() -> None:
+    """cloudpickle is used in one function, to write what goes from the program to its own workers.
+    What it writes holds code, and is read where the model's reference is read: in a worker, from
+    the first frame of its parent.
+    """
+    tree = MODULES["carpool.worker.program"]
+    uses = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "cloudpickle"
+    ]
+    assert [use.attr for use in uses] == ["Pickler"]
+    importers = [
+        function.name
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        and any(isinstance(node, ast.Import) and node.names[0].name == "cloudpickle" for node in ast.walk(function))
+    ]
+    assert importers == ["_pack_by_value"]
+    readers = {name for name, tree in MODULES.items() if "unpack_model" in ast.unparse(tree)}
+    assert readers == {"carpool.worker.program", "carpool.worker.main"}
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -121,7 +145,8 @@ def test_nothing_else_that_runs_code_from_bytes_is_there(module: str) -> None:
     main file in a worker.
     """
     tree = MODULES[module]
-    assert not {name for name in imports(tree) if name.split(".")[0] in DANGEROUS_MODULES}
+    dangerous = {name for name in imports(tree) if name.split(".")[0] in DANGEROUS_MODULES}
+    assert dangerous == ({"cloudpickle"} if module == "carpool.worker.program" else set())
     assert "runpy" not in imports(tree) or module == "carpool.worker.program"
     for node in ast.walk(tree):
         match node:
@@ -135,7 +160,7 @@ def test_nothing_else_that_runs_code_from_bytes_is_there(module: str) -> None:
 
 CONTENT_TYPES = [
     *("application/json", "application/msgpack", "application/x-msgpack", "application/octet-stream", "text/plain"),
-    *("application/x-pickle", "application/pickle", "application/python-pickle", "application/octet-stream+pickle"),
+    *("application/x-pickle", "application/pickle", "application/x-cloudpickle", "application/octet-stream+pickle"),
     *("application/vnd.bentoml+pickle", "application/x-python-serialize", "application/x-python", "image/png"),
     *("application/json+pickle", "application/vnd.x+json", "application/x-numpy", "application/npy", "*/*", ""),
     *("multipart/form-data; boundary=x", "application/vnd.apache.arrow.stream"),
@@ -157,7 +182,7 @@ PROGRAM = """
     import carpool
 
     def watch(event, args):
-        if event == "pickle.find_class" and args[0] in ("os", "posix", "nt"):
+        if event == "pickle.find_class" and args[0].split(".")[0] in ("os", "posix", "nt", "cloudpickle"):
             print("CODE FROM BYTES", args, file=sys.stderr, flush=True)
 
     sys.addaudithook(watch)  # in the parent, and in workers, which run this file, too
@@ -193,6 +218,8 @@ def test_a_pickle_is_never_read_whatever_it_is_called(served: Served, tmp_path: 
     bodies = [
         pickled,
         pickle.dumps(Canary(str(canary)), 0),
+        cloudpickle.dumps(lambda: Canary(str(canary))),  # reading it is enough to have code made of it
+        cloudpickle.dumps(Canary(str(canary))),
         msgspec.msgpack.encode({"nd": True, "kind": "O", "data": pickled}),  # what msgpack-numpy would read
         msgspec.msgpack.encode(pickled),
         b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(128) + pickled,
@@ -257,3 +284,7 @@ def test_the_canary_sings() -> None:
     )
     assert b"CODE FROM BYTES" in done.stderr
     assert b"FileNotFoundError" in done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=cloudpickle.dumps(lambda: 0), capture_output=True, check=True
+    )
+    assert b"CODE FROM BYTES ('cloudpickle" in done.stderr

@@ -22,13 +22,13 @@ def means(goodput: float, mean_s: float = 0.01) -> Means:
     return Means(goodput=goodput, mean_s=mean_s, p99_s=2 * mean_s, penalised_mean_s=mean_s)
 
 
-def test_there_are_113_workloads_and_each_can_be_run() -> None:
-    """All 113 workloads of all groups have names of their own, and each goes through the simulator
+def test_there_are_119_workloads_and_each_can_be_run() -> None:
+    """All 119 workloads of all groups have names of their own, and each goes through the simulator
     for a moment.
     """
     workloads = load()
 
-    assert len({workload.name for workload in workloads}) == 113
+    assert len({workload.name for workload in workloads}) == 119
     assert {workload.group for workload in workloads} == set(GROUPS)
     for workload in workloads:
         assert run("greedy", **{**workload.settings, "duration_s": 0.05}).duration_s == 0.05
@@ -170,7 +170,7 @@ def test_the_docs_have_a_place_for_every_section() -> None:
     """The docs have a place for every section, so that no figure of a long run is lost."""
     text = "".join(page.read_text() for page in DOCS.glob("*.md"))
 
-    sections = ("table", "summary", "best", "latency", "clairvoyant", "random", "trace", "ablation")
+    sections = ("table", "summary", "best", "latency", "clairvoyant", "random", "trace", "ablation", "limits")
     for name in (*sections, "calibration", "overload"):
         assert text.count(f"{marker(name)}\n") == 1
         page = page_of(name)

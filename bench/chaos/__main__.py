@@ -6,7 +6,7 @@ exit code is 1 if anything was lost, crossed, duplicated, late, run again for no
 docs/testing.md says how to read the table.
 
     python -m bench.chaos --minutes 10 --seed 1 --docs      as make chaos MINUTES=10 SEED=1 DOCS=1
-    python -m bench.chaos --target mosec                    after python -m bench peers.install mosec
+    python -m bench.chaos --target mosec                    (python -m bench peers.install mosec)
     python -m bench.chaos --minutes 1 --keep journals       to look at the journals afterwards
 """
 

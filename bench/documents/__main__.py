@@ -5,8 +5,8 @@ These are written anew from the articles that show them, and are as fast.
 * 1: one worker process with batches of 100 for 256 tasks.
 * 2: rows of components, 256 tasks.
 * 3: threads that run their batches themselves.
-* 5: an experiment, one `read_csv` for all CSV bodies of a batch against one for each, over HTTP; both
-  sides are served by carpool, and `wrk` asks.
+* 5: an experiment, one `read_csv` for all CSV bodies of a batch against one for each, over HTTP;
+  both sides are served by carpool, and `wrk` asks.
 
 The two sides of a row take turns, each turn in a process of its own, and take turns in beginning.
 What counts is a window of a closed loop. No number of BLAS or OpenMP threads is in the environment

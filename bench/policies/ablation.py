@@ -40,6 +40,7 @@ WORKLOADS = (
     "X fixed slo1s r1.2",
     "X mixSLO fixed r1.2",
     "X flash x10 tile16",
+    "P table m4 r0.50",
 )
 OWN = (
     Workload(
@@ -93,6 +94,11 @@ def without_size(policy: Adaptive) -> None:
     policy._chooser.choose = lambda waiting, most, *_: min(waiting, most)  # type: ignore[method-assign]
 
 
+def without_share(policy: Adaptive) -> None:
+    """Each of several workers takes as much as one alone."""
+    policy._share = lambda now, waiting, most, workers: most  # type: ignore[method-assign]
+
+
 def without_probe(policy: Adaptive) -> None:
     """Never try a size for its own sake."""
     policy._chooser._next_probe = maxsize
@@ -120,6 +126,7 @@ PARTS: dict[str, Callable[[Adaptive], None]] = {
     "backlog": without_backlog,
     "edge": without_edge,
     "size": without_size,
+    "share": without_share,
     "probe": without_probe,
     "ratios": without_ratios,
     "level": without_level,

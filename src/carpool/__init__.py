@@ -24,16 +24,18 @@ from carpool.errors import (
     ValidationError,
 )
 from carpool.http_request import HTTPRequest
-from carpool.http_response import Response
+from carpool.http_response import HTTPError, Response
 from carpool.model import Model
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, Policy, Static
 from carpool.service.service import Service
 from carpool.service.stage import Stage
 from carpool.version import __version__ as __version__
+from carpool.worker.place import worker_index
 
 if TYPE_CHECKING:
     from carpool import http, simulate
     from carpool.http.asgi import lifespan
+    from carpool.http.serve import serve
 
 __all__ = [
     "AIMD",
@@ -43,6 +45,7 @@ __all__ = [
     "Deadline",
     "DeadlineExceeded",
     "Greedy",
+    "HTTPError",
     "HTTPRequest",
     "InvalidRequest",
     "Lock",
@@ -62,16 +65,20 @@ __all__ = [
     "http",
     "lifespan",
     "pad",
+    "serve",
     "simulate",
+    "worker_index",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `http`, `lifespan` or `simulate` at its first use: `import carpool` stays fast."""
+    """Import `http`, `lifespan`, `serve` or `simulate` at its first use, which keeps this fast."""
     if name == "http":
         return importlib.import_module("carpool.http")
     if name == "simulate":
         return importlib.import_module("carpool.simulate")
     if name == "lifespan":
         return importlib.import_module("carpool.http.asgi").lifespan
+    if name == "serve":
+        return importlib.import_module("carpool.http.serve").serve
     raise AttributeError(f"module 'carpool' has no attribute {name!r}")

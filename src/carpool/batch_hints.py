@@ -1,7 +1,8 @@
 """Whether the hint of `predict` agrees with what it is called with: a list of items, or one item.
 
-A hint is taken at its word only where there is no doubt: a number, a text or a record is never a list. What may stand
-for one (`Any`, sequences, arrays, frames, tensors, type variables, classes that are unknown here) agrees with both.
+A hint is taken at its word only where there is no doubt: a number, a text or a record is never a
+list. What may stand for one (`Any`, sequences, arrays, frames, tensors, type variables, classes
+that are unknown here) agrees with both.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def is_never_a_list(kind: Any) -> bool:
 
 
 def is_called_as_hinted(function: Callable[..., Any]) -> bool:
-    """Whether a function's hints are of what is called: a decorator may hand its function something else than it gets.
+    """Report whether a function's hints say what callers bring.
+
+    A decorator may give its function something else than it gets itself.
 
     Those of `contextlib` and torch, such as `torch.inference_mode()`, do not.
     """

@@ -5,14 +5,11 @@ Every error that a user can make is reported in one line, with what to do about 
 
 from __future__ import annotations
 
-import asyncio
-import errno
 import importlib
 import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -24,25 +21,29 @@ except ImportError:
     raise SystemExit("carpool: the command line needs its extra packages: pip install 'carpool[serve]'") from None
 
 import carpool
-from carpool.drive.descriptors import fill_standard
 from carpool.errors import StartupError, Unavailable
 from carpool.logger import logger
 from carpool.observe import log
+from carpool.simulate.command import simulate
 
 if TYPE_CHECKING:
     from carpool.http.app import App
     from carpool.http.server import Server
 
 
+def _demo_can_run() -> bool:
+    """Report whether what `carpool demo` needs besides the command line is installed."""
+    return all(importlib.util.find_spec(name) is not None for name in ("sklearn", "httptools"))
+
+
 cli = Cli(
     name="carpool",
     help="Dynamic batching for Python models: many callers, one vectorised call, each caller its own answer.",
     version=carpool.__version__,
-    help_epilogue="Start with: carpool demo",
+    help_epilogue="Start with: carpool demo" if _demo_can_run() else None,
 )
 _FAILED = 1
 _USAGE_ERROR = 2
-_LARGEST_PORT = 65535
 
 
 @cli.command
@@ -57,12 +58,15 @@ def serve(
     max_body_mb: float = 16.0,
     debug: bool = False,
     log_format: Annotated[Literal["text", "json"], Parameter(name="--log")] = "text",
+    log_level: Literal["debug", "info", "warning", "error"] = "info",
 ) -> None:
     """Serve one or several services over HTTP.
 
-    Example: carpool serve examples.digits:service --port 8000
+    Example: carpool serve program:service --port 8000
 
-    Then: curl --json '[0.0, ...]' localhost:8000/predict
+    Here program.py is a file in the current folder, with service = carpool.Service(...) in it.
+
+    Then: curl --json '21.0' localhost:8000/predict
 
     The exit status is 0 after SIGTERM or Ctrl-C, 1 if a service cannot start or no service can
     answer any more, 2 for a wrong command, and 128 + N if signal N has come twice.
@@ -89,23 +93,20 @@ def serve(
         Show the texts of exceptions in error responses. Not for production.
     log_format:
         Write log lines for people, or one JSON object per line.
+    log_level:
+        The least important lines that are shown, also of your models' own loggers: debug says now
+        and then why batches go when they do, info tells of starts and ends, warning of requests
+        that are refused or late, error of lost workers and of what models raise. What models print
+        is always shown.
     """
-    log.set_up(log_format)
-    if not 0 <= port <= _LARGEST_PORT:
-        _fail(f"there is no port {port}: choose one from 1 to {_LARGEST_PORT} with --port, or 0 for a free one")
+    log.set_up(log_format, log.level_of(log_level))
     services = [_find(name) for name in (target, *more)]
     try:
-        from carpool.http.app import App
+        from carpool.http.serve import check_port, new_app, why_not_bound
         from carpool.http.server import Server
 
-        app = App(
-            *services,
-            when_full=when_full,
-            timeout_status=timeout_status,
-            max_body_bytes=int(max_body_mb * 2**20),
-            debug=debug,
-            output=log.worker_line,
-        )
+        check_port(port, "--port")
+        app = new_app(services, when_full, timeout_status, max_body_mb, debug)
     except ImportError as error:
         _fail(f"serving needs a package that is missing ({error.name}): pip install 'carpool[serve]'")
     except ValueError as error:
@@ -114,9 +115,12 @@ def serve(
     try:
         server.bind()
     except OSError as error:
-        _fail(_why_not_bound(error, host, port))
+        _fail(why_not_bound(error, host, port, "--port", "--host"))
+    address = f"http://{server.host}:{server.port}"
     if log_format == "text":
-        _print_summary(app, f"http://{server.host}:{server.port}")
+        _print_summary(app, address)
+    else:
+        _log_summary(app, address)
     _run_until_stopped(server)
 
 
@@ -124,7 +128,7 @@ def serve(
 def demo() -> None:
     """Serve handwritten digits over HTTP to 64 clients and check every answer.
 
-    Needs scikit-learn: pip install 'carpool[serve,examples]'
+    It needs scikit-learn: pip install 'carpool[serve,examples]'
     """
     _add_current_folder()
     try:
@@ -136,7 +140,7 @@ def demo() -> None:
     raise SystemExit(status)
 
 
-cli.command("carpool.simulate.command:simulate")
+cli.command(simulate)  # not by its name: its module would not be read for the list of commands
 
 
 def main() -> None:
@@ -146,8 +150,10 @@ def main() -> None:
 
 def _run_until_stopped(server: Server) -> None:
     """Run a server that listens already. Exits with an error if it cannot start or has failed."""
+    from carpool.http.serve import run_until_stopped
+
     try:
-        _run(server.run(lambda: logger.info("ready on http://%s:%d", server.host, server.port)))
+        run_until_stopped(server)
     except StartupError as error:
         logging.shutdown()  # log lines that are still on their way come first
         print(f"carpool: {error}", file=sys.stderr)
@@ -155,14 +161,13 @@ def _run_until_stopped(server: Server) -> None:
     except Unavailable as error:
         logger.critical("%s; ended", error)
         raise SystemExit(_FAILED) from None
-    logger.info("stopped")
 
 
 def _find(target: str) -> carpool.Service:
     """Return the service at `module:attribute`, or exit with an error that says what is there."""
     module_name, colon, attribute = target.partition(":")
     if not colon or not module_name or not attribute:
-        _fail(f"{target!r} does not name a service: write module:attribute, for example examples.digits:service")
+        _fail(f"{target!r} does not name a service: write module:attribute, for example program:service")
     _add_current_folder()
     try:
         module = importlib.import_module(module_name)
@@ -187,29 +192,34 @@ def _add_current_folder() -> None:
         sys.path.insert(0, os.getcwd())
 
 
-def _run(main: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine on uvloop if it is installed, otherwise on asyncio's own loop."""
-    fill_standard()
-    if importlib.util.find_spec("uvloop") is not None:
-        import uvloop
-
-        uvloop.run(main)
-    else:
-        asyncio.run(main)
-
-
 def _print_summary(app: App, address: str) -> None:
     """Print for a person what is about to be served."""
-    from carpool.http.openapi import predict_path
-
     console = Console(stderr=True, highlight=False)
     console.print(f"[bold]carpool {carpool.__version__}[/] on [bold]{address}[/]")
-    for i, service in enumerate(app.services):
-        console.print(f"  [bold]{service.name}[/]  POST {'/predict' if i == 0 else predict_path(service.name)}")
+    for service, path in zip(app.services, _paths(app), strict=True):
+        console.print(f"  [bold]{service.name}[/]  POST {path}")
         for stage in service.stages:
             console.print(f"    stage {stage.name}: {_in_short(stage)}")
     if address.startswith("http://0.0.0.0"):
         console.print("  [yellow]reachable from other machines; there is no authentication[/]")
+
+
+def _log_summary(app: App, address: str) -> None:
+    """Log for a program what is about to be served, since loading the models may take minutes."""
+    serves = [
+        {"model": service.name, "path": path, "stages": {stage.name: _in_short(stage) for stage in service.stages}}
+        for service, path in zip(app.services, _paths(app), strict=True)
+    ]
+    names = ", ".join(service.name for service in app.services)
+    about = {"address": address, "serves": serves}
+    logger.info("carpool %s starts %s on %s", carpool.__version__, names, address, extra=about)
+
+
+def _paths(app: App) -> list[str]:
+    """Return the first address of each service."""
+    from carpool.http.openapi import predict_path
+
+    return ["/predict", *[predict_path(service.name) for service in app.services[1:]]]
 
 
 def _in_short(stage: carpool.Stage) -> str:
@@ -221,17 +231,6 @@ def _in_short(stage: carpool.Stage) -> str:
         cores = " on cores " + " | ".join(",".join(map(str, sorted(each))) for each in stage.cpus)
     policy = f", policy {stage.policy_name}" if stage.max_batch_size else ""
     return f"{batches}, {workers}{cores}{policy}"
-
-
-def _why_not_bound(error: OSError, host: str, port: int) -> str:
-    """Return why the server cannot listen, and what to do about it."""
-    if error.errno == errno.EADDRINUSE:
-        return f"port {port} is in use on {host}: stop what listens there, or choose another one with --port"
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return f"port {port} may not be opened by this user: choose one above 1023 with --port"
-    if error.errno == errno.EADDRNOTAVAIL:
-        return f"{host} is not an address of this machine: choose another one with --host"
-    return f"cannot listen on {host}:{port}: {error.strerror or error}"
 
 
 def _fail(text: str) -> NoReturn:

@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 _CAUSE: Any = BaseException.__cause__  # the descriptor of the slot that every exception has for it
+_IN_THE_WORKER = "In the worker:\n"
 
 
 class CarpoolError(Exception):
@@ -121,9 +122,12 @@ class Unavailable(CarpoolError):
 class ModelError(CarpoolError):
     """User code raised, returned what does not fit, or crashed its worker twice (500).
 
-    `__cause__` is the exception that user code raised: the exception itself where it crossed no
-    process border, otherwise a copy with the worker's traceback as a note. It is None if there was
-    no exception, or none that could be copied.
+    The text begins with the name of the exception's class. `__cause__` is the exception that user
+    code raised: the exception itself where it crossed no process border, otherwise a copy. It is
+    None if there was no exception, or none that could be copied. What prints the error shows the
+    user's lines once: in the traceback of the cause, or in a note with the worker's traceback,
+    which the copy has if the error was raised in a thread of the caller's own, and otherwise the
+    error.
 
     Attributes:
         code: The error code of the case at hand.
@@ -140,6 +144,22 @@ class ModelError(CarpoolError):
         self.code = code
         self.type_name = type_name
         self.traceback = traceback
+
+    def _note_traceback(self) -> None:
+        """Add the worker's traceback as a note, since there is no cause yet that shows it."""
+        if self.traceback:
+            self.add_note(_IN_THE_WORKER + self.traceback.rstrip())
+
+    def _open_cause(self) -> None:
+        """Make the copy of the cause, and give it the note with the worker's traceback."""
+        cause, notes = self.__cause__, getattr(self, "__notes__", ())
+        if cause is None or not (notes and notes[0].startswith(_IN_THE_WORKER)):
+            return
+        try:
+            BaseException.add_note(cause, notes[0])
+        except BaseException:  # its class may define `__notes__` in its own way
+            return
+        del notes[0]
 
     def _get_cause(self) -> BaseException | None:
         cause: BaseException | None = _CAUSE.__get__(self)

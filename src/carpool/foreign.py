@@ -17,11 +17,23 @@ _LONGEST_TEXT = 2 * 1024
 
 def text_of(error: BaseException) -> str:
     """Return the exception's text, or the name of its type if it has none or reading it raises."""
+    return _own_text(error) or named_text_of(error)
+
+
+def named_text_of(error: BaseException) -> str:
+    """Return the name of the exception's type and its text, like the last line of a traceback."""
+    kind, text = type(error).__name__, _own_text(error)
+    if text is None:
+        return f"{kind} (its text could not be read)"
+    return f"{kind}: {text}" if text else kind
+
+
+def _own_text(error: BaseException) -> str | None:
+    """Return the exception's text, or None if reading it raises."""
     try:
-        text = str.__getitem__(str(error), slice(_LONGEST_TEXT))  # a subclass of str may have methods that raise
+        return str.__getitem__(str(error), slice(_LONGEST_TEXT))  # a subclass of str may have methods that raise
     except BaseException:
-        return f"{type(error).__name__} (its text could not be read)"
-    return text or type(error).__name__
+        return None
 
 
 def traceback_of(error: BaseException) -> str:
@@ -40,6 +52,6 @@ def as_model_error(error: BaseException, what: str) -> ModelError:
         what: The code that raised it, as the subject of a sentence.
     """
     kind = type(error).__name__
-    failure = ModelError(f"{what} raised {kind}: {text_of(error)}", type_name=kind, traceback=traceback_of(error))
+    failure = ModelError(f"{what} raised {named_text_of(error)}", type_name=kind, traceback=traceback_of(error))
     failure.__cause__ = error
     return failure

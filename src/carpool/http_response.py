@@ -1,4 +1,6 @@
-"""`Response`: what a model returns for an item that needs a status or headers of its own."""
+"""`Response` and `HTTPError`: what a model returns or raises for an item that needs a status or
+headers of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, final
 
+from carpool.errors import CarpoolError
+
 BODILESS: Final = frozenset({204, 205, 304})
 """Statuses of responses that have no body."""
 
 _LONGEST_FIELDS = 16 * 1024
 _CONTENT_TYPE = re.compile(r"[!-.0-~]+/[!-.0-~][ -~]*")
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_CODE = re.compile(r"[A-Za-z0-9_]{1,64}")
 _VALUE = re.compile(r"[\t -~]*")
 _OURS = frozenset(
     {
@@ -87,6 +92,61 @@ class Response:
     def is_body(self) -> bool:
         """Whether the value is sent as it is, without being written in a format."""
         return self.content_type is not None or self.status in BODILESS
+
+
+class HTTPError(CarpoolError):
+    """The model refuses an item with a status of its own, for that item alone.
+
+    Raised or returned in the place of an item or a result, in any stage and hook; raised in a
+    batch, it fails the item for which the model raises it alone as well. Python callers get it,
+    too.
+
+    Args:
+        message: what the client and the log are told.
+        status: 400 to 599.
+        code: the error code in the response, for programs: letters, digits and `_`.
+        headers: by name, or as pairs if a name occurs several times; `Retry-After`, for example.
+
+    Raises:
+        ValueError: a status, code or header is not allowed, or is written by the server itself.
+        TypeError: one of these has the wrong type.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int,
+        code: str = "refused",
+        headers: Mapping[str, str] | Iterable[tuple[str, str]] = (),
+    ) -> None:
+        super().__init__(message)
+        pairs = tuple(headers.items() if isinstance(headers, Mapping) else headers)
+        check_refusal(status, code, pairs)
+        self.status = int(status)
+        self.code = code
+        self.headers = pairs
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _refusal, (type(self), str(self), self.status, self.code, self.headers), self.__dict__
+
+
+def _refusal(kind: type[HTTPError], message: str, status: int, code: str, headers: Any) -> HTTPError:
+    return kind(message, status=status, code=code, headers=headers)
+
+
+def check_refusal(status: Any, code: Any, pairs: tuple[Any, ...]) -> None:
+    """Raise ValueError or TypeError unless an error can be answered like this."""
+    check_status(status)
+    check_headers(pairs)
+    if status < 400:
+        raise ValueError(f"the status of an error must be from 400 to 599, not {status}: return a Response instead")
+    if not isinstance(code, str):
+        raise TypeError(f"code must be text, not {code!r:.80}")
+    if not _CODE.fullmatch(code):
+        raise ValueError(f"code must be up to 64 letters, digits and underscores, not {code!r:.80}")
+    if any(name.lower() == "x-request-id" for name, _ in pairs):
+        raise ValueError("the header 'X-Request-Id' is written by the server itself in errors: leave it out")
 
 
 def check_status(status: Any) -> None:

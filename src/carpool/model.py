@@ -172,10 +172,10 @@ def check_takes_a_list(model: AnyModel, because: str) -> None:
 
 
 def doubt_about_an_item(model: AnyModel) -> str | None:
-    """The question to ask where a `predict` that gets one item is hinted to take a list, probably of items.
+    """Return a question for the user whose `predict` takes a list and gets single items, if any.
 
-    None where the model shows that an item is a list: by an example, by `preprocess`, by a format of its own, or by a
-    result that is no list.
+    None where the model shows that an item is a list: by an example, by `preprocess`, by a format
+    of its own, or by a result that is not a list.
     """
     owner, predict = _owner_and_predict(model)
     takes, gives = _types_if_known(predict)
@@ -352,14 +352,14 @@ def _examples(examples: Any, name: str) -> tuple[Any, ...]:
 
 
 def _implementation(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function whose hints are read: that of a partial, and the `__call__` of an object."""
+    """Return the function whose hints are read: of a partial its own, of an object `__call__`."""
     while isinstance(function, functools.partial):
         function = function.func
     return function if inspect.isroutine(function) or inspect.isclass(function) else type(function).__call__
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return the positional parameters that callers fill, without `self` and what a partial has filled."""
+    """Return the positional parameters that callers fill, not `self` or those of a partial."""
     filled = len(function.args) if isinstance(function, functools.partial) else 0  # a partial of a partial is one
     function = _implementation(function)
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -380,7 +380,7 @@ def types_of(function: Callable[..., Any]) -> tuple[Any, Any]:
 
 
 def _types_if_known(function: Callable[..., Any]) -> tuple[Any, Any]:
-    """The same for those who ask once more, when the log has been told of what cannot be resolved."""
+    """Return what `types_of` does, without a line in the log: it has been written before."""
     try:
         return _resolved_types(function)
     except _UNRESOLVED:

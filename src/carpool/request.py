@@ -38,7 +38,10 @@ when it left the stage."""
 
 
 class Caller(Protocol):
-    """Whatever waits for a request's answer: a future, a place in a stream, an HTTP connection."""
+    """Whatever waits for a request's answer: a future, a thread, a place in a stream.
+
+    HTTP exchanges and awaited requests have none: they override `Request.tell`.
+    """
 
     def answered(self, request: Request) -> None:
         """Take the answer: `request.error` if it is not None, else `request.result`.
@@ -56,7 +59,8 @@ class Request:
         deadline: absolute time after which nobody waits for the answer any more.
         due: absolute time by which the request should be answered: by its SLO, or by its deadline
             where that is earlier.
-        caller: is told the answer; None once the caller has gone.
+        caller: is told the answer; None if it has gone, or where the request takes its answer
+            itself.
         nbytes: how many bytes it holds in memory while it is queued.
         size: how much of a batch it takes up.
         lane: its priority, key and bucket, which give its place in the queue.

@@ -19,7 +19,7 @@ from carpool.batch_function.batched import Settings, invoker_of
 from carpool.batch_function.threads import ThreadBatch
 from carpool.clock import VirtualClock
 from carpool.core.batcher import Batcher
-from carpool.drive.threads import LeaderFollower
+from carpool.drive.threads import LineDriver
 from carpool.drive.wakeups import Sleep
 from carpool.policy import BY_NAME, Adaptive, Decision, Greedy, Policy, Static
 from tests.effort import examples
@@ -37,7 +37,7 @@ class Listening(Greedy):
         self.heard.append((now, n, size, busy_s, ok))
 
 
-class Virtual(LeaderFollower):
+class Virtual(LineDriver):
     """Whose threads do not sleep: the clock moves to when they would look up."""
 
     def _sleep(self, sleep: Sleep) -> None:

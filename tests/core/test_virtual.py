@@ -224,7 +224,7 @@ def test_what_a_stub_model_raises_is_the_cause_of_its_error(kind: type[BaseExcep
 
     assert type(request.error) is ModelError
     assert request.error.__cause__ is planned
-    assert (str(request.error), request.error.type_name) == (str(planned), kind.__name__)
+    assert (str(request.error), request.error.type_name) == (f"{kind.__name__}: {planned}", kind.__name__)
 
 
 def test_a_deadline_is_kept_to_the_moment() -> None:

@@ -126,6 +126,21 @@ def test_a_load_that_fails_twice_is_tried_again(tmp_path: Path, caplog: pytest.L
     assert sum("the weights are missing" in record.message for record in caplog.records) == 2
 
 
+def test_the_log_says_when_a_lost_worker_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    """When the successor of a lost worker is ready, the log says that it is back, and how long
+    after the loss.
+    """
+    with caplog.at_level(logging.INFO, logger="carpool"), Service(Stage(models.double, name="two")).run() as service:
+        (before,) = service.pids
+        os.kill(before, signal.SIGKILL)
+        assert service.predict(1) == 2
+        (pid,) = service.pids
+    messages = [re.sub(r"\d+\.\d\d s", "N s", record.message) for record in caplog.records]
+    assert f"worker two/0 (pid {before}) is ready after N s" in messages
+    assert f"worker two/0 (pid {pid}) is back after N s" in messages
+    assert f"worker two/0 (pid {pid}) is ready after N s" not in messages
+
+
 @pytest.mark.slow
 def test_a_worker_that_dies_as_soon_as_it_is_ready_fails_the_stage(caplog: pytest.LogCaptureFixture) -> None:
     """A worker that dies as soon as it is ready has not worked: after five in a row the stage has

@@ -216,7 +216,10 @@ def test_the_warm_up_trains_the_policy(run_in: Any) -> None:
     [
         (models.RaisesInSetup, "FileNotFoundError: the weights are missing"),
         (models.DiesInSetup, "exited with code 3"),
-        (models.BadExample, r"example 1 of 1 does not run through its model: division by zero\n.*ZeroDivisionError"),
+        (
+            models.BadExample,
+            r"example 1 of 1 does not run through its model: ZeroDivisionError: division by zero\n.*ZeroDivisionError",
+        ),
     ],
 )
 def test_a_worker_that_cannot_load_ends_the_start(model: Any, told: str) -> None:

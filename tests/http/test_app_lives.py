@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 import carpool
 from carpool import Service, Stage
 from carpool.http.app import App
+from tests.support.http.by_hand import ask
 from tests.support.loops import on_a_loop
 
 
@@ -20,25 +20,6 @@ def double(xs: list[float]) -> list[float]:
 
 def an_app() -> App:
     return App(Service(Stage(double, max_batch_size=8, run_in="thread"), name="double"))
-
-
-async def ask(app: Callable[..., Awaitable[None]], body: bytes) -> tuple[int, bytes]:
-    """The status and body of one request, by hand."""
-    sent: list[dict[str, Any]] = []
-    incoming = [{"type": "http.request", "body": body}]
-
-    async def receive() -> dict[str, Any]:
-        if incoming:
-            return incoming.pop()
-        await asyncio.sleep(30)
-        return {"type": "http.disconnect"}
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    scope = {"type": "http", "method": "POST", "path": "/predict", "raw_path": b"/predict", "headers": []}
-    await app(scope, receive, send)
-    return sent[0]["status"], sent[1]["body"]
 
 
 async def live(app: App, body: bytes) -> tuple[int, bytes]:

@@ -101,7 +101,7 @@ def test_an_answer_to_head_has_no_body_even_for_the_server(server: RunningServer
 
 def test_both_doors_count_for_the_same_metrics(server: RunningServer, other: Uvicorn) -> None:
     """Requests through one door show in the metrics that are asked for through the other."""
-    before = server.outcomes()["ok"]
+    before = server.outcomes().get("ok", 0)
     assert asked(other.port, post(b"3.0")).status == 200
     metrics = asked(other.port, get("/metrics"))
     assert b'carpool_requests_total{model="scale",outcome="ok"} %d' % (before + 1) in metrics.body
@@ -125,6 +125,13 @@ def test_an_id_that_is_none_is_not_repeated(other: Uvicorn) -> None:
     assert ids == [answer.headers["x-request-id"] for answer in answers]
     assert len(set(ids)) == 2
     assert "<b>" not in ids
+
+
+@pytest.mark.parametrize("request_", [post(b"3", "/predict", "X-Request-Id: a"), get("/livez", "X-Request-Id: a")])
+def test_the_client_s_id_is_in_good_answers(other: Uvicorn, request_: bytes) -> None:
+    """Under another server good answers repeat the client's request id, too."""
+    answer = asked(other.port, request_)
+    assert (answer.status, answer.headers["x-request-id"]) == (200, "a")
 
 
 def test_names_that_need_quoting() -> None:

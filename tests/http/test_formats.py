@@ -172,3 +172,20 @@ def test_a_custom_batch_is_decoded_and_encoded_at_once(server: RunningServer) ->
     assert [float(a.body.split(b",")[0]) for a in answers if a.headers["content-type"] == CSV] == [
         n + 1 for n in range(300)
     ]
+
+
+@pytest.mark.parametrize(
+    ("path", "kinds"),
+    [
+        (REVERSE, ["application/octet-stream", "image/*", "audio/*", "text/*", "application/json"]),
+        (SUM, ["text/csv", "application/json", "text/json", "application/*+json", "application/x-msgpack"]),
+    ],
+)
+def test_a_415_names_all_that_is_read(server: RunningServer, path: str, kinds: list[str]) -> None:
+    """A refusal of a content type names all types, and families of types, that would be taken."""
+    answer = send(server, path, b"abc", "application/x-www-form-urlencoded")
+    named = json.loads(answer.body)["error"]["message"].partition("it reads ")[2].split(", ")
+    assert answer.status == 415
+    assert set(kinds) <= set(named), named
+    for kind in named:
+        assert send(server, path, b"abc", kind.replace("*", "x")).status != 415, kind

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from carpool import Service, Stage
+from carpool import Model, Service, Stage
 from carpool.http.app import App
 from tests.support.http import models
 from tests.support.http.door import Door, get, post
@@ -92,6 +92,61 @@ def test_an_example_that_no_longer_runs(caplog: pytest.LogCaptureFixture) -> Non
         assert (answer.status, code_of(answer)) == (503, "not_ready")
         assert "fragile no longer answers its example" in caplog.text
         assert probe(running, "/livez").status == 200
+
+
+class TurnsToTexts(Model):
+    """Gives numbers, as its hint says, until it is told to give texts."""
+
+    examples = (1,)
+    broken = False
+
+    def predict(self, x: int) -> int:
+        self.broken = self.broken or x == 0
+        return str(x) if self.broken else x  # type: ignore[return-value]
+
+
+class GivesNan(Model):
+    """Gives what only msgpack expresses."""
+
+    examples = (1.0,)
+
+    def predict(self, x: float) -> float:
+        return float("nan")
+
+
+class GivesObjects(Model):
+    """Gives what Python callers can get, and nobody else."""
+
+    examples = (1,)
+
+    def predict(self, x):  # type: ignore[no-untyped-def]
+        return object()
+
+
+class Sized(Model):
+    """Takes bytes as they are."""
+
+    examples = (b"abc",)
+
+    def predict(self, x: bytes) -> bytes:
+        return x
+
+
+def test_an_example_goes_the_whole_way(caplog: pytest.LogCaptureFixture) -> None:
+    """A model of which every answer is a 500 is not ready, though Python callers would get results."""
+    with serving(App(Service(TurnsToTexts, name="turns"), idle_check_s=0.0)) as running:
+        assert probe(running, "/readyz").status == 200
+        assert predict(running.port, 0).status == 500
+        with caplog.at_level(logging.ERROR):
+            assert probe(running, "/readyz").status == 503
+        assert "the result does not fit int" in caplog.text
+
+
+@pytest.mark.parametrize(("model", "status"), [(GivesNan, 200), (Sized, 200), (GivesObjects, 503)])
+def test_what_clients_can_get_is_ready(model: type[Model], status: int) -> None:
+    """A model is ready if a client can get its answers in some format."""
+    with serving(App(Service(Stage(model, run_in="thread"), name="tried"), idle_check_s=0.0)) as running:
+        assert probe(running, "/readyz").status == status
 
 
 def test_good_answers_spare_the_example() -> None:

@@ -172,6 +172,9 @@ def test_500(server: RunningServer, mood: str, code: str, caplog: pytest.LogCapt
     assert outcome(answer) == (500, code)
     assert b"secret" not in answer.body and b"number" not in answer.body
     assert answer.headers["x-request-id"] in caplog.text
+    (record,) = [each for each in caplog.records if hasattr(each, "request_id")]
+    told = {name: getattr(record, name) for name in ("request_id", "code", "model")}
+    assert told == {"request_id": answer.headers["x-request-id"], "code": code, "model": "moody"}
     assert ("RuntimeError: the secret is 1234" in caplog.text) == (mood != "wrong")
     assert predict(server.port, "fine", MOODY).body == b"4"
 

@@ -319,6 +319,91 @@ def test_what_no_refusal_would_help_is_borne() -> None:
     assert not decide(policy, queued(*waiting), now=LATER).drop
 
 
+# -- several workers
+
+
+NEWCOMER = Affine(0.010, 0.0025)
+
+
+@pytest.mark.parametrize(("free", "busy"), [(2, 2), (1, 3), (4, 0)])
+def test_what_waits_is_shared_with_workers_that_are_or_will_soon_be_free(free: int, busy: int) -> None:
+    """Of 20, one of four workers takes 7; alone it would take all of them."""
+    policy = taught(NEWCOMER, rate=800)
+
+    assert decide(policy, alike(20), free=free, busy=busy) == Decision([], 7, "size")
+    assert decide(policy, alike(20)) == Decision([], 20, "free")
+
+
+def test_few_go_together() -> None:
+    """Up to what each worker finds in an even rotation, and a little more, nothing is left for the others."""
+    policy = taught(NEWCOMER, rate=800)
+
+    for n in range(1, 6):
+        assert decide(policy, alike(n), free=1, busy=3) == Decision([], n, "free")
+
+
+def test_a_share_has_time_where_all_at_once_would_be_late() -> None:
+    """With 35 ms left, 20 requests would take 60 ms and a share of them takes 28: so nobody is in a hurry."""
+    policy = taught(NEWCOMER, rate=800)
+
+    assert decide(policy, alike(20, 0.035), free=1, busy=3) == Decision([], 7, "size")
+
+
+def test_a_backlog_for_all_workers_is_taken_in_full_batches() -> None:
+    """What would fill a batch of each worker needs no sharing, and neither does what is more than can be served."""
+    assert decide(taught(NEWCOMER, rate=800), alike(4 * 64), free=1, busy=3) == Decision([], 64, "full")
+    assert decide(taught(NEWCOMER, rate=1700), alike(64), free=1, busy=3) == Decision([], 64, "full")
+
+
+def test_clients_that_come_back_together_are_not_split() -> None:
+    """While a wait for them is known to pay, a worker takes all that have come back."""
+    policy = taught(NEWCOMER, rate=800)
+    policy._gather.window_s = 0.001
+
+    assert decide(policy, alike(20), free=1, busy=3) == Decision([], 20, "free")
+
+
+def test_a_busy_worker_is_not_handed_what_others_could_share() -> None:
+    """A full batch goes ahead to one worker alone; with several, only if each of them could have one."""
+    policy = taught(rate=0.5 * 4 * 2667)
+
+    assert policy.decide_ahead(NOW, alike(100), 0.01)[1:3] == (64, "full")
+    decide(policy, alike(1), free=1, busy=3)
+    assert policy.decide_ahead(NOW, alike(100), 0.01) is NOTHING
+    assert policy.decide_ahead(NOW, alike(4 * 64), 0.01)[1:3] == (64, "full")
+
+
+@given(
+    rate=st.sampled_from([0.0, 100.0, 800.0, 5000.0]),
+    waiting=st.integers(1, 200),
+    free=st.integers(1, 8),
+    busy=st.integers(0, 8),
+    cost=st.sampled_from([FIXED, BALANCED, NEWCOMER, KNEE, TILES]),
+)
+@examples(100)
+def test_one_of_several_never_takes_more_than_one_alone(
+    rate: float, waiting: int, free: int, busy: int, cost: Cost
+) -> None:
+    """It takes as much, or leaves more for the others; where nobody is in a hurry, it always takes something."""
+    policy = taught(cost, rate=rate)
+
+    alone = decide(policy, alike(waiting)).take
+    assert 1 <= decide(policy, alike(waiting), free=free, busy=busy).take <= alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "p99_s"), [(2, 0.0525), (4, 0.0465), (8, 0.041)])
+def test_a_high_limit_costs_no_latency_with_several_workers(workers: int, p99_s: float) -> None:
+    """200 requests a second for each worker: all are in time, within 3 % of the p99 of the best limit (8)."""
+    cost = "table:1=12ms,4=20ms,16=50ms,64=160ms"
+    arrivals = f"poisson:rate={200 * workers}"
+    high, best = (run("adaptive", arrivals, cost, 0.06, limit, workers, duration_s=20, seed=0) for limit in (64, 8))
+
+    assert high.attainment >= best.attainment - 0.003
+    assert high.p99_s <= 1.03 * best.p99_s
+    assert high.p99_s <= p99_s
+
+
 # -- tight and shed
 
 
@@ -593,7 +678,7 @@ def test_the_short_way_comes_to_the_same(
     policy.ahead_s = ahead_s
     policy.completed(NOW - 0.001, 5, 5, cost(5), True)
     policy._chooser.refresh()
-    short = policy._unhurried(NOW, queue, free)
+    short = policy._unhurried(NOW, queue, free, busy)
 
     assert short in (None, policy._warm(NOW, queue, free, busy))
 

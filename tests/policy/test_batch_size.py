@@ -333,3 +333,55 @@ def test_taking_all_is_what_weighing_up_comes_to(
         free = max(0.05, 1.0 - load)
         assert size._candidates(waiting, everything, free, capacity) == {everything}
         assert size._weigh_up(waiting, everything, free, capacity) == everything
+
+
+# -- several workers
+
+
+def total_delay(cost: Affine, waiting: float, n: float, rate: float, workers: int) -> float:
+    """Of those that wait and those that come until batches of `n` have drained the queue, beyond the usual."""
+    drain = workers * n / cost(n) - rate
+    even = rate * cost.a_s / (workers - rate * cost.b_s)
+    return waiting * waiting / (2 * drain) + waiting * cost(n) + rate * waiting / drain * (cost(n) - cost(even))
+
+
+@pytest.mark.parametrize(("workers", "rate", "waiting"), [(2, 400, 10), (4, 800, 6), (4, 800, 20), (8, 1600, 40)])
+def test_a_share_makes_the_delay_least(workers: int, rate: int, waiting: int) -> None:
+    """The closed form is the minimum of the delay until the queue is drained, of half of those that wait."""
+    cost = Affine(0.010, 0.0025)
+    even = rate * cost.a_s / (workers - rate * cost.b_s)
+    grid = [even + 0.01 * k for k in range(1, 6000)]
+    best = min(grid, key=lambda n: total_delay(cost, waiting / 2, n, rate, workers))
+
+    share = sized(learned(cost)).share(waiting, rate, workers)
+
+    assert share == min(waiting, int(max(best, waiting / workers) + 0.5))
+
+
+@given(
+    workers=st.integers(2, 16),
+    rate=st.floats(0, 1e5),
+    waiting=st.integers(1, 500),
+    a=st.floats(0, 0.1),
+    b=st.floats(0, 0.1),
+)
+@PROPERTY
+def test_a_share_is_enough_for_all(workers: int, rate: float, waiting: int, a: float, b: float) -> None:
+    """It is at least one, at most all, and if every worker takes one, all go that fit."""
+    model = learned(Affine(a, b), 16, batches=32)
+
+    share = sized(model).share(waiting, rate, workers)
+
+    assert 1 <= share <= max(waiting, model.limit)
+    assert workers * (share + 0.5) >= min(waiting, model.limit)
+
+
+def test_the_busier_the_larger_the_share() -> None:
+    """Beyond what small batches can serve, nothing is left for others."""
+    size = sized(learned(Affine(0.010, 0.0025)))
+
+    shares = [size.share(20, rate, 4) for rate in (0, 400, 800, 1200, 1600, 2000)]
+
+    assert shares == sorted(shares)
+    assert shares[0] < 8
+    assert shares[-1] >= 20

@@ -89,6 +89,31 @@ class Decodes(carpool.Model):
         ({"cpus": ["0"]}, "cpus: '0' cannot be used"),
         ({"name": ""}, "name must not be empty"),
         ({"env": {"A=B": "1"}}, r"env\['A=B'\] cannot be an environment variable"),
+        ({"env": [{}, {}], "workers": 3}, "env has 2 entries for 3 workers: give one mapping for each worker"),
+        ({"env": []}, "env has 0 entries for 1 worker"),
+        ({"env": [{}], "cpus": [0, 0]}, "env has 1 entry for 2 workers"),
+        ({"env": [{}, {"A": "1"}], "run_in": "thread"}, "env is for worker processes"),
+        ({"env": [{}, {"CARPOOL_WORKERS": "1"}]}, r"env\[1\]\['CARPOOL_WORKERS'\] cannot be chosen"),
+        ({"devices": 0}, "devices must be at least 1, not 0: leave it out"),
+        ({"devices": []}, "devices is an empty list: leave it out"),
+        ({"devices": [[0], []]}, "devices gives a worker an empty list"),
+        ({"devices": ["cpu"]}, "devices: 'cpu' is no device: give its number"),
+        ({"devices": ["cuda"]}, "devices: 'cuda' is no device"),
+        ({"devices": ["0,"]}, "devices: '' is no device"),
+        ({"devices": ["GPU-"]}, "devices: 'GPU-' is no device"),
+        ({"devices": ["GPU-1\0"]}, "devices: 'GPU-1.x00' is no device"),
+        ({"devices": ["cuda:\N{ARABIC-INDIC DIGIT THREE}"]}, "devices: 'cuda:.' is no device"),
+        ({"devices": [True]}, "devices: True is no device"),
+        ({"devices": [-1]}, "devices: -1 is no device"),
+        ({"devices": [1.0]}, "devices: 1.0 is no device"),
+        (
+            {"devices": 4, "workers": 2},
+            "devices has 4 entries for 2 workers, so some would never be used: have a worker",
+        ),
+        ({"devices": 2, "env": [{}]}, "devices has 2 entries for 1 worker, "),
+        ({"devices": 2, "env": {"CUDA_VISIBLE_DEVICES": "0"}}, "devices sets CUDA_VISIBLE_DEVICES, and so does env"),
+        ({"devices": 2, "run_in": "thread"}, r"devices is for worker processes.* f\"cuda:{carpool.worker_index\(\)}\""),
+        ({"env": {"CARPOOL_WORKER": "1"}}, r"env\['CARPOOL_WORKER'\] cannot be chosen"),
         (
             {"max_batch_size": 70_000, "max_queue_size": 70_000},
             rf"max_batch_size \(70000\) must be at most {MAX_ITEMS}",
@@ -111,7 +136,14 @@ def test_a_stage_refuses_what_cannot_be(settings: dict[str, Any], told: str) -> 
         ({"name": 3}, "name must be text, not 3"),
         ({"env": {"A": 1}}, r"env\['A'\] must be text, not 1: write '1'"),
         ({"env": {1: "A"}}, "env must have text as its keys, not 1"),
-        ({"env": ["A=1"]}, "env must be a mapping"),
+        ({"env": "A=1"}, "env must be a mapping"),
+        ({"devices": "cuda:0"}, r"devices must be how many there are, or a list such as \[.*, not 'cuda:0'"),
+        ({"devices": b"01"}, "devices must be how many there are, or a list"),
+        ({"devices": {0, 1}}, "devices must be how many there are, or a list"),
+        ({"devices": True}, "devices must be how many there are, or a list"),
+        ({"devices": 1.5}, "devices must be how many there are, or a list"),
+        ({"env": ["A=1"]}, r"env\[0\] must be a mapping"),
+        ({"env": [{}, {"A": 1}]}, r"env\[1\]\['A'\] must be text, not 1: write '1'"),
         ({"kwargs": [1]}, "kwargs must be a mapping"),
         ({"kwargs": {1: 2}}, "kwargs must have text as its keys, not 1"),
         ({"kwargs": {"y": 2}}, "kwargs does not fit identity, called with an item: .*'y'"),
@@ -484,6 +516,15 @@ def test_defaults_of_a_stage() -> None:
     assert Stage(models.Affine, max_batch_size=8).name == "Affine"
     assert Stage(identity).workers == 1
     assert Stage(identity, cpus=[0, 0]).workers == 2
+    assert Stage(identity, env=[{}, {}, {}]).workers == 3
+    assert Stage(identity, devices=3).devices == ("0", "1", "2")
+    assert Stage(identity, devices=np.int64(3)).workers == 3  # type: ignore[arg-type]
+    assert Stage(identity, devices=["cuda:1", 0, "GPU-8932f937"], workers=4).devices == ("1", "0", "GPU-8932f937", "1")
+    pairs = Stage(identity, devices=[["cuda:0", "cuda:1"], [2, 3]]).devices
+    assert pairs == ("0,1", "2,3")
+    assert Stage(identity, devices=pairs).devices == Stage(identity, devices=["cuda:0,cuda:1", "2,3"]).devices == pairs
+    assert Stage(identity, devices=2, cpus=[0, 0, 0]).devices == ("0", "1", "0")
+    assert Stage(identity, devices=2, env=[{}, {}, {}]).devices == ("0", "1", "0")
     assert Stage(identity).isolate_errors is True
     assert Stage(identity, idempotent=False).isolate_errors is False
     assert Stage(identity, idempotent=False, isolate_errors=True).isolate_errors is True

@@ -128,6 +128,9 @@ class JumpingLoop(asyncio.AbstractEventLoop):
     def get_debug(self) -> bool:
         return False
 
+    def is_closed(self) -> bool:
+        return False
+
     def run_until(self, end: float) -> None:
         while self._due and self._due[0][0] <= end:
             self.now, _, _, callback, handle = heapq.heappop(self._due)

@@ -72,17 +72,22 @@ class Served:
 
 def serve(*arguments: str, ready: bool = True, folder: Path | None = None) -> contextlib.AbstractContextManager[Served]:
     """Run `carpool serve ARGUMENTS --port 0 --log json` in a folder, from ready to stopped."""
-    return _run("carpool", "serve", *arguments, "--port", "0", "--log", "json", ready=ready, folder=folder)
+    return _run("-m", "carpool", "serve", *arguments, "--port", "0", "--log", "json", ready=ready, folder=folder)
+
+
+def run_program(path: Path) -> contextlib.AbstractContextManager[Served]:
+    """Run a program that serves, in its folder, from ready to stopped."""
+    return _run(path.name, folder=path.parent)
 
 
 def uvicorn(*arguments: str) -> contextlib.AbstractContextManager[Served]:
     """Run `uvicorn ARGUMENTS --port 0`, from ready to stopped."""
-    return _run("uvicorn", *arguments, "--host", "127.0.0.1", "--port", "0", "--no-access-log")
+    return _run("-m", "uvicorn", *arguments, "--host", "127.0.0.1", "--port", "0", "--no-access-log")
 
 
 @contextlib.contextmanager
-def _run(module: str, *arguments: str, ready: bool = True, folder: Path | None = None) -> Iterator[Served]:
-    command = [sys.executable, "-m", module, *arguments]
+def _run(*arguments: str, ready: bool = True, folder: Path | None = None) -> Iterator[Served]:
+    command = [sys.executable, *arguments]
     path = os.pathsep.join(filter(None, [str(folder or Path.cwd()), os.environ.get("PYTHONPATH")]))
     env = {**os.environ, "PYTHONPATH": path}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env, cwd=folder)

@@ -22,6 +22,10 @@ carpool.Stage(One, policy="adaptiv")  # wrong
 carpool.Stage(One, run_in="proces")  # wrong
 carpool.Stage(One, workers="2")  # wrong
 carpool.Stage(One, max_batchsize=8)  # wrong
+carpool.Stage(One, env=[{"A": 1}])  # wrong
+carpool.Stage(One, devices=1.5)  # wrong
+carpool.Stage(One, devices=[1.5])  # wrong
+wrong_index: str = carpool.worker_index()  # wrong
 carpool.Service(One, overload="both")  # wrong
 carpool.Service(3)  # wrong
 

@@ -125,3 +125,18 @@ def in_threads() -> int:
 
 
 waited: Awaitable[None] = call()
+
+
+class Placed(carpool.Model):
+    def setup(self) -> None:
+        self.device = f"cuda:{assert_type(carpool.worker_index(), int)}"
+
+    def predict(self, text: str) -> str:
+        return self.device + text
+
+
+carpool.Stage(Placed, workers=2, env={"A": "1"})
+carpool.Stage(Placed, env=[{"A": "1"}, {}])
+carpool.Stage(Placed, workers=4, devices=2)
+carpool.Stage(Placed, devices=["cuda:0", 1, "GPU-8932f937"])
+carpool.Stage(Placed, devices=[["cuda:0", "cuda:1"], [2, 3]])

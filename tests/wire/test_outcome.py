@@ -41,11 +41,8 @@ def test_every_outcome_but_success_is_told_by_name() -> None:
     """The codes of all outcomes but success differ, so that an answer says which it was; a new
     outcome must find its place.
     """
-    codes = {
-        outcome: unpack_error(outcome, pack_report(FailureReport("x"))).code
-        for outcome in Outcome
-        if outcome not in GOOD
-    }
+    report = pack_report(FailureReport("x", refusal=(404, "refused", ())))
+    codes = {outcome: unpack_error(outcome, report).code for outcome in Outcome if outcome not in GOOD}
 
     assert codes == {
         Outcome.INVALID: InvalidRequest.code,
@@ -53,6 +50,7 @@ def test_every_outcome_but_success_is_told_by_name() -> None:
         Outcome.MODEL_ERROR: "model_error",
         Outcome.BAD_RESULT: "bad_result",
         Outcome.EXPIRED: DeadlineExceeded.code,
+        Outcome.REFUSED: "refused",
     }
     assert len(set(codes.values())) == len(codes)
 

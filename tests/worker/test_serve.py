@@ -105,7 +105,8 @@ def test_the_example_that_fails_is_named() -> None:
 
     assert link.sent[-1].kind == FrameKind.FAILED
     assert report.message == (
-        "worker 0 of stage counting could not start: example 3 of 4 does not run through its model: division by zero"
+        "worker 0 of stage counting could not start: example 3 of 4 does not run through its model:"
+        " ZeroDivisionError: division by zero"
     )
     assert "return [1 / x for x in xs]" in report.traceback
 

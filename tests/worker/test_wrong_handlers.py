@@ -100,7 +100,7 @@ def test_exceptions_in_place_of_results_fail_their_items_only() -> None:
     answers = answered(lambda xs: [None, ValueError("not this one"), 3])
     assert answers[0] == (Outcome.OK, None)
     assert answers[2] == (Outcome.OK, 3)
-    assert (answers[1][0], answers[1][1].message) == (Outcome.MODEL_ERROR, "not this one")
+    assert (answers[1][0], answers[1][1].message) == (Outcome.MODEL_ERROR, "ValueError: not this one")
 
     answers = answered(lambda xs: [ValidationError("no cat"), 2, KeyboardInterrupt()])
     assert [o for o, _ in answers] == [Outcome.INVALID_ITEM, Outcome.OK, Outcome.MODEL_ERROR]
@@ -456,7 +456,7 @@ def test_the_traceback_is_not_lost_behind_an_endless_message() -> None:
     report = answered(RAISED["100 MB"])[1][1]
 
     assert "raise error" in report.traceback
-    assert report.message == "x" * 2048
+    assert report.message == ("ValueError: " + "x" * 2048)[:2048]
 
 
 def test_the_traceback_of_a_part_begins_in_the_user_s_code() -> None:

@@ -46,7 +46,7 @@ class BatchSettings(TypedDict, total=False):
 
 
 class Results(Protocol[B_co]):
-    """What a function over lists returns: a list, or an array or tensor whose rows are the results."""
+    """What a function over lists returns: a list, or an array or tensor whose rows are results."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[B_co]: ...
@@ -105,7 +105,7 @@ HookedLater = type[PreprocessesLater | PostprocessesLater] | PreprocessesLater |
 
 
 class Decorator(Protocol):
-    """The type of `batch(...)` with settings, which is applied to a function of a list or to a model."""
+    """The type of `batch(...)` with settings: it is applied to a function of a list, or a model."""
 
     @overload
     def __call__(  # type: ignore[overload-overlap]

@@ -48,8 +48,8 @@ class _Drivers:
 
     Attributes:
         by_loop: The drivers.
-        latest: The driver that was used last. Its loop has `_thread_id`, the thread in which it is
-            running now; None if the last loop had none.
+        latest: The driver that was used last, if its loop has the private `_thread_id` by which
+            `__call__` sees that it runs in this thread; else None.
         closed: Why there are to be no more calls; None while there may be.
         ends: For each loop, the task that closes its driver.
         gone: What was done on loops that are closed.
@@ -139,8 +139,8 @@ class AsyncBatch(Bindable, Generic[A, B]):
 
         Args:
             x: The item, or a chunk of rows with `merge`.
-            priority: From -100 to 100. Larger goes first; an item that is passed over rises by a level
-                a second.
+            priority: From -100 to 100. Larger goes first; an item that is passed over rises by a
+                level a second.
 
         Raises:
             DeadlineExceeded: `timeout_s` passed before the item's batch was done.
@@ -176,12 +176,12 @@ class AsyncBatch(Bindable, Generic[A, B]):
             raise
 
     def stats(self) -> FunctionSnapshot:
-        """Return what the function has done so far, on all event loops; of a method, for its instance."""
+        """Return what it has done so far, on all event loops; of a method, for its instance."""
         drivers = self._drivers
         return together(self.__name__, [*drivers.gone, *[_snapshot(driver) for driver in drivers.now()]])
 
     def explain(self) -> dict[str, Any]:
-        """Return why the policy decides as it does on the event loop that called the function last."""
+        """Return why the policy decides as it does on the event loop that called last."""
         driver = self._drivers.latest
         policy = self._settings.new_policy() if driver is None else driver.pipeline.batchers[0].policy
         return explained(policy, monotonic())

@@ -16,7 +16,7 @@ from carpool.call.invoke import Invoker
 from carpool.call.lock import execution_lock
 from carpool.call.retry import Trouble, run_now
 from carpool.drive.failures import BatchOutcome, shared_out
-from carpool.drive.threads import LeaderFollower
+from carpool.drive.threads import LineDriver
 from carpool.drive.wakeups import ThreadWaiter
 from carpool.errors import DeadlineExceeded, Unavailable
 from carpool.observe.function_stats import FunctionSnapshot
@@ -92,7 +92,7 @@ class ThreadBatch(Bindable, Generic[A, B]):
         function: Any,
         settings: Settings,
         invoker: Invoker,
-        driver: LeaderFollower | None = None,
+        driver: LineDriver | None = None,
         loop_look: LoopLook | None = None,
     ) -> None:
         super().__init__(function, settings)
@@ -111,8 +111,8 @@ class ThreadBatch(Bindable, Generic[A, B]):
 
         Args:
             x: The item, or a chunk of rows with `merge`.
-            priority: From -100 to 100. Larger goes first; an item that is passed over rises by a level
-                a second.
+            priority: From -100 to 100. Larger goes first; an item that is passed over rises by a
+                level a second.
 
         Raises:
             DeadlineExceeded: `timeout_s` passed before the item's batch began to run in this
@@ -232,9 +232,9 @@ class ThreadBatch(Bindable, Generic[A, B]):
 
     # -- inside
 
-    def _new_driver(self) -> LeaderFollower:
+    def _new_driver(self) -> LineDriver:
         settings, name = self._settings, self.__name__
-        return LeaderFollower(
+        return LineDriver(
             name,
             settings.new_batcher(name),
             slots=settings.max_in_flight_batches,
@@ -253,7 +253,7 @@ class ThreadBatch(Bindable, Generic[A, B]):
         """Put items into the line and wait until all have been answered."""
         driver = self._driver
         sizes, lanes = self._settings.sizes_and_lanes(items, priority)
-        waiter = driver.join(items, sizes, self._settings.timeout_s, lanes)
+        waiter = driver.join(items, sizes, self._timeout_s, lanes)
         driver.wait(waiter, self._run)
         return waiter
 

@@ -7,7 +7,8 @@ that fails turns into `Failed`, and the others go on. What happens when a batch 
 `call/retry.py`.
 
 All of it is written as coroutines, so that the user's code may be `def` or `async def`. Where
-nothing is async, nothing ever waits, and `retry.run_now` runs it to its end without an event loop.
+nothing is async, nothing is ever suspended, and `retry.run_now` runs it to its end without an event
+loop.
 """
 
 from __future__ import annotations

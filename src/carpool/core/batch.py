@@ -24,7 +24,7 @@ class Batch:
         call_started: when user code was last entered for it.
         heard: when a part of it was last answered.
         given_up: why the worker is taken to hang; empty if it is not.
-        busy_s: seconds in user code of the partial replies so far.
+        busy_s: seconds spent on the partial replies so far.
         ok: whether these partial replies had no errors, and no call ran out of memory.
     """
 

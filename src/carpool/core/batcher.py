@@ -72,7 +72,7 @@ class Batcher:
             `CarpoolError`.
 
     Attributes:
-        outlet: most results that the next stage can ever take at once; the pipeline sets it.
+        next_max_size: most results that the next stage can ever take at once; the pipeline sets it.
         safe_size: how much one call can hold before memory runs out, as far as it ever has.
         patience: how long a call may take.
         times: how long batches take.
@@ -109,7 +109,7 @@ class Batcher:
         self.idempotent = idempotent
         self.runs_ahead = runs_ahead and idempotent
         self.weigh = weigh or _counts_for_one
-        self.outlet = inf
+        self.next_max_size = inf
         self.closing = self.retired = False
         self.safe_size = SafeSize(policy.allowed_batch_sizes)
         self.times = BatchTimes()
@@ -385,8 +385,8 @@ class Batcher:
     def lets_go(self, now: float, deadline: float, slo_s: float) -> bool:
         """Report whether a lone request of size 1 that came now would be admitted and go at once.
 
-        The queue must be empty, and a worker idle. It changes nothing; it is False where that takes
-        more thought.
+        The queue must be empty, and all workers idle. It changes nothing; it is False where that
+        takes more thought.
         """
         if not self._policy_knows_lone:
             return False
@@ -458,7 +458,7 @@ class Batcher:
         """
         queue = self.queue
         free = len(self._idle)
-        if free and room < queue.count and room < self.outlet and room < self._most_requests():
+        if free and room < queue.count and room < self.next_max_size and room < self._most_requests():
             free = 0  # no credit: the next stage could not take what this one would produce
         decision = self.policy.decide(now, queue, free, len(self.in_flight))
         n = decision.take

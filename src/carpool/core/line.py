@@ -284,7 +284,8 @@ class Line:
     def start_alone(self, lone: LoneWaiter) -> bool:
         """Let a caller run its one request alone if that may be, and report whether it may.
 
-        Fast path of `join`, `step` and `lead`: the same outcome, see tests/batch_function/test_alone.py.
+        Fast path of `join`, `step` and `lead`: the same outcome, see
+        tests/batch_function/test_alone.py.
         """
         pipeline, batcher = self.pipeline, self._batcher
         if (

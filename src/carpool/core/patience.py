@@ -8,8 +8,8 @@ was seen: then it hangs, and its callers are better served by another worker.
 What such batches take is a bound, not an estimate: the slowest batch of late, or the slowest per
 unit of late times the size, whichever is more. So a batch of 64 after nothing but single items is
 given 64 times as long, and a single item after nothing but full batches as long as they took.
-Warm-ups do not
-count: examples are often smaller than real items.
+Warm-ups
+do not count: examples are often smaller than real items.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A chain of stages and the way of a request through it; the object that every driver drives.
 
-Events go in (`submit`, `cancel`, `completed`, `worker_ready`, `worker_lost`), `poll` says what to
-do next. The invariants:
+Events go in (`submit`, `cancel`, `completed`, `worker_ready`, `worker_lost` and others), `poll`
+says what to do next. The invariants:
 
 * every request gets exactly one answer, even if it is refused, unless its caller has cancelled it:
   `DONE` is entered once, and `core/endings.py` hands the request out;
@@ -92,7 +92,7 @@ class Pipeline:
         for stage, batcher in enumerate(self.batchers):
             batcher.stage = stage
         for batcher, following in pairwise(self.batchers):
-            batcher.outlet = following.queue.max_size
+            batcher.next_max_size = following.queue.max_size
 
     def __repr__(self) -> str:
         return f"<Pipeline {' -> '.join(map(repr, self.batchers))}>"
@@ -144,7 +144,7 @@ class Pipeline:
         try:
             if self.closed is None and entrance.admit_all(now, requests):
                 return
-        except BaseException:  # of the policy
+        except BaseException:  # of the policy: whatever was not taken in waits at the door
             entrance.keep(now, requests)
             raise
         entrance.admit(now, requests, self.closed)
@@ -171,9 +171,9 @@ class Pipeline:
             self.batchers[request.stage].abandon(now, request)
 
     def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
-        """Note that a request which the only stage's `Batcher.lets_go` let go has been answered.
+        """Note that a lone request was answered, which `Batcher.lets_go` allowed without `submit`.
 
-        It was never submitted here.
+        It can only be a pipeline of one stage.
         """
         self.alone += 1
         if not ok:
@@ -213,8 +213,8 @@ class Pipeline:
         Each request that is answered ends in one of six ways:
 
         1. its caller does not wait any more, or it never was that worker's: the result is dropped;
-        2. the worker found that its deadline had passed, or
-        3. it goes no further since its deadline passed meanwhile: it expires;
+        2. its deadline had passed when the worker read it: it expires;
+        3. its deadline has passed since, and another stage would follow: it expires;
         4. it has failed: it is answered with its error;
         5. it has been through the last stage: it is answered with its result;
         6. else the result is what the next stage gets, unless it cannot be weighed for it, which
@@ -230,7 +230,7 @@ class Pipeline:
         is_last = stage == len(self.batchers) - 1
         batch = batcher.in_flight.get(reply.place)
         if now >= batcher.attention_at and batch is not None and batch.id == reply.batch_id:
-            for late in batch.expire(now):  # the driver stood still meanwhile, or would have polled before
+            for late in batch.expire(now):  # a driver that stood still has not polled
                 self._endings.expire(now, late, batch.started)
         takers = batcher.completed(now, reply.place, reply.batch_id, ids, reply.busy_s, ok=not errors)
         if errors is None and is_last and self._journal is None:
@@ -287,7 +287,7 @@ class Pipeline:
         except CarpoolError as error:
             self._endings.fail(now, request, error)
             return False
-        except BaseException as error:  # it is the user's function, and may raise anything
+        except BaseException as error:  # a `Weigher` raises only CarpoolErrors; others may be given
             kind = type(error).__name__
             text = f"size= of stage {self.batchers[stage].name} raised {kind}"
             self._endings.fail(now, request, ModelError(text, type_name=kind))
@@ -474,9 +474,9 @@ class Pipeline:
             self._journal.record(now, "runs", request.id, batcher.name, detail)
 
     def _is_last_call(self, batcher: Batcher) -> bool:
-        """Report whether no request can join a stage's queue before some of those in it run.
+        """Report whether all that can ever join a stage's queue is in it.
 
-        Callers are refused now.
+        It is asked only once new requests are refused (`closed`).
         """
         if self._entrance.lets_in:
             return False

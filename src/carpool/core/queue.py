@@ -323,8 +323,8 @@ class Queue:
     def _rank(self, lane: Lane) -> float:
         """Return what lanes are sorted by: the one with the least rank goes first.
 
-        Priority plus age is greatest where this is least, at any time: with ages from `since` on,
-        (now - since) / ageing_s + priority = (now - rank) / ageing_s.
+        Priority plus age is greatest where this is least, at any time:
+        (now - ages_from) / ageing_s + priority = (now - rank) / ageing_s.
         """
         return self._lanes[lane].ages_from - lane.priority * self.ageing_s
 

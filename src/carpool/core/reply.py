@@ -17,7 +17,7 @@ class Reply:
         ids: the requests that are answered, all of the batch or some of it.
         results: one for each of `ids`; where there is an error, the result does not matter.
         errors: by position in `ids`, why a request failed; None if none did.
-        busy_s: seconds that the worker spent in user code for these answers.
+        busy_s: seconds that the worker spent on these answers, reading and writing included.
         waited_s: seconds that the worker stood still before it got the batch.
     """
 

@@ -1,10 +1,9 @@
 """The workers of a stage: their states, when a lost one is replaced, and when to give up.
 
-States: starting (spawned) -> loading (`setup` runs) -> warming (examples run) -> ready -> draining
-    / hung
--> dead. Liveness counts only after ready; a busy worker is judged by the batcher's hang limit, not
-here. One that hangs is lost at once, but its place is free only when its process is gone: until
-then it may hold the memory that its successor needs.
+States: starting (spawned) -> loading (`setup` runs) -> warming (examples run) -> ready -> dead, or
+ready -> hung -> dead, or draining before the end. Liveness counts only after ready; a busy worker
+is judged by the batcher's hang limit, not here. One that hangs is lost at once, but its place is
+free only when its process is gone: until then it may hold the memory that its successor needs.
 
 Replacement: at once after the first death, then after 0.5, 1, 2 ... 30 s with jitter, reset by one
 finished batch. After `MOST_DEATHS` deaths in a row, with no batch finished by any worker of the
@@ -16,10 +15,8 @@ rule is that of an Erlang supervisor: restart a bounded number of times, then es
 Deaths that were one request's fault are taken back (`forgive`), and so are those of workers that
 were given up since no caller waited for their calls, which may just be slow. But after
 `MOST_FORGIVEN` such requests in a row, with no batch finished between them, it may as well be the
-model that dies with every
-request: restarts slow down all the same, and a stage that has never yet shown that it works, by a
-    batch
-or a warm-up, has failed.
+model that dies with every request: restarts slow down all the same, and a stage that has never yet
+shown that it works, by a batch or a warm-up, has failed.
 """
 
 from __future__ import annotations
@@ -61,7 +58,7 @@ _ON_THEIR_WAY = frozenset({PlaceState.STARTING, PlaceState.LOADING, PlaceState.W
 
 
 @dataclass(slots=True)
-class Place:
+class PlaceRecord:
     """One worker's place in the stage.
 
     The worker in it changes; the place keeps its position and its cores.
@@ -93,7 +90,7 @@ class Roster:
     """
 
     def __init__(self, workers: int, random: Callable[[], float]) -> None:
-        self.places = [Place() for _ in range(workers)]
+        self.places = [PlaceRecord() for _ in range(workers)]
         self.failed = False
         self.stopping = False
         self._random = random

@@ -2,13 +2,15 @@
 
 Arrivals of one turn of the loop are only collected; one callback per turn polls the pipeline, so
 everything that was parsed in that turn shares a batch and waits for nothing. One timer points at
-the pipeline's next deadline. Everything here runs on one loop; other threads come in through
-`call_soon_threadsafe`.
+the pipeline's next deadline. Everything here runs on one loop. Other threads come in through
+the mailbox of `drive/loop_thread.py`; worker threads, and batch functions on other loops, call
+`call_soon_threadsafe` themselves.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection, Iterable, Sequence
 from math import inf
 from typing import Protocol
@@ -70,6 +72,7 @@ class Driver:
         self._is_handing_over = False  # batches go out in their order; what happens meanwhile is polled for afterwards
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
+        self._refusals_timer: asyncio.TimerHandle | None = None  # for the next line about refused requests
 
         # the service's life: each of these happens once, in whatever order
         self._started: asyncio.Future[None] = self.loop.create_future()
@@ -119,6 +122,7 @@ class Driver:
         await asyncio.gather(*[executor.stop(grace_s) for executor in self.executors])
         if self._timer is not None:
             self._timer.cancel()
+        self._tell_refusals(everything=True)
 
     def abort(self) -> None:
         """Fail all requests inside, and refuse all that come."""
@@ -164,6 +168,12 @@ class Driver:
         self.stats.cancelled += self.pipeline.cancelled - before
         if not self._is_poll_due:
             self._poll_soon()
+
+    def refused(self, error: CarpoolError) -> None:
+        """Take note of a request that was refused before it was submitted."""
+        self.stats.refused(error)
+        if self.stats.refusals.is_due:
+            self._tell_refusals()
 
     # -- executors
 
@@ -315,11 +325,27 @@ class Driver:
                 self.executors[stage].kill(place)
         if todo.answer:
             self.stats.answered(todo.answer, self.clock())
+            if self.stats.refusals.is_due:
+                self._tell_refusals()
             for request in todo.answer:
                 try:
                     request.tell()
                 except BaseException:  # the other callers have their answers all the same
                     logger.exception("the answer of %r could not be delivered to its caller", request)
+
+    def _tell_refusals(self, *, everything: bool = False) -> None:
+        """Log what is due about refused and late requests, and see to it that the rest is told."""
+        refusals, name = self.stats.refusals, self.stats.name
+        for line in refusals.take(self.clock(), everything=everything):
+            level = logging.WARNING if line.reason.is_alarming else logging.INFO
+            about = {"model": name, "code": line.reason.code, "requests": line.requests}
+            logger.log(level, "service %s %s", name, line, extra=about)
+        if self._refusals_timer is not None:
+            self._refusals_timer.cancel()
+            self._refusals_timer = None
+        if refusals.wake_at < inf and not self._has_stopped and not self.loop.is_closed():
+            delay_s = max(0.0, refusals.wake_at - self.clock())
+            self._refusals_timer = self.loop.call_later(delay_s, self._tell_refusals)
 
     def _could_not_run(self, batch: Batch, error: BaseException) -> None:
         logger.exception("%r could not be handed to its worker", batch)
@@ -332,7 +358,8 @@ class Driver:
         """Fail the stage whose policy, which may be the user's, has raised while it decided."""
         name = stage_at_fault(error)
         what = f"stage {name} has failed: its policy raised" if name else "the service has failed: its pipeline raised"
-        logger.critical("%s %s: %s", what, type(error).__name__, text_of(error), exc_info=error)
+        about = {"model": self.stats.name, "stage": name, "code": "stage_failed"}
+        logger.critical("%s %s: %s", what, type(error).__name__, text_of(error), exc_info=error, extra=about)
         if not self._has_policy_raised:
             self._has_policy_raised = True
             self.stage_failed(
@@ -345,7 +372,9 @@ class Driver:
         Perhaps no process did, as in a container that was paused.
         """
         name = self.pipeline.batchers[stage].name
-        logger.warning("this process did not run for %.1f s, so worker %s/%d gets its time again", late_s, name, place)
+        text = "this process did not run for %.1f s, so worker %s/%d gets its time again"
+        about = {"model": self.stats.name, "stage": name, "worker": f"{name}/{place}"}
+        logger.warning(text, late_s, name, place, extra=about)
         self.pipeline.batchers[stage].spare(self.clock(), place)
         self._poll_soon()
 

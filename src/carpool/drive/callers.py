@@ -70,12 +70,12 @@ def error_of(request: Request) -> Exception:
 
 
 def with_cause(error: Exception) -> Exception:
-    """Return the error with its cause loaded, in a thread of the caller's own.
+    """Return the error with its cause loaded and noted, in a thread of the caller's own.
 
     An interpreter that prints an uncaught exception would not load it.
     """
     if type(error) is ModelError:  # a subclass may be the user's
-        error.__cause__  # noqa: B018
+        error._open_cause()
     return error
 
 

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import msgspec
 
-from carpool.call.retry import Failed, Trouble
+from carpool.call.retry import Failed, Trouble, none_failed
 from carpool.errors import ModelError
 
 
@@ -33,7 +33,7 @@ class BatchOutcome(msgspec.Struct):
         results: one for each item; what stands where there is an error does not matter.
         errors: by position in the batch, why an item failed; None if none did.
         trouble: what happened besides, such as calls that ran out of memory.
-        busy_s: seconds that the call took; 0 if the whole batch failed.
+        busy_s: seconds that the call took; in threads 0 if the whole batch failed.
     """
 
     results: Sequence[object]
@@ -44,9 +44,9 @@ class BatchOutcome(msgspec.Struct):
 
 def shared_out(results: list[Any], trouble: Sequence[Trouble]) -> BatchOutcome:
     """Return the outcome of a call, with the errors apart from the results."""
-    if Failed not in set(map(type, results)):
+    if none_failed(results):
         return BatchOutcome(results, None, trouble)
-    failed = {i: value.error for i, value in enumerate(results) if isinstance(value, Failed)}
+    failed = {i: value.error for i, value in enumerate(results) if type(value) is Failed}
     return BatchOutcome(results, _each_its_own(failed), trouble)
 
 

@@ -1,8 +1,8 @@
 """Workers inside this process, which are threads or tasks of the loop.
 
-Threads are for models that release the GIL, tasks for `async def` models.
-They live the same life as a worker process (`worker/serve.py`) and exchange the same frames, which
-are handed over as they are. But they cannot be killed: one that hangs is left to itself, and what
+Threads are for models that release the GIL, tasks for `async def` models. They live the same life
+as a worker process (`worker/serve.py`) and exchange the same frames, which are handed over as they
+are. But they cannot be killed: one that hangs is left to itself, and what
 it sends later is not read.
 """
 
@@ -28,6 +28,7 @@ from carpool.drive.output import LineSink
 from carpool.foreign import text_of
 from carpool.wire.frame import Frame, FrameError
 from carpool.worker import affinity
+from carpool.worker.place import enter_context
 from carpool.worker.serve import serve
 from carpool.worker.setup import Setup, process_name
 
@@ -161,6 +162,7 @@ class ThreadWorker(_Inside):
         """Serve, in the thread, until it ends."""
         try:
             affinity.pin(self._setup.cores)
+            enter_context(self._setup.place)
             link = _ThreadLink(self._loop, self._inbox, self._hear)
             run_now(serve(link, self._setup, lambda: self._model, same_process=True))
             why = "it ended"
@@ -232,6 +234,7 @@ class LoopWorker(_Inside):
     async def _live(self) -> None:
         task = asyncio.current_task()
         assert task is not None
+        enter_context(self._setup.place)
 
         def is_ending() -> bool:
             """Report whether the task is cancelled or closed; user code may raise the same."""

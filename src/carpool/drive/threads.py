@@ -64,7 +64,7 @@ class LoneCall(LoneWaiter):
     error: Exception | None
 
 
-class LeaderFollower:
+class LineDriver:
     """Runs a line with the threads of its callers.
 
     Args:
@@ -184,8 +184,8 @@ class LeaderFollower:
     def call_alone(self, item: object, timeout_s: float | None, run: Run) -> LoneCall | None:
         """Run one item in this thread at once, if the line is empty and nothing speaks against it.
 
-        Fast path of `join` and `wait`: the same outcome, see tests/batch_function/test_alone.py. It takes a
-        third of their time, and most calls go this way.
+        Fast path of `join` and `wait`: the same outcome, see tests/batch_function/test_alone.py.
+        It takes a third of their time, and most calls go this way.
 
         Args:
             item: it counts for one, and may share a batch with any other.

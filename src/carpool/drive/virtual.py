@@ -20,7 +20,7 @@ from carpool.core.batcher import Batcher
 from carpool.core.pipeline import Pipeline
 from carpool.core.reply import Reply
 from carpool.errors import CarpoolError, ModelError
-from carpool.foreign import text_of, traceback_of
+from carpool.foreign import named_text_of, traceback_of
 from carpool.request import Request
 
 Cost = Callable[[int], float]
@@ -245,9 +245,9 @@ class VirtualDriver:
         self._replied(self.pipeline.batchers[batch.stage])
 
     def _replied(self, batcher: Batcher) -> None:
-        """Do about a reply what `Driver.completed` does.
+        """Poll as `Driver.completed` does after a reply.
 
-        The turn is cut short if a full batch waits, or no request at all.
+        That is at once if a full batch waits, or no request at all; else at the end of the turn.
         """
         is_idle = not self._has_news and not self.pipeline.waiting
         self._notice()
@@ -259,7 +259,7 @@ def _shown(error: BaseException) -> CarpoolError:
     """Return what a caller gets for an exception in the place of a result, as from a worker."""
     if isinstance(error, CarpoolError):
         return error
-    shown = ModelError(text_of(error), type_name=type(error).__name__, traceback=traceback_of(error))
+    shown = ModelError(named_text_of(error), type_name=type(error).__name__, traceback=traceback_of(error))
     shown.__cause__ = error
     return shown
 

@@ -125,6 +125,7 @@ class WorkerPool:
         self._began: dict[int, float] = {}
         self._failure: dict[int, outcome.FailureReport] = {}
         self._started_once: set[int] = set()  # places that have had a worker that was ready
+        self._lost_at: dict[int, float] = {}  # when the last one of these was lost
 
         # by place: what the worker has not been sent yet: pieces of its batch, then the batch
         # ahead, whole or in pieces
@@ -212,7 +213,8 @@ class WorkerPool:
             return  # it has just been lost
         why = batch.given_up
         slow = batcher.patience.learns and batch.unwanted_since < inf  # no limit was set, and no caller waits
-        logger.error("worker %s hangs and is given up: %s", self._label(place), why)
+        logger.error("worker %s hangs and is given up: %s", self._label(place), why, extra=self._about(place))
+        self._lost_at.setdefault(place, self._driver.clock())
         self.roster.lost(self._driver.clock(), place, gone=False)
         has_unread_batch = worker.has_unread_batch
         worker.give_up(why, partial(self._heard_too_late, place))
@@ -266,13 +268,13 @@ class WorkerPool:
         try:
             self._workers[place] = _KINDS[self._launch.run_in](self._launch, place, on_frame, on_lost, self._sink)
         except OSError as error:  # no process, memory or file descriptor to be had: tried again later
-            logger.error("worker %s/%d cannot be started: %s", self.name, place, error)
+            logger.error("worker %s/%d cannot be started: %s", self.name, place, error, extra=self._about(place))
             self.roster.not_started(self._driver.clock(), place)
             if place not in self._started_once:
                 text = f"worker {place} of stage {self.name} cannot be started: {error}"
                 self._driver.start_failed(StartupError(text))
         else:
-            logger.info("worker %s starts", self._label(place))
+            logger.info("worker %s starts", self._label(place), extra=self._about(place))
 
     # -- what the workers send
 
@@ -329,7 +331,9 @@ class WorkerPool:
 
     def _not_received(self, frame: Frame) -> dict[int, Exception]:
         """Return the errors of a reply whose payloads there was no memory for."""
-        logger.error("stage %s: no memory to receive the results of %d requests", self.name, len(frame.ids))
+        logger.error(
+            "stage %s: no memory to receive the results of %d requests", self.name, len(frame.ids), extra=self._about()
+        )
         text = f"there was no memory to receive the result from stage {self.name}"
         frame.payloads = [b""] * len(frame.ids)
         return {i: Unavailable(text, code="out_of_memory") for i in range(len(frame.ids))}
@@ -343,11 +347,10 @@ class WorkerPool:
         if Outcome.RESPONSE in frame.formats:
             self._unpack_responses(frame, batch)
         failed = [i for i, what in enumerate(frame.formats) if what not in _NO_ERROR]
-        errors: dict[int, Exception] = {i: outcome.unpack_error(frame.formats[i], frame.payloads[i]) for i in failed}
-        if frame.causes is not None and errors:
-            for i, cause in frame.causes.items():
-                errors[i].__cause__ = cause
-            frame.causes = None  # the worker keeps its reply until it has the next one
+        causes, frame.causes = frame.causes or {}, None  # the worker keeps its reply until it has the next one
+        errors: dict[int, Exception] = {
+            i: outcome.unpack_error(frame.formats[i], frame.payloads[i], causes.get(i)) for i in failed
+        }
         return errors or None
 
     def _is_waiting_for_more(self, place: int) -> bool:
@@ -400,12 +403,19 @@ class WorkerPool:
             raise FrameError(f"it reports the state {frame.payloads[0]!r:.80}: {error}") from error
         if state == PlaceState.READY:
             self._learn(frame)
-            logger.info(
-                "worker %s is ready after %.2f s", self._label(place), self._driver.clock() - self._began[place]
-            )
+            self._log_readiness(place)
             self._started_once.add(place)
             self._driver.worker_ready(self.stage, place)
             self._driver.start_workers()
+
+    def _log_readiness(self, place: int) -> None:
+        """Log that a worker is ready, the first one of its place or the successor of a lost one."""
+        now, lost_at = self._driver.clock(), self._lost_at.pop(place, None)
+        if lost_at is None:
+            text, since = "worker %s is ready after %.2f s", self._began[place]
+        else:
+            text, since = "worker %s is back after %.2f s", lost_at
+        logger.info(text, self._label(place), now - since, extra=self._about(place))
 
     def _learn(self, frame: Frame) -> None:
         """Pass the timings of the warm-up on to the stage's policy."""
@@ -435,14 +445,15 @@ class WorkerPool:
         else:
             self.roster.lost(self._driver.clock(), place)
         if self.roster.stopping:
-            logger.info("worker %s has stopped", label)
+            logger.info("worker %s has stopped", label, extra=self._about(place))
             return
         if place not in self._started_once:
             text = cause if failure else f"worker {place} of stage {self.name} died while loading: {why}"
             self._driver.start_failed(StartupError(text))
             return
+        self._lost_at.setdefault(place, self._driver.clock())
         if state != PlaceState.HUNG:
-            logger.error("worker %s is lost: %s", label, cause)
+            logger.error("worker %s is lost: %s", label, cause, extra=self._about(place))
         if state == PlaceState.READY:
             self._hand_back(place, worker.has_unread_batch)
         if self.roster.failed:
@@ -459,9 +470,8 @@ class WorkerPool:
         if has_unread_batch and place not in self._batcher.ahead:  # else the one ahead is what is unread
             self._driver.worker_left(self.stage, place)
         elif self._driver.worker_lost(self.stage, place, unsent):
-            logger.error(
-                "stage %s: two workers were lost with the same request, which fails and is not tried again", self.name
-            )
+            text = "stage %s: two workers were lost with the same request, which fails and is not tried again"
+            logger.error(text, self.name, extra={**self._about(), "code": "request_crashed_worker"})
             self.roster.forgive(self._driver.clock())
             return True
         return False
@@ -470,9 +480,16 @@ class WorkerPool:
         """Fail the stage after too many deaths: no worker is started any more."""
         last = cause.rpartition("\n")[2]  # of a traceback: what was raised
         text = f"stage {self.name} has failed: {MOST_DEATHS} workers in a row died without finishing a batch"
-        logger.critical("%s; the last one: %s", text, last)
+        logger.critical("%s; the last one: %s", text, last, extra={**self._about(), "code": "stage_failed"})
         error = Unavailable(f"stage {self.name} has failed", code="stage_failed", retry_after_s=FAILED_FOR_S)
         self._driver.stage_failed(error)
+
+    def _about(self, place: int | None = None) -> dict[str, str]:
+        """Return the fields of a log line about the stage, or about one of its workers."""
+        about = {"model": self._driver.stats.name, "stage": self.name}
+        if place is not None:
+            about["worker"] = f"{self.name}/{place}"
+        return about
 
     def _label(self, place: int) -> str:
         """Return a worker's name for the log."""
@@ -490,11 +507,11 @@ def _check_ids(ids: Sequence[int], owed: Sequence[int]) -> None:
 
 
 def _check_takers(ids: Sequence[int], batch: Batch) -> None:
-    """Whether those whose results are scalars take objects. Raises FrameError."""
-    if max([request.accept for request in batch.requests]) == OBJECT:
+    """Raise FrameError if a scalar is for a caller that takes bytes."""
+    if max([request.accept for request in batch.requests]) == OBJECT:  # the least of all formats
         return
     accepts = {id: request.accept for id, request in zip(batch.ids, batch.requests, strict=True)}
-    if max([accepts[id] for id in ids]) != OBJECT:
+    if any(accepts[id] != OBJECT for id in ids):
         raise FrameError("a scalar for a caller that takes bytes")
 
 

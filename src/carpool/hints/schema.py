@@ -127,6 +127,56 @@ def why_unwritable(kind: Any) -> str | None:
     return None
 
 
+def why_misfit(value: Any, kind: Any, what: str) -> str | None:
+    """Return why a value cannot travel as an item or result of type `kind`; None if it can, or may.
+
+    It can if either JSON or msgpack expresses it. Where they cannot express the type, only Python
+    callers send and get such values, and those must be of the class that the hint names; anything
+    else is not checked.
+
+    Args:
+        value: the value.
+        kind: the type.
+        what: what the value is called in the text.
+    """
+    if kind is Any:
+        return None
+    if not can_travel(kind):
+        return _why_not_instance(value, kind, what)
+    if kind is bytes and not isinstance(value, bytes | bytearray | memoryview):
+        # a text may pass for the base64 that bytes are in JSON
+        return f"{what} does not fit bytes: it is of type {type(value).__name__}"
+    problems: list[str] = []
+    for make in (json_writer, msgpack_writer):
+        try:
+            make(kind, what)(value)
+            return None
+        except BaseException as error:  # types may have writers and validators, which are user code
+            problems.append(text_of(error))
+    return problems[0]
+
+
+def can_travel(kind: Any) -> bool:
+    """Report whether JSON and msgpack can express all parts of a type."""
+    try:
+        if why_unreadable(kind) is not None:
+            return False
+        parts = _parts_of(kind)
+    except Exception:  # a protocol, for example
+        return False
+    classes = [part.cls for part in parts if isinstance(part, CustomType)]
+    return all(is_array_type(each) or _is_pydantic(each) for each in classes)
+
+
+def _why_not_instance(value: Any, kind: Any, what: str) -> str | None:
+    try:
+        if not isinstance(kind, type) or isinstance(value, kind):
+            return None
+    except TypeError:  # a protocol, which tells nothing at run time
+        return None
+    return f"{what} does not fit {type_name(kind)}: it is of type {type(value).__name__}"
+
+
 def as_our_error(error: BaseException, what: str, kind: Any = Any, body: Any = b"") -> BaseException:
     """Translate a reader's exception: the item does not fit its type, or the body is malformed.
 
@@ -174,20 +224,24 @@ def _convert_msgpack(value: Any, kind: Any) -> Any:
     return msgspec.convert(value, kind, builtin_types=(bytes, datetime.datetime), dec_hook=_from_builtins)
 
 
-def json_writer(kind: Any) -> Callable[[Any], bytes]:
+def json_writer(kind: Any, what: str = "the result") -> Callable[[Any], bytes]:
     """Make a function that writes one result as JSON, and raises `ModelError` if it does not fit.
 
     NaN and infinities never fit, since JSON cannot express them.
 
+    Args:
+        kind: The type of results.
+        what: What is written, for the text.
+
     Raises:
         TypeError: See `json_reader`.
     """
-    return _writer(_json_encoder.encode, _json_decoder(kind), kind, writes_nan_as_null=True)
+    return _writer(_json_encoder.encode, _json_decoder(kind), kind, what, writes_nan_as_null=True)
 
 
-def msgpack_writer(kind: Any) -> Callable[[Any], bytes]:
+def msgpack_writer(kind: Any, what: str = "the result") -> Callable[[Any], bytes]:
     """Make a function that writes one result as msgpack; NaN and infinities are allowed."""
-    return _writer(_msgpack_encoder.encode, _msgpack_decoder(kind), kind, writes_nan_as_null=False)
+    return _writer(_msgpack_encoder.encode, _msgpack_decoder(kind), kind, what, writes_nan_as_null=False)
 
 
 def json_schema(types: list[Any], ref_template: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -230,7 +284,7 @@ def type_name(kind: Any) -> str:
 
 
 def _writer(
-    encode: Callable[[Any], bytes], read: Callable[[bytes], Any], kind: Any, *, writes_nan_as_null: bool
+    encode: Callable[[Any], bytes], read: Callable[[bytes], Any], kind: Any, what: str, *, writes_nan_as_null: bool
 ) -> Callable[[Any], bytes]:
     """Make a function that writes a result and checks that what is written reads as `kind`.
 
@@ -243,6 +297,7 @@ def _writer(
         encode: Writes a result.
         read: Reads what was written.
         kind: The type of results.
+        what: What is written, for the text.
         writes_nan_as_null: Whether NaN is written as null, and is to be refused.
     """
     write_anything = _unchecked_writer(encode, writes_nan_as_null=writes_nan_as_null)
@@ -263,7 +318,7 @@ def _writer(
                 read(body)
         except _DOES_NOT_FIT as error:
             raise _bad_result(
-                f"the result does not fit {type_name(kind)}", error, value if writes_nan_as_null else None
+                f"{what} does not fit {type_name(kind)}", error, value if writes_nan_as_null else None
             ) from error
         return body
 
@@ -318,6 +373,11 @@ def _holds_nan(value: Any) -> bool:
 
 def _kinds_in(kind: Any) -> set[type]:
     """Return which of msgspec's kinds of types occur in a type."""
+    return {type(info) for info in _parts_of(kind)}
+
+
+def _parts_of(kind: Any) -> list[Any]:
+    """Return what msgspec knows of a type and of all types and fields inside it."""
     seen: dict[int, Any] = {}
     todo: list[Any] = [msgspec.inspect.type_info(kind)]
     while todo:
@@ -329,7 +389,7 @@ def _kinds_in(kind: Any) -> set[type]:
             value = getattr(info, name)
             parts = value if isinstance(value, tuple) else (value,)
             todo += [part for part in parts if isinstance(part, msgspec.inspect.Type | msgspec.inspect.Field)]
-    return {type(info) for info in seen.values()}
+    return list(seen.values())
 
 
 def _object_check(kind: Any) -> Callable[[Any], bool]:

@@ -9,33 +9,38 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import itertools
 import re
-import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from carpool.clock import monotonic
 from carpool.drive.output import LineSink, print_line
-from carpool.errors import CarpoolError, InvalidRequest, ModelError, Unavailable
-from carpool.foreign import text_of, traceback_of
+from carpool.errors import CarpoolError, InvalidRequest, Unavailable
+from carpool.foreign import traceback_of
 from carpool.hints import schema
 from carpool.http import asgi, openapi
-from carpool.http.codec import Refusal, allow, as_json, content_length, error_response, too_large
+from carpool.http.codec import (
+    Refusal,
+    allow,
+    as_json,
+    as_routes_are,
+    content_length,
+    too_large,
+)
 from carpool.http.endpoint import Endpoint
+from carpool.http.error_answers import ErrorAnswers
 from carpool.http.exchange import Ask, Asked, Exchange, Head, HttpResponse
 from carpool.http_request import pack_head
 from carpool.logger import logger
 from carpool.observe.log import printable
 from carpool.request import DEFAULT_LANE, Lane
-from carpool.service.settings import LARGEST_PRIORITY, at_least, check_callable, flag, nonnegative_seconds
+from carpool.service.settings import LARGEST_PRIORITY, at_least, check_callable, nonnegative_seconds
 from carpool.wire.payload import CUSTOM
 
 if TYPE_CHECKING:
     from carpool.service.service import Service
 
 
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
 _PRIORITY = re.compile(rb"[+-]?[0-9]{1,3}")
 _TEXT_TYPE = b"text/plain; charset=utf-8"
 
@@ -80,8 +85,7 @@ class App:
         _check_services(services)
         if when_full not in ("refuse", "wait"):
             raise ValueError(f'when_full must be "refuse" or "wait", not {when_full!r}')
-        if timeout_status not in (504, 408):
-            raise ValueError(f"timeout_status must be 504 or 408, not {timeout_status!r}")
+        self._errors = ErrorAnswers(timeout_status, debug)
         check_callable("output", output, "a worker's name, whether it is an error, and a line")
         self.max_body_bytes = at_least("max_body_bytes", max_body_bytes, 1)
         self.endpoints = [Endpoint(service, output) for service in services]
@@ -89,10 +93,7 @@ class App:
         self.refusing: CarpoolError | None = Unavailable("the service is starting", code="starting")
         self._draining = False
         self._wait = when_full == "wait"
-        self._timeout_status = timeout_status
-        self._debug = flag("debug", debug)
         self._idle_check_s = nonnegative_seconds("idle_check_s", idle_check_s)
-        self._ids = (f"{secrets.token_hex(4)}-{n}" for n in itertools.count(1))
         self._document: bytes | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # the app was started on it
         self._starting: asyncio.Task[None] | None = None
@@ -215,7 +216,7 @@ class App:
         """
         endpoint: Endpoint | None = None
         try:
-            methods = self._routes.get(head.path)
+            methods = self._routes.get(head.path) or self._routes.get(as_routes_are(head.path))
             if methods is None:
                 raise Refusal(404, "not_found")
             if head.method not in methods:
@@ -269,16 +270,9 @@ class App:
 
     def error(self, head: Head | None, error: Exception) -> HttpResponse:
         """Return the response to a request that ended with `error`."""
-        given = head.headers.get(b"x-request-id", b"") if head is not None else b""
-        request_id = given.decode() if _REQUEST_ID.fullmatch(given) else next(self._ids)
-        if isinstance(error, ModelError):
-            message = printable(text_of(error)).replace("\n", "\\n")
-            logger.error("request %s: %s\n%s", request_id, message, printable(error.traceback))
-        try:
-            return error_response(error, request_id, timeout_status=self._timeout_status, debug=self._debug)
-        except BaseException as broken:  # a user's class of errors, with attributes that make no sense
-            logger.error("request %s: its error could not be read:\n%s", request_id, printable(traceback_of(broken)))
-            return error_response(CarpoolError("the error could not be read"), request_id)
+        if head is None:
+            return self._errors.response(b"", error)
+        return self._errors.response(head.request_id, error, head.ask.endpoint.name if head.ask is not None else "")
 
     def _ask(self, head: Head, endpoint: Endpoint) -> Ask:
         """Read what is asked of a model off a request's headers."""
@@ -319,6 +313,10 @@ class App:
         routes[b"/predict"] = {b"POST": (self._predict, self.endpoints[0])}
         for endpoint in self.endpoints:
             routes[openapi.predict_path(endpoint.name).encode()] = {b"POST": (self._predict, endpoint)}
+        for methods in routes.values():
+            methods[b"OPTIONS"] = (_tell_methods(*methods, b"OPTIONS"), None)
+        # of the server as a whole (RFC 9110, 9.3.7)
+        routes[b"*"] = {b"OPTIONS": (_tell_methods(b"GET", b"HEAD", b"POST", b"OPTIONS"), None)}
         return routes
 
     def _predict(self, exchange: Exchange) -> None:
@@ -396,15 +394,21 @@ class App:
 
     def _openapi(self, exchange: Exchange) -> None:
         if self._document is None:
-            document = openapi.document(self.services, self._timeout_status, self.max_body_bytes)
+            document = openapi.document(self.services, self._errors.timeout_status, self.max_body_bytes)
             self._document = as_json(document)
         exchange.respond(HttpResponse(200, self._document))
+
+
+def _tell_methods(*methods: bytes) -> Route:
+    """Make a route that tells which methods an address has."""
+    response = HttpResponse(204, b"", headers=allow(name.decode() for name in methods))
+    return lambda exchange: exchange.respond(response)
 
 
 def _count_refusal(endpoint: Asked, error: CarpoolError) -> None:
     """Count a refused request for its model."""
     if endpoint.driver is not None:
-        endpoint.driver.stats.refused(error)
+        endpoint.driver.refused(error)
 
 
 def _check_services(services: tuple[Service, ...]) -> None:

@@ -7,13 +7,13 @@ import functools
 import multiprocessing
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol
-from urllib.parse import quote, unquote, unquote_to_bytes
+from urllib.parse import quote, unquote
 
 from carpool.errors import CarpoolError, StartupError
-from carpool.http.codec import too_large
+from carpool.http.codec import as_routes_are, too_large
 from carpool.http.exchange import WANTED_HEADERS, Exchange, Head, HttpResponse
 from carpool.logger import logger
 
@@ -150,7 +150,8 @@ async def _request(app: ServedApp, scope: Scope, receive: Receive, send: Send) -
     if response is None:
         response = await _handle(app, head, receive)
     if response is not None:
-        await _send(response, send, head_only=head.method == b"HEAD")
+        sent = head.echoed(response.headers)
+        await send_response(response, send, sent, head_only=head.method == b"HEAD")
 
 
 async def _handle(app: ServedApp, head: Head, receive: Receive) -> HttpResponse | None:
@@ -172,16 +173,13 @@ async def _handle(app: ServedApp, head: Head, receive: Receive) -> HttpResponse 
 def _path(scope: Scope) -> bytes:
     """Return the path below the point where the app is mounted, quoted as in our routes."""
     path: str = scope["path"]
+    if path == "*":  # `OPTIONS *` asks for the whole server
+        return b"*"
     raw = (scope.get("raw_path") or b"").partition(b"?")[0]  # only here does a slash in a name differ from the others
     if unquote(raw) != path:  # it may be missing, and older routers cut their part off the path alone
         raw = quote(path).encode()
-    quoted, root = _as_routes_are(raw), _as_routes_are(quote(scope.get("root_path", "")).encode().rstrip(b"/"))
+    quoted, root = as_routes_are(raw), as_routes_are(quote(scope.get("root_path", "")).encode().rstrip(b"/"))
     return quoted[len(root) :] if quoted.startswith(root + b"/") else quoted
-
-
-def _as_routes_are(path: bytes) -> bytes:
-    """Quote each part of a path as `predict_path` quotes a name, however it was quoted before."""
-    return b"/".join([quote(unquote_to_bytes(part), safe="").encode() for part in path.split(b"/")])
 
 
 async def _body(receive: Receive, limit: int) -> bytes | bytearray | None:
@@ -241,15 +239,18 @@ async def _disconnected(receive: Receive) -> BaseException | None:
     return None
 
 
-async def _send(response: HttpResponse, send: Send, head_only: bool) -> None:
+async def send_response(
+    response: HttpResponse, send: Send, headers: Sequence[tuple[bytes, bytes]], head_only: bool
+) -> None:
+    """Send a whole response, with these headers besides those of its body."""
     body_headers = [
         (b"content-type", response.content_type),
         (b"content-length", str(len(response.body)).encode()),
     ]
-    headers = [
+    all_headers = [
         *(body_headers if response.describes_its_body else ()),
         (b"x-content-type-options", b"nosniff"),
-        *response.headers,
+        *headers,
     ]
-    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    await send({"type": "http.response.start", "status": response.status, "headers": all_headers})
     await send({"type": "http.response.body", "body": b"" if head_only else bytes(response.body)})

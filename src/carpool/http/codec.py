@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
+from urllib.parse import quote, unquote_to_bytes
 
 import msgspec
 
@@ -16,16 +17,19 @@ from carpool.errors import (
     CarpoolError,
     DeadlineExceeded,
     InvalidRequest,
+    ModelError,
     ValidationError,
 )
 from carpool.foreign import text_of
-from carpool.http.exchange import HttpResponse
+from carpool.http.exchange import REQUEST_ID, HttpResponse
+from carpool.http_response import HTTPError
 from carpool.model import Traits
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, RAW
 
 _JSON = b"application/json"
 _JSON_TYPES = frozenset({b"application/json", b"text/json"})
 _MSGPACK_TYPES = frozenset({b"application/msgpack", b"application/x-msgpack", b"application/vnd.msgpack"})
+_RAW_FAMILIES = ("image", "audio", "text")
 _RAW_TYPES = re.compile(rb"application/octet-stream|(image|audio|text)/.+")
 _MOST_LENGTH_DIGITS = 20  # enough for any body that there could be
 _MOST_CACHED = 256
@@ -108,15 +112,22 @@ def error_response(
             sense.
     """
     code = error.code if isinstance(error, CarpoolError) else "internal_error"
-    status = HTTPStatus(error.status).value if isinstance(error, CarpoolError) else 500
+    status = error.status if isinstance(error, CarpoolError) else 500
+    if not isinstance(error, HTTPError):  # its status is checked where it is made
+        status = HTTPStatus(status).value
     message = MESSAGES.get(code, MESSAGES["unavailable"])
     if isinstance(error, DeadlineExceeded):
         status = timeout_status
-    if debug or isinstance(error, InvalidRequest | ValidationError | DeadlineExceeded):
-        message = text_of(error)[:_LONGEST_MESSAGE]
-    headers: list[tuple[bytes, bytes]] = [(b"x-request-id", request_id.encode())]
+    if debug or isinstance(error, InvalidRequest | ValidationError | DeadlineExceeded | HTTPError):
+        message = text_of(error)
+        if isinstance(error, ModelError):
+            message = message.removeprefix(f"{error.type_name}: ")
+        message = message[:_LONGEST_MESSAGE]
+    headers: list[tuple[bytes, bytes]] = [(REQUEST_ID, request_id.encode())]
     if isinstance(error, Refusal):
         headers += error.headers
+    if isinstance(error, HTTPError):
+        headers += [(name.lower().encode(), value.encode()) for name, value in error.headers]
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, round(retry_after_s + 0.5))).encode()))
@@ -170,7 +181,7 @@ class Formats:
 
     @property
     def readable(self) -> list[str]:
-        """The content types that the model reads, for error texts and for OpenAPI."""
+        """The content types that the model reads, by their usual names."""
         raw = ["application/octet-stream"] if self._raw_in else []
         custom = [kind.decode() for kind in sorted(self._accepts)]
         return list(dict.fromkeys([*custom, "application/json", "application/msgpack", *raw]))
@@ -196,8 +207,15 @@ class Formats:
             return MSGPACK
         elif self._raw_in and _RAW_TYPES.fullmatch(kind):
             return RAW
-        text = f"the model does not read this content type; it reads {', '.join(self.readable)}"
+        text = f"the model does not read this content type; it reads {self._all_read}"
         raise InvalidRequest(text, status=415, code="unsupported_media_type")
+
+    @property
+    def _all_read(self) -> str:
+        """All content types and families of them that `_reads` takes, for the text of a 415."""
+        families = [f"{family}/*" for family in _RAW_FAMILIES] if self._raw_in else []
+        others = [kind.decode() for kind in (*sorted(_JSON_TYPES), b"application/*+json", *sorted(_MSGPACK_TYPES))]
+        return ", ".join(dict.fromkeys([*self.readable, *families, *others]))
 
     def _writes(self, accept: bytes | None, read: int, sent: bytes) -> int:
         """Return the first format of `Accept` that the model writes, or else a suitable one."""
@@ -224,6 +242,11 @@ class Formats:
 def _kind(content_type: bytes) -> bytes:
     """Return a content type without its parameters, in lower case."""
     return content_type.partition(b";")[0].strip().lower()
+
+
+def as_routes_are(path: bytes) -> bytes:
+    """Quote each part of a path as `predict_path` quotes a name, however it was quoted before."""
+    return b"/".join([quote(unquote_to_bytes(part), safe="").encode() for part in path.split(b"/")])
 
 
 def content_length(headers: Mapping[bytes, bytes]) -> int:

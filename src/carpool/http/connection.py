@@ -1,4 +1,4 @@
-"""The HTTP/1.1 door: one client connection, its order and flow. `reader.py` reads what it receives.
+"""The HTTP/1.1 front: one client connection, its order and flow. `reader.py` reads for it.
 
 * Answers leave in the order of their requests; while too many are owed, nothing more is read.
 * A request that is refused before its body was read is answered, and then the connection is closed.
@@ -6,8 +6,7 @@
   cancelled.
 * A client that does not take its answers is not read from either, and is cut off after a while.
 
-Five state machines live here, yes, five. Each moves by itself, and the connection is where they
-meet:
+Five state machines meet here; each moves by itself:
 
 * *The request being received* (`RequestReader`): at the start of a request (`at_request_start`:
   only there may a known head be looked up) -> in its head (`in_headers`) -> in its body (`head` is
@@ -37,7 +36,7 @@ from typing import Any, cast
 
 from carpool.http.answer_queue import AnswerQueue
 from carpool.http.codec import Refusal
-from carpool.http.exchange import Exchange, HttpResponse
+from carpool.http.exchange import REQUEST_ID, Exchange, HttpResponse
 from carpool.http.listener import HttpHead, Listener
 from carpool.http.reader import LARGE_BODY, MOST_AT_ONCE, RequestReader
 from carpool.http.timers import Timers
@@ -394,12 +393,13 @@ class Connection(asyncio.Protocol):
         queue, head, listener, transport = self._queue, exchange.head, self._listener, self._transport
         ask = head.ask
         body: Any = exchange.result
+        more = head.good_headers
         if (
             len(queue.given) != 1
             or queue.waiting
             or ask is None
             or type(body) is CheckedResponse
-            or not head.needs_no_extra_headers
+            or more is None
             or self._is_half_closed
             or listener.is_draining
             or len(body) >= LARGE_BODY
@@ -409,12 +409,17 @@ class Connection(asyncio.Protocol):
             return False
         queue.given.clear()
         prefix = listener.ok_prefixes.get(ask.content_type) or listener.ok_prefix(ask.content_type)
-        transport.write(b"%b%d\r\n\r\n%b" % (prefix, len(body), body))
+        if more:
+            transport.write(b"%b%d\r\n%b\r\n%b" % (prefix, len(body), more, body))
+        else:
+            transport.write(b"%b%d\r\n\r\n%b" % (prefix, len(body), body))
         return True
 
     def _start_of(self, response: HttpResponse, head: HttpHead, is_last: bool) -> bytes:
         """Return everything of an answer that comes before its body."""
         status, body, content_type, headers = response
+        if REQUEST_ID in head.headers:
+            headers = head.echoed(headers)
         lines = [b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b"")), self._listener.common_headers()]
         if response.describes_its_body:
             lines.append(b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type, len(body)))

@@ -8,6 +8,7 @@ from carpool.clock import monotonic
 from carpool.core.roster import PlaceState
 from carpool.drive.output import LineSink
 from carpool.http.codec import Formats
+from carpool.http.trial import try_first_example
 from carpool.logger import logger
 from carpool.service.weigh import weigher_of
 
@@ -82,12 +83,13 @@ class Endpoint:
         return monotonic() - max(self.driver.stats.last_ok_at, self.checked_at) > idle_s
 
     async def try_example(self) -> str | None:
-        """Run an example through the service and return what is wrong with it, or None."""
+        """Have an example answered as a client would, and return what is wrong with it, or None."""
         assert self.handle is not None
         try:
-            await self.handle.predict(self.service.stages[0].traits.examples[0], timeout_s=_CHECK_TIMEOUT_S)
+            await try_first_example(self.handle, self.service.stages[0].traits, self.formats, _CHECK_TIMEOUT_S)
         except Exception as error:
-            logger.error("model %s no longer answers its example: %s", self.name, error)
+            about = {"model": self.name}
+            logger.error("model %s no longer answers its example: %s", self.name, error, extra=about)
             return f"{self.name} no longer answers its example"
         self.checked_at = monotonic()
         return None

@@ -6,6 +6,7 @@ and `Asked`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from carpool.service.weigh import Weigher
 
 JSON_TYPE = b"application/json"
+REQUEST_ID = b"x-request-id"
+_FIT_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
 _STATUSES_WITHOUT_BODY = frozenset({204, 304})
 
 WANTED_HEADERS = frozenset(
@@ -28,7 +31,7 @@ WANTED_HEADERS = frozenset(
         b"content-encoding",
         b"content-length",
         b"content-type",
-        b"x-request-id",
+        REQUEST_ID,
         b"x-request-priority",
         b"x-request-timeout-ms",
     }
@@ -61,10 +64,12 @@ class Asked(Protocol):
     """A model as the app serves it.
 
     Attributes:
+        name: of the service.
         driver: takes the requests; None while the service is not running.
         weigher: weighs the items; None if each counts for one.
     """
 
+    name: str
     driver: Driver | None
     weigher: Weigher | None
 
@@ -126,6 +131,19 @@ class Head:
         self.fields = fields
         self.route: Callable[[Exchange], None] = _not_admitted
         self.ask: Ask | None = None
+
+    @property
+    def request_id(self) -> bytes:
+        """The id that the client has given its request; empty if there is none that is fit."""
+        given = self.headers.get(REQUEST_ID, b"")
+        return given if _FIT_ID.fullmatch(given) else b""
+
+    def echoed(self, headers: tuple[tuple[bytes, bytes], ...]) -> tuple[tuple[bytes, bytes], ...]:
+        """Return the headers of an answer with the client's id, unless they have an id already."""
+        given = self.request_id
+        if given and all(name != REQUEST_ID for name, _ in headers):
+            return (*headers, (REQUEST_ID, given))
+        return headers
 
 
 class Exchange(Request):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from carpool.http.bodies import Bodies
 from carpool.http.codec import content_length
-from carpool.http.exchange import Head
+from carpool.http.exchange import REQUEST_ID, Head
 from carpool.http_request import Field
 from carpool.wire.memory import Memory
 
@@ -64,11 +64,12 @@ class HttpHead(Head):
         length: of the body in bytes, if the head says it; 0 otherwise.
         keep_alive: whether the connection stays open after the answer.
         is_http_1_0: whether the client speaks HTTP/1.0.
-        needs_no_extra_headers: whether a good answer is the usual headers and the body.
+        good_headers: what a good answer has beside the usual headers and the body, as lines; None
+            if that cannot be said in advance.
         is_cut_short: whether the request was refused before all of it was read.
     """
 
-    __slots__ = ("is_cut_short", "is_http_1_0", "keep_alive", "length", "needs_no_extra_headers")
+    __slots__ = ("good_headers", "is_cut_short", "is_http_1_0", "keep_alive", "length")
 
     def __init__(
         self,
@@ -83,7 +84,10 @@ class HttpHead(Head):
         self.length = content_length(headers)
         self.keep_alive = True
         self.is_http_1_0 = is_http_1_0
-        self.needs_no_extra_headers = method != b"HEAD" and not is_http_1_0
+        self.good_headers: bytes | None = None
+        if method != b"HEAD" and not is_http_1_0:
+            given = self.request_id if REQUEST_ID in headers else b""
+            self.good_headers = b"%b: %b\r\n" % (REQUEST_ID, given) if given else b""
         self.is_cut_short = False
 
 

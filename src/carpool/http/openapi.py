@@ -44,7 +44,7 @@ _PARAMETERS = [
     {
         "name": "X-Request-Id",
         "in": "header",
-        "description": "Is repeated in error responses.",
+        "description": "Is repeated in the response.",
         "schema": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
     },
 ]

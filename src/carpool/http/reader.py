@@ -221,7 +221,8 @@ class RequestReader:
             parser.get_method(), self._path(), headers, version == "1.0", query, self._all_headers
         )
         head.keep_alive = parser.should_keep_alive()
-        head.needs_no_extra_headers = head.needs_no_extra_headers and head.keep_alive
+        if not head.keep_alive:
+            head.good_headers = None
         self._refusal = self._app.admit(head)
         has_body = head.length > 0 or b"transfer-encoding" in headers
         if self._refusal is None:
@@ -349,7 +350,7 @@ class RequestReader:
     def _path(self) -> bytes:
         """Return the path of the address, without scheme and host (RFC 9112, 3.2.2)."""
         path = self._target.partition(b"?")[0]
-        if path.startswith(b"/"):
+        if path.startswith(b"/") or (self._target == b"*" and self._parser.get_method() == b"OPTIONS"):
             return path
         scheme, _, rest = path.partition(b"://")
         host, slash, rest = rest.partition(b"/")

@@ -48,7 +48,9 @@ class CallCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionSnapshot:
-    """The numbers of a batch function at one moment, since it was made (in a forked child: since the fork).
+    """The numbers of a batch function at one moment, since it was made.
+
+    In a forked child they begin with the fork.
 
     `print` shows them as a table.
 

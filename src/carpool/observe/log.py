@@ -9,10 +9,13 @@ import json
 import logging
 import sys
 import time
+from typing import Any
 
 from carpool.observe.outlet import Outlet
 
 _LONGEST_LINE = 16 * 1024
+_FIELDS = ("model", "stage", "worker", "request_id", "code", "requests", "address", "serves")
+_WORKERS = "carpool.worker"  # the logger of what workers print
 
 
 def set_up(format: str, level: int = logging.INFO) -> None:
@@ -20,11 +23,20 @@ def set_up(format: str, level: int = logging.INFO) -> None:
 
     Args:
         format: `text` or `json`.
-        level: The least important level that is shown.
+        level: The least important level that is shown; what workers print is always shown.
     """
     handler = _ThroughOutlet()
     handler.setFormatter(JsonLines() if format == "json" else TextLines())
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.getLogger(_WORKERS).setLevel(logging.INFO)  # workers have chosen by their level what to print
+
+
+def level_of(name: str) -> int:
+    """Return the number of a log level. Raises ValueError if there is none of that name."""
+    levels = ("debug", "info", "warning", "error")
+    if name not in levels:
+        raise ValueError(f"log_level must be one of {', '.join(levels)}, not {name!r}")
+    return logging.getLevelNamesMapping()[name.upper()]
 
 
 class _ThroughOutlet(logging.Handler):
@@ -47,12 +59,12 @@ class _ThroughOutlet(logging.Handler):
 
 
 class TextLines(logging.Formatter):
-    """Lines for people: time, worker if it comes from one, level unless it is info, message."""
+    """Lines for people: time, worker if one has printed it, level unless it is info, message."""
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
-        worker = getattr(record, "worker", None)
+        worker = getattr(record, "worker", None) if record.name == _WORKERS else None
         source = f"[{worker}] " if worker else ""
         # further lines are indented, so that no text from outside looks like a line of its own
         message = printable(_message(record)).replace("\n", "\n    ")
@@ -60,24 +72,29 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, and the worker if it comes from one."""
+    """One JSON object a line: time, level, logger, message, and what the line is about.
+
+    The last is given as `extra=` to the logger; see `_FIELDS`.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        line = {
+        line: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": printable(_message(record)),
         }
-        worker = getattr(record, "worker", None)
-        if worker:
-            line["worker"] = worker
-        return json.dumps(line, ensure_ascii=False)
+        for name in _FIELDS:
+            value = getattr(record, name, None)
+            if value is not None:
+                line[name] = printable(value) if isinstance(value, str) else value
+        return json.dumps(line, ensure_ascii=False, default=repr)
 
 
 def worker_line(worker: str, is_error: bool, line: str) -> None:
     """Log a line that a worker has printed; this is a `LineSink`."""
-    logging.getLogger("carpool.worker").info("%s", line, extra={"worker": worker, "is_error": is_error})
+    about = {"worker": worker, "stage": worker.rpartition("/")[0], "is_error": is_error}
+    logging.getLogger(_WORKERS).info("%s", line, extra=about)
 
 
 def _message(record: logging.LogRecord) -> str:

@@ -25,7 +25,10 @@ from carpool.errors import (
     ValidationError,
 )
 from carpool.foreign import text_of
+from carpool.http_response import HTTPError
 from carpool.logger import logger
+from carpool.observe.refusals import Refusals
+from carpool.observe.shown import Row, as_html, as_text, counted, milliseconds
 from carpool.policy import Policy
 from carpool.request import Request
 
@@ -229,6 +232,7 @@ class Stats:
         pipeline: The pipeline with the requests to count.
         slo_s: The SLO in seconds, if there is one.
         outcomes: How many requests had each of `OUTCOMES`.
+        refusals: Sums up for the log what was refused or late.
         cancelled: How many requests were cancelled by their callers.
         within_slo: How many answers without an error came within the SLO.
         latency: The time from admission to the answer, for answers without an error.
@@ -251,6 +255,7 @@ class Stats:
         self.pipeline = pipeline
         self.slo_s = slo_s
         self.outcomes = dict.fromkeys(OUTCOMES, 0)
+        self.refusals = Refusals()
         self.cancelled = 0
         self.within_slo = 0
         self.latency = Durations()
@@ -277,6 +282,7 @@ class Stats:
     def refused(self, error: Exception) -> None:
         """Count a request that ended with `error`, or was not admitted because of it."""
         self.outcomes[outcome_of(error)] += 1
+        self.refusals.count(error)
 
     def snapshot(self, now: float) -> ServiceSnapshot:
         """Return a copy of the numbers at `now`. Call this in the driver's thread."""
@@ -293,7 +299,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class StageSnapshot:
-    """The numbers of one stage at one moment.
+    """The numbers of one stage at one moment. `print` shows the main ones as a table.
 
     Attributes:
         name: The name of the stage.
@@ -345,10 +351,16 @@ class StageSnapshot:
     safe_batch_size: int | None
     policy: dict[str, Any]
 
+    def __str__(self) -> str:
+        return "\n".join([as_text(_rows([self])), *_notes([self])])
+
+    def _repr_html_(self) -> str:
+        return as_html(self.name, _rows([self]), _notes([self]))
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceSnapshot:
-    """The numbers of a service at one moment.
+    """The numbers of a service at one moment. `print` shows the main ones as a table.
 
     Attributes:
         name: The name of the service.
@@ -367,6 +379,55 @@ class ServiceSnapshot:
     slo_attainment: float | None
     stages: tuple[StageSnapshot, ...]
 
+    def __str__(self) -> str:
+        return "\n".join([self._summary(), as_text(_rows(self.stages)), *_notes(self.stages)])
+
+    def _repr_html_(self) -> str:
+        return as_html(self._summary(), _rows(self.stages), _notes(self.stages))
+
+    def _summary(self) -> str:
+        """Return what became of the requests, in one line."""
+        parts = [f"{self.outcomes['ok']:,} ok"]
+        parts += [f"{n:,} {name.replace('_', ' ')}" for name, n in self.outcomes.items() if n and name != "ok"]
+        parts.append(f"{self.in_flight:,} in flight")
+        parts.append(f"mean latency {milliseconds(self.mean_latency_s)} ms")
+        if self.slo_attainment is not None:
+            parts.append(f"{self.slo_attainment:.1%} within the SLO")
+        return f"{self.name}: {', '.join(parts)}"
+
+
+_HEADINGS = ("stage", "queued", "running", "calls", "mean size", "queue ms", "compute ms", "workers")
+
+
+def _rows(stages: Sequence[StageSnapshot]) -> list[Row]:
+    """Return a table of stages: what a look at a service is mostly for."""
+    rows: list[Row] = [_HEADINGS]
+    for stage in stages:
+        counts = [f"{n:,}" for n in (stage.queued, stage.running, stage.batches)]
+        times = [milliseconds(seconds) for seconds in (stage.mean_queue_s, stage.mean_compute_s)]
+        workers = ", ".join(f"{n} {state}" for state, n in stage.workers.items()) or "none"
+        rows.append((stage.name, *counts, f"{stage.mean_batch_size:.1f}", *times, workers))
+    return rows
+
+
+def _notes(stages: Sequence[StageSnapshot]) -> list[str]:
+    """Return a line for each stage in which something went wrong."""
+    notes = []
+    for stage in stages:
+        troubles = [
+            (stage.restarts, "restart", "restarts"),
+            (stage.split_batches, "split batch", "split batches"),
+            (stage.unsplit_batches, "unsplit batch", "unsplit batches"),
+            (stage.out_of_memory, "batch out of memory", "batches out of memory"),
+            (stage.protocol_errors, "protocol error", "protocol errors"),
+            (stage.late_results, "late result", "late results"),
+            (stage.stray_replies, "stray reply", "stray replies"),
+        ]
+        told = [counted(*trouble) for trouble in troubles if trouble[0]]
+        if told:
+            notes.append(f"{stage.name}: {', '.join(told)}")
+    return notes
+
 
 def outcome_of(error: Exception) -> str:
     """Return the outcome as which an error is counted."""
@@ -375,6 +436,8 @@ def outcome_of(error: Exception) -> str:
             return _OUTCOME_OF[kind]
     if not isinstance(error, CarpoolError):
         return "model_error"
+    if isinstance(error, HTTPError):
+        return "invalid_item" if error.status < 500 else "model_error"
     return "invalid_request" if error.status < 500 else "unavailable"
 
 

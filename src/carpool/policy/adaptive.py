@@ -212,7 +212,7 @@ class Adaptive(Policy):
         return slack_s >= cost.longest_s * margin or slack_s >= cost.seconds(1) * margin
 
     def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
-        """Fast path of `arrived`, `decide` and `completed`, see tests/batch_function/test_alone.py."""
+        """Fast path of `arrived`, `decide`, `completed`; see tests/batch_function/test_alone.py."""
         self._arrivals.add(began, 1)
         if self._unit != 1.0:
             self._unit += 0.02 * (1.0 - self._unit)
@@ -236,7 +236,7 @@ class Adaptive(Policy):
             decision = self._cold(now, queue)
         else:
             self._chooser.refresh()
-            decision = self._unhurried(now, queue, free) or self._warm(now, queue, free, busy)
+            decision = self._unhurried(now, queue, free, busy) or self._warm(now, queue, free, busy)
         self._busy = busy
         if decision.take:
             self._busy += 1
@@ -259,6 +259,7 @@ class Adaptive(Policy):
             waiting < most
             or slack_s < (1 + waiting // most) * cost.longest_s * cost.margin  # else some may have to be refused
             or not (self._is_trifling or chooser.takes_all(waiting, most, chooser.capacity * cost.bias))
+            or self._fair_share(now, waiting, most, self._busy) < most  # another worker may be free before this one
         ):
             return NOTHING
         if self._is_trifling:
@@ -317,17 +318,18 @@ class Adaptive(Policy):
             self._trim(now, left, load, most)
             if not left.size:
                 return Decision(drop=left.dropped)  # each one left would be larger than all that is worth keeping
+        share = self._fair_share(now, left.size, most, load.workers)
         slack_s = left.due - at
-        if slack_s < cost.seconds(min(left.size, most)) * cost.margin:
-            return self._tight(at, left, most, load)
+        if slack_s < cost.seconds(min(left.size, share)) * cost.margin:
+            return self._tight(at, left, share, load)
         # with two workers idle, clients that come back find one, so there is no need to wait for
         # them
         until = None if free > 1 else self._worth_waiting_until(now, queue, left.size, most, slack_s)
         if until is not None:
             return Decision(drop=left.dropped, wake_at=until)
-        return self._sized(at, left, most, load)
+        return self._sized(at, left, most, share, load)
 
-    def _unhurried(self, now: float, queue: QueueView, free: int) -> Decision | None:
+    def _unhurried(self, now: float, queue: QueueView, free: int, busy: int) -> Decision | None:
         """Fast path of `_warm`: the same outcome, see tests/policy/test_adaptive.py.
 
         It answers where all have time, nothing is refused, and the batch takes all that it may.
@@ -346,13 +348,13 @@ class Adaptive(Policy):
             return None
         if waiting <= most:
             self._backlog.drained()
-        everything = min(waiting, most)
-        if not chooser.takes_all(waiting, everything, chooser.capacity * cost.bias):
+        n = min(waiting, self._fair_share(now, waiting, most, free + busy))
+        if not chooser.takes_all(waiting, n, chooser.capacity * cost.bias):
             return None
         until = None if free > 1 else self._worth_waiting_until(now, queue, waiting, most, slack_s)
         if until is not None:
             return Decision([], wake_at=until)
-        return self._go([], waiting, everything, slack_s, "full" if everything == most else "free")
+        return self._go([], waiting, n, slack_s, "full" if n == most else "free" if n == waiting else "size")
 
     def _load(self, now: float, workers: int) -> _Load:
         """Return the load of the stage, by the latest arrivals and the learned cost."""
@@ -427,16 +429,27 @@ class Adaptive(Policy):
             return until
         return None
 
-    def _sized(self, at: float, left: Candidates, most: int, load: _Load) -> Decision:
-        """Take the size that makes the sum of delays least, or all where the rest would be late."""
+    def _fair_share(self, now: float, waiting: int, most: int, workers: int) -> int:
+        """Return the most that one of several workers takes; `most` for one worker alone.
+
+        Clients that come back together would be split, and in an overload full batches serve most.
+        """
+        if workers <= 1 or self._gather.window_s or self._backlog.overloaded_since is not None:
+            return most
+        return min(most, self._chooser.share(waiting, self._arrivals.steady_rate(now) * self._unit, workers))
+
+    def _sized(self, at: float, left: Candidates, most: int, share: int, load: _Load) -> Decision:
+        """Take the size that makes the sum of delays least, or all of the worker's share where the
+        rest would be late.
+        """
         cost = self.cost
-        everything = min(left.size, most)
-        n = self._chooser.choose(left.size, most, load.share, load.capacity / load.workers)
+        everything = min(left.size, share)
+        n = self._chooser.choose(left.size, share, load.share, load.capacity / load.workers)
         if n < everything:
             slack_behind_s = left.due_behind(n) - at - cost.seconds(n)
-            if slack_behind_s < cost.margin * cost.seconds(min(left.size - n, most)):
+            if slack_behind_s < cost.margin * cost.seconds(min(left.size - n, share)):
                 n = everything
-        reason = "full" if n == most else "free" if n == everything else "size"
+        reason = "full" if n == most else "free" if n == left.size else "size"
         return self._go(left.dropped, left.size, n, left.due - at, reason)
 
     def _go(self, dropped: list[Request], waiting: int, n: int, slack_s: float, reason: str) -> Decision:

@@ -8,8 +8,10 @@ before it is asked for.
 from __future__ import annotations
 
 from bisect import bisect_right
+from math import sqrt
 
-_SHORT, _LONG = 32, 256  # arrivals that a rate is measured by
+_SHORT, _LONG, _STEADY = 32, 256, 1024  # arrivals that a rate is measured by
+_DOUBT = 2.0  # standard deviations of a Poisson count
 _MOST_MOMENTS = 4096  # remembered; more than one batch can bring
 
 
@@ -51,6 +53,11 @@ class Arrivals:
     def long_rate(self, now: float) -> float:
         """Return the requests per second, by the last 256."""
         return self._rate(now, _LONG)
+
+    def steady_rate(self, now: float) -> float:
+        """Return arrivals per second, by the last 1024, or by fewer that surely came faster."""
+        rates = [self._rate(now, n) * (1.0 - _DOUBT / sqrt(n)) for n in (_SHORT, _LONG)]
+        return max(self._rate(now, _STEADY), *rates)
 
     def _rate(self, now: float, n: int) -> float:
         """Return the requests per second by the last `n`, counted from the moment before them.

@@ -1,9 +1,9 @@
-"""What a batching policy is: told what happens, asked what to do. Four calls, no clock, no IO.
+"""What a batching policy is: told what happens, asked what to do. No clock, no IO.
 
 A policy decides *when* to go and *with how many*; the order is the queue's, the deadlines are the
 batcher's. It may be asked at any time and any number of times: `decide` must not change what the
-next `decide` would say. One more call, `decide_ahead`, is for policies that know when a batch
-cannot get any better by waiting for its worker.
+next `decide` would say. It is the one call that every policy must have. `decide_ahead` is for
+policies that know when a batch cannot get any better by waiting for its worker.
 """
 
 from __future__ import annotations
@@ -127,16 +127,24 @@ class Policy(ABC):
     def arrived_together(self, now: float, requests: Sequence[Request]) -> None:
         """Note that several requests have joined the queue at one moment.
 
-        This is what drivers call. It is the same as `arrived` for each of them.
+        This is what batchers call. It is the same as `arrived` for each of them.
         """
         for request in requests:
             self.arrived(now, request)
 
     def left(self, now: float, request: Request) -> None:
-        """Note that a queued request was cancelled or has expired."""
+        """Note that a request leaves the queue without being taken, or has just left it.
+
+        It was cancelled, has expired, made room for a higher priority, or was dropped by this
+        policy's own decision.
+        """
 
     def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
-        """Note that a batch of `n` requests, with sizes summing to `size`, has run for `busy_s`."""
+        """Note that a batch of `n` requests, with sizes summing to `size`, has run for `busy_s`.
+
+        In services with workers `busy_s` includes decoding and encoding; that of `trained` does
+        not.
+        """
 
     def trained(self, n: int, size: int, busy_s: float) -> None:
         """Note that a worker's warm-up ran `n` examples with sizes summing to `size` in `busy_s`.

@@ -16,6 +16,20 @@ example: with t = 8 ms + 0.25 ms·n and batches of up to 64, so that μ = 64 / 2
 wait and nothing else comes, and 64 from a load of a third on. Derivation and a check against the
 optimum: docs/policies-evidence.md#theory.
 
+**Several workers** share what waits. If each takes all that it finds, the batches of m workers are
+uneven: a worker that was away for long finds much, and is away for even longer. In an even rotation
+at the rate λ each batch is of n̄ = λ·t(n̄)/m, which for t = a + b·n is n̄ = λa/(m - λb). With x
+waiting, batches of n drain the queue at m·n/t(n) - λ; the delay until that is done, of those that
+wait and of those that come, is least at
+
+    n* = n̄ + sqrt(x·t(n̄)/(2·b·m)).
+
+Of x only half is put in, since in the rotation some wait, too; between a quarter and all of it, the
+figures hardly differ. No worker takes more than n*, or than the m-th part of what waits if that is
+more. As the load comes near m/b, n̄ grows beyond all bounds, and batches are as large as those of
+one worker alone; so they are once an overload is noticed, and while clients that come back together
+are waited for. Figures: docs/policies-evidence.md#several-workers.
+
 **Probes**: while more than the working size waits, now and then a neighbouring size that was hardly
 ever tried is run, so that knees and tiles are found without a profile. While less waits, a smaller
 size that was never run may be, once, as a tile may end there: where it would be better if it took
@@ -38,6 +52,7 @@ _NOISE_SHARE = 0.3  # of the coefficient of variation: what a difference must ex
 _WORTH = 0.99  # a candidate must beat taking all by 1 %
 _TILE = 0.97  # a step in size after which only this share of the efficiency is left begins a tile
 _OPTIMISM = 0.85  # a size never tried is taken to cost this share of what is expected
+_EXCESS = 0.5  # of what waits: the rest would wait in the even rotation of several workers, too
 _BELIEVED_CV = 0.1  # above this noise nothing is hoped of a size that was never tried
 _SAME = 0.9999  # of the best efficiency: counts as the best, and the larger size wins
 _PROBES = (1.6, 1.25, 0.8, 1.0, 0.93, 0.65)  # times the working size; 1.0 stands for one more than it
@@ -124,6 +139,17 @@ class BatchSize:
         if everything == 1 or self.takes_all(waiting, everything, capacity):
             return everything
         return self._weigh_up(waiting, everything, max(0.05, 1.0 - load), capacity)
+
+    def share(self, waiting: int, rate: float, workers: int) -> int:
+        """Return the most that one of several workers takes, while `rate` arrives per second."""
+        cost = self._cost
+        setup_s, item_s = cost.setup_s, cost.shape.slope * cost.level
+        spare = workers - rate * item_s
+        if spare <= 0.0 or item_s <= 0.0:
+            return cost.limit  # batches can only grow
+        even = max(1.0, rate * setup_s / spare)
+        n = even + sqrt(_EXCESS * waiting * (setup_s + item_s * even) / (2.0 * item_s * workers))
+        return min(waiting, int(max(n, waiting / workers) + 0.5))
 
     def takes_all(self, waiting: int, everything: int, capacity: float) -> bool:
         """Fast path of `choose`: the same outcome at any load, see tests/policy/test_batch_size.py.

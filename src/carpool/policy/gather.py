@@ -7,7 +7,8 @@ batches of k = N/(2-G), and the throughput is k/(w + t(k)); at w = 0 it is (N/2)
 learned for a few windows, and the best of them is waited for.
 
 Only a real cluster counts: within the window more must arrive than the traffic at other times would
-bring. For Poisson traffic that is never so, and nothing waits. Derivation: docs/policies-evidence.md#theory.
+bring. For Poisson traffic that is never so, and nothing waits. Derivation:
+docs/policies-evidence.md#theory.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from carpool.drive.guard import Guard
 from carpool.drive.launch import Launch
 from carpool.drive.output import LineSink
 from carpool.drive.worker_pool import WorkerPool, new_roster
+from carpool.errors import StartupError
 from carpool.logger import logger
 from carpool.observe.stats import Stats
 from carpool.policy import OneByOne
@@ -30,6 +31,8 @@ from carpool.service.warmup import warm_up_sizes
 from carpool.service.weigh import weigher_of
 from carpool.wire.payload import size_of
 from carpool.worker import affinity, blas, program
+from carpool.worker.devices import VISIBLE_DEVICES, among_visible
+from carpool.worker.place import COUNT_VARIABLE, INDEX_VARIABLE
 from carpool.worker.setup import Setup
 
 _HANG_SHARE = 3  # without `max_batch_time_s` an unwanted call is given up after this part of `timeout_s`
@@ -58,6 +61,9 @@ def assemble(service: Declaration, journal: Journal | None, output: LineSink) ->
         service: What is to run.
         journal: Records what happens to each request; None to record nothing.
         output: Takes each line that a worker prints.
+
+    Raises:
+        StartupError: A stage asks for a device that this process does not see.
     """
     guard = Guard() if any(stage.run_in == "process" for stage in service.stages) else None
     cores = affinity.usable()
@@ -133,14 +139,44 @@ def _setup(service: Declaration, index: int, warm_up: Mapping[int, int]) -> Setu
 
 def _environments(service: Declaration, stage: Stage, usable_cores: int) -> tuple[Mapping[str, str], ...]:
     """Return the variables that each worker of a stage gets besides those of this process."""
-    threads = blas.decide(
-        stage.name,
-        os.environ,
-        stage.env,
-        workers=stage.workers,
-        pinned=None if stage.cpus is None else [len(cores) for cores in stage.cpus],
-        cores=usable_cores,
-        all_workers=sum(other.workers for other in service.stages if other.run_in == "process"),
+    threads = [
+        blas.decide(
+            stage.name,
+            os.environ,
+            env,
+            workers=stage.workers,
+            pinned=None if stage.cpus is None else [len(cores) for cores in stage.cpus],
+            cores=usable_cores,
+            all_workers=sum(other.workers for other in service.stages if other.run_in == "process"),
+        )
+        for env in stage.env
+    ]
+    for why in dict.fromkeys(each.why for each in threads):
+        logger.info("%s", why)
+    visible = _visible_devices(stage)
+    return tuple(
+        {
+            **each.variables[place],
+            **env,
+            **visible[place],
+            INDEX_VARIABLE: str(place),
+            COUNT_VARIABLE: str(stage.workers),
+        }
+        for place, (each, env) in enumerate(zip(threads, stage.env, strict=True))
     )
-    logger.info("%s", threads.why)
-    return tuple({**variables, **stage.env} for variables in threads.variables)
+
+
+def _visible_devices(stage: Stage) -> tuple[Mapping[str, str], ...]:
+    """Return the variables that make each worker of a stage see its devices and no others.
+
+    Raises:
+        StartupError: This process does not see one of them.
+    """
+    if stage.devices is None:
+        return ({},) * stage.workers
+    try:
+        names = among_visible(stage.devices, os.environ.get(VISIBLE_DEVICES))
+    except ValueError as error:
+        raise StartupError(f"stage {stage.name}: {error}") from None
+    logger.info("workers 0 to %d of stage %s see the devices %s", stage.workers - 1, stage.name, " | ".join(names))
+    return tuple({VISIBLE_DEVICES: each} for each in names)

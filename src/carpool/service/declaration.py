@@ -8,6 +8,7 @@ from math import inf
 from typing import Literal
 
 from carpool.model import AnyModel
+from carpool.observe.shown import Row, as_html
 from carpool.service.settings import (
     at_least,
     check_lone_wait,
@@ -77,3 +78,20 @@ class Declaration:
 
     def __repr__(self) -> str:
         return f"<Service {self.name}: {' -> '.join(stage.name for stage in self.stages)}>"
+
+    def _repr_html_(self) -> str:
+        return self.as_html(f"Service {self.name}")
+
+    def as_html(self, title: str) -> str:
+        """Return a table of the stages, for notebooks.
+
+        Args:
+            title: The line above it.
+        """
+        rows: list[Row] = [("stage", "batches up to", "workers", "run in", "policy")]
+        for stage in self.stages:
+            batches, policy = (
+                ("single items", "") if stage.max_batch_size is None else (str(stage.max_batch_size), stage.policy_name)
+            )
+            rows.append((stage.name, batches, str(stage.workers), stage.run_in, policy))
+        return as_html(title, rows)

@@ -32,6 +32,7 @@ from carpool.drive.output import LineSink
 from carpool.drive.streams import AsyncStream, ThreadStream, Window
 from carpool.errors import DeadlineExceeded
 from carpool.logger import logger
+from carpool.observe.shown import counted
 from carpool.observe.stats import ServiceSnapshot
 from carpool.policy.one_by_one import MOST_IN_A_HOP
 from carpool.request import Lane, Request
@@ -72,6 +73,17 @@ class AsyncHandle:
         self._life = self._running.life
         self._journal = Journal(journal_size) if journal_size else None
         self._output = output
+
+    def __repr__(self) -> str:
+        return f"<AsyncHandle {self.in_short()}>"
+
+    def _repr_html_(self) -> str:
+        return self.service.as_html(f"AsyncHandle {self.in_short()}")
+
+    def in_short(self) -> str:
+        """Return the service's name, its state and the number of its workers, for people."""
+        workers = counted(sum(stage.workers for stage in self.service.stages), "worker")
+        return f"{self.service.name}: {self._life.state.name.lower()}, {workers}"
 
     async def __aenter__(self) -> AsyncHandle:
         await self.start()
@@ -116,7 +128,8 @@ class AsyncHandle:
             await self.close(drain=False)
             raise
         self._life.happened(Event.OPENED)
-        logger.info("service %s is ready after %.2f s", self.service.name, monotonic() - began)
+        about = {"model": self.service.name}
+        logger.info("service %s is ready after %.2f s", self.service.name, monotonic() - began, extra=about)
 
     async def close(self, drain: bool = True) -> None:
         """Close the service: refuse new requests, finish those inside, then end the workers.
@@ -319,6 +332,12 @@ class Handle:
         self._inner = AsyncHandle(service, journal_size=journal_size, output=output)
         self._thread: LoopThread | None = None
         self._starting = Lock()
+
+    def __repr__(self) -> str:
+        return f"<Handle {self._inner.in_short()}>"
+
+    def _repr_html_(self) -> str:
+        return self.service.as_html(f"Handle {self._inner.in_short()}")
 
     def __enter__(self) -> Handle:
         return self.start()

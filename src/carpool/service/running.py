@@ -173,13 +173,15 @@ class Running:
             return
         error = None if closing.cancelled() else closing.exception()
         if error is not None:  # the code that dropped a handle does not wait for it
-            logger.error("service %s was not closed in good order", self.name, exc_info=error)
+            logger.error(
+                "service %s was not closed in good order", self.name, exc_info=error, extra={"model": self.name}
+            )
         if closing.cancelled() or error is not None:
             assert self.driver is not None
             self.driver.abort()
             self._let_go()
         self.life.happened(Event.ENDED)
-        logger.info("service %s is closed", self.name)
+        logger.info("service %s is closed", self.name, extra={"model": self.name})
 
     def _let_go(self) -> None:
         """End the workers at once and wait for nothing that needs the loop."""

@@ -7,12 +7,13 @@ named `check_...` return nothing.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from numbers import Real
 from typing import Any
 
 from carpool.policy import BY_NAME, Policy, Static
+from carpool.worker.place import COUNT_VARIABLE, INDEX_VARIABLE
 
 LARGEST_PRIORITY = 100
 """Priorities are whole numbers from -LARGEST_PRIORITY to LARGEST_PRIORITY."""
@@ -97,17 +98,39 @@ def mapping(name: str, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def environment(value: Any) -> dict[str, str]:
-    """Return a stage's `env=` as the operating system takes it. Raises TypeError or ValueError."""
-    env = mapping("env", value)
+def environments(value: Any, workers: int) -> tuple[Mapping[str, str], ...]:
+    """Return the variables of each worker of a stage, from its `env=`: one mapping for all of them,
+    or a list with one for each. Raises TypeError or ValueError.
+    """
+    n = count_environments(value)
+    if n is None:
+        return (_environment("env", value),) * workers
+    if n != workers:
+        raise ValueError(
+            f"env has {n} {'entry' if n == 1 else 'entries'} for {workers} {'worker' if workers == 1 else 'workers'}:"
+            " give one mapping for each worker, or a single one for all of them"
+        )
+    return tuple(_environment(f"env[{place}]", each) for place, each in enumerate(value))
+
+
+def count_environments(value: Any) -> int | None:
+    """Return the number of entries in an `env=` that is a list; None if it is for all workers."""
+    return len(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else None
+
+
+def _environment(name: str, value: Any) -> dict[str, str]:
+    """Return environment variables as the system takes them. Raises TypeError or ValueError."""
+    env = mapping(name, value)
     for key, content in env.items():
         if not isinstance(content, str):
-            raise TypeError(f"env[{key!r}] must be text, not {content!r}: write {str(content)!r}")
+            raise TypeError(f"{name}[{key!r}] must be text, not {content!r}: write {str(content)!r}")
         if not key or "=" in key or "\0" in key + content:
             raise ValueError(
-                f"env[{key!r}] cannot be an environment variable: a name is not empty and has no '=', and neither a"
+                f"{name}[{key!r}] cannot be an environment variable: a name is not empty and has no '=', and neither a"
                 " name nor a value has a zero byte"
             )
+        if key in (INDEX_VARIABLE, COUNT_VARIABLE):
+            raise ValueError(f"{name}[{key!r}] cannot be chosen: carpool tells each worker its own")
     return env
 
 

@@ -26,7 +26,8 @@ from carpool.service.settings import (
     check_callable,
     check_policy,
     check_room,
-    environment,
+    count_environments,
+    environments,
     flag,
     mapping,
     optional_delay,
@@ -36,6 +37,7 @@ from carpool.service.settings import (
 )
 from carpool.wire.frame import MAX_ITEMS
 from carpool.worker import affinity
+from carpool.worker.devices import VISIBLE_DEVICES, Devices, parse_devices, share_devices
 
 RunIn = Literal["process", "thread", "loop"]
 
@@ -50,16 +52,25 @@ class Stage:
             and returns one result.
         name: The name in errors, logs and metrics. Defaults to the name of the class or function.
         workers: How many workers the stage has, which is also how many batches it can run in
-            parallel. Each has a model of its own. Defaults to `len(cpus)`, or 1.
+            parallel. Each has a model of its own. Defaults to one for each entry of `cpus`, of an
+            `env` that is a list, or of `devices`, or 1.
         cpus: For each worker the core, or set of cores, that it is tied to. Unless you set
             `OMP_NUM_THREADS` yourself, the worker also gets as many BLAS threads as cores.
         run_in: "process" for worker processes; "thread" for threads of this process, for models
             that release the GIL while they work; "loop" for `async def` models, on the
             coordinator's event loop.
         kwargs: Arguments for the model's constructor, or for each call if the model is a function.
-        env: Environment variables for the worker processes. If `OMP_NUM_THREADS` is among them, or
-            exported, it is the number of BLAS threads; otherwise the workers of the service share
-            the cores.
+        env: Environment variables for the worker processes: one mapping for all of them, or a list
+            with one for each (the attribute always is the latter). If `OMP_NUM_THREADS` is among
+            them, or exported, it is the number of BLAS threads; otherwise the workers of the
+            service share the cores. `CARPOOL_WORKER` and `CARPOOL_WORKERS` are set besides: the
+            worker's index, and how many workers the stage has.
+        devices: The GPUs of the worker processes: how many there are, or a list with a device for
+            each (`"cuda:0"`, 0 or a UUID), or a list of devices. `CUDA_VISIBLE_DEVICES` is set
+            accordingly before a worker imports anything, so the model finds its GPU as "cuda".
+            Workers share the devices in turn if there are more of them. Numbers count what this
+            process sees when the service starts. (The attribute has one entry for each worker, or
+            is None.)
         max_batch_size: The largest number of items in one call of `predict`; with `size`, the
             largest sum of their sizes. An item that is larger by itself goes alone. None for calls
             with single items.
@@ -101,7 +112,8 @@ class Stage:
     cpus: tuple[affinity.Cores, ...] | None
     run_in: RunIn
     kwargs: Mapping[str, Any]
-    env: Mapping[str, str]
+    env: tuple[Mapping[str, str], ...]
+    devices: tuple[str, ...] | None
     max_batch_size: int | None
     allowed_batch_sizes: tuple[int, ...] | None
     size: Callable[[Any], int] | None
@@ -124,7 +136,8 @@ class Stage:
         cpus: Sequence[int | Collection[int]] | None = None,
         run_in: RunIn = "process",
         kwargs: Mapping[str, Any] | None = None,
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
+        devices: Devices | None = None,
         max_batch_size: int | None = None,
         allowed_batch_sizes: Sequence[int] | None = None,
         size: Callable[[Any], int] | None = None,
@@ -140,7 +153,7 @@ class Stage:
         if max_batch_size is not None:
             max_batch_size = at_least("max_batch_size", max_batch_size, 1)
         if workers is None:
-            workers = 1 if cpus is None else affinity.count_entries(cpus) or 1
+            workers = _default_workers(cpus, env, devices)
         workers = at_least("workers", workers, 1)
         max_queue_size = at_least("max_queue_size", max_queue_size, 1)
         max_queue_bytes = at_least("max_queue_bytes", max_queue_bytes, 1)
@@ -149,7 +162,7 @@ class Stage:
             check_takes_a_list(model, "with max_batch_size")
         elif doubt := doubt_about_an_item(model):
             warnings.warn(doubt, HintWarning, stacklevel=2)
-        kwargs, env = mapping("kwargs", kwargs), environment(env)
+        kwargs, env = mapping("kwargs", kwargs), environments(env, workers)
         check_kwargs(model, kwargs)
         if allowed_batch_sizes is not None:
             allowed_batch_sizes = _allowed_sizes(allowed_batch_sizes, max_batch_size, size)
@@ -157,13 +170,14 @@ class Stage:
             _check_size(size, max_batch_size, traits)
         elif max_batch_size is not None:
             check_room(max_batch_size, max_queue_size)
-        _check_run_in(run_in, model, is_pinned=cpus is not None, has_env=bool(env))
+        _check_run_in(run_in, model, is_pinned=cpus is not None, has_env=any(env), has_devices=devices is not None)
         if run_in == "process" and max_batch_size is not None:
             _check_fits_frame(max_batch_size, max_queue_size, is_weighed=size is not None)
         check_policy(policy)
         flag("idempotent", idempotent)
         name = optional_text("name", name) or traits.name
         cpus = None if cpus is None else affinity.parse_all(cpus, workers)
+        devices = None if devices is None else _devices(devices, workers, env)
         max_queue_delay_s = optional_delay("max_queue_delay_s", max_queue_delay_s)
         max_batch_time_s = optional_seconds("max_batch_time_s", max_batch_time_s)
         isolate_errors = idempotent if isolate_errors is None else flag("isolate_errors", isolate_errors)
@@ -200,7 +214,23 @@ class Stage:
         )
 
 
-def _check_run_in(run_in: str, model: AnyModel, *, is_pinned: bool, has_env: bool) -> None:
+def _default_workers(cpus: Any, env: Any, devices: Any) -> int:
+    """Return how many workers the settings suggest that have an entry for each."""
+    if cpus is not None:
+        return affinity.count_entries(cpus) or 1
+    if devices is not None and count_environments(env) is None:
+        return len(parse_devices(devices))
+    return count_environments(env) or 1
+
+
+def _devices(devices: Any, workers: int, env: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
+    """Return the devices of each worker. Raises ValueError or TypeError."""
+    if any(VISIBLE_DEVICES in each for each in env):
+        raise ValueError(f"devices sets {VISIBLE_DEVICES}, and so does env: leave out one of them")
+    return share_devices(parse_devices(devices), workers)
+
+
+def _check_run_in(run_in: str, model: AnyModel, *, is_pinned: bool, has_env: bool, has_devices: bool) -> None:
     if run_in not in ("process", "thread", "loop"):
         raise ValueError(f'run_in must be "process", "thread" or "loop", not {run_in!r}')
     if is_async(model) and run_in != "loop":
@@ -217,6 +247,11 @@ def _check_run_in(run_in: str, model: AnyModel, *, is_pinned: bool, has_env: boo
     if run_in != "process" and has_env:
         raise ValueError(
             'env is for worker processes: a stage with run_in="thread" or "loop" has the environment of this process'
+        )
+    if run_in != "process" and has_devices:
+        raise ValueError(
+            f'devices is for worker processes, and workers with run_in="{run_in}" share what this process sees: choose'
+            ' in the model\'s setup, such as f"cuda:{carpool.worker_index()}"'
         )
 
 

@@ -102,7 +102,7 @@ def units(returned: Any, whose: str) -> int:
     except BaseException as error:
         raise as_model_error(error, f"what size= of {whose} returned") from error
     if not 0 <= size <= LARGEST_SIZE:
-        text = f"size= of {whose} returned {_shown(returned)}: it must return a whole number from 1 to 2**53"
+        text = f"size= of {whose} returned {_shown(returned)}: it must return a whole number from 0 to 2**53"
         raise ModelError(text, code="bad_result")
     return size or 1
 

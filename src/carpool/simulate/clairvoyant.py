@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 try:
     import numpy as np
 except ImportError:
-    raise ImportError("the oracles need numpy: pip install 'carpool[sim]'") from None
+    raise ImportError("the oracles need numpy: pip install 'carpool[simulate]'") from None
 
 _ROUNDING_S = 1e-9  # a request that ends this much after it was due is in time
 

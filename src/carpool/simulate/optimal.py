@@ -21,7 +21,7 @@ from math import ceil, inf, lgamma, sqrt
 try:
     import numpy as np
 except ImportError:
-    raise ImportError("the oracles need numpy: pip install 'carpool[sim]'") from None
+    raise ImportError("the oracles need numpy: pip install 'carpool[simulate]'") from None
 
 from carpool.policy.base import NOTHING, Decision, Policy, QueueView
 

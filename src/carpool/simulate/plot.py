@@ -20,7 +20,7 @@ try:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 except ImportError:
-    raise ImportError("pictures need matplotlib: pip install 'carpool[sim]'") from None
+    raise ImportError("pictures need matplotlib: pip install 'carpool[simulate]'") from None
 
 FORMATS = (".png", ".svg", ".html")
 STYLES = {  # by policy the colour and the mark, which are the same in every picture

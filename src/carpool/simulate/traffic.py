@@ -100,7 +100,7 @@ class Traffic:
         self._driver.at(self._driver.clock.now + pause_s, client.send)
 
     def weight_of(self, batch: Batch) -> float:
-        """Return the size at which the cost of a batch is taken."""
+        """Return what a batch weighs, from which its cost follows."""
         if not self._has_weights:
             return len(batch)
         if self._weights_known:
@@ -109,7 +109,11 @@ class Traffic:
         return sum([weights[request.item] for request in batch.requests])  # type: ignore[call-overload]
 
     def size_of(self, index: object) -> int:
-        """Return the size of a request in a later stage: the same as in the first."""
+        """Return the size of a request in a later stage, the same as in the first.
+
+        A batcher passes the result of the stage before, which in a simulation is the request's
+        index in the record.
+        """
         return _size(self.record.weights[index]) if self._tells_sizes else 1  # type: ignore[call-overload]
 
     @property

@@ -17,6 +17,7 @@ import msgspec
 from carpool import details
 from carpool.details import Detail
 from carpool.errors import CarpoolError, DeadlineExceeded, InvalidRequest, ModelError, ValidationError
+from carpool.http_response import HTTPError
 from carpool.wire.payload import Payload, dump_within, load
 
 LONGEST_CAUSE = 64 * 1024
@@ -39,6 +40,7 @@ class Outcome(IntEnum):
     BAD_RESULT = 4  # user code returned something that does not fit
     EXPIRED = 5  # its deadline passed before the worker came to it
     RESPONSE = 6  # user code returned a `Response`; see `wire/response.py`
+    REFUSED = 7  # user code raised an `HTTPError`
 
 
 class FailureReport(msgspec.Struct, array_like=True, frozen=True):
@@ -51,6 +53,7 @@ class FailureReport(msgspec.Struct, array_like=True, frozen=True):
         details: what is wrong with an item that does not fit.
         cause: the exception itself, pickled; empty if it does not travel.
         module: the module of its class.
+        refusal: status, code and headers of an `HTTPError`.
     """
 
     message: str
@@ -59,6 +62,7 @@ class FailureReport(msgspec.Struct, array_like=True, frozen=True):
     details: list[Detail] = []
     cause: bytes = b""
     module: str = ""
+    refusal: tuple[int, str, tuple[tuple[str, str], ...]] | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -86,6 +90,7 @@ def pack_report(report: FailureReport) -> bytes:
             details.sanitized(report.details),
             report.cause,
             _clean(report.module, _LONGEST_NAME),
+            report.refusal,
         )
     )
 
@@ -98,8 +103,14 @@ def read_report(payload: Payload) -> FailureReport:
         return FailureReport("the item failed, but the worker's report of the error could not be read")
 
 
-def unpack_error(outcome: int, payload: Payload) -> CarpoolError:
-    """Return the error that a caller gets for a failed item."""
+def unpack_error(outcome: int, payload: Payload, cause: BaseException | None = None) -> CarpoolError:
+    """Return the error that a caller gets for a failed item.
+
+    Args:
+        outcome: what became of the item.
+        payload: the worker's report.
+        cause: the exception itself, from a worker in this process.
+    """
     report = read_report(payload)
     if outcome == Outcome.INVALID:
         return InvalidRequest(report.message)
@@ -107,17 +118,30 @@ def unpack_error(outcome: int, payload: Payload) -> CarpoolError:
         return ValidationError(report.message, details=details.sanitized(report.details))
     if outcome == Outcome.EXPIRED:
         return DeadlineExceeded(report.message)
+    if outcome == Outcome.REFUSED:
+        return _refusal(report)
     code = "bad_result" if outcome == Outcome.BAD_RESULT else "model_error"
     error = ModelError(report.message, code=code, type_name=report.type_name, traceback=report.traceback)
+    if cause is not None:
+        error.__cause__ = cause  # with its frames, so that the traceback need not be shown as text
+        return error
+    error._note_traceback()
     if 0 < len(report.cause) <= LONGEST_CAUSE:
         error._find_cause = partial(_cause_of, report)
     return error
 
 
+def _refusal(report: FailureReport) -> CarpoolError:
+    """Return the `HTTPError` of a report, checked again, since a worker may send anything."""
+    status, code, headers = report.refusal or (0, "", ())
+    try:
+        return HTTPError(report.message, status=status, code=code, headers=headers)
+    except ValueError:
+        return ModelError(report.message, type_name=report.type_name)
+
+
 def _cause_of(report: FailureReport) -> BaseException | None:
-    """Return the exception that a worker has sent, with the worker's traceback; None if it cannot
-    be opened here.
-    """
+    """Return the exception that a worker has sent; None if it cannot be opened here."""
     if report.module not in sys.modules:
         return None
     try:
@@ -125,15 +149,7 @@ def _cause_of(report: FailureReport) -> BaseException | None:
     # unpickling runs code of its class, which may need other arguments, for example
     except BaseException:
         return None
-    return _with_note(cause, report) if issubclass(type(cause), BaseException) else None
-
-
-def _with_note(cause: BaseException, report: FailureReport) -> BaseException:
-    try:
-        BaseException.add_note(cause, f"In the worker:\n{report.traceback.rstrip()}")
-    except BaseException:  # its class may define `__notes__` in its own way
-        return cause
-    return cause
+    return cause if issubclass(type(cause), BaseException) else None
 
 
 def _clean(text: str, longest: int) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import inf
 from typing import Any
 
 from carpool.call.invoke import Invoker
@@ -22,7 +23,7 @@ from carpool.http_response import Response
 from carpool.rows import Rows
 from carpool.wire import arrays, payload
 from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameKind
-from carpool.wire.outcome import Outcome
+from carpool.wire.outcome import FailureReport, Outcome, read_report
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, OBJECT, RAW
 from carpool.wire.response import pack_response
 from carpool.wire.scalars import are_scalars, as_scalars
@@ -39,7 +40,7 @@ _OUR_OWN = MainProgram(None)
 
 
 class ExampleError(Exception):
-    """An example does not run through its model.
+    """An example does not run through its model, or it or its result does not fit the type hint.
 
     Attributes:
         traceback: that of the user's code, as text.
@@ -82,6 +83,7 @@ class BatchAnswerer:
         self.traits = traits = invoker.traits
         self.trouble: list[Trouble] = []
         self._invoker = invoker
+        self._is_first = is_first
         self._is_last = is_last
         self._before_predict = before_predict
         self._after_predict = after_predict
@@ -119,11 +121,13 @@ class BatchAnswerer:
             examples' places in their batch.
 
         Raises:
-            ExampleError: the user's code failed for one of them.
+            ExampleError: the user's code failed for one of them, or one of them or its result does
+                not fit the model's type hints.
         """
         n = len(self.traits.examples)
         if not n:
             return []
+        self._check_examples()
         largest = sizes[-1] if sizes else n
         began = clock()
         best: dict[int, float] = {}
@@ -134,15 +138,17 @@ class BatchAnswerer:
             if i >= len(at_least) and started - began >= _TIMING_S:
                 break
             troubles = len(self.trouble)
-            await self._run_examples(begin, size)
+            indices, results = await self._run_examples(begin, size)
             took_s = clock() - started
             if len(self.trouble) == troubles:
                 best[size] = min(took_s, best.get(size, took_s))
+            if i < len(at_least):
+                await self._check_results(indices, results)
         return [(size, best[size]) for size in sizes if size in best]
 
-    async def _run_examples(self, begin: int, size: int) -> None:
+    async def _run_examples(self, begin: int, size: int) -> tuple[list[int], list[Any]]:
         """Run `size` examples as one batch, beginning with one of them and starting over after the
-        last.
+        last. Return the places of the examples, and their results.
         """
         examples = self.traits.examples
         indices = [(begin + i) % len(examples) for i in range(size)]
@@ -152,6 +158,55 @@ class BatchAnswerer:
                 _, report = outcome_of(value.error)
                 text = f"example {i + 1} of {len(examples)} does not run through its model: {report.message}"
                 raise ExampleError(text, report.traceback)
+        return indices, results
+
+    def _check_examples(self) -> None:
+        """Raise `ExampleError` if a client could not send one of the examples.
+
+        What `decode` reads from bodies of the model's own format need not be what the hint says.
+        """
+        if not self._is_first or self.traits.accepts:
+            return
+        for number, example in enumerate(self.traits.examples, 1):
+            why = schema.why_misfit(example, self.traits.input_type, f"example {number}")
+            if why is not None:
+                raise ExampleError(why, "")
+
+    async def _check_results(self, indices: list[int], results: list[Any]) -> None:
+        """Raise `ExampleError` if one of the examples' results could not be sent on in any way."""
+        problems: dict[int, FailureReport] = {}
+        places = list(range(len(results)))
+        for format in self._usual_formats():
+            reply = Frame(FrameKind.REPLY)
+            await self._encode([results[i] for i in places], bytes([format]) * len(places), inf, reply)
+            failed = [i for i, outcome in enumerate(reply.formats) if outcome not in (Outcome.OK, Outcome.RESPONSE)]
+            for i in failed:
+                problems.setdefault(places[i], read_report(reply.payloads[i]))
+            places = [places[i] for i in failed]
+            if not places:
+                break
+        if places:
+            report = problems[places[0]]
+            raise ExampleError(f"example {indices[places[0]] + 1}: {report.message}", report.traceback)
+        gives = self.traits.output_type
+        if self._usual_formats() == (OBJECT,) and self._is_last:
+            for i, result in zip(indices, results, strict=True):
+                why = None if type(result) is Response else schema.why_misfit(result, gives, "the result")
+                if why is not None:
+                    raise ExampleError(f"example {i + 1}: {why}", "")
+
+    def _usual_formats(self) -> tuple[int, ...]:
+        """Return the formats of which one must do for each result, as clients ask for them."""
+        if not self._is_last:
+            return (OBJECT,)
+        if self.traits.produces:
+            return (CUSTOM,)
+        gives = self.traits.output_type
+        if gives is bytes:
+            return (RAW,)
+        if gives is Any:
+            return (JSON, MSGPACK, OBJECT)
+        return (JSON, MSGPACK) if schema.can_travel(gives) else (OBJECT,)
 
     # -- a batch
 

@@ -33,6 +33,7 @@ from carpool.call.retry import run_now
 from carpool.clock import monotonic
 from carpool.wire.frame import Frame, FrameKind, FrameReader, encode
 from carpool.worker import affinity, program
+from carpool.worker.place import enter_process
 from carpool.worker.serve import serve
 from carpool.worker.setup import DUMP_SIGNAL, Setup, process_name
 
@@ -194,6 +195,7 @@ async def _live(connection: ParentSocket) -> None:
     faults.connection, connection.send_fault = connection.sock, faults.sending(setup.place)
     connection.receive_fault = faults.at("worker.mid_recv", setup.place)
     affinity.pin(setup.cores)
+    enter_process(setup.place)
     program.restore(setup.program)
     if setup.log_level is not None:
         logging.basicConfig(level=setup.log_level, format="%(levelname)s %(name)s: %(message)s")

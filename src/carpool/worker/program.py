@@ -4,11 +4,17 @@ A model travels as a reference (pickle: module and name), so the worker needs th
 path, and for models of `__main__` the parent's main file. The worker runs that file under the name
 `__mp_main__`, as multiprocessing does, so that the code under `if __name__ == "__main__":` is
 skipped; both sides know the module by both names.
+
+A main program without a file that can be run again (a notebook, a prompt, `python -c`, standard
+input) cannot be looked into by a worker. What is defined there goes to it by value, written by
+cloudpickle if that is installed, and the worker's `__main__` then holds the classes that came.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import io
 import os
 import pickle
 import runpy
@@ -33,6 +39,11 @@ _NOT_AT_THE_TOP = (
     "a worker cannot find the item's class in the main program: define it at the top level of a module."
     " Reading the item"
 )
+_WHERE_TYPED = "was typed into a notebook or at a prompt, or read from standard input"
+_NOT_TYPED_HERE = (
+    "the parent's main program has no file: put the class into a module and import it from there, or name it in the"
+    " hints of the model, so that it goes to the workers with the model"
+)
 
 in_worker = False
 """Whether this is a worker process, in which no service may be started."""
@@ -48,7 +59,7 @@ class Program(msgspec.Struct, frozen=True):
         path: its `sys.path`, with absolute entries.
         folder: its working directory.
         main_name: the name of its main module, as in `python -m main_name`; None if it has none.
-        main_file: the file of its main module; None if it has none.
+        main_file: the file of its main module; None if it has none that can be run again.
     """
 
     path: list[str]
@@ -59,35 +70,44 @@ class Program(msgspec.Struct, frozen=True):
 
 def describe() -> Program:
     """Return where this process finds its modules, for its workers."""
-    main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
     main_name = None if spec is None or spec.name == "__main__" else spec.name
-    main_file = getattr(main, "__file__", None)
     path = [os.path.abspath(entry or os.getcwd()) for entry in sys.path]
-    return Program(path, os.getcwd(), main_name, os.path.abspath(main_file) if main_file else None)
+    return Program(path, os.getcwd(), main_name, _main_file())
 
 
 def pack_model(model: AnyModel, kwargs: Mapping[str, Any]) -> bytes:
-    """Return the model's reference and its arguments as bytes.
+    """Return the model's reference and its arguments as bytes; what has been typed goes by value.
 
     Raises:
         TypeError: a worker could not find the model; the text says what to do.
     """
-    name = name_of(model)
     main = sys.modules["__main__"]
-    if _module_of(model) == "__main__" and not getattr(main, "__file__", None):
-        raise TypeError(
-            f"{name} was typed into a notebook or at a prompt, where worker processes cannot find it:"
-            " put it into a module and import it from there"
-        )
     sys.modules.setdefault(_MAIN, main)  # the main program may define classes of results
+    is_typed = _main_file() is None and (
+        _module_of(model) == "__main__" or any(_is_of_main(value) for value in kwargs.values())
+    )
     try:
-        return pickle.dumps((model, dict(kwargs)), 5)
-    except Exception as error:
+        if not is_typed:
+            packed = pickle.dumps((model, dict(kwargs), []), 5)
+            is_typed = _main_file() is None and _names_main(packed)
+            if not is_typed:
+                return packed
+        return _pack_by_value(model, kwargs)
+    except _NoCloudpickle:
         raise TypeError(
-            f"{name} cannot be sent to a worker process ({error}): define it at the top level of a module, and give"
-            " it plain kwargs; load whatever is heavy in setup"
-        ) from error
+            f"{name_of(model)}, or what is in its kwargs, {_WHERE_TYPED}, where worker processes cannot find it:"
+            ' run it in this process (run_in="thread"), put it into a module and import it from there, or let it be'
+            " sent by value: pip install 'carpool[notebook]'"
+        ) from None
+    except Exception as error:
+        what_to_do = (
+            f"it {_WHERE_TYPED}, so it is sent by value, with all that it refers to: load whatever is heavy or cannot"
+            ' be copied in setup, or run it in this process (run_in="thread")'
+            if is_typed
+            else "define it at the top level of a module, and give it plain kwargs; load whatever is heavy in setup"
+        )
+        raise TypeError(f"{name_of(model)} cannot be sent to a worker process ({error}): {what_to_do}") from error
 
 
 def restore(program: Program) -> None:
@@ -102,9 +122,11 @@ def restore(program: Program) -> None:
 
 def unpack_model(program: Program, packed: bytes) -> tuple[AnyModel, dict[str, Any]]:
     """Import the model in a worker. Raises whatever importing it raises."""
-    if _names_main(packed):
+    if _names_main(packed) and (program.main_name or program.main_file):
         _import_main(program)
-    model, kwargs = pickle.loads(packed)
+    model, kwargs, typed = pickle.loads(packed)
+    if typed:
+        _take_for_main(typed)
     return model, kwargs
 
 
@@ -165,10 +187,57 @@ def _import_main(program: Program) -> None:
     elif program.main_file is not None:
         content = runpy.run_path(program.main_file, run_name=_MAIN)
     else:
-        raise ImportError("the parent's main program has no file: put the model into a module and import it from there")
+        raise ImportError(_NOT_TYPED_HERE)
     main.__dict__.update(content)
     sys.modules["__main__"] = sys.modules[_MAIN] = main
     _main_is_here = True
+
+
+def _take_for_main(typed: list[type]) -> None:
+    """Let items and results find the classes that came with the model, which were typed in."""
+    main = types.ModuleType(_MAIN)
+    main.__dict__.update({each.__name__: each for each in typed})
+    sys.modules["__main__"] = sys.modules[_MAIN] = main
+
+
+class _NoCloudpickle(Exception):
+    """What has been typed cannot be sent, since cloudpickle is not installed."""
+
+
+def _pack_by_value(model: AnyModel, kwargs: Mapping[str, Any]) -> bytes:
+    """Return the model and its arguments as a pickle that holds all that was typed in, and a list
+    of the classes among it. Plain pickle reads it. Raises whatever writing it raises.
+    """
+    if importlib.util.find_spec("cloudpickle") is None:
+        raise _NoCloudpickle
+    import cloudpickle
+
+    typed: list[type] = []
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, type) and obj.__module__ == "__main__":
+                if issubclass(obj, msgspec.Struct):
+                    raise TypeError(f"{obj.__name__} is a msgspec.Struct, which has no copy by value: use a dataclass")
+                typed.append(obj)
+            return super().reducer_override(obj)
+
+    packed = io.BytesIO()
+    Pickler(packed, 5).dump((model, dict(kwargs), typed))  # the list is written last, when it is full
+    return packed.getvalue()
+
+
+def _main_file() -> str | None:
+    """Return the file of this process's main program, if there is one that can be run again."""
+    file = getattr(sys.modules["__main__"], "__file__", None)  # "<stdin>" is none
+    return os.path.abspath(file) if file and os.path.exists(file) else None
+
+
+def _is_of_main(value: Any) -> bool:
+    """Report whether a function, a class or an object's class is defined in the main program."""
+    return (
+        getattr(value if isinstance(value, type | types.FunctionType) else type(value), "__module__", "") == "__main__"
+    )
 
 
 def _module_of(model: Any) -> str | None:

@@ -13,7 +13,8 @@ from carpool import details
 from carpool.call.retry import Failed
 from carpool.details import Detail
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, ValidationError
-from carpool.foreign import text_of
+from carpool.foreign import named_text_of, text_of
+from carpool.http_response import HTTPError, check_refusal
 from carpool.wire.outcome import FailureReport, Outcome, pack_report, with_cause
 
 _LONGEST_LINE = 2 * 1024  # characters of one line of a traceback
@@ -82,7 +83,7 @@ def outcome_of(error: BaseException) -> tuple[Outcome, FailureReport]:
     try:
         return _outcome_of(error)
     except BaseException:
-        return Outcome.MODEL_ERROR, FailureReport(text_of(error), type(error).__name__, describe(error))
+        return Outcome.MODEL_ERROR, FailureReport(named_text_of(error), type(error).__name__, describe(error))
 
 
 def _outcome_of(error: BaseException) -> tuple[Outcome, FailureReport]:
@@ -93,9 +94,14 @@ def _outcome_of(error: BaseException) -> tuple[Outcome, FailureReport]:
         return outcome, FailureReport(text_of(error), str(error.type_name), str(error.traceback))
     if isinstance(error, ValidationError):
         return Outcome.INVALID_ITEM, FailureReport(str(error) or text_of(error), details=_details_of(error))
+    if isinstance(error, HTTPError):
+        headers = tuple(error.headers)
+        check_refusal(error.status, error.code, headers)
+        refusal = int(error.status), error.code, headers
+        return Outcome.REFUSED, FailureReport(text_of(error), type(error).__name__, refusal=refusal)
     if isinstance(error, InvalidRequest):
         return Outcome.INVALID, FailureReport(str(error) or text_of(error))
-    return Outcome.MODEL_ERROR, FailureReport(text_of(error), type(error).__name__, describe(error))
+    return Outcome.MODEL_ERROR, FailureReport(named_text_of(error), type(error).__name__, describe(error))
 
 
 def _details_of(error: ValidationError) -> list[Detail]:

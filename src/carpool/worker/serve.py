@@ -18,6 +18,7 @@ Where receiving blocks the thread instead of suspending a task, `retry.run_now` 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -34,6 +35,7 @@ from carpool.wire.frame import Frame, FrameError, FrameKind, in_pieces
 from carpool.wire.outcome import FailureReport, Outcome, pack_report
 from carpool.worker import program
 from carpool.worker.answer import BatchAnswerer, ExampleError
+from carpool.worker.quiet import hold_back_prints
 from carpool.worker.reports import FailureReports, clear_own_frames, describe
 from carpool.worker.setup import Setup
 
@@ -175,7 +177,9 @@ async def _load(
         timings: list[tuple[int, float]] = []
         if answerer.traits.examples:
             _send_state(link, "warming")
-            timings = await answerer.warm_up(setup.warm_up)
+            # threads share standard output with the program that they run in: it is left alone
+            with contextlib.nullcontext() if same_process else hold_back_prints(setup.stage):
+                timings = await answerer.warm_up(setup.warm_up)
     except BaseException as error:
         if retrier.is_fatal(error):
             raise
@@ -189,11 +193,12 @@ async def _load(
 
 def _send_failure(link: Link, setup: Setup, step: str, error: BaseException) -> None:
     """Report that the worker could not start: at which step, and for which error."""
-    traceback = ""
     if type(error) is ExampleError:
         step, traceback = str(error), error.traceback
+    else:
+        traceback = describe(error)
     text = f"worker {setup.place} of stage {setup.stage} could not start: {step}"
-    report = FailureReport(text, type(error).__name__, traceback or describe(error))
+    report = FailureReport(text, type(error).__name__, traceback)
     link.send(Frame(FrameKind.FAILED, ids=[0], formats=b"\0", payloads=[pack_report(report)]))
 
 

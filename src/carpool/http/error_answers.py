@@ -1,0 +1,106 @@
+"""The responses to failed requests: under which id, what the log says, and the same for routes of
+other web frameworks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from carpool.errors import CarpoolError, ModelError
+from carpool.foreign import text_of, traceback_of
+from carpool.http.asgi import Receive, Scope, Send, send_response
+from carpool.http.codec import error_response
+from carpool.http.exchange import HttpResponse
+from carpool.logger import logger
+from carpool.observe.log import printable
+from carpool.service.settings import flag
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
+
+AsgiResponse = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class ErrorAnswers:
+    """Puts errors into HTTP.
+
+    Args:
+        timeout_status: status of a missed deadline, 504 or 408.
+        debug: whether error bodies show the texts of user exceptions.
+
+    Raises:
+        ValueError: `timeout_status` is neither of them.
+        TypeError: `debug` is not a bool.
+    """
+
+    def __init__(self, timeout_status: int, debug: bool) -> None:
+        if timeout_status not in (504, 408):
+            raise ValueError(f"timeout_status must be 504 or 408, not {timeout_status!r}")
+        self.timeout_status = timeout_status
+        self._debug = flag("debug", debug)
+        self._ids = (f"{secrets.token_hex(4)}-{n}" for n in itertools.count(1))
+
+    def response(self, given_id: bytes, error: Exception, model: str = "") -> HttpResponse:
+        """Return the response to a request that ended with `error`; what a model raised is logged.
+
+        Args:
+            given_id: the request's `X-Request-Id`; empty if it has none.
+            error: why the request failed.
+            model: the name of the model that was asked, for the log; empty if it is not known.
+        """
+        request_id = given_id.decode() if _REQUEST_ID.fullmatch(given_id) else next(self._ids)
+        about = {"request_id": request_id, **({"model": model} if model else {})}
+        if isinstance(error, ModelError):
+            message = printable(text_of(error)).replace("\n", "\\n")
+            about["code"] = error.code
+            logger.error("request %s: %s\n%s", request_id, message, printable(error.traceback), extra=about)
+        try:
+            return error_response(error, request_id, timeout_status=self.timeout_status, debug=self._debug)
+        except BaseException as broken:  # a user's class of errors, with attributes that make no sense
+            text = "request %s: its error could not be read:\n%s"
+            logger.error(text, request_id, printable(traceback_of(broken)), extra=about)
+            return error_response(CarpoolError("the error could not be read"), request_id)
+
+
+class HasErrorHandlers(Protocol):
+    """What `install_error_handlers` asks of an app: a FastAPI or Starlette app is one."""
+
+    def add_exception_handler(self, exc_class_or_status_code: Any, handler: Any) -> None:
+        """Have errors of a class answered by a handler."""
+
+
+def install_error_handlers(app: HasErrorHandlers, *, timeout_status: int = 504, debug: bool = False) -> None:
+    """Have carpool's errors in routes of a FastAPI or Starlette app answered as our server does.
+
+    Each `CarpoolError` that a route raises, also by awaiting a batched function or a service, gets
+    its status, a JSON body with its `code`, `X-Request-Id`, and `Retry-After` where trying again
+    makes sense; the app's middleware sees the response like any other. Call it before the first
+    request.
+
+    Args:
+        app: the app.
+        timeout_status: status of a missed deadline, 504 or 408.
+        debug: whether error bodies show the texts of user exceptions.
+
+    Raises:
+        ValueError: `timeout_status` is neither of them.
+        TypeError: `debug` is not a bool.
+    """
+    answers = ErrorAnswers(timeout_status, debug)
+
+    async def handler(request: Any, error: Exception) -> AsgiResponse:
+        if request.scope["type"] != "http":  # a websocket has no statuses any more
+            raise error
+        given = next((value for name, value in request.scope["headers"] if name.lower() == b"x-request-id"), b"")
+        response = answers.response(given, error)
+        head_only = request.scope["method"] == "HEAD"
+
+        async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+            await send_response(response, send, response.headers, head_only)
+
+        return respond
+
+    app.add_exception_handler(CarpoolError, handler)

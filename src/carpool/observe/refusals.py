@@ -1,0 +1,150 @@
+"""Sums up refused and late requests for the log: decides when a line is due, and what it says.
+
+An overloaded service refuses thousands of requests a second, and a line for each would hide all
+other lines. The first refusal of a kind is told at once, and what follows is summed up every ten
+seconds. Whoever counts here asks for the lines that are due and writes them; this file has no clock
+and no log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import NamedTuple
+
+from carpool.errors import CarpoolError, DeadlineExceeded, ModelError, Overloaded, Unavailable
+
+EVERY_S = 10.0
+"""The least time between two lines about one reason."""
+
+_MOST_REASONS = 32  # at a time; texts of policies and codes of users' errors are not ours to bound
+_LONGEST_REASON = 200
+_ENDING = frozenset({"starting", "draining", "stopped"})  # codes: nothing is wrong with the service
+_TEXTS = {
+    "invalid_request": "the request could not be read",
+    "too_large": "the body is too large",
+    "unsupported_media_type": "the model does not read the content type",
+    "invalid_item": "the item does not fit the model",
+    "bad_http": "the request is not valid HTTP",
+    "request_timeout": "the request did not arrive in time",
+    "deadline_exceeded": "the deadline passed before the answer was ready",
+    "starting": "the service is starting",
+    "draining": "the service is shutting down",
+    "stopped": "the service has stopped",
+    "worker_lost": "the worker that had the request died",
+    "stage_failed": "a stage has failed",
+    "out_of_memory": "there was no memory to receive the result",
+}
+
+
+class Reason(NamedTuple):
+    """Why requests are refused or late.
+
+    Attributes:
+        status: of the answer in HTTP.
+        code: for programs.
+        text: for people.
+        verb: what was done to the requests.
+        is_alarming: whether the service has trouble; else its callers have, or it starts or ends.
+    """
+
+    status: int
+    code: str
+    text: str
+    verb: str
+    is_alarming: bool
+
+
+_OTHER = Reason(500, "other", "other reasons", "refused", True)
+
+
+class Summary(NamedTuple):
+    """One line.
+
+    Attributes:
+        reason: why.
+        requests: how many.
+        period_s: since the last line about the reason; None if this is the first one.
+    """
+
+    reason: Reason
+    requests: int
+    period_s: float | None
+
+    def __str__(self) -> str:
+        """Say it in words."""
+        reason = self.reason
+        period = "" if self.period_s is None else f" in the last {self.period_s:.0f} s"
+        return f"{reason.verb} {self.requests} ({reason.status}){period}: {reason.text}"
+
+
+class Refusals:
+    """Counts refusals by reason.
+
+    A reason is open from its first refusal until `EVERY_S` seconds have passed without any. Its
+    opening is told at once, and what comes later at most once in `EVERY_S` seconds.
+
+    Attributes:
+        is_due: whether a reason has been opened that has not been told yet.
+    """
+
+    def __init__(self) -> None:
+        self.is_due = False
+        self._counts: dict[Reason, int] = {}  # since the last line about each
+        self._told: dict[Reason, float] = {}  # when that was
+
+    def count(self, error: Exception) -> None:
+        """Count a request that ended with `error`; what a model raised is told elsewhere."""
+        if isinstance(error, ModelError) or not isinstance(error, CarpoolError):
+            return
+        reason = _reason_of(error)
+        if reason not in self._counts:
+            if len(self._counts) >= _MOST_REASONS:
+                reason = _OTHER
+            if reason not in self._told:
+                self.is_due = True
+        self._counts[reason] = self._counts.get(reason, 0) + 1
+
+    def take(self, now: float, *, everything: bool = False) -> Sequence[Summary]:
+        """Return the lines that are due at `now`; each refusal is in one of them.
+
+        Args:
+            now: the time.
+            everything: whether to return also what is not due yet, as at the end.
+        """
+        self.is_due = False
+        lines = []
+        for reason, count in list(self._counts.items()):
+            told = self._told.get(reason)
+            if told is not None and now < told + EVERY_S and not (everything and count):
+                continue
+            if count:
+                lines.append(Summary(reason, count, None if told is None else now - told))
+                self._counts[reason] = 0
+                self._told[reason] = now
+            else:
+                del self._counts[reason], self._told[reason]
+        return lines
+
+    @property
+    def wake_at(self) -> float:
+        """When to ask for lines again, even if nothing happens until then."""
+        return min(self._told.values(), default=inf) + EVERY_S
+
+
+def _reason_of(error: CarpoolError) -> Reason:
+    """Return why a request ended with `error`, whose class may be a user's."""
+    try:
+        status, code = int(error.status), str(error.code)
+        if type(error) is Overloaded:
+            text = str(error)
+        else:
+            text = _TEXTS.get(code, code)
+        is_alarming = isinstance(error, Overloaded | DeadlineExceeded | Unavailable) and code not in _ENDING
+        if isinstance(error, DeadlineExceeded):
+            verb = "gave up"
+        else:
+            verb = "failed" if isinstance(error, Unavailable) and is_alarming else "refused"
+        return Reason(status, code[:_LONGEST_REASON], text[:_LONGEST_REASON], verb, is_alarming)
+    except BaseException:  # attributes that make no sense
+        return _OTHER
