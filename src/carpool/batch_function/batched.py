@@ -75,7 +75,8 @@ class Settings:
     timeout_s: float | None = None
     slo_s: float | None = None
     execution_lock: Any = None
-    isolate_errors: bool = False
+    idempotent: bool = True
+    isolate_errors: bool | None = None
     oom_errors: OomErrors | None = ()
 
     def __post_init__(self) -> None:
@@ -86,12 +87,14 @@ class Settings:
             "slo_s": optional_finite_seconds("slo_s", self.slo_s),
             "max_queue_delay_s": optional_delay("max_queue_delay_s", self.max_queue_delay_s),
         }
+        idempotent = flag("idempotent", self.idempotent)
+        isolate_errors = self.isolate_errors
+        checked["isolate_errors"] = idempotent if isolate_errors is None else flag("isolate_errors", isolate_errors)
         if self.max_batch_size is not None:
             checked["max_batch_size"] = at_least("max_batch_size", self.max_batch_size, 1)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
         check_policy(self.policy)
-        flag("isolate_errors", self.isolate_errors)
         if self.oom_errors is not None:
             names_of(self.oom_errors)
         self._check_functions()
@@ -350,7 +353,8 @@ def invoker_of(
     if sibling is not None:
         return Invoker(function, {}, sibling.traits, sibling.retrier, batched=True)
     retrier = Retrier(
-        isolate_errors=settings.isolate_errors,
+        isolate_errors=bool(settings.isolate_errors),
+        retry_on_oom=bool(settings.idempotent or settings.isolate_errors),
         oom_errors=None if settings.oom_errors is None else names_of(settings.oom_errors),
         # An interrupted thread leaves its batch to others. Tasks may be cancelled or collected.
         fatal_errors=(GeneratorExit, KeyboardInterrupt, asyncio.CancelledError) if is_async else (KeyboardInterrupt,),

@@ -41,7 +41,8 @@ class BatchSettings(TypedDict, total=False):
     timeout_s: float | None
     slo_s: float | None
     execution_lock: Any
-    isolate_errors: bool
+    idempotent: bool
+    isolate_errors: bool | None
     oom_errors: OomErrors | None
 
 
@@ -291,11 +292,15 @@ def batch(function: Any = None, /, **settings: Any) -> Any:
             several functions, or with other code. A lock whose `acquire` takes no `timeout` is
             waited for as long as it takes, and released again if callers' time-outs have passed
             meanwhile.
+        idempotent: Whether the function may be called again with the same items. If it has effects
+            that must not happen twice, False: then a batch that raises fails as a whole.
         isolate_errors: Whether a batch that raises is run again in parts, so that only the guilty
-            items fail.
+            items fail; each of them costs some 2 log2(n) further calls, of at most half the batch.
+            Defaults to `idempotent`.
         oom_errors: Exception classes, or their full names, that mean "out of memory", besides
             MemoryError and torch's. A batch that raises one is run again in smaller calls, and
-            later batches are smaller. None: running out of memory is like any other error.
+            later batches are smaller. (If `idempotent` and `isolate_errors` are both False it is
+            not run again.) None: running out of memory is like any other error.
 
     Returns:
         The function for one item. `f(x)` (or `await f(x)`) returns the result for one item,

@@ -447,7 +447,7 @@ class LineDriver:
                 learn(self._name, self._batcher, batch.place, batch.id, outcome.trouble)
             now, requests = self._clock(), [request for request in batch.requests if request.caller is not None]
             counts = self._counts
-            counts.ran(batch, batch.requests)
+            counts.ran(batch)
             counts.compute_s += outcome.busy_s
             line.finished(now, batch, outcome.results, outcome.errors, outcome.busy_s)
             counts.answered(requests, now)
@@ -465,12 +465,11 @@ class LineDriver:
             return
         with self._lock:
             if line.lone is lone:
-                now, busy_s = self._clock(), outcome.busy_s
-                line.finish_alone(now, busy_s, errors is None)
-                counts = self._counts
-                counts.compute_s += busy_s
-                if errors is None:
-                    counts.latency_s += now - lone.began
+                now = self._clock()
+                line.finish_alone(now, outcome.busy_s, errors is None)
+                self._counts.alone_s += now - lone.began
+                if errors is not None:
+                    self._counts.alone_failed_s += now - lone.began
                 return
         if lone.batch is not None:
             self._finish(line, lone.batch, outcome)

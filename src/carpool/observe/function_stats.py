@@ -1,11 +1,12 @@
 """What a batch function has done so far, in numbers.
 
-A lone call adds to two sums, a batch to a few more; everything else is computed when somebody
-asks.
+A lone call in a thread adds to one sum, a batch to a few; everything else is computed when
+somebody asks.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,19 +24,21 @@ class CallCounts:
         latency_s: The seconds from arrival to answer, summed over the answers without an error.
         queue_s: The seconds from arrival to the start of the batch, summed over the calls.
         compute_s: The seconds in the user's function, summed over the batches.
+        alone_s: The seconds from arrival to answer, summed over the calls that went alone; the time
+            in the function is but a few microseconds less.
+        alone_failed_s: Those of them that ended with an error.
     """
 
-    __slots__ = ("batch_sizes", "compute_s", "latency_s", "queue_s")
+    __slots__ = ("alone_failed_s", "alone_s", "batch_sizes", "compute_s", "latency_s", "queue_s")
 
     def __init__(self) -> None:
-        self.batch_sizes: dict[int, int] = {}
-        self.latency_s = self.queue_s = self.compute_s = 0.0
+        self.batch_sizes: defaultdict[int, int] = defaultdict(int)
+        self.latency_s = self.queue_s = self.compute_s = self.alone_s = self.alone_failed_s = 0.0
 
-    def ran(self, batch: Batch, requests: Sequence[Request]) -> None:
-        """Count a batch that starts or has run, with the requests that it has or had."""
-        n = len(requests)
-        self.batch_sizes[n] = self.batch_sizes.get(n, 0) + 1
-        started = batch.started
+    def ran(self, batch: Batch) -> None:
+        """Count a batch that has run."""
+        requests, started = batch.requests, batch.started
+        self.batch_sizes[len(requests)] += 1
         for request in requests:
             self.queue_s += started - request.arrived
 
@@ -142,9 +145,9 @@ def snapshot(name: str, pipeline: Pipeline, counts: CallCounts, lone_running: in
         waiting=pipeline.waiting,
         running=pipeline.unanswered - pipeline.waiting + lone_running,
         batch_sizes=dict(sorted(sizes.items())),
-        latency_s=counts.latency_s,
+        latency_s=counts.latency_s + counts.alone_s - counts.alone_failed_s,
         queue_s=counts.queue_s,
-        compute_s=counts.compute_s,
+        compute_s=counts.compute_s + counts.alone_s,
     )
 
 
@@ -174,10 +177,16 @@ class _FunctionStage(StageStats):
     counts: CallCounts
 
     def started(self, batch: Batch) -> None:
-        """Count a batch, and log its reason if it is another one than the last."""
+        """Count a batch, and log its reason if it is another one than the last.
+
+        `CallCounts.ran` is written out here, since each lone call of a task is a batch.
+        """
         if batch.reason != self._last_reason:
             self._log_reason(batch)
-        self.counts.ran(batch, batch.requests)
+        counts, requests, started = self.counts, batch.requests, batch.started
+        counts.batch_sizes[len(requests)] += 1
+        for request in requests:
+            counts.queue_s += started - request.arrived
 
     def completed(self, place: int, busy_s: float, waited_s: float) -> None:
         """Count the seconds of a batch."""
@@ -199,10 +208,8 @@ class FunctionStats(Stats):
         (stage,) = self.stages
         assert isinstance(stage, _FunctionStage)
         stage.counts = self.counts
-
-    def answered(self, requests: Sequence[Request], now: float) -> None:
-        """Count the latency of answers; the pipeline counts the answers themselves."""
-        self.counts.answered(requests, now)
+        # the pipeline counts the answers; a method that only called this one would slow down each lone call
+        self.answered = self.counts.answered  # type: ignore[method-assign]
 
 
 def _mean(total: float, n: int) -> float:
