@@ -44,7 +44,7 @@ def test_a_call_on_a_running_loop_is_warned_of_once(call: Callable[[Any], Any], 
     (warning,) = caught
     assert warning.category is RuntimeWarning
     assert warning.filename == __file__
-    for part in ("doubled was called", "async def", "asyncio.to_thread(doubled, x)"):
+    for part in ("doubled was called", 'run_in="thread"', "asyncio.to_thread(doubled, x)"):
         assert part in str(warning.message)
 
 

@@ -99,3 +99,32 @@ assert_type(fetch.stats().batch_sizes, dict[int, int])
 assert_type(fetch.explain(), dict[str, Any])
 assert_type(length("a", priority=1), int)
 assert_type(length.many(["a"], priority=1), list[int])
+
+
+@carpool.batch(run_in="thread", max_batch_size=8)
+def in_thread(xs: list[int]) -> list[str]:
+    return [str(x) for x in xs]
+
+
+class InThread:
+    @carpool.batch(run_in="thread")
+    def method(self, xs: list[int]) -> list[str]:
+        return [str(x) for x in xs]
+
+
+class Counted(carpool.Model):
+    def predict(self, xs: list[str]) -> list[int]:
+        return [len(x) for x in xs]
+
+
+async def threaded() -> None:
+    assert_type(await in_thread(1), str)
+    assert_type(await in_thread.many([1]), list[str])
+    assert_type(await InThread().method(1), str)
+    assert_type(await carpool.batch(run_in="thread")(Counted)("a"), int)
+    assert_type(await carpool.batch(run_in="thread")(Counted())("a"), int)
+    assert_type(await carpool.batch(run_in="thread", merge=True)(normalise_rows)(np.ones(2)), np.ndarray)
+
+
+def normalise_rows(rows: np.ndarray) -> np.ndarray:
+    return rows

@@ -78,6 +78,7 @@ class Settings:
     idempotent: bool = True
     isolate_errors: bool | None = None
     oom_errors: OomErrors | None = ()
+    run_in: str | None = None
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {
@@ -95,6 +96,7 @@ class Settings:
         for name, value in checked.items():
             object.__setattr__(self, name, value)
         check_policy(self.policy)
+        _check_run_in(self.run_in)
         if self.oom_errors is not None:
             names_of(self.oom_errors)
         self._check_functions()
@@ -204,6 +206,22 @@ class Settings:
             return [x]
         half = n // 2
         return [*self._halves(chunks.cut(x, 0, half), half), *self._halves(chunks.cut(x, half, n), n - half)]
+
+
+def _check_run_in(run_in: Any) -> None:
+    if run_in is None or run_in == "thread":
+        return
+    if run_in == "process":
+        raise ValueError(
+            'run_in="process" is not for @carpool.batch, whose batches run in this process:'
+            " carpool.Service(carpool.Stage(...)) runs a model in worker processes"
+        )
+    if run_in == "loop":
+        raise ValueError(
+            'run_in="loop" is not for @carpool.batch: an `async def` runs on its callers\' loop as it is, and a `def`'
+            ' would hold it up: leave run_in out, or say run_in="thread"'
+        )
+    raise ValueError(f'run_in must be "thread" or left out, not {run_in!r}')
 
 
 class CallersSignature:
@@ -330,6 +348,15 @@ class Bindable:
         return self._bound.setdefault(key, (reference, new()))[1]
 
 
+def _fatal_errors(settings: Settings, is_async: bool) -> tuple[type[BaseException], ...]:
+    """Return the exceptions that end a batch instead of failing an item."""
+    if is_async:  # tasks may be cancelled or collected
+        return GeneratorExit, KeyboardInterrupt, asyncio.CancelledError
+    if settings.run_in == "thread":  # neither signals nor cancellations come to a thread of the executor
+        return ()
+    return (KeyboardInterrupt,)  # an interrupted thread leaves its batch to others
+
+
 def invoker_of(
     function: AnyModel | Model, settings: Settings, is_async: bool, sibling: Invoker | None = None
 ) -> Invoker:
@@ -356,8 +383,7 @@ def invoker_of(
         isolate_errors=bool(settings.isolate_errors),
         retry_on_oom=bool(settings.idempotent or settings.isolate_errors),
         oom_errors=None if settings.oom_errors is None else names_of(settings.oom_errors),
-        # An interrupted thread leaves its batch to others. Tasks may be cancelled or collected.
-        fatal_errors=(GeneratorExit, KeyboardInterrupt, asyncio.CancelledError) if is_async else (KeyboardInterrupt,),
+        fatal_errors=_fatal_errors(settings, is_async),
         may_wait=is_async,
     )
     read_off = type(model) if isinstance(model, Model) else model

@@ -15,7 +15,7 @@ from carpool.batch_function.batched import Settings, invoker_of
 from carpool.batch_function.tasks import AsyncBatch
 from carpool.batch_function.threads import ThreadBatch
 from carpool.call.invoke import is_async
-from carpool.call.lock import execution_lock
+from carpool.call.lock import execution_lock, is_async_lock
 from carpool.call.merge import Merge, Split
 from carpool.call.oom import OomErrors
 from carpool.call.padding import Pad
@@ -140,6 +140,38 @@ class Decorator(Protocol):
     def __call__(self, function: Callable[[Any, list[A]], Results[B]], /) -> ThreadBatch[A, B]: ...
 
 
+class InThreadDecorator(Protocol):
+    """The type of `batch(run_in="thread")`: a `def` over lists, or a model, becomes awaitable."""
+
+    @overload
+    def __call__(self, function: Hooked, /) -> AsyncBatch[Any, Any]: ...
+    @overload
+    def __call__(self, function: type[Predicts[A, B]], /) -> AsyncBatch[A, B]: ...
+    @overload
+    def __call__(self, function: type[PredictsAny], /) -> AsyncBatch[Any, Any]: ...
+    @overload
+    def __call__(self, function: Predicts[A, B], /) -> AsyncBatch[A, B]: ...
+    @overload
+    def __call__(self, function: PredictsAny, /) -> AsyncBatch[Any, Any]: ...
+    @overload
+    def __call__(self, function: Callable[[list[A]], Results[B]], /) -> AsyncBatch[A, B]: ...
+    @overload
+    def __call__(self, function: Callable[[Any, list[A]], Results[B]], /) -> AsyncBatch[A, B]: ...
+
+
+class MergeInThreadDecorator(Protocol):
+    """The type of `batch(merge=..., run_in="thread")`."""
+
+    @overload
+    def __call__(self, function: TakesLengths[A, B], /) -> AsyncBatch[A, B]: ...
+    @overload
+    def __call__(self, function: MethodTakesLengths[A, B], /) -> AsyncBatch[A, B]: ...
+    @overload
+    def __call__(self, function: Callable[[A], B], /) -> AsyncBatch[A, B]: ...
+    @overload
+    def __call__(self, function: Callable[[Any, A], B], /) -> AsyncBatch[A, B]: ...
+
+
 class TakesLengths(Protocol[A_contra, B_co]):
     """The type of a function of a padded array that takes the lengths of its rows, too."""
 
@@ -236,6 +268,24 @@ def batch(
     function: None = None,
     /,
     *,
+    run_in: Literal["thread"],
+    merge: Literal[True] | Merge | Pad,
+    split: Split | None = None,
+    **settings: Unpack[BatchSettings],
+) -> MergeInThreadDecorator: ...
+@overload
+def batch(
+    function: None = None,
+    /,
+    *,
+    run_in: Literal["thread"],
+    **settings: Unpack[BatchSettings],
+) -> InThreadDecorator: ...
+@overload
+def batch(
+    function: None = None,
+    /,
+    *,
     merge: Literal[True] | Merge,
     split: Split | None = None,
     **settings: Unpack[BatchSettings],
@@ -301,11 +351,14 @@ def batch(function: Any = None, /, **settings: Any) -> Any:
             MemoryError and torch's. A batch that raises one is run again in smaller calls, and
             later batches are smaller. (If `idempotent` and `isolate_errors` are both False it is
             not run again.) None: running out of memory is like any other error.
+        run_in: "thread" makes a `def`, or a model without `async def`, one for tasks: it is awaited,
+            and each batch of it, hooks and all, runs in a thread of the event loop's default
+            executor, so that the loop is free. Left out, the callers of a `def` are threads.
 
     Returns:
         The function for one item. `f(x)` (or `await f(x)`) returns the result for one item,
-        `f.many(xs)` those for several, and `f.close()` ends it. Over a `def`, `f.submit(x)` returns
-        a `carpool.Ticket` without waiting.
+        `f.many(xs)` those for several, and `f.close()` ends it. Over a `def`, without `run_in`,
+        `f.submit(x)` returns a `carpool.Ticket` without waiting.
 
     Nothing is copied, neither what callers bring nor what the function returns. As in any call, an
     array is read when the function runs (with `submit` that is later), and with `merge` when the
@@ -331,21 +384,26 @@ def _batched(function: Any, settings: Settings) -> Any:
     if isinstance(function, staticmethod | classmethod):
         raise TypeError(f"write @{type(function).__name__} above @carpool.batch, not below it")
     asynchronous = is_async(function)
-    _check_lock(settings.execution_lock, name_of(function), asynchronous)
+    _check_lock(settings.execution_lock, name_of(function), asynchronous, settings.run_in == "thread")
+    if asynchronous and settings.run_in is not None:
+        raise TypeError(
+            f'{name_of(function)} is async and runs on its callers\' event loop: leave out run_in="thread", which is for'
+            " a `def`"
+        )
     invoker = invoker_of(function, settings, asynchronous)
     if asynchronous:
         return AsyncBatch(function, settings, invoker, needs_setup=isinstance(function, type))
     if isinstance(function, type):
         run_now(invoker.set_up())
-    return ThreadBatch(function, settings, invoker)
+    return (ThreadBatch if settings.run_in is None else AsyncBatch)(function, settings, invoker)
 
 
-def _check_lock(lock: Any, name: str, asynchronous: bool) -> None:
-    if lock is None:
+def _check_lock(lock: Any, name: str, asynchronous: bool, in_thread: bool) -> None:
+    if lock is None or (in_thread and is_async_lock(lock)):
         return
     if not asynchronous:
         execution_lock(lock, name)
-    elif isinstance(lock, type) or not (hasattr(type(lock), "__aenter__") and hasattr(type(lock), "__aexit__")):
+    elif not is_async_lock(lock):
         raise TypeError(
             f"the execution_lock of {name}, which is async, must be an asyncio.Lock or another object for an"
             f" `async with` statement, not {lock!r}"

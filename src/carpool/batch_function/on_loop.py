@@ -16,7 +16,7 @@ _EVERY_S: Final = 0.05  # seconds; a look makes a system call, which would slow 
 
 _TEXT: Final = (
     "{name} was called on a thread whose event loop runs: the loop stands still until the call returns, so no other"
-    " task can share its batch. Write {name} as an `async def` and await it, or leave it as it is and await"
+    ' task can share its batch. Batch it with run_in="thread" and await {name}(x), or leave it as it is and await'
     " `asyncio.to_thread({name}, x)`"
 )
 

@@ -1,4 +1,8 @@
-"""Batch functions over an `async def`: callers are tasks, and a batch is a task."""
+"""Batch functions whose callers are tasks, and whose batches are tasks.
+
+They are made of an `async def`, or with `run_in="thread"` of a `def`, which a thread of the event
+loop's default executor calls.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +20,12 @@ from typing import Any, Generic, TypeVar, cast, overload
 from carpool.batch_function.batched import Bindable, Settings, invoker_of, live_functions
 from carpool.call import merge as merging
 from carpool.call.invoke import Invoker
-from carpool.call.retry import Trouble
+from carpool.call.lock import ExecutionLock, execution_lock, is_async_lock
+from carpool.call.retry import Trouble, run_now
 from carpool.clock import monotonic
 from carpool.core.pipeline import Pipeline
 from carpool.drive.aio import Driver
-from carpool.drive.failures import BatchOutcome, shared_out
+from carpool.drive.failures import BatchOutcome, for_all, shared_out
 from carpool.drive.task_pool import AwaitedRequest, InnerRequest, Run, TaskPool, inside
 from carpool.errors import Unavailable
 from carpool.foreign import as_model_error
@@ -30,6 +35,8 @@ from carpool.observe.stats import explained
 
 A = TypeVar("A")
 B = TypeVar("B")
+
+_LOCK_WAIT_S = 60.0  # at a time, for the execution lock of a thread
 
 _OTHER_LOOP_S = 0.01  # how often a task looks whether the task of another loop is done
 
@@ -110,8 +117,14 @@ class AsyncBatch(Bindable, Generic[A, B]):
         self._run_batch = run_batch or self._run
         self._merging = bool(settings.merge)
         self._weigh = None if settings.size is None else settings.weigh
+        self._in_thread = settings.run_in == "thread"
         lock = settings.execution_lock
-        self._lock = contextlib.nullcontext() if lock is None else lock
+        self._lock: Any = contextlib.nullcontext()
+        self._thread_lock: ExecutionLock | None = None
+        if is_async_lock(lock):
+            self._lock = lock
+        elif lock is not None:
+            self._thread_lock = execution_lock(lock, self.__name__)
         self._timeout_s = settings.timeout_s
         if drivers is None:
             live_functions.add(self)
@@ -252,7 +265,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
             return self
         bound = functools.partial(self._function, instance)
         drivers = self._of_instance(instance, _Drivers)
-        invoker = invoker_of(bound, self._settings, is_async=True, sibling=self._invoker)
+        invoker = invoker_of(bound, self._settings, is_async=not self._in_thread, sibling=self._invoker)
         run_batch = functools.partial(self._run_for, weakref.ref(instance))
         method: AsyncBatch[A, B] = AsyncBatch(self._function, self._settings, invoker, drivers, run_batch=run_batch)
         self._bind(method, instance)
@@ -305,7 +318,25 @@ class AsyncBatch(Bindable, Generic[A, B]):
             await self._set_up()
         trouble: list[Trouble] = []
         async with self._lock:
+            if self._in_thread:
+                return await asyncio.to_thread(self._run_in_thread, items)
             return shared_out(await self._invoker.run(items, trouble, all_ok=True), trouble)
+
+    def _run_in_thread(self, items: list[Any]) -> BatchOutcome:
+        """Run a batch in this thread. It raises nothing: a future would refuse a StopIteration."""
+        trouble: list[Trouble] = []
+        lock = self._thread_lock
+        try:
+            if lock is None:
+                return shared_out(self._invoker.run_now(items, trouble), trouble)
+            while not lock.acquire(timeout=_LOCK_WAIT_S):
+                pass
+            try:
+                return shared_out(self._invoker.run_now(items, trouble), trouble)
+            finally:
+                lock.release()
+        except BaseException as error:
+            return for_all(error, len(items))
 
     async def _run_for(self, instance: weakref.ref[Any], items: list[Any]) -> BatchOutcome:
         """Run a batch of an instance's method; callers keep the instance alive, not the driver."""
@@ -357,11 +388,23 @@ class AsyncBatch(Bindable, Generic[A, B]):
         me = asyncio.current_task()
         assert me is not None
         try:
-            await self._invoker.tear_down()
+            if self._in_thread:
+                failure = await asyncio.to_thread(self._tear_down_in_thread)
+                if failure is not None:
+                    raise failure
+            else:
+                await self._invoker.tear_down()
         except (GeneratorExit, asyncio.CancelledError) as error:
             if me.cancelling() or asyncio.current_task(loop) is not me:
                 raise
             raise as_model_error(error, f"teardown of {self.__name__}") from error
+
+    def _tear_down_in_thread(self) -> BaseException | None:
+        try:
+            run_now(self._invoker.tear_down())
+        except BaseException as error:
+            return error
+        return None
 
 
 def _snapshot(driver: Driver) -> FunctionSnapshot:
