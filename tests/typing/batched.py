@@ -128,3 +128,38 @@ async def threaded() -> None:
 
 def normalise_rows(rows: np.ndarray) -> np.ndarray:
     return rows
+
+
+@carpool.batch
+def joined(xs: list[int], names: list[str]) -> list[bytes]:
+    return [name.encode() * x for x, name in zip(xs, names, strict=True)]
+
+
+@carpool.batch(max_batch_size=8)
+async def joined_later(xs: list[int], names: list[str], flags: list[bool]) -> list[bytes]:
+    return [name.encode() * x for x, name in zip(xs, names, strict=True)]
+
+
+@carpool.batch(run_in="thread")
+def joined_in_thread(xs: list[int], names: list[str], *, flags: list[bool]) -> list[bytes]:
+    return [name.encode() * x for x, name in zip(xs, names, strict=True)]
+
+
+class Joined:
+    @carpool.batch
+    def method(self, xs: list[int], names: list[str]) -> list[bytes]:
+        return [name.encode() * x for x, name in zip(xs, names, strict=True)]
+
+    @carpool.batch(max_batch_size=4)
+    async def later(self, xs: list[int], names: list[str]) -> list[bytes]:
+        return [name.encode() * x for x, name in zip(xs, names, strict=True)]
+
+
+async def several() -> None:
+    assert_type(joined(1, names="a"), bytes)
+    assert_type(joined.many([(1, "a")]), list[bytes])
+    assert_type(joined.submit(1, "a"), carpool.Ticket[bytes])
+    assert_type(await joined_later(1, "a", flags=True), bytes)
+    assert_type(Joined().method(1, "a", priority=1), bytes)
+    assert_type(await Joined().later(1, names="a"), bytes)
+    assert_type(await joined_in_thread(1, "a", flags=True), bytes)

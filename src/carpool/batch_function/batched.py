@@ -230,12 +230,10 @@ class CallersSignature:
     def __get__(self, batched: Bindable | None, owner: type) -> inspect.Signature:
         if batched is None:  # the class has none but that of its constructor
             raise AttributeError("__signature__")
-        takes, gives = batched._types_of_items()
-        parameter = inspect.Parameter("x", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=_as_written(takes))
-        return inspect.Signature([parameter], return_annotation=_as_written(gives))
+        return batched._callers_signature()
 
 
-def _as_written(kind: Any) -> Any:
+def as_written(kind: Any) -> Any:
     """A hint, or that there is none."""
     return inspect.Parameter.empty if kind is Any else kind
 
@@ -295,6 +293,16 @@ class Bindable:
             return types_of(function)
         traits = traits_of(type(function) if isinstance(function, Model) else function, batched=True)
         return traits.input_type, traits.output_type
+
+    def _callers_signature(self) -> inspect.Signature:
+        """Return the signature of a call with one item."""
+        takes, gives = self._types_of_items()
+        parameter = inspect.Parameter("x", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=as_written(takes))
+        return inspect.Signature([parameter], return_annotation=as_written(gives))
+
+    def _over_items(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the user's function as one of a list of items, which it is as it is."""
+        return function
 
     def start_anew(self) -> None:
         """Forget all callers, in a forked child: they are in the parent."""

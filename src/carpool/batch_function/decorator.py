@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import fields
-from typing import Any, Literal, Protocol, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Concatenate, Literal, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from carpool.batch_function.batched import Settings, invoker_of
+from carpool.batch_function.several import Arguments, SeveralInTasks, SeveralInThreads
 from carpool.batch_function.tasks import AsyncBatch
 from carpool.batch_function.threads import ThreadBatch
 from carpool.call.invoke import is_async
@@ -105,6 +106,13 @@ Hooked = type[Preprocesses | Postprocesses] | Preprocesses | Postprocesses
 HookedLater = type[PreprocessesLater | PostprocessesLater] | PreprocessesLater | PostprocessesLater
 
 
+OverLists = Callable[Concatenate[list[Any], list[Any], ...], B]
+"""A function of several arguments, with a list for each."""
+
+MethodOverLists = Callable[Concatenate[Any, list[Any], list[Any], ...], B]
+"""A method of several arguments, as it stands in its class."""
+
+
 class Decorator(Protocol):
     """The type of `batch(...)` with settings: it is applied to a function of a list, or a model."""
 
@@ -135,6 +143,14 @@ class Decorator(Protocol):
     @overload
     def __call__(self, function: Callable[[list[A]], Results[B]], /) -> ThreadBatch[A, B]: ...
     @overload
+    def __call__(self, function: OverLists[Awaitable[Results[B]]], /) -> SeveralInTasks[B]: ...
+    @overload
+    def __call__(self, function: OverLists[Results[B]], /) -> SeveralInThreads[B]: ...
+    @overload
+    def __call__(self, function: MethodOverLists[Awaitable[Results[B]]], /) -> SeveralInTasks[B]: ...
+    @overload
+    def __call__(self, function: MethodOverLists[Results[B]], /) -> SeveralInThreads[B]: ...
+    @overload
     def __call__(self, function: Callable[[Any, list[A]], Awaitable[Results[B]]], /) -> AsyncBatch[A, B]: ...
     @overload
     def __call__(self, function: Callable[[Any, list[A]], Results[B]], /) -> ThreadBatch[A, B]: ...
@@ -155,6 +171,10 @@ class InThreadDecorator(Protocol):
     def __call__(self, function: PredictsAny, /) -> AsyncBatch[Any, Any]: ...
     @overload
     def __call__(self, function: Callable[[list[A]], Results[B]], /) -> AsyncBatch[A, B]: ...
+    @overload
+    def __call__(self, function: OverLists[Results[B]], /) -> SeveralInTasks[B]: ...
+    @overload
+    def __call__(self, function: MethodOverLists[Results[B]], /) -> SeveralInTasks[B]: ...
     @overload
     def __call__(self, function: Callable[[Any, list[A]], Results[B]], /) -> AsyncBatch[A, B]: ...
 
@@ -260,6 +280,14 @@ def batch(function: Callable[[list[A]], Awaitable[Results[B]]], /) -> AsyncBatch
 @overload
 def batch(function: Callable[[list[A]], Results[B]], /) -> ThreadBatch[A, B]: ...
 @overload
+def batch(function: OverLists[Awaitable[Results[B]]], /) -> SeveralInTasks[B]: ...
+@overload
+def batch(function: OverLists[Results[B]], /) -> SeveralInThreads[B]: ...
+@overload
+def batch(function: MethodOverLists[Awaitable[Results[B]]], /) -> SeveralInTasks[B]: ...
+@overload
+def batch(function: MethodOverLists[Results[B]], /) -> SeveralInThreads[B]: ...
+@overload
 def batch(function: Callable[[Any, list[A]], Awaitable[Results[B]]], /) -> AsyncBatch[A, B]: ...
 @overload
 def batch(function: Callable[[Any, list[A]], Results[B]], /) -> ThreadBatch[A, B]: ...
@@ -307,7 +335,8 @@ def batch(function: Any = None, /, **settings: Any) -> Any:
     `carpool.batch` with a function or model.
 
     Args:
-        function: Takes a list of items and returns a sequence of as many results. It is a `def`,
+        function: Takes a list of items and returns a sequence of as many results; or takes several
+            lists, one for each argument of its calls, all of the same length. It is a `def`,
             whose callers are threads, or an `async def`, whose callers are tasks. Or a `Model`
             class or instance: a class is constructed and set up here (an async one before its first
             batch), an instance is taken as it is.
@@ -315,7 +344,8 @@ def batch(function: Any = None, /, **settings: Any) -> Any:
             sum of their sizes or rows. None for no limit: a batch takes all items that wait, which
             can be `max_queue_size`.
         size: A function that returns how much of a batch an item takes up (rows, tokens): a whole
-            number of at least 1; 0 counts as 1.
+            number of at least 1; 0 counts as 1. For a function of several arguments it is given
+            all of those of one call.
         merge: True if the function takes one merged chunk and returns one with as many rows.
             Callers then bring chunks of any number of rows: lists, numpy arrays, torch tensors,
             data frames and series of pandas and polars, tables, record batches and arrays of
@@ -351,9 +381,10 @@ def batch(function: Any = None, /, **settings: Any) -> Any:
             MemoryError and torch's. A batch that raises one is run again in smaller calls, and
             later batches are smaller. (If `idempotent` and `isolate_errors` are both False it is
             not run again.) None: running out of memory is like any other error.
-        run_in: "thread" makes a `def`, or a model without `async def`, one for tasks: it is awaited,
-            and each batch of it, hooks and all, runs in a thread of the event loop's default
-            executor, so that the loop is free. Left out, the callers of a `def` are threads.
+        run_in: "thread" makes a `def`, or a model without `async def`, one for tasks: it is
+            awaited, and each batch of it, hooks and all, runs in a thread of the event loop's
+            default executor, so that the loop is free. Left out, the callers of a `def` are
+            threads.
 
     Returns:
         The function for one item. `f(x)` (or `await f(x)`) returns the result for one item,
@@ -387,9 +418,16 @@ def _batched(function: Any, settings: Settings) -> Any:
     _check_lock(settings.execution_lock, name_of(function), asynchronous, settings.run_in == "thread")
     if asynchronous and settings.run_in is not None:
         raise TypeError(
-            f'{name_of(function)} is async and runs on its callers\' event loop: leave out run_in="thread", which is for'
-            " a `def`"
+            f"{name_of(function)} is async and runs on its callers' event loop:"
+            ' leave out run_in="thread", which is for a `def`'
         )
+    arguments = None if settings.merge else Arguments.of(function)
+    if arguments is not None:
+        settings = arguments.settings(settings)
+        invoker = invoker_of(arguments.over_calls(function), settings, asynchronous)
+        if asynchronous or settings.run_in is not None:
+            return SeveralInTasks(function, settings, invoker)
+        return SeveralInThreads(function, settings, invoker)
     invoker = invoker_of(function, settings, asynchronous)
     if asynchronous:
         return AsyncBatch(function, settings, invoker, needs_setup=isinstance(function, type))

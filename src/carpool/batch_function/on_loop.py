@@ -26,15 +26,17 @@ class LoopLook:
 
     Args:
         name: The function's, for the warning.
+        depth: How many functions of ours lie between the caller and the method that looks.
 
     Attributes:
         due: When the next look is due, by the driver's clock; infinity once the warning was given.
     """
 
-    __slots__ = ("_name", "due")
+    __slots__ = ("_depth", "_name", "due")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, depth: int = 0) -> None:
         self._name = name
+        self._depth = depth
         self.due = 0.0
 
     def look(self, now: float) -> None:
@@ -51,7 +53,7 @@ class LoopLook:
             asyncio.get_running_loop()
         except RuntimeError:
             return
-        if sys._getframe(2).f_code.co_name == "<module>":
+        if sys._getframe(2 + self._depth).f_code.co_name == "<module>":
             return
         self.due = inf  # before the warning, which may be raised as an error
-        warnings.warn(_TEXT.format(name=self._name), RuntimeWarning, stacklevel=3)
+        warnings.warn(_TEXT.format(name=self._name), RuntimeWarning, stacklevel=3 + self._depth)

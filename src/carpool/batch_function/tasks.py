@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from itertools import chain
 from math import inf
 from threading import get_ident
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Any, Generic, Self, TypeVar, cast, overload
 
 from carpool.batch_function.batched import Bindable, Settings, invoker_of, live_functions
 from carpool.call import merge as merging
@@ -257,17 +257,17 @@ class AsyncBatch(Bindable, Generic[A, B]):
         await _wait_for(end)
 
     @overload
-    def __get__(self, instance: None, owner: type) -> AsyncBatch[A, B]: ...
+    def __get__(self, instance: None, owner: type) -> Self: ...
     @overload
-    def __get__(self, instance: object, owner: type | None = None) -> AsyncBatch[A, B]: ...
-    def __get__(self, instance: object | None, owner: type | None = None) -> AsyncBatch[A, B]:
+    def __get__(self, instance: object, owner: type | None = None) -> Self: ...
+    def __get__(self, instance: object | None, owner: type | None = None) -> Self:
         if instance is None:
             return self
-        bound = functools.partial(self._function, instance)
+        bound = self._over_items(functools.partial(self._function, instance))
         drivers = self._of_instance(instance, _Drivers)
         invoker = invoker_of(bound, self._settings, is_async=not self._in_thread, sibling=self._invoker)
         run_batch = functools.partial(self._run_for, weakref.ref(instance))
-        method: AsyncBatch[A, B] = AsyncBatch(self._function, self._settings, invoker, drivers, run_batch=run_batch)
+        method = type(self)(self._function, self._settings, invoker, drivers, run_batch=run_batch)
         self._bind(method, instance)
         return method
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from math import inf
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Any, Generic, Self, TypeVar, cast, overload
 
 from carpool.batch_function.batched import Bindable, Settings, invoker_of, live_functions
 from carpool.batch_function.on_loop import LoopLook
@@ -217,16 +217,16 @@ class ThreadBatch(Bindable, Generic[A, B]):
                 run_now(self._invoker.tear_down())
 
     @overload
-    def __get__(self, instance: None, owner: type) -> ThreadBatch[A, B]: ...
+    def __get__(self, instance: None, owner: type) -> Self: ...
     @overload
-    def __get__(self, instance: object, owner: type | None = None) -> ThreadBatch[A, B]: ...
-    def __get__(self, instance: object | None, owner: type | None = None) -> ThreadBatch[A, B]:
+    def __get__(self, instance: object, owner: type | None = None) -> Self: ...
+    def __get__(self, instance: object | None, owner: type | None = None) -> Self:
         if instance is None:
             return self
-        bound = functools.partial(self._function, instance)
+        bound = self._over_items(functools.partial(self._function, instance))
         driver = self._of_instance(instance, self._new_driver)
         invoker = invoker_of(bound, self._settings, is_async=False, sibling=self._invoker)
-        method: ThreadBatch[A, B] = ThreadBatch(self._function, self._settings, invoker, driver, self._loop_look)
+        method = type(self)(self._function, self._settings, invoker, driver, self._loop_look)
         self._bind(method, instance)
         return method
 

@@ -208,7 +208,8 @@ class FunctionStats(Stats):
         (stage,) = self.stages
         assert isinstance(stage, _FunctionStage)
         stage.counts = self.counts
-        # the pipeline counts the answers; a method that only called this one would slow down each lone call
+        # The pipeline counts the answers. A method that only called this one would slow down each
+        # lone call.
         self.answered = self.counts.answered  # type: ignore[method-assign]
 
 
