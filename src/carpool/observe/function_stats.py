@@ -60,6 +60,7 @@ class FunctionSnapshot:
     Attributes:
         name: The name of the function.
         calls: How many items callers have brought; those of calls that were refused count, too.
+        ok: How many of them had an answer without an error.
         errors: How many of them ended with an error, of whatever kind.
         cancelled: How many were given up by their callers.
         waiting: How many wait now.
@@ -72,6 +73,7 @@ class FunctionSnapshot:
 
     name: str
     calls: int
+    ok: int
     errors: int
     cancelled: int
     waiting: int
@@ -82,6 +84,11 @@ class FunctionSnapshot:
     compute_s: float
 
     @property
+    def items(self) -> int:
+        """How many items were in all calls of the function."""
+        return sum(n * count for n, count in self.batch_sizes.items())
+
+    @property
     def batches(self) -> int:
         """How many calls of the function there were."""
         return sum(self.batch_sizes.values())
@@ -89,26 +96,22 @@ class FunctionSnapshot:
     @property
     def mean_batch_size(self) -> float:
         """The mean number of items in a call of the function; 0 before the first."""
-        return _mean(self._items, self.batches)
+        return _mean(self.items, self.batches)
 
     @property
     def mean_latency_s(self) -> float:
         """The mean seconds from arrival to an answer without an error; 0 before the first."""
-        return _mean(self.latency_s, self.calls - self.errors - self.cancelled - self.waiting - self.running)
+        return _mean(self.latency_s, self.ok)
 
     @property
     def mean_queue_s(self) -> float:
         """The mean seconds that an item waited for its batch to start."""
-        return _mean(self.queue_s, self._items)
+        return _mean(self.queue_s, self.items)
 
     @property
     def mean_compute_s(self) -> float:
         """The mean seconds of a call of the function."""
         return _mean(self.compute_s, self.batches)
-
-    @property
-    def _items(self) -> int:
-        return sum(n * count for n, count in self.batch_sizes.items())
 
     def __str__(self) -> str:
         """Return the numbers as a table."""
@@ -140,6 +143,7 @@ def snapshot(name: str, pipeline: Pipeline, counts: CallCounts, lone_running: in
     return FunctionSnapshot(
         name=name,
         calls=pipeline.admitted + pipeline.refused + lone_running,
+        ok=max(0, pipeline.admitted - pipeline.failed - pipeline.cancelled - pipeline.unanswered),
         errors=pipeline.failed + pipeline.refused,
         cancelled=pipeline.cancelled,
         waiting=pipeline.waiting,
@@ -160,6 +164,7 @@ def together(name: str, parts: Sequence[FunctionSnapshot]) -> FunctionSnapshot:
     return FunctionSnapshot(
         name=name,
         calls=sum(part.calls for part in parts),
+        ok=sum(part.ok for part in parts),
         errors=sum(part.errors for part in parts),
         cancelled=sum(part.cancelled for part in parts),
         waiting=sum(part.waiting for part in parts),
