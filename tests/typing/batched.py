@@ -118,6 +118,7 @@ class Counted(carpool.Model):
 
 
 async def threaded() -> None:
+    assert_type(await length.submit("a"), int)
     assert_type(await in_thread(1), str)
     assert_type(await in_thread.many([1]), list[str])
     assert_type(await InThread().method(1), str)

@@ -114,10 +114,11 @@ class AsyncBatch(Bindable, Generic[A, B]):
         self._torn_down = False
         self._setup_task: SharedWork | None = None
         self._setup_lock = threading.Lock()  # two loops may make their first calls at the same time
-        self._run_batch = run_batch or self._run
+        self._in_thread = settings.run_in == "thread"
+        self._run_here = self._run_in_thread if self._in_thread else self._run
+        self._run_batch = run_batch or self._run_here
         self._merging = bool(settings.merge)
         self._weigh = None if settings.size is None else settings.weigh
-        self._in_thread = settings.run_in == "thread"
         lock = settings.execution_lock
         self._lock: Any = contextlib.nullcontext()
         self._thread_lock: ExecutionLock | None = None
@@ -318,12 +319,14 @@ class AsyncBatch(Bindable, Generic[A, B]):
             await self._set_up()
         trouble: list[Trouble] = []
         async with self._lock:
-            if self._in_thread:
-                return await asyncio.to_thread(self._run_in_thread, items)
             return shared_out(await self._invoker.run(items, trouble, all_ok=True), trouble)
 
-    def _run_in_thread(self, items: list[Any]) -> BatchOutcome:
-        """Run a batch in this thread. It raises nothing: a future would refuse a StopIteration."""
+    async def _run_in_thread(self, items: list[Any]) -> BatchOutcome:
+        async with self._lock:
+            return await asyncio.to_thread(self._run_in_this_thread, items)
+
+    def _run_in_this_thread(self, items: list[Any]) -> BatchOutcome:
+        """Run a batch. It raises nothing: a future would refuse a StopIteration."""
         trouble: list[Trouble] = []
         lock = self._thread_lock
         try:
@@ -340,7 +343,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
 
     async def _run_for(self, instance: weakref.ref[Any], items: list[Any]) -> BatchOutcome:
         """Run a batch of an instance's method; callers keep the instance alive, not the driver."""
-        return await self.__get__(instance())._run(items)
+        return await self.__get__(instance())._run_here(items)
 
     async def _set_up(self) -> None:
         """Await the model's `setup` once, before the first batch of any loop.

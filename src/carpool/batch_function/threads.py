@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from itertools import chain
 from math import inf
 from typing import Any, Generic, Self, TypeVar, cast, overload
@@ -31,7 +32,8 @@ class Ticket(Generic[B]):
     """An item that was put into the line by a function's `submit`, to get its result later.
 
     The item is run when any caller waits for the function (for this ticket, or in a call), or when
-    the function is closed. With `submit(x, lead=True)` it may be run at once.
+    the function is closed. With `submit(x, lead=True)` it may be run at once. A task awaits the
+    ticket: `await f.submit(x)` shares batches with the callers in threads.
     """
 
     def __init__(self, owner: ThreadBatch[Any, B], waiter: ThreadWaiter) -> None:
@@ -70,6 +72,15 @@ class Ticket(Generic[B]):
             raise DeadlineExceeded(f"no result of {self._owner.__name__} within {timeout_s} s")
         return self._owner._answer(self._waiter)
 
+    def __await__(self) -> Generator[Any, None, B]:
+        """Await the result in a task; threads of its loop's default executor wait and lead.
+
+        A task that is cancelled takes the item out of the line.
+
+        Raises: what `result` does.
+        """
+        return self._awaited().__await__()
+
     def cancel(self) -> bool:
         """Take the item out of the line, so that it is not run if it still waits.
 
@@ -82,6 +93,19 @@ class Ticket(Generic[B]):
         if self._generation is not self._owner._driver.generation:
             raise self._owner._driver.forked()
         return self._owner._driver.leave(self._waiter, Unavailable("the ticket was cancelled", code="cancelled"))
+
+    async def _awaited(self) -> B:
+        driver = self._owner._driver
+        if self._waiter.pending:
+            if self._generation is not driver.generation:
+                raise driver.forked()
+            run = self._owner._run
+            try:
+                await driver.awaited.wait(self._waiter, lambda waiter, most_s: driver.wait(waiter, run, most_s))
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
+        return self._owner._answer(self._waiter)
 
 
 class ThreadBatch(Bindable, Generic[A, B]):

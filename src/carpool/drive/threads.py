@@ -23,6 +23,7 @@ from carpool.core.batch import Batch
 from carpool.core.batcher import Batcher
 from carpool.core.line import DONE, LEADS, SLEEP, Line, LoneWaiter
 from carpool.drive import reentry
+from carpool.drive.awaiting import AwaitedTickets
 from carpool.drive.failures import BatchOutcome, for_all
 from carpool.drive.reentry import Sleeper, would_deadlock
 from carpool.drive.trouble import FAILED_FOR_S, learn, stage_at_fault
@@ -67,6 +68,9 @@ class LoneCall(LoneWaiter):
 class LineDriver:
     """Runs a line with the threads of its callers.
 
+    Attributes:
+        awaited: the tickets that tasks await.
+
     Args:
         name: the function's, for error texts.
         batcher: its queue and policy.
@@ -95,6 +99,7 @@ class LineDriver:
         self._may_try = can_be_tried(execution_lock)
         self._clock = clock
         self._leading_only_this = (self,)
+        self.awaited = AwaitedTickets(slots)
 
         # shared by all threads that call the function: the line is read and changed with the lock
         # held, the queue of wake-ups filled with it and emptied without
@@ -301,6 +306,7 @@ class LineDriver:
             self._line.close(closed)
         self._lock = threading.RLock()
         self._wake_queue = WakeQueue()
+        self.awaited = AwaitedTickets(self._slots)
 
     @property
     def generation(self) -> object:
