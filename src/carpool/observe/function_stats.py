@@ -216,9 +216,16 @@ class FunctionStats(Stats):
         (stage,) = self.stages
         assert isinstance(stage, _FunctionStage)
         stage.counts = self.counts
-        # The pipeline counts the answers. A method that only called this one would slow down each
-        # lone call.
-        self.answered = self.counts.answered  # type: ignore[method-assign]
+
+    def answered(self, requests: Sequence[Request], now: float) -> None:
+        """Count the latency of answers; the pipeline counts the answers themselves.
+
+        `CallCounts.answered` is written out here, since each lone call of a task is a batch.
+        """
+        counts = self.counts
+        for request in requests:
+            if request.error is None:
+                counts.latency_s += now - request.admitted
 
 
 def _mean(total: float, n: int) -> float:
