@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from carpool.call.oom import is_out_of_memory, release_memory
+from carpool.call.padding import LengthsNeeded
 from carpool.clock import Clock, monotonic
 from carpool.errors import ModelError
 from carpool.rows import Rows, first
@@ -502,7 +503,9 @@ def _some(n: int, noun: str) -> str:
 
 
 def _is_bad_result(error: BaseException) -> bool:
-    """Report whether the model returned the wrong number of results: with fewer items it would do
-    so again.
+    """Report whether the model returned the wrong number of results, or padded ones: with fewer
+    items it would do so again.
     """
+    if type(error) is LengthsNeeded:
+        return True
     return type(error) is ModelError and error.code == "bad_result"
