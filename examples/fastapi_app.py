@@ -1,12 +1,11 @@
 """carpool in an ordinary FastAPI app: a batched function and a service, behind routes with a key.
 
-pip install fastapi uvicorn
+pip install fastapi uvicorn 'carpool[metrics]'
 API_KEY=mine uvicorn examples.fastapi_app:app
 curl -H 'X-API-Key: mine' --json '[0.03,0.05,0.06,0.02,-0.04,-0.03,-0.04,-0.002,0.02,-0.01]' localhost:8000/progression
 curl -H 'X-API-Key: mine' --json "$(python -c 'print([0.0] * 64)')" localhost:8000/digits
 """
 
-import asyncio
 import os
 import secrets
 from collections.abc import AsyncGenerator
@@ -14,7 +13,9 @@ from contextlib import asynccontextmanager
 from typing import Annotated
 
 from fastapi import Body, Depends, FastAPI, HTTPException, Request
+from fastapi.responses import PlainTextResponse, Response
 from fastapi.security import APIKeyHeader
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from sklearn.datasets import load_diabetes
 from sklearn.linear_model import LinearRegression
 
@@ -26,14 +27,13 @@ Image = Annotated[list[float], Body(min_length=64, max_length=64)]
 
 api_key = os.environ.get("API_KEY") or secrets.token_hex()
 regression = LinearRegression().fit(*load_diabetes(return_X_y=True))
-sizes: list[int] = []
+metrics = CollectorRegistry()
 
 
-@carpool.batch(max_batch_size=100, timeout_s=5.0)
-async def progression(rows: list[list[float]]) -> list[float]:
+@carpool.batch(max_batch_size=100, timeout_s=5.0, run_in="thread")
+def progression(rows: list[list[float]]) -> list[float]:
     """Predict how far diabetes will have progressed; one call serves all waiting requests."""
-    sizes.append(len(rows))
-    answers: list[float] = (await asyncio.to_thread(regression.predict, rows)).tolist()
+    answers: list[float] = regression.predict(rows).tolist()
     return answers
 
 
@@ -47,6 +47,7 @@ def check_key(key: Annotated[str, Depends(APIKeyHeader(name="X-API-Key"))]) -> N
 async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
     """Start the service, in its worker processes, before the first request; stop it at the end."""
     async with digits.run_async() as app.state.digits:
+        metrics.register(carpool.collector(progression, app.state.digits))
         yield
 
 
@@ -67,7 +68,13 @@ async def digit(image: Image, request: Request) -> int:
     return found
 
 
-@app.get("/sizes")
-async def batch_sizes() -> list[int]:
-    """Return how many requests shared each call so far."""
-    return sizes
+@app.get("/stats", response_class=PlainTextResponse)
+async def stats() -> str:
+    """Tell what the batched function has done so far, as a table: calls, batch sizes, times."""
+    return str(progression.stats())
+
+
+@app.get("/metrics")
+async def scrape() -> Response:
+    """Answer Prometheus, about the function and the service, beside metrics of the app's own."""
+    return Response(generate_latest(metrics), media_type=CONTENT_TYPE_LATEST)

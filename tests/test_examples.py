@@ -136,8 +136,9 @@ def test_fastapi_app(monkeypatch: pytest.MonkeyPatch) -> None:
         status, why = ask("POST", "/progression", [0.0] * 9)
         digits = list(pool.map(lambda image: ask("POST", "/digits", image.tolist()), images[:50]))
         short = ask("POST", "/digits", [0.0] * 63)
-        sizes = json.loads(ask("GET", "/sizes")[1])
-        keyless = [served.ask("POST", "/digits", [0.0] * 64)[0], served.ask("GET", "/sizes")[0]]
+        stats = ask("GET", "/stats")[1].decode()
+        metrics = ask("GET", "/metrics")[1].decode()
+        keyless = [served.ask("POST", "/digits", [0.0] * 64)[0], served.ask("GET", "/metrics")[0]]
         wrong = served.ask("POST", "/digits", [0.0] * 64, X_API_Key="another")[0]
 
     assert [answer[0] for answer in progressions] == [200] * 32
@@ -145,7 +146,9 @@ def test_fastapi_app(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (status, json.loads(why)["detail"][0]["type"]) == (422, "too_short")  # FastAPI's own
     assert sum(json.loads(answer[1]) == label for answer, label in zip(digits, labels[:50], strict=True)) >= 45
     assert short[0] == 422
-    assert sum(sizes) == 32
+    assert "32 (0 errors, 0 cancelled)" in stats
+    assert 'carpool_function_calls_total{function="progression",outcome="ok"} 32.0' in metrics
+    assert re.search(r'carpool_requests_total{model="\w+",outcome="ok"} 50.0', metrics)
     assert (keyless, wrong) == ([401, 401], 401)
     assert served.process.returncode in (0, -signal.SIGTERM)  # it ends by the signal, after its lifespan
     assert "Application shutdown complete" in "".join(served.log)

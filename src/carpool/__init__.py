@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from carpool import http, simulate
     from carpool.http.asgi import lifespan
     from carpool.http.serve import serve
+    from carpool.metrics import collector
 
 __all__ = [
     "AIMD",
@@ -65,6 +66,7 @@ __all__ = [
     "Unavailable",
     "ValidationError",
     "batch",
+    "collector",
     "http",
     "lifespan",
     "pad",
@@ -80,7 +82,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import `http`, `lifespan`, `serve` or `simulate` at its first use, which keeps this fast."""
+    """Import what is large, or needs an extra, at its first use, which keeps this fast."""
     if name == "http":
         return importlib.import_module("carpool.http")
     if name == "simulate":
@@ -89,4 +91,6 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("carpool.http.asgi").lifespan
     if name == "serve":
         return importlib.import_module("carpool.http.serve").serve
+    if name == "collector":
+        return importlib.import_module("carpool.metrics").collector
     raise AttributeError(f"module 'carpool' has no attribute {name!r}")

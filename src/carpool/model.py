@@ -397,6 +397,15 @@ def _resolved_types(function: Callable[..., Any]) -> tuple[Any, Any]:
     return takes, hints.get("return", Any)
 
 
+def item_types_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return, by the names of parameters that are hinted as lists, the types of their items."""
+    try:
+        hints = typing.get_type_hints(_implementation(function), include_extras=True)
+    except _UNRESOLVED:
+        return {}
+    return {name: _item_type(hint) for name, hint in hints.items()}
+
+
 def _without_response(returns: Any) -> Any:
     """Return the type of results without `Response`; of a response, the content is checked.
 

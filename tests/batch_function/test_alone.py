@@ -23,6 +23,7 @@ from carpool.drive.threads import LineDriver
 from carpool.drive.wakeups import Sleep
 from carpool.policy import BY_NAME, Adaptive, Decision, Greedy, Policy, Static
 from tests.effort import examples
+from tests.support.values import flat
 from tests.support.waiting import PATIENCE_S, wait_until
 
 
@@ -112,17 +113,6 @@ class Side:
             len(batcher.in_flight),
         )
         return counted, timed, flat(batcher.policy)
-
-
-def flat(thing: Any) -> Any:
-    """An object as what can be compared."""
-    if isinstance(thing, int | float | str | None):
-        return thing
-    if isinstance(thing, dict):
-        return {key: flat(value) for key, value in thing.items()}
-    if isinstance(thing, list | tuple | set) or hasattr(thing, "popleft"):
-        return [flat(each) for each in thing]
-    return {name: flat(value) for name, value in vars(thing).items() if not callable(value)}
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {

@@ -109,7 +109,7 @@ def test_threads_are_all_answered(place: str, kind: type[BaseException], heard: 
     """In threads, an exception of a hook reaches the guilty caller and one of the function all of
     its batch; then the line goes on.
     """
-    f: Any = carpool.batch(max_batch_size=4)(Raises(kind, place))
+    f: Any = carpool.batch(max_batch_size=4, isolate_errors=False)(Raises(kind, place))
     tickets = [f.submit(x) for x in (1, "bad", 2)]
     with ThreadPoolExecutor(3) as pool:
         good, bad, other = [pool.submit(told, ticket.result).result(PATIENCE_S) for ticket in tickets]
@@ -130,7 +130,7 @@ def test_tasks_are_all_answered(place: str, kind: type[BaseException], heard: ty
     batch; then the line goes on (D5).
     """
     loop = asyncio.new_event_loop()
-    f: Any = carpool.batch(max_batch_size=4, timeout_s=PATIENCE_S)(AsyncRaises(kind, place))
+    f: Any = carpool.batch(max_batch_size=4, timeout_s=PATIENCE_S, isolate_errors=False)(AsyncRaises(kind, place))
 
     async def call(x: Any) -> Any:
         try:

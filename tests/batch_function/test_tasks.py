@@ -113,10 +113,12 @@ async def test_cancelling_one_never_touches_another() -> None:
 
 @on_a_loop
 async def test_an_exception_reaches_every_caller_of_the_batch() -> None:
-    """An exception of the function reaches every caller of its batch, and nobody of the next one."""
+    """An exception of a function that may not be called again reaches every caller of its batch,
+    and nobody of the next one.
+    """
     function = Gated()
     function.let(9)
-    f = carpool.batch(max_batch_size=3)(function)
+    f = carpool.batch(max_batch_size=3, idempotent=False)(function)
     calls = [f(x) for x in (1, "raise", 2, 3)]
     answers = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(answer) for answer in answers[:3]] == [LookupError] * 3

@@ -137,11 +137,11 @@ def test_several_batches_at_a_time(pool: ThreadPoolExecutor) -> None:
 
 
 def test_an_exception_reaches_every_caller_of_the_batch(pool: ThreadPoolExecutor) -> None:
-    """Of an exception of the function the first caller of the batch gets the original, and each
-    other a copy with that as its cause.
+    """Of an exception of a function that may not be called again the first caller of the batch gets
+    the original, and each other a copy with that as its cause.
     """
     function = Gated()
-    f = carpool.batch(function)
+    f = carpool.batch(idempotent=False)(function)
     first = pool.submit(f, 0)
     function.entered.acquire()
     others = [pool.submit(f, x) for x in (1, "raise", 2)]
@@ -172,11 +172,11 @@ def test_an_exception_that_cannot_be_copied_is_shared(pool: ThreadPoolExecutor) 
 
 
 def test_isolated_errors_reach_only_the_guilty() -> None:
-    """With `isolate_errors` a batch that raises is run again in parts, and only the guilty callers
-    get the error.
+    """A batch that raises is run again in parts, and only the guilty callers get the error: by
+    default, as in a service.
     """
 
-    @carpool.batch(isolate_errors=True)
+    @carpool.batch
     def reciprocal(xs: list[int]) -> list[float]:
         return [1 / x for x in xs]
 
@@ -185,6 +185,44 @@ def test_isolated_errors_reach_only_the_guilty() -> None:
     assert [tickets[i].result() for i in (0, 1, 3)] == [1, 0.5, 0.25]
     with pytest.raises(ZeroDivisionError):
         tickets[2].result()
+
+
+@pytest.mark.parametrize("settings", [{"idempotent": False}, {"isolate_errors": False}])
+def test_a_batch_that_may_not_be_run_again_fails_as_a_whole(settings: Any) -> None:
+    """Where the function may not be called again with the same items, it is called once."""
+    calls: list[list[int]] = []
+
+    @carpool.batch(**settings)
+    def reciprocal(xs: list[int]) -> list[float]:
+        calls.append(xs)
+        return [1 / x for x in xs]
+
+    tickets = [reciprocal.submit(x) for x in (1, 0)]
+    for ticket in tickets:
+        with pytest.raises(ZeroDivisionError):
+            ticket.result()
+    assert calls == [[1, 0]]
+
+
+@pytest.mark.parametrize(("settings", "calls"), [({"idempotent": False}, 1), ({}, 3)])
+def test_only_what_may_be_run_again_is_run_again_in_smaller_calls(settings: Any, calls: int) -> None:
+    """A batch that runs out of memory is run again only where that is allowed."""
+    sizes: list[int] = []
+
+    @carpool.batch(**settings)
+    def narrow(xs: list[int]) -> list[int]:
+        sizes.append(len(xs))
+        if len(xs) > 1:
+            raise MemoryError
+        return xs
+
+    ticket, _ = narrow.submit(1), narrow.submit(2)
+    if calls == 1:
+        with pytest.raises(MemoryError):
+            ticket.result()
+    else:
+        assert ticket.result() == 1
+    assert len(sizes) == calls
 
 
 def test_an_error_in_the_place_of_a_result_is_raised() -> None:

@@ -26,10 +26,10 @@ from carpool.policy.base import NOTHING, QueueView
 from carpool.policy.one_by_one import OneByOne
 from carpool.request import Request
 from carpool.service.handle import Handle
-from tests.batch_function.test_alone import flat
 from tests.effort import examples
 from tests.support import models
 from tests.support.pipelines import stage
+from tests.support.values import flat
 from tests.support.waiting import PATIENCE_S, wait_until
 
 
@@ -412,7 +412,7 @@ class Side:
         (batch,) = self.pipeline.poll(began).run
         self.stats.stages[0].started(batch)
         self.pipeline.completed(ended, Reply(0, 0, batch.id, batch.ids, [b"y"], None, busy_s))
-        self.stats.stages[0].completed(0, busy_s, 0.001)
+        self.stats.stages[0].completed(0, 1, busy_s, 0.001)
         self.stats.answered(self.pipeline.poll(ended).answer, ended)
 
     def afterwards(self, began: float, ended: float, busy_s: float) -> None:

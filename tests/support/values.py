@@ -17,3 +17,14 @@ def seen(value: Any) -> Any:
     if type(value) is list:
         return "list", [seen(each) for each in value]
     return type(value), repr(value)
+
+
+def flat(thing: Any) -> Any:
+    """An object as what can be compared."""
+    if isinstance(thing, int | float | str | None):
+        return thing
+    if isinstance(thing, dict):
+        return {key: flat(value) for key, value in thing.items()}
+    if isinstance(thing, list | tuple | set) or hasattr(thing, "popleft"):
+        return [flat(each) for each in thing]
+    return {name: flat(value) for name, value in vars(thing).items() if not callable(value)}

@@ -1,7 +1,7 @@
 """What type checkers must see: a batch function of lists is a function of items. Checked by `test_typing.py`."""
 
 import threading
-from typing import assert_type
+from typing import Any, assert_type
 
 import numpy as np
 
@@ -92,3 +92,75 @@ async def main() -> None:
     assert_type(await normalise_soon([1.0]), list[float])
     assert_type(await Translator().look_up("a"), int)
     assert_type(await padded_soon(np.ones((1, 2))), list[float])
+
+
+assert_type(length.stats().mean_latency_s, float)
+assert_type(fetch.stats().batch_sizes, dict[int, int])
+assert_type(fetch.explain(), dict[str, Any])
+assert_type(length("a", priority=1), int)
+assert_type(length.many(["a"], priority=1), list[int])
+
+
+@carpool.batch(run_in="thread", max_batch_size=8)
+def in_thread(xs: list[int]) -> list[str]:
+    return [str(x) for x in xs]
+
+
+class InThread:
+    @carpool.batch(run_in="thread")
+    def method(self, xs: list[int]) -> list[str]:
+        return [str(x) for x in xs]
+
+
+class Counted(carpool.Model):
+    def predict(self, xs: list[str]) -> list[int]:
+        return [len(x) for x in xs]
+
+
+async def threaded() -> None:
+    assert_type(await length.submit("a"), int)
+    assert_type(await in_thread(1), str)
+    assert_type(await in_thread.many([1]), list[str])
+    assert_type(await InThread().method(1), str)
+    assert_type(await carpool.batch(run_in="thread")(Counted)("a"), int)
+    assert_type(await carpool.batch(run_in="thread")(Counted())("a"), int)
+    assert_type(await carpool.batch(run_in="thread", merge=True)(normalise_rows)(np.ones(2)), np.ndarray)
+
+
+def normalise_rows(rows: np.ndarray) -> np.ndarray:
+    return rows
+
+
+@carpool.batch
+def joined(xs: list[int], names: list[str]) -> list[bytes]:
+    return [name.encode() * x for x, name in zip(xs, names, strict=True)]
+
+
+@carpool.batch(max_batch_size=8)
+async def joined_later(xs: list[int], names: list[str], flags: list[bool]) -> list[bytes]:
+    return [name.encode() * x for x, name in zip(xs, names, strict=True)]
+
+
+@carpool.batch(run_in="thread")
+def joined_in_thread(xs: list[int], names: list[str], *, flags: list[bool]) -> list[bytes]:
+    return [name.encode() * x for x, name in zip(xs, names, strict=True)]
+
+
+class Joined:
+    @carpool.batch
+    def method(self, xs: list[int], names: list[str]) -> list[bytes]:
+        return [name.encode() * x for x, name in zip(xs, names, strict=True)]
+
+    @carpool.batch(max_batch_size=4)
+    async def later(self, xs: list[int], names: list[str]) -> list[bytes]:
+        return [name.encode() * x for x, name in zip(xs, names, strict=True)]
+
+
+async def several() -> None:
+    assert_type(joined(1, names="a"), bytes)
+    assert_type(joined.many([(1, "a")]), list[bytes])
+    assert_type(joined.submit(1, "a"), carpool.Ticket[bytes])
+    assert_type(await joined_later(1, "a", flags=True), bytes)
+    assert_type(Joined().method(1, "a", priority=1), bytes)
+    assert_type(await Joined().later(1, names="a"), bytes)
+    assert_type(await joined_in_thread(1, "a", flags=True), bytes)

@@ -31,7 +31,7 @@ PAYLOADS = st.one_of(
 FRAMES = st.builds(
     Frame,
     kind=st.sampled_from(FrameKind),
-    batch=IDS,
+    batch_id=IDS,
     ids=st.lists(IDS, min_size=1, max_size=1),
     formats=BYTES,
     accepts=st.one_of(BYTES, BYTES, st.just(b"")),

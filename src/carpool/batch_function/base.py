@@ -42,6 +42,7 @@ from carpool.service.checks import (
     optional_delay,
     optional_finite_seconds,
     optional_seconds,
+    valid_priority,
     why_never_held_back,
 )
 from carpool.service.weigh import units
@@ -76,8 +77,10 @@ class Settings:
     timeout_s: float | None = None
     slo_s: float | None = None
     execution_lock: Any = None
-    isolate_errors: bool = False
+    idempotent: bool = True
+    isolate_errors: bool | None = None
     oom_errors: OomErrors | None = ()
+    run_in: str | None = None
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {
@@ -87,12 +90,15 @@ class Settings:
             "slo_s": optional_finite_seconds("slo_s", self.slo_s),
             "max_queue_delay_s": optional_delay("max_queue_delay_s", self.max_queue_delay_s),
         }
+        idempotent = flag("idempotent", self.idempotent)
+        isolate_errors = self.isolate_errors
+        checked["isolate_errors"] = idempotent if isolate_errors is None else flag("isolate_errors", isolate_errors)
         if self.max_batch_size is not None:
             checked["max_batch_size"] = at_least("max_batch_size", self.max_batch_size, 1)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
         check_policy(self.policy)
-        flag("isolate_errors", self.isolate_errors)
+        _check_run_in(self.run_in)
         if self.oom_errors is not None:
             names_of(self.oom_errors)
         self._check_functions()
@@ -169,22 +175,24 @@ class Settings:
             return self._halves(x, n)
         return [chunks.cut(x, i, min(i + step, n)) for i in range(0, n, step)]
 
-    def sizes_and_lanes(self, items: Sequence[Any]) -> tuple[list[int] | None, list[Lane] | None]:
+    def sizes_and_lanes(self, items: Sequence[Any], priority: int = 0) -> tuple[list[int] | None, list[Lane] | None]:
         """Return how much of a batch each item takes up, and the lane in which it waits.
 
-        The sizes are None if each item counts as one, the lanes if any items may share a batch.
-        (Chunks of different dtypes, columns and the like may not.)
+        The sizes are None if each item counts as one, the lanes if any items may share a batch and
+        none has a priority. (Chunks of different dtypes, columns and the like may not share one.)
 
         Raises:
+            ValueError: The priority is not a whole number from -100 to 100.
             ModelError: The size function did not return a whole number from 0 on.
             Exception: What the size function raises, and what `pieces` raises.
         """
+        plain = [Lane(valid_priority(priority), None, 0)] * len(items) if priority else None
         if self.size is None and not self.merge:
-            return None, None
+            return None, plain
         sizes = [self.weigh(item) for item in items]
         if not self.merge or callable(self.merge):
-            return sizes, None
-        return sizes, [Lane(0, self._merger.likeness(item), 0) for item in items]
+            return sizes, plain
+        return sizes, [Lane(priority, self._merger.likeness(item), 0) for item in items]
 
     def weigh(self, item: Any) -> int:
         """Return how much of a batch an item takes up. Raises what `sizes_and_lanes` raises."""
@@ -206,18 +214,32 @@ class Settings:
         return [*self._halves(chunks.cut(x, 0, half), half), *self._halves(chunks.cut(x, half, n), n - half)]
 
 
+def _check_run_in(run_in: Any) -> None:
+    if run_in is None or run_in == "thread":
+        return
+    if run_in == "process":
+        raise ValueError(
+            'run_in="process" is not for @carpool.batch, whose batches run in this process:'
+            " carpool.Service(carpool.Stage(...)) runs a model in worker processes"
+        )
+    if run_in == "loop":
+        raise ValueError(
+            'run_in="loop" is not for @carpool.batch: an `async def` runs on its callers\' loop as it is, and a `def`'
+            ' would hold it up: leave run_in out, or say run_in="thread"'
+        )
+    raise ValueError(f'run_in must be "thread" or left out, not {run_in!r}')
+
+
 class CallersSignature:
     """The signature that callers see, of one item: what `inspect.signature` tells, and `help`."""
 
     def __get__(self, batched: Bindable | None, owner: type) -> inspect.Signature:
         if batched is None:  # the class has none but that of its constructor
             raise AttributeError("__signature__")
-        takes, gives = batched._types_of_items()
-        parameter = inspect.Parameter("x", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=_as_written(takes))
-        return inspect.Signature([parameter], return_annotation=_as_written(gives))
+        return batched._callers_signature()
 
 
-def _as_written(kind: Any) -> Any:
+def as_written(kind: Any) -> Any:
     """A hint, or that there is none."""
     return inspect.Parameter.empty if kind is Any else kind
 
@@ -278,6 +300,16 @@ class Bindable:
         traits = traits_of(type(function) if isinstance(function, Model) else function, batched=True)
         return traits.input_type, traits.output_type
 
+    def _callers_signature(self) -> inspect.Signature:
+        """Return the signature of a call with one item."""
+        takes, gives = self._types_of_items()
+        parameter = inspect.Parameter("x", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=as_written(takes))
+        return inspect.Signature([parameter], return_annotation=as_written(gives))
+
+    def _over_items(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the user's function as one of a list of items, which it is as it is."""
+        return function
+
     def start_anew(self) -> None:
         """Forget all callers, in a forked child: they are in the parent."""
         raise NotImplementedError
@@ -330,6 +362,15 @@ class Bindable:
         return self._bound.setdefault(key, (reference, new()))[1]
 
 
+def _fatal_errors(settings: Settings, is_async: bool) -> tuple[type[BaseException], ...]:
+    """Return the exceptions that end a batch instead of failing an item."""
+    if is_async:  # tasks may be cancelled or collected
+        return GeneratorExit, KeyboardInterrupt, asyncio.CancelledError
+    if settings.run_in == "thread":  # neither signals nor cancellations come to a thread of the executor
+        return ()
+    return (KeyboardInterrupt,)  # an interrupted thread leaves its batch to others
+
+
 def invoker_of(
     function: AnyModel | Model, settings: Settings, is_async: bool, sibling: Invoker | None = None
 ) -> Invoker:
@@ -353,10 +394,10 @@ def invoker_of(
     if sibling is not None:
         return Invoker(function, {}, sibling.traits, sibling.retrier, batched=True)
     retrier = Retrier(
-        isolate_errors=settings.isolate_errors,
+        isolate_errors=bool(settings.isolate_errors),
+        retry_on_oom=bool(settings.idempotent or settings.isolate_errors),
         oom_errors=None if settings.oom_errors is None else names_of(settings.oom_errors),
-        # An interrupted thread leaves its batch to others. Tasks may be cancelled or collected.
-        fatal_errors=(GeneratorExit, KeyboardInterrupt, asyncio.CancelledError) if is_async else (KeyboardInterrupt,),
+        fatal_errors=_fatal_errors(settings, is_async),
         may_wait=is_async,
     )
     read_off = type(model) if isinstance(model, Model) else model

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import fields
-from typing import Any, Literal, Protocol, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Concatenate, Literal, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from carpool.batch_function.base import Settings, invoker_of
+from carpool.batch_function.several import Arguments, SeveralInTasks, SeveralInThreads
 from carpool.batch_function.tasks import AsyncBatch
 from carpool.batch_function.threads import ThreadBatch
 from carpool.call.invoke import is_async
-from carpool.call.lock import execution_lock
+from carpool.call.lock import execution_lock, is_async_lock
 from carpool.call.merge import Merge, Split
 from carpool.call.oom import OomErrors
 from carpool.call.padding import Pad
@@ -41,7 +42,8 @@ class BatchSettings(TypedDict, total=False):
     timeout_s: float | None
     slo_s: float | None
     execution_lock: Any
-    isolate_errors: bool
+    idempotent: bool
+    isolate_errors: bool | None
     oom_errors: OomErrors | None
 
 
@@ -104,6 +106,13 @@ Hooked = type[Preprocesses | Postprocesses] | Preprocesses | Postprocesses
 HookedLater = type[PreprocessesLater | PostprocessesLater] | PreprocessesLater | PostprocessesLater
 
 
+OverLists = Callable[Concatenate[list[Any], list[Any], ...], B]
+"""A function of several arguments, with a list for each."""
+
+MethodOverLists = Callable[Concatenate[Any, list[Any], list[Any], ...], B]
+"""A method of several arguments, as it stands in its class."""
+
+
 class Decorator(Protocol):
     """The type of `batch(...)` with settings: it is applied to a function of a list, or a model."""
 
@@ -134,9 +143,53 @@ class Decorator(Protocol):
     @overload
     def __call__(self, function: Callable[[list[A]], Results[B]], /) -> ThreadBatch[A, B]: ...
     @overload
+    def __call__(self, function: OverLists[Awaitable[Results[B]]], /) -> SeveralInTasks[B]: ...
+    @overload
+    def __call__(self, function: OverLists[Results[B]], /) -> SeveralInThreads[B]: ...
+    @overload
+    def __call__(self, function: MethodOverLists[Awaitable[Results[B]]], /) -> SeveralInTasks[B]: ...
+    @overload
+    def __call__(self, function: MethodOverLists[Results[B]], /) -> SeveralInThreads[B]: ...
+    @overload
     def __call__(self, function: Callable[[Any, list[A]], Awaitable[Results[B]]], /) -> AsyncBatch[A, B]: ...
     @overload
     def __call__(self, function: Callable[[Any, list[A]], Results[B]], /) -> ThreadBatch[A, B]: ...
+
+
+class InThreadDecorator(Protocol):
+    """The type of `batch(run_in="thread")`: a `def` over lists, or a model, becomes awaitable."""
+
+    @overload
+    def __call__(self, function: Hooked, /) -> AsyncBatch[Any, Any]: ...
+    @overload
+    def __call__(self, function: type[Predicts[A, B]], /) -> AsyncBatch[A, B]: ...
+    @overload
+    def __call__(self, function: type[PredictsAny], /) -> AsyncBatch[Any, Any]: ...
+    @overload
+    def __call__(self, function: Predicts[A, B], /) -> AsyncBatch[A, B]: ...
+    @overload
+    def __call__(self, function: PredictsAny, /) -> AsyncBatch[Any, Any]: ...
+    @overload
+    def __call__(self, function: Callable[[list[A]], Results[B]], /) -> AsyncBatch[A, B]: ...
+    @overload
+    def __call__(self, function: OverLists[Results[B]], /) -> SeveralInTasks[B]: ...
+    @overload
+    def __call__(self, function: MethodOverLists[Results[B]], /) -> SeveralInTasks[B]: ...
+    @overload
+    def __call__(self, function: Callable[[Any, list[A]], Results[B]], /) -> AsyncBatch[A, B]: ...
+
+
+class MergeInThreadDecorator(Protocol):
+    """The type of `batch(merge=..., run_in="thread")`."""
+
+    @overload
+    def __call__(self, function: TakesLengths[A, B], /) -> AsyncBatch[A, B]: ...
+    @overload
+    def __call__(self, function: MethodTakesLengths[A, B], /) -> AsyncBatch[A, B]: ...
+    @overload
+    def __call__(self, function: Callable[[A], B], /) -> AsyncBatch[A, B]: ...
+    @overload
+    def __call__(self, function: Callable[[Any, A], B], /) -> AsyncBatch[A, B]: ...
 
 
 class TakesLengths(Protocol[A_contra, B_co]):
@@ -227,9 +280,35 @@ def batch(function: Callable[[list[A]], Awaitable[Results[B]]], /) -> AsyncBatch
 @overload
 def batch(function: Callable[[list[A]], Results[B]], /) -> ThreadBatch[A, B]: ...
 @overload
+def batch(function: OverLists[Awaitable[Results[B]]], /) -> SeveralInTasks[B]: ...
+@overload
+def batch(function: OverLists[Results[B]], /) -> SeveralInThreads[B]: ...
+@overload
+def batch(function: MethodOverLists[Awaitable[Results[B]]], /) -> SeveralInTasks[B]: ...
+@overload
+def batch(function: MethodOverLists[Results[B]], /) -> SeveralInThreads[B]: ...
+@overload
 def batch(function: Callable[[Any, list[A]], Awaitable[Results[B]]], /) -> AsyncBatch[A, B]: ...
 @overload
 def batch(function: Callable[[Any, list[A]], Results[B]], /) -> ThreadBatch[A, B]: ...
+@overload
+def batch(
+    function: None = None,
+    /,
+    *,
+    run_in: Literal["thread"],
+    merge: Literal[True] | Merge | Pad,
+    split: Split | None = None,
+    **settings: Unpack[BatchSettings],
+) -> MergeInThreadDecorator: ...
+@overload
+def batch(
+    function: None = None,
+    /,
+    *,
+    run_in: Literal["thread"],
+    **settings: Unpack[BatchSettings],
+) -> InThreadDecorator: ...
 @overload
 def batch(
     function: None = None,
@@ -256,7 +335,8 @@ def batch(function: Any = None, /, **settings: Any) -> Any:
     `carpool.batch` with a function or model.
 
     Args:
-        function: Takes a list of items and returns a sequence of as many results. It is a `def`,
+        function: Takes a list of items and returns a sequence of as many results; or takes several
+            lists, one for each argument of its calls, all of the same length. It is a `def`,
             whose callers are threads, or an `async def`, whose callers are tasks. Or a `Model`
             class or instance: a class is constructed and set up here (an async one before its first
             batch), an instance is taken as it is.
@@ -264,7 +344,8 @@ def batch(function: Any = None, /, **settings: Any) -> Any:
             sum of their sizes or rows. None for no limit: a batch takes all items that wait, which
             can be `max_queue_size`.
         size: A function that returns how much of a batch an item takes up (rows, tokens): a whole
-            number of at least 1; 0 counts as 1.
+            number of at least 1; 0 counts as 1. For a function of several arguments it is given
+            all of those of one call.
         merge: True if the function takes one merged chunk and returns one with as many rows.
             Callers then bring chunks of any number of rows: lists, numpy arrays, torch tensors,
             data frames and series of pandas and polars, tables, record batches and arrays of
@@ -291,16 +372,24 @@ def batch(function: Any = None, /, **settings: Any) -> Any:
             several functions, or with other code. A lock whose `acquire` takes no `timeout` is
             waited for as long as it takes, and released again if callers' time-outs have passed
             meanwhile.
+        idempotent: Whether the function may be called again with the same items. If it has effects
+            that must not happen twice, False: then a batch that raises fails as a whole.
         isolate_errors: Whether a batch that raises is run again in parts, so that only the guilty
-            items fail.
+            items fail; each of them costs some 2 log2(n) further calls, of at most half the batch.
+            Defaults to `idempotent`.
         oom_errors: Exception classes, or their full names, that mean "out of memory", besides
             MemoryError and torch's. A batch that raises one is run again in smaller calls, and
-            later batches are smaller. None: running out of memory is like any other error.
+            later batches are smaller. (If `idempotent` and `isolate_errors` are both False it is
+            not run again.) None: running out of memory is like any other error.
+        run_in: "thread" makes a `def`, or a model without `async def`, one for tasks: it is
+            awaited, and each batch of it, hooks and all, runs in a thread of the event loop's
+            default executor, so that the loop is free. Left out, the callers of a `def` are
+            threads.
 
     Returns:
         The function for one item. `f(x)` (or `await f(x)`) returns the result for one item,
-        `f.many(xs)` those for several, and `f.close()` ends it. Over a `def`, `f.submit(x)` returns
-        a `carpool.Ticket` without waiting.
+        `f.many(xs)` those for several, and `f.close()` ends it. Over a `def`, without `run_in`,
+        `f.submit(x)` returns a `carpool.Ticket` without waiting.
 
     Nothing is copied, neither what callers bring nor what the function returns. As in any call, an
     array is read when the function runs (with `submit` that is later), and with `merge` when the
@@ -326,21 +415,33 @@ def _batched(function: Any, settings: Settings) -> Any:
     if isinstance(function, staticmethod | classmethod):
         raise TypeError(f"write @{type(function).__name__} above @carpool.batch, not below it")
     asynchronous = is_async(function)
-    _check_lock(settings.execution_lock, name_of(function), asynchronous)
+    _check_lock(settings.execution_lock, name_of(function), asynchronous, settings.run_in == "thread")
+    if asynchronous and settings.run_in is not None:
+        raise TypeError(
+            f"{name_of(function)} is async and runs on its callers' event loop:"
+            ' leave out run_in="thread", which is for a `def`'
+        )
+    arguments = None if settings.merge else Arguments.of(function)
+    if arguments is not None:
+        settings = arguments.settings(settings)
+        invoker = invoker_of(arguments.over_calls(function), settings, asynchronous)
+        if asynchronous or settings.run_in is not None:
+            return SeveralInTasks(function, settings, invoker)
+        return SeveralInThreads(function, settings, invoker)
     invoker = invoker_of(function, settings, asynchronous)
     if asynchronous:
         return AsyncBatch(function, settings, invoker, needs_setup=isinstance(function, type))
     if isinstance(function, type):
         run_now(invoker.set_up())
-    return ThreadBatch(function, settings, invoker)
+    return (ThreadBatch if settings.run_in is None else AsyncBatch)(function, settings, invoker)
 
 
-def _check_lock(lock: Any, name: str, asynchronous: bool) -> None:
-    if lock is None:
+def _check_lock(lock: Any, name: str, asynchronous: bool, in_thread: bool) -> None:
+    if lock is None or (in_thread and is_async_lock(lock)):
         return
     if not asynchronous:
         execution_lock(lock, name)
-    elif isinstance(lock, type) or not (hasattr(type(lock), "__aenter__") and hasattr(type(lock), "__aexit__")):
+    elif not is_async_lock(lock):
         raise TypeError(
             f"the execution_lock of {name}, which is async, must be an asyncio.Lock or another object for an"
             f" `async with` statement, not {lock!r}"

@@ -1,4 +1,8 @@
-"""Batch functions over an `async def`: callers are tasks, and a batch is a task."""
+"""Batch functions whose callers are tasks, and whose batches are tasks.
+
+They are made of an `async def`, or with `run_in="thread"` of a `def`, which a thread of the event
+loop's default executor calls.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +15,28 @@ from collections.abc import Awaitable, Callable, Iterable
 from itertools import chain
 from math import inf
 from threading import get_ident
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Any, Generic, Self, TypeVar, cast, overload
 
 from carpool.batch_function.base import Bindable, Settings, invoker_of, live_functions
 from carpool.call import merge as merging
 from carpool.call.invoke import Invoker
-from carpool.call.results import Trouble
+from carpool.call.lock import ExecutionLock, execution_lock, is_async_lock
+from carpool.call.results import Trouble, run_now
+from carpool.clock import monotonic
 from carpool.core.pipeline import Pipeline
 from carpool.drive.aio import Driver
-from carpool.drive.failures import BatchOutcome, as_outcome
+from carpool.drive.failures import BatchOutcome, as_outcome, for_all
 from carpool.drive.task_pool import AwaitedRequest, InnerRequest, Run, TaskPool, drivers_around
 from carpool.errors import Unavailable
 from carpool.foreign import as_model_error
 from carpool.logger import logger
-from carpool.observe.stats import NoStats
+from carpool.observe.function_stats import FunctionSnapshot, FunctionStats, snapshot, together
+from carpool.observe.stats import explained
 
 A = TypeVar("A")
 B = TypeVar("B")
+
+_LOCK_WAIT_S = 60.0  # at a time, for the execution lock of a thread
 
 _OTHER_LOOP_S = 0.01  # how often a task looks whether the task of another loop is done
 
@@ -50,15 +59,17 @@ class _Drivers:
             `__call__` sees that it runs in this thread; else None.
         closed_because: Why there are to be no more calls; None while there may be.
         ends: For each loop, the task that closes its driver.
+        gone: What was done on loops that are closed.
     """
 
-    __slots__ = ("by_loop", "closed_because", "ends", "latest")
+    __slots__ = ("by_loop", "closed_because", "ends", "gone", "latest")
 
     def __init__(self) -> None:
         self.closed_because: Unavailable | None = None
         self.by_loop: dict[asyncio.AbstractEventLoop, Driver] = {}
         self.ends: dict[asyncio.AbstractEventLoop, SharedWork] = {}
         self.latest: Driver | None = None
+        self.gone: list[FunctionSnapshot] = []
 
     def now(self) -> list[Driver]:
         """Return the drivers that there are at this moment."""
@@ -70,13 +81,16 @@ class _Drivers:
         for loop in list(self.by_loop):
             if loop.is_closed():
                 gone = self.by_loop.pop(loop, None)  # another thread may have been faster
-                lost += 0 if gone is None else gone.pipeline.unanswered
+                if gone is not None:
+                    lost += gone.pipeline.unanswered
+                    self.gone = [together("", [*self.gone, _snapshot(gone)])]
         return lost
 
     def clear(self) -> None:
         """Forget all drivers."""
         self.by_loop.clear()
         self.ends.clear()
+        self.gone = []
         self.latest = None
 
 
@@ -100,37 +114,47 @@ class AsyncBatch(Bindable, Generic[A, B]):
         self._torn_down = False
         self._setup_task: SharedWork | None = None
         self._setup_lock = threading.Lock()  # two loops may make their first calls at the same time
-        self._run_batch = run_batch or self._run
+        self._in_thread = settings.run_in == "thread"
+        self._run_here = self._run_in_thread if self._in_thread else self._run
+        self._run_batch = run_batch or self._run_here
         self._merging = bool(settings.merge)
         self._weigh = None if settings.size is None else settings.weigh
         lock = settings.execution_lock
-        self._lock = contextlib.nullcontext() if lock is None else lock
+        self._lock: Any = contextlib.nullcontext()
+        self._thread_lock: ExecutionLock | None = None
+        if is_async_lock(lock):
+            self._lock = lock
+        elif lock is not None:
+            self._thread_lock = execution_lock(lock, self.__name__)
         self._timeout_s = settings.timeout_s
         if drivers is None:
             live_functions.add(self)
 
-    async def many(self, xs: Iterable[A]) -> list[B]:
+    async def many(self, xs: Iterable[A], *, priority: int = 0) -> list[B]:
         """Return the results for several items of one caller, in the order of the items.
 
         Args:
             xs: The items, or chunks of rows with `merge`.
+            priority: That of all of them, as in a call.
 
         Raises:
             Exception: The error of the first item that failed; otherwise as in a call.
         """
         if not self._merging:
-            return cast("list[B]", await self._run_all(list(xs)))
+            return cast("list[B]", await self._run_all(list(xs), priority))
         pieces = [self._settings.pieces(x) for x in xs]
-        results = await self._run_all(list(chain.from_iterable(pieces)))
+        results = await self._run_all(list(chain.from_iterable(pieces)), priority)
         return merging.joined_by_caller(results, pieces)
 
-    async def __call__(self, x: A) -> B:
+    async def __call__(self, x: A, *, priority: int = 0) -> B:
         """Return the function's result for one item.
 
         Fast path of `many([x])`: the same outcome, see tests/batch_function/test_fast_paths.py.
 
         Args:
             x: The item, or a chunk of rows with `merge`.
+            priority: From -100 to 100. Larger goes first; an item that is passed over rises by a
+                level a second.
 
         Raises:
             DeadlineExceeded: `timeout_s` passed before the item's batch was done.
@@ -139,8 +163,8 @@ class AsyncBatch(Bindable, Generic[A, B]):
             RuntimeError: This is a call from inside the function itself.
             Exception: What the function raised. Each caller of a batch that raised gets it.
         """
-        if self._merging:
-            return (await self.many([x]))[0]
+        if self._merging or priority:
+            return (await self.many([x], priority=priority))[0]
         driver = self._drivers.latest
         # Fast path of `_driver`. Most calls come from the loop of the last one, so what has to be
         # known is whether that loop is running in this thread, now. Only the loop's own private
@@ -165,7 +189,18 @@ class AsyncBatch(Bindable, Generic[A, B]):
             driver.cancel(request)
             raise
 
-    async def _run_all(self, items: list[Any]) -> list[Any]:
+    def stats(self) -> FunctionSnapshot:
+        """Return what it has done so far, on all event loops; of a method, for its instance."""
+        drivers = self._drivers
+        return together(self.__name__, [*drivers.gone, *[_snapshot(driver) for driver in drivers.now()]])
+
+    def explain(self) -> dict[str, Any]:
+        """Return why the policy decides as it does on the event loop that called last."""
+        driver = self._drivers.latest
+        policy = self._settings.new_policy() if driver is None else driver.pipeline.batchers[0].policy
+        return explained(policy, monotonic())
+
+    async def _run_all(self, items: list[Any], priority: int) -> list[Any]:
         """Submit items and wait for all results. Raises the error of the first item that failed."""
         driver = self._driver()
         around = _drivers_around()
@@ -173,7 +208,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
             raise self._reentry_error()
         deadline = inf if self._timeout_s is None else driver.clock() + self._timeout_s
         requests = [AwaitedRequest(x, deadline) if around is None else InnerRequest(x, deadline, around) for x in items]
-        sizes, lanes = self._settings.sizes_and_lanes(items)
+        sizes, lanes = self._settings.sizes_and_lanes(items, priority)
         for i, request in enumerate(requests):
             request.patient = True
             request.future = driver.loop.create_future()
@@ -223,17 +258,17 @@ class AsyncBatch(Bindable, Generic[A, B]):
         await _wait_for(end)
 
     @overload
-    def __get__(self, instance: None, owner: type) -> AsyncBatch[A, B]: ...
+    def __get__(self, instance: None, owner: type) -> Self: ...
     @overload
-    def __get__(self, instance: object, owner: type | None = None) -> AsyncBatch[A, B]: ...
-    def __get__(self, instance: object | None, owner: type | None = None) -> AsyncBatch[A, B]:
+    def __get__(self, instance: object, owner: type | None = None) -> Self: ...
+    def __get__(self, instance: object | None, owner: type | None = None) -> Self:
         if instance is None:
             return self
-        bound = functools.partial(self._function, instance)
+        bound = self._over_items(functools.partial(self._function, instance))
         drivers = self._of_instance(instance, _Drivers)
-        invoker = invoker_of(bound, self._settings, is_async=True, sibling=self._invoker)
+        invoker = invoker_of(bound, self._settings, is_async=not self._in_thread, sibling=self._invoker)
         run_batch = functools.partial(self._run_for, weakref.ref(instance))
-        method: AsyncBatch[A, B] = AsyncBatch(self._function, self._settings, invoker, drivers, run_batch=run_batch)
+        method = type(self)(self._function, self._settings, invoker, drivers, run_batch=run_batch)
         self._bind(method, instance)
         return method
 
@@ -260,7 +295,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
         if lost:
             logger.warning("%d calls of %s were never answered: their event loop is closed", lost, self.__name__)
         pipeline = Pipeline([self._settings.new_batcher(self.__name__)], slo_s=self._settings.slo_s)
-        driver = Driver(pipeline, NoStats(self.__name__, pipeline))
+        driver = Driver(pipeline, FunctionStats(self.__name__, pipeline))
         pool = TaskPool(driver, self._run_batch, self._settings.max_in_flight_batches)
         driver.executors = [pool]
         pool.start()
@@ -286,9 +321,29 @@ class AsyncBatch(Bindable, Generic[A, B]):
         async with self._lock:
             return as_outcome(await self._invoker.run(items, trouble, all_ok=True), trouble)
 
+    async def _run_in_thread(self, items: list[Any]) -> BatchOutcome:
+        async with self._lock:
+            return await asyncio.to_thread(self._run_in_this_thread, items)
+
+    def _run_in_this_thread(self, items: list[Any]) -> BatchOutcome:
+        """Run a batch. It raises nothing: a future would refuse a StopIteration."""
+        trouble: list[Trouble] = []
+        lock = self._thread_lock
+        try:
+            if lock is None:
+                return as_outcome(self._invoker.run_now(items, trouble), trouble)
+            while not lock.acquire(timeout=_LOCK_WAIT_S):
+                pass
+            try:
+                return as_outcome(self._invoker.run_now(items, trouble), trouble)
+            finally:
+                lock.release()
+        except BaseException as error:
+            return for_all(error, len(items))
+
     async def _run_for(self, instance: weakref.ref[Any], items: list[Any]) -> BatchOutcome:
         """Run a batch of an instance's method; callers keep the instance alive, not the driver."""
-        return await self.__get__(instance())._run(items)
+        return await self.__get__(instance())._run_here(items)
 
     async def _set_up(self) -> None:
         """Await the model's `setup` once, before the first batch of any loop.
@@ -336,11 +391,28 @@ class AsyncBatch(Bindable, Generic[A, B]):
         me = asyncio.current_task()
         assert me is not None
         try:
-            await self._invoker.tear_down()
+            if self._in_thread:
+                failure = await asyncio.to_thread(self._tear_down_in_thread)
+                if failure is not None:
+                    raise failure
+            else:
+                await self._invoker.tear_down()
         except (GeneratorExit, asyncio.CancelledError) as error:
             if me.cancelling() or asyncio.current_task(loop) is not me:
                 raise
             raise as_model_error(error, f"teardown of {self.__name__}") from error
+
+    def _tear_down_in_thread(self) -> BaseException | None:
+        try:
+            run_now(self._invoker.tear_down())
+        except BaseException as error:
+            return error
+        return None
+
+
+def _snapshot(driver: Driver) -> FunctionSnapshot:
+    assert isinstance(driver.stats, FunctionStats)
+    return snapshot(driver.stats.name, driver.pipeline, driver.stats.counts)
 
 
 async def _failure_of(work: Callable[[], Awaitable[None]]) -> BaseException | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from itertools import chain
-from typing import Any, Generic, TypeVar, cast, overload
+from math import inf
+from typing import Any, Generic, Self, TypeVar, cast, overload
 
 from carpool.batch_function.base import Bindable, Settings, invoker_of, live_functions
+from carpool.batch_function.on_loop import LoopLook
 from carpool.call import merge as merging
 from carpool.call.invoke import Invoker
 from carpool.call.lock import execution_lock
@@ -17,6 +20,7 @@ from carpool.drive.failures import BatchOutcome, as_outcome
 from carpool.drive.threads import LineDriver
 from carpool.drive.wakeups import ThreadWaiter
 from carpool.errors import DeadlineExceeded, Unavailable
+from carpool.observe.function_stats import FunctionSnapshot
 from carpool.request import Request
 from carpool.service.checks import flag, optional_seconds
 
@@ -28,7 +32,8 @@ class Ticket(Generic[B]):
     """An item that was put into the line by a function's `submit`, to get its result later.
 
     The item is run when any caller waits for the function (for this ticket, or in a call), or when
-    the function is closed. With `submit(x, lead=True)` it may be run at once.
+    the function is closed. With `submit(x, lead=True)` it may be run at once. A task awaits the
+    ticket: `await f.submit(x)` shares batches with the callers in threads.
     """
 
     def __init__(self, owner: ThreadBatch[Any, B], waiter: ThreadWaiter) -> None:
@@ -67,6 +72,15 @@ class Ticket(Generic[B]):
             raise DeadlineExceeded(f"no result of {self._owner.__name__} within {timeout_s} s")
         return self._owner._answer(self._waiter)
 
+    def __await__(self) -> Generator[Any, None, B]:
+        """Await the result in a task; threads of its loop's default executor wait and lead.
+
+        A task that is cancelled takes the item out of the line.
+
+        Raises: what `result` does.
+        """
+        return self._awaited().__await__()
+
     def cancel(self) -> bool:
         """Take the item out of the line, so that it is not run if it still waits.
 
@@ -80,12 +94,33 @@ class Ticket(Generic[B]):
             raise self._owner._driver.forked()
         return self._owner._driver.leave(self._waiter, Unavailable("the ticket was cancelled", code="cancelled"))
 
+    async def _awaited(self) -> B:
+        driver = self._owner._driver
+        if self._waiter.pending:
+            if self._generation is not driver.generation:
+                raise driver.forked()
+            run = self._owner._run
+            try:
+                await driver.awaited.wait(self._waiter, lambda waiter, most_s: driver.wait(waiter, run, most_s))
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
+        return self._owner._answer(self._waiter)
+
 
 class ThreadBatch(Bindable, Generic[A, B]):
     """A function whose callers, threads, share its calls; made by `carpool.batch`."""
 
-    def __init__(self, function: Any, settings: Settings, invoker: Invoker, driver: LineDriver | None = None) -> None:
+    def __init__(
+        self,
+        function: Any,
+        settings: Settings,
+        invoker: Invoker,
+        driver: LineDriver | None = None,
+        loop_look: LoopLook | None = None,
+    ) -> None:
         super().__init__(function, settings)
+        self._loop_look = loop_look or LoopLook(self.__name__)
         self._invoker = invoker
         self._made_here = isinstance(function, type)  # the model was made and set up here, and is to be torn down
         self._closing = threading.RLock()
@@ -95,11 +130,13 @@ class ThreadBatch(Bindable, Generic[A, B]):
         if driver is None:
             live_functions.add(self)
 
-    def __call__(self, x: A) -> B:
+    def __call__(self, x: A, *, priority: int = 0) -> B:
         """Return the function's result for one item.
 
         Args:
             x: The item, or a chunk of rows with `merge`.
+            priority: From -100 to 100. Larger goes first; an item that is passed over rises by a
+                level a second.
 
         Raises:
             DeadlineExceeded: `timeout_s` passed before the item's batch began to run in this
@@ -111,31 +148,44 @@ class ThreadBatch(Bindable, Generic[A, B]):
         """
         # Fast path of `_run_through` where the line is empty: the same outcome, see
         # tests/batch_function/test_alone.py.
-        if self._each_counts_as_one:
+        if self._each_counts_as_one and not priority:
             lone = self._driver.call_alone(x, self._timeout_s, self._run)
             if lone is not None:
+                if lone.began >= self._loop_look.due:
+                    self._loop_look.look(lone.began)
                 if lone.error is not None:
                     raise lone.error
                 return cast(B, lone.result)
-        return self._answer(self._run_through(self._settings.pieces(x)))
+        waiter = self._run_through(self._settings.pieces(x), priority)
+        joined = waiter.requests[0].admitted
+        if joined >= self._loop_look.due:
+            self._loop_look.look(joined)
+        return self._answer(waiter)
 
-    def many(self, xs: Iterable[A]) -> list[B]:
+    def many(self, xs: Iterable[A], *, priority: int = 0) -> list[B]:
         """Return the results for several items of one caller, in the order of the items.
 
         Args:
             xs: The items, or chunks of rows with `merge`.
+            priority: That of all of them, as in a call.
 
         Raises:
             Exception: The error of the first item that failed; otherwise as in a call.
         """
         if not self._settings.merge:
-            waiter = self._run_through(list(xs))
+            pieces: list[list[Any]] | None = None
+            waiter = self._run_through(list(xs), priority)
+        else:
+            pieces = [self._settings.pieces(x) for x in xs]
+            waiter = self._run_through(list(chain.from_iterable(pieces)), priority)
+        joined = waiter.requests[0].admitted if waiter.requests else -inf  # of no items: nobody has waited
+        if joined >= self._loop_look.due:
+            self._loop_look.look(joined)
+        if pieces is None:
             return [_result_of(request) for request in waiter.requests]
-        pieces = [self._settings.pieces(x) for x in xs]
-        waiter = self._run_through(list(chain.from_iterable(pieces)))
         return merging.joined_by_caller([_result_of(request) for request in waiter.requests], pieces)
 
-    def submit(self, x: A, *, lead: bool = False) -> Ticket[B]:
+    def submit(self, x: A, *, lead: bool = False, priority: int = 0) -> Ticket[B]:
         """Put an item into the line without waiting for its result, and return its ticket.
 
         Args:
@@ -144,6 +194,7 @@ class ThreadBatch(Bindable, Generic[A, B]):
                 other thread runs one. Then the ticket is done, and its `result` raises what the
                 function raised. If another thread does, or the policy holds the batch back for more
                 items, the ticket is like any other.
+            priority: As in a call.
 
         Raises:
             DeadlineExceeded: With `lead`, the execution lock could not be had within `timeout_s`.
@@ -154,11 +205,24 @@ class ThreadBatch(Bindable, Generic[A, B]):
         flag("lead", lead)
         driver = self._driver
         pieces = self._settings.pieces(x)
-        sizes, lanes = self._settings.sizes_and_lanes(pieces)
+        sizes, lanes = self._settings.sizes_and_lanes(pieces, priority)
         waiter = driver.join(pieces, sizes, self._timeout_s, lanes)
         if lead:
             driver.run_at_once(waiter, self._run)
         return Ticket(self, waiter)
+
+    def stats(self) -> FunctionSnapshot:
+        """Return what the function has done so far; of a method, for its instance."""
+        return self._driver.snapshot()
+
+    def explain(self) -> dict[str, Any]:
+        """Return why the policy decides as it does.
+
+        Raises:
+            RuntimeError: A signal handler or a `__del__` called this in a thread that was inside
+                the line.
+        """
+        return self._driver.explain()
 
     def close(self) -> None:
         """Refuse new callers, run the items in the line (those of tickets, too), and wait for them.
@@ -177,16 +241,16 @@ class ThreadBatch(Bindable, Generic[A, B]):
                 run_now(self._invoker.tear_down())
 
     @overload
-    def __get__(self, instance: None, owner: type) -> ThreadBatch[A, B]: ...
+    def __get__(self, instance: None, owner: type) -> Self: ...
     @overload
-    def __get__(self, instance: object, owner: type | None = None) -> ThreadBatch[A, B]: ...
-    def __get__(self, instance: object | None, owner: type | None = None) -> ThreadBatch[A, B]:
+    def __get__(self, instance: object, owner: type | None = None) -> Self: ...
+    def __get__(self, instance: object | None, owner: type | None = None) -> Self:
         if instance is None:
             return self
-        bound = functools.partial(self._function, instance)
+        bound = self._over_items(functools.partial(self._function, instance))
         driver = self._of_instance(instance, self._new_driver)
         invoker = invoker_of(bound, self._settings, is_async=False, sibling=self._invoker)
-        method: ThreadBatch[A, B] = ThreadBatch(self._function, self._settings, invoker, driver)
+        method = type(self)(self._function, self._settings, invoker, driver, self._loop_look)
         self._bind(method, instance)
         return method
 
@@ -209,10 +273,10 @@ class ThreadBatch(Bindable, Generic[A, B]):
         for driver in (self._driver, *of_methods):
             driver.start_anew(self._settings.new_batcher(self.__name__))
 
-    def _run_through(self, items: Sequence[Any]) -> ThreadWaiter:
+    def _run_through(self, items: Sequence[Any], priority: int) -> ThreadWaiter:
         """Put items into the line and wait until all have been answered."""
         driver = self._driver
-        sizes, lanes = self._settings.sizes_and_lanes(items)
+        sizes, lanes = self._settings.sizes_and_lanes(items, priority)
         waiter = driver.join(items, sizes, self._timeout_s, lanes)
         driver.wait(waiter, self._run)
         return waiter

@@ -135,6 +135,12 @@ def execution_lock(lock: Any, name: str) -> ExecutionLock:
     return WithoutTimeout(acquire, release)
 
 
+def is_async_lock(lock: object) -> bool:
+    """Report whether the lock is for an `async with`."""
+    kind = type(lock)
+    return not isinstance(lock, type) and hasattr(kind, "__aenter__") and hasattr(kind, "__aexit__")
+
+
 def is_owned(lock: object) -> bool:
     """Report whether this thread holds the lock; False for kinds of locks that do not know."""
     return isinstance(lock, _KNOW_OWNER) and lock._is_owned()

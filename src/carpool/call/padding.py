@@ -190,6 +190,10 @@ def _does_not_fit(value: Any, x: Any) -> str:
     return f"merge=carpool.pad(value={value!r}) cannot pad an array of {x.dtype}: give a value that it can hold"
 
 
+class LengthsNeeded(ValueError):
+    """An output cannot be cut up, since the function does not take the lengths of rows."""
+
+
 def _unless_padded(share: Share, padded: set[tuple[int, int]]) -> Share:
     """Return `share` with a check: it raises ValueError if an axis of the output has the length of
     a padded axis.
@@ -199,7 +203,7 @@ def _unless_padded(share: Share, padded: set[tuple[int, int]]) -> Share:
         shares = share(output)
         for axis, longest in padded:
             if longest in _extents(output, axis):
-                raise ValueError(
+                raise LengthsNeeded(
                     f"a call was padded to {longest} along axis {axis}, and its output has that length along the"
                     " same axis, perhaps by chance, so it is not known whether to cut it for callers with shorter"
                     f" arrays. Give the function a parameter named {_PARAMETER}, and if its output has positions,"

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from carpool.call.padding import LengthsNeeded
 from carpool.errors import ModelError
 from carpool.rows import Rows
 
@@ -107,7 +108,9 @@ def _some(n: int, noun: str) -> str:
 
 
 def is_bad_result(error: BaseException) -> bool:
-    """Report whether the model returned the wrong number of results: with fewer items it would do
-    so again.
+    """Report whether the model returned the wrong number of results, or padded ones: with fewer
+    items it would do so again.
     """
+    if type(error) is LengthsNeeded:
+        return True
     return type(error) is ModelError and error.code == "bad_result"

@@ -22,12 +22,14 @@ class Endings:
 
     Attributes:
         answered: how many admitted requests have been answered.
+        failed: how many of these answers were errors.
         refused: how many requests were not admitted.
         answers: the requests whose callers are still to be told.
     """
 
     def __init__(self, names: Sequence[str], journal: Journal | None) -> None:
         self.answered = 0
+        self.failed = 0
         self.refused = 0
         self.answers: list[Request] = []
         self._names = names
@@ -45,6 +47,7 @@ class Endings:
     def fail(self, now: float, request: Request, error: Exception) -> None:
         """End a request with an error."""
         request.error = error
+        self.failed += 1
         self.answer(now, request)
 
     def expire(self, now: float, request: Request, started: float | None = None, hint: str = "") -> None:

@@ -67,6 +67,7 @@ class Pipeline:
         door: the requests that wait for room in the first queue.
         closed_because: why new requests are refused; None while they are not.
         cancelled: how many admitted requests were cancelled.
+        alone: how many went alone, and were admitted and answered that way.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Pipeline:
         self.slo_s = inf if slo_s is None else slo_s
         self.closed_because: CarpoolError | None = None
         self.cancelled = 0
+        self.alone = 0
         self._endings = Endings([batcher.name for batcher in self.batchers], journal)
         self._entrance = Entrance(self.batchers, self._endings, self.slo_s, journal)
         self.door = self._entrance.door
@@ -98,7 +100,7 @@ class Pipeline:
     @property
     def admitted(self) -> int:
         """How many requests have been admitted."""
-        return self._entrance.admitted
+        return self._entrance.admitted + self.alone
 
     @property
     def refused(self) -> int:
@@ -108,7 +110,12 @@ class Pipeline:
     @property
     def answered(self) -> int:
         """How many of the admitted requests have been answered."""
-        return self._endings.answered
+        return self._endings.answered + self.alone
+
+    @property
+    def failed(self) -> int:
+        """How many of the admitted requests were answered with an error."""
+        return self._endings.failed
 
     @property
     def waiting(self) -> int:
@@ -168,8 +175,9 @@ class Pipeline:
 
         It can only be a pipeline of one stage.
         """
-        self._entrance.admitted += 1
-        self._endings.answered += 1
+        self.alone += 1
+        if not ok:
+            self._endings.failed += 1
         self.batchers[0].went_alone(began, now, busy_s, ok)
 
     def take_over(self, now: float, request: Request) -> Batch:

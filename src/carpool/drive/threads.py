@@ -23,6 +23,7 @@ from carpool.core.batch import Batch
 from carpool.core.batcher import Batcher
 from carpool.core.line import ANSWERED, LEADS, SLEEP, Line, LoneWaiter
 from carpool.drive import reentry
+from carpool.drive.awaiting import AwaitedTickets
 from carpool.drive.failures import BatchOutcome, for_all
 from carpool.drive.reentry import Sleeper, would_deadlock
 from carpool.drive.trouble import FAILED_FOR_S, learn, stage_at_fault
@@ -30,6 +31,8 @@ from carpool.drive.wakeups import Sleep, ThreadWaiter, WakeQueue, WakeupLocks
 from carpool.errors import CarpoolError, DeadlineExceeded, Unavailable
 from carpool.foreign import text_of
 from carpool.logger import logger
+from carpool.observe.function_stats import CallCounts, FunctionSnapshot, snapshot
+from carpool.observe.stats import explained
 from carpool.request import Lane, Request
 
 _LONGEST_LOCK_WAIT_S = 60.0  # for the execution lock, where no time-out bounds it
@@ -65,6 +68,9 @@ class LoneCall(LoneWaiter):
 class LineDriver:
     """Runs a line with the threads of its callers.
 
+    Attributes:
+        awaited: the tickets that tasks await.
+
     Args:
         name: the function's, for error texts.
         batcher: its queue and policy.
@@ -93,10 +99,12 @@ class LineDriver:
         self._may_try = can_be_tried(execution_lock)
         self._clock = clock
         self._leading_only_this = (self,)
+        self.awaited = AwaitedTickets(slots)
 
         # shared by all threads that call the function: the line is read and changed with the lock
         # held, the queue of wake-ups filled with it and emptied without
         self._line = Line(batcher, slots, slo_s)
+        self._counts = CallCounts()
         self._lock = threading.RLock()  # which knows its owner; it is never taken twice
         self._wake_queue = WakeQueue()
 
@@ -273,6 +281,19 @@ class LineDriver:
                 f"this thread already holds the execution lock of {self._name}: release it before the call"
             )
 
+    # -- what it has done
+
+    def snapshot(self) -> FunctionSnapshot:
+        """Return what has been done so far. It takes no lock, so it may be a call off."""
+        line = self._line
+        return snapshot(self._name, line.pipeline, self._counts, int(line.lone is not None))
+
+    def explain(self) -> dict[str, Any]:
+        """Return why the policy decides as it does."""
+        self._check_owner()
+        with self._lock:
+            return explained(self._batcher.policy, self._clock())
+
     # -- forks
 
     def start_anew(self, batcher: Batcher) -> None:
@@ -280,10 +301,12 @@ class LineDriver:
         closed = self._line.pipeline.closed_because
         self._batcher = batcher
         self._line = Line(batcher, self._slots, self._slo_s)
+        self._counts = CallCounts()
         if closed is not None:
             self._line.close(closed)
         self._lock = threading.RLock()
         self._wake_queue = WakeQueue()
+        self.awaited = AwaitedTickets(self._slots)
 
     @property
     def generation(self) -> object:
@@ -428,7 +451,12 @@ class LineDriver:
         with self._lock:
             if outcome.trouble:
                 learn(self._name, self._batcher, batch.place, batch.id, outcome.trouble)
-            line.finished(self._clock(), batch, outcome.results, outcome.errors, outcome.busy_s)
+            now, requests = self._clock(), [request for request in batch.requests if request.caller is not None]
+            counts = self._counts
+            counts.ran(batch)
+            counts.compute_s += outcome.busy_s
+            line.finished(now, batch, outcome.results, outcome.errors, outcome.busy_s)
+            counts.answered(requests, now)
             woken = self._wake_queue.add(line.wake)
         self._wake_queue.wake(min(woken, 1))
 
@@ -443,7 +471,11 @@ class LineDriver:
             return
         with self._lock:
             if line.lone is lone:
-                line.finish_alone(self._clock(), outcome.busy_s, errors is None)
+                now = self._clock()
+                line.finish_alone(now, outcome.busy_s, errors is None)
+                self._counts.alone_s += now - lone.began
+                if errors is not None:
+                    self._counts.alone_failed_s += now - lone.began
                 return
         if lone.batch is not None:
             self._finish(line, lone.batch, outcome)

@@ -38,13 +38,18 @@ class _Services(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield every metric, each with all services and stages."""
-        yield from _requests(self._services)
-        stages = [(stats.name, stage) for stats in self._services for stage in stats.stages]
-        yield from _queues(stages)
-        yield from _batches(stages)
-        yield from _failures(stages)
-        yield from _policies(stages, self._now)
-        yield from _workers(stages)
+        yield from service_metrics(self._services, self._now)
+
+
+def service_metrics(services: Sequence[Stats], now: float) -> Iterator[Metric]:
+    """Yield every metric at `now`, each with all services and stages."""
+    yield from _requests(services)
+    stages = [(stats.name, stage) for stats in services for stage in stats.stages]
+    yield from _queues(stages)
+    yield from _batches(stages)
+    yield from _failures(stages)
+    yield from _policies(stages, now)
+    yield from _workers(stages)
 
 
 _Stages = list[tuple[str, StageStats]]
@@ -111,7 +116,7 @@ def _batches(stages: _Stages) -> Iterator[Metric]:
     for model, stage in stages:
         labels = (model, stage.name)
         items = sum(size * count for size, count in stage.batch_sizes.items())
-        sizes.add_metric(labels, _size_buckets(stage.batch_sizes), items)
+        sizes.add_metric(labels, size_buckets(stage.batch_sizes), items)
         for reason, count in stage.reasons.items():
             reasons.add_metric((*labels, reason), count)
         compute.add_metric(labels, _buckets(stage.compute_time), stage.compute_time.sum_s)
@@ -231,7 +236,7 @@ def _buckets(durations: Durations) -> list[tuple[str, float]]:
     return [*buckets, ("+Inf", total + durations.counts[-1])]
 
 
-def _size_buckets(sizes: dict[int, int]) -> list[tuple[str, float]]:
+def size_buckets(sizes: dict[int, int]) -> list[tuple[str, float]]:
     """Return cumulative counts of batch sizes, with the bounds 1, 2, 4 … 4096."""
     bounds = [2**k for k in range(13)]
     buckets = [(str(b), float(sum(n for size, n in sizes.items() if size <= b))) for b in bounds]

@@ -318,31 +318,6 @@ class Stats:
         )
 
 
-class _NoStageStats(StageStats):
-    """Counts nothing, but still logs why batches go."""
-
-    def started(self, batch: Batch) -> None:
-        """Log the reason if it is another one than the last."""
-        if batch.reason != self._last_reason:
-            self._log_reason(batch)
-
-    def completed(self, place: int, n: int, busy_s: float, waited_s: float) -> None:
-        """Do nothing: these numbers cannot be read, so the time to count them is saved."""
-
-
-class NoStats(Stats):
-    """Counts neither batches nor answers, for a driver with numbers that nobody can read."""
-
-    stage_stats = _NoStageStats
-
-    def __init__(self, name: str, pipeline: Pipeline) -> None:
-        n = len(pipeline.batchers)
-        super().__init__(name, pipeline, [None] * n, [False] * n)
-
-    def answered(self, requests: Sequence[Request], now: float) -> None:
-        """Do nothing: these numbers cannot be read, so the time to count them is saved."""
-
-
 @dataclass(frozen=True, slots=True)
 class StageSnapshot:
     """The numbers of one stage at one moment. `print` shows the main ones as a table.

@@ -281,6 +281,11 @@ class AsyncHandle:
         return self._life.state
 
     @property
+    def takes_calls(self) -> bool:
+        """Whether the service runs, in this process, and has not been closed."""
+        return self._life.takes_calls
+
+    @property
     def running_driver(self) -> Driver:
         """The driver, of a service that runs.
 

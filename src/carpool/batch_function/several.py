@@ -1,0 +1,176 @@
+"""Batch functions of several arguments: the function gets one list for each of them.
+
+What waits in the line is the tuple of a call's arguments, in the order of the parameters.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
+
+from carpool.batch_function.base import Settings, as_written
+from carpool.batch_function.on_loop import LoopLook
+from carpool.batch_function.tasks import AsyncBatch
+from carpool.batch_function.threads import ThreadBatch, Ticket
+from carpool.model import Model, item_types_of, name_of
+
+B = TypeVar("B")
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_OURS = ("lead", "priority")  # what callers tell us, and not the function
+
+
+class Arguments:
+    """The parameters of a function that has more than one to be filled.
+
+    Args:
+        name: The name of the function.
+        parameters: What its callers fill, without `self`.
+    """
+
+    def __init__(self, name: str, parameters: list[inspect.Parameter]) -> None:
+        self._name = name
+        self._signature = inspect.Signature(parameters)
+        self._n_positional = sum(parameter.kind in _POSITIONAL for parameter in parameters)
+        self._keywords = [parameter.name for parameter in parameters[self._n_positional :]]
+
+    @classmethod
+    def of(cls, function: Any) -> Arguments | None:
+        """Read the parameters off a function; None if it takes a single list, as models do.
+
+        Raises:
+            TypeError: There are several, and they cannot be told one by one or are named like
+                settings of a call.
+        """
+        if isinstance(function, type | Model):
+            return None
+        try:
+            parameters = list(inspect.signature(function).parameters.values())
+        except (TypeError, ValueError):  # a builtin without a signature
+            return None
+        if parameters and parameters[0].name in ("self", "cls"):
+            del parameters[0]
+        filled = function.keywords if isinstance(function, functools.partial) else {}
+        parameters = [parameter for parameter in parameters if parameter.name not in filled]
+        starred = [each for each in parameters if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+        to_fill = [each for each in parameters if each.default is each.empty and each not in starred]
+        if len(to_fill) < 2:
+            return None
+        name = name_of(function)
+        if starred:
+            raise TypeError(
+                f"{name} takes *args or **kwargs besides several arguments: name each parameter, since each is to get"
+                " a list"
+            )
+        taken = [parameter.name for parameter in parameters if parameter.name in _OURS]
+        if taken:
+            raise TypeError(
+                f"{name} has a parameter {taken[0]!r}, which is a setting of its calls: give it another name"
+            )
+        return cls(name, parameters)
+
+    def packed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """Return the arguments of one call, in the order of the parameters.
+
+        Raises:
+            TypeError: One is missing, unknown or given twice.
+        """
+        if len(args) == self._n_positional and not kwargs and not self._keywords:
+            return args
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self._name}() {error}") from None
+        bound.apply_defaults()
+        return tuple(bound.arguments.values())
+
+    def over_calls(self, function: Callable[..., Any]) -> Callable[[list[tuple[Any, ...]]], Any]:
+        """Return the function as one of a list of calls, each a tuple of arguments."""
+        n, keywords = self._n_positional, self._keywords
+
+        def over_calls(calls: list[tuple[Any, ...]]) -> Any:
+            columns = [list(column) for column in zip(*calls, strict=True)]
+            return function(*columns[:n], **dict(zip(keywords, columns[n:], strict=True)))
+
+        over_calls.__name__ = over_calls.__qualname__ = self._name
+        return over_calls
+
+    def settings(self, settings: Settings) -> Settings:
+        """Return the settings, with a size function that takes a tuple of arguments."""
+        size = settings.size
+        return settings if size is None else replace(settings, size=lambda arguments: size(*arguments))
+
+    def callers_signature(self, function: Callable[..., Any], gives: Any) -> inspect.Signature:
+        """Return the signature of a call, with the types of items where the function has lists."""
+        kinds = item_types_of(function)
+        parameters = [
+            parameter.replace(annotation=as_written(kinds.get(name, Any)))
+            for name, parameter in self._signature.parameters.items()
+        ]
+        return inspect.Signature(parameters, return_annotation=as_written(gives))
+
+
+class SeveralInThreads(ThreadBatch[tuple[Any, ...], B], Generic[B]):
+    """A function of several arguments whose callers are threads."""
+
+    def __init__(self, *settings: Any) -> None:
+        super().__init__(*settings)
+        self._arguments = _arguments_of(self._function)
+        self._loop_look = LoopLook(self.__name__, depth=1)
+
+    def __call__(self, *args: Any, priority: int = 0, **kwargs: Any) -> B:
+        """Return the function's result for one call; see `ThreadBatch`.
+
+        Raises:
+            TypeError: The arguments do not fit the function's parameters.
+        """
+        return super().__call__(self._arguments.packed(args, kwargs), priority=priority)
+
+    def many(self, xs: Iterable[tuple[Any, ...]], *, priority: int = 0) -> list[B]:
+        """Return the results for several calls, each given as a tuple of its arguments."""
+        return super().many([self._arguments.packed(tuple(x), {}) for x in xs], priority=priority)
+
+    def submit(self, *args: Any, lead: bool = False, priority: int = 0, **kwargs: Any) -> Ticket[B]:
+        """Put a call into the line without waiting for its result; see `ThreadBatch`."""
+        return super().submit(self._arguments.packed(args, kwargs), lead=lead, priority=priority)
+
+    def _over_items(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return self._arguments.over_calls(function)
+
+    def _callers_signature(self) -> inspect.Signature:
+        return self._arguments.callers_signature(self._function, self._types_of_items()[1])
+
+
+class SeveralInTasks(AsyncBatch[tuple[Any, ...], B], Generic[B]):
+    """A function of several arguments whose callers are tasks."""
+
+    def __init__(self, *settings: Any, **others: Any) -> None:
+        super().__init__(*settings, **others)
+        self._arguments = _arguments_of(self._function)
+
+    async def __call__(self, *args: Any, priority: int = 0, **kwargs: Any) -> B:
+        """Return the function's result for one call; see `AsyncBatch`.
+
+        Raises:
+            TypeError: The arguments do not fit the function's parameters.
+        """
+        return await super().__call__(self._arguments.packed(args, kwargs), priority=priority)
+
+    async def many(self, xs: Iterable[tuple[Any, ...]], *, priority: int = 0) -> list[B]:
+        """Return the results for several calls, each given as a tuple of its arguments."""
+        return await super().many([self._arguments.packed(tuple(x), {}) for x in xs], priority=priority)
+
+    def _over_items(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return self._arguments.over_calls(function)
+
+    def _callers_signature(self) -> inspect.Signature:
+        return self._arguments.callers_signature(self._function, self._types_of_items()[1])
+
+
+def _arguments_of(function: Any) -> Arguments:
+    arguments = Arguments.of(function)
+    assert arguments is not None
+    return arguments
