@@ -21,6 +21,7 @@ from typing import Any
 
 from carpool import faults
 from carpool.call.retry import Failed, Retrier, Trouble, none_failed, run_now
+from carpool.forms import STEPS_HOOKS
 from carpool.model import AnyModel, Model, Traits
 from carpool.rows import Rows, by_kind, stacking
 
@@ -222,6 +223,10 @@ def is_async(model: AnyModel | Model) -> bool:
     while isinstance(model, functools.partial):
         model = model.func
     if isinstance(model, type | Model):
-        hooks = ("setup", "preprocess", "predict", "postprocess", "teardown")
-        return any(inspect.iscoroutinefunction(getattr(model, hook, None)) for hook in hooks)
-    return inspect.iscoroutinefunction(model) or inspect.iscoroutinefunction(type(model).__call__)
+        hooks = ("setup", "preprocess", "predict", "postprocess", "teardown", *STEPS_HOOKS)
+        return any(_is_async(getattr(model, hook, None)) for hook in hooks)
+    return _is_async(model) or _is_async(type(model).__call__)
+
+
+def _is_async(function: object) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
