@@ -167,7 +167,9 @@ def traits_of(model: AnyModel, batched: bool) -> Traits:
         returns = yielded_type(returns)
     takes_array = batched and is_array_type(takes)
     if takes_array and form is not Form.WHOLE:
-        raise TypeError(f"{_taker(owner, name)} takes an array by its hint, but it gets a list of items: stack them in it")
+        raise TypeError(
+            f"{_taker(owner, name)} takes an array by its hint, but it gets a list of items: stack them in it"
+        )
     if batched:
         takes, returns = _item_type(takes), Any if is_array_type(returns) else _item_type(returns)
     takes = _type_before_hook(owner, name, takes, batched)

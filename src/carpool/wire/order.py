@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
+from carpool.core.running_set import GO_ON
 from carpool.wire import scalars
 from carpool.wire.frame import Frame, FrameError, FrameKind
 from carpool.wire.outcome import Outcome
@@ -68,7 +69,8 @@ class Order(msgspec.Struct, array_like=True, frozen=True):
         leave: ids of streams whose callers have gone.
         pause: ids of streams that keep their states, but are not stepped for now.
         resume: ids of paused streams that go on.
-        ask: whether to wait for the next order after a step in which a stream has ended.
+        ask: what to do after a step: `GO_ON`, `ON_LEAVING` or `EVERY_STEP` of
+            `core/running_set.py`.
         buffers: empty if no stream that joins has had parts; else for each of them how many buffers
             its item has, and each of its parts.
     """
@@ -76,7 +78,7 @@ class Order(msgspec.Struct, array_like=True, frozen=True):
     leave: list[int] = []
     pause: list[int] = []
     resume: list[int] = []
-    ask: bool = False
+    ask: int = GO_ON
     buffers: list[list[int]] = []
 
 
