@@ -26,6 +26,7 @@ from carpool.errors import (
 from carpool.http_request import HTTPRequest
 from carpool.http_response import HTTPError, Response
 from carpool.model import Model
+from carpool.parts import END, Last
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, Policy, Static
 from carpool.service.service import Service
 from carpool.service.stage import Stage
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AIMD",
+    "END",
     "Adaptive",
     "CarpoolError",
     "Cork",

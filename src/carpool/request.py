@@ -69,6 +69,8 @@ class Stream:
             answer at once.
         until: absolute time at which the answer must be complete; infinity if the caller has set no
             time-out of its own.
+        is_told_both: whether the caller takes parts as they come, and besides the whole answer that
+            the model makes of them.
         parts: how many parts were handed on.
         kept: these parts, where the model can resume; else empty.
         kept_bytes: how many bytes they hold.
@@ -86,6 +88,7 @@ class Stream:
         "is_collected",
         "is_paused",
         "is_resting",
+        "is_told_both",
         "joined",
         "kept",
         "kept_bytes",
@@ -100,6 +103,7 @@ class Stream:
         self.length = length
         self.is_collected = is_collected
         self.until = until
+        self.is_told_both = False
         self.parts = 0
         self.kept: list[object] = []
         self.kept_bytes = 0

@@ -89,6 +89,20 @@ _KINDS: dict[str, Callable[[Launch, int, Callable[[Frame], None], Callable[[str]
 }
 
 
+class Work(Protocol):
+    """What a worker is at work on: a batch, or a running set.
+
+    Attributes:
+        given_up: why the worker is taken to hang; empty if it is not.
+    """
+
+    given_up: str
+
+    @property
+    def unwanted_since(self) -> float:
+        """When the last of its callers went; infinity if one still waits."""
+
+
 class WorkerPool:
     """The executor of a stage that runs in workers.
 
@@ -207,12 +221,11 @@ class WorkerPool:
         if worker.catch_up():  # this process is late itself: the worker had sent something that was not read
             self._driver.spare(self.stage, place)
             return
-        batcher = self._batcher
-        batch = batcher.in_flight.get(place)
-        if batch is None:
+        work = self._work_of(place)
+        if work is None:
             return  # it has just been lost
-        why = batch.given_up
-        slow = batcher.patience.learns and batch.unwanted_since < inf  # no limit was set, and no caller waits
+        why = work.given_up
+        slow = self._batcher.patience.learns and work.unwanted_since < inf  # no limit was set, and no caller waits
         logger.error("worker %s hangs and is given up: %s", self._label(place), why, extra=self._about(place))
         self._lost_at.setdefault(place, self._driver.clock())
         self.roster.lost(self._driver.clock(), place, gone=False)
@@ -222,6 +235,10 @@ class WorkerPool:
             self.roster.forgive(self._driver.clock(), deaths=1)  # the stage is not to blame
         if self.roster.failed:
             self._fail(why)
+
+    def _work_of(self, place: int) -> Work | None:
+        """Return what a worker is at work on; None if it is idle, or gone."""
+        return self._batcher.in_flight.get(place)
 
     def kill_all(self) -> None:
         """End every worker now."""

@@ -34,11 +34,13 @@ from http import HTTPStatus
 from math import inf
 from typing import Any, cast
 
+from carpool.clock import monotonic
 from carpool.http.answer_queue import AnswerQueue
 from carpool.http.codec import Refusal
 from carpool.http.exchange import REQUEST_ID, Exchange, HttpResponse
 from carpool.http.listener import HttpHead, Listener
 from carpool.http.reader import LARGE_BODY, MOST_AT_ONCE, RequestReader
+from carpool.http.streaming import SILENCE_S, HttpStream
 from carpool.http.timers import Timers
 from carpool.request import Request
 from carpool.wire.response import CheckedResponse
@@ -47,6 +49,8 @@ _LONGEST_LOOKED_UP = 16 * 1024  # more in one piece is a large body, or many req
 _LONG_PAGE = 4 * 1024  # bytes: the figures of /metrics have more, a line that says "ok" has not
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _NOTHING = memoryview(b"")
+_LAST_CHUNK = b"0\r\n\r\n"
+_IN_PARTS = HttpResponse(200, b"")  # stands for an answer whose parts are all there
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
@@ -55,10 +59,11 @@ class HttpExchange(Exchange):
 
     Attributes:
         connection: where the request came from.
-        response: the answer; None until it is there.
+        response: the answer; None until it is there, or until all of its parts are.
+        is_broken: whether an answer in parts is broken off; set at its end.
     """
 
-    __slots__ = ("connection", "response")
+    __slots__ = ("connection", "is_broken", "response")
 
     head: HttpHead
 
@@ -76,6 +81,15 @@ class HttpExchange(Exchange):
     def tell(self) -> None:
         if self.error is not None or not self.connection.answer_now(self):
             super().tell()
+
+    def watch_silence(self) -> None:
+        self.connection.watch_silence(self)
+
+    def write_part(self, data: bytes) -> None:
+        self.connection.write_part(self, data)
+
+    def end_parts(self, data: bytes, *, is_whole: bool) -> None:
+        self.connection.end_parts(self, data, is_whole)
 
 
 class Connection(asyncio.Protocol):
@@ -164,10 +178,14 @@ class Connection(asyncio.Protocol):
         self._is_writing_paused = True
         self._timers.writing_paused()
         self._regulate()
+        if (exchange := self._streaming) is not None:
+            self.app.pause(exchange, True)
 
     def resume_writing(self) -> None:
         self._is_writing_paused = False
         self._timers.writing_resumed()
+        if (exchange := self._streaming) is not None:
+            self.app.pause(exchange, False)
         self._give()
 
     # -- receiving
@@ -360,6 +378,8 @@ class Connection(asyncio.Protocol):
         while (exchange := queue.pop_answered()) is not None:
             if not transport.is_closing():
                 self._write(exchange, cast(HttpResponse, exchange.response))
+        if queue.given and queue.given[0].stream is not None:
+            self._turn_of_parts(queue.given[0])
         if queue.waiting:
             self._give()
         elif not queue.given:
@@ -370,6 +390,9 @@ class Connection(asyncio.Protocol):
 
     def _write(self, exchange: HttpExchange, response: HttpResponse) -> None:
         """Write an answer, and close if it is the last one."""
+        if response is _IN_PARTS:
+            self._write_end(exchange)
+            return
         head, body, was_paused = exchange.head, response.body, self._is_writing_paused
         is_last = not head.keep_alive or (self._listener.is_draining and self.is_quiet)
         start = self._start_of(response, head, is_last)
@@ -398,6 +421,7 @@ class Connection(asyncio.Protocol):
             len(queue.given) != 1
             or queue.waiting
             or ask is None
+            or ask.framing is not None
             or type(body) is CheckedResponse
             or more is None
             or self._is_half_closed
@@ -414,6 +438,96 @@ class Connection(asyncio.Protocol):
         else:
             transport.write(b"%b%d\r\n\r\n%b" % (prefix, len(body), body))
         return True
+
+    # -- answers in parts
+
+    @property
+    def _streaming(self) -> HttpExchange | None:
+        """The request whose turn it is, if it is answered in parts."""
+        given = self._queue.given
+        return given[0] if given and given[0].stream is not None else None
+
+    def write_part(self, exchange: HttpExchange, data: bytes) -> None:
+        """Write a part of an answer, or keep it until those before it are written."""
+        stream = cast(HttpStream, exchange.stream)
+        given = self._queue.given
+        if not given or given[0] is not exchange:
+            if stream.hold(data):
+                stream.is_held_back = True
+                self.app.pause(exchange, True)
+        elif stream.is_head_written and not exchange.head.is_http_1_0:
+            self._write_in_parts(b"%x\r\n%b\r\n" % (len(data), data))
+        else:
+            self._write_in_parts(self._head_if_missing(exchange, stream) + _chunk(exchange.head, data))
+
+    def end_parts(self, exchange: HttpExchange, data: bytes, is_whole: bool) -> None:
+        """End an answer in parts, in its turn."""
+        stream = cast(HttpStream, exchange.stream)
+        stream.held.append(data)
+        if exchange.response is None:
+            exchange.response = _IN_PARTS
+            exchange.is_broken = not is_whole
+            self.flush()
+
+    def _turn_of_parts(self, exchange: HttpExchange) -> None:
+        """Write what was held of an answer whose turn has come."""
+        stream = exchange.stream
+        if type(stream) is not HttpStream or not stream.held:
+            return
+        self._write_in_parts(self._head_if_missing(exchange, stream) + _chunk(exchange.head, stream.take_held()))
+        if stream.is_held_back and not self._is_writing_paused:
+            stream.is_held_back = False
+            self.app.pause(exchange, False)
+
+    def _write_end(self, exchange: HttpExchange) -> None:
+        """Write the end of an answer in parts, and close if it is the last one."""
+        stream, head = cast(HttpStream, exchange.stream), exchange.head
+        data = self._head_if_missing(exchange, stream) + _chunk(head, stream.take_held())
+        if not head.is_http_1_0 and not exchange.is_broken:
+            data += _LAST_CHUNK
+        self._write_in_parts(data)
+        if exchange.is_broken or _ends_with_answer(head) or (self._listener.is_draining and self.is_quiet):
+            self._transport.close()
+
+    def _write_in_parts(self, data: bytes) -> None:
+        if self._transport.is_closing():
+            return
+        if self._is_writing_paused:
+            self._timers.written_while_paused(len(data))
+        self._transport.write(data)
+
+    def _head_if_missing(self, exchange: HttpExchange, stream: HttpStream) -> bytes:
+        """Return the head of an answer in parts, unless it was written before."""
+        if stream.is_head_written:
+            return b""
+        stream.is_head_written = stream.has_begun = True
+        head = exchange.head
+        assert head.ask is not None and head.ask.framing is not None
+        framing = head.ask.framing
+        lines = [b"HTTP/1.1 200 OK\r\n", self._listener.common_headers(), b"content-type: %b\r\n" % framing.content_type]
+        headers = head.echoed(framing.headers) if REQUEST_ID in head.headers else framing.headers
+        lines += [b"%b: %b\r\n" % header for header in headers]
+        lines.append(b"" if head.is_http_1_0 else b"transfer-encoding: chunked\r\n")
+        lines.append(b"connection: close\r\n\r\n" if _ends_with_answer(head) else b"\r\n")
+        return b"".join(lines)
+
+    def watch_silence(self, exchange: HttpExchange) -> None:
+        """See to it that the client of an answer in parts hears something now and then."""
+        self._loop.call_later(SILENCE_S, self._look_if_silent, exchange)
+
+    def _look_if_silent(self, exchange: HttpExchange) -> None:
+        """Tell a client that has heard nothing for a while that the connection is alive."""
+        stream, ask = exchange.stream, exchange.head.ask
+        if exchange.response is not None or type(stream) is not HttpStream or self._transport.is_closing():
+            return
+        assert ask is not None and ask.framing is not None
+        silent_s = stream.silent_s(monotonic())
+        alive = ask.framing.alive
+        if silent_s >= SILENCE_S and alive and self._streaming is exchange and not self._is_writing_paused:
+            self._write_in_parts(self._head_if_missing(exchange, stream) + _chunk(exchange.head, alive))
+            silent_s = 0.0
+        again_s = SILENCE_S - silent_s
+        self._loop.call_later(again_s if again_s > 0 else SILENCE_S, self._look_if_silent, exchange)
 
     def _start_of(self, response: HttpResponse, head: HttpHead, is_last: bool) -> bytes:
         """Return everything of an answer that comes before its body."""
@@ -482,9 +596,22 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
             return False
         first_owed = (self._queue.given or self._queue.waiting)[0]
-        if is_first and not first_owed.head.is_http_1_0:
+        has_begun = type(first_owed.stream) is HttpStream and first_owed.stream.is_head_written
+        if is_first and not first_owed.head.is_http_1_0 and not has_begun:
             self._transport.write(_CONTINUE)
         return True
+
+
+def _chunk(head: HttpHead, data: bytes) -> bytes:
+    """Return a piece of a body whose length is not known, as the client's version has it."""
+    if head.is_http_1_0 or not data:
+        return data
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def _ends_with_answer(head: HttpHead) -> bool:
+    """Report whether the connection closes after an answer in parts."""
+    return head.is_http_1_0 or not head.keep_alive
 
 
 class _LargeBody(asyncio.BufferedProtocol):

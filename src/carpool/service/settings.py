@@ -12,6 +12,8 @@ from math import inf
 from numbers import Real
 from typing import Any
 
+from carpool.forms import Form
+from carpool.model import Traits
 from carpool.policy import BY_NAME, Policy, Static
 from carpool.worker.place import COUNT_VARIABLE, INDEX_VARIABLE
 
@@ -189,6 +191,26 @@ def check_policy(policy: Policy | str | None) -> None:
             at_least("max_batch_size of the policy", policy.max_batch_size, 1)
         optional_delay("max_queue_delay_s of the policy", policy.max_queue_delay_s)
         optional_finite_seconds("slo_s of the policy", policy.slo_s)
+
+
+def check_parts(
+    traits: Traits, max_batch_size: int | None, max_rows: int | None, allowed_batch_sizes: Any, policy: Any
+) -> None:
+    """Check the settings of a stage against the form of its model. Raises ValueError."""
+    name = traits.name
+    if not traits.in_parts:
+        if max_rows is not None:
+            raise ValueError(f"max_rows is for models that answer in parts, and {name} returns whole answers: leave it out")
+        return
+    if traits.form is Form.STEPS and max_batch_size is None and max_rows is None:
+        raise ValueError(
+            f"{name} is a model of steps: give the stage a max_batch_size, which is how many streams a worker runs at"
+            " a time"
+        )
+    if traits.form is Form.BATCH_GENERATOR and max_rows is not None:
+        raise ValueError(f"max_rows is for steps, and {name} yields for a whole batch: leave it out, max_batch_size is enough")
+    if allowed_batch_sizes is not None:
+        raise ValueError(f"allowed_batch_sizes is for whole batches, and {name} answers in parts: leave it out")
 
 
 def lone_wait_s(policy: Policy) -> float:

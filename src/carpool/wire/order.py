@@ -20,7 +20,7 @@ from carpool.core.running_set import GO_ON
 from carpool.wire import scalars
 from carpool.wire.frame import Frame, FrameError, FrameKind
 from carpool.wire.outcome import Outcome
-from carpool.wire.payload import Buffer, Payload
+from carpool.wire.payload import Buffer, Payload, size_of
 from carpool.wire.scalars import SCALARS
 
 T = TypeVar("T")
@@ -62,6 +62,25 @@ class Joining(NamedTuple):
     parts: Sequence[Payload] = ()
 
 
+class Carried(NamedTuple):
+    """A part whose caller gets something else than what a model needs to go on from there.
+
+    Attributes:
+        part: what the caller gets.
+        kept: the part as the model gave it.
+    """
+
+    part: Payload
+    kept: Payload
+
+
+def size_of_kept(part: object) -> int:
+    """Return how many bytes a part holds while it is kept."""
+    if type(part) is Carried:
+        return size_of(part.part) + size_of(part.kept)
+    return size_of(part)  # type: ignore[arg-type]
+
+
 class Order(msgspec.Struct, array_like=True, frozen=True):
     """What a worker is to do before its next step, besides letting streams join.
 
@@ -73,6 +92,7 @@ class Order(msgspec.Struct, array_like=True, frozen=True):
             `core/running_set.py`.
         buffers: empty if no stream that joins has had parts; else for each of them how many buffers
             its item has, and each of its parts.
+        is_whole: whether it is the last message of an order that is too large for one.
     """
 
     leave: list[int] = []
@@ -80,6 +100,7 @@ class Order(msgspec.Struct, array_like=True, frozen=True):
     resume: list[int] = []
     ask: int = GO_ON
     buffers: list[list[int]] = []
+    is_whole: bool = True
 
 
 class Report(msgspec.Struct, array_like=True, frozen=True):

@@ -1,7 +1,7 @@
 """A worker's life with a model that answers in parts: it steps its running set without being asked.
 
     run                      until no more frames come
-      _receive               what has come, without waiting; it waits only if there is nothing to step
+      link.receive           what has come, without waiting; it waits if there is nothing to step
         StepAnswerer.follow  an order: decode the items of those that join, preprocess, then ...
           Runner.follow      ... stop, start and pause (worker/steps.py)
       StepAnswerer.step      one step, which is ...
@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from carpool.call.invoke import Invoker
 from carpool.call.retry import Failed, Retrier
 from carpool.clock import monotonic
-from carpool.core.running_set import EVERY_STEP, GO_ON, ON_LEAVING
+from carpool.core.running_set import EVERY_STEP, ON_LEAVING
 from carpool.errors import ModelError
 from carpool.faults import WorkerPoints
 from carpool.forms import Form
@@ -32,7 +32,7 @@ from carpool.wire.outcome import Outcome
 from carpool.wire.payload import JSON, MSGPACK, OBJECT, RAW, size_of
 from carpool.worker.answer import BatchAnswerer, ExampleError, as_bytes
 from carpool.worker.generators import BatchGenerators, ItemGenerators
-from carpool.worker.reports import Expired, FailureReports, clear_own_frames, outcome_of
+from carpool.worker.reports import FailureReports, clear_own_frames, outcome_of
 from carpool.worker.steps import Measures, Out, Row, Runner, StepModel
 
 MOST_PART_BYTES = 64 * 2**20
@@ -237,8 +237,9 @@ class StepAnswerer:
     # -- what goes back
 
     async def pack(self, outs: list[Out]) -> Packed:
-        """Return what has come of streams as it is sent; a stream whose part cannot be packed fails,
-        and leaves the set.
+        """Return what has come of streams as it is sent.
+
+        A stream whose part cannot be packed fails, and leaves the set.
         """
         packed = Packed(self._same_process)
         for out in outs:
@@ -291,8 +292,8 @@ class StepAnswerer:
             most: how many may run together.
 
         Raises:
-            ExampleError: the user's code failed for one of them, or one of them or a part of it does
-                not fit the model's type hints.
+            ExampleError: the user's code failed for one of them, or one of them or a part of its
+                answer does not fit the model's type hints.
         """
         examples = self._invoker.traits.examples
         self.batches.check_examples()
@@ -342,11 +343,11 @@ class StepAnswerer:
 async def run(link: StepLink, answerer: StepAnswerer, reports: CallReports, points: WorkerPoints) -> None:
     """Follow orders and make steps until no more frames come."""
     waits = True
-    ask = GO_ON
+    order = _NO_ORDER
     idle_since, waited_s = monotonic(), 0.0
     while True:
         outs: list[Out] = []
-        while waits or await link.has_news():
+        while waits or not order.is_whole or await link.has_news():
             frame = await link.receive()
             if frame is None:
                 await answerer.stop_all()
@@ -358,12 +359,12 @@ async def run(link: StepLink, answerer: StepAnswerer, reports: CallReports, poin
             waits = False
             reports.batch = frame.batch
             order, followed = await answerer.follow(frame)
-            ask = order.ask
             outs += followed
         if answerer.has_running:
             outs += await answerer.step()
         packed = await answerer.pack(outs)
-        waits = not answerer.has_running or ask == EVERY_STEP or (ask == ON_LEAVING and packed.has_ends)
+        stops = order.ask == EVERY_STEP or (order.ask == ON_LEAVING and packed.has_ends)
+        waits = stops or not answerer.has_running
         _send(link, answerer.number, answerer.take_measures(), packed, waits, waited_s)
         if points.after_send is not None:
             points.after_send()
