@@ -60,15 +60,18 @@ def document(services: Sequence[Service], timeout_status: int, max_body_bytes: i
     """
     types: list[Any] = []
     for service in services:
-        types += [service.stages[0].traits.input_type, service.stages[-1].traits.output_type]
+        last = service.stages[-1].traits
+        types += [service.stages[0].traits.input_type, last.output_type, last.part_type]
     found, components = schema.json_schema(types, _COMPONENT + "{name}")
-    found[1::2] = [schema.result_schema(kind, each) for kind, each in zip(types[1::2], found[1::2], strict=True)]
+    for of_results in (slice(1, None, 3), slice(2, None, 3)):
+        results = zip(types[of_results], found[of_results], strict=True)
+        found[of_results] = [schema.result_schema(kind, each) for kind, each in results]
     schemas = _Definitions(components).moved_out_of(found)
     paths: dict[str, Any] = {}
     for i, service in enumerate(services):
-        takes, gives = schemas[2 * i], schemas[2 * i + 1]
+        takes, gives, part = schemas[3 * i : 3 * i + 3]
         for path in [predict_path(service.name), *(["/predict"] if i == 0 else [])]:
-            paths[path] = {"post": _predict(service, path, takes, gives, timeout_status, max_body_bytes)}
+            paths[path] = {"post": _predict(service, path, takes, gives, part, timeout_status, max_body_bytes)}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -133,12 +136,20 @@ class _Definitions:
 
 
 def _predict(
-    service: Service, path: str, takes: dict[str, Any], gives: dict[str, Any], timeout_status: int, max_body_bytes: int
+    service: Service,
+    path: str,
+    takes: dict[str, Any],
+    gives: dict[str, Any],
+    part: dict[str, Any],
+    timeout_status: int,
+    max_body_bytes: int,
 ) -> dict[str, Any]:
     formats = Formats(service.stages[0].traits, service.stages[-1].traits)
     responses: dict[str, Any] = {
         "200": {"description": "The model's answer.", "content": _contents(formats.writable, gives, [])}
     }
+    if service.stages[-1].traits.in_parts:
+        responses["200"]["content"].update(_in_parts(part))
     for status, (_, code) in _ERRORS.items():
         responses[status] = _error(code, retry=status in ("429", "503"))
     responses[str(timeout_status)] = _error("deadline_exceeded")
@@ -152,6 +163,19 @@ def _predict(
             "content": _contents(formats.readable, takes, _examples(service)),
         },
         "responses": dict(sorted(responses.items())),
+    }
+
+
+def _in_parts(part: dict[str, Any]) -> dict[str, Any]:
+    """Return the media types of an answer in parts, with the schema of what each event or line has."""
+    n = {"type": "object", "properties": {"parts": {"type": "integer"}}, "required": ["parts"]}
+    failed = {"$ref": _COMPONENT + "CarpoolError"}
+    lines = [{"type": "object", "properties": {"part": part}, "required": ["part"]}]
+    lines.append({"type": "object", "properties": {"end": n}, "required": ["end"]})
+    events = "`data:` for each part; then `event: end` with how many there were, or `event: error`."
+    return {
+        "text/event-stream": {"schema": {"type": "string", "description": events, "contentSchema": part}},
+        "application/x-ndjson": {"schema": {"oneOf": [*lines, failed]}},
     }
 
 
