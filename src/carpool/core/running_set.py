@@ -27,7 +27,7 @@ class Order(NamedTuple):
         number: 1 for the first order to this worker, and one more for each further one.
         leave: ids of streams to stop; they are out of the next step.
         join: requests to start, or to resume where `stream.kept` is not empty.
-        pause: ids of streams that keep their places and are not stepped, which may just have joined.
+        pause: ids of streams, perhaps just joined, that keep their places and are not stepped.
         resume: ids of those that are stepped again.
         ask: GO_ON, ON_LEAVING or EVERY_STEP.
     """
@@ -106,11 +106,14 @@ class RunningSet:
         is_stopped: whether it waits for an order.
         ask: what the last order asked for.
         resting: how many members it has been told not to step.
+        to_join: requests that the next order tells the worker of.
         to_leave: ids that the next order sends away.
         gone: for each stream that an order sends away, the number of this order, until the worker
             has followed it.
         is_restless: whether pauses have changed since the last order.
-        suspect: the member that runs alone, while the others rest; see `Stepper`.
+        is_clearing: whether all members are to rest, so that a suspect can join.
+        suspect: the member that runs alone on probation, while the others rest.
+        suspected_by: the number of the order by which it joined.
         is_draining: whether no stream may join any more.
         untested: the size that the set has grown to beyond the limit, to see whether it fits; else
             0.
@@ -124,6 +127,7 @@ class RunningSet:
         "given_up",
         "gone",
         "heard",
+        "is_clearing",
         "is_draining",
         "is_restless",
         "is_stopped",
@@ -134,6 +138,8 @@ class RunningSet:
         "seen",
         "size",
         "suspect",
+        "suspected_by",
+        "to_join",
         "to_leave",
         "untested",
         "unwanted_since",
@@ -144,10 +150,12 @@ class RunningSet:
         self.members: dict[int, Request] = {}
         self.size = self.number = self.seen = self.ask = self.resting = self.untested = 0
         self.is_stopped = True
+        self.to_join: list[Request] = []
         self.to_leave: list[int] = []
         self.gone: dict[int, int] = {}
-        self.is_restless = self.is_draining = False
+        self.is_restless = self.is_clearing = self.is_draining = False
         self.suspect: Request | None = None
+        self.suspected_by = 0
         self.heard = -inf
         self.unwanted_since = -inf
         self.given_up = ""
@@ -172,10 +180,33 @@ class RunningSet:
         return not self.is_stopped
 
     @property
+    def is_open(self) -> bool:
+        """Whether streams may join, as far as there is room."""
+        return self.suspect is None and not self.is_draining and not self.given_up
+
+    @property
     def owes_report(self) -> bool:
         """Whether the worker should say something without being told more."""
         return self.seen < self.number or not self.is_stopped
 
     def spare_s(self, now: float) -> float:
-        """Return for how long all may stand still before a part is late; infinity if none is due."""
+        """Return for how long all may stand still before a part is late; infinity for ever."""
         return min([stream_of(request).next_due for request in self.members.values()], default=inf) - now
+
+    def change_rests(self, pause: list[int], resume: list[int]) -> None:
+        """Find out who is to rest from the next order on, and who is to run again.
+
+        A stream rests while its caller does not want parts, or while another one is on probation.
+
+        Args:
+            pause: the ids of those that are to rest and did not are appended here.
+            resume: the same of those that did and are not to.
+        """
+        self.is_restless = False
+        for request in self.members.values():
+            stream = stream_of(request)
+            rests = stream.is_paused if self.suspect is None and not self.is_clearing else request is not self.suspect
+            if rests != stream.is_resting:
+                stream.is_resting = rests
+                self.resting += 1 if rests else -1
+                (pause if rests else resume).append(request.id)

@@ -1,0 +1,66 @@
+"""Paced: newcomers may use the time by which every running part is early, and no more.
+
+Letting a request in stops all that run, for as long as its start takes. Every stream that has had a
+part has a time at which the next one is due: one pace after the first, and one pace more for each
+further part. A set that steps faster than its pace gains spare time at every step, and that is what
+newcomers may use.
+
+    spare = the earliest of these times - now - the step under way
+    join    the longest head of the queue, k = 1, 2, …, for which n + k = 1, or
+            step(n + k) <= 0.9 pace  and  start(of the k lengths) + step(n + k) <= spare
+
+No request starves. Only the head may join; while it waits, each step leaves at least a tenth of the
+pace over (0.9 is what sees to it), so the set gains as much per step. The head, which once fitted
+by the pace of the set, waits no longer than (start(head) + step) / (0.1 pace) steps, unless the set
+is so full that its step would break the pace; then it waits until a stream ends.
+
+Costs are learned with forgetting (`policy/line.py`). There is no other number to choose: a fixed
+chunk of a prompt per step, as elsewhere, is right for one load and wrong for the next one.
+
+Sources: Yu et al., "Orca", OSDI 2022 (requests join and leave at each step); Agrawal et al.,
+"Sarathi-Serve", OSDI 2024 (starting stalls those who run, and how much of it a goal allows for);
+Zhong et al., "DistServe", OSDI 2024 (goodput by a goal to the first part and one between parts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from carpool.policy.steps import SetView, StepPolicy
+from carpool.request import Request
+
+_FULL_PACE: Final = 0.9  # share of the pace that a step may take, so that spare time grows while others wait
+
+
+class Paced(StepPolicy):
+    """Let newcomers use the time by which every running part is early, and no more."""
+
+    def __init__(self, rows: int | None = None, part_slo_s: float | None = None) -> None:
+        super().__init__(rows, part_slo_s)
+        self._rule = ""
+
+    def join(self, now: float, heads: Sequence[Request], running: SetView) -> int:
+        n = running.active
+        start, step = self.start, self.step
+        longest_step_s = _FULL_PACE * self.pace_s
+        spare_s = running.spare_s(now)
+        if running.is_stepping:
+            spare_s -= step.seconds(n)
+        self._rule = "all"
+        joined = length = 0
+        for request in heads:
+            stream = request.stream
+            length += stream.length + stream.parts if stream else 1
+            step_s = step.seconds(n + joined + 1)
+            if n + joined and step_s > longest_step_s:
+                self._rule = "pace"
+                break
+            if n + joined and start.seconds(length) + step_s > spare_s:
+                self._rule = "spare"
+                break
+            joined += 1
+        return joined
+
+    def explain(self, now: float) -> dict[str, Any]:
+        return {**super().explain(now), "rule": self._rule}
