@@ -13,7 +13,9 @@ from carpool.policy.base import Policy
 from carpool.policy.cork import Cork
 from carpool.policy.deadline import Deadline
 from carpool.policy.greedy import Greedy
+from carpool.policy.paced import Paced
 from carpool.policy.static import Static
+from carpool.policy.steps import GreedySteps, StaticSteps, StepPolicy
 
 BY_NAME: dict[str, type[Policy]] = {
     "adaptive": Adaptive,
@@ -25,7 +27,10 @@ BY_NAME: dict[str, type[Policy]] = {
 }
 """The policies that a stage may name. `OneByOne` follows from a stage of single items instead."""
 
-PolicyName = Literal["adaptive", "greedy", "static", "aimd", "cork", "deadline"]
+STEPS_BY_NAME: dict[str, type[StepPolicy]] = {"paced": Paced, "greedy": GreedySteps, "static": StaticSteps}
+"""The policies that a stage may name whose model answers in parts."""
+
+PolicyName = Literal["adaptive", "greedy", "static", "aimd", "cork", "deadline", "paced"]
 """Their names, for type checkers."""
 
 
@@ -61,6 +66,25 @@ def new_policy(
     made.overload = overload
     if made.slo_s is None:
         made.slo_s = slo_s
+    return made
+
+
+def new_step_policy(policy: Policy | str | None, rows: int, *, part_slo_s: float | None = None) -> StepPolicy:
+    """Make a policy for one queue of a stage that answers in parts.
+
+    Args:
+        policy: a template, which is copied, or a name of `STEPS_BY_NAME`; None for Paced.
+        rows: the most streams of a running set, even if the policy's own limit is higher.
+        part_slo_s: how far apart parts should be, unless the policy says so.
+    """
+    if policy is None or isinstance(policy, str):
+        made = STEPS_BY_NAME[policy or "paced"]()
+    else:
+        assert isinstance(policy, StepPolicy), "the stage has checked it"
+        made = copy.deepcopy(policy)
+    limit(made, rows)
+    if made.part_slo_s is None:
+        made.part_slo_s = part_slo_s
     return made
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from carpool.forms import Form
 from carpool.model import Traits
-from carpool.policy import BY_NAME, Policy, Static
+from carpool.policy import BY_NAME, STEPS_BY_NAME, Policy, Static, StaticSteps, StepPolicy
 from carpool.worker.place import COUNT_VARIABLE, INDEX_VARIABLE
 
 LARGEST_PRIORITY = 100
@@ -179,7 +179,7 @@ def check_callable(name: str, value: Any, arguments: str) -> None:
 
 def check_policy(policy: Policy | str | None) -> None:
     """Check a policy or the name of one. Raises ValueError or TypeError."""
-    if isinstance(policy, str) and policy not in BY_NAME:
+    if isinstance(policy, str) and policy not in BY_NAME and policy not in STEPS_BY_NAME:
         known = ", ".join(sorted(BY_NAME))
         raise ValueError(f"there is no policy {policy!r}; choose one of {known}, or give a Policy object")
     if policy is not None and not isinstance(policy, str | Policy):
@@ -199,6 +199,8 @@ def check_parts(
     """Check the settings of a stage against the form of its model. Raises ValueError."""
     name = traits.name
     if not traits.in_parts:
+        if policy == "paced" or isinstance(policy, StepPolicy):
+            raise ValueError(f"{policy!r} is for models that answer in parts, and {name} returns whole answers")
         if max_rows is not None:
             raise ValueError(f"max_rows is for models that answer in parts, and {name} returns whole answers: leave it out")
         return
@@ -209,6 +211,13 @@ def check_parts(
         )
     if traits.form is Form.BATCH_GENERATOR and max_rows is not None:
         raise ValueError(f"max_rows is for steps, and {name} yields for a whole batch: leave it out, max_batch_size is enough")
+    if policy is not None and not isinstance(policy, StepPolicy) and policy not in STEPS_BY_NAME:
+        raise ValueError(
+            f"{name} answers in parts, so its policy must be one of {', '.join(sorted(STEPS_BY_NAME))}, or a StepPolicy"
+            f" object, not {policy!r}"
+        )
+    if traits.form is Form.BATCH_GENERATOR and policy not in (None, "static") and type(policy) is not StaticSteps:
+        raise ValueError(f"no stream can join a batch of {name}, which yields for all of it: leave out policy")
     if allowed_batch_sizes is not None:
         raise ValueError(f"allowed_batch_sizes is for whole batches, and {name} answers in parts: leave it out")
 

@@ -21,7 +21,7 @@ from carpool.model import (
     name_of,
     traits_of,
 )
-from carpool.policy import Adaptive, OneByOne, Policy, PolicyName, new_policy
+from carpool.policy import Adaptive, OneByOne, Policy, PolicyName, StepPolicy, new_policy, new_step_policy
 from carpool.service.settings import (
     at_least,
     check_callable,
@@ -88,7 +88,8 @@ class Stage:
             a whole number of at least 1; 0 counts as 1. It gets the item as the stage does, before
             `preprocess`. It runs in the coordinator, which opens items for nothing else.
         policy: A policy object, or the name of one (docs/policies.md). Defaults to "adaptive",
-            which finds batch size and waiting time by itself.
+            which finds batch size and waiting time by itself. Models that answer in parts have
+            "paced" (the default), "greedy" and "static".
         max_queue_delay_s: The longest time in seconds that a request is held back only to fill a
             batch. None leaves it to the policy.
         max_queue_size: The largest number of requests in the stage's queue.
@@ -202,7 +203,7 @@ class Stage:
     def policy_name(self) -> str:
         """The policy's name, as people read it."""
         if self.traits.in_parts:
-            return type(self.new_policy()).__name__.lower()
+            return self.policy if isinstance(self.policy, str) else type(self.new_step_policy()).__name__.lower()
         if self.max_batch_size is None:
             return "one by one"
         if isinstance(self.policy, str):
@@ -227,6 +228,15 @@ class Stage:
             slo_s=slo_s,
         )
 
+
+    def new_step_policy(self, part_slo_s: float | None = None) -> StepPolicy:
+        """Make a policy for one run of a stage that answers in parts.
+
+        Args:
+            part_slo_s: How far apart the parts of an answer should be, in seconds.
+        """
+        policy = "static" if self.traits.form is Form.BATCH_GENERATOR else self.policy
+        return new_step_policy(policy, self.rows, part_slo_s=part_slo_s)
 
     @property
     def rows(self) -> int:
