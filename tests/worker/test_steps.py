@@ -88,7 +88,7 @@ class World:
     def order(self, *join: int, takes: int = wire.PARTS, **order: Any) -> None:
         """Follow an order; the items of those that join are their ids."""
         rows = [Row(x, x, 0, takes) for x in join]
-        self.hear(run_now(self.runner.follow(wire.Order(**order), rows)))
+        self.hear(run_now(self.runner.follow(wire.OrderHead(**order), rows)))
 
     def step(self, n: int = 1) -> None:
         for _ in range(n):

@@ -165,9 +165,7 @@ class ThreadParts(Iterator[Any]):
         handle: of the service; kept until the end, since it would close if it were collected.
     """
 
-    def __init__(
-        self, thread: LoopThread, driver: Driver, request: Request, silence_s: float, handle: object
-    ) -> None:
+    def __init__(self, thread: LoopThread, driver: Driver, request: Request, silence_s: float, handle: object) -> None:
         self._handle = handle
         self._thread = thread
         self._driver = driver

@@ -48,7 +48,7 @@ class StepPool(WorkerPool):
     def send(self, order: Order) -> None:
         """Send an order to its worker."""
         joining = [_joining(request) for request in order.join]
-        head = wire.Order(list(order.leave), list(order.pause), list(order.resume), order.ask)
+        head = wire.OrderHead(list(order.leave), list(order.pause), list(order.resume), order.ask)
         sent = self._sent.setdefault(order.place, deque())
         sent.append(_Sent(order.number, [each.id for each in joining], sum(_length(request) for request in order.join)))
         worker = self._workers[order.place]
@@ -63,7 +63,7 @@ class StepPool(WorkerPool):
         if self._after_dispatch is not None:
             self._after_dispatch()
 
-    def _send_in_pieces(self, order: Order, head: wire.Order, joining: list[wire.Joining]) -> None:
+    def _send_in_pieces(self, order: Order, head: wire.OrderHead, joining: list[wire.Joining]) -> None:
         """Send an order that is too large for one message as several with one number.
 
         A stream whose item is too large by itself fails; the others do not, nor does the worker.
@@ -72,7 +72,7 @@ class StepPool(WorkerPool):
         failed: list[Part] = []
         for each in joining:
             try:
-                worker.send(wire.order_frame(order.number, wire.Order(is_whole=False), [each]))
+                worker.send(wire.order_frame(order.number, wire.OrderHead(is_whole=False), [each]))
             except FrameError as error:
                 text = f"the item cannot be sent to stage {self.name}: {error}"
                 failed.append(Part(each.id, error=ModelError(text, code="too_large")))
@@ -139,7 +139,7 @@ class StepPool(WorkerPool):
         sent = self._sent.get(place, ())
         length = 0
         while sent and sent[0].number <= seen:
-            length += sent.popleft().length  # type: ignore[union-attr]
+            length += sent.popleft().length
         return length
 
     def _heard_too_late(self, place: int, frame: Frame) -> None:
@@ -203,6 +203,6 @@ def _unpacked(payload: Payload, request: Request | None) -> object:
     if request is not None and request.state == RUNNING and request.accept == OBJECT:
         raise FrameError("a response to a caller that speaks no HTTP")
     try:
-        return unpack_response(payload)  # type: ignore[arg-type]
+        return unpack_response(payload)
     except ValueError as error:
         raise FrameError(str(error)) from error

@@ -66,6 +66,7 @@ class HttpExchange(Exchange):
     __slots__ = ("connection", "is_broken", "response")
 
     head: HttpHead
+    is_broken: bool
 
     def __init__(self, connection: Connection, head: HttpHead, body: bytes | bytearray = b"") -> None:
         Request.__init__(self, body, inf, None, len(body))  # as `Exchange` does, but one call less
@@ -456,9 +457,9 @@ class Connection(asyncio.Protocol):
                 stream.is_held_back = True
                 self.app.pause(exchange, True)
         elif stream.is_head_written and not exchange.head.is_http_1_0:
-            self._write_in_parts(b"%x\r\n%b\r\n" % (len(data), data))
+            self._write_in_parts(exchange, b"%x\r\n%b\r\n" % (len(data), data))
         else:
-            self._write_in_parts(self._head_if_missing(exchange, stream) + _chunk(exchange.head, data))
+            self._write_in_parts(exchange, self._head_if_missing(exchange, stream) + _chunk(exchange.head, data))
 
     def end_parts(self, exchange: HttpExchange, data: bytes, is_whole: bool) -> None:
         """End an answer in parts, in its turn."""
@@ -474,7 +475,9 @@ class Connection(asyncio.Protocol):
         stream = exchange.stream
         if type(stream) is not HttpStream or not stream.held:
             return
-        self._write_in_parts(self._head_if_missing(exchange, stream) + _chunk(exchange.head, stream.take_held()))
+        self._write_in_parts(
+            exchange, self._head_if_missing(exchange, stream) + _chunk(exchange.head, stream.take_held())
+        )
         if stream.is_held_back and not self._is_writing_paused:
             stream.is_held_back = False
             self.app.pause(exchange, False)
@@ -485,15 +488,16 @@ class Connection(asyncio.Protocol):
         data = self._head_if_missing(exchange, stream) + _chunk(head, stream.take_held())
         if not head.is_http_1_0 and not exchange.is_broken:
             data += _LAST_CHUNK
-        self._write_in_parts(data)
+        self._write_in_parts(exchange, data)
         if exchange.is_broken or _ends_with_answer(head) or (self._listener.is_draining and self.is_quiet):
             self._transport.close()
 
-    def _write_in_parts(self, data: bytes) -> None:
+    def _write_in_parts(self, exchange: HttpExchange, data: bytes) -> None:
         if self._transport.is_closing():
             return
         if self._is_writing_paused:
             self._timers.written_while_paused(len(data))
+            self.app.pause(exchange, True)  # its turn has come while the client was slow already
         self._transport.write(data)
 
     def _head_if_missing(self, exchange: HttpExchange, stream: HttpStream) -> bytes:
@@ -504,7 +508,11 @@ class Connection(asyncio.Protocol):
         head = exchange.head
         assert head.ask is not None and head.ask.framing is not None
         framing = head.ask.framing
-        lines = [b"HTTP/1.1 200 OK\r\n", self._listener.common_headers(), b"content-type: %b\r\n" % framing.content_type]
+        lines = [
+            b"HTTP/1.1 200 OK\r\n",
+            self._listener.common_headers(),
+            b"content-type: %b\r\n" % framing.content_type,
+        ]
         headers = head.echoed(framing.headers) if REQUEST_ID in head.headers else framing.headers
         lines += [b"%b: %b\r\n" % header for header in headers]
         lines.append(b"" if head.is_http_1_0 else b"transfer-encoding: chunked\r\n")
@@ -524,7 +532,7 @@ class Connection(asyncio.Protocol):
         silent_s = stream.silent_s(monotonic())
         alive = ask.framing.alive
         if silent_s >= SILENCE_S and alive and self._streaming is exchange and not self._is_writing_paused:
-            self._write_in_parts(self._head_if_missing(exchange, stream) + _chunk(exchange.head, alive))
+            self._write_in_parts(exchange, self._head_if_missing(exchange, stream) + _chunk(exchange.head, alive))
             silent_s = 0.0
         again_s = SILENCE_S - silent_s
         self._loop.call_later(again_s if again_s > 0 else SILENCE_S, self._look_if_silent, exchange)

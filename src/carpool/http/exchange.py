@@ -69,13 +69,15 @@ class Asked(Protocol):
         name: of the service.
         driver: takes the requests; None while the service is not running.
         weigher: weighs the items; None if each counts for one.
-        service: the declaration of the service.
     """
 
-    service: Declaration
     name: str
     driver: Driver | None
     weigher: Weigher | None
+
+    @property
+    def service(self) -> Declaration:
+        """The declaration of the service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +214,6 @@ class Exchange(Request):
             self.respond(HttpResponse(result.status, result.body, content_type, result.headers))
         else:
             self.respond(HttpResponse(200, result, ask.content_type))  # type: ignore[arg-type]
-
 
     def _tell_end(self, ask: Ask, framing: Framing) -> None:
         """End an answer in parts; one of a model that returns whole answers is a single part."""

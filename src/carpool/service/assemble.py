@@ -117,7 +117,7 @@ def _stepper(service: Declaration, stage: Stage) -> Stepper:
         max_batch_time_s=stage.max_batch_time_s or inf,
         patience_s=service.timeout_s / _HANG_SHARE,
         idempotent=stage.idempotent,
-        measure=size_of_kept,  # type: ignore[arg-type]
+        measure=size_of_kept,
     )
 
 

@@ -67,12 +67,11 @@ class Declaration:
     ) -> None:
         declared = tuple(as_stage(stage) for stage in stages)
         check_chain(declared)
-        for name_of_setting, value in (("part_slo_s", part_slo_s), ("max_stream_s", max_stream_s)):
-            if value is not None and not declared[-1].traits.in_parts:
-                raise ValueError(
-                    f"{name_of_setting} is for models that answer in parts, and {declared[-1].name} returns whole"
-                    " answers: leave it out"
-                )
+        if not declared[-1].traits.in_parts:
+            for setting, limit_s in (("part_slo_s", part_slo_s), ("max_stream_s", max_stream_s)):
+                if limit_s is not None:
+                    text = f"is for models that answer in parts, and {declared[-1].name} returns whole answers"
+                    raise ValueError(f"{setting} {text}: leave it out")
         check_overload(overload)
         if max_parallel_starts is not None:
             max_parallel_starts = at_least("max_parallel_starts", max_parallel_starts, 1)

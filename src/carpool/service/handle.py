@@ -308,9 +308,7 @@ class AsyncHandle:
             request.lane = Lane(valid_priority(priority), None, 0)
         return request
 
-    def new_stream(
-        self, x: Any, timeout_s: float | None, priority: int, *, is_told_both: bool = False
-    ) -> Request:
+    def new_stream(self, x: Any, timeout_s: float | None, priority: int, *, is_told_both: bool = False) -> Request:
         """Make a request of an item, of which the caller takes the answer in parts.
 
         Args:

@@ -202,7 +202,9 @@ def check_parts(
         if policy == "paced" or isinstance(policy, StepPolicy):
             raise ValueError(f"{policy!r} is for models that answer in parts, and {name} returns whole answers")
         if max_rows is not None:
-            raise ValueError(f"max_rows is for models that answer in parts, and {name} returns whole answers: leave it out")
+            raise ValueError(
+                f"max_rows is for models that answer in parts, and {name} returns whole answers: leave it out"
+            )
         return
     if traits.form is Form.STEPS and max_batch_size is None and max_rows is None:
         raise ValueError(
@@ -210,7 +212,9 @@ def check_parts(
             " a time"
         )
     if traits.form is Form.BATCH_GENERATOR and max_rows is not None:
-        raise ValueError(f"max_rows is for steps, and {name} yields for a whole batch: leave it out, max_batch_size is enough")
+        raise ValueError(
+            f"max_rows is for steps, and {name} yields for a whole batch: leave it out, max_batch_size is enough"
+        )
     if policy is not None and not isinstance(policy, StepPolicy) and policy not in STEPS_BY_NAME:
         raise ValueError(
             f"{name} answers in parts, so its policy must be one of {', '.join(sorted(STEPS_BY_NAME))}, or a StepPolicy"

@@ -228,7 +228,6 @@ class Stage:
             slo_s=slo_s,
         )
 
-
     def new_step_policy(self, part_slo_s: float | None = None) -> StepPolicy:
         """Make a policy for one run of a stage that answers in parts.
 

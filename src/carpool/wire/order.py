@@ -31,7 +31,6 @@ LAST: Final = 32  # a part, or the whole answer of a caller that takes no parts;
 END: Final = 33  # nothing more comes
 BACK: Final = 34  # the stream has lost its place for lack of memory, and is to join again
 
-_FAILURES = frozenset(Outcome) - {Outcome.OK, Outcome.RESPONSE}
 _KINDS = frozenset({MORE, LAST, END, BACK, *Outcome})
 # What the caller of a stream takes, in the high bits of `accepts`.
 WHOLE: Final = 0x00  # the whole answer, once it is there
@@ -81,7 +80,7 @@ def size_of_kept(part: object) -> int:
     return size_of(part)  # type: ignore[arg-type]
 
 
-class Order(msgspec.Struct, array_like=True, frozen=True):
+class OrderHead(msgspec.Struct, array_like=True, frozen=True):
     """What a worker is to do before its next step, besides letting streams join.
 
     Attributes:
@@ -103,7 +102,7 @@ class Order(msgspec.Struct, array_like=True, frozen=True):
     is_whole: bool = True
 
 
-class Report(msgspec.Struct, array_like=True, frozen=True):
+class ReportHead(msgspec.Struct, array_like=True, frozen=True):
     """What a worker has done since its last report.
 
     Attributes:
@@ -126,11 +125,11 @@ class Report(msgspec.Struct, array_like=True, frozen=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_order = msgspec.msgpack.Decoder(Order).decode
-_decode_report = msgspec.msgpack.Decoder(Report).decode
+_decode_order = msgspec.msgpack.Decoder(OrderHead).decode
+_decode_report = msgspec.msgpack.Decoder(ReportHead).decode
 
 
-def order_frame(number: int, order: Order, joining: Sequence[Joining]) -> Frame:
+def order_frame(number: int, order: OrderHead, joining: Sequence[Joining]) -> Frame:
     """Return an order as a frame. Its `buffers` are filled in.
 
     Args:
@@ -154,7 +153,7 @@ def order_frame(number: int, order: Order, joining: Sequence[Joining]) -> Frame:
     )
 
 
-def read_order(frame: Frame) -> tuple[Order, list[Joining]]:
+def read_order(frame: Frame) -> tuple[OrderHead, list[Joining]]:
     """Return what an order says, and the streams that join.
 
     Raises:
@@ -179,7 +178,7 @@ def read_order(frame: Frame) -> tuple[Order, list[Joining]]:
 
 
 def parts_frame(
-    number: int, report: Report, ids: Sequence[int], kinds: Sequence[int], payloads: Sequence[Payload]
+    number: int, report: ReportHead, ids: Sequence[int], kinds: Sequence[int], payloads: Sequence[Payload]
 ) -> Frame:
     """Return a report as a frame.
 
@@ -200,7 +199,7 @@ def with_kept(part: Payload, kept: Payload) -> tuple[list[Buffer], int]:
     return [*buffers, *_buffers(kept)], len(buffers)
 
 
-def read_report(frame: Frame) -> Report:
+def read_report(frame: Frame) -> ReportHead:
     """Return what the first item of a PARTS frame says, once the whole frame has been checked.
 
     Raises:
@@ -232,11 +231,6 @@ def split_kept(payload: Payload, n: int) -> tuple[Payload, Payload]:
     return part, kept
 
 
-def is_failure(kind: int) -> bool:
-    """Report whether a byte of a PARTS frame says that a stream has failed."""
-    return kind in _FAILURES
-
-
 def _head(frame: Frame, kind: FrameKind, decode: Callable[[Any], T]) -> T:
     """Return the first item of a frame. Raises FrameError."""
     if frame.kind != kind or not frame.payloads or frame.ids[0] != 0:
@@ -250,7 +244,7 @@ def _head(frame: Frame, kind: FrameKind, decode: Callable[[Any], T]) -> T:
 def _buffers(payload: Payload) -> list[Buffer]:
     if type(payload) is list:
         return payload
-    return [scalars.pack(payload) if type(payload) in SCALARS else payload]  # type: ignore[arg-type, list-item]
+    return [scalars.pack(payload) if type(payload) in SCALARS else payload]  # type: ignore[list-item]
 
 
 def _apart(payload: Payload, counts: Sequence[int]) -> list[Payload]:

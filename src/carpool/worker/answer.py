@@ -229,7 +229,7 @@ class BatchAnswerer:
         return reply
 
     async def decode(self, frame: Frame) -> list[Any]:
-        """Return the values of items, with `Failed` for those that cannot be read or have expired."""
+        """Return the values of items, with `Failed` for those that cannot be read or are late."""
         now = monotonic()
         values = self._decode_alike(frame, now)
         return await self._decode_each(frame, now, inf) if values is None else list(values)

@@ -35,7 +35,7 @@ class ItemGenerators:
         return [self._predict(x) for x in xs]
 
     async def step(self, generators: list[Any]) -> list[Any]:
-        """Return what each of them yields next; the exception that it raises stands in its place."""
+        """Return what each of them yields next, or the exception that it raises."""
         return [await self._next(generator) for generator in generators]
 
     async def stop(self, generator: Any) -> None:

@@ -39,7 +39,7 @@ MOST_PART_BYTES = 64 * 2**20
 """The most bytes of one part, so that a frame can hold those of some streams."""
 
 _WARM_UP_S = 2.0  # once the examples have run this long, they are stopped: some answers have no end
-_NO_ORDER = wire.Order()
+_NO_ORDER = wire.OrderHead()
 
 
 class StepLink(Protocol):
@@ -125,7 +125,7 @@ class Packed:
         """
         buffers = self.buffers if any(self.buffers) else []
         started, stepped = (measures.started, measures.start_s), (measures.stepped, measures.step_s)
-        report = wire.Report(stopped, *started, *stepped, buffers)
+        report = wire.ReportHead(stopped, *started, *stepped, buffers)
         frame = wire.parts_frame(number, report, self.ids, self.kinds, self.payloads)
         frame.causes = self.failures.causes
         return frame
@@ -185,7 +185,7 @@ class StepAnswerer:
         """Whether there is a stream to step."""
         return self._runner.has_running
 
-    async def follow(self, frame: Frame) -> tuple[wire.Order, list[Out]]:
+    async def follow(self, frame: Frame) -> tuple[wire.OrderHead, list[Out]]:
         """Follow an order; return it, and what has come of the streams that join."""
         order, joining = wire.read_order(frame)
         self.number = frame.batch

@@ -159,7 +159,7 @@ class Runner:
 
     # -- between two steps
 
-    async def follow(self, order: wire.Order, joining: list[Row]) -> list[Out]:
+    async def follow(self, order: wire.OrderHead, joining: list[Row]) -> list[Out]:
         """Do what an order says, and return what has come of the streams that join."""
         began = self._begin_boundary()
         for id in order.leave:
