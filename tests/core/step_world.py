@@ -236,6 +236,7 @@ class StepWorld:
 
     def misreport(self, pick: int) -> None:
         """A worker names a stream that it never had, or an order that was not sent: nothing is done."""
+        self.poll()
         if not self.workers:
             return
         worker = self.workers[list(self.workers)[pick % len(self.workers)]]
@@ -286,11 +287,11 @@ class StepWorld:
             request.tell_part(part)
         for request in todo.answer:
             request.tell()
+        self.check_after_poll(todo.wake_at)
         for stage, place in todo.kill:
             assert stage == 0
             self.worker_lost(list(self.workers).index(place), unsent=False)
-        self.check_after_poll()
-        return todo.wake_at
+        return self.now if todo.kill else todo.wake_at
 
     def _listener(self, request: Request) -> Listener:
         assert isinstance(request.item, Listener)
@@ -322,7 +323,7 @@ class StepWorld:
             assert listener.heard == list(range(len(listener.heard)))
             assert listener.ends <= 1 and not (listener.ends and listener.cancelled_at < inf)
 
-    def check_after_poll(self) -> None:
+    def check_after_poll(self, wake_at: float) -> None:
         """Every order that was due is out: a worker which follows all of its orders steps whom it should."""
         for place, worker in self.workers.items():
             running = self.stepper.sets[place]
@@ -344,7 +345,7 @@ class StepWorld:
             if listener.ends and request.error is None:
                 assert request.result == (None if not listener.collected else request.result)
             if request.state in (QUEUED, RUNNING):
-                assert self.now < request.deadline
+                assert self.now < request.deadline or wake_at <= self.now  # let in from the door too late
                 if not stream_of(request).is_paused:
                     assert request.deadline <= listener.own_until
             elif listener.cancelled_at == inf:
