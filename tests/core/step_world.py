@@ -15,8 +15,8 @@ import pytest
 
 from carpool.core.journal import Journal
 from carpool.core.pipeline import Pipeline
-from carpool.core.queue import Queue
 from carpool.core.quarantine import MOST_LOSSES
+from carpool.core.queue import Queue
 from carpool.core.running_set import Part, Report, stream_of
 from carpool.core.stepper import Stepper
 from carpool.errors import DeadlineExceeded, Unavailable
