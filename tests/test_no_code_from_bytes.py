@@ -46,8 +46,8 @@ READ_PAYLOADS = {
     "carpool.drive.callers",
     "carpool.wire.outcome",
 }
-"""Who reads what `payload.dump` made: workers, of items and of parts from which an answer goes on, `size=`, and Python callers, of results and, when they ask for it, of an
-error's `__cause__`. Nobody under `http`."""
+"""Who reads what `payload.dump` made: workers, of items and of parts from which an answer goes on, `size=`, and Python
+callers, of results and, when they ask for it, of an error's `__cause__`. Nobody under `http`."""
 
 DANGEROUS_MODULES = frozenset(
     {"marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "jsonpickle", "msgpack_numpy", "torch", "codeop"}

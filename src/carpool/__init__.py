@@ -49,6 +49,7 @@ __all__ = [
     "Greedy",
     "HTTPError",
     "HTTPRequest",
+    "Last",
     "InvalidRequest",
     "Lock",
     "Model",

@@ -79,7 +79,7 @@ def check_is_one_form(owner: type, name: str) -> None:
 
 
 def yielded_type(returns: Any) -> Any:
-    """Return what a generator yields by its hint, such as `A` of `Iterator[A]`; `Any` without one."""
+    """Return what a generator yields by its hint: `A` of `Iterator[A]`, `Any` without one."""
     if typing.get_origin(returns) in _YIELDS and (args := typing.get_args(returns)):
         return args[0]
     return Any

@@ -9,9 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
+from carpool.clock import VirtualClock
+from carpool.core.pipeline import Pipeline
+from carpool.core.queue import Queue
 from carpool.core.running_set import EVERY_STEP, ON_LEAVING, Order, Part, Report, stream_of
-from carpool.request import Request
+from carpool.core.stepper import Stepper
+from carpool.drive.virtual import VirtualDriver
+from carpool.drive.virtual_steps import Answer, StepCosts
+from carpool.policy.steps import GreedySteps, StepPolicy
+from carpool.request import Request, Stream
 
 
 @dataclass(eq=False)
@@ -101,3 +109,55 @@ def end_of(state: State) -> Part:
     """An end without a part."""
     value = state.made if stream_of(state.request).is_collected else None
     return Part(state.request.id, value, last=True)
+
+
+class Reader:
+    """A caller that notes its parts with the times at which they came."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock = clock
+        self.parts: list[object] = []
+        self.times: list[float] = []
+        self.ended = -1.0
+
+    def take_part(self, request: Request, part: object) -> None:
+        self.parts.append(part)
+        self.times.append(self.clock.now)
+
+    def answered(self, request: Request) -> None:
+        assert self.ended < 0
+        self.ended = self.clock.now
+
+
+def stepper(
+    rows: int = 4, *, policy: StepPolicy | None = None, max_size: float = inf, name: str = "steps", **settings: Any
+) -> Stepper:
+    """One stage of steps; greedy, if nothing else is said."""
+    return Stepper(name, policy or GreedySteps(rows), Queue(max_size), rows=rows, **settings)
+
+
+def drive(
+    stage: Stepper,
+    *,
+    start_s: Callable[[int], float] = lambda length: 0.0,
+    step_s: Callable[[int], float] = lambda n: 1.0,
+    answer: Answer = range,
+    workers: int = 1,
+    **settings: Any,
+) -> VirtualDriver:
+    """A service of this stage alone, in virtual time; an item is how many parts its answer has, 0, 1, 2, …"""
+    pipeline = Pipeline([stage], **settings)
+    return VirtualDriver(pipeline, [], [workers], steps=StepCosts(start_s, step_s, answer))
+
+
+def ask(driver: VirtualDriver, item: Any, when: float = 0.0, *, collected: bool = False, **settings: Any) -> Request:
+    """One caller that comes at a time; `timeout_s` is its own, and bounds the whole."""
+    until = when + settings.get("timeout_s", inf)
+    stream = Stream(settings.pop("length", 1), collected, until)
+    return driver.arrive(when, item, stream=stream, caller=Reader(driver.clock), **settings)
+
+
+def reader(request: Request) -> Reader:
+    """Who has asked."""
+    assert isinstance(request.caller, Reader)
+    return request.caller

@@ -167,7 +167,7 @@ def _predict(
 
 
 def _in_parts(part: dict[str, Any]) -> dict[str, Any]:
-    """Return the media types of an answer in parts, with the schema of what each event or line has."""
+    """Return the media types of an answer in parts, with the schemas of what they have."""
     n = {"type": "object", "properties": {"parts": {"type": "integer"}}, "required": ["parts"]}
     failed = {"$ref": _COMPONENT + "CarpoolError"}
     lines = [{"type": "object", "properties": {"part": part}, "required": ["part"]}]

@@ -3,7 +3,8 @@
     header   magic "cpl", version, kind of frame, kind of block, number of items, number of buffers,
              batch id, length of the body, two times (48 bytes, little endian)
     table    ids u64; formats u8; lengths of the buffers u32; in a batch or an order deadlines f64
-             and accepts u8; and, unless each item has exactly one buffer, how many buffers each has u32
+             and accepts u8; and, unless each item has exactly one buffer, how many buffers each
+             has u32
     body     the buffers, one after the other
 
 Items that are arrays of one shape and dtype form a block of two buffers, which are their common
