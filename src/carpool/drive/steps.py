@@ -118,13 +118,13 @@ class StepPool(WorkerPool):
                 value: Any = payload
                 if report.buffers and report.buffers[i - 1]:
                     value = wire.Carried(*wire.split_kept(payload, report.buffers[i - 1]))
-                parts.append(_part(id, kind, value, members.get(id)))
+                _add(parts, _part(id, kind, value, members.get(id)))
             elif kind == wire.END:
-                parts.append(Part(id, last=True))
+                _add(parts, Part(id, last=True))
             elif kind == Outcome.RESPONSE:
-                parts.append(Part(id, _unpacked(payload, members.get(id)), last=True))
+                _add(parts, Part(id, _unpacked(payload, members.get(id)), last=True))
             else:
-                parts.append(Part(id, error=outcome.unpack_error(kind, payload, causes.get(i))))
+                _add(parts, Part(id, error=outcome.unpack_error(kind, payload, causes.get(i))))
         if report.stepped or report.started:
             self.roster.finished_batch()
         length = self._length_started(place, frame.batch)
@@ -185,6 +185,14 @@ def _joining(request: Request) -> wire.Joining:
 
 def _length(request: Request) -> int:
     return 1 if request.stream is None else request.stream.length
+
+
+def _add(parts: list[Part], part: Part) -> None:
+    """Add what a worker says of a stream; an end behind a part of the same step is one with it."""
+    if parts and parts[-1].id == part.id and part.value is None:
+        parts[-1] = part._replace(value=parts[-1].value)
+    else:
+        parts.append(part)
 
 
 def _part(id: int, kind: int, value: Any, request: Request | None) -> Part:
