@@ -96,7 +96,7 @@ def test_a_stream_is_used_once_and_as_a_block() -> None:
     """What is forgotten is told: to enter the block, and that a stream has been used."""
     with Service(Stage(Once, run_in="thread")).run() as s:
         stream = s.predict_stream(2)
-        with pytest.raises(RuntimeError, match="use it as a block: `with s.predict_stream"):
+        with pytest.raises(RuntimeError, match="use it as a block: `with"):
             next(stream)
         with stream as parts:
             assert list(parts) == [1, 2]

@@ -350,7 +350,7 @@ def test_settings_that_do_not_fit_the_form_are_refused(model: Any, settings: dic
 def test_only_the_last_stage_answers_in_parts() -> None:
     """A stage that yields must be the last, and the text says where else to put what follows it."""
     with pytest.raises(
-        ValueError, match="stage yields answers in parts, so it must be the last.*postprocess of yields"
+        ValueError, match=r"stage yields answers in parts, so it must be the last.*postprocess of yields"
     ):
         Service(Stage(yields), identity)
 

@@ -66,8 +66,8 @@ class AsgiExchange(Exchange):
 
     Attributes:
         app: answers it.
-        response: the answer; of an answer in parts None, once its first part is there.
-        news: set when there is more of an answer in parts.
+        response: the answer, unless it is one in parts.
+        news: set when there is more of an answer in parts, or an ordinary response.
         has_ended: whether all of its parts are there.
         is_broken: whether it is broken off.
     """
@@ -77,12 +77,19 @@ class AsgiExchange(Exchange):
     def __init__(self, app: ServedApp, head: Head, body: bytes | bytearray) -> None:
         super().__init__(head, body)
         self.app = app
-        self.response: asyncio.Future[HttpResponse | None] = asyncio.get_running_loop().create_future()
+        self.response: asyncio.Future[HttpResponse] = asyncio.get_running_loop().create_future()
         self.has_ended = self.is_broken = False
+
+    @property
+    def ordinary(self) -> HttpResponse | None:
+        """The response, once there is one that is not in parts."""
+        return self.response.result() if self.response.done() else None
 
     def respond(self, response: HttpResponse) -> None:
         if not self.response.done():
             self.response.set_result(response)
+            if self.stream is not None:
+                self.news.set()
 
     def watch_silence(self) -> None:
         self.news = asyncio.Event()
@@ -92,17 +99,12 @@ class AsgiExchange(Exchange):
         if stream.hold(data):
             stream.is_held_back = True
             self.app.pause(self, True)
-        self._begin()
+        self.news.set()
 
     def end_parts(self, data: bytes, *, is_whole: bool) -> None:
         cast(HttpStream, self.stream).hold(data)
         self.has_ended, self.is_broken = True, not is_whole
-        self._begin()
-
-    def _begin(self) -> None:
         self.news.set()
-        if not self.response.done():
-            self.response.set_result(None)
 
 
 def lifespan(*apps: ServedApp) -> Callable[[Any], AbstractAsyncContextManager[None]]:
@@ -232,7 +234,7 @@ async def _answer_in_parts(exchange: AsgiExchange, receive: Receive, send: Send)
     finally:
         leaving.cancel()
         sending.cancel()
-        if not exchange.has_ended:
+        if not exchange.has_ended and exchange.ordinary is None:
             exchange.app.cancel(exchange)
 
 
@@ -245,17 +247,15 @@ async def _send_parts(exchange: AsgiExchange, send: Send) -> tuple[HttpResponse 
     framing = ask.framing
     try:
         while True:
-            if not (stream.held or exchange.has_ended or exchange.response.done()):
-                await _wait_for_part(exchange, stream, framing.alive)
-            if exchange.response.done() and exchange.response.result() is not None:
-                return exchange.response.result(), None
+            await _wait_for_part(exchange, stream, framing.alive)
+            if exchange.ordinary is not None:
+                return exchange.ordinary, None
             if not stream.is_head_written:
                 stream.is_head_written = stream.has_begun = True
                 headers = [(b"content-type", framing.content_type), (b"x-content-type-options", b"nosniff")]
                 headers += exchange.head.echoed(framing.headers)
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
             has_ended, is_broken = exchange.has_ended, exchange.is_broken
-            exchange.news.clear()
             body = stream.take_held()
             if is_broken:
                 return None, BrokenAnswer("the answer broke off after some of its parts were sent")
@@ -275,20 +275,13 @@ async def _wait_for_part(exchange: AsgiExchange, stream: HttpStream, alive: byte
     """Wait for a part, the end or an ordinary response; tell a client of a long silence that the
     connection is alive.
     """
-    while not exchange.response.done() or not (stream.held or exchange.has_ended):
-        waits_for: list[asyncio.Future[Any]] = [asyncio.ensure_future(exchange.news.wait())]
-        if not exchange.response.done():
-            waits_for.append(exchange.response)
+    while not (stream.held or exchange.has_ended or exchange.ordinary):
+        exchange.news.clear()
         try:
-            done, _ = await asyncio.wait(waits_for, timeout=SILENCE_S, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            waits_for[0].cancel()
-        if done:
-            return
-        if alive:
-            stream.hold(alive)
-            if not exchange.response.done():
-                exchange.response.set_result(None)
+            await asyncio.wait_for(exchange.news.wait(), SILENCE_S)
+        except TimeoutError:
+            if alive:
+                stream.hold(alive)
 
 
 class BrokenAnswer(Exception):

@@ -141,7 +141,7 @@ def order_frame(number: int, order: OrderHead, joining: Sequence[Joining]) -> Fr
     if any(each.parts for each in joining):
         in_buffers = [[_buffers(payload) for payload in (each.item, *each.parts)] for each in joining]
         order = msgspec.structs.replace(order, buffers=[[len(part) for part in parts] for parts in in_buffers])
-        payloads = [sum(parts, []) for parts in in_buffers]
+        payloads = [[buffer for part in parts for buffer in part] for parts in in_buffers]
     return Frame(
         FrameKind.ORDER,
         number,
