@@ -89,7 +89,9 @@ def steps_of(way: Way) -> Any:
 
 def generators_of(way: Way) -> Any:
     model = YieldingLater if way.run_in == "loop" else Yielding
-    return way.other("generators", lambda: way.service(model, "generators", policy="greedy", max_batch_size=None, max_rows=3))
+    return way.other(
+        "generators", lambda: way.service(model, "generators", policy="greedy", max_batch_size=None, max_rows=3)
+    )
 
 
 def one_of_three_streams(door: Any, item: Any) -> Told:
