@@ -1,8 +1,9 @@
-"""Answers that come in parts: a generator, and a small decoder with a KV cache whose streams share every step.
+"""Answers in parts: a generator, and a small decoder with a KV cache whose streams share each step.
 
-python -m examples.streaming            eight threads each read a stream; every token is compared with the prompt alone
+python -m examples.streaming    eight threads read streams, and each is compared with itself alone
 carpool serve examples.streaming:service
-curl -N -d '{"prompt": [3, 1, 4], "max_tokens": 8}' -H 'Accept: text/event-stream' localhost:8000/predict
+curl -N localhost:8000/predict -d '{"prompt": [3, 1, 4], "max_tokens": 8}' \\
+    -H 'Accept: text/event-stream'
 """
 
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ class Prompt(msgspec.Struct):
 
 @dataclass
 class Sequence:
-    """The state of one stream: its row of the cache, the token that comes next, how many are left."""
+    """The state of one stream: its row of the cache, its last token, how many are left."""
 
     row: int
     last: int
@@ -44,10 +45,9 @@ class Sequence:
 
 @dataclass
 class Decoder:
-    """A decoder with random weights, and a cache with a row for each stream; the first `used` rows run."""
+    """A decoder with random weights, and a cache with a row for each stream."""
 
     rows: int
-    used: int = 0
     weights: list[list[Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:

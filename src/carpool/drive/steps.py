@@ -189,7 +189,7 @@ def _length(request: Request) -> int:
 
 def _add(parts: list[Part], part: Part) -> None:
     """Add what a worker says of a stream; an end behind a part of the same step is one with it."""
-    if parts and parts[-1].id == part.id and part.value is None:
+    if parts and parts[-1].id == part.id:
         parts[-1] = part._replace(value=parts[-1].value)
     else:
         parts.append(part)

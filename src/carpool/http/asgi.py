@@ -88,7 +88,7 @@ class AsgiExchange(Exchange):
     def respond(self, response: HttpResponse) -> None:
         if not self.response.done():
             self.response.set_result(response)
-            if self.stream is not None:
+            if type(self.stream) is HttpStream:
                 self.news.set()
 
     def watch_silence(self) -> None:
@@ -202,7 +202,7 @@ async def _handle(app: ServedApp, head: Head, receive: Receive, send: Send) -> H
         return app.refuse(head, too_large(app.max_body_bytes))
     exchange = AsgiExchange(app, head, body)
     app.handle(exchange)
-    if exchange.stream is not None:
+    if type(exchange.stream) is HttpStream:
         return await _answer_in_parts(exchange, receive, send)
     try:
         return await _answer(exchange, receive)

@@ -379,8 +379,8 @@ class Connection(asyncio.Protocol):
         while (exchange := queue.pop_answered()) is not None:
             if not transport.is_closing():
                 self._write(exchange, cast(HttpResponse, exchange.response))
-        if queue.given and queue.given[0].stream is not None:
-            self._turn_of_parts(queue.given[0])
+        if queue.given and type(queue.given[0].stream) is HttpStream:
+            self._turn_of_parts(queue.given[0], queue.given[0].stream)
         if queue.waiting:
             self._give()
         elif not queue.given:
@@ -446,7 +446,7 @@ class Connection(asyncio.Protocol):
     def _streaming(self) -> HttpExchange | None:
         """The request whose turn it is, if it is answered in parts."""
         given = self._queue.given
-        return given[0] if given and given[0].stream is not None else None
+        return given[0] if given and type(given[0].stream) is HttpStream else None
 
     def write_part(self, exchange: HttpExchange, data: bytes) -> None:
         """Write a part of an answer, or keep it until those before it are written."""
@@ -470,10 +470,9 @@ class Connection(asyncio.Protocol):
             exchange.is_broken = not is_whole
             self.flush()
 
-    def _turn_of_parts(self, exchange: HttpExchange) -> None:
+    def _turn_of_parts(self, exchange: HttpExchange, stream: HttpStream) -> None:
         """Write what was held of an answer whose turn has come."""
-        stream = exchange.stream
-        if type(stream) is not HttpStream or not stream.held:
+        if not stream.held:
             return
         self._write_in_parts(
             exchange, self._head_if_missing(exchange, stream) + _chunk(exchange.head, stream.take_held())
