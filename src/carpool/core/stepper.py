@@ -436,6 +436,8 @@ class Stepper(Batcher):
         running.seen = report.seen
         is_up_to_date = report.seen == running.number
         running.is_stopped = report.stopped and is_up_to_date
+        if is_up_to_date:
+            running.starting = 0
         if running.gone and is_up_to_date:
             running.gone = {id: number for id, number in running.gone.items() if number > report.seen}
         if running.suspect is not None and report.rows and report.seen >= running.suspected_by:
@@ -635,6 +637,7 @@ class Stepper(Batcher):
             stream.joined = now
             running.members[request.id] = request
             running.size += request.size
+            running.starting += stream.length + stream.parts
             running.to_join.append(request)
             if stream.kept:
                 self.resumed += 1

@@ -32,6 +32,14 @@ class SetView(Protocol):
         """Whether a step is under way, or about to begin."""
 
     @property
+    def has_newcomers(self) -> bool:
+        """Whether the step under way may make the first part of a stream."""
+
+    @property
+    def starting(self) -> int:
+        """Sum of the lengths of those that have joined and of which the worker has not reported."""
+
+    @property
     def size(self) -> int:
         """Sum of the sizes of its streams."""
 
