@@ -96,7 +96,7 @@ def test_lengths_are_whole_and_positive(spec: str) -> None:
         (lambda: step_cost_of("steps:a=1ms,b=1ms,c=0s,d=0s"), "a step must take some time"),
         (lambda: lengths_of("fixed:output=0"), "output must be positive"),
         (lambda: lengths_of("trace:nowhere.csv"), "cannot read the trace"),
-        (lambda: run_steps(arrivals="closed:4"), "needs an open process"),
+        (lambda: run_steps(arrivals="closed:4"), "needs one open process"),
         (lambda: run_steps("adaptive"), "no policy of steps"),
     ],
 )

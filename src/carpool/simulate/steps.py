@@ -8,14 +8,15 @@ which a reader at that pace wants it, which is what a reader notices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from itertools import pairwise
+from itertools import islice, pairwise
 from math import inf
 from random import Random
 from statistics import fmean
 from typing import Any
 
+from carpool.clock import VirtualClock
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.core.stepper import Stepper
@@ -26,7 +27,7 @@ from carpool.policy.line import Line
 from carpool.request import Request, Stream
 from carpool.simulate import specs
 from carpool.simulate.arrivals import Closed, arrivals_of
-from carpool.simulate.lengths import lengths_of
+from carpool.simulate.lengths import Length, lengths_of
 from carpool.simulate.processes import Scene
 
 EXAMPLE = "steps:a=5ms,b=0.1ms,c=18ms,d=0.15ms"
@@ -66,6 +67,12 @@ class StepCost:
     def is_noisy(self) -> bool:
         """Whether equal work takes unequal times."""
         return self.sigma > 0 or self.stall_share > 0
+
+    def seconds(self, dice: Random) -> tuple[Callable[[int], float], Callable[[int], float]]:
+        """Return the functions that give starts, by length, and steps, by streams, their seconds."""
+        a, b, c, d = self.a_s, self.b_s, self.c_s, self.d_s
+        disturb = self.disturbed(dice)
+        return lambda length: disturb(a + b * length), lambda n: disturb(c + d * n)
 
     def disturbed(self, dice: Random) -> Callable[[float], float]:
         """Return the function from undisturbed seconds to those that are measured."""
@@ -144,8 +151,8 @@ class Reading:
 
     __slots__ = ("arrived", "clock", "is_refused", "output", "times")
 
-    def __init__(self, driver: VirtualDriver, arrived: float, output: int) -> None:
-        self.clock = driver.clock
+    def __init__(self, clock: VirtualClock, arrived: float, output: int) -> None:
+        self.clock = clock
         self.arrived = arrived
         self.output = output
         self.times: list[float] = []
@@ -194,7 +201,8 @@ def run_steps(
     Args:
         policy: A name, a policy of steps (which serves as a template) or a function that makes one.
         arrivals: As in `run`, but for closed loops.
-        cost: A spec or a `StepCost`.
+        cost: A spec or a `StepCost`. Arrivals given by `rho` are a share of the parts per second
+            that full sets make.
         lengths: A spec, or a source such as `Lognormal(...)`.
         slo_s: The seconds within which the first part should come; None for no such goal, in which
             case no request is refused.
@@ -214,21 +222,16 @@ def run_steps(
     cost = step_cost_of(cost)
     made = _policy(policy, rows, slo_s, part_slo_s, None if learned else cost)
     stepper = Stepper("steps", made, Queue(), rows=rows)
-    start_s, step_s = _seconds(cost, Random(f"{seed}/cost"))
+    start_s, step_s = cost.seconds(Random(f"{seed}/cost"))
     driver = VirtualDriver(Pipeline([stepper], slo_s=slo_s), [], [workers], steps=StepCosts(start_s, step_s))
     readings: list[Reading] = []
 
-    def requests() -> Any:
-        scene = Scene(duration_s, _capacity(cost, rows, workers))
-        (process,) = arrivals_of(arrivals)
-        if isinstance(process, Closed):
-            raise ValueError("a simulation of steps needs an open process, such as poisson:rate=4")
-        times = process.times(Random(f"{seed}/arrivals"), scene)
-        source = lengths_of(lengths).draw(Random(f"{seed}/lengths"))
-        for i, (when, (units, parts)) in enumerate(zip(times, source, strict=False)):
-            if i == most_requests:
-                break
-            request = Request(parts, inf, caller=(reading := Reading(driver, when, parts)))
+    traffic = traffic_of(arrivals, lengths, cost, rows, workers, duration_s, seed, most_requests)
+
+    def requests() -> Iterator[tuple[float, Request]]:
+        for when, (units, parts) in traffic:
+            reading = Reading(driver.clock, when, parts)
+            request = Request(parts, inf, caller=reading)
             request.stream = Stream(units)
             readings.append(reading)
             yield when, request
@@ -237,6 +240,30 @@ def run_steps(
     driver.run()
     name = policy if isinstance(policy, str) else type(made).__name__
     return report_on(name, readings, slo_s, part_slo_s, _mean_rows(driver))
+
+
+def traffic_of(
+    arrivals: Any,
+    lengths: Any,
+    cost: StepCost,
+    rows: int,
+    workers: int,
+    duration_s: float,
+    seed: int,
+    most_requests: int | None,
+) -> Iterator[tuple[float, Length]]:
+    """Return the requests of a run, each with the time of its arrival; see `run_steps`.
+
+    Raises:
+        ValueError: A setting makes no sense.
+    """
+    processes = arrivals_of(arrivals)
+    if len(processes) != 1 or isinstance(processes[0], Closed):
+        raise ValueError("a simulation of steps needs one open process of arrivals, such as poisson:rate=4")
+    scene = Scene(duration_s, workers * rows / (cost.c_s + cost.d_s * rows))
+    times = processes[0].times(Random(f"{seed}/arrivals"), scene)
+    source = lengths_of(lengths).draw(Random(f"{seed}/lengths"))
+    return islice(zip(times, source, strict=False), most_requests)
 
 
 def _policy(
@@ -248,18 +275,6 @@ def _policy(
     if known is not None:
         made.start, made.step = Line(known.a_s, known.b_s), Line(known.c_s, known.d_s)
     return made
-
-
-def _seconds(cost: StepCost, dice: Random) -> tuple[Callable[[int], float], Callable[[int], float]]:
-    """Return the functions that give starts and steps their seconds."""
-    a, b, c, d = cost.a_s, cost.b_s, cost.c_s, cost.d_s
-    disturb = cost.disturbed(dice)
-    return lambda length: disturb(a + b * length), lambda n: disturb(c + d * n)
-
-
-def _capacity(cost: StepCost, rows: int, workers: int) -> float:
-    """Return about how many parts per second full sets make; it scales arrivals given by `rho`."""
-    return workers * rows / (cost.c_s + cost.d_s * rows)
 
 
 def _mean_rows(driver: VirtualDriver) -> float:

@@ -15,9 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from carpool.policy import STEPS_BY_NAME
-from carpool.simulate.arrivals import Closed, arrivals_of
-from carpool.simulate.lengths import lengths_of
-from carpool.simulate.steps import StepReport, mean_of_steps, run_steps, step_cost_of
+from carpool.simulate.steps import StepReport, mean_of_steps, run_steps, step_cost_of, traffic_of
 
 _COLUMNS = ("policy", "good", "smooth", "refused", "gap p99", "first p50", "p99", "part p50", "p99", "parts/s", "rows")
 _LEGEND = (
@@ -81,11 +79,8 @@ def _check(policies: Sequence[str], settings: dict[str, Any]) -> None:
     unknown = [policy for policy in policies if policy not in STEPS_BY_NAME]
     if unknown:
         raise ValueError(f"there is no policy of steps {unknown[0]!r}; choose from {', '.join(STEPS_BY_NAME)}")
-    processes = arrivals_of(settings["arrivals"])
-    if len(processes) != 1 or isinstance(processes[0], Closed):
-        raise ValueError("a simulation of steps needs one open process of arrivals, such as poisson:rate=4")
-    step_cost_of(settings["cost"])
-    lengths_of(settings["lengths"])
+    cost = step_cost_of(settings["cost"])
+    traffic_of(settings["arrivals"], settings["lengths"], cost, settings["rows"], settings["workers"], 1.0, 0, None)
 
 
 def _table(reports: Sequence[StepReport]) -> Table:
