@@ -100,7 +100,7 @@ def chunked(
     seed: int,
     most_requests: int | None = None,
 ) -> StepReport:
-    """Inputs in chunks, as in Sarathi-Serve and vLLM: a step reads `chunk` units at most, all in all.
+    """Inputs in chunks, as in Sarathi-Serve and vLLM: a step reads `chunk` units at most in all.
 
     Each stream that runs is one of them; the others are inputs, first come, first served. A step
     of n streams and u units of input takes c + d·n + b·u, so that a start has no cost of its own,

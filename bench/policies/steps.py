@@ -126,7 +126,7 @@ def known(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def noisy(settings: dict[str, Any]) -> dict[str, Any]:
-    """The same load with a cv of 0.3, stalls of 20 paces, one in 500, and costs that must be learned."""
+    """The same load with a cv of 0.3, one stall of 20 paces in 500, and costs to be learned."""
     cost: StepCost = settings["cost"]
     disturbed = replace(cost, sigma=0.294, stall_share=0.002, stall_s=20 * settings["part_slo_s"])
     return {**settings, "cost": disturbed, "learned": True}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import inf
+from typing import Any
 
 import pytest
 
@@ -253,6 +254,39 @@ def test_what_a_policy_raises_amid_joins_loses_no_request() -> None:
     todo = pipeline.poll(0.0)
 
     assert todo.orders == [] and sorted(request.id for request in todo.answer) == [request.id for request in requests]
+
+
+@pytest.mark.parametrize("call", ["join", "is_late", "start_s", "started", "stepped", "pace_s"])
+@pytest.mark.parametrize("nth", [1, 2])
+def test_whatever_a_policy_raises_everybody_is_answered(call: str, nth: int) -> None:
+    """In each of its calls: the stage is aborted, as drivers do, and no request is lost or told twice."""
+
+    class Raises(GreedySteps):
+        calls = 0
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == call:
+                self.calls += 1
+                if self.calls == nth:
+                    raise KeyboardInterrupt(name)
+            return super().__getattribute__(name)
+
+    driver = drive(stepper(rows=2, policy=Raises(2), resumable=True), slo_s=3.0, workers=2)
+    requests = [ask(driver, 4, i / 4, timeout_s=30.0) for i in range(12)]
+    readers = [reader(request) for request in requests]
+    for _ in range(50):
+        try:
+            driver.run()
+            break
+        except KeyboardInterrupt:
+            driver.pipeline.abort(driver.clock.now, Unavailable("its policy raised", code="stage_failed"))
+            for request in driver.pipeline.poll(driver.clock.now).answer:
+                request.tell()
+    driver.run()
+
+    assert driver.pipeline.closed is not None and driver.pipeline.unanswered == 0
+    assert all(one.ended >= 0 for one in readers)
+    assert all(one.parts == list(range(len(one.parts))) for one in readers)
 
 
 def test_closing_lets_in_what_a_policy_holds_back() -> None:

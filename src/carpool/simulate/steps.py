@@ -69,7 +69,7 @@ class StepCost:
         return self.sigma > 0 or self.stall_share > 0
 
     def seconds(self, dice: Random) -> tuple[Callable[[int], float], Callable[[int], float]]:
-        """Return the functions that give starts, by length, and steps, by streams, their seconds."""
+        """Return the seconds of starts, by length, and those of steps, by streams, as functions."""
         a, b, c, d = self.a_s, self.b_s, self.c_s, self.d_s
         disturb = self.disturbed(dice)
         return lambda length: disturb(a + b * length), lambda n: disturb(c + d * n)
