@@ -10,7 +10,7 @@ import pytest
 
 from carpool.core.journal import Journal
 from carpool.core.pipeline import Pipeline
-from carpool.core.running_set import EVERY_STEP, GO_ON, ON_LEAVING, Order, Part, Report, stream_of
+from carpool.core.running_set import EVERY_STEP, GO_ON, ON_LEAVING, Order, Part, SetReport, stream_of
 from carpool.drive.virtual import VirtualDriver
 from carpool.drive.virtual_steps import StepCosts
 from carpool.errors import DeadlineExceeded, ModelError, Overloaded, Unavailable
@@ -157,7 +157,7 @@ def test_orders_are_numbered_and_a_worker_that_runs_ahead_is_told_nothing() -> N
     assert only_order(pipeline, 0.0) == Order(0, 0, 1, [], [first], [], [], GO_ON)
 
     for step in range(3):
-        pipeline.reported(1.0 + step, Report(0, 0, 1, False, [Part(first.id, step)], 1, 1.0))
+        pipeline.reported(1.0 + step, SetReport(0, 0, 1, False, [Part(first.id, step)], 1, 1.0))
         todo = pipeline.poll(1.0 + step)
         assert todo.orders == [] and list(todo.parts) == [(first, step)]
     pipeline.cancel(5.0, first)
@@ -174,7 +174,7 @@ def test_while_others_wait_a_worker_stops_where_that_costs_little(step_s: float,
     pipeline.poll(0.0)
     refusing.most = 0
     submitted(pipeline, 0.0, 1)
-    pipeline.reported(1.0, Report(0, 0, 1, False, [Part(first.id, 0)], 1, step_s))
+    pipeline.reported(1.0, SetReport(0, 0, 1, False, [Part(first.id, 0)], 1, step_s))
 
     assert only_order(pipeline, 1.0).ask == asked
 
@@ -197,9 +197,9 @@ def test_a_worker_that_has_stopped_is_told_to_go_on() -> None:
     pipeline.poll(0.0)
     refusing.most = 0
     submitted(pipeline, 0.0, 1)
-    pipeline.reported(1.0, Report(0, 0, 1, False, [Part(first.id, 0)], 1, 1.0))
+    pipeline.reported(1.0, SetReport(0, 0, 1, False, [Part(first.id, 0)], 1, 1.0))
     assert only_order(pipeline, 1.0).ask == EVERY_STEP
-    pipeline.reported(2.0, Report(0, 0, 2, True, [Part(first.id, 1)], 1, 1.0))
+    pipeline.reported(2.0, SetReport(0, 0, 2, True, [Part(first.id, 1)], 1, 1.0))
 
     assert only_order(pipeline, 2.0) == Order(0, 0, 3, [], [], [], [], EVERY_STEP)
 
@@ -420,7 +420,7 @@ def test_parts_are_due_one_pace_apart() -> None:
     stream = stream_of(request)
 
     def part(now: float) -> float:
-        pipeline.reported(now, Report(0, 0, 1, False, [Part(request.id, "x")], 1, 1.0))
+        pipeline.reported(now, SetReport(0, 0, 1, False, [Part(request.id, "x")], 1, 1.0))
         return stream.next_due
 
     assert stream.next_due == inf
@@ -498,7 +498,7 @@ def test_on_probation_all_others_of_a_set_rest() -> None:
 
     order = only_order(pipeline, 1.0)
     assert order.join == [suspect] and order.ask == EVERY_STEP
-    pipeline.reported(2.0, Report(0, 1, 1, True, [Part(suspect.id, 0)], 1, 1.0))
+    pipeline.reported(2.0, SetReport(0, 1, 1, True, [Part(suspect.id, 0)], 1, 1.0))
     assert suspect.losses == 0
     order = only_order(pipeline, 2.0)
     assert order.join == [other]
@@ -519,9 +519,9 @@ def test_a_suspect_joins_a_running_set_only_once_its_members_rest() -> None:
 
     order = only_order(pipeline, 1.0)
     assert (order.join, order.pause) == ([], [runs.id])
-    pipeline.reported(1.5, Report(0, second.place, 1, False, [Part(runs.id, 0)], 1, 1.0))
+    pipeline.reported(1.5, SetReport(0, second.place, 1, False, [Part(runs.id, 0)], 1, 1.0))
     assert pipeline.poll(1.5).orders == []
-    pipeline.reported(1.5, Report(0, second.place, 2, True))
+    pipeline.reported(1.5, SetReport(0, second.place, 2, True))
     order = only_order(pipeline, 1.5)
     assert order.join == [suspect] and order.ask == EVERY_STEP
 
@@ -561,14 +561,16 @@ def test_when_memory_runs_out_the_newest_go_back_and_what_fits_is_remembered() -
     requests = submitted(pipeline, 0.0, 4)
     ids = [request.id for request in requests]
     pipeline.poll(0.0)
-    pipeline.reported(1.0, Report(0, 0, 1, False, [Part(id, 0) for id in ids], 4, 1.0))
-    pipeline.reported(2.0, Report(0, 0, 1, False, [Part(id, 1) for id in ids[:2]], 2, 1.0, returned=ids[2:]))
+    pipeline.reported(1.0, SetReport(0, 0, 1, False, [Part(id, 0) for id in ids], 4, 1.0))
+    pipeline.reported(2.0, SetReport(0, 0, 1, False, [Part(id, 1) for id in ids[:2]], 2, 1.0, returned=ids[2:]))
     todo = pipeline.poll(2.0)
 
     assert stage.safe_size.limit == 2 and [order.join for order in todo.orders] in ([], [[]])
     assert [request.state for request in requests] == [RUNNING, RUNNING, QUEUED, QUEUED]
     assert [request.losses for request in requests] == [0] * 4
-    pipeline.reported(3.0, Report(0, 0, stage.sets[0].number, True, [Part(id, 2, last=True) for id in ids[:2]], 2, 1.0))
+    pipeline.reported(
+        3.0, SetReport(0, 0, stage.sets[0].number, True, [Part(id, 2, last=True) for id in ids[:2]], 2, 1.0)
+    )
     order = only_order(pipeline, 3.0)
     assert order.join == requests[2:] and [stream_of(request).kept for request in order.join] == [[0], [0]]
 
@@ -579,10 +581,10 @@ def test_without_resume_those_with_parts_fail_when_memory_runs_out() -> None:
     pipeline.worker_ready(0, 0)
     (old,) = submitted(pipeline, 0.0, 1)
     pipeline.poll(0.0)
-    pipeline.reported(1.0, Report(0, 0, 1, False, [Part(old.id, 0)], 1, 1.0))
+    pipeline.reported(1.0, SetReport(0, 0, 1, False, [Part(old.id, 0)], 1, 1.0))
     (new,) = submitted(pipeline, 1.0, 1)
     pipeline.poll(1.0)
-    pipeline.reported(2.0, Report(0, 0, 2, True, [], 0, returned=[old.id, new.id]))
+    pipeline.reported(2.0, SetReport(0, 0, 2, True, [], 0, returned=[old.id, new.id]))
 
     assert isinstance(old.error, ModelError) and old.error.type_name == "MemoryError" and new.state == QUEUED
 
@@ -607,7 +609,7 @@ def test_a_worker_that_should_step_and_says_nothing_hangs() -> None:
     (request,) = submitted(pipeline, 0.0, 1)
     pipeline.poll(0.0)
     assert pipeline.poll(4.0).kill == []
-    pipeline.reported(4.5, Report(0, 0, 1, False, [Part(request.id, 0)], 1, 1.0))
+    pipeline.reported(4.5, SetReport(0, 0, 1, False, [Part(request.id, 0)], 1, 1.0))
     assert pipeline.poll(9.0).kill == []
     todo = pipeline.poll(9.5)
     assert todo.kill == [(0, 0)] and pipeline.poll(9.6).kill == []  # it is being killed
@@ -641,15 +643,15 @@ def test_a_step_that_nobody_waits_for_is_given_up_after_a_while() -> None:
 @pytest.mark.parametrize(
     "report",
     [
-        Report(0, 0, 2, False),
-        Report(0, 1, 0, False),
-        Report(1, 0, 1, False),
-        Report(0, 0, 1, False, [Part(77, "x")]),
-        Report(0, 0, 1, False, [Part(1, "x"), Part(1, "y")]),
-        Report(0, 0, 1, False, [], returned=[77]),
+        SetReport(0, 0, 2, False),
+        SetReport(0, 1, 0, False),
+        SetReport(1, 0, 1, False),
+        SetReport(0, 0, 1, False, [Part(77, "x")]),
+        SetReport(0, 0, 1, False, [Part(1, "x"), Part(1, "y")]),
+        SetReport(0, 0, 1, False, [], returned=[77]),
     ],
 )
-def test_a_worker_that_breaks_the_protocol_is_found_out(report: Report) -> None:
+def test_a_worker_that_breaks_the_protocol_is_found_out(report: SetReport) -> None:
     """An order not sent, a worker or a stage not there, a stream that it never had: nothing is done."""
     pipeline = Pipeline([stepper()])
     pipeline.worker_ready(0, 0)
@@ -666,9 +668,9 @@ def test_nothing_comes_after_an_end() -> None:
     pipeline.worker_ready(0, 0)
     first, second = submitted(pipeline, 0.0, 2)
     pipeline.poll(0.0)
-    pipeline.reported(1.0, Report(0, 0, 1, False, [Part(first.id, 0, last=True), Part(second.id, 0)], 2, 1.0))
+    pipeline.reported(1.0, SetReport(0, 0, 1, False, [Part(first.id, 0, last=True), Part(second.id, 0)], 2, 1.0))
     with pytest.raises(ValueError, match="has no streams"):
-        pipeline.reported(2.0, Report(0, 0, 1, False, [Part(first.id, 1)], 1, 1.0))
+        pipeline.reported(2.0, SetReport(0, 0, 1, False, [Part(first.id, 1)], 1, 1.0))
 
 
 def test_parts_of_a_stream_that_has_left_are_dropped_until_the_worker_has_heard() -> None:
@@ -680,11 +682,11 @@ def test_parts_of_a_stream_that_has_left_are_dropped_until_the_worker_has_heard(
     pipeline.poll(0.0)
     pipeline.cancel(0.5, gone)
     assert only_order(pipeline, 0.5).leave == [gone.id]
-    pipeline.reported(1.0, Report(0, 0, 1, False, [Part(gone.id, 0), Part(stays.id, 0)], 2, 1.0))
+    pipeline.reported(1.0, SetReport(0, 0, 1, False, [Part(gone.id, 0), Part(stays.id, 0)], 2, 1.0))
     assert list(pipeline.poll(1.0).parts) == [(stays, 0)] and stage.stray_parts == 1
-    pipeline.reported(2.0, Report(0, 0, 2, False, [Part(stays.id, 1)], 1, 1.0))
+    pipeline.reported(2.0, SetReport(0, 0, 2, False, [Part(stays.id, 1)], 1, 1.0))
     with pytest.raises(ValueError, match="has no streams"):
-        pipeline.reported(3.0, Report(0, 0, 2, False, [Part(gone.id, 1)], 1, 1.0))
+        pipeline.reported(3.0, SetReport(0, 0, 2, False, [Part(gone.id, 1)], 1, 1.0))
 
 
 # -- draining and recycling
@@ -761,7 +763,7 @@ def test_a_stream_that_has_begun_gives_no_place_to_a_higher_priority() -> None:
     pipeline.worker_ready(0, 0)
     (begun,) = submitted(pipeline, 0.0, 1)
     pipeline.poll(0.0)
-    pipeline.reported(1.0, Report(0, 0, 1, False, [Part(begun.id, 0)], 1, 1.0))
+    pipeline.reported(1.0, SetReport(0, 0, 1, False, [Part(begun.id, 0)], 1, 1.0))
     pipeline.worker_left(1.0, 0, 0)
     newcomer = Request("x", inf)
     newcomer.lane = Lane(5, None, 0)

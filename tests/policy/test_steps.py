@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.policy import AIMD, STEPS_BY_NAME, GreedySteps, Paced, StaticSteps, StepPolicy, new_step_policy
-from carpool.policy.line import Line
+from carpool.policy.cost_line import CostLine
 from carpool.request import Request, Stream
 from tests.effort import examples
 from tests.support.steps import ask, drive, reader, stepper
@@ -49,7 +49,7 @@ def heads(*lengths: int, due: float = inf) -> list[Request]:
 def paced(part_slo_s: float | None = 0.05, rows: int = 64) -> Paced:
     """The policy with known costs: 5 ms + 0.1 ms a unit to start, 18 ms + 0.15 ms a stream to step."""
     policy = Paced(rows, part_slo_s)
-    policy.start, policy.step = Line(5e-3, 1e-4), Line(18e-3, 1.5e-4)
+    policy.start, policy.step = CostLine(5e-3, 1e-4), CostLine(18e-3, 1.5e-4)
     return policy
 
 
@@ -64,7 +64,7 @@ def paced(part_slo_s: float | None = 0.05, rows: int = 64) -> Paced:
 @examples(50)
 def test_a_line_learns_a_line(a: float, b: float, xs: list[int]) -> None:
     """From amounts that differ it knows the seconds of all others."""
-    line = Line()
+    line = CostLine()
     for x in xs:
         line.learn(x, a + b * x)
     for x in (1, 77, 20_000):
@@ -73,7 +73,7 @@ def test_a_line_learns_a_line(a: float, b: float, xs: list[int]) -> None:
 
 def test_a_line_forgets() -> None:
     """What has become twice as slow is known after some samples."""
-    line, dice = Line(), Random(1)
+    line, dice = CostLine(), Random(1)
     for factor in (1, 2):
         for _ in range(200):
             x = dice.randint(1, 32)
@@ -83,7 +83,7 @@ def test_a_line_forgets() -> None:
 
 def test_a_stall_is_believed_only_if_it_repeats() -> None:
     """One step that stood still for a second says nothing about the next ones; two in a row do."""
-    line = Line()
+    line = CostLine()
     for i in range(20):
         line.learn(1 + i % 8, 0.02)
     line.learn(4, 1.0)
@@ -96,7 +96,7 @@ def test_a_stall_is_believed_only_if_it_repeats() -> None:
 
 def test_equal_amounts_teach_a_level_and_leave_the_slope() -> None:
     """All streams may be of one length; then nothing is known of others but what was known before."""
-    line = Line(0.0, 0.001)
+    line = CostLine(0.0, 0.001)
     for _ in range(50):
         line.learn(10, 0.03)
     assert line.seconds(10) == pytest.approx(0.03)

@@ -1,6 +1,6 @@
 """What one worker of a stage of steps runs, and what it and the coordinator tell each other.
 
-The words between them are an `Order`, which takes effect between two steps, and a `Report`, which
+The words between them are an `Order`, which takes effect between two steps, and a `SetReport`, which
 follows each step. `core/stepper.py` says who writes them when.
 """
 
@@ -59,7 +59,7 @@ class Part(NamedTuple):
     error: Exception | None = None
 
 
-class Report(NamedTuple):
+class SetReport(NamedTuple):
     """What a worker says after each step, and after an order that leaves it nothing to step.
 
     Attributes:

@@ -23,7 +23,7 @@ from carpool.core.stepper import Stepper
 from carpool.drive.virtual import VirtualDriver
 from carpool.drive.virtual_steps import StepCosts
 from carpool.policy import StepPolicy, new_step_policy
-from carpool.policy.line import Line
+from carpool.policy.cost_line import CostLine
 from carpool.request import Request, Stream
 from carpool.simulate import specs
 from carpool.simulate.arrivals import Closed, arrivals_of
@@ -273,7 +273,7 @@ def _policy(
     template = policy() if callable(policy) and not isinstance(policy, StepPolicy) else policy
     made = new_step_policy(template, rows, part_slo_s=part_slo_s, slo_s=slo_s)
     if known is not None:
-        made.start, made.step = Line(known.a_s, known.b_s), Line(known.c_s, known.d_s)
+        made.start, made.step = CostLine(known.a_s, known.b_s), CostLine(known.c_s, known.d_s)
     return made
 
 
