@@ -1,7 +1,7 @@
 """What one worker of a stage of steps runs, and what it and the coordinator tell each other.
 
-The words between them are an `Order`, which takes effect between two steps, and a `SetReport`, which
-follows each step. `core/stepper.py` says who writes them when.
+The words between them are an `Order`, which takes effect between two steps, and a `SetReport`,
+which follows each step. `core/stepper.py` says who writes them when.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ is so full that its step would break the pace; then it waits until a stream ends
 Decisions are made while a step is under way, too, so what is on its way counts: requests that have
 joined and have not been started yet are part of `start`.
 
-Costs are learned with forgetting (`policy/cost_line.py`). There is no other number to choose: a fixed
-chunk of a prompt per step, as elsewhere, is right for one load and wrong for the next one.
+Costs are learned with forgetting (`policy/cost_line.py`). There is no other number to choose: a
+fixed chunk of a prompt per step, as elsewhere, is right for one load and wrong for the next one.
 
 Sources: Yu et al., "Orca", OSDI 2022 (requests join and leave at each step); Agrawal et al.,
 "Sarathi-Serve", OSDI 2024 (starting stalls those who run, and how much of it a goal allows for);
