@@ -17,7 +17,7 @@ from carpool.core.journal import Journal
 from carpool.core.pipeline import Pipeline
 from carpool.core.quarantine import MOST_LOSSES
 from carpool.core.queue import Queue
-from carpool.core.running_set import Part, Report, stream_of
+from carpool.core.running_set import Part, SetReport, stream_of
 from carpool.core.stepper import Stepper
 from carpool.errors import DeadlineExceeded, Unavailable
 from carpool.policy.steps import SetView, StepPolicy
@@ -129,7 +129,7 @@ class StepWorld:
         journal = Journal() if spec.journal else None
         self.pipeline = Pipeline([self.stepper], slo_s=spec.slo_s, journal=journal)
         self.workers: dict[int, StubWorker] = {}
-        self.post: list[tuple[StubWorker, Report]] = []
+        self.post: list[tuple[StubWorker, SetReport]] = []
         self.listeners: list[Listener] = []
         self.draining: set[int] = set()
         self.aborted = False
@@ -210,7 +210,7 @@ class StepWorld:
             return
         if not worker.active:
             worker.stopped = True
-            self.post.append((worker, Report(0, worker.place, worker.seen, True)))
+            self.post.append((worker, SetReport(0, worker.place, worker.seen, True)))
             return
         self.post.append((worker, worker.step(lambda state: self._outcome(state, dice), returned)))
 
@@ -243,10 +243,10 @@ class StepWorld:
         known = self.stepper.sets[worker.place]
         before = (known.seen, dict(known.members), self.stepper.stray_parts)
         wrong = [
-            Report(0, worker.place, known.number + 1, False),
-            Report(0, worker.place, known.seen, False, [Part(10_000_000, 1)]),
-            Report(0, worker.place, known.seen, False, [Part(id, 1) for id in [*known.members][:1] * 2]),
-            Report(0, 99, 0, False),
+            SetReport(0, worker.place, known.number + 1, False),
+            SetReport(0, worker.place, known.seen, False, [Part(10_000_000, 1)]),
+            SetReport(0, worker.place, known.seen, False, [Part(id, 1) for id in [*known.members][:1] * 2]),
+            SetReport(0, 99, 0, False),
         ]
         for report in wrong:
             if len(report.parts) == 0 and report.seen == known.seen and report.place == worker.place:

@@ -14,7 +14,7 @@ from typing import Any
 from carpool.clock import VirtualClock
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
-from carpool.core.running_set import EVERY_STEP, ON_LEAVING, Order, Part, Report, stream_of
+from carpool.core.running_set import EVERY_STEP, ON_LEAVING, Order, Part, SetReport, stream_of
 from carpool.core.stepper import Stepper
 from carpool.drive.virtual import VirtualDriver
 from carpool.drive.virtual_steps import Answer, StepCosts
@@ -76,7 +76,7 @@ class StubWorker:
             assert len(self.states) <= 1 or sum(s.request.size for s in self.states.values()) <= self.limit
         return bool(read)
 
-    def step(self, outcome: Callable[[State], Part | None], returned: int = 0, step_s: float = 1.0) -> Report:
+    def step(self, outcome: Callable[[State], Part | None], returned: int = 0, step_s: float = 1.0) -> SetReport:
         """Makes one step of all that do not pause and says what came of it, as `outcome` does for each of them."""
         active = self.active
         back = list(self.states)[-returned:] if returned and len(self.states) > 1 else []
@@ -93,7 +93,7 @@ class StubWorker:
             self.alone |= active.keys()
         has_ended = any(part.last or part.error is not None for part in parts) or bool(back)
         self.stopped = not self.active or self.ask == EVERY_STEP or (self.ask == ON_LEAVING and has_ended)
-        return Report(self.stage, self.place, self.seen, self.stopped, parts, len(active), step_s, returned=back)
+        return SetReport(self.stage, self.place, self.seen, self.stopped, parts, len(active), step_s, returned=back)
 
 
 def part_of(state: State, *, last: bool = False) -> Part:

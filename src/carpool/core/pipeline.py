@@ -28,7 +28,7 @@ from carpool.core.entrance import Entrance
 from carpool.core.journal import Journal
 from carpool.core.quarantine import MOST_LOSSES, acquit, lost_with
 from carpool.core.reply import Reply
-from carpool.core.running_set import Order, Part, Report, stream_of
+from carpool.core.running_set import Order, Part, SetReport, stream_of
 from carpool.core.stepper import Stepper, lost_in_mid_stream
 from carpool.core.trail import AT_THE_DOOR
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError
@@ -305,7 +305,7 @@ class Pipeline:
         endings.answered += answered
         return len(takers) - takers.count(None) - answered
 
-    def reported(self, now: float, report: Report) -> None:
+    def reported(self, now: float, report: SetReport) -> None:
         """Take what a worker of a stage of steps says after a step.
 
         The parts are handed on by the next poll, and so are the answers of requests that have

@@ -1,7 +1,7 @@
 """What one worker of a stage of steps runs, and what it and the coordinator tell each other.
 
-The words between them are an `Order`, which takes effect between two steps, and a `Report`, which
-follows each step. `core/stepper.py` says who writes them when.
+The words between them are an `Order`, which takes effect between two steps, and a `SetReport`,
+which follows each step. `core/stepper.py` says who writes them when.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Part(NamedTuple):
     error: Exception | None = None
 
 
-class Report(NamedTuple):
+class SetReport(NamedTuple):
     """What a worker says after each step, and after an order that leaves it nothing to step.
 
     Attributes:
@@ -105,6 +105,8 @@ class RunningSet:
         seen: the last order that the worker has followed, by its reports.
         is_stopped: whether it waits for an order.
         ask: what the last order asked for.
+        starting: the sum of the lengths of those that have joined since the last order that the
+            worker has followed.
         resting: how many members it has been told not to step.
         to_join: requests that the next order tells the worker of.
         to_leave: ids that the next order sends away.
@@ -137,6 +139,7 @@ class RunningSet:
         "resting",
         "seen",
         "size",
+        "starting",
         "suspect",
         "suspected_by",
         "to_join",
@@ -148,7 +151,7 @@ class RunningSet:
     def __init__(self, place: int) -> None:
         self.place = place
         self.members: dict[int, Request] = {}
-        self.size = self.number = self.seen = self.ask = self.resting = self.untested = 0
+        self.size = self.number = self.seen = self.ask = self.starting = self.resting = self.untested = 0
         self.is_stopped = True
         self.to_join: list[Request] = []
         self.to_leave: list[int] = []
@@ -178,6 +181,13 @@ class RunningSet:
     def is_stepping(self) -> bool:
         """Whether a step is under way, or about to begin."""
         return not self.is_stopped
+
+    @property
+    def has_newcomers(self) -> bool:
+        """Whether the step under way may make the first part of a stream."""
+        if self.is_stopped:
+            return False
+        return any(not (s := stream_of(r)).parts and not s.is_collected for r in self.members.values())
 
     @property
     def is_open(self) -> bool:

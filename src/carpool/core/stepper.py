@@ -2,7 +2,7 @@
 
 A worker steps its set without being asked; each step makes a part for every stream of the set, or
 for some. An `Order` (who leaves, joins, pauses, goes on) takes effect at the worker's next
-boundary, which lies between two steps, and a `Report` follows each step. A stream is a `Request`
+boundary, which lies between two steps, and a `SetReport` follows each step. A stream is a `Request`
 whose slot `stream` holds a `Stream`; ids are those of requests, `place` is that of the worker.
 
 Promises, whatever the policy says:
@@ -29,7 +29,7 @@ The calls, which `core/pipeline.py` makes for drivers (events first, then what t
     poll(now, refuse)                             # Pipeline.poll(now); see `Todo`
 
     Order(stage, place, number, join, leave, pause, resume, ask)
-    Report(stage, place, seen, stopped, parts, rows, step_s, length, start_s, returned)
+    SetReport(stage, place, seen, stopped, parts, rows, step_s, length, start_s, returned)
     Part(id, value, last, error)
 
 What a worker does with an order: those that leave are stopped, those that join are started
@@ -62,8 +62,8 @@ from carpool.core.running_set import (
     ON_LEAVING,
     Order,
     Part,
-    Report,
     RunningSet,
+    SetReport,
     stream_of,
 )
 from carpool.errors import ModelError, Unavailable
@@ -71,7 +71,7 @@ from carpool.policy.base import TOO_LATE
 from carpool.policy.steps import StepPolicy
 from carpool.request import DONE, RUNNING, Lane, Request, Stream
 
-__all__ = ["EVERY_STEP", "GO_ON", "ON_LEAVING", "Lost", "Order", "Part", "Report", "RunningSet", "Stepper"]
+__all__ = ["EVERY_STEP", "GO_ON", "ON_LEAVING", "Lost", "Order", "Part", "RunningSet", "SetReport", "Stepper"]
 
 _STOP_S: Final = 150e-6  # what it costs that a worker stops for its next order
 _STOP_SHARE: Final = 0.05  # of a step, which a stop may cost
@@ -314,7 +314,9 @@ class Stepper(Batcher):
 
     # -- workers report
 
-    def reported(self, now: float, report: Report) -> tuple[list[tuple[Request, object]], list[tuple[Request, Part]]]:
+    def reported(
+        self, now: float, report: SetReport
+    ) -> tuple[list[tuple[Request, object]], list[tuple[Request, Part]]]:
         """Take what a worker says after a step.
 
         Returns:
@@ -339,7 +341,7 @@ class Stepper(Batcher):
         self.parts += len(parts)
         return parts, ended
 
-    def _checked(self, report: Report) -> RunningSet:
+    def _checked(self, report: SetReport) -> RunningSet:
         """Return the set that a report is about. Raises what `reported` does."""
         running = self.sets.get(report.place)
         if running is None or not running.seen <= report.seen <= running.number:
@@ -352,7 +354,7 @@ class Stepper(Batcher):
             raise ValueError(f"worker {report.place} of stage {self.name} has no streams {sorted(strangers)}")
         return running
 
-    def _learn(self, report: Report) -> None:
+    def _learn(self, report: SetReport) -> None:
         """Learn from the times of a report, and have the policy do so."""
         if report.length:
             self.policy.started(report.length, report.start_s)
@@ -428,7 +430,7 @@ class Stepper(Batcher):
         self.safe_size.ran_out(tried, running.size)
         self.put_back(now, again)
 
-    def _note_progress(self, now: float, running: RunningSet, report: Report) -> None:
+    def _note_progress(self, now: float, running: RunningSet, report: SetReport) -> None:
         """Note which orders a worker has followed, and what follows from a step without a fault."""
         if self.patience.learns and report.rows:
             self.patience.learn(report.rows, now - running.heard)
@@ -436,6 +438,8 @@ class Stepper(Batcher):
         running.seen = report.seen
         is_up_to_date = report.seen == running.number
         running.is_stopped = report.stopped and is_up_to_date
+        if is_up_to_date:
+            running.starting = 0
         if running.gone and is_up_to_date:
             running.gone = {id: number for id, number in running.gone.items() if number > report.seen}
         if running.suspect is not None and report.rows and report.seen >= running.suspected_by:
@@ -635,6 +639,7 @@ class Stepper(Batcher):
             stream.joined = now
             running.members[request.id] = request
             running.size += request.size
+            running.starting += stream.length + stream.parts
             running.to_join.append(request)
             if stream.kept:
                 self.resumed += 1

@@ -20,7 +20,7 @@ from carpool.clock import Clock, monotonic
 from carpool.core.batch import Batch
 from carpool.core.pipeline import Pipeline, Todo
 from carpool.core.reply import Reply
-from carpool.core.running_set import Order, Report
+from carpool.core.running_set import Order, SetReport
 from carpool.drive.trouble import FAILED_FOR_S, learn, learn_from_warm_up, stage_at_fault
 from carpool.errors import CarpoolError, StartupError, Unavailable
 from carpool.foreign import text_of
@@ -275,7 +275,7 @@ class Driver:
             else:
                 self.poll()
 
-    def reported(self, report: Report) -> None:
+    def reported(self, report: SetReport) -> None:
         """Take what a worker says after a step. Orders that follow go out before parts are told.
 
         Raises:

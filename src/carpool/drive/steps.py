@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
-from carpool.core.running_set import Order, Part, Report
+from carpool.core.running_set import Order, Part, SetReport
 from carpool.core.stepper import Stepper
 from carpool.drive.worker_pool import Work, WorkerPool
 from carpool.errors import ModelError
@@ -79,7 +79,7 @@ class StepPool(WorkerPool):
         worker.send(wire.order_frame(order.number, head, []))
         if failed:
             running = self._stepper.sets[order.place]
-            self._driver.reported(Report(self.stage, order.place, running.seen, False, failed))
+            self._driver.reported(SetReport(self.stage, order.place, running.seen, False, failed))
 
     # -- what the workers send
 
@@ -130,7 +130,7 @@ class StepPool(WorkerPool):
         length = self._length_started(place, frame.batch)
         done = (report.stepped, report.step_s, length, report.start_s)
         try:
-            self._driver.reported(Report(self.stage, place, frame.batch, report.stopped, parts, *done, returned))
+            self._driver.reported(SetReport(self.stage, place, frame.batch, report.stopped, parts, *done, returned))
         except ValueError as error:
             raise FrameError(str(error)) from error
 

@@ -19,7 +19,7 @@ from carpool.core.batch import Batch
 from carpool.core.batcher import Batcher
 from carpool.core.pipeline import Pipeline
 from carpool.core.reply import Reply
-from carpool.core.running_set import Report
+from carpool.core.running_set import SetReport
 from carpool.drive.virtual_steps import StepCosts, VirtualStepWorker
 from carpool.errors import CarpoolError, ModelError
 from carpool.foreign import named_text_of, traceback_of
@@ -210,7 +210,7 @@ class VirtualDriver:
             self.step_workers[place] = VirtualStepWorker(stage, place, self._steps, self._at, self._reported)
         self.pipeline.worker_ready(stage, place)
 
-    def _reported(self, report: Report) -> None:
+    def _reported(self, report: SetReport) -> None:
         """Pass on what a worker of steps says; one that has stopped gets its order at once."""
         self.pipeline.reported(self.clock.now, report)
         self._notice()

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from carpool.core.running_set import EVERY_STEP, ON_LEAVING, Order, Part, Report, stream_of
+from carpool.core.running_set import EVERY_STEP, ON_LEAVING, Order, Part, SetReport, stream_of
 from carpool.request import Request
 
 Answer = Callable[[Any], Iterable[object]]
@@ -93,7 +93,7 @@ class VirtualStepWorker:
         place: int,
         costs: StepCosts,
         at: Callable[[float, Callable[[], None]], None],
-        report: Callable[[Report], None],
+        report: Callable[[SetReport], None],
     ) -> None:
         self.steps = 0
         self.rows = 0
@@ -168,7 +168,7 @@ class VirtualStepWorker:
             self.steps += 1
             self.rows += n
         stops = not states or self._ask == EVERY_STEP or (self._ask == ON_LEAVING and has_ended)
-        report = Report(self._stage, self._place, self._seen, stops, parts, n, step_s, length, start_s)
+        report = SetReport(self._stage, self._place, self._seen, stops, parts, n, step_s, length, start_s)
         if self._orders or not stops:
             self._go_on(now)
         else:

@@ -15,7 +15,7 @@ from carpool.policy.maker import BY_NAME, STEPS_BY_NAME, PolicyName, limit, new_
 from carpool.policy.one_by_one import OneByOne
 from carpool.policy.paced import Paced
 from carpool.policy.static import Static
-from carpool.policy.steps import GreedySteps, StaticSteps, StepPolicy
+from carpool.policy.steps import GreedySteps, SetView, StaticSteps, StepPolicy
 
 __all__ = [
     "AIMD",
@@ -32,6 +32,7 @@ __all__ = [
     "Policy",
     "PolicyName",
     "QueueView",
+    "SetView",
     "Static",
     "StaticSteps",
     "StepPolicy",

@@ -5,7 +5,8 @@ part has a time at which the next one is due: one pace after the first, and one 
 further part. A set that steps faster than its pace gains spare time at every step, and that is what
 newcomers may use.
 
-    spare = the earliest of these times - now - the step under way
+    spare = the earliest of these times - now - the step under way; one pace at most if that step
+            makes a first part, whose stream is due one pace later
     join    the longest head of the queue, k = 1, 2, …, for which n + k = 1, or
             step(n + k) <= 0.9 pace  and  start(of the k lengths) + step(n + k) <= spare
 
@@ -14,8 +15,11 @@ pace over (0.9 is what sees to it), so the set gains as much per step. The head,
 by the pace of the set, waits no longer than (start(head) + step) / (0.1 pace) steps, unless the set
 is so full that its step would break the pace; then it waits until a stream ends.
 
-Costs are learned with forgetting (`policy/line.py`). There is no other number to choose: a fixed
-chunk of a prompt per step, as elsewhere, is right for one load and wrong for the next one.
+Decisions are made while a step is under way, too, so what is on its way counts: requests that have
+joined and have not been started yet are part of `start`.
+
+Costs are learned with forgetting (`policy/cost_line.py`). There is no other number to choose: a
+fixed chunk of a prompt per step, as elsewhere, is right for one load and wrong for the next one.
 
 Sources: Yu et al., "Orca", OSDI 2022 (requests join and leave at each step); Agrawal et al.,
 "Sarathi-Serve", OSDI 2024 (starting stalls those who run, and how much of it a goal allows for);
@@ -43,12 +47,15 @@ class Paced(StepPolicy):
     def join(self, now: float, heads: Sequence[Request], running: SetView) -> int:
         n = running.active
         start, step = self.start, self.step
-        longest_step_s = _FULL_PACE * self.pace_s
+        pace_s = self.pace_s
+        longest_step_s = _FULL_PACE * pace_s
         spare_s = running.spare_s(now)
         if running.is_stepping:
             spare_s -= step.seconds(n)
+            if spare_s > pace_s and running.has_newcomers:
+                spare_s = pace_s
         self._rule = "all"
-        joined = length = 0
+        joined, length = 0, running.starting
         for request in heads:
             stream = request.stream
             length += stream.length + stream.parts if stream else 1

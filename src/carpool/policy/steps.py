@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from carpool.policy.base import NOTHING, Decision, Policy, QueueView
-from carpool.policy.line import Line
+from carpool.policy.cost_line import CostLine
 from carpool.request import Request
 
 
@@ -30,6 +30,14 @@ class SetView(Protocol):
     @property
     def is_stepping(self) -> bool:
         """Whether a step is under way, or about to begin."""
+
+    @property
+    def has_newcomers(self) -> bool:
+        """Whether the step under way may make the first part of a stream."""
+
+    @property
+    def starting(self) -> int:
+        """Sum of the lengths of those that have joined and of which the worker has not reported."""
 
     @property
     def size(self) -> int:
@@ -60,8 +68,8 @@ class StepPolicy(Policy):
     def __init__(self, rows: int | None = None, part_slo_s: float | None = None) -> None:
         super().__init__(rows)
         self.part_slo_s = part_slo_s
-        self.start = Line()
-        self.step = Line()
+        self.start = CostLine()
+        self.step = CostLine()
 
     @property
     def rows(self) -> int:

@@ -107,7 +107,7 @@ def _batcher(service: Declaration, stage: Stage) -> Batcher:
 def _stepper(service: Declaration, stage: Stage) -> Stepper:
     return Stepper(
         stage.name,
-        stage.new_step_policy(service.part_slo_s),
+        stage.new_step_policy(service.part_slo_s, service.slo_s, service.overload),
         Queue(stage.max_queue_size, stage.max_queue_bytes),
         rows=stage.rows,
         limit=inf if stage.size is None else stage.max_batch_size or inf,

@@ -228,14 +228,18 @@ class Stage:
             slo_s=slo_s,
         )
 
-    def new_step_policy(self, part_slo_s: float | None = None) -> StepPolicy:
+    def new_step_policy(
+        self, part_slo_s: float | None = None, slo_s: float | None = None, overload: str = "goodput"
+    ) -> StepPolicy:
         """Make a policy for one run of a stage that answers in parts.
 
         Args:
             part_slo_s: How far apart the parts of an answer should be, in seconds.
+            slo_s: How soon the first part should be there, in seconds.
+            overload: What the service pursues under overload; see `Service`.
         """
         policy = "static" if self.traits.form is Form.BATCH_GENERATOR else self.policy
-        return new_step_policy(policy, self.rows, part_slo_s=part_slo_s)
+        return new_step_policy(policy, self.rows, part_slo_s=part_slo_s, slo_s=slo_s, overload=overload)
 
     @property
     def rows(self) -> int:

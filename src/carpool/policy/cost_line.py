@@ -18,7 +18,7 @@ _LEARNED: Final = 8  # samples after which the line means something
 _STALLED: Final = 3.0  # times the expected seconds
 
 
-class Line:
+class CostLine:
     """Learned seconds `a + b·x`; both are at least 0.
 
     Args:
@@ -41,7 +41,7 @@ class Line:
         self._has_stalled = False
 
     def __repr__(self) -> str:
-        return f"<Line {self.a:.3g} s + {self.b:.3g} s/unit>"
+        return f"<CostLine {self.a:.3g} s + {self.b:.3g} s/unit>"
 
     def seconds(self, x: float) -> float:
         """Return the expected seconds of `x` units."""
