@@ -35,7 +35,7 @@ async def the_whole_answer_is_its_parts(start: Start) -> None:
 async def a_stream_that_fails_harms_no_other(start: Start) -> None:
     async def fails(item: object) -> list[int]:
         got = []
-        with pytest.raises(ModelError):
+        with pytest.raises(ModelError):  # noqa: PT012
             async with service.parts(item) as parts:
                 async for part in parts:
                     got.append(part)
@@ -56,7 +56,7 @@ async def a_stream_that_is_left_frees_its_place(start: Start) -> None:
 
 async def time_bounds_the_whole_stream(start: Start) -> None:
     async with start(1) as service:
-        with pytest.raises(DeadlineExceeded):
+        with pytest.raises(DeadlineExceeded):  # noqa: PT012
             async with service.parts(10**6, timeout_s=0.1) as parts:
                 async for _ in parts:
                     pass

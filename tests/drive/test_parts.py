@@ -11,10 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import carpool
 from carpool import DeadlineExceeded, ModelError, Service, Stage, Unavailable
 from carpool.drive.parts import PAUSE_BYTES
+from carpool.drive.steps import _parts_of, _plain_parts
+from carpool.wire import order as wire
 from tests.support.parts import Counting, Later, Once, Resuming, Spelling, StepsLater, Together, up_to
 
 LONG_S = 30.0
@@ -280,3 +284,24 @@ def test_closing_at_once_fails_streams() -> None:
         with pytest.raises(Unavailable):
             for _ in parts:
                 pass
+
+
+# -- fast paths
+
+
+SAID = st.tuples(st.integers(1, 6), st.sampled_from([wire.MORE] * 6 + [wire.LAST, wire.END, wire.BACK]))
+
+
+@given(st.lists(SAID, max_size=5))
+    st.lists(
+        st.tuples(st.integers(1, 6), st.sampled_from([wire.MORE] * 6 + [wire.LAST, wire.END, wire.BACK])), max_size=5
+    )
+)
+def test_plain_parts_are_those_that_are_read_one_by_one(said: list[tuple[int, int]]) -> None:
+    """The fast path for reports of nothing but parts finds the same parts as the slow one."""
+    ids = [id for id, _ in dict(said).items()]
+    kinds = [kind for _, kind in dict(said).items()]
+    frame = wire.parts_frame(1, wire.ReportHead(), ids, kinds, [b"%d" % id for id in ids])
+    plain = _plain_parts(frame, wire.read_report(frame))
+    assert plain is None or plain == _parts_of(frame, wire.read_report(frame), {})
+    assert (plain is None) == bool(set(kinds) - {wire.MORE})
