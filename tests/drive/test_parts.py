@@ -286,6 +286,27 @@ def test_closing_at_once_fails_streams() -> None:
                 pass
 
 
+def test_the_warm_up_trains_the_policy() -> None:
+    """The examples are started and stepped alone and together, and what that takes is learned."""
+
+    class Warm(Counting):
+        examples = (2, 3, 4)
+
+    with Service(Stage(Warm, max_batch_size=2, run_in="thread", kwargs={"step_s": 0.01})).run() as s:
+        policy = s.stats().stages[0].policy
+        assert policy["pace_s"] > 0.015 and policy["step_s"]["setup"] + policy["step_s"]["per_stream"] >= 0.01
+
+
+def test_an_example_that_does_not_run_ends_the_start() -> None:
+    """Examples are run to their ends before a worker is ready, and their parts are checked."""
+
+    class Raises(Counting):
+        examples = (1, {"n": 2, "at": 1, "raise": "at two"})
+
+    with pytest.raises(carpool.StartupError, match=r"example 2 of 2 does not run .*at two"):
+        Service(Stage(Raises, max_batch_size=2, run_in="thread")).start()
+
+
 # -- fast paths
 
 
@@ -293,10 +314,6 @@ SAID = st.tuples(st.integers(1, 6), st.sampled_from([wire.MORE] * 6 + [wire.LAST
 
 
 @given(st.lists(SAID, max_size=5))
-    st.lists(
-        st.tuples(st.integers(1, 6), st.sampled_from([wire.MORE] * 6 + [wire.LAST, wire.END, wire.BACK])), max_size=5
-    )
-)
 def test_plain_parts_are_those_that_are_read_one_by_one(said: list[tuple[int, int]]) -> None:
     """The fast path for reports of nothing but parts finds the same parts as the slow one."""
     ids = [id for id, _ in dict(said).items()]

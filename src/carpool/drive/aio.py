@@ -223,6 +223,13 @@ class Driver:
         except BaseException as error:
             self._fail(error)
 
+    def trained_steps(self, rows: int, step_s: float, length: int, start_s: float) -> None:
+        """Learn from a warm-up that has started `length` units of work and stepped `rows` streams."""
+        try:
+            self.pipeline.trained_steps(rows, step_s, length, start_s)
+        except BaseException as error:
+            self._fail(error)
+
     def start_workers(self) -> None:
         """Have every stage start the workers that are due, since there is room."""
         for executor in self.executors:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any, NamedTuple, cast
 
 from carpool.core.running_set import Order, Part, SetReport
 from carpool.core.stepper import Stepper
-from carpool.drive.worker_pool import Work, WorkerPool
+from carpool.drive.worker_pool import Work, WorkerPool, decoded
 from carpool.errors import ModelError
 from carpool.logger import logger
 from carpool.request import RUNNING, Request
@@ -113,6 +114,14 @@ class StepPool(WorkerPool):
             self._driver.reported(SetReport(self.stage, place, frame.batch, report.stopped, parts, *done, returned))
         except ValueError as error:
             raise FrameError(str(error)) from error
+
+    def _learn(self, frame: Frame) -> None:
+        """Pass the timings of the warm-up on to the stage's policy."""
+        for payload in frame.payloads[1:]:
+            for timing in decoded(payload, list[wire.StepTiming]):
+                if timing.rows < 1 or not (0.0 <= timing.step_s < inf and 0.0 <= timing.start_s < inf):
+                    raise FrameError(f"a warm-up that cannot be: {timing}")
+                self._driver.trained_steps(timing.rows, timing.step_s, timing.rows, timing.start_s)
 
     def _length_started(self, place: int, seen: int) -> int:
         """Return the sum of the lengths of the streams that were started up to an order."""

@@ -399,7 +399,7 @@ class WorkerPool:
 
     def _troubled(self, place: int, frame: Frame) -> None:
         """Learn from what happened during a batch, or during the warm-up, besides the results."""
-        trouble = _decoded(frame.payloads[0], list[Trouble])
+        trouble = decoded(frame.payloads[0], list[Trouble])
         try:
             if self.roster.places[place].state == PlaceState.READY:
                 batch = self._batch_of(place, frame)
@@ -437,7 +437,7 @@ class WorkerPool:
     def _learn(self, frame: Frame) -> None:
         """Pass the timings of the warm-up on to the stage's policy."""
         for payload in frame.payloads[1:]:
-            for n, busy_s in _decoded(payload, list[tuple[int, float]]):
+            for n, busy_s in decoded(payload, list[tuple[int, float]]):
                 if n not in self._launch.warm_up or not 0.0 <= busy_s < inf:
                     raise FrameError(f"a warm-up of {n} items in {busy_s} s")
                 self._driver.trained(self.stage, n, self._launch.warm_up.get(n, n), busy_s)
@@ -532,7 +532,7 @@ def _check_takers(ids: Sequence[int], batch: Batch) -> None:
         raise FrameError("a scalar for a caller that takes bytes")
 
 
-def _decoded(payload: Payload, kind: type[T]) -> T:
+def decoded(payload: Payload, kind: type[T]) -> T:
     """Return what a worker has packed. Raises FrameError."""
     try:
         return msgspec.msgpack.decode(payload, type=kind)  # type: ignore[arg-type]

@@ -80,6 +80,20 @@ def size_of_kept(part: object) -> int:
     return size_of(part)  # type: ignore[arg-type]
 
 
+class StepTiming(msgspec.Struct, array_like=True, frozen=True):
+    """What a set of examples has taken in the warm-up.
+
+    Attributes:
+        rows: how many examples there were.
+        step_s: the least seconds of a step of all of them.
+        start_s: seconds of starting them.
+    """
+
+    rows: int
+    step_s: float
+    start_s: float
+
+
 class OrderHead(msgspec.Struct, array_like=True, frozen=True):
     """What a worker is to do before its next step, besides letting streams join.
 

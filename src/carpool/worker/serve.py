@@ -34,6 +34,7 @@ from carpool.foreign import as_model_error, traceback_of
 from carpool.logger import logger
 from carpool.model import AnyModel, traits_of
 from carpool.wire.frame import Frame, FrameError, FrameKind, in_pieces
+from carpool.wire.order import StepTiming
 from carpool.wire.outcome import FailureReport, Outcome, pack_report
 from carpool.worker import program, step_loop
 from carpool.worker.answer import BatchAnswerer, ExampleError
@@ -195,7 +196,7 @@ async def _load(
                 in_step=points.in_predict,
                 same_process=same_process,
             )
-        timings: list[tuple[int, float]] = []
+        timings: list[tuple[int, float]] | list[StepTiming] = []
         if answerer.traits.examples:
             _send_state(link, "warming")
             # threads share standard output with the program that they run in: it is left alone
@@ -203,7 +204,7 @@ async def _load(
                 if steps is None:
                     timings = await answerer.warm_up(setup.warm_up)
                 else:
-                    await steps.warm_up(setup.most_examples)
+                    timings = await steps.warm_up(setup.most_examples)
     except BaseException as error:
         if retrier.is_fatal(error):
             raise

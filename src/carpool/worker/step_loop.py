@@ -15,6 +15,7 @@ and whether the worker waits for another.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any, Protocol
 
 from carpool.call.invoke import Invoker
@@ -285,11 +286,14 @@ class StepAnswerer:
 
     # -- the warm-up
 
-    async def warm_up(self, most: int) -> None:
+    async def warm_up(self, most: int) -> list[wire.StepTiming]:
         """Run all examples, one of them alone and then as many together as may be, within reason.
 
         Args:
             most: how many may run together.
+
+        Returns:
+            What starting each of these sets and one step of it have taken.
 
         Raises:
             ExampleError: the user's code failed for one of them, or one of them or a part of its
@@ -298,6 +302,7 @@ class StepAnswerer:
         examples = self._invoker.traits.examples
         self.batches.check_examples()
         n = len(examples)
+        timings: list[wire.StepTiming] = []
         for places in [range(1), *[range(i, min(i + most, n)) for i in range(0, n, most)]]:
             until = monotonic() + _WARM_UP_S
             values = await self._invoker.preprocess([examples[i] for i in places], [])
@@ -305,6 +310,7 @@ class StepAnswerer:
                 self._check_example(i, value)
             rows = [Row(i, value, OBJECT, wire.PARTS) for i, value in zip(places, values, strict=True)]
             outs = await self._runner.follow(_NO_ORDER, rows)
+            measures, least_s = self.take_measures(), inf
             while True:
                 for out in outs:
                     self._check_example(out.row.id, out.value)
@@ -313,8 +319,13 @@ class StepAnswerer:
                 if not self._runner.has_running or monotonic() > until:
                     break
                 outs = await self._runner.step()
+                step = self.take_measures()
+                if step.stepped == len(rows):
+                    least_s = min(least_s, step.step_s)
             await self._runner.stop_all()
-        self._runner.measures = Measures()
+            if measures.started == len(rows) and least_s < inf:
+                timings.append(wire.StepTiming(len(rows), least_s, measures.start_s))
+        return timings
 
     def _check_example(self, i: int, value: Any) -> None:
         if type(value) is Failed:
