@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from carpool import DeadlineExceeded, ModelError, Service, Stage, Unavailable
 from carpool.drive.parts import PAUSE_BYTES
 from carpool.drive.steps import _parts_of, _plain_parts
 from carpool.wire import order as wire
+from carpool.wire.frame import Frame, FrameKind
+from carpool.worker import step_loop
 from tests.support.parts import Counting, Later, Once, Resuming, Spelling, StepsLater, Together, up_to
 
 LONG_S = 30.0
@@ -322,3 +325,64 @@ def test_plain_parts_are_those_that_are_read_one_by_one(said: list[tuple[int, in
     plain = _plain_parts(frame, wire.read_report(frame))
     assert plain is None or plain == _parts_of(frame, wire.read_report(frame), {})
     assert (plain is None) == bool(set(kinds) - {wire.MORE})
+
+
+# -- workers that break the protocol
+
+
+def foreign(frame: Frame) -> Frame:
+    return wire.parts_frame(frame.batch, wire.ReportHead(), [77], [wire.MORE], [b"1"])
+
+
+def of_the_future(frame: Frame) -> Frame:
+    return wire.parts_frame(frame.batch + 5, wire.ReportHead(), [], [], [])
+
+
+def unreadable(frame: Frame) -> Frame:
+    return replace(frame, payloads=[b"\xc1", *frame.payloads[1:]])
+
+
+def a_reply(frame: Frame) -> Frame:
+    return replace(frame, kind=FrameKind.REPLY)
+
+
+@pytest.mark.parametrize("spoil", [foreign, of_the_future, unreadable, a_reply])
+def test_a_worker_that_breaks_the_protocol_is_replaced(spoil: Callable[[Frame], Frame], monkeypatch: Any) -> None:
+    """Parts of a stream that it was not given, or bytes that are no report, end a worker; its
+    streams go on with its successor.
+    """
+    frames = 0
+    pack = step_loop.Packed.frame
+
+    def spoilt(*arguments: Any) -> Frame:
+        nonlocal frames
+        frames += 1
+        frame = pack(*arguments)
+        return spoil(frame) if frames == 4 else frame
+
+    monkeypatch.setattr(step_loop.Packed, "frame", spoilt)
+    with Service(Stage(Resuming, max_batch_size=4, run_in="thread")).run() as s:
+        assert both(s, 9, 12) == [up_to(9), up_to(12)]
+        assert s.stats().stages[0].restarts == 1
+        assert s.stats().stages[0].protocol_errors == 1
+
+
+class Crowded(Resuming):
+    """Has memory for three streams."""
+
+    def step(self, states: list[dict[str, Any]]) -> list[Any]:
+        if len(states) > 3:
+            raise MemoryError
+        return super().step(states)
+
+
+def test_streams_for_which_there_is_no_memory_wait_and_go_on() -> None:
+    """Out of memory in a step is no stream's fault: the newest wait, all get all of their parts,
+    and the stage remembers how many fit.
+    """
+    log: list[Any] = []
+    stage = Stage(Crowded, max_batch_size=8, run_in="thread", kwargs={"step_s": 0.001, "log": log})
+    with Service(stage).run() as s:
+        assert both(s, *range(20, 28)) == [up_to(n) for n in range(20, 28)]
+        assert s.predict(3) == up_to(3)
+    assert max(len(each[1]) for each in log if each[0] == "step") == 3

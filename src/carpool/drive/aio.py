@@ -224,7 +224,7 @@ class Driver:
             self._fail(error)
 
     def trained_steps(self, rows: int, step_s: float, length: int, start_s: float) -> None:
-        """Learn from a warm-up that has started `length` units of work and stepped `rows` streams."""
+        """Learn from a warm-up that has started `length` units of work and stepped `rows`."""
         try:
             self.pipeline.trained_steps(rows, step_s, length, start_s)
         except BaseException as error:
