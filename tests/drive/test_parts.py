@@ -386,3 +386,18 @@ def test_streams_for_which_there_is_no_memory_wait_and_go_on() -> None:
         assert both(s, *range(20, 28)) == [up_to(n) for n in range(20, 28)]
         assert s.predict(3) == up_to(3)
     assert max(len(each[1]) for each in log if each[0] == "step") == 3
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_set_is_limited_by_what_its_streams_may_come_to_hold(stages: int) -> None:
+    """With `size=`, the streams of a set hold no more than `max_batch_size` together, whichever
+    stage it is, and `max_rows` bounds how many there are.
+    """
+    log: list[Any] = []
+    settings: dict[str, Any] = {"max_batch_size": 25, "size": int, "max_rows": 4, "run_in": "thread"}
+    last = Stage(Counting, kwargs={"step_s": 0.002, "log": log}, **settings)
+    first = [Stage(lambda x: x, name="before", run_in="thread")] if stages == 2 else []
+    with Service(*first, last).run() as s:
+        assert both(s, 10, 11, 12, 13, 3, 3, 3, 3) == [up_to(n) for n in (10, 11, 12, 13, 3, 3, 3, 3)]
+    sets = [each[1] for each in log if each[0] == "step"]
+    assert max(map(sum, sets)) <= 25 and max(map(len, sets)) <= 4 and max(map(len, sets)) > 1

@@ -256,10 +256,10 @@ async def _send_parts(exchange: AsgiExchange, send: Send) -> tuple[HttpResponse 
                 headers += exchange.head.echoed(framing.headers)
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
             has_ended, is_broken = exchange.has_ended, exchange.is_broken
-            body = stream.take_held()
+            is_last = has_ended and not is_broken
+            await send({"type": "http.response.body", "body": stream.take_held(), "more_body": not is_last})
             if is_broken:
                 return None, BrokenAnswer("the answer broke off after some of its parts were sent")
-            await send({"type": "http.response.body", "body": body, "more_body": not has_ended})
             if has_ended:
                 return None, None
             if stream.is_held_back:

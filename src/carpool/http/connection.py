@@ -155,6 +155,8 @@ class Connection(asyncio.Protocol):
             self._large_body.let_go()
         for exchange in self._queue.clear():
             self.app.cancel(exchange)
+            if type(exchange.stream) is HttpStream:
+                exchange.stream.unwatch()
 
     def data_received(self, data: bytes) -> None:
         if self.ignoring_input:
@@ -377,6 +379,8 @@ class Connection(asyncio.Protocol):
         """Write the answers whose turn it is."""
         queue, transport = self._queue, self._transport
         while (exchange := queue.pop_answered()) is not None:
+            if type(exchange.stream) is HttpStream:
+                exchange.stream.unwatch()
             if not transport.is_closing():
                 self._write(exchange, cast(HttpResponse, exchange.response))
         if queue.given and type(queue.given[0].stream) is HttpStream:
@@ -520,7 +524,9 @@ class Connection(asyncio.Protocol):
 
     def watch_silence(self, exchange: HttpExchange) -> None:
         """See to it that the client of an answer in parts hears something now and then."""
-        self._loop.call_later(SILENCE_S, self._look_if_silent, exchange)
+        cast(HttpStream, exchange.stream).unwatch = self._loop.call_later(
+            SILENCE_S, self._look_if_silent, exchange
+        ).cancel
 
     def _look_if_silent(self, exchange: HttpExchange) -> None:
         """Tell a client that has heard nothing for a while that the connection is alive."""
@@ -534,7 +540,9 @@ class Connection(asyncio.Protocol):
             self._write_in_parts(exchange, self._head_if_missing(exchange, stream) + _chunk(exchange.head, alive))
             silent_s = 0.0
         again_s = SILENCE_S - silent_s
-        self._loop.call_later(again_s if again_s > 0 else SILENCE_S, self._look_if_silent, exchange)
+        stream.unwatch = self._loop.call_later(
+            again_s if again_s > 0 else SILENCE_S, self._look_if_silent, exchange
+        ).cancel
 
     def _start_of(self, response: HttpResponse, head: HttpHead, is_last: bool) -> bytes:
         """Return everything of an answer that comes before its body."""

@@ -15,6 +15,7 @@ written with the first part, or once a client has heard nothing for `SILENCE_S`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from carpool.request import Stream
@@ -85,9 +86,12 @@ class HttpStream(Stream):
         held_bytes: how much that is.
         is_held_back: whether the stream is paused, as too much is held.
         asked_at: when the request was made.
+        unwatch: called once nobody has to look for silences any more.
     """
 
-    __slots__ = ("asked_at", "has_begun", "held", "held_bytes", "is_head_written", "is_held_back")
+    __slots__ = ("asked_at", "has_begun", "held", "held_bytes", "is_head_written", "is_held_back", "unwatch")
+
+    unwatch: Callable[[], None]
 
     def __init__(self, asked_at: float, until: float) -> None:
         super().__init__(until=until)

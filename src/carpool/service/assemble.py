@@ -105,7 +105,7 @@ def _batcher(service: Declaration, stage: Stage) -> Batcher:
 
 
 def _stepper(service: Declaration, stage: Stage) -> Stepper:
-    return Stepper(
+    stepper = Stepper(
         stage.name,
         stage.new_step_policy(service.part_slo_s, service.slo_s, service.overload),
         Queue(stage.max_queue_size, stage.max_queue_bytes),
@@ -119,6 +119,10 @@ def _stepper(service: Declaration, stage: Stage) -> Stepper:
         idempotent=stage.idempotent,
         measure=size_of_kept,
     )
+    weigher = weigher_of(stage)
+    if weigher is not None:
+        stepper.weigh = weigher.of_encoded
+    return stepper
 
 
 def launch(service: Declaration, index: int, guard: Guard | None, usable_cores: int) -> Launch:
