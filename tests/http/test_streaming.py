@@ -18,6 +18,7 @@ import carpool
 from carpool import Service, Stage
 from carpool.http import streaming
 from carpool.http.app import App
+from carpool.http.connection import Connection
 from tests.http.both_doors import both_doors
 from tests.support.http.net import serving
 from tests.support.parts import Counting, Once, Resuming, up_to
@@ -425,3 +426,23 @@ def test_a_stream_of_many_clients(tmp_path: Any) -> None:
 def test_carpool_says_what_ends_a_stream() -> None:
     """`carpool.Last` and `carpool.END` say in a text what they are."""
     assert (repr(carpool.Last(3)), repr(carpool.END)) == ("carpool.Last(3)", "carpool.END")
+
+
+@pytest.mark.parametrize("accept", ["text/event-stream", "application/x-ndjson"])
+def test_parts_that_are_written_at_once_are_the_same_bytes(accept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fast path for a part behind others writes what the slow one writes."""
+
+    def read() -> tuple[dict[str, str], bytes]:
+        with (
+            counting(step_s=0.002) as (ports, _),
+            asked(ports["our own"], request(30, accept, connection="close")) as reply,
+        ):
+            headers = {name: value for name, value in reply.headers.items() if name != "date"}
+            body = reply._bytes
+            while reply._receive():
+                body = reply._bytes
+            return headers, body
+
+    fast = read()
+    monkeypatch.setattr(Connection, "write_part_now", lambda connection, exchange, part: False)
+    assert read() == fast
