@@ -49,6 +49,7 @@ _LONGEST_LOOKED_UP = 16 * 1024  # more in one piece is a large body, or many req
 _LONG_PAGE = 4 * 1024  # bytes: the figures of /metrics have more, a line that says "ok" has not
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _NOTHING = memoryview(b"")
+_LONGEST_GATHERED = 4 * 1024  # bytes of a part that may wait for others of the same turn
 _LAST_CHUNK = b"0\r\n\r\n"
 _IN_PARTS = HttpResponse(200, b"")  # stands for an answer whose parts are all there
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
@@ -135,6 +136,7 @@ class Connection(asyncio.Protocol):
         # Answering.
         self._queue: AnswerQueue[HttpExchange] = AnswerQueue(self._limits.pipelined)
         self._is_giving = False  # `_give` is at work
+        self._gathered: list[bytes] = []  # parts of the answer whose turn it is, written at the end of this turn
 
     # -- asyncio's calls
 
@@ -469,6 +471,9 @@ class Connection(asyncio.Protocol):
     def write_part_now(self, exchange: HttpExchange, part: object) -> bool:
         """Write a part behind others if that is all there is to do; return False if it is not.
 
+        It goes at the end of this turn of the loop, with those that come in the same turn: each
+        write is a call of the system.
+
         Fast path of `Exchange.tell_part` and `write_part`: the same bytes, see
         tests/http/test_streaming.py.
         """
@@ -483,8 +488,20 @@ class Connection(asyncio.Protocol):
         ):
             return False
         data = head.ask.framing.part % (part,)  # type: ignore[union-attr] # parts are told to those who asked for them
-        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        chunk = b"%x\r\n%b\r\n" % (len(data), data)
+        if len(data) > _LONGEST_GATHERED:
+            self._write_in_parts(exchange, chunk)
+        else:
+            if not self._gathered:
+                self._listener.write_soon(self)
+            self._gathered.append(chunk)
         return True
+
+    def write_gathered(self) -> None:
+        """Write the parts that have come in this turn of the loop."""
+        gathered, self._gathered = self._gathered, []
+        if gathered and not self._transport.is_closing():
+            self._transport.write(b"".join(gathered))
 
     def end_parts(self, exchange: HttpExchange, data: bytes, is_whole: bool) -> None:
         """End an answer in parts, in its turn."""
@@ -522,7 +539,8 @@ class Connection(asyncio.Protocol):
         if self._is_writing_paused:
             self._timers.written_while_paused(len(data))
             self.app.pause(exchange, True)  # its turn has come while the client was slow already
-        self._transport.write(data)
+        self._gathered.append(data)
+        self.write_gathered()
 
     def _head_if_missing(self, exchange: HttpExchange, stream: HttpStream) -> bytes:
         """Return the head of an answer in parts, unless it was written before."""
