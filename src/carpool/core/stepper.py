@@ -532,7 +532,7 @@ class Stepper(Batcher):
         wrongly, and this is how that is noticed.
         """
         queue, policy = self.queue, self.policy
-        horizon = now + policy.start_s(self._longest)
+        horizon = now + policy.first_part_s(self._longest)
         if queue.earliest_due >= horizon:
             return
         late: list[Request] = []
