@@ -17,7 +17,8 @@ Promises, whatever the policy says:
 The calls, which `core/pipeline.py` makes for drivers (events first, then what to do):
 
     Stepper(name, policy, queue, *, rows, limit=inf, resumable=False, silence_s=inf,
-            max_stream_s=inf, max_batch_time_s=inf, patience_s=inf, idempotent=True, measure=None)
+            max_stream_s=inf, max_batch_time_s=inf, patience_s=inf, idempotent=True, weigh=None,
+            measure=None)
     enter(now, requests)                          # Pipeline.submit(now, requests)
     leave(now, request), abandon(now, request)    # Pipeline.cancel(now, request)
     pause(now, request, is_paused)                # Pipeline.pause(now, request, is_paused)
@@ -40,6 +41,9 @@ after a step depends on the `ask` of the last order that it has seen: `GO_ON` (r
 `ON_LEAVING` (stop for the next order if a stream has ended in this step) or `EVERY_STEP` (always
 stop). It also stops when it has nothing to step. A worker that has stopped reads orders until it
 has something to step; the coordinator answers a report with `stopped` at once.
+
+When memory runs out, a worker stops the newest half of its streams (where it cannot resume, those
+without parts first) and names them as `returned`; a stream that runs out alone fails instead.
 
 A stream with `is_collected` hands on no parts: its worker keeps them and sends the whole answer as
 the value of one `Part` with `last`. If its worker is lost it starts again, as nothing of it has
@@ -116,6 +120,8 @@ class Stepper(Batcher):
         max_batch_time_s: as for every batcher; a call is one of `start` or `step`.
         patience_s: as for every batcher.
         idempotent: whether a stream may be started once more.
+        weigh: how many units a stream may come to hold, by the result of the stage before, if not 1;
+            may raise a `CarpoolError`.
         measure: returns the bytes that a part holds while it is kept.
 
     Attributes:
@@ -147,10 +153,17 @@ class Stepper(Batcher):
         max_batch_time_s: float = inf,
         patience_s: float = inf,
         idempotent: bool = True,
+        weigh: Callable[[object], int] | None = None,
         measure: Callable[[object], int] | None = None,
     ) -> None:
         super().__init__(
-            name, policy, queue, max_batch_time_s=max_batch_time_s, patience_s=patience_s, idempotent=idempotent
+            name,
+            policy,
+            queue,
+            max_batch_time_s=max_batch_time_s,
+            patience_s=patience_s,
+            idempotent=idempotent,
+            weigh=weigh,
         )
         self.rows = rows
         self.limit = limit
