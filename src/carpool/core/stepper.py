@@ -120,8 +120,8 @@ class Stepper(Batcher):
         max_batch_time_s: as for every batcher; a call is one of `start` or `step`.
         patience_s: as for every batcher.
         idempotent: whether a stream may be started once more.
-        weigh: how many units a stream may come to hold, by the result of the stage before, if not 1;
-            may raise a `CarpoolError`.
+        weigh: returns how many units a stream may come to hold that gets this result of the stage
+            before; may raise a `CarpoolError`. By default it is 1.
         measure: returns the bytes that a part holds while it is kept.
 
     Attributes:
