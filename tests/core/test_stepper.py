@@ -544,6 +544,25 @@ def test_a_suspect_joins_a_running_set_only_once_its_members_rest() -> None:
     assert runs.state == QUEUED and runs.losses == 0
 
 
+def test_a_suspect_joins_no_set_that_would_run_out_of_memory() -> None:
+    """Those that rest hold memory, too: it waits for a set with room, as all others do."""
+    stage = stepper(rows=4, resumable=True)
+    pipeline = Pipeline([stage])
+    pipeline.worker_ready(0, 0)
+    pipeline.worker_ready(0, 1)
+    (suspect,) = submitted(pipeline, 0.0, 1)
+    lost = only_order(pipeline, 0.0).place
+    runs = submitted(pipeline, 0.0, 2)
+    other = only_order(pipeline, 0.0)
+    stage.safe_size.ran_out(3, 2)
+    pipeline.worker_lost(1.0, 0, lost)
+    assert pipeline.poll(1.0).orders == [] and suspect.state == QUEUED
+    ended = [Part(request.id, 0, last=True) for request in runs[:1]]
+    pipeline.reported(2.0, SetReport(0, other.place, 1, False, ended, 2, 1.0))
+
+    assert only_order(pipeline, 2.0).pause == [runs[1].id]
+
+
 def test_where_requests_must_not_run_twice_a_lost_worker_ends_its_streams() -> None:
     """They are never started again, nor resumed."""
     driver = drive(stepper(resumable=True, idempotent=False))

@@ -440,7 +440,8 @@ class Stepper(Batcher):
                 text = "MemoryError: memory ran out in a step, and this stream must not or cannot be started again"
                 ended.append((request, Part(id, error=ModelError(text, type_name="MemoryError"))))
         running.untested = 0
-        self.safe_size.ran_out(tried, running.size)
+        if running.size < tried:
+            self.safe_size.ran_out(tried, running.size)
         self.put_back(now, again)
 
     def _note_progress(self, now: float, running: RunningSet, report: SetReport) -> None:
@@ -627,7 +628,8 @@ class Stepper(Batcher):
         (suspect,) = self.queue.peek(1)
         members = running.members
         if members:
-            is_full = len(members) >= self.rows or running.size + suspect.size > self.limit
+            size = running.size + suspect.size
+            is_full = len(members) >= self.rows or size > min(self.limit, self.safe_size.limit)
             if is_full or not _may_share(running, suspect.lane):
                 running.is_restless = running.is_restless or running.is_clearing
                 running.is_clearing = False
