@@ -104,7 +104,8 @@ def chunked(
 
     Each stream that runs is one of them; the others are inputs, first come, first served. A step
     of n streams and u units of input takes c + d·n + b·u, so that a start has no cost of its own,
-    which is kinder to this rule than to the others.
+    which is kinder to this rule than to the others. A request is refused once its input cannot be
+    read in time any more, as chunks read it.
     """
     traffic = deque(traffic_of(arrivals, lengths, cost, rows, 1, duration_s, seed, most_requests))
     clock = VirtualClock()
@@ -118,8 +119,10 @@ def chunked(
             when, length = traffic.popleft()
             readings.append(Reading(clock, when, length.output))
             waiting.append(_Chunked(readings[-1], length.input, length.input))
+        step_s = cost.c_s + cost.d_s * len(running)
         for each in list(waiting):
-            if clock.now + cost.a_s + cost.b_s * each.length > each.reading.arrived + slo_s:
+            read_s = ceil(each.length / chunk) * step_s + cost.b_s * each.length
+            if clock.now + read_s > each.reading.arrived + slo_s:
                 each.reading.is_refused = True
                 waiting.remove(each)
         units, read = max(1, chunk - len(running)), 0

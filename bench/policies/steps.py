@@ -5,10 +5,10 @@
 A row of the table is a load, a column a rule: static batches (a set that runs is joined by nobody
 and padded to its first size), greedy (all that fits joins at once, as in Orca and in LitServe's
 continuous loop), the counters of text-generation-inference, inputs in chunks of 256 and 512 units
-(Sarathi-Serve, vLLM) and carpool's `paced`. All of them refuse a request as soon as its first part
-cannot come in time any more. A cell has % of requests good / good and smooth, and the 99th
-percentile of the longest gap in ms. A second table has noise (cv 0.3), stalls and costs that must
-be learned; chunks, which know no costs, are not in it.
+(Sarathi-Serve, vLLM) and carpool's `paced`. Each of them refuses a request as soon as its first
+part cannot come in time any more, by its own reckoning. A cell has % of requests good / good and
+smooth, and the 99th percentile of the longest gap in ms. A second table has noise (cv 0.3), stalls
+and costs that must be learned; chunks, which know no costs, are not in it.
 
 The loads `code` need the trace of the Azure public dataset (CC-BY 4.0; Patel et al., "Splitwise");
 they are left out without it. The costs stand for a GPU of 5 ms + 0.1 ms a token and 18 ms + 0.15 ms

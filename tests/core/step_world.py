@@ -44,7 +44,7 @@ class Adversary(StepPolicy):
     def is_late(self, now: float, request: Request) -> bool:
         return not self.is_kind and self.dice.random() < 0.2
 
-    def start_s(self, length: int) -> float:
+    def first_part_s(self, length: int) -> float:
         return 3.0
 
 

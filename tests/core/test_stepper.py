@@ -256,7 +256,7 @@ def test_what_a_policy_raises_amid_joins_loses_no_request() -> None:
     assert todo.orders == [] and sorted(request.id for request in todo.answer) == [request.id for request in requests]
 
 
-@pytest.mark.parametrize("call", ["join", "is_late", "start_s", "started", "stepped", "pace_s"])
+@pytest.mark.parametrize("call", ["join", "is_late", "first_part_s", "started", "stepped", "pace_s"])
 @pytest.mark.parametrize("nth", [1, 2])
 def test_whatever_a_policy_raises_everybody_is_answered(call: str, nth: int) -> None:
     """In each of its calls: the stage is aborted, as drivers do, and no request is lost or told twice."""
@@ -356,12 +356,11 @@ def test_the_service_s_time_out_bounds_each_silence_and_not_the_whole() -> None:
 
 def test_a_stream_that_waits_for_its_first_part_expires_after_one_silence() -> None:
     """In the queue, too."""
-    driver = drive(stepper(rows=1, silence_s=3))
-    first, waits = ask(driver, 10), ask(driver, 1, 0.5)
+    driver = drive(stepper(silence_s=3), workers=0)
+    waits = ask(driver, 1, 0.5)
     driver.run()
 
-    assert first.error is None and reader(waits).ended == 3.5
-    assert code_of(waits) == "deadline_exceeded"
+    assert reader(waits).ended == 3.5 and code_of(waits) == "deadline_exceeded"
 
 
 def test_no_stream_takes_longer_than_max_stream_s_or_its_caller_s_own_time_out() -> None:
@@ -454,6 +453,21 @@ def test_streams_of_a_dead_worker_go_on_where_the_model_can_resume(resumable: bo
     assert driver.pipeline.batchers[0].queue.nbytes == 0
 
 
+def test_a_stream_that_was_put_back_is_due_one_pace_after_its_next_part() -> None:
+    """What was due while it had no worker holds no door."""
+    pipeline = Pipeline([stepper(resumable=True, policy=GreedySteps(4, part_slo_s=2.0))])
+    pipeline.worker_ready(0, 0)
+    (request,) = submitted(pipeline, 0.0, 1)
+    pipeline.poll(0.0)
+    pipeline.reported(1.0, SetReport(0, 0, 1, False, [Part(request.id, 0)], 1, 1.0))
+    pipeline.worker_left(2.0, 0, 0)
+    pipeline.worker_ready(0, 0)
+    pipeline.poll(4.0)
+    assert stream_of(request).next_due == inf
+    pipeline.reported(6.0, SetReport(0, 0, 1, False, [Part(request.id, 1)], 1, 1.0))
+    assert stream_of(request).next_due == 8.0
+
+
 def test_a_stream_that_kills_its_workers_costs_two_and_harms_nobody() -> None:
     """Each suspect runs its start and one step alone, while the others rest; then the guilty one is known."""
     stage = stepper(rows=8, resumable=True)
@@ -528,6 +542,26 @@ def test_a_suspect_joins_a_running_set_only_once_its_members_rest() -> None:
     assert pipeline.worker_lost(2.0, 0, second.place)
     assert code_of(suspect) == "request_crashed_worker"
     assert runs.state == QUEUED and runs.losses == 0
+
+
+def test_a_suspect_joins_no_set_that_would_run_out_of_memory() -> None:
+    """Those that rest hold memory, too: it waits for a set with room, as all others do."""
+    stage = stepper(rows=4, resumable=True)
+    pipeline = Pipeline([stage])
+    pipeline.worker_ready(0, 0)
+    pipeline.worker_ready(0, 1)
+    (suspect,) = submitted(pipeline, 0.0, 1)
+    lost = only_order(pipeline, 0.0).place
+    runs = submitted(pipeline, 0.0, 2)
+    other = only_order(pipeline, 0.0)
+    stage.safe_size.ran_out(3, 2)
+    pipeline.worker_lost(1.0, 0, lost)
+    assert only_order(pipeline, 1.0) == Order(0, other.place, 2, [], [], [], [], ON_LEAVING)
+    assert suspect.state == QUEUED
+    ended = [Part(request.id, 0, last=True) for request in runs[:1]]
+    pipeline.reported(2.0, SetReport(0, other.place, 1, False, ended, 2, 1.0))
+
+    assert only_order(pipeline, 2.0).pause == [runs[1].id]
 
 
 def test_where_requests_must_not_run_twice_a_lost_worker_ends_its_streams() -> None:

@@ -177,9 +177,22 @@ def test_a_stream_that_is_resumed_costs_its_parts_too() -> None:
 
 
 def test_a_request_is_late_when_its_start_does_not_fit_before_its_due() -> None:
-    """The service's SLO counts to the first part."""
+    """The service's SLO counts to the first part, which comes with the step after the start."""
     policy, (request,) = paced(), heads(100, due=1.0)
-    assert not policy.is_late(1.0 - 0.0151, request) and policy.is_late(1.0 - 0.0149, request)
+    policy.active = 9
+    needed = 0.015 + 18e-3 + 10 * 1.5e-4
+    assert not policy.is_late(1.0 - needed - 1e-6, request) and policy.is_late(1.0 - needed + 1e-6, request)
+
+
+def test_nobody_is_late_for_the_sake_of_those_who_join_with_it() -> None:
+    """Three that fit into spare time join one by one, if together the first one's part would come too late."""
+    policy = paced()
+    together = 5e-3 + 3 * 1e-2 + 18e-3 + 13 * 1.5e-4
+
+    assert policy.join(0.0, heads(100, 100, 100, due=together + 1e-6), SetStub(10)) == 3
+    assert policy.join(0.0, heads(100, 100, 100, due=together - 1e-6), SetStub(10)) == 2
+    assert policy.explain(0.0)["rule"] == "due"
+    assert policy.join(0.0, heads(100, due=0.001), SetStub(10)) == 1
 
 
 def test_greedy_and_static() -> None:

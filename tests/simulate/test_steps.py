@@ -134,3 +134,18 @@ def test_the_command_says_what_does_not_go(words: tuple[str, ...], text: str) ->
     """In one line, with exit status 2."""
     done = command(*words)
     assert done.returncode == 2 and text in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_two_workers_have_a_set_each() -> None:
+    """Together they serve what one cannot."""
+    settings: dict[str, Any] = {
+        "arrivals": "poisson:rate=60",
+        "cost": "steps:a=1ms,b=0s,c=10ms,d=1ms",
+        "lengths": "fixed:output=20",
+        "slo_s": 0.2,
+        "part_slo_s": 0.03,
+        "rows": 16,
+        "duration_s": 5.0,
+    }
+    one, two = run_steps("paced", **settings), run_steps("paced", **settings, workers=2)
+    assert two.good > 1.3 * one.good and two.refused < 0.1 < one.refused

@@ -17,7 +17,8 @@ Promises, whatever the policy says:
 The calls, which `core/pipeline.py` makes for drivers (events first, then what to do):
 
     Stepper(name, policy, queue, *, rows, limit=inf, resumable=False, silence_s=inf,
-            max_stream_s=inf, max_batch_time_s=inf, patience_s=inf, idempotent=True, measure=None)
+            max_stream_s=inf, max_batch_time_s=inf, patience_s=inf, idempotent=True, weigh=None,
+            measure=None)
     enter(now, requests)                          # Pipeline.submit(now, requests)
     leave(now, request), abandon(now, request)    # Pipeline.cancel(now, request)
     pause(now, request, is_paused)                # Pipeline.pause(now, request, is_paused)
@@ -40,6 +41,9 @@ after a step depends on the `ask` of the last order that it has seen: `GO_ON` (r
 `ON_LEAVING` (stop for the next order if a stream has ended in this step) or `EVERY_STEP` (always
 stop). It also stops when it has nothing to step. A worker that has stopped reads orders until it
 has something to step; the coordinator answers a report with `stopped` at once.
+
+When memory runs out, a worker stops the newest half of its streams (where it cannot resume, those
+without parts first) and names them as `returned`; a stream that runs out alone fails instead.
 
 A stream with `is_collected` hands on no parts: its worker keeps them and sends the whole answer as
 the value of one `Part` with `last`. If its worker is lost it starts again, as nothing of it has
@@ -116,6 +120,8 @@ class Stepper(Batcher):
         max_batch_time_s: as for every batcher; a call is one of `start` or `step`.
         patience_s: as for every batcher.
         idempotent: whether a stream may be started once more.
+        weigh: returns how many units a stream may come to hold that gets this result of the stage
+            before; may raise a `CarpoolError`. By default it is 1.
         measure: returns the bytes that a part holds while it is kept.
 
     Attributes:
@@ -147,10 +153,17 @@ class Stepper(Batcher):
         max_batch_time_s: float = inf,
         patience_s: float = inf,
         idempotent: bool = True,
+        weigh: Callable[[object], int] | None = None,
         measure: Callable[[object], int] | None = None,
     ) -> None:
         super().__init__(
-            name, policy, queue, max_batch_time_s=max_batch_time_s, patience_s=patience_s, idempotent=idempotent
+            name,
+            policy,
+            queue,
+            max_batch_time_s=max_batch_time_s,
+            patience_s=patience_s,
+            idempotent=idempotent,
+            weigh=weigh,
         )
         self.rows = rows
         self.limit = limit
@@ -427,7 +440,8 @@ class Stepper(Batcher):
                 text = "MemoryError: memory ran out in a step, and this stream must not or cannot be started again"
                 ended.append((request, Part(id, error=ModelError(text, type_name="MemoryError"))))
         running.untested = 0
-        self.safe_size.ran_out(tried, running.size)
+        if running.size < tried:
+            self.safe_size.ran_out(tried, running.size)
         self.put_back(now, again)
 
     def _note_progress(self, now: float, running: RunningSet, report: SetReport) -> None:
@@ -532,7 +546,7 @@ class Stepper(Batcher):
         wrongly, and this is how that is noticed.
         """
         queue, policy = self.queue, self.policy
-        horizon = now + policy.start_s(self._longest)
+        horizon = now + policy.first_part_s(self._longest)
         if queue.earliest_due >= horizon:
             return
         late: list[Request] = []
@@ -614,7 +628,8 @@ class Stepper(Batcher):
         (suspect,) = self.queue.peek(1)
         members = running.members
         if members:
-            is_full = len(members) >= self.rows or running.size + suspect.size > self.limit
+            size = running.size + suspect.size
+            is_full = len(members) >= self.rows or size > min(self.limit, self.safe_size.limit)
             if is_full or not _may_share(running, suspect.lane):
                 running.is_restless = running.is_restless or running.is_clearing
                 running.is_clearing = False

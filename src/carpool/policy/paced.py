@@ -8,7 +8,8 @@ newcomers may use.
     spare = the earliest of these times - now - the step under way; one pace at most if that step
             makes a first part, whose stream is due one pace later
     join    the longest head of the queue, k = 1, 2, …, for which n + k = 1, or
-            step(n + k) <= 0.9 pace  and  start(of the k lengths) + step(n + k) <= spare
+            step(n + k) <= 0.9 pace  and  start(of the k lengths) + step(n + k) <= spare,
+            and k = 1, or the first parts of all k still come in time
 
 No request starves. Only the head may join; while it waits, each step leaves at least a tenth of the
 pace over (0.9 is what sees to it), so the set gains as much per step. The head, which once fitted
@@ -29,6 +30,7 @@ Zhong et al., "DistServe", OSDI 2024 (goodput by a goal to the first part and on
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any, Final
 
 from carpool.policy.steps import SetView, StepPolicy
@@ -50,12 +52,15 @@ class Paced(StepPolicy):
         pace_s = self.pace_s
         longest_step_s = _FULL_PACE * pace_s
         spare_s = running.spare_s(now)
+        began = now
         if running.is_stepping:
-            spare_s -= step.seconds(n)
+            under_way_s = step.seconds(n)
+            began += under_way_s
+            spare_s -= under_way_s
             if spare_s > pace_s and running.has_newcomers:
                 spare_s = pace_s
         self._rule = "all"
-        joined, length = 0, running.starting
+        joined, length, due = 0, running.starting, inf
         for request in heads:
             stream = request.stream
             length += stream.length + stream.parts if stream else 1
@@ -63,8 +68,14 @@ class Paced(StepPolicy):
             if n + joined and step_s > longest_step_s:
                 self._rule = "pace"
                 break
-            if n + joined and start.seconds(length) + step_s > spare_s:
+            first_part_s = start.seconds(length) + step_s
+            if n + joined and first_part_s > spare_s:
                 self._rule = "spare"
+                break
+            if stream is None or not stream.parts:
+                due = min(due, request.due)
+            if joined and began + first_part_s > due:
+                self._rule = "due"
                 break
             joined += 1
         return joined

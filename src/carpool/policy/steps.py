@@ -63,6 +63,7 @@ class StepPolicy(Policy):
         part_slo_s: the same.
         start: seconds of starting streams, by the sum of their lengths.
         step: seconds of a step, by the number of streams stepped.
+        active: how many streams the last step had.
     """
 
     def __init__(self, rows: int | None = None, part_slo_s: float | None = None) -> None:
@@ -70,6 +71,7 @@ class StepPolicy(Policy):
         self.part_slo_s = part_slo_s
         self.start = CostLine()
         self.step = CostLine()
+        self.active = 0
 
     @property
     def rows(self) -> int:
@@ -91,13 +93,13 @@ class StepPolicy(Policy):
         """Report whether the first part of a queued request cannot come in time any more.
 
         Such a request is refused. The stepper asks only about requests that have had no part, and
-        are due no later than `start_s` of the longest request that it has seen.
+        are due sooner than in `first_part_s` of the longest request that it has seen.
         """
-        return now + self.start_s(request.stream.length if request.stream else 1) > request.due
+        return now + self.first_part_s(request.stream.length if request.stream else 1) > request.due
 
-    def start_s(self, length: int) -> float:
-        """Return the expected seconds of starting streams of `length` in sum."""
-        return self.start.seconds(length)
+    def first_part_s(self, length: int) -> float:
+        """Return the expected seconds until the first part of a request of `length` that joins."""
+        return self.start.seconds(length) + self.step.seconds(min(self.active + 1, self.rows))
 
     @property
     def pace_s(self) -> float:
@@ -117,6 +119,7 @@ class StepPolicy(Policy):
 
     def stepped(self, n: int, seconds: float) -> None:
         """Note that a step of `n` streams has taken `seconds`."""
+        self.active = n
         self.step.learn(n, seconds)
 
     def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
