@@ -38,6 +38,7 @@ PROGRAMS = (
     Program("policies.ablation", 3, "what each part of Adaptive is worth"),
     Program("policies.limits", 6, "with several workers, a limit of 64 beside the best limit"),
     Program("policies.overhead", 0.5, "what a policy's own decisions cost"),
+    Program("policies.steps", 2, "policies of steps, and what others do, in virtual time", "for some rows: the trace"),
     Program("policies.trace", None, "all policies on a trace of a language model", "the trace", False),
     Program("reality.calibration", 4, "latency, simulated and of a real server", "an idle machine"),
     Program("reality.overload", 15, "goodput at up to three times capacity", "mosec, bentoml, an idle machine"),

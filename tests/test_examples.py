@@ -115,6 +115,15 @@ def test_threads() -> None:
 
 
 @pytest.mark.slow
+def test_streaming() -> None:
+    """The decoder of the example gives each stream, among others, the tokens of its prompt alone."""
+    out = run_module("examples.streaming")
+
+    assert "countdown: 3 2 1" in out and "collected: True" in out
+    assert "24 of 24 streams, 694 tokens" in out
+
+
+@pytest.mark.slow
 def test_fastapi_app(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batched function and a service behind routes of FastAPI answer under uvicorn; a request
     without a key, or with a wrong one, is refused.

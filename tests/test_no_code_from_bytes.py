@@ -40,9 +40,15 @@ LOADS = {
     "carpool.worker.program": {"unpack_model"},
 }
 """The functions that unpickle."""
-READ_PAYLOADS = {"carpool.worker.answer", "carpool.service.weigh", "carpool.drive.callers", "carpool.wire.outcome"}
-"""Who reads what `payload.dump` made: workers, `size=`, and Python callers, of results and, when they ask for it, of an
-error's `__cause__`. Nobody under `http`."""
+READ_PAYLOADS = {
+    "carpool.worker.answer",
+    "carpool.worker.step_loop",
+    "carpool.service.weigh",
+    "carpool.drive.callers",
+    "carpool.wire.outcome",
+}
+"""Who reads what `payload.dump` made: workers, of items and of parts from which an answer goes on, `size=`, and Python
+callers, of results and, when they ask for it, of an error's `__cause__`. Nobody under `http`."""
 
 DANGEROUS_MODULES = frozenset(
     {"marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "jsonpickle", "msgpack_numpy", "torch", "codeop"}

@@ -26,6 +26,7 @@ from carpool.errors import (
 from carpool.http_request import HTTPRequest
 from carpool.http_response import HTTPError, Response
 from carpool.model import Model
+from carpool.parts import END, Last
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, Policy, Static
 from carpool.service.handle import AsyncHandle, Handle
 from carpool.service.service import Service
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AIMD",
+    "END",
     "Adaptive",
     "AsyncHandle",
     "CarpoolError",
@@ -52,6 +54,7 @@ __all__ = [
     "HTTPRequest",
     "Handle",
     "InvalidRequest",
+    "Last",
     "Lock",
     "Model",
     "ModelError",

@@ -16,6 +16,16 @@ from typing import Any, ClassVar
 
 from carpool.batch_hints import is_called_as_hinted, is_list, is_never_a_list, is_union
 from carpool.foreign import text_of
+from carpool.forms import (
+    STEPS_HOOKS,
+    Form,
+    check_has_steps,
+    check_is_one_form,
+    collected_type,
+    part_type,
+    yielded_type,
+    yields,
+)
 from carpool.http_request import HTTPRequest
 from carpool.http_response import Response
 from carpool.logger import logger
@@ -23,7 +33,6 @@ from carpool.rows import is_array_type
 
 _HOOKS = ("setup", "preprocess", "predict", "postprocess", "teardown", "decode", "encode")
 _MOST_PRODUCED = 32
-_IS_GENERATOR = (inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 _UNRESOLVED = (NameError, AttributeError, TypeError)  # what a hint raises that means nothing where it stands
 _CONTENT_TYPE = re.compile(r"[!-.0-~]+/[!-.0-~][ -~]*")
 
@@ -37,7 +46,9 @@ Adapter = Callable[[Any], Any]
 class Model:
     """Base class of models. Write plain, synchronous, single-process code.
 
-    A stage makes one instance in each worker. A subclass defines `predict`, and if it needs them:
+    A stage makes one instance in each worker. A subclass defines `predict`, which returns the
+    answer or yields parts of it, or `start`, `step` and `stop` (docs/streaming.md). If it needs
+    them, it has besides:
 
     * `__init__(self, ...)`: a stage's `kwargs` go there.
     * `setup(self)`: runs once in each worker, before it is ready. Load weights here.
@@ -101,6 +112,11 @@ class Traits:
         decodes_requests: Whether `decode` takes requests instead of their bodies.
         encode_takes_type: Whether `encode` takes the content type to write.
         takes_array: Whether `predict` takes one array instead of a list of items.
+        form: How the model gives its answers.
+        part_type: The type of one part of an answer; `Any` without a hint. `output_type` is that of
+            the whole answer.
+        can_resume: Whether `resume` can go on with an answer of which some parts are there.
+        collects: Whether `collect` makes one answer of the parts.
     """
 
     name: str
@@ -113,6 +129,15 @@ class Traits:
     decodes_requests: bool
     encode_takes_type: bool
     takes_array: bool = False
+    form: Form = Form.WHOLE
+    part_type: Any = Any
+    can_resume: bool = False
+    collects: bool = False
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether the model gives its answers in parts."""
+        return self.form is not Form.WHOLE
 
 
 def name_of(model: AnyModel) -> str:
@@ -135,13 +160,27 @@ def traits_of(model: AnyModel, batched: bool) -> Traits:
     """
     owner, predict = _owner_and_predict(model)
     name = name_of(model)
+    form = _form_of(owner, predict, batched)
+    batched = batched or form is Form.STEPS
     postprocess = getattr(owner, "postprocess", None)
     takes, returns = types_of(predict)
+    if form is Form.STEPS:
+        returns = types_of(owner.step)[1]
+    elif form is not Form.WHOLE:
+        returns = yielded_type(returns)
     takes_array = batched and is_array_type(takes)
+    if takes_array and form is not Form.WHOLE:
+        raise TypeError(
+            f"{_taker(owner, name)} takes an array by its hint, but it gets a list of items: stack them in it"
+        )
     if batched:
         takes, returns = _item_type(takes), Any if is_array_type(returns) else _item_type(returns)
     takes = _type_before_hook(owner, name, takes, batched)
     returns = _type_after_hook(owner, name, returns, batched)
+    part = Any if form is Form.WHOLE else part_type(returns)
+    if form is not Form.WHOLE:
+        collect = getattr(owner, "collect", None)
+        returns = collected_type(part) if collect is None else types_of(collect)[1]
     accepts, produces = _content_types(owner, name)
     return Traits(
         name=name,
@@ -154,7 +193,25 @@ def traits_of(model: AnyModel, batched: bool) -> Traits:
         decodes_requests=bool(accepts) and _takes_requests(owner.decode, name),
         encode_takes_type=bool(produces) and _takes_two(owner.encode),
         takes_array=takes_array,
+        form=form,
+        part_type=part,
+        can_resume=form is Form.STEPS and hasattr(owner, "resume"),
+        collects=form is not Form.WHOLE and hasattr(owner, "collect"),
     )
+
+
+def _form_of(owner: Any, predict: Callable[..., Any], batched: bool) -> Form:
+    """Return the form of a model that `_owner_and_predict` has read."""
+    if _is_of_steps(owner):
+        return Form.STEPS
+    if not yields(predict):
+        return Form.WHOLE
+    return Form.BATCH_GENERATOR if batched else Form.GENERATOR
+
+
+def _is_of_steps(owner: Any) -> bool:
+    """Report whether a class has no `predict` but methods of a model of steps; False for None."""
+    return owner is not None and getattr(owner, "predict", Model.predict) is Model.predict
 
 
 def check_takes_a_list(model: AnyModel, because: str) -> None:
@@ -246,27 +303,37 @@ def _type_after_hook(owner: Any, name: str, returns: Any, batched: bool) -> Any:
 
 
 def _owner_and_predict(model: AnyModel) -> tuple[Any, Callable[..., Any]]:
-    """Return what has the hooks (None for a function), and what predicts. Raises TypeError."""
+    """Return what has the hooks (None for a function), and what takes the items: `predict`, or
+    `start` of a model of steps. Raises TypeError.
+    """
     if isinstance(model, functools.partial):
         _check_partial(model)
     if isinstance(model, type):
-        predict = getattr(model, "predict", None)
-        if predict is None or predict is Model.predict:
-            raise TypeError(f"{model.__name__} has no predict method: a model class must define one")
-        for hook in _HOOKS:
+        name = model.__name__
+        hooks: tuple[str, ...] = _HOOKS
+        if _is_of_steps(model):
+            check_has_steps(model, name)
+            hooks = (*(hook for hook in _HOOKS if hook != "predict"), *STEPS_HOOKS)
+            takes_items = model.start  # type: ignore[attr-defined]
+        else:
+            check_is_one_form(model, name)
+            takes_items = model.predict  # type: ignore[attr-defined]
+        for hook in hooks:
             method = getattr(model, hook, None)
             if method is not None:
-                _check_method(method, f"{hook} of {model.__name__}")
-        return model, predict
+                _check_method(method, f"{hook} of {name}", may_yield=hook == "predict")
+        return model, takes_items
     if callable(model):
-        _check_method(model, name_of(model))
+        _check_method(model, name_of(model), may_yield=True)
         return None, model
     raise TypeError(f"a model is a class with predict or a callable, not {model!r}")
 
 
 def _taker(owner: Any, name: str) -> str:
     """What takes the items, in words."""
-    return name if owner is None else f"predict of {name}"
+    if owner is None:
+        return name
+    return f"{'start' if _is_of_steps(owner) else 'predict'} of {name}"
 
 
 def _check_partial(model: functools.partial[Any]) -> None:
@@ -282,16 +349,14 @@ def _check_partial(model: functools.partial[Any]) -> None:
         )
 
 
-def _check_method(method: Any, name: str) -> None:
-    """Check that a hook or function can be called and is not a generator. Raises TypeError."""
+def _check_method(method: Any, name: str, *, may_yield: bool) -> None:
+    """Check that a hook or function can be called, and yields only if it may. Raises TypeError."""
     if not callable(method):
         raise TypeError(f"{name} must be a method, not {method!r}")
-    while isinstance(method, functools.partial):
-        method = method.func
-    if any(is_generator(each) for is_generator in _IS_GENERATOR for each in (method, type(method).__call__)):
+    if not may_yield and yields(method):
         raise TypeError(
-            f"{name} is a generator (it has a `yield`), and generators cannot be served yet: collect what it yields"
-            " in a list and `return` that"
+            f"{name} is a generator (it has a `yield`), and only predict may be one: collect what it yields in a list"
+            " and `return` that"
         )
 
 

@@ -7,6 +7,7 @@ the wire (see `wire/payload.py`). All times are seconds of one monotonic clock.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from math import inf
 from typing import Final, NamedTuple, Protocol
 
 # States. A request is answered exactly once: whichever code moves it to DONE owns the answer.
@@ -50,6 +51,73 @@ class Caller(Protocol):
         """
 
 
+class PartTaker(Caller, Protocol):
+    """A caller that takes the answer part by part; `answered` tells it the end."""
+
+    def take_part(self, request: Request, part: object) -> None:
+        """Take the next part of the answer. Must not raise."""
+
+
+class Stream:
+    """How far the answer of a request has come that is made step by step.
+
+    Whoever makes the request sets the first three; all else belongs to `core/stepper.py`.
+
+    Attributes:
+        length: units of work before the first part.
+        is_collected: whether the worker collects the parts, so that the caller gets the whole
+            answer at once.
+        until: absolute time at which the answer must be complete; infinity if the caller has set no
+            time-out of its own.
+        is_told_both: whether the caller takes parts as they come, and besides the whole answer that
+            the model makes of them.
+        parts: how many parts were handed on.
+        kept: these parts, where the model can resume; else empty.
+        kept_bytes: how many bytes they hold.
+        next_due: when the next part should be there; infinity before the first part and while the
+            stream pauses.
+        place: the position of the worker whose running set it is in.
+        joined: when it joined that set.
+        heard: when its last part came; before that, when it was admitted.
+        is_paused: whether its caller has asked for no more parts for now.
+        is_resting: whether its worker has been told not to step it.
+    """
+
+    __slots__ = (
+        "heard",
+        "is_collected",
+        "is_paused",
+        "is_resting",
+        "is_told_both",
+        "joined",
+        "kept",
+        "kept_bytes",
+        "length",
+        "next_due",
+        "parts",
+        "place",
+        "until",
+    )
+
+    def __init__(self, length: int = 1, is_collected: bool = False, until: float = inf) -> None:
+        self.length = length
+        self.is_collected = is_collected
+        self.until = until
+        self.is_told_both = False
+        self.parts = 0
+        self.kept: list[object] = []
+        self.kept_bytes = 0
+        self.next_due = inf
+        self.place = -1
+        self.joined = 0.0
+        self.heard = 0.0
+        self.is_paused = self.is_resting = False
+
+    def __repr__(self) -> str:
+        paused = " paused" if self.is_paused else ""
+        return f"<Stream place={self.place} parts={self.parts}{paused}>"
+
+
 class Request:
     """One item of one caller, and what becomes of it.
 
@@ -74,6 +142,8 @@ class Request:
         losses: how many workers of its present stage were lost while they had it.
         stage: the position of its present stage.
         state: NEW, QUEUED, RUNNING or DONE.
+        stream: how far its answer has come, where the last stage makes it step by step; None
+            elsewhere.
         trail: times in the stages before the present one (see `core/trail.py`); not set while the
             request is in the first stage.
         result: the answer, once the state is DONE and there is no error.
@@ -100,6 +170,7 @@ class Request:
         "size",
         "stage",
         "state",
+        "stream",
         "trail",
     )
 
@@ -121,6 +192,7 @@ class Request:
         self.losses = 0
         self.stage = 0
         self.state = NEW
+        self.stream: Stream | None = None
         self.result: object = None
         self.error: Exception | None = None
 
@@ -128,6 +200,11 @@ class Request:
         """Give the answer, which must be there, to the caller if it has not gone."""
         if self.caller is not None:
             self.caller.answered(self)
+
+    def tell_part(self, part: object) -> None:
+        """Hand a part of the answer to the caller, if it has not gone."""
+        if self.caller is not None:
+            self.caller.take_part(self, part)  # type: ignore[attr-defined] # only a `PartTaker` asks for parts
 
     @property
     def companions(self) -> Sequence[Request]:

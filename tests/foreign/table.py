@@ -74,6 +74,7 @@ class Way:
         self.run_in, _, self.door = name.partition(" by ")
         self.lines: list[str] = []
         self._shared: Any = None
+        self._others: dict[str, Any] = {}
         self._threads = set(threading.enumerate())
         self._children = set(children())
 
@@ -87,19 +88,29 @@ class Way:
             self._shared = DOORS[self.door](*services, output=self._sink)
         return self._shared
 
+    def other(self, name: str, make: Callable[[], Service]) -> Any:
+        """Another service that cells share, which runs."""
+        if name not in self._others:
+            self._others[name] = self.open(make())
+        return self._others[name]
+
+    def _taken(self) -> list[Any]:
+        """The services that run, which nobody is to use any more."""
+        running = [each for each in (self._shared, *self._others.values()) if each is not None]
+        self._shared, self._others = None, {}
+        return running
+
     def discard(self) -> None:
         """Something has failed: the next cell gets a service of its own, and nobody waits for this one."""
-        shared, self._shared = self._shared, None
-        if shared is not None:
-            threading.Thread(target=close_quietly, args=(shared,), daemon=True).start()
+        for each in self._taken():
+            threading.Thread(target=close_quietly, args=(each,), daemon=True).start()
         self._threads |= set(threading.enumerate())
 
     def close(self) -> None:
         """End the shared service; workers have lived, and nothing is left."""
-        shared, self._shared = self._shared, None
-        if shared is not None:
-            restarts = [stage.restarts for stage in shared.stats().stages]
-            shared.close()
+        for each in self._taken():
+            restarts = [stage.restarts for stage in each.stats().stages]
+            each.close()
             assert not any(restarts), restarts
         until = time.monotonic() + LIMIT_S
         while left := self._left():

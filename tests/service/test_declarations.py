@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 import carpool
 from carpool import Adaptive, Greedy, Policy, Service, Stage, Static
+from carpool.forms import Form
 from carpool.policy import BY_NAME, OneByOne
 from carpool.wire.frame import MAX_ITEMS
 from tests.support import models
@@ -205,20 +206,163 @@ GENERATORS: list[tuple[Any, str]] = [
     (yields_later, "yields_later"),
     (Yields(), "Yields"),
     (functools.partial(yields), "yields"),
-    (PredictYields, "predict of PredictYields"),
+    (PredictYields, "PredictYields"),
+]
+HOOKS_THAT_YIELD: list[tuple[Any, str]] = [
     (SetUpYields, "setup of SetUpYields"),
     (PostprocessYields, "postprocess of PostprocessYields"),
 ]
 
 
 @pytest.mark.parametrize(("model", "name"), GENERATORS)
-@pytest.mark.parametrize("declare", [Stage, functools.partial(Stage, max_batch_size=8), carpool.batch])
-def test_generators_are_refused_when_declared(declare: Any, model: Any, name: str) -> None:
-    """Functions, callables and hooks that yield are refused when they are declared, and the text
-    says what to do instead.
+def test_what_yields_has_no_place_in_a_batched_function(model: Any, name: str) -> None:
+    """A batched function gives each caller one answer, so a generator is refused where it is
+    declared, and the text names what to do instead.
     """
-    with pytest.raises(TypeError, match=rf"^{name} is a generator .* cannot be served yet: collect .* `return`"):
+    with pytest.raises(TypeError, match=rf"^{name} answers in parts.*carpool\.Stage\({name}, run_in=.*`return`"):
+        carpool.batch(model)
+
+
+@pytest.mark.parametrize(("model", "name"), GENERATORS)
+@pytest.mark.parametrize("settings", [{}, {"max_batch_size": 8}])
+def test_what_yields_answers_in_parts(model: Any, name: str, settings: dict[str, Any]) -> None:
+    """A `predict` that yields is a generator for each item, or with `max_batch_size` for each
+    batch.
+    """
+    stage = Stage(model, run_in="loop" if model is yields_later else "process", **settings)
+    assert stage.traits.form is (Form.BATCH_GENERATOR if settings else Form.GENERATOR)
+    assert (stage.rows, stage.policy_name) == ((8, "staticsteps") if settings else (1, "paced"))
+
+
+@pytest.mark.parametrize(("model", "name"), HOOKS_THAT_YIELD)
+@pytest.mark.parametrize("declare", [Stage, functools.partial(Stage, max_batch_size=8), carpool.batch])
+def test_hooks_that_yield_are_refused_when_declared(declare: Any, model: Any, name: str) -> None:
+    """Only `predict` may be a generator; the text says what to do instead."""
+    with pytest.raises(TypeError, match=rf"^{name} is a generator .* only predict may be one: collect .* `return`"):
         declare(model)
+
+
+class Steps(carpool.Model):
+    def start(self, xs: list[str]) -> list[Any]:
+        return xs
+
+    def step(self, states: list[Any]) -> list[int | carpool.Last[int] | None]:
+        return [None for _ in states]
+
+    def stop(self, state: Any) -> None:
+        pass
+
+
+class Rebuilt(Steps):
+    def resume(self, xs: list[str], parts: list[list[int]]) -> list[Any]:
+        return xs
+
+    def collect(self, parts: list[int]) -> int:
+        return sum(parts)
+
+    def postprocess(self, part: int) -> float:
+        return part / 2
+
+
+def test_a_model_of_steps_says_by_its_hints_what_it_takes_and_gives() -> None:
+    """Items have the type that `start` takes, parts that of what stands in the list of `step`, and
+    the whole answer is a list of them, or what `collect` returns.
+    """
+    traits = Stage(Steps, max_batch_size=4).traits
+    assert (traits.form, traits.input_type, traits.part_type, traits.output_type) == (Form.STEPS, str, int, list[int])
+    assert not traits.can_resume and not traits.collects
+    traits = Stage(Rebuilt, max_rows=4).traits
+    assert (traits.part_type, traits.output_type) == (float, int)
+    assert traits.can_resume and traits.collects
+
+
+class StepsWithout:
+    """Makes models of steps that lack something."""
+
+    class start(carpool.Model):
+        def step(self, states: list[Any]) -> list[Any]:
+            return states
+
+        def stop(self, state: Any) -> None:
+            pass
+
+    class stop(carpool.Model):
+        def start(self, xs: list[Any]) -> list[Any]:
+            return xs
+
+        def step(self, states: list[Any]) -> list[Any]:
+            return states
+
+    class both(carpool.Model):
+        def step(self, states: list[Any]) -> list[Any]:
+            return states
+
+    class step(carpool.Model):
+        def start(self, xs: list[Any]) -> list[Any]:
+            return xs
+
+    class choice(Steps):
+        def predict(self, x: Any) -> Any:
+            return x
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (StepsWithout.start, r"start has step but no start: give it start\(self, xs\)"),
+        (StepsWithout.stop, r"stop has step but no stop: give it stop\(self, state\)"),
+        (StepsWithout.both, r"both has step but no start and no stop: give it start\(self, xs\).* and stop\(self"),
+        (StepsWithout.step, r"step has no predict method: .* or start, step and stop"),
+        (StepsWithout.choice, r"choice has predict and also start, step and stop.*leave out predict"),
+    ],
+)
+def test_half_a_model_of_steps_is_refused(model: Any, told: str) -> None:
+    """What a model of steps lacks is named where it is declared."""
+    with pytest.raises(TypeError, match=told):
+        Stage(model, max_batch_size=4)
+
+
+def test_a_model_of_steps_has_no_place_in_a_batched_function() -> None:
+    """A leader would have to step for others after its own answer, so it is refused."""
+    with pytest.raises(TypeError, match=r'^Steps answers in parts.*run_in="thread"'):
+        carpool.batch(Steps)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "told"),
+    [
+        (Steps, {}, "Steps is a model of steps: give the stage a max_batch_size"),
+        (Steps, {"max_rows": 0}, "max_rows must be a whole number of at least 1, not 0"),
+        (Steps, {"max_batch_size": 4, "allowed_batch_sizes": [2, 4]}, "allowed_batch_sizes is for whole batches"),
+        (Steps, {"max_batch_size": 4, "policy": "adaptive"}, "its policy must be one of greedy, paced, static"),
+        (Steps, {"max_batch_size": 4, "policy": carpool.Greedy()}, "its policy must be one of greedy, paced, static"),
+        (PredictYields, {"max_batch_size": 4, "max_rows": 4}, "max_rows is for steps"),
+        (PredictYields, {"max_batch_size": 4, "policy": "greedy"}, "no stream can join a batch of PredictYields"),
+        (identity, {"max_rows": 4}, "max_rows is for models that answer in parts, and identity returns whole answers"),
+        (identity, {"max_batch_size": 4, "policy": "paced"}, "'paced' is for models that answer in parts"),
+    ],
+)
+def test_settings_that_do_not_fit_the_form_are_refused(model: Any, settings: dict[str, Any], told: str) -> None:
+    """Settings for whole answers and for answers in parts are not taken for each other's models."""
+    with pytest.raises(ValueError, match=told):
+        Stage(model, **settings)
+
+
+def test_only_the_last_stage_answers_in_parts() -> None:
+    """A stage that yields must be the last, and the text says where else to put what follows it."""
+    with pytest.raises(
+        ValueError, match=r"stage yields answers in parts, so it must be the last.*postprocess of yields"
+    ):
+        Service(Stage(yields), identity)
+
+
+@pytest.mark.parametrize("setting", ["part_slo_s", "max_stream_s"])
+def test_goals_for_parts_need_parts(setting: str) -> None:
+    """What is said about parts is refused where answers are whole, and checked elsewhere."""
+    with pytest.raises(ValueError, match=f"{setting} is for models that answer in parts, and identity returns whole"):
+        Service(identity, **{setting: 1.0})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=f"{setting} must be a positive number of seconds, not -1"):
+        Service(yields, **{setting: -1})  # type: ignore[arg-type]
 
 
 def test_what_collects_a_generator_is_none() -> None:

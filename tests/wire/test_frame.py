@@ -108,7 +108,7 @@ def frames(draw: st.DrawFn) -> Frame:
         busy_s=draw(seconds),
         waited_s=draw(seconds),
     )
-    if kind == FrameKind.BATCH:
+    if kind in (FrameKind.BATCH, FrameKind.ORDER):
         frame.accepts = draw(st.binary(min_size=n, max_size=n))
         frame.deadlines = draw(st.lists(seconds, min_size=n, max_size=n))
     return frame

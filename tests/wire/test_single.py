@@ -106,7 +106,7 @@ def test_a_lone_caller_reads_what_a_reader_reads(frame: Frame, batch: int, data:
         whole[data.draw(st.integers(0, min(len(whole), 90) - 1))] ^= data.draw(st.integers(1, 255))
     if data.draw(st.booleans()):
         whole += b"cpl"
-    asked_batch = data.draw(st.sampled_from([batch, frame.batch]))
+    asked_batch = data.draw(st.sampled_from([batch, frame.batch_id]))
     asked_id = data.draw(st.sampled_from([batch, frame.ids[0]]))
     opened = open_reply(bytes(whole), asked_batch, asked_id)
     seen = read(bytes(whole), [])

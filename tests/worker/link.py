@@ -24,6 +24,9 @@ class Link:
     async def receive(self) -> Frame | None:
         return self.frames.pop(0) if self.frames else None
 
+    async def has_news(self) -> bool:
+        return False
+
     def send(self, frame: Frame) -> None:
         self.sent.append(frame)
 

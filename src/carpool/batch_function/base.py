@@ -387,6 +387,14 @@ def invoker_of(
         TypeError: It cannot be called in batches.
     """
     model = function
+    read_off = type(model) if isinstance(model, Model) else model
+    traits = traits_of(read_off, batched=True)
+    if traits.in_parts:
+        raise TypeError(
+            f"{traits.name} answers in parts, and a batched function gives each caller one answer: serve it as"
+            f' carpool.Service(carpool.Stage({traits.name}, run_in="thread")), which needs no processes, or collect the'
+            " parts in a list and `return` that"
+        )
     if not isinstance(function, type | Model):
         function = settings.over_list(function, is_async)
     elif settings.merge:
@@ -400,8 +408,6 @@ def invoker_of(
         fatal_errors=_fatal_errors(settings, is_async),
         may_wait=is_async,
     )
-    read_off = type(model) if isinstance(model, Model) else model
-    traits = traits_of(read_off, batched=True)
     if settings.merge:
         traits = replace(traits, takes_array=False)  # the array of its hint is the merged one
     else:

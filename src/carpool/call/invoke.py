@@ -22,6 +22,7 @@ from typing import Any
 from carpool import faults
 from carpool.call.results import Failed, Trouble, none_failed, run_now
 from carpool.call.retry import Retrier
+from carpool.forms import STEPS_HOOKS, Form
 from carpool.model import AnyModel, Model, Traits
 from carpool.rows import Rows, by_kind, stacking
 
@@ -40,7 +41,13 @@ class Invoker:
         allowed_batch_sizes: numbers of items that `predict` is called with, rising; smaller batches
             are padded. None for any number.
         in_predict: called as each call of `predict` begins, as part of it.
+
+    Attributes:
+        instance: the model; None for a function.
+        new_generator: makes a generator of an item, or of a batch, where `predict` yields.
     """
+
+    new_generator: Callable[[Any], Any]
 
     def __init__(
         self,
@@ -65,7 +72,9 @@ class Invoker:
             self._predict: Callable[[Any], Any] = functools.partial(model, **kwargs) if kwargs else model
         else:
             self.instance = model(**kwargs) if isinstance(model, type) else model
-            self._predict = self.instance.predict
+            self._predict = self.instance.start if traits.form is Form.STEPS else self.instance.predict
+        if traits.in_parts:
+            self.new_generator = self._predict
         self._predict = faults.before(in_predict, self._predict)
         self._preprocess = getattr(self.instance, "preprocess", None)
         self._postprocess = getattr(self.instance, "postprocess", None)
@@ -80,6 +89,10 @@ class Invoker:
     async def tear_down(self) -> None:
         """Call the model's `teardown`. Raises what that raises."""
         await self._call_hook("teardown")
+
+    async def preprocess(self, values: list[Any], trouble: list[Trouble]) -> list[Any]:
+        """Return the values as `preprocess` leaves them, with `Failed` for each that fails."""
+        return values if self._preprocess is None else await self._for_each(self._preprocess, values, trouble)
 
     async def run(
         self, values: list[Any], trouble: list[Trouble], *, all_ok: bool = False, until: float = inf
@@ -228,6 +241,10 @@ def is_async(model: AnyModel | Model) -> bool:
     while isinstance(model, functools.partial):
         model = model.func
     if isinstance(model, type | Model):
-        hooks = ("setup", "preprocess", "predict", "postprocess", "teardown")
-        return any(inspect.iscoroutinefunction(getattr(model, hook, None)) for hook in hooks)
-    return inspect.iscoroutinefunction(model) or inspect.iscoroutinefunction(type(model).__call__)
+        hooks = ("setup", "preprocess", "predict", "postprocess", "teardown", *STEPS_HOOKS)
+        return any(_is_async(getattr(model, hook, None)) for hook in hooks)
+    return _is_async(model) or _is_async(type(model).__call__)
+
+
+def _is_async(function: object) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)

@@ -144,6 +144,11 @@ class Batcher:
         return [*self.in_flight.values(), *self.ahead.values()]
 
     @property
+    def owed(self) -> list[Request]:
+        """The requests that workers have and whose callers wait."""
+        return [request for batch in self.handed_over for request in batch.requests if request.state == RUNNING]
+
+    @property
     def is_wanted(self) -> bool:
         """Whether a caller waits for what workers have."""
         return any(batch.unwanted_since == inf for batch in self.handed_over)
@@ -222,6 +227,10 @@ class Batcher:
         """Remove a queued request for one of a higher priority; it is now done."""
         self.policy.left(now, request)
         self.queue.evict(request)
+
+    def may_run_again(self, request: Request) -> bool:
+        """Report whether a request may be run once more after its worker was lost."""
+        return self.idempotent
 
     # -- workers come and go
 
@@ -624,6 +633,10 @@ class Batcher:
             return True
         self.attention_at = min(self.attention_at, until)
         return False
+
+    def hint(self, now: float, request: Request, started: float | None) -> str:
+        """Return what else to tell a caller whose time is up, and whose request started then."""
+        return "" if started is None else self.patience.hint(now - started)
 
     # -- how long requests wait
 

@@ -28,6 +28,8 @@ from carpool.core.entrance import Entrance
 from carpool.core.journal import Journal
 from carpool.core.quarantine import MOST_LOSSES, acquit, lost_with
 from carpool.core.reply import Reply
+from carpool.core.running_set import Order, Part, SetReport, stream_of
+from carpool.core.stepper import Stepper, lost_in_mid_stream
 from carpool.core.trail import AT_THE_DOOR
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError
 from carpool.request import DONE, NEW, QUEUED, RUNNING, Request
@@ -41,15 +43,31 @@ class Todo:
         answer: requests whose callers are to be told.
         kill: (stage, place) of each worker that hangs.
         wake_at: when to poll again although nothing happens; infinity for never.
+        orders: what to tell workers of a stage of steps; do this first, too.
+        parts: requests, each with a part of its answer to hand on: do this after `orders`, and
+            before `answer`, where those follow that have ended.
     """
 
     __slots__ = ("answer", "kill", "run", "wake_at")
+    orders: Sequence[Order] = ()
+    parts: Sequence[tuple[Request, object]] = ()
 
     def __init__(self) -> None:
         self.run: list[Batch] = []
         self.answer: list[Request] = []
         self.kill: list[tuple[int, int]] = []
         self.wake_at = inf
+
+
+class StepTodo(Todo):
+    """What a driver must do now where the last stage is one of steps."""
+
+    __slots__ = ("orders", "parts")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.orders: Sequence[Order] = ()
+        self.parts: Sequence[tuple[Request, object]] = ()
 
 
 class Pipeline:
@@ -63,6 +81,7 @@ class Pipeline:
 
     Attributes:
         batchers: of its stages, first to last.
+        stepper: the last of them, if it is one of steps; else None.
         slo_s: how soon after their admission requests are due; infinity if that is not given.
         door: the requests that wait for room in the first queue.
         closed_because: why new requests are refused; None while they are not.
@@ -88,7 +107,11 @@ class Pipeline:
         self.door = self._entrance.door
         self._measure = measure
         self._journal = journal
-        self._todo = Todo()
+        last = self.batchers[-1]
+        self.stepper = last if isinstance(last, Stepper) else None
+        self._new_todo = Todo if self.stepper is None else StepTodo
+        self._todo = self._new_todo()
+        self._parts: list[tuple[Request, object]] = []
         for stage, batcher in enumerate(self.batchers):
             batcher.stage = stage
         for batcher, following in pairwise(self.batchers):
@@ -170,6 +193,18 @@ class Pipeline:
         else:
             self.batchers[request.stage].abandon(now, request)
 
+    def pause(self, now: float, request: Request, is_paused: bool) -> None:
+        """Note that a caller wants no more parts for now, or wants them again.
+
+        It is for requests of a service whose last stage is one of steps, and has no effect before
+        they get there.
+        """
+        if self.stepper is None or request.state not in (QUEUED, RUNNING):
+            return
+        self.stepper.pause(now, request, is_paused)
+        if self._journal is not None:
+            self._journal.record(now, "paused" if is_paused else "goes on", request.id, self.stepper.name)
+
     def went_alone(self, began: float, now: float, busy_s: float, ok: bool) -> None:
         """Note that a lone request was answered, which `Batcher.lets_go` allowed without `submit`.
 
@@ -208,11 +243,9 @@ class Pipeline:
             for request in list(batcher.queue):
                 batcher.queue.remove(request)
                 fail(now, request, copy.copy(error))
-            for batch in batcher.handed_over:
-                for request in batch.requests:
-                    if request.state == RUNNING:
-                        batcher.abandon(now, request)
-                        fail(now, request, copy.copy(error))
+            for request in batcher.owed:
+                batcher.abandon(now, request)
+                fail(now, request, copy.copy(error))
 
     # -- workers that answer
 
@@ -289,6 +322,35 @@ class Pipeline:
         endings.answered += answered
         return len(takers) - takers.count(None) - answered
 
+    def reported(self, now: float, report: SetReport) -> None:
+        """Take what a worker of a stage of steps says after a step.
+
+        The parts are handed on by the next poll, and so are the answers of requests that have
+        ended. If the worker has stopped, that poll should come at once.
+
+        Raises:
+            ValueError: the worker breaks the protocol, or there is no stage of steps; then nothing
+                was done.
+        """
+        stepper = self.stepper
+        if stepper is None or report.stage != stepper.stage:
+            raise ValueError(f"stage {report.stage} is not one of steps")
+        if now >= stepper.attention_at:  # a driver that stood still has not polled
+            self._attend(now, stepper)
+        parts, ended = stepper.reported(now, report)
+        self._parts += parts
+        for request, part in ended:
+            self._end_stream(now, request, part)
+
+    def _end_stream(self, now: float, request: Request, part: Part) -> None:
+        """Answer a request whose stream has ended: its worker has said so."""
+        if part.error is not None:
+            self._endings.fail(now, request, part.error)
+            return
+        if stream_of(request).is_collected:
+            request.result = part.value
+        self._endings.answer(now, request)
+
     def _weigh(self, now: float, request: Request, stage: int, result: object) -> bool:
         """Weigh a request for its next stage; report whether that went well, else it fails."""
         try:
@@ -333,6 +395,23 @@ class Pipeline:
         """Note that a warm-up has run `n` examples, with sizes summing to `size`, in `busy_s`."""
         self.batchers[stage].trained(n, size, busy_s)
 
+    def trained_steps(self, rows: int, step_s: float, length: int, start_s: float) -> None:
+        """Note that a warm-up has made a step of `rows`, and has started `length` units of work.
+
+        Args:
+            rows: how many streams were stepped.
+            step_s: seconds of the step.
+            length: the sum of their lengths.
+            start_s: seconds of starting them.
+        """
+        if self.stepper is not None:
+            self.stepper.trained_steps(rows, step_s, length, start_s)
+
+    def drain(self, place: int) -> None:
+        """Let no stream join a worker of the stage of steps any more; those that it has go on."""
+        if self.stepper is not None:
+            self.stepper.drain(place)
+
     def worker_ready(self, stage: int, place: int) -> None:
         """Note that a worker can take batches from now on."""
         self.batchers[stage].worker_ready(place)
@@ -356,6 +435,8 @@ class Pipeline:
             worker had, and not the stage's.
         """
         batcher = self.batchers[stage]
+        if batcher is self.stepper:
+            return self._set_lost(now, batcher, place, unsent)
         batch = batcher.worker_lost(place)
         if batch is None:
             return False
@@ -373,11 +454,48 @@ class Pipeline:
         The requests that it had wait again.
         """
         batcher = self.batchers[stage]
+        if batcher is self.stepper:
+            self._set_left(now, batcher, place)
+            return
         batch = batcher.worker_lost(place)
         if batch is None:
             return
         again = [request for request in batch.requests if request.state == RUNNING]
         self._put_back(now, batcher, again, batcher.withdraw_ahead(place))
+
+    def _set_lost(self, now: float, stepper: Stepper, place: int, unsent: Collection[int]) -> bool:
+        """Do what `worker_lost` does for a worker of a stage of steps.
+
+        Only those streams are to blame that it may have been stepping or starting.
+        """
+        lost = stepper.worker_gone(place, unsent)
+        if lost is None:
+            return False
+        again = self._blame(now, stepper, lost.blamed, lost.given_up)
+        for request in lost.blamed:
+            if request.state == DONE:
+                stepper.forget(stream_of(request))
+        stepper.quarantine(again)
+        self._put_back(now, stepper, lost.untold, self._able_to_go_on(now, stepper, lost.resting))
+        return lost.suspect is not None and lost.suspect.losses >= MOST_LOSSES
+
+    def _set_left(self, now: float, stepper: Stepper, place: int) -> None:
+        """Do what `worker_left` does for a worker of a stage of steps."""
+        lost = stepper.worker_gone(place)
+        if lost is not None:
+            again = self._able_to_go_on(now, stepper, [*lost.blamed, *lost.resting])
+            self._put_back(now, stepper, lost.untold, again)
+
+    def _able_to_go_on(self, now: float, stepper: Stepper, requests: Sequence[Request]) -> list[Request]:
+        """Return the streams of a worker that has gone which can run elsewhere; fail the others."""
+        again: list[Request] = []
+        for request in requests:
+            if stepper.may_run_again(request):
+                again.append(request)
+            else:
+                stepper.forget(stream_of(request))
+                self._endings.fail(now, request, lost_in_mid_stream(stepper.name))
+        return again
 
     def _blame(self, now: float, batcher: Batcher, suspects: Sequence[Request], given_up: str) -> list[Request]:
         """Count a lost worker against the requests that it had, and fail those not to be run again.
@@ -390,7 +508,7 @@ class Pipeline:
             request.losses += 1
             if request.state != RUNNING:
                 continue
-            if batcher.idempotent and request.losses < MOST_LOSSES:
+            if request.losses < MOST_LOSSES and batcher.may_run_again(request):
                 again.append(request)
                 if self._journal is not None:
                     self._journal.record(now, "worker lost, queued again, alone", request.id, batcher.name)
@@ -437,7 +555,9 @@ class Pipeline:
                 todo.wake_at = batcher.wake_at
         endings = self._endings
         todo.answer, endings.answers = endings.answers, todo.answer
-        self._todo = Todo()
+        if self.stepper is not None:
+            self._hand_out(now, self.stepper, todo)
+        self._todo = self._new_todo()
         return todo
 
     def collect_answers(self) -> list[Request]:
@@ -470,8 +590,7 @@ class Pipeline:
         """End what has expired in a stage, and have its workers that hang killed."""
         expired, hung = batcher.attend(now)
         for request, started in expired:
-            hint = "" if started is None else batcher.patience.hint(now - started)
-            self._endings.expire(now, request, started, hint)
+            self._endings.expire(now, request, started, batcher.hint(now, request, started))
         self._todo.kill += [(batcher.stage, place) for place in hung]
 
     def _record_batch(self, now: float, batcher: Batcher, batch: Batch) -> None:
@@ -481,6 +600,20 @@ class Pipeline:
         detail = f"batch {batch.id} of {len(batch)} on worker {batch.place} ({how})"
         for request in batch.requests:
             self._journal.record(now, "runs", request.id, batcher.name, detail)
+
+    def _hand_out(self, now: float, stepper: Stepper, todo: Todo) -> None:
+        """Put the orders and parts of a stage of steps on the list of what a driver must do."""
+        assert isinstance(todo, StepTodo)
+        todo.orders = stepper.take_orders()
+        todo.parts, self._parts = self._parts, []
+        if self._journal is None:
+            return
+        for order in todo.orders:
+            for request in order.join:
+                parts = stream_of(request).parts
+                event = f"resumed after {parts} parts" if parts else "runs"
+                detail = f"joins worker {order.place} by order {order.number}"
+                self._journal.record(now, event, request.id, stepper.name, detail)
 
     def _is_last_call(self, batcher: Batcher) -> bool:
         """Report whether all that can ever join a stage's queue is in it.

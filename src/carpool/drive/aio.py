@@ -13,19 +13,21 @@ import asyncio
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from math import inf
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from carpool.call.results import Trouble
 from carpool.clock import Clock, monotonic
 from carpool.core.batch import Batch
 from carpool.core.pipeline import Pipeline, Todo
 from carpool.core.reply import Reply
+from carpool.core.running_set import Order, SetReport
 from carpool.drive.trouble import FAILED_FOR_S, learn, learn_from_warm_up, stage_at_fault
 from carpool.errors import CarpoolError, StartupError, Unavailable
 from carpool.foreign import text_of
 from carpool.logger import logger
 from carpool.observe.stats import ServiceSnapshot, Stats
 from carpool.request import NEW, Request
+from carpool.wire.order import Carried
 
 _ASLEEP_S = 1.0  # a timer that fires later than this means that this process was stopped, or its loop blocked
 
@@ -57,6 +59,13 @@ class Lender(Protocol):
 
     def recall(self) -> None:
         """Take back the worker that is lent: nothing else may happen in the pipeline before."""
+
+
+class StepExecutor(Executor, Protocol):
+    """Runs the running sets of a stage that answers in parts."""
+
+    def send(self, order: Order) -> None:
+        """Send an order to its worker."""
 
 
 class Driver:
@@ -239,6 +248,13 @@ class Driver:
         except BaseException as error:
             self._fail(error)
 
+    def trained_steps(self, rows: int, step_s: float, length: int, start_s: float) -> None:
+        """Learn from a warm-up that has started `length` units of work and stepped `rows`."""
+        try:
+            self.pipeline.trained_steps(rows, step_s, length, start_s)
+        except BaseException as error:
+            self._fail(error)
+
     def start_workers(self) -> None:
         """Have every stage start the workers that are due, since there is room."""
         for executor in self.executors:
@@ -291,6 +307,34 @@ class Driver:
                 self._poll_soon()
             else:
                 self.poll()
+
+    def reported(self, report: SetReport) -> None:
+        """Take what a worker says after a step. Orders that follow go out before parts are told.
+
+        Raises:
+            ValueError: the worker breaks the protocol. What came before that in its report counts.
+        """
+        try:
+            self.pipeline.reported(self.clock(), report)
+        except ValueError:
+            self._poll_soon()
+            raise
+        except BaseException as error:
+            self._fail(error)
+            return
+        if not self._is_handing_over:
+            self.poll()
+        elif not self._is_poll_due:
+            self._poll_soon()
+
+    def pause(self, request: Request, is_paused: bool) -> None:
+        """Take note that a caller wants no more parts for now, or wants them again."""
+        try:
+            self.pipeline.pause(self.clock(), request, is_paused)
+        except BaseException as error:
+            self._fail(error)
+        if not self._is_poll_due:
+            self._poll_soon()
 
     def troubled(self, stage: int, place: int, batch_id: int, trouble: Sequence[Trouble]) -> None:
         """Learn from what happened during a worker's batch, before its results come.
@@ -374,7 +418,9 @@ class Driver:
     def _perform(self, todo: Todo) -> None:
         """Hand over batches, give up workers that hang and deliver answers."""
         late_s = self.clock() - self._timer_at if todo.kill else 0.0
-        self._is_handing_over = bool(todo.run)
+        self._is_handing_over = bool(todo.run or todo.orders)
+        for order in todo.orders:
+            cast(StepExecutor, self.executors[order.stage]).send(order)
         for batch in todo.run:
             if not batch.ahead:
                 self.stats.stages[batch.stage].started(batch)
@@ -388,6 +434,11 @@ class Driver:
                 self._wait_once_more(stage, place, late_s)
             else:
                 self.executors[stage].kill(place)
+        for request, part in todo.parts:  # before the answers, as parts come before the end
+            try:
+                request.tell_part(part.part if type(part) is Carried else part)
+            except BaseException:  # the other callers have their parts all the same
+                logger.exception("a part of the answer of %r could not be delivered to its caller", request)
         if todo.answer:
             self.stats.answered(todo.answer, self.clock())
             if self.stats.refusals.is_due:

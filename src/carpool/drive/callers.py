@@ -51,8 +51,13 @@ def result_of(request: Request) -> Any:
     """Return the result of a request that is done, as an object, or raise its error."""
     if request.error is not None:
         raise error_of(request)
+    return load_result(request.result)
+
+
+def load_result(payload: object) -> Any:
+    """Return a result, or a part of one, as an object; raise `ModelError` if it cannot be read."""
     try:
-        return load(request.result)  # type: ignore[arg-type]
+        return load(payload)  # type: ignore[arg-type]
     except BaseException as error:  # its class may have a `__setstate__`, which is the user's
         text = f"the model's result cannot be read here: {text_of(error)}"
         raise ModelError(text, code="bad_result", type_name=type(error).__name__) from error

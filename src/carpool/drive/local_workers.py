@@ -191,6 +191,9 @@ class _ThreadLink:
         self.heard_at = monotonic()
         return frame
 
+    async def has_news(self) -> bool:
+        return not self._inbox.empty()
+
     def send(self, frame: Frame) -> None:
         _call_soon(self._loop, self._hear, frame)
 
@@ -283,6 +286,10 @@ class _LoopLink:
             await self._news.wait()
         self.heard_at = monotonic()
         return self._inbox.popleft()
+
+    async def has_news(self) -> bool:
+        await asyncio.sleep(0)  # a model that never waits must not keep the loop for itself
+        return bool(self._inbox)
 
     def send(self, frame: Frame) -> None:
         self._hear(frame)

@@ -19,6 +19,8 @@ from carpool.core.batch import Batch
 from carpool.core.batcher import Batcher
 from carpool.core.pipeline import Pipeline
 from carpool.core.reply import Reply
+from carpool.core.running_set import SetReport
+from carpool.drive.virtual_steps import StepCosts, VirtualStepWorker
 from carpool.errors import CarpoolError, ModelError
 from carpool.foreign import named_text_of, traceback_of
 from carpool.request import Request
@@ -63,6 +65,8 @@ class VirtualDriver:
         turn_s: seconds from an event to what is done about it, shared by the events meanwhile; a
             reply that finds a full batch waiting, or no request, cuts them short.
         watcher: watches batches and answers; without one they are kept in `batches` and `answers`.
+        steps: what the last stage costs and answers, if it is one of steps; `costs` then holds
+            those of the stages before it.
 
     Attributes:
         pipeline: decides.
@@ -70,6 +74,7 @@ class VirtualDriver:
         batches: every batch that was run, in order.
         answers: every request that was answered, in order.
         wake_ups: how often the pipeline was asked only because time had passed.
+        step_workers: the workers of a stage of steps, by place.
     """
 
     def __init__(
@@ -82,6 +87,7 @@ class VirtualDriver:
         hop_s: float = 0.0,
         turn_s: float = 0.0,
         watcher: Watcher | None = None,
+        steps: StepCosts | None = None,
     ) -> None:
         stages = range(len(pipeline.batchers))
         self.pipeline = pipeline
@@ -104,9 +110,11 @@ class VirtualDriver:
         self._wake_at = 0.0
         self._busy: dict[tuple[int, int], Batch] = {}
         self._ahead: dict[tuple[int, int], Batch] = {}
+        self._steps = steps
+        self.step_workers: dict[int, VirtualStepWorker] = {}
         for stage, n in zip(stages, workers or [1] * len(stages), strict=True):
             for place in range(n):
-                pipeline.worker_ready(stage, place)
+                self._make_ready(stage, place)
 
     def at(self, when: float, event: Callable[[], None]) -> None:
         """Have an event happen at `when`; those of one moment happen in the order of the calls."""
@@ -156,9 +164,20 @@ class VirtualDriver:
         """Have a worker die now, with its batches; its successor is ready `back_after_s` later."""
         self._busy.pop((stage, place), None)
         self._ahead.pop((stage, place), None)
+        if self._is_of_steps(stage):
+            self.step_workers.pop(place).lose()
         self.pipeline.worker_lost(self.clock.now, stage, place)
         self._notice()
-        self.at(self.clock.now + back_after_s, lambda: self.pipeline.worker_ready(stage, place))
+        self.at(self.clock.now + back_after_s, lambda: self._make_ready(stage, place))
+
+    def recycle(self, place: int) -> None:
+        """Replace a worker of the stage of steps now, in the midst of its streams."""
+        assert self.pipeline.stepper is not None
+        stage = self.pipeline.stepper.stage
+        self.step_workers.pop(place).lose()
+        self.pipeline.worker_left(self.clock.now, stage, place)
+        self._make_ready(stage, place)
+        self._notice()
 
     def run(self, until: float = inf) -> None:
         """Let time pass until nothing is left to happen, or up to `until`."""
@@ -179,6 +198,24 @@ class VirtualDriver:
                 self._poll(clock.now)
         if until != inf:
             clock.advance_to(until)
+
+    def _is_of_steps(self, stage: int) -> bool:
+        return self.pipeline.stepper is not None and stage == self.pipeline.stepper.stage
+
+    def _make_ready(self, stage: int, place: int) -> None:
+        """Have a worker be there that can take batches, or orders."""
+        if self._is_of_steps(stage):
+            if self._steps is None:
+                raise ValueError("the last stage is one of steps: give its costs as `steps`")
+            self.step_workers[place] = VirtualStepWorker(stage, place, self._steps, self._at, self._reported)
+        self.pipeline.worker_ready(stage, place)
+
+    def _reported(self, report: SetReport) -> None:
+        """Pass on what a worker of steps says; one that has stopped gets its order at once."""
+        self.pipeline.reported(self.clock.now, report)
+        self._notice()
+        if report.stopped and self._turn_s:
+            self._poll(self.clock.now)
 
     def _at(self, when: float, event: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when, next(self._order), event))
@@ -214,8 +251,12 @@ class VirtualDriver:
                 self._ahead[batch.stage, batch.place] = batch
             else:
                 self._run(now, batch, self._hop_s)
+        for order in todo.orders:
+            self.step_workers[order.place].take(now, order)
         for stage, place in todo.kill:
             self.lose(stage, place)
+        for request, part in todo.parts:
+            request.tell_part(part)
         if todo.answer:
             self._watcher.answered(now, todo.answer)
             for request in todo.answer:

@@ -90,6 +90,20 @@ _KINDS: dict[str, Callable[[Launch, int, Callable[[Frame], None], Callable[[str]
 }
 
 
+class Work(Protocol):
+    """What a worker is at work on: a batch, or a running set.
+
+    Attributes:
+        given_up: why the worker is taken to hang; empty if it is not.
+    """
+
+    given_up: str
+
+    @property
+    def unwanted_since(self) -> float:
+        """When the last of its callers went; infinity if one still waits."""
+
+
 class WorkerPool:
     """The executor of a stage that runs in workers.
 
@@ -208,12 +222,11 @@ class WorkerPool:
         if worker.catch_up():  # this process is late itself: the worker had sent something that was not read
             self._driver.spare(self.stage, place)
             return
-        batcher = self._batcher
-        batch = batcher.in_flight.get(place)
-        if batch is None:
+        work = self._work_of(place)
+        if work is None:
             return  # it has just been lost
-        why = batch.given_up
-        slow = batcher.patience.learns and batch.unwanted_since < inf  # no limit was set, and no caller waits
+        why = work.given_up
+        slow = self._batcher.patience.learns and work.unwanted_since < inf  # no limit was set, and no caller waits
         logger.error("worker %s hangs and is given up: %s", self._label(place), why, extra=self._about(place))
         self._lost_at.setdefault(place, self._driver.clock())
         self.roster.lost(self._driver.clock(), place, gone=False)
@@ -235,6 +248,10 @@ class WorkerPool:
             return None
         sock = worker.lend(recall)
         return None if sock is None else (worker, sock)
+
+    def _work_of(self, place: int) -> Work | None:
+        """Return what a worker is at work on; None if it is idle, or gone."""
+        return self._batcher.in_flight.get(place)
 
     def kill_all(self) -> None:
         """End every worker now."""
@@ -395,7 +412,7 @@ class WorkerPool:
 
     def _troubled(self, place: int, frame: Frame) -> None:
         """Learn from what happened during a batch, or during the warm-up, besides the results."""
-        trouble = _decoded(frame.payloads[0], list[Trouble])
+        trouble = decoded(frame.payloads[0], list[Trouble])
         try:
             if self.roster.places[place].state == PlaceState.READY:
                 batch = self._batch_of(place, frame)
@@ -433,7 +450,7 @@ class WorkerPool:
     def _learn(self, frame: Frame) -> None:
         """Pass the timings of the warm-up on to the stage's policy."""
         for payload in frame.payloads[1:]:
-            for n, busy_s in _decoded(payload, list[tuple[int, float]]):
+            for n, busy_s in decoded(payload, list[tuple[int, float]]):
                 if n not in self._launch.warm_up or not 0.0 <= busy_s < inf:
                     raise FrameError(f"a warm-up of {n} items in {busy_s} s")
                 self._driver.trained(self.stage, n, self._launch.warm_up.get(n, n), busy_s)
@@ -528,7 +545,7 @@ def _check_takers(ids: Sequence[int], batch: Batch) -> None:
         raise FrameError("a scalar for a caller that takes bytes")
 
 
-def _decoded(payload: Payload, kind: type[T]) -> T:
+def decoded(payload: Payload, kind: type[T]) -> T:
     """Return what a worker has packed. Raises FrameError."""
     try:
         return msgspec.msgpack.decode(payload, type=kind)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ import asyncio
 import copy
 import re
 from collections.abc import Callable
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from carpool.clock import monotonic
@@ -34,6 +35,7 @@ from carpool.http.error_answers import ErrorAnswers
 from carpool.http.exchange import Ask, Exchange, Head, HttpResponse, ServedModel
 from carpool.http.many import ItemList, split
 from carpool.http.overview import overview
+from carpool.http.streaming import HttpStream
 from carpool.http_request import pack_head
 from carpool.logger import logger
 from carpool.observe.log import printable
@@ -269,6 +271,12 @@ class App:
         logger.error("%s could not be answered:\n%s", path, printable(traceback_of(error)), extra=about)
         exchange.respond(self.refuse(exchange.head, CarpoolError("a route raised an error")))
 
+    def pause(self, exchange: Exchange, is_paused: bool) -> None:
+        """Have the model make no more parts for a client that does not take them, or go on."""
+        ask = exchange.head.ask
+        if ask is not None and ask.endpoint.driver is not None:
+            ask.endpoint.driver.pause(exchange, is_paused)
+
     def cancel(self, exchange: Exchange) -> None:
         """Give up an exchange whose client has left: if it is still queued, it is not run."""
         ask, item = exchange.head.ask, exchange.item
@@ -294,15 +302,18 @@ class App:
         timeout, limit = headers.get(b"x-request-timeout-ms"), endpoint.service.timeout_s
         priority = headers.get(b"x-request-priority")
         wants_head = formats.wants_heads and format == CUSTOM
+        framing = formats.framing(headers.get(b"accept"))
         return Ask(
             endpoint=endpoint,
             responder=self,
             format=format,
-            accept=accept,
+            accept=accept if framing is None else framing.format,
             timeout_s=limit if timeout is None else min(limit, _seconds(timeout)),
             lane=DEFAULT_LANE if priority is None else _lane(priority),
             content_type=formats.types[accept],
             packed=pack_head(head.path, head.query, head.fields) if wants_head else b"",
+            framing=framing,
+            stream_s=inf if timeout is None else _seconds(timeout),
         )
 
     # -- the routes
@@ -351,6 +362,8 @@ class App:
                 return
         exchange.deadline = driver.clock() + ask.timeout_s
         exchange.patient = self._wait
+        if ask.framing is not None:
+            _ask_for_parts(exchange, ask, driver.clock())
         driver.submit(exchange)
 
     def _predict_whole_request(self, exchange: Exchange) -> None:
@@ -436,6 +449,15 @@ class App:
             document = openapi.document(self.endpoints, self._errors.timeout_status, self.max_body_bytes)
             self._document = as_json(document)
         exchange.respond(HttpResponse(200, self._document))
+
+
+def _ask_for_parts(exchange: Exchange, ask: Ask, now: float) -> None:
+    """Have the answer of a model told in parts, if the model makes parts."""
+    service = ask.endpoint.service
+    if service.stages[-1].traits.in_parts:
+        exchange.stream = HttpStream(now, now + ask.stream_s)
+        exchange.deadline = now + service.timeout_s
+        exchange.watch_silence()
 
 
 def _tell_methods(*methods: bytes) -> Route:

@@ -9,12 +9,13 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from urllib.parse import quote, unquote
 
 from carpool.errors import CarpoolError, StartupError
 from carpool.http.codec import as_routes_are, too_large
 from carpool.http.exchange import WANTED_HEADERS, Exchange, Head, HttpResponse
+from carpool.http.streaming import SILENCE_S, HttpStream
 from carpool.logger import logger
 
 Scope = MutableMapping[str, Any]
@@ -50,6 +51,9 @@ class ServedApp(Protocol):
     def cancel(self, exchange: Exchange) -> None:
         """Give up an exchange whose client has left."""
 
+    def pause(self, exchange: Exchange, is_paused: bool) -> None:
+        """Have no more parts made for a client that does not take them, or go on."""
+
     def refuse(self, head: Head | None, error: CarpoolError) -> HttpResponse:
         """Return the response to a request that is refused, and count it."""
 
@@ -58,17 +62,49 @@ class ServedApp(Protocol):
 
 
 class AsgiExchange(Exchange):
-    """An exchange whose response is awaited."""
+    """An exchange whose response is awaited.
 
-    __slots__ = ("response",)
+    Attributes:
+        app: answers it.
+        response: the answer, unless it is one in parts.
+        news: set when there is more of an answer in parts, or an ordinary response.
+        has_ended: whether all of its parts are there.
+        is_broken: whether it is broken off.
+    """
 
-    def __init__(self, head: Head, body: bytes | bytearray) -> None:
+    __slots__ = ("app", "has_ended", "is_broken", "news", "response")
+
+    def __init__(self, app: ServedApp, head: Head, body: bytes | bytearray) -> None:
         super().__init__(head, body)
+        self.app = app
         self.response: asyncio.Future[HttpResponse] = asyncio.get_running_loop().create_future()
+        self.has_ended = self.is_broken = False
+
+    @property
+    def ordinary(self) -> HttpResponse | None:
+        """The response, once there is one that is not in parts."""
+        return self.response.result() if self.response.done() else None
 
     def respond(self, response: HttpResponse) -> None:
         if not self.response.done():
             self.response.set_result(response)
+            if type(self.stream) is HttpStream:
+                self.news.set()
+
+    def watch_silence(self) -> None:
+        self.news = asyncio.Event()
+
+    def write_part(self, data: bytes) -> None:
+        stream = cast(HttpStream, self.stream)
+        if stream.hold(data):
+            stream.is_held_back = True
+            self.app.pause(self, True)
+        self.news.set()
+
+    def end_parts(self, data: bytes, *, is_whole: bool) -> None:
+        cast(HttpStream, self.stream).hold(data)
+        self.has_ended, self.is_broken = True, not is_whole
+        self.news.set()
 
 
 def lifespan(*apps: ServedApp) -> Callable[[Any], AbstractAsyncContextManager[None]]:
@@ -148,26 +184,108 @@ async def _request(app: ServedApp, scope: Scope, receive: Receive, send: Send) -
         logger.error("the app cannot start: %s", error)
         response = app.error(head, error)
     if response is None:
-        response = await _handle(app, head, receive)
+        response = await _handle(app, head, receive, send)
     if response is not None:
         sent = head.echoed(response.headers)
         await send_response(response, send, sent, head_only=head.method == b"HEAD")
 
 
-async def _handle(app: ServedApp, head: Head, receive: Receive) -> HttpResponse | None:
-    """Read the body of an admitted request and have it answered; None if the client leaves."""
+async def _handle(app: ServedApp, head: Head, receive: Receive, send: Send) -> HttpResponse | None:
+    """Read the body of an admitted request and have it answered.
+
+    Returns None if the client leaves, or if the answer was sent in parts.
+    """
     body = await _body(receive, app.max_body_bytes)
     if body is None:
         return None
     if len(body) > app.max_body_bytes:
         return app.refuse(head, too_large(app.max_body_bytes))
-    exchange = AsgiExchange(head, body)
+    exchange = AsgiExchange(app, head, body)
     app.handle(exchange)
+    if type(exchange.stream) is HttpStream:
+        return await _answer_in_parts(exchange, receive, send)
     try:
         return await _answer(exchange, receive)
     finally:
         if not exchange.response.done():  # the client has left, or the server has cancelled this call
             app.cancel(exchange)
+
+
+async def _answer_in_parts(exchange: AsgiExchange, receive: Receive, send: Send) -> HttpResponse | None:
+    """Send an answer in parts as they come; return the response if it is an ordinary one.
+
+    Raises:
+        BaseException: the server's `receive` or `send` raised it.
+        BrokenAnswer: the answer is broken off, which the server tells its client by closing.
+    """
+    leaving = asyncio.ensure_future(_disconnected(receive))
+    sending = asyncio.ensure_future(_send_parts(exchange, send))
+    try:
+        await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not sending.done():
+            failure = leaving.result()  # perhaps the CancelledError that `receive` raised
+            if failure is not None:
+                raise failure
+            return None
+        response, failure = sending.result()
+        if failure is not None:
+            raise failure
+        return response
+    finally:
+        leaving.cancel()
+        sending.cancel()
+        if not exchange.has_ended and exchange.ordinary is None:
+            exchange.app.cancel(exchange)
+
+
+async def _send_parts(exchange: AsgiExchange, send: Send) -> tuple[HttpResponse | None, BaseException | None]:
+    """Send parts until the end; return the response if it is an ordinary one, and what the server's
+    `send` has raised.
+    """
+    stream, ask = cast(HttpStream, exchange.stream), exchange.head.ask
+    assert ask is not None and ask.framing is not None
+    framing = ask.framing
+    try:
+        while True:
+            await _wait_for_part(exchange, stream, framing.alive)
+            if exchange.ordinary is not None:
+                return exchange.ordinary, None
+            if not stream.is_head_written:
+                stream.is_head_written = stream.has_begun = True
+                headers = [(b"content-type", framing.content_type), (b"x-content-type-options", b"nosniff")]
+                headers += exchange.head.echoed(framing.headers)
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+            has_ended, is_broken = exchange.has_ended, exchange.is_broken
+            is_last = has_ended and not is_broken
+            await send({"type": "http.response.body", "body": stream.take_held(), "more_body": not is_last})
+            if is_broken:
+                return None, BrokenAnswer("the answer broke off after some of its parts were sent")
+            if has_ended:
+                return None, None
+            if stream.is_held_back:
+                stream.is_held_back = False
+                exchange.app.pause(exchange, False)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        return None, error
+
+
+async def _wait_for_part(exchange: AsgiExchange, stream: HttpStream, alive: bytes) -> None:
+    """Wait for a part, the end or an ordinary response; tell a client of a long silence that the
+    connection is alive.
+    """
+    while not (stream.held or exchange.has_ended or exchange.ordinary):
+        exchange.news.clear()
+        try:
+            await asyncio.wait_for(exchange.news.wait(), SILENCE_S)
+        except TimeoutError:
+            if alive:
+                stream.hold(alive)
+
+
+class BrokenAnswer(Exception):
+    """An answer that cannot say so itself is broken off, which the server shows by closing."""
 
 
 def _path(scope: Scope) -> bytes:

@@ -22,6 +22,7 @@ from carpool.errors import (
 )
 from carpool.foreign import text_of
 from carpool.http.exchange import REQUEST_ID, HttpResponse
+from carpool.http.streaming import BY_TYPE, PLAIN, Framing
 from carpool.http_response import HTTPError
 from carpool.model import Traits
 from carpool.wire.payload import CUSTOM, JSON, MSGPACK, RAW
@@ -160,6 +161,7 @@ class Formats:
         self._raw_out = last.output_type is bytes
         self._text_in = first.input_type is str
         self._text_out = last.output_type is str
+        self._parts_are_raw = last.in_parts and last.part_type is bytes
         self._cached: dict[tuple[bytes | None, bytes | None], tuple[int, int]] = {}
         self.types = {JSON: b"application/json", MSGPACK: b"application/msgpack", RAW: b"application/octet-stream"}
         if self._text_out:
@@ -183,6 +185,22 @@ class Formats:
             if len(self._cached) < _MOST_CACHED:
                 self._cached[content_type, accept] = found
         return found
+
+    def framing(self, accept: bytes | None) -> Framing | None:
+        """Return how the answer is written in parts, if the client asks for parts first of all.
+
+        Args:
+            accept: the header of that name; None if there is none.
+        """
+        for part in (accept or b"").split(b","):
+            wish = _kind(part)
+            if wish in self._produced or wish in _JSON_TYPES or wish in _MSGPACK_TYPES or wish == b"*/*":
+                return None
+            if wish in BY_TYPE:
+                return BY_TYPE[wish]
+            if wish == PLAIN.content_type and self._parts_are_raw:
+                return PLAIN
+        return None
 
     @property
     def readable(self) -> list[str]:

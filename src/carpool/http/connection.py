@@ -34,11 +34,13 @@ from http import HTTPStatus
 from math import inf
 from typing import Any, cast
 
+from carpool.clock import monotonic
 from carpool.http.answer_queue import AnswerQueue
 from carpool.http.codec import Refusal
 from carpool.http.exchange import REQUEST_ID, Exchange, HttpResponse
 from carpool.http.reader import LARGE_BODY, MOST_AT_ONCE, RequestReader
 from carpool.http.server_state import HttpHead, ServerState
+from carpool.http.streaming import SILENCE_S, HttpStream
 from carpool.http.timers import Timers
 from carpool.request import Request
 from carpool.wire.response import CheckedResponse
@@ -47,6 +49,9 @@ _LONGEST_LOOKED_UP = 16 * 1024  # more in one piece is a large body, or many req
 _LONG_PAGE = 4 * 1024  # bytes: the figures of /metrics have more, a line that says "ok" has not
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _NOTHING = memoryview(b"")
+_LONGEST_GATHERED = 4 * 1024  # bytes of a part that may wait for others of the same turn
+_LAST_CHUNK = b"0\r\n\r\n"
+_IN_PARTS = HttpResponse(200, b"")  # stands for an answer whose parts are all there
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
@@ -55,12 +60,14 @@ class HttpExchange(Exchange):
 
     Attributes:
         connection: where the request came from.
-        response: the answer; None until it is there.
+        response: the answer; None until it is there, or until all of its parts are.
+        is_broken: whether an answer in parts is broken off; set at its end.
     """
 
-    __slots__ = ("connection", "response")
+    __slots__ = ("connection", "is_broken", "response")
 
     head: HttpHead
+    is_broken: bool
 
     def __init__(self, connection: Connection, head: HttpHead, body: bytes | bytearray = b"") -> None:
         Request.__init__(self, body, inf, None, len(body))  # as `Exchange` does, but one call less
@@ -76,6 +83,19 @@ class HttpExchange(Exchange):
     def tell(self) -> None:
         if self.error is not None or not self.connection.answer_now(self):
             super().tell()
+
+    def watch_silence(self) -> None:
+        self.connection.watch_silence(self)
+
+    def tell_part(self, part: object) -> None:
+        if not self.connection.write_part_now(self, part):
+            super().tell_part(part)
+
+    def write_part(self, data: bytes) -> None:
+        self.connection.write_part(self, data)
+
+    def end_parts(self, data: bytes, *, is_whole: bool) -> None:
+        self.connection.end_parts(self, data, is_whole)
 
 
 class Connection(asyncio.Protocol):
@@ -116,6 +136,7 @@ class Connection(asyncio.Protocol):
         # Answering.
         self._queue: AnswerQueue[HttpExchange] = AnswerQueue(self._limits.pipelined)
         self._is_giving = False  # `_give` is at work
+        self._gathered: list[bytes] = []  # parts of the answer whose turn it is, written at the end of this turn
 
     # -- asyncio's calls
 
@@ -140,6 +161,8 @@ class Connection(asyncio.Protocol):
             self._large_body.let_go()
         for exchange in self._queue.clear():
             self.app.cancel(exchange)
+            if type(exchange.stream) is HttpStream:
+                exchange.stream.unwatch()
 
     def data_received(self, data: bytes) -> None:
         if self.ignoring_input:
@@ -164,10 +187,14 @@ class Connection(asyncio.Protocol):
         self._is_writing_paused = True
         self._timers.writing_paused()
         self._regulate()
+        if (exchange := self._streaming) is not None:
+            self.app.pause(exchange, True)
 
     def resume_writing(self) -> None:
         self._is_writing_paused = False
         self._timers.writing_resumed()
+        if (exchange := self._streaming) is not None:
+            self.app.pause(exchange, False)
         self._give()
 
     # -- receiving
@@ -358,8 +385,12 @@ class Connection(asyncio.Protocol):
         """Write the answers whose turn it is."""
         queue, transport = self._queue, self._transport
         while (exchange := queue.pop_answered()) is not None:
+            if type(exchange.stream) is HttpStream:
+                exchange.stream.unwatch()
             if not transport.is_closing():
                 self._write(exchange, cast(HttpResponse, exchange.response))
+        if queue.given and type(queue.given[0].stream) is HttpStream:
+            self._turn_of_parts(queue.given[0], queue.given[0].stream)
         if queue.waiting:
             self._give()
         elif not queue.given:
@@ -370,6 +401,9 @@ class Connection(asyncio.Protocol):
 
     def _write(self, exchange: HttpExchange, response: HttpResponse) -> None:
         """Write an answer, and close if it is the last one."""
+        if response is _IN_PARTS:
+            self._write_end(exchange)
+            return
         head, body, was_paused = exchange.head, response.body, self._is_writing_paused
         is_last = not head.keep_alive or (self._state.is_draining and self.is_quiet)
         start = self._start_of(response, head, is_last)
@@ -398,6 +432,7 @@ class Connection(asyncio.Protocol):
             len(queue.given) != 1
             or queue.waiting
             or ask is None
+            or ask.framing is not None
             or type(body) is CheckedResponse
             or more is None
             or self._is_half_closed
@@ -414,6 +449,139 @@ class Connection(asyncio.Protocol):
         else:
             transport.write(b"%b%d\r\n\r\n%b" % (prefix, len(body), body))
         return True
+
+    # -- answers in parts
+
+    @property
+    def _streaming(self) -> HttpExchange | None:
+        """The request whose turn it is, if it is answered in parts."""
+        given = self._queue.given
+        return given[0] if given and type(given[0].stream) is HttpStream else None
+
+    def write_part(self, exchange: HttpExchange, data: bytes) -> None:
+        """Write a part of an answer, or keep it until those before it are written."""
+        stream = cast(HttpStream, exchange.stream)
+        given = self._queue.given
+        if given and given[0] is exchange:
+            self._write_in_parts(exchange, self._head_if_missing(exchange, stream) + _chunk(exchange.head, data))
+        elif stream.hold(data):
+            stream.is_held_back = True
+            self.app.pause(exchange, True)
+
+    def write_part_now(self, exchange: HttpExchange, part: object) -> bool:
+        """Write a part behind others if that is all there is to do; return False if it is not.
+
+        It goes at the end of this turn of the loop, with those that come in the same turn: each
+        write is a call of the system.
+
+        Fast path of `Exchange.tell_part` and `write_part`: the same bytes, see
+        tests/http/test_streaming.py.
+        """
+        stream, head, given = cast(HttpStream, exchange.stream), exchange.head, self._queue.given
+        if (
+            not stream.is_head_written
+            or not given
+            or given[0] is not exchange
+            or self._is_writing_paused
+            or head.is_http_1_0
+            or self._transport.is_closing()
+        ):
+            return False
+        data = head.ask.framing.part % (part,)  # type: ignore[union-attr] # parts are told to those who asked for them
+        chunk = b"%x\r\n%b\r\n" % (len(data), data)
+        if len(data) > _LONGEST_GATHERED:
+            self._write_in_parts(exchange, chunk)
+        else:
+            if not self._gathered:
+                self._state.write_soon(self)
+            self._gathered.append(chunk)
+        return True
+
+    def write_gathered(self) -> None:
+        """Write the parts that have come in this turn of the loop."""
+        gathered, self._gathered = self._gathered, []
+        if gathered and not self._transport.is_closing():
+            self._transport.write(b"".join(gathered))
+
+    def end_parts(self, exchange: HttpExchange, data: bytes, is_whole: bool) -> None:
+        """End an answer in parts, in its turn."""
+        stream = cast(HttpStream, exchange.stream)
+        stream.held.append(data)
+        if exchange.response is None:
+            exchange.response = _IN_PARTS
+            exchange.is_broken = not is_whole
+            self.flush()
+
+    def _turn_of_parts(self, exchange: HttpExchange, stream: HttpStream) -> None:
+        """Write what was held of an answer whose turn has come."""
+        if not stream.held:
+            return
+        self._write_in_parts(
+            exchange, self._head_if_missing(exchange, stream) + _chunk(exchange.head, stream.take_held())
+        )
+        if stream.is_held_back and not self._is_writing_paused:
+            stream.is_held_back = False
+            self.app.pause(exchange, False)
+
+    def _write_end(self, exchange: HttpExchange) -> None:
+        """Write the end of an answer in parts, and close if it is the last one."""
+        stream, head = cast(HttpStream, exchange.stream), exchange.head
+        data = self._head_if_missing(exchange, stream) + _chunk(head, stream.take_held())
+        if not head.is_http_1_0 and not exchange.is_broken:
+            data += _LAST_CHUNK
+        self._write_in_parts(exchange, data)
+        if exchange.is_broken or _ends_with_answer(head) or (self._state.is_draining and self.is_quiet):
+            self._transport.close()
+
+    def _write_in_parts(self, exchange: HttpExchange, data: bytes) -> None:
+        if self._transport.is_closing():
+            return
+        if self._is_writing_paused:
+            self._timers.written_while_paused(len(data))
+            self.app.pause(exchange, True)  # its turn has come while the client was slow already
+        self._gathered.append(data)
+        self.write_gathered()
+
+    def _head_if_missing(self, exchange: HttpExchange, stream: HttpStream) -> bytes:
+        """Return the head of an answer in parts, unless it was written before."""
+        if stream.is_head_written:
+            return b""
+        stream.is_head_written = stream.has_begun = True
+        head = exchange.head
+        assert head.ask is not None and head.ask.framing is not None
+        framing = head.ask.framing
+        lines = [
+            b"HTTP/1.1 200 OK\r\n",
+            self._state.common_headers(),
+            b"content-type: %b\r\n" % framing.content_type,
+        ]
+        headers = head.echoed(framing.headers) if REQUEST_ID in head.headers else framing.headers
+        lines += [b"%b: %b\r\n" % header for header in headers]
+        lines.append(b"" if head.is_http_1_0 else b"transfer-encoding: chunked\r\n")
+        lines.append(b"connection: close\r\n\r\n" if _ends_with_answer(head) else b"\r\n")
+        return b"".join(lines)
+
+    def watch_silence(self, exchange: HttpExchange) -> None:
+        """See to it that the client of an answer in parts hears something now and then."""
+        cast(HttpStream, exchange.stream).unwatch = self._loop.call_later(
+            SILENCE_S, self._look_if_silent, exchange
+        ).cancel
+
+    def _look_if_silent(self, exchange: HttpExchange) -> None:
+        """Tell a client that has heard nothing for a while that the connection is alive."""
+        stream, ask = exchange.stream, exchange.head.ask
+        if exchange.response is not None or type(stream) is not HttpStream or self._transport.is_closing():
+            return
+        assert ask is not None and ask.framing is not None
+        silent_s = stream.silent_s(monotonic())
+        alive = ask.framing.alive
+        if silent_s >= SILENCE_S and alive and self._streaming is exchange and not self._is_writing_paused:
+            self._write_in_parts(exchange, self._head_if_missing(exchange, stream) + _chunk(exchange.head, alive))
+            silent_s = 0.0
+        again_s = SILENCE_S - silent_s
+        stream.unwatch = self._loop.call_later(
+            again_s if again_s > 0 else SILENCE_S, self._look_if_silent, exchange
+        ).cancel
 
     def _start_of(self, response: HttpResponse, head: HttpHead, is_last: bool) -> bytes:
         """Return everything of an answer that comes before its body."""
@@ -482,9 +650,22 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
             return False
         first_owed = (self._queue.given or self._queue.waiting)[0]
-        if is_first and not first_owed.head.is_http_1_0:
+        has_begun = type(first_owed.stream) is HttpStream and first_owed.stream.is_head_written
+        if is_first and not first_owed.head.is_http_1_0 and not has_begun:
             self._transport.write(_CONTINUE)
         return True
+
+
+def _chunk(head: HttpHead, data: bytes) -> bytes:
+    """Return a piece of a body whose length is not known, as the client's version has it."""
+    if head.is_http_1_0 or not data:
+        return data
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def _ends_with_answer(head: HttpHead) -> bool:
+    """Report whether the connection closes after an answer in parts."""
+    return head.is_http_1_0 or not head.keep_alive
 
 
 class _LargeBody(asyncio.BufferedProtocol):

@@ -10,14 +10,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
+from carpool.http.streaming import Framing, HttpStream, framed
 from carpool.http_request import Field
 from carpool.request import Lane, Request
 from carpool.wire.response import CheckedResponse
 
 if TYPE_CHECKING:
     from carpool.drive.aio import Driver
+    from carpool.service.declaration import Declaration
     from carpool.service.weigh import Weigher
 
 JSON_TYPE = b"application/json"
@@ -73,6 +75,10 @@ class ServedModel(Protocol):
     driver: Driver | None
     weigher: Weigher | None
 
+    @property
+    def service(self) -> Declaration:
+        """The declaration of the service."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -87,6 +93,8 @@ class Ask:
         lane: its priority, as a lane of the queue.
         content_type: of the response with the result.
         packed: the whole head, for a model whose `decode` asks for it; empty otherwise.
+        framing: how the answer is written in parts; None if the client takes the whole answer.
+        stream_s: how long an answer in parts may take, as the client says.
     """
 
     endpoint: ServedModel
@@ -97,6 +105,8 @@ class Ask:
     lane: Lane
     content_type: bytes
     packed: bytes = b""
+    framing: Framing | None = None
+    stream_s: float = inf
 
 
 class Head:
@@ -168,17 +178,60 @@ class Exchange(Request):
         """Send the response to the client."""
         raise NotImplementedError
 
+    def watch_silence(self) -> None:
+        """See to it that the client hears something now and then, if no parts come."""
+
+    def write_part(self, data: bytes) -> None:
+        """Send a part to the client, behind the head of the response if it is the first."""
+        raise NotImplementedError
+
+    def end_parts(self, data: bytes, *, is_whole: bool) -> None:
+        """Send the end of an answer in parts.
+
+        Args:
+            data: the last bytes of the body.
+            is_whole: whether the body ends in good order; otherwise it is broken off.
+        """
+        raise NotImplementedError
+
+    def tell_part(self, part: object) -> None:
+        """Put a part of the answer into HTTP and send it."""
+        ask, stream = self.head.ask, cast(HttpStream, self.stream)
+        assert ask is not None and ask.framing is not None, "parts are told to those who asked for them"
+        stream.has_begun = True
+        self.write_part(framed(ask.framing, part))
+
     def tell(self) -> None:
         """Put the driver's answer into HTTP and send it."""
         ask, result = self.head.ask, self.result
         assert ask is not None, "the driver answers only what a model was asked"
-        if self.error is not None:
+        if ask.framing is not None and type(result) is not CheckedResponse:
+            self._tell_end(ask, ask.framing)
+        elif self.error is not None:
             self.respond(ask.responder.error(self.head, self.error))
         elif type(result) is CheckedResponse:
             content_type = result.content_type or ask.content_type
             self.respond(HttpResponse(result.status, result.body, content_type, result.headers))
         else:
             self.respond(HttpResponse(200, result, ask.content_type))  # type: ignore[arg-type]
+
+    def _tell_end(self, ask: Ask, framing: Framing) -> None:
+        """End an answer in parts; one of a model that returns whole answers is a single part."""
+        stream = cast(HttpStream | None, self.stream)
+        if self.error is not None:
+            response = ask.responder.error(self.head, self.error)
+            if stream is None or not stream.has_begun:
+                self.respond(response)
+            elif framing.error:
+                self.end_parts(framing.error % (response.body,), is_whole=True)
+            else:
+                self.end_parts(b"", is_whole=False)
+        elif stream is None:
+            body = framed(framing, self.result) + framing.with_end(1)
+            self.respond(HttpResponse(200, body, framing.content_type, framing.headers))
+        else:
+            stream.has_begun = True
+            self.end_parts(framing.with_end(stream.parts), is_whole=True)
 
 
 def _not_admitted(exchange: Exchange) -> None:

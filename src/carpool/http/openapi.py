@@ -62,14 +62,17 @@ def document(endpoints: Sequence[Endpoint], timeout_status: int, max_body_bytes:
     addresses = [(endpoint.service, address) for endpoint in endpoints for address in endpoint.addresses]
     types: list[Any] = []
     for service, address in addresses:
-        types += [address.takes, service.stages[-1].traits.output_type]
+        last = service.stages[-1].traits
+        types += [address.takes, last.output_type, last.part_type]
     found, components = schema.json_schema(types, _COMPONENT + "{name}")
-    found[1::2] = [schema.result_schema(kind, each) for kind, each in zip(types[1::2], found[1::2], strict=True)]
+    for of_results in (slice(1, None, 3), slice(2, None, 3)):
+        results = zip(types[of_results], found[of_results], strict=True)
+        found[of_results] = [schema.result_schema(kind, each) for kind, each in results]
     schemas = _Definitions(components).moved_out_of(found)
     paths: dict[str, Any] = {}
     for i, (service, address) in enumerate(addresses):
-        takes, gives = schemas[2 * i], schemas[2 * i + 1]
-        operation = _predict(service, address, takes, gives, timeout_status, max_body_bytes)
+        takes, gives, part = schemas[3 * i : 3 * i + 3]
+        operation = _predict(service, address, takes, gives, part, timeout_status, max_body_bytes)
         paths[address.path] = {"post": operation}
     return {
         "openapi": "3.1.0",
@@ -140,6 +143,7 @@ def _predict(
     address: Address,
     takes: Mapping[str, Any],
     gives: Mapping[str, Any],
+    part: Mapping[str, Any],
     timeout_status: int,
     max_body_bytes: int,
 ) -> dict[str, Any]:
@@ -153,6 +157,8 @@ def _predict(
     responses: dict[str, Any] = {
         "200": {"description": description, "content": _contents(address.formats.writable, gives, [])}
     }
+    if service.stages[-1].traits.in_parts and not address.is_list:
+        responses["200"]["content"].update(_in_parts(part))
     for status, (_, code) in _ERRORS.items():
         responses[status] = _error(code, retry=status in ("429", "503"))
     responses[str(timeout_status)] = _error("deadline_exceeded")
@@ -175,6 +181,19 @@ def _operation_id(name: str, address: Address) -> str:
     own = "" if path == predict_path(name) else path.replace("/", "_")
     stem = "predict" if path == "/predict" else f"predict_{name}{own}"
     return stem + ("_many" if address.is_list else "")
+
+
+def _in_parts(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the media types of an answer in parts, with the schemas of what they have."""
+    n = {"type": "object", "properties": {"parts": {"type": "integer"}}, "required": ["parts"]}
+    failed = {"$ref": _COMPONENT + "CarpoolError"}
+    lines = [{"type": "object", "properties": {"part": part}, "required": ["part"]}]
+    lines.append({"type": "object", "properties": {"end": n}, "required": ["end"]})
+    events = "`data:` for each part; then `event: end` with how many there were, or `event: error`."
+    return {
+        "text/event-stream": {"schema": {"type": "string", "description": events, "contentSchema": part}},
+        "application/x-ndjson": {"schema": {"oneOf": [*lines, failed]}},
+    }
 
 
 def _contents(types: list[str], item: Mapping[str, Any], examples: list[Any]) -> dict[str, Any]:

@@ -97,6 +97,9 @@ class Client(Protocol):
     def turn_has_come(self) -> None:
         """Ask for the page for which the connection has waited."""
 
+    def write_gathered(self) -> None:
+        """Write the parts that have come in this turn of the loop."""
+
     def drain(self) -> None:
         """Close as soon as no answer is owed."""
 
@@ -135,6 +138,7 @@ class ServerState:
         self.bodies = Bodies(largest, largest // limits.connections, self._loop.time)
         self.is_draining = self.long_page_written = False
         self._waiting_for_page: dict[Client, None] = {}
+        self._gathering: list[Client] = []  # connections with parts to write at the end of this turn
         self._emptied: asyncio.Future[None] | None = None
         self.ok_prefixes: dict[bytes, bytes] = {}
         self._common_headers = b""
@@ -162,6 +166,17 @@ class ServerState:
             connection = next(iter(self._waiting_for_page))
             del self._waiting_for_page[connection]
             connection.turn_has_come()
+
+    def write_soon(self, connection: Client) -> None:
+        """Have a connection write what it has gathered, at the end of this turn of the loop."""
+        if not self._gathering:
+            self._loop.call_soon(self._write_gathered)
+        self._gathering.append(connection)
+
+    def _write_gathered(self) -> None:
+        gathering, self._gathering = self._gathering, []
+        for connection in gathering:
+            connection.write_gathered()
 
     def drain(self) -> None:
         """Close idle connections now, and the others after the answers that are owed."""

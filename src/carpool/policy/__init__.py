@@ -11,23 +11,32 @@ from carpool.policy.base import Decision, Policy, QueueView
 from carpool.policy.cork import Cork
 from carpool.policy.deadline import Deadline
 from carpool.policy.greedy import Greedy
-from carpool.policy.maker import BY_NAME, PolicyName, limit, new_policy
+from carpool.policy.maker import BY_NAME, STEPS_BY_NAME, PolicyName, limit, new_policy, new_step_policy
 from carpool.policy.one_by_one import OneByOne
+from carpool.policy.paced import Paced
 from carpool.policy.static import Static
+from carpool.policy.steps import GreedySteps, SetView, StaticSteps, StepPolicy
 
 __all__ = [
     "AIMD",
     "BY_NAME",
+    "STEPS_BY_NAME",
     "Adaptive",
     "Cork",
     "Deadline",
     "Decision",
     "Greedy",
+    "GreedySteps",
     "OneByOne",
+    "Paced",
     "Policy",
     "PolicyName",
     "QueueView",
+    "SetView",
     "Static",
+    "StaticSteps",
+    "StepPolicy",
     "limit",
     "new_policy",
+    "new_step_policy",
 ]

@@ -13,7 +13,9 @@ from carpool.policy.base import Policy
 from carpool.policy.cork import Cork
 from carpool.policy.deadline import Deadline
 from carpool.policy.greedy import Greedy
+from carpool.policy.paced import Paced
 from carpool.policy.static import Static
+from carpool.policy.steps import GreedySteps, StaticSteps, StepPolicy
 
 BY_NAME: dict[str, type[Policy]] = {
     "adaptive": Adaptive,
@@ -25,8 +27,11 @@ BY_NAME: dict[str, type[Policy]] = {
 }
 """The policies that a stage may name. `OneByOne` follows from a stage of single items instead."""
 
-PolicyName = Literal["adaptive", "greedy", "static", "aimd", "cork", "deadline"]
-"""Their names, for type checkers."""
+STEPS_BY_NAME: dict[str, type[StepPolicy]] = {"paced": Paced, "greedy": GreedySteps, "static": StaticSteps}
+"""The policies that a stage of steps may name."""
+
+PolicyName = Literal["adaptive", "greedy", "static", "aimd", "cork", "deadline", "paced"]
+"""The names of policies, those of steps included, for type checkers."""
 
 
 def new_policy(
@@ -68,3 +73,47 @@ def limit(policy: Policy, max_batch_size: int) -> None:
     """Limit the batches of a policy to `max_batch_size`, unless its own limit is smaller."""
     own = policy.max_batch_size
     policy.max_batch_size = max_batch_size if own is None else min(operator.index(own), max_batch_size)
+
+
+def new_step_policy(
+    policy: Policy | str | None,
+    rows: int,
+    *,
+    part_slo_s: float | None = None,
+    slo_s: float | None = None,
+    overload: str = "goodput",
+) -> StepPolicy:
+    """Make a policy for one stage of steps.
+
+    The settings of a policy object count more than those given here, within the limits of the
+    stage.
+
+    Args:
+        policy: a template, which is copied, or a name of `STEPS_BY_NAME`; None for Paced.
+        rows: the most streams in a running set, even if the policy's own limit is higher.
+        part_slo_s: how far apart parts should be, unless the policy knows better.
+        slo_s: the service's SLO, likewise.
+        overload: the service's setting, which always counts.
+
+    Raises:
+        ValueError: there is no policy of steps of this name.
+        TypeError: the template is a policy of batches.
+    """
+    if policy is None or isinstance(policy, str):
+        name = policy or "paced"
+        if name not in STEPS_BY_NAME:
+            known = ", ".join(map(repr, STEPS_BY_NAME))
+            raise ValueError(f"there is no policy of steps {name!r}; choose one of {known}")
+        made = STEPS_BY_NAME[name]()
+    elif isinstance(policy, StepPolicy):
+        made = copy.deepcopy(policy)
+    else:
+        kind = type(policy).__name__
+        raise TypeError(f"{kind} decides on batches, and this stage works step by step; give a StepPolicy")
+    limit(made, rows)
+    if made.part_slo_s is None:
+        made.part_slo_s = part_slo_s
+    if made.slo_s is None:
+        made.slo_s = slo_s
+    made.overload = overload
+    return made

@@ -16,10 +16,12 @@ from carpool.core.journal import Journal
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.core.roster import Starts
+from carpool.core.stepper import Stepper
 from carpool.drive.aio import Driver
 from carpool.drive.guard import Guard
 from carpool.drive.launch import Launch
 from carpool.drive.output import LineSink
+from carpool.drive.steps import StepPool
 from carpool.drive.worker_pool import WorkerPool, new_roster
 from carpool.errors import StartupError
 from carpool.logger import logger
@@ -31,6 +33,7 @@ from carpool.service.routes import adapters_of
 from carpool.service.stage import Stage
 from carpool.service.warmup import warm_up_sizes
 from carpool.service.weigh import weigher_of
+from carpool.wire.order import size_of_kept
 from carpool.wire.payload import size_of
 from carpool.worker import affinity, blas, program
 from carpool.worker.devices import VISIBLE_DEVICES, among_visible
@@ -77,13 +80,19 @@ def assemble(service: Declaration, journal: Journal | None, output: LineSink) ->
     driver = Driver(pipeline, Stats(service.name, pipeline, rosters, singles, service.slo_s))
     starts = Starts(rosters, service.max_parallel_starts or max(_LEAST_STARTS, affinity.available()))
     pools = [
-        WorkerPool(stage, launch, driver, roster, starts, output)
+        _pool_class(service.stages[stage])(stage, launch, driver, roster, starts, output)
         for stage, (launch, roster) in enumerate(zip(launches, rosters, strict=True))
     ]
     return Assembly(driver, pools, guard)
 
 
+def _pool_class(stage: Stage) -> type[WorkerPool]:
+    return StepPool if stage.traits.in_parts else WorkerPool
+
+
 def _batcher(service: Declaration, stage: Stage) -> Batcher:
+    if stage.traits.in_parts:
+        return _stepper(service, stage)
     weigher = weigher_of(stage)
     policy = stage.new_policy(service.overload, service.slo_s)
     why = why_never_held_back(policy)
@@ -99,6 +108,27 @@ def _batcher(service: Declaration, stage: Stage) -> Batcher:
         runs_ahead=stage.run_in != "loop",  # a worker on the loop never waits for a message from there
         weigh=None if weigher is None else weigher.of_encoded,
     )
+
+
+def _stepper(service: Declaration, stage: Stage) -> Stepper:
+    stepper = Stepper(
+        stage.name,
+        stage.new_step_policy(service.part_slo_s, service.slo_s, service.overload),
+        Queue(stage.max_queue_size, stage.max_queue_bytes),
+        rows=stage.rows,
+        limit=inf if stage.size is None else stage.max_batch_size or inf,
+        resumable=stage.traits.can_resume and stage.idempotent,
+        silence_s=service.timeout_s,
+        max_stream_s=service.max_stream_s,
+        max_batch_time_s=stage.max_batch_time_s or inf,
+        patience_s=service.timeout_s / _HANG_SHARE,
+        idempotent=stage.idempotent,
+        measure=size_of_kept,
+    )
+    weigher = weigher_of(stage)
+    if weigher is not None:
+        stepper.weigh = weigher.of_encoded
+    return stepper
 
 
 def launch(service: Declaration, index: int, guard: Guard | None, usable_cores: int) -> Launch:
@@ -133,7 +163,7 @@ def _setup(service: Declaration, index: int, warm_up: Mapping[int, int]) -> Setu
         stage=stage.name,
         place=0,
         batched=stage.max_batch_size is not None,
-        allowed_batch_sizes=tuple(sizes) if (sizes := stage.new_policy().allowed_batch_sizes) else None,
+        allowed_batch_sizes=_allowed_sizes(stage),
         warm_up=tuple(warm_up),
         is_first=index == 0,
         is_last=index == len(service.stages) - 1,
@@ -142,7 +172,14 @@ def _setup(service: Declaration, index: int, warm_up: Mapping[int, int]) -> Setu
         oom_errors=stage.oom_errors,
         cores=None,
         log_level=root.level if root.handlers else None,
+        most_examples=stage.rows if stage.size is None else 1,
     )
+
+
+def _allowed_sizes(stage: Stage) -> tuple[int, ...] | None:
+    """Return the numbers of items that the model is called with; None for any number."""
+    sizes = None if stage.traits.in_parts else stage.new_policy().allowed_batch_sizes
+    return tuple(sizes) if sizes else None
 
 
 def _environments(service: Declaration, stage: Stage, usable_cores: int) -> tuple[Mapping[str, str], ...]:

@@ -12,7 +12,9 @@ from math import inf
 from numbers import Real
 from typing import Any
 
-from carpool.policy import BY_NAME, Policy, Static
+from carpool.forms import Form
+from carpool.model import Traits
+from carpool.policy import BY_NAME, STEPS_BY_NAME, Policy, Static, StaticSteps, StepPolicy
 from carpool.worker.place import COUNT_VARIABLE, INDEX_VARIABLE
 
 LARGEST_PRIORITY = 100
@@ -177,7 +179,7 @@ def check_callable(name: str, value: Any, arguments: str) -> None:
 
 def check_policy(policy: Policy | str | None) -> None:
     """Check a policy or the name of one. Raises ValueError or TypeError."""
-    if isinstance(policy, str) and policy not in BY_NAME:
+    if isinstance(policy, str) and policy not in BY_NAME and policy not in STEPS_BY_NAME:
         known = ", ".join(sorted(BY_NAME))
         name, has_settings, _ = policy.partition(":")
         if has_settings and name in BY_NAME:
@@ -195,6 +197,39 @@ def check_policy(policy: Policy | str | None) -> None:
             at_least("max_batch_size of the policy", policy.max_batch_size, 1)
         optional_delay("max_queue_delay_s of the policy", policy.max_queue_delay_s)
         optional_finite_seconds("slo_s of the policy", policy.slo_s)
+
+
+def check_parts(
+    traits: Traits, max_batch_size: int | None, max_rows: int | None, allowed_batch_sizes: Any, policy: Any
+) -> None:
+    """Check the settings of a stage against the form of its model. Raises ValueError."""
+    name = traits.name
+    if not traits.in_parts:
+        if policy == "paced" or isinstance(policy, StepPolicy):
+            raise ValueError(f"{policy!r} is for models that answer in parts, and {name} returns whole answers")
+        if max_rows is not None:
+            raise ValueError(
+                f"max_rows is for models that answer in parts, and {name} returns whole answers: leave it out"
+            )
+        return
+    if traits.form is Form.STEPS and max_batch_size is None and max_rows is None:
+        raise ValueError(
+            f"{name} is a model of steps: give the stage a max_batch_size, which is how many streams a worker runs at"
+            " a time"
+        )
+    if traits.form is Form.BATCH_GENERATOR and max_rows is not None:
+        raise ValueError(
+            f"max_rows is for steps, and {name} yields for a whole batch: leave it out, max_batch_size is enough"
+        )
+    if policy is not None and not isinstance(policy, StepPolicy) and policy not in STEPS_BY_NAME:
+        raise ValueError(
+            f"{name} answers in parts, so its policy must be one of {', '.join(sorted(STEPS_BY_NAME))}, or a StepPolicy"
+            f" object, not {policy!r}"
+        )
+    if traits.form is Form.BATCH_GENERATOR and policy not in (None, "static") and type(policy) is not StaticSteps:
+        raise ValueError(f"no stream can join a batch of {name}, which yields for all of it: leave out policy")
+    if allowed_batch_sizes is not None:
+        raise ValueError(f"allowed_batch_sizes is for whole batches, and {name} answers in parts: leave it out")
 
 
 def lone_wait_s(policy: Policy) -> float:

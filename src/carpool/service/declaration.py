@@ -34,7 +34,10 @@ class Declaration:
         name: The model's name over HTTP and in metrics.
         timeout_s: The longest time from a request's arrival to its answer, in seconds; infinity for
             no limit.
-        slo_s: The latency that requests should be answered within, in seconds; None for no goal.
+        slo_s: The latency that requests should be answered within, in seconds; None for no goal. Of
+            answers in parts it counts to the first part.
+        part_slo_s: How far apart the parts of an answer should be, in seconds; None for no goal.
+        max_stream_s: The longest time of an answer in parts, in seconds; infinity for no limit.
         overload: What a policy that plans pursues while more requests come than can be served:
             "goodput" or "latency".
         cpus: The cores that the coordinator is tied to; None for no tie.
@@ -46,6 +49,8 @@ class Declaration:
     name: str
     timeout_s: float
     slo_s: float | None
+    part_slo_s: float | None
+    max_stream_s: float
     overload: str
     cpus: affinity.Cores | None
     max_parallel_starts: int | None
@@ -57,6 +62,8 @@ class Declaration:
         name: str | None = None,
         timeout_s: float | None = 30.0,
         slo_s: float | None = None,
+        part_slo_s: float | None = None,
+        max_stream_s: float | None = None,
         overload: Literal["goodput", "latency"] = "goodput",
         cpus: int | Collection[int] | None = None,
         max_parallel_starts: int | None = None,
@@ -64,6 +71,11 @@ class Declaration:
     ) -> None:
         declared = tuple(as_stage(stage) for stage in stages)
         check_chain(declared)
+        if not declared[-1].traits.in_parts:
+            for setting, limit_s in (("part_slo_s", part_slo_s), ("max_stream_s", max_stream_s)):
+                if limit_s is not None:
+                    text = f"is for models that answer in parts, and {declared[-1].name} returns whole answers"
+                    raise ValueError(f"{setting} {text}: leave it out")
         check_overload(overload)
         if max_parallel_starts is not None:
             max_parallel_starts = at_least("max_parallel_starts", max_parallel_starts, 1)
@@ -72,6 +84,8 @@ class Declaration:
             "name": optional_text("name", name) or declared[-1].name,
             "timeout_s": inf if timeout_s is None else seconds("timeout_s", timeout_s),
             "slo_s": optional_finite_seconds("slo_s", slo_s),
+            "part_slo_s": optional_finite_seconds("part_slo_s", part_slo_s),
+            "max_stream_s": inf if max_stream_s is None else seconds("max_stream_s", max_stream_s),
             "overload": overload,
             "cpus": None if cpus is None else affinity.parse(cpus),
             "max_parallel_starts": max_parallel_starts,
@@ -79,7 +93,8 @@ class Declaration:
         }
         for field, value in values.items():
             object.__setattr__(self, field, value)
-        check_lone_wait(sum(lone_wait_s(stage.new_policy()) for stage in declared), self.timeout_s)
+        waits_s = [lone_wait_s(stage.new_policy()) for stage in declared if not stage.traits.in_parts]
+        check_lone_wait(sum(waits_s), self.timeout_s)
 
     def __repr__(self) -> str:
         return f"<Service {self.name}: {' -> '.join(stage.name for stage in self.stages)}>"

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from functools import partial
+from math import inf
 from threading import Lock, get_ident
 from typing import Any
 
@@ -30,13 +31,14 @@ from carpool.drive.callers import (
 from carpool.drive.lending import ANSWERED, NOT_RUN, Lending, Loan
 from carpool.drive.loop_thread import LoopThread
 from carpool.drive.output import LineSink
+from carpool.drive.parts import AsyncParts, ThreadParts
 from carpool.drive.streams import AsyncStream, ThreadStream, Window
 from carpool.errors import DeadlineExceeded
 from carpool.logger import logger
 from carpool.observe.shown import counted
 from carpool.observe.stats import ServiceSnapshot
 from carpool.policy.one_by_one import MOST_IN_A_HOP
-from carpool.request import DEFAULT_LANE, Lane, Request
+from carpool.request import DEFAULT_LANE, Lane, Request, Stream
 from carpool.service.assemble import assemble
 from carpool.service.checks import at_least, optional_seconds, valid_priority
 from carpool.service.declaration import Declaration
@@ -163,7 +165,14 @@ class AsyncHandle:
         """End the workers at once, whatever they are doing; none is replaced."""
         self._running.kill()
 
-    async def predict(self, x: Any, *, timeout_s: float | None = None, priority: int = 0) -> Any:
+    async def predict(
+        self,
+        x: Any,
+        *,
+        timeout_s: float | None = None,
+        priority: int = 0,
+        on_part: Callable[[Any], object] | None = None,
+    ) -> Any:
         """Return the model's answer to one item. Waits while the queue is full.
 
         Args:
@@ -172,6 +181,8 @@ class AsyncHandle:
             timeout_s: The longest time to wait, in seconds. It can only shorten the service's own.
             priority: From -100 to 100. Larger goes first, but each second that a request is passed
                 over counts as one level.
+            on_part: Called with each part of the answer as it comes, and nobody else is given it;
+                a model that returns whole answers gives one part.
 
         Raises:
             ModelError: The model failed for this item.
@@ -183,6 +194,8 @@ class AsyncHandle:
                 process.
             ValueError: `timeout_s` or `priority` is out of range.
         """
+        if on_part is not None:
+            return await self._predict_in_parts(x, timeout_s, priority, on_part)
         driver = self.running_driver
         loop = driver.loop
         if asyncio.get_running_loop() is not loop:
@@ -198,6 +211,45 @@ class AsyncHandle:
             raise
         finally:
             del caller, request  # they lead to the error and so to this frame, which would be a reference cycle
+
+    def predict_stream(self, x: Any, *, timeout_s: float | None = None, priority: int = 0) -> AsyncParts:
+        """Return the parts of the model's answer to one item, as they come.
+
+        Use it as `async with s.predict_stream(x) as parts: async for part in parts: ...`. The
+        request is made when the block is entered, and cancelled if the block is left before the
+        answer is complete. Errors are raised where the next part is awaited. Of a model that
+        returns whole answers, the answer is the only part.
+
+        Args:
+            x: The item; see `predict`.
+            timeout_s: The longest time until the answer is complete, in seconds. The service's own
+                bounds each silence: before the first part, and between parts.
+            priority: See `predict`.
+
+        Raises:
+            CarpoolError: See `predict`.
+            RuntimeError: See `predict`.
+            ValueError: `timeout_s` or `priority` is out of range.
+        """
+        driver = self.running_driver
+        self._refuse_other_loops()
+        return AsyncParts(driver, self.new_stream(x, timeout_s, priority), self)
+
+    async def _predict_in_parts(
+        self, x: Any, timeout_s: float | None, priority: int, on_part: Callable[[Any], object]
+    ) -> Any:
+        """Call `on_part` with each part, and return the whole answer."""
+        driver = self.running_driver
+        self._refuse_other_loops()
+        request = self.new_stream(x, timeout_s, priority, is_told_both=self.service.stages[-1].traits.collects)
+        async with AsyncParts(driver, request, self) as parts:
+            got = []
+            async for part in parts:
+                returned = on_part(part)
+                if hasattr(returned, "__await__"):
+                    await returned
+                got.append(part)
+            return parts.whole(got)
 
     def stream(
         self,
@@ -259,6 +311,23 @@ class AsyncHandle:
         request = request_for(x, self.running_driver.clock() + limit_s, self.weigh)
         if priority != 0:
             request.lane = Lane(valid_priority(priority), None, 0)
+        return request
+
+    def new_stream(self, x: Any, timeout_s: float | None, priority: int, *, is_told_both: bool = False) -> Request:
+        """Make a request of an item, of which the caller takes the answer in parts.
+
+        Args:
+            x: The item.
+            timeout_s: See `predict_stream`.
+            priority: See `predict`.
+            is_told_both: Whether the caller takes the whole answer as well, as the model makes it.
+        """
+        if not self.service.stages[-1].traits.in_parts:
+            return self.new_request(x, timeout_s, priority)
+        wanted_s = optional_seconds("timeout_s", timeout_s)
+        request = self.new_request(x, None, priority)
+        request.stream = Stream(until=inf if wanted_s is None else self.running_driver.clock() + wanted_s)
+        request.stream.is_told_both = is_told_both
         return request
 
     def window(self, max_in_flight: int | None) -> Window:
@@ -408,7 +477,14 @@ class Handle:
         self._refuse_own_thread("closed")
         self._end(drain)
 
-    def predict(self, x: Any, *, timeout_s: float | None = None, priority: int = 0) -> Any:
+    def predict(
+        self,
+        x: Any,
+        *,
+        timeout_s: float | None = None,
+        priority: int = 0,
+        on_part: Callable[[Any], object] | None = None,
+    ) -> Any:
         """Return the model's answer to one item, in any thread. Waits while the queue is full.
 
         Args:
@@ -417,6 +493,8 @@ class Handle:
             timeout_s: The longest time to wait, in seconds. It can only shorten the service's own.
             priority: From -100 to 100. Larger goes first, but each second that a request is passed
                 over counts as one level.
+            on_part: Called with each part of the answer as it comes, and nobody else is given it;
+                a model that returns whole answers gives one part.
 
         Raises:
             ModelError: The model failed for this item.
@@ -428,6 +506,8 @@ class Handle:
                 thread of its own loop.
             ValueError: `timeout_s` or `priority` is out of range.
         """
+        if on_part is not None:
+            return self._predict_in_parts(x, timeout_s, priority, on_part)
         inner = self._inner
         request = inner.new_request(x, timeout_s, priority)
         thread: LoopThread = self._thread  # type: ignore[assignment]
@@ -449,6 +529,44 @@ class Handle:
         if request.error is not None:
             raise with_cause(error_of(request))
         return result_of(request)
+
+    def predict_stream(self, x: Any, *, timeout_s: float | None = None, priority: int = 0) -> ThreadParts:
+        """Return the parts of the model's answer to one item, as they come.
+
+        Use it as `with s.predict_stream(x) as parts: for part in parts: ...`. The request is made
+        when the block is entered, and cancelled if the block is left before the answer is complete.
+        Errors are raised where the next part is taken. Of a model that returns whole answers, the
+        answer is the only part.
+
+        Args:
+            x: The item; see `predict`.
+            timeout_s: The longest time until the answer is complete, in seconds. The service's own
+                bounds each silence: before the first part, and between parts.
+            priority: See `predict`.
+
+        Raises:
+            CarpoolError: See `predict`.
+            RuntimeError: See `predict`.
+            ValueError: `timeout_s` or `priority` is out of range.
+        """
+        return self._parts_of(self._inner.new_stream(x, timeout_s, priority))
+
+    def _parts_of(self, request: Request) -> ThreadParts:
+        self._refuse_own_thread("asked")
+        assert self._thread is not None
+        return ThreadParts(self._thread, self._inner.running_driver, request, self.service.timeout_s, self)
+
+    def _predict_in_parts(
+        self, x: Any, timeout_s: float | None, priority: int, on_part: Callable[[Any], object]
+    ) -> Any:
+        """Call `on_part` with each part, and return the whole answer."""
+        collects = self.service.stages[-1].traits.collects
+        with self._parts_of(self._inner.new_stream(x, timeout_s, priority, is_told_both=collects)) as parts:
+            got = []
+            for part in parts:
+                on_part(part)
+                got.append(part)
+            return parts.whole(got)
 
     def stream(
         self, xs: Iterable[Any], *, max_in_flight: int | None = None, return_exceptions: bool = False

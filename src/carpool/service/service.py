@@ -28,6 +28,11 @@ class Service(Declaration):
             requests that can be in time and refuses the others early, with `Overloaded` (429). A
             request that was not refused and is late is still answered until `timeout_s`. Other
             policies serve requests in the order in which they are due and refuse none.
+        part_slo_s: How far apart the parts of an answer should be, in seconds, where the last
+            stage's model answers in parts; `slo_s` then counts to the first part, and `timeout_s`
+            bounds each silence of a stream. None for no goal.
+        max_stream_s: The longest time of an answer in parts, in seconds. None or infinity means no
+            limit.
         overload: What a policy that plans pursues while more requests come than can be served:
             "goodput" for as many answers within `slo_s` as possible, or "latency" for quick answers
             to those that are served, at the cost of some goodput.

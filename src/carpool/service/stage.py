@@ -11,6 +11,7 @@ from typing import Any, Literal
 from carpool.batch_hints import HintWarning
 from carpool.call.invoke import is_async
 from carpool.call.oom import OomErrors, names_of
+from carpool.forms import Form
 from carpool.model import (
     AnyModel,
     Traits,
@@ -20,10 +21,11 @@ from carpool.model import (
     name_of,
     traits_of,
 )
-from carpool.policy import Adaptive, OneByOne, Policy, PolicyName, new_policy
+from carpool.policy import Adaptive, OneByOne, Policy, PolicyName, StepPolicy, new_policy, new_step_policy
 from carpool.service.checks import (
     at_least,
     check_callable,
+    check_parts,
     check_policy,
     check_room,
     count_environments,
@@ -49,7 +51,8 @@ class Stage:
     Args:
         model: A `Model` subclass or any callable. With `max_batch_size`, `predict` takes a list of
             items and returns a sequence of as many results; without it, `predict` takes one item
-            and returns one result.
+            and returns one result. A model whose `predict` yields, or that has `start`, `step` and
+            `stop` instead, answers in parts (docs/streaming.md).
         name: The name in errors, logs and metrics. Defaults to the name of the class or function.
         workers: How many workers the stage has, which is also how many batches it can run in
             parallel. Each has a model of its own. Defaults to one for each entry of `cpus`, of an
@@ -73,7 +76,11 @@ class Stage:
             is None.)
         max_batch_size: The largest number of items in one call of `predict`; with `size`, the
             largest sum of their sizes. An item that is larger by itself goes alone. None for calls
-            with single items.
+            with single items. Of a model that answers in parts it is how many streams a worker
+            runs at a time; with `size`, the largest sum of what they may come to hold.
+        max_rows: How many streams a worker of a model that answers in parts runs at a time.
+            Defaults to `max_batch_size`; where `size` is given, to `max_queue_size`. Without either
+            a generator for each item runs alone.
         allowed_batch_sizes: The only numbers of items that `predict` is called with, rising, the
             last one being `max_batch_size`. Smaller batches are padded with their last item, and
             the surplus results are dropped. For models that are compiled or tuned for each shape.
@@ -81,7 +88,8 @@ class Stage:
             a whole number of at least 1; 0 counts as 1. It gets the item as the stage does, before
             `preprocess`. It runs in the coordinator, which opens items for nothing else.
         policy: A policy object, or the name of one (docs/policies.md). Defaults to "adaptive",
-            which finds batch size and waiting time by itself.
+            which finds batch size and waiting time by itself. Models that answer in parts have
+            "paced" (the default), "greedy" and "static".
         max_queue_delay_s: The longest time in seconds that a request is held back only to fill a
             batch. None leaves it to the policy.
         max_queue_size: The largest number of requests in the stage's queue.
@@ -115,6 +123,7 @@ class Stage:
     env: tuple[Mapping[str, str], ...]
     devices: tuple[str, ...] | None
     max_batch_size: int | None
+    max_rows: int | None
     allowed_batch_sizes: tuple[int, ...] | None
     size: Callable[[Any], int] | None
     policy: Policy | PolicyName | None
@@ -139,6 +148,7 @@ class Stage:
         env: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
         devices: Devices | None = None,
         max_batch_size: int | None = None,
+        max_rows: int | None = None,
         allowed_batch_sizes: Sequence[int] | None = None,
         size: Callable[[Any], int] | None = None,
         policy: Policy | PolicyName | None = None,
@@ -158,8 +168,11 @@ class Stage:
         max_queue_size = at_least("max_queue_size", max_queue_size, 1)
         max_queue_bytes = at_least("max_queue_bytes", max_queue_bytes, 1)
         traits = traits_of(model, max_batch_size is not None)
-        if max_batch_size is not None:
-            check_takes_a_list(model, "with max_batch_size")
+        if max_rows is not None:
+            max_rows = at_least("max_rows", max_rows, 1)
+        check_parts(traits, max_batch_size, max_rows, allowed_batch_sizes, policy)
+        if max_batch_size is not None or traits.form is Form.STEPS:
+            check_takes_a_list(model, "with max_batch_size" if max_batch_size else "as one of a model of steps")
         elif doubt := doubt_about_an_item(model):
             warnings.warn(doubt, HintWarning, stacklevel=2)
         kwargs, env = mapping("kwargs", kwargs), environments(env, workers)
@@ -168,7 +181,7 @@ class Stage:
             allowed_batch_sizes = _allowed_sizes(allowed_batch_sizes, max_batch_size, size)
         if size is not None:
             _check_size(size, max_batch_size, traits)
-        elif max_batch_size is not None:
+        elif max_batch_size is not None and not traits.in_parts:
             check_room(max_batch_size, max_queue_size)
         _check_run_in(run_in, model, is_pinned=cpus is not None, has_env=any(env), has_devices=devices is not None)
         if run_in == "process" and max_batch_size is not None:
@@ -189,6 +202,8 @@ class Stage:
     @property
     def policy_name(self) -> str:
         """The policy's name, as people read it."""
+        if self.traits.in_parts:
+            return self.policy if isinstance(self.policy, str) else type(self.new_step_policy()).__name__.lower()
         if self.max_batch_size is None:
             return "one by one"
         if isinstance(self.policy, str):
@@ -212,6 +227,27 @@ class Stage:
             overload=overload,
             slo_s=slo_s,
         )
+
+    def new_step_policy(
+        self, part_slo_s: float | None = None, slo_s: float | None = None, overload: str = "goodput"
+    ) -> StepPolicy:
+        """Make a policy for one run of a stage that answers in parts.
+
+        Args:
+            part_slo_s: How far apart the parts of an answer should be, in seconds.
+            slo_s: How soon the first part should be there, in seconds.
+            overload: What the service pursues under overload; see `Service`.
+        """
+        policy = "static" if self.traits.form is Form.BATCH_GENERATOR else self.policy
+        return new_step_policy(policy, self.rows, part_slo_s=part_slo_s, slo_s=slo_s, overload=overload)
+
+    @property
+    def rows(self) -> int:
+        """How many streams a worker runs at a time, where the model answers in parts."""
+        if self.size is not None:
+            return self.max_rows or self.max_queue_size
+        limits = [limit for limit in (self.max_rows, self.max_batch_size) if limit is not None]
+        return min(limits, default=1)
 
 
 def _default_workers(cpus: Any, env: Any, devices: Any) -> int:
@@ -302,6 +338,12 @@ def check_chain(stages: Sequence[Stage]) -> None:
     """
     if not stages:
         raise ValueError("a service needs at least one stage")
+    for stage in stages[:-1]:
+        if stage.traits.in_parts:
+            raise ValueError(
+                f"stage {stage.name} answers in parts, so it must be the last of its service: do what follows it in"
+                f" postprocess of {stage.traits.name}, which gets each part"
+            )
     names = [stage.name for stage in stages]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

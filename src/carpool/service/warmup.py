@@ -19,13 +19,13 @@ def warm_up_sizes(stage: Stage) -> dict[int, int]:
 
     The examples are taken in turn, so that any number can be had. The numbers are those of one
     example and of a quarter, half and all of a full batch, or the stage's allowed batch sizes.
-    There are none if the model has no examples or the stage no batches.
+    There are none if the model has no examples or answers in parts, or the stage has no batches.
 
     Raises:
         StartupError: An example cannot be weighed.
     """
     most = stage.max_batch_size
-    if most is None or not stage.traits.examples:
+    if most is None or not stage.traits.examples or stage.traits.in_parts:
         return {}
     policy = stage.new_policy()
     if stage.size is not None:

@@ -7,9 +7,11 @@ from carpool.simulate.arrivals import Closed
 from carpool.simulate.compare import compare, sweep
 from carpool.simulate.costs import Affine, Cost, Drifting, Knee, Noisy, Sqrt, Table, Tile
 from carpool.simulate.engine import run
+from carpool.simulate.lengths import Exponential, Fixed, Lognormal, Recorded
 from carpool.simulate.replay import Trace
 from carpool.simulate.report import Report, mean_of
 from carpool.simulate.servers import capacity
+from carpool.simulate.steps import StepCost, StepReport, run_steps
 from carpool.simulate.weights import Pareto
 
 __all__ = [
@@ -19,15 +21,21 @@ __all__ = [
     "Closed",
     "Cost",
     "Drifting",
+    "Exponential",
+    "Fixed",
     "Flash",
     "Gamma",
     "Knee",
+    "Lognormal",
     "Noisy",
     "Pareto",
     "Poisson",
+    "Recorded",
     "Report",
     "Sine",
     "Sqrt",
+    "StepCost",
+    "StepReport",
     "Table",
     "Tile",
     "Trace",
@@ -35,5 +43,6 @@ __all__ = [
     "compare",
     "mean_of",
     "run",
+    "run_steps",
     "sweep",
 ]

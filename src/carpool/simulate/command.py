@@ -14,18 +14,23 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from carpool.policy import STEPS_BY_NAME
 from carpool.simulate import specs
 from carpool.simulate.arrivals import USUAL_ARRIVALS, Arrivals, arrivals_of
 from carpool.simulate.compare import LOADS, compare, sweep
 from carpool.simulate.costs import USUAL_COST
+from carpool.simulate.lengths import EXAMPLE as LENGTHS
 from carpool.simulate.policies import policy_of
 from carpool.simulate.replay import Trace
 from carpool.simulate.report import Report
 from carpool.simulate.servers import Servers
+from carpool.simulate.steps import EXAMPLE as STEP_COST
+from carpool.simulate.steps_table import compare_steps, print_steps
 from carpool.simulate.table import table_of
 from carpool.simulate.traffic import Traffic
 from carpool.simulate.weights import weights_of
 
+_POLICIES = "adaptive,greedy,static:10ms,aimd,cork,deadline"
 _USAGE_ERROR = 2
 _DURATION = "30s"
 _FILE_WIDTH = 160  # columns of output that does not go to a terminal
@@ -33,10 +38,10 @@ _FILE_WIDTH = 160  # columns of output that does not go to a terminal
 
 def simulate(
     *,
-    policy: str = "adaptive,greedy,static:10ms,aimd,cork,deadline",
+    policy: str | None = None,
     arrivals: str | None = None,
     cost: Annotated[list[str] | None, Parameter(negative=())] = None,
-    slo: str = "60ms",
+    slo: str | None = None,
     max_batch_size: Annotated[list[int] | None, Parameter(negative=())] = None,
     workers: Annotated[list[int] | None, Parameter(negative=())] = None,
     duration: str | None = None,
@@ -49,6 +54,10 @@ def simulate(
     hop: str = "0s",
     turn: str = "0s",
     ahead: Annotated[bool, Parameter(negative=())] = False,
+    steps: Annotated[bool, Parameter(negative=())] = False,
+    lengths: str | None = None,
+    part_slo: str = "50ms",
+    learned: Annotated[bool, Parameter(negative=())] = False,
     jobs: int = 0,
     plot: Path | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
@@ -67,12 +76,14 @@ def simulate(
 
     Example: carpool simulate --trace requests.csv,rho=0.7 --workers 2 --plot policies.html
 
+    Example: carpool simulate --steps --arrivals poisson:rate=10 --lengths fixed:output=30 --slo 2s
+
     Parameters
     ----------
     policy:
         The policies, separated by commas: adaptive, greedy, static:10ms,
         static:10ms,max_queued_batches=10, static:10ms,from_idle=yes, aimd, cork, deadline (which
-        is told the true cost).
+        is told the true cost). With --steps: paced, greedy, static. If not given, one of each.
     arrivals:
         When requests come: poisson:rate=800, gamma:rate=800,cv=2,
         mmpp:rates=200/2000,mean_dwell=1s/500ms, sine:rho=0.6,swing=0.5,
@@ -84,12 +95,17 @@ def simulate(
         How long a batch of n takes: affine:a=8ms,b=0.25ms (the default),
         tile:a=3ms,step=4ms,width=16, sqrt:c=5ms, knee:a=8ms,b=0.25ms,knee=32,extra=0.9ms,
         table:1=8ms,64=24ms or table:costs.csv, followed by +noisy:sigma=0.25 or
-        +drifting:factors=1/1.8/1.2 if you like. Repeat the option for each further stage.
+        +drifting:factors=1/1.8/1.2 if you like. Repeat the option for each further stage. With
+        --steps: steps:a=5ms,b=0.1ms,c=18ms,d=0.15ms (the default), where starting requests takes
+        a + b times their length, and a step of n of them c + d times n. Add
+        sigma=0.3,stall_share=0.002,stall=1s for noise and stalls.
     slo:
-        The time within which a request should be answered. With 30ms/120ms each request has one of
-        the two; none means no limit.
+        The time within which a request should be answered, 60ms if not given. With 30ms/120ms each
+        request has one of the two; none means no limit. With --steps it is the time to the first
+        part, 1s if not given.
     max_batch_size:
-        The most requests in a batch, 64 if not given. Give it once, or once for each stage.
+        The most requests in a batch, 64 if not given. Give it once, or once for each stage. With
+        --steps: the most streams in a running set.
     workers:
         How many workers a stage has, 1 if not given. Give it once, or once for each stage.
     duration:
@@ -116,6 +132,18 @@ def simulate(
     ahead:
         Send a full batch to its worker shortly before the worker is free, so that it spends no
         time on the way.
+    steps:
+        Simulate a model that answers step by step, which requests join and leave at every step.
+        There are no options then for weights, queues, hops, turns, batches ahead and pictures.
+    lengths:
+        With --steps: how long inputs and answers are: lognormal:input=200,output=180 (the default),
+        exponential:least_input=8,most_input=64,output=32, fixed:input=1,output=30 or
+        trace:requests.csv,input=ContextTokens,output=GeneratedTokens.
+    part_slo:
+        With --steps: how far apart the parts of an answer should be on average; none gives the
+        policy no goal.
+    learned:
+        With --steps: have policies learn the costs from what they see. If not, they know them.
     jobs:
         How many runs to make at the same time; 0 means one per core.
     plot:
@@ -124,9 +152,29 @@ def simulate(
     as_json:
         Print JSON instead of the table.
     """
+    if steps:
+        with _exit_on_mistake():
+            others = {"weights": weights, "weights-known": weights_known, "max-queue-size": max_queue_size}
+            _refuse({**others, "ahead": ahead, "plot": plot})
+            _simulate_steps(
+                policies=policy,
+                arrivals=arrivals or (trace and f"trace:{trace}"),
+                cost=cost,
+                lengths=lengths,
+                slo=slo or "1s",
+                part_slo=part_slo,
+                rows=_one_or_each(max_batch_size, 64),
+                workers=_one_or_each(workers, 1),
+                duration=duration,
+                learned=learned,
+                runs=_Runs(seed, seeds, jobs),
+                as_json=as_json,
+            )
+        return
+    slo = slo or "60ms"
     with _exit_on_mistake():
         plan = _Plan(
-            specs.listed(policy),
+            specs.listed(policy or _POLICIES),
             _arrivals(arrivals, trace),
             cost or [USUAL_COST],
             {
@@ -153,6 +201,66 @@ def simulate(
         _print_json(shown, {**plan.settings, "max_queue_size": max_queue_size}, capacity, found)
     else:
         _print_table(shown, plan.settings, capacity, found.reports, plot)
+
+
+class _Runs(NamedTuple):
+    """How many runs there are.
+
+    Attributes:
+        seed: The first seed.
+        seeds: How many there are of each policy.
+        jobs: How many are made at the same time; 0 means one per core.
+    """
+
+    seed: int
+    seeds: int
+    jobs: int
+
+
+def _simulate_steps(
+    *,
+    policies: str | None,
+    arrivals: str | None,
+    cost: list[str] | None,
+    lengths: str | None,
+    slo: str,
+    part_slo: str,
+    rows: int | list[int],
+    workers: int | list[int],
+    duration: str | None,
+    learned: bool,
+    runs: _Runs,
+    as_json: bool,
+) -> None:
+    """Compare policies of steps, and print what came of it. Raises ValueError."""
+    if isinstance(rows, list) or isinstance(workers, list) or (cost and len(cost) > 1):
+        raise ValueError("a simulation of steps has one stage: give --cost, --max-batch-size and --workers once")
+    settings: dict[str, Any] = {
+        "arrivals": arrivals or "poisson:rate=8",
+        "cost": cost[0] if cost else STEP_COST,
+        "lengths": lengths or LENGTHS,
+        "rows": rows,
+        "workers": workers,
+        "learned": learned,
+    }
+    goals: dict[str, Any] = {"slo_s": _goal_s(slo), "part_slo_s": _goal_s(part_slo)}
+    duration_s = specs.duration(duration or "2m")
+    names = specs.listed(policies or ",".join(STEPS_BY_NAME))
+    reports = compare_steps(names, **runs._asdict(), **settings, **goals, duration_s=duration_s)
+    shown = {**settings, "slo": slo, "part_slo": part_slo, "requests": reports[0].requests, "seeds": runs.seeds}
+    print_steps(reports, shown, as_json=as_json, width=_FILE_WIDTH)
+
+
+def _refuse(options: dict[str, object]) -> None:
+    """Raise ValueError if one of the options that do not go with `--steps` was given."""
+    for name, value in options.items():
+        if value:
+            raise ValueError(f"--steps does not go with --{name}: leave one of them out")
+
+
+def _goal_s(text: str) -> float | None:
+    """Return a goal in seconds; None for `none`. Raises ValueError."""
+    return None if text == "none" else specs.duration(text)
 
 
 class _Plan(NamedTuple):

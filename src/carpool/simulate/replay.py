@@ -133,7 +133,7 @@ class _Recorded(NamedTuple):
 @functools.lru_cache(maxsize=8)
 def _read_trace(path: str, column: str | None, size: str | None) -> _Recorded:
     """Read a trace file; for the arguments see `Trace`. Raises ValueError."""
-    rows = _read_columns(path, column, size.split("+") if size else [])
+    rows = read_columns(path, column, size.split("+") if size else [])
     if not rows:
         raise ValueError(f"the trace {path} has no requests")
     entries = sorted((_seconds_of(row[0]), sum(float(value) for value in row[1:])) for row in rows)
@@ -141,7 +141,7 @@ def _read_trace(path: str, column: str | None, size: str | None) -> _Recorded:
     return _Recorded([when - first for when, _ in entries], [weight for _, weight in entries] if size else None)
 
 
-def _read_columns(path: str, column: str | None, others: Sequence[str]) -> list[list[str]]:
+def read_columns(path: str, column: str | None, others: Sequence[str]) -> list[list[str]]:
     """Return `column` (the first one, if None) and `others` of each row. Raises ValueError."""
     try:
         with Path(path).open(newline="") as file:

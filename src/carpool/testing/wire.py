@@ -68,6 +68,15 @@ FRAMES = {
     ),
     "reply of two scalars": Frame(FrameKind.REPLY, 8, [5, 6], bytes(2), payloads=[-0.0, inf]),
     "reply of many scalars": Frame(FrameKind.REPLY, 8, range(20), bytes(20), payloads=[i / 7 for i in range(20)]),
+    "order": Frame(
+        *(FrameKind.ORDER, 3, [0, 5, 6], b"\0\0\1", b"\0\x40\1", [inf, 1.5, inf]),
+        [b"who leaves", [b"an item", b"its first part", b"the second"], b"an item"],
+    ),
+    "parts": Frame(
+        *(FrameKind.PARTS, 3, [0, 5, 6, 7], b"\0\0\x20\3"),
+        payloads=[b"what was done", b"a part", [b"a part", b"what is kept of it"], b"why it failed"],
+        waited_s=0.5,
+    ),
     "reply of many": Frame(
         FrameKind.REPLY, 8, range(40), bytes(40), payloads=[bytes([i]) * (i % 7) for i in range(40)]
     ),
@@ -398,7 +407,7 @@ def _random_frame(dice: random.Random) -> Frame:
         busy_s=dice.random(),
         waited_s=dice.expovariate(1),
     )
-    if kind == FrameKind.BATCH:
+    if kind in (FrameKind.BATCH, FrameKind.ORDER):
         frame.accepts = dice.randbytes(n)
         frame.deadlines = [dice.choice([inf, dice.random()]) for _ in range(n)]
     return frame

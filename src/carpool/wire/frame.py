@@ -2,8 +2,9 @@
 
     header   magic "cpl", version, kind of frame, kind of block, number of items, number of buffers,
              batch id, length of the body, two times (48 bytes, little endian)
-    table    ids u64; formats u8; lengths of the buffers u32; in a batch deadlines f64 and
-             accepts u8; and, unless each item has exactly one buffer, how many buffers each has u32
+    table    ids u64; formats u8; lengths of the buffers u32; in a batch or an order deadlines f64
+             and accepts u8; and, unless each item has exactly one buffer, how many buffers each
+             has u32
     body     the buffers, one after the other
 
 Items that are arrays of one shape and dtype form a block of two buffers, which are their common
@@ -61,10 +62,14 @@ class FrameKind(IntEnum):
     CALL = 5  # worker -> service: the model is called once more for this batch; no items
     REPLY = 6  # worker -> service: results; `formats` holds their outcomes
     TROUBLE = 7  # worker -> service: what else happened to a batch, sent before its results
+    ORDER = 8  # service -> worker: who joins its running set, leaves it or pauses (`order.py`)
+    PARTS = 9  # worker -> service: what a step has made; `formats` says of each whether more comes
 
 
 _KINDS: dict[int, FrameKind] = {kind.value: kind for kind in FrameKind}
 _HAVE_SCALARS = frozenset({FrameKind.BATCH, FrameKind.REPLY})
+_ROUTED = frozenset({FrameKind.BATCH, FrameKind.ORDER})
+"""Frames whose items have a deadline, and an encoding in which their callers want the results."""
 
 
 class FrameError(Exception):
@@ -79,12 +84,14 @@ class Frame:
 
     Attributes:
         kind: what it is for.
-        batch_id: the id of the batch it belongs to; 0 if it belongs to none.
+        batch_id: the id of the batch it belongs to; 0 if it belongs to none. Of orders and
+            parts, the number of the order.
         ids: the items' request ids; the other per-item sequences are in the same order.
-        formats: a byte for each item: in a batch its encoding, in a reply its outcome.
-        accepts: in a batch, a byte for each item: the encoding in which the caller wants the
-            result.
-        deadlines: in a batch, the time for each item after which nobody waits for it.
+        formats: a byte for each item: in a batch or an order its encoding, in a reply its outcome,
+            and of a part whether more comes.
+        accepts: in a batch or an order, a byte for each item: the encoding in which the caller
+            wants the result.
+        deadlines: in a batch or an order, the time for each item after which nobody waits for it.
         payloads: the items.
         busy_s: in a reply, seconds that the worker spent on the batch.
         waited_s: in a reply, seconds that the worker had waited for the batch.
@@ -109,7 +116,7 @@ class Frame:
 
 @lru_cache(maxsize=4096)
 def _table(kind: FrameKind, items: int, buffers: int, has_counts: bool) -> struct.Struct:
-    routed = f"{items}d{items}s" if kind == FrameKind.BATCH else ""
+    routed = f"{items}d{items}s" if kind in _ROUTED else ""
     counts = f"{items}I" if has_counts else ""
     return struct.Struct(f"<{items}Q{items}s{buffers}I{routed}{counts}")
 
@@ -140,7 +147,7 @@ def encode(frame: Frame) -> list[Buffer]:
     m = len(buffers)
     if (
         not n == len(counts) == len(frame.formats)
-        or (kind == FrameKind.BATCH and not n == len(frame.accepts) == len(frame.deadlines))
+        or (kind in _ROUTED and not n == len(frame.accepts) == len(frame.deadlines))
         or (not block and buffers is not payloads and 0 in counts)
     ):
         raise FrameError(
@@ -152,7 +159,7 @@ def encode(frame: Frame) -> list[Buffer]:
     if length > MAX_FRAME_BYTES or n > MAX_ITEMS or m > MAX_BUFFERS:
         raise _over_limit(n, m, length, MAX_FRAME_BYTES)
     header = _HEADER.pack(MAGIC, VERSION, kind, block, n, m, frame.batch_id, length, frame.busy_s, frame.waited_s)
-    routed = (*frame.deadlines, frame.accepts) if kind == FrameKind.BATCH else ()
+    routed = (*frame.deadlines, frame.accepts) if kind in _ROUTED else ()
     table = _table(kind, n, m, has_counts).pack(
         *frame.ids, frame.formats, *lengths, *routed, *(counts if has_counts else ())
     )
@@ -352,7 +359,7 @@ class FrameReader:
         if block == _ARRAYS and not (lengths[0] <= LONGEST_HEAD and lengths[1] % n == 0):
             raise FrameError(f"{n} arrays cannot lie in buffers of {lengths[0]} and {lengths[1]} bytes")
         frame = Frame(_KINDS[kind], batch, list(fields[:n]), fields[n], busy_s=busy_s, waited_s=waited_s)
-        if kind == FrameKind.BATCH:
+        if kind in _ROUTED:
             frame.deadlines, frame.accepts = fields[n + 1 + m : 2 * n + 1 + m], fields[2 * n + 1 + m]
         self._start = at = at + need
         if have - need < length or length >= LARGE:

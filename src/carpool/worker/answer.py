@@ -112,7 +112,7 @@ class BatchAnswerer:
         if is_last:
             self._encoders = schema.MadeWhenNeeded[payload.Payload](
                 # the model's `encode` is called before
-                {OBJECT: payload.dump, RAW: _as_text if gives is str else _as_bytes, CUSTOM: _as_bytes},
+                {OBJECT: payload.dump, RAW: _as_text if gives is str else as_bytes, CUSTOM: as_bytes},
                 {JSON: lambda: schema.json_writer(gives), MSGPACK: lambda: schema.msgpack_writer(gives)},
             )
 
@@ -139,7 +139,7 @@ class BatchAnswerer:
         n = len(self.traits.examples)
         if not n:
             return []
-        self._check_examples()
+        self.check_examples()
         largest = sizes[-1] if sizes else n
         began = clock()
         best: dict[int, float] = {}
@@ -172,7 +172,7 @@ class BatchAnswerer:
                 raise ExampleError(text, report.traceback)
         return indices, results
 
-    def _check_examples(self) -> None:
+    def check_examples(self) -> None:
         """Raise `ExampleError` if a client could not send one of the examples.
 
         What `decode` reads from bodies of the model's own format need not be what the hint says.
@@ -239,6 +239,16 @@ class BatchAnswerer:
         await self._encode(results, frame.accepts, until, reply)
         reply.busy_s = monotonic() - started
         return reply
+
+    async def decode(self, frame: Frame) -> list[Any]:
+        """Return the values of items, with `Failed` for those that cannot be read or are late."""
+        now = monotonic()
+        values = self._decode_alike(frame, now)
+        return await self._decode_each(frame, now, inf) if values is None else list(values)
+
+    async def encode(self, results: list[Any], accepts: bytes, reply: Frame) -> None:
+        """Put outcomes and payloads of results into a reply."""
+        await self._encode(results, accepts, inf, reply)
 
     async def tear_down(self) -> None:
         """Call the model's `teardown`. Raises what that raises."""
@@ -477,7 +487,7 @@ def _as_text(value: Any) -> bytes:
     raise ModelError(f"the result does not fit str: it is of type {kind}", code="bad_result")
 
 
-def _as_bytes(value: Any) -> bytes:
+def as_bytes(value: Any) -> bytes:
     if type(value) is bytes:
         return value
     if isinstance(value, bytes | bytearray | memoryview):

@@ -40,6 +40,8 @@ from carpool.worker.setup import DUMP_SIGNAL, Setup, process_name
 _TEARDOWN_GRACE_S = 5.0
 _THREADS_GRACE_S = 1.0
 _IOV_MAX = 1024
+_WORK = (FrameKind.BATCH, FrameKind.ORDER)
+_ANSWERS = (FrameKind.REPLY, FrameKind.PARTS)
 
 
 class ParentSocket:
@@ -63,11 +65,14 @@ class ParentSocket:
         self._parent_ends.register(sock, getattr(select, "POLLRDHUP", 0))
         self._reader = FrameReader()
         self._received: deque[Frame] = deque()  # the next batch may come together with this one
+        self._has_ended = False  # the parent has closed its end, which `has_news` has seen
         self._pid = os.getpid()
 
     async def receive(self) -> Frame | None:
         """Return the next frame; None once the parent has closed its end."""
         while not self._received:
+            if self._has_ended:
+                return None
             was_idle = self._reader.idle
             n = self.sock.recv_into(self._reader.get_buffer())
             if was_idle:
@@ -78,11 +83,27 @@ class ParentSocket:
             if not self._received and self.receive_fault is not None:
                 self.receive_fault()
         frame = self._received.popleft()
-        if frame.kind == FrameKind.BATCH and self._parent_ends.poll(0):
+        if frame.kind in _WORK and self._parent_ends.poll(0):
             return None  # it had come ahead of time when the service was closed at once
         if frame.no_memory:
             raise MemoryError("there is not enough memory to receive the batch")
         return frame
+
+    async def has_news(self) -> bool:
+        """Report whether a whole frame or the end is there, and read what has come of the next
+        one.
+        """
+        while not self._received and not self._has_ended:
+            was_idle = self._reader.idle
+            try:
+                n = self.sock.recv_into(self._reader.get_buffer(), 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return False
+            if was_idle:
+                self.heard_at = monotonic()
+            self._has_ended = n == 0
+            self._received += self._reader.received(n) if n else ()
+        return True
 
     def send(self, frame: Frame) -> None:
         """Write one whole frame."""
@@ -95,7 +116,7 @@ class ParentSocket:
                 return
             encoded = [memoryview(encoded[0])[sent:]]
         buffers = [memoryview(part).cast("B") for part in encoded if len(part)]
-        if self.send_fault is not None and frame.kind == FrameKind.REPLY:
+        if self.send_fault is not None and frame.kind in _ANSWERS:
             buffers = self.send_fault(self.sock, buffers)
         while buffers:
             sent = self.sock.sendmsg(buffers[:_IOV_MAX])

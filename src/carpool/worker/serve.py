@@ -12,6 +12,8 @@
         link.send                what happened besides, if anything did; then the reply
       _tear_down                 once the link has ended
 
+A model that answers in parts has another loop, in `worker/step_loop.py`.
+
 It is the same for a worker process, a thread and a task of the loop, which differ in their link.
 Where receiving blocks the thread instead of suspending a task, `results.run_now` runs all of it.
 """
@@ -33,12 +35,14 @@ from carpool.foreign import as_model_error, traceback_of
 from carpool.logger import logger
 from carpool.model import Adapter, AnyModel, traits_of
 from carpool.wire.frame import Frame, FrameError, FrameKind, in_pieces
+from carpool.wire.order import StepTiming
 from carpool.wire.outcome import FailureReport, Outcome, pack_report
-from carpool.worker import program
+from carpool.worker import program, step_loop
 from carpool.worker.answer import BatchAnswerer, ExampleError
 from carpool.worker.quiet import hold_back_prints
 from carpool.worker.reports import FailureReports, clear_own_frames, describe
 from carpool.worker.setup import Setup
+from carpool.worker.step_loop import StepAnswerer
 
 _REPORT_EVERY_S = 0.01  # calls that follow each other faster are not all reported
 
@@ -56,6 +60,9 @@ class Link(Protocol):
 
     async def receive(self) -> Frame | None:
         """Return the next frame; None once no more will come."""
+
+    async def has_news(self) -> bool:
+        """Report whether `receive` would return at once; see `worker/step_loop.py`."""
 
     def send(self, frame: Frame) -> None:
         """Send one frame."""
@@ -119,8 +126,13 @@ async def serve(
         may_wait=may_wait,
     )
     answerer = await _load(link, setup, find_model, retrier, announcer, points, same_process)
+    if type(answerer) is StepAnswerer:
+        await step_loop.run(link, answerer, announcer, points)
+        await _tear_down(answerer.batches, setup)
+        return
     if answerer is None:
         return
+    assert type(answerer) is BatchAnswerer
     idle_since = monotonic()
     while (frame := await link.receive()) is not None:
         waited_s = max(0.0, link.heard_at - idle_since)
@@ -151,7 +163,7 @@ async def _load(
     announcer: _CallAnnouncer,
     points: WorkerPoints,
     same_process: bool,
-) -> BatchAnswerer | None:
+) -> BatchAnswerer | StepAnswerer | None:
     """Load the model and warm it up; report it and return None if that fails."""
     _send_state(link, "loading")
     step = "its model could not be imported"
@@ -181,12 +193,25 @@ async def _load(
             main=program.MainProgram(setup.program if program.in_worker else None),
             same_process=same_process,
         )
-        timings: list[tuple[int, float]] = []
+        steps: StepAnswerer | None = None
+        if answerer.traits.in_parts:
+            steps = StepAnswerer(
+                invoker,
+                answerer,
+                retrier,
+                before_next_call=announcer,
+                in_step=points.in_predict,
+                same_process=same_process,
+            )
+        timings: list[tuple[int, float]] | list[StepTiming] = []
         if answerer.traits.examples:
             _send_state(link, "warming")
             # threads share standard output with the program that they run in: it is left alone
             with contextlib.nullcontext() if same_process else hold_back_prints(setup.stage):
-                timings = await answerer.warm_up(setup.warm_up)
+                if steps is None:
+                    timings = await answerer.warm_up(setup.warm_up)
+                else:
+                    timings = await steps.warm_up(setup.most_examples)
     except BaseException as error:
         if retrier.is_fatal(error):
             raise
@@ -195,7 +220,7 @@ async def _load(
     if answerer.trouble:
         _send_trouble(link, 0, answerer.trouble)
     _send_state(link, "ready", msgspec.msgpack.encode(timings))
-    return answerer
+    return answerer if steps is None else steps
 
 
 def _send_failure(link: Link, setup: Setup, step: str, error: BaseException) -> None:

@@ -40,6 +40,7 @@ class Setup(msgspec.Struct, frozen=True):
         oom_errors: full names of exceptions that mean out of memory, see `retry.Retrier`.
         cores: where the worker runs; None leaves the affinity alone.
         log_level: the parent's log level if its program has set up logging, else None.
+        most_examples: how many examples of a model that answers in parts may run together.
     """
 
     program: Program
@@ -56,3 +57,4 @@ class Setup(msgspec.Struct, frozen=True):
     oom_errors: tuple[str, ...] | None
     cores: Cores | None
     log_level: int | None
+    most_examples: int = 1

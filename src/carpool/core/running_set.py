@@ -1,0 +1,222 @@
+"""What one worker of a stage of steps runs, and what it and the coordinator tell each other.
+
+The words between them are an `Order`, which takes effect between two steps, and a `SetReport`,
+which follows each step. `core/stepper.py` says who writes them when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import inf
+from typing import Final, NamedTuple
+
+from carpool.request import Request, Stream
+
+# What a worker does after a step, as the last order that it has seen says.
+GO_ON: Final = 0  # it makes the next step at once, unless an order has come
+ON_LEAVING: Final = 1  # it stops for the next order if a stream has ended in this step
+EVERY_STEP: Final = 2  # it always stops for the next order
+
+
+class Order(NamedTuple):
+    """What a worker is to do from its next boundary on, in the order of the attributes.
+
+    Attributes:
+        stage: the position of its stage.
+        place: the position of the worker in the stage.
+        number: 1 for the first order to this worker, and one more for each further one.
+        leave: ids of streams to stop; they are out of the next step.
+        join: requests to start, or to resume where `stream.kept` is not empty.
+        pause: ids of streams, perhaps just joined, that keep their places and are not stepped.
+        resume: ids of those that are stepped again.
+        ask: GO_ON, ON_LEAVING or EVERY_STEP.
+    """
+
+    stage: int
+    place: int
+    number: int
+    leave: Sequence[int]
+    join: Sequence[Request]
+    pause: Sequence[int]
+    resume: Sequence[int]
+    ask: int
+
+
+class Part(NamedTuple):
+    """What a worker says of one stream after a step.
+
+    Attributes:
+        id: the request's.
+        value: the part; None for an end without a part. With `last`, the whole answer of a stream
+            that is collected.
+        last: whether the stream has ended.
+        error: why the stream has failed, which ends it too; None if it has not.
+    """
+
+    id: int
+    value: object = None
+    last: bool = False
+    error: Exception | None = None
+
+
+class SetReport(NamedTuple):
+    """What a worker says after each step, and after an order that leaves it nothing to step.
+
+    Attributes:
+        stage: the position of its stage.
+        place: the position of the worker in the stage.
+        seen: the number of the last order that it has followed.
+        stopped: whether it waits for an order.
+        parts: what has come of its streams; those that made no part are left out.
+        rows: how many streams were stepped; 0 if there was no step.
+        step_s: seconds that the step took.
+        length: units of work of the streams that were started before it; 0 if none was.
+        start_s: seconds that starting them took.
+        returned: ids of streams that were stopped because memory ran out, the newest of the set.
+    """
+
+    stage: int
+    place: int
+    seen: int
+    stopped: bool
+    parts: Sequence[Part] = ()
+    rows: int = 0
+    step_s: float = 0.0
+    length: int = 0
+    start_s: float = 0.0
+    returned: Sequence[int] = ()
+
+
+def stream_of(request: Request) -> Stream:
+    """Return the stream of a request of a stage of steps, which has one."""
+    stream = request.stream
+    assert stream is not None
+    return stream
+
+
+class RunningSet:
+    """The streams of one worker, as the coordinator sees them: those that no order has sent away.
+
+    Attributes:
+        place: the position of the worker.
+        members: its streams, by id, in the order in which they joined.
+        size: the sum of their sizes.
+        number: of the last order.
+        seen: the last order that the worker has followed, by its reports.
+        is_stopped: whether it waits for an order.
+        ask: what the last order asked for.
+        starting: the sum of the lengths of those that have joined since the last order that the
+            worker has followed.
+        resting: how many members it has been told not to step.
+        to_join: requests that the next order tells the worker of.
+        to_leave: ids that the next order sends away.
+        gone: for each stream that an order sends away, the number of this order, until the worker
+            has followed it.
+        is_restless: whether pauses have changed since the last order.
+        is_clearing: whether all members are to rest, so that a suspect can join.
+        suspect: the member that runs alone on probation, while the others rest.
+        suspected_by: the number of the order by which it joined.
+        is_draining: whether no stream may join any more.
+        untested: the size that the set has grown to beyond the limit, to see whether it fits; else
+            0.
+        heard: when the worker last said something, or got something to do.
+        unwanted_since: when its last member went; infinity while it has some.
+        given_up: why the worker is taken to hang; empty if it is not.
+    """
+
+    __slots__ = (
+        "ask",
+        "given_up",
+        "gone",
+        "heard",
+        "is_clearing",
+        "is_draining",
+        "is_restless",
+        "is_stopped",
+        "members",
+        "number",
+        "place",
+        "resting",
+        "seen",
+        "size",
+        "starting",
+        "suspect",
+        "suspected_by",
+        "to_join",
+        "to_leave",
+        "untested",
+        "unwanted_since",
+    )
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        self.members: dict[int, Request] = {}
+        self.size = self.number = self.seen = self.ask = self.starting = self.resting = self.untested = 0
+        self.is_stopped = True
+        self.to_join: list[Request] = []
+        self.to_leave: list[int] = []
+        self.gone: dict[int, int] = {}
+        self.is_restless = self.is_clearing = self.is_draining = False
+        self.suspect: Request | None = None
+        self.suspected_by = 0
+        self.heard = -inf
+        self.unwanted_since = -inf
+        self.given_up = ""
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.members.values())
+
+    def __repr__(self) -> str:
+        return f"<RunningSet place={self.place} rows={len(self)} size={self.size} order={self.number}/{self.seen}>"
+
+    @property
+    def active(self) -> int:
+        """How many streams its next step makes parts for."""
+        return len(self.members) - self.resting
+
+    @property
+    def is_stepping(self) -> bool:
+        """Whether a step is under way, or about to begin."""
+        return not self.is_stopped
+
+    @property
+    def has_newcomers(self) -> bool:
+        """Whether the step under way may make the first part of a stream."""
+        if self.is_stopped:
+            return False
+        return any(not (s := stream_of(r)).parts and not s.is_collected for r in self.members.values())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether streams may join, as far as there is room."""
+        return self.suspect is None and not self.is_draining and not self.given_up
+
+    @property
+    def owes_report(self) -> bool:
+        """Whether the worker should say something without being told more."""
+        return self.seen < self.number or not self.is_stopped
+
+    def spare_s(self, now: float) -> float:
+        """Return for how long all may stand still before a part is late; infinity for ever."""
+        return min([stream_of(request).next_due for request in self.members.values()], default=inf) - now
+
+    def change_rests(self, pause: list[int], resume: list[int]) -> None:
+        """Find out who is to rest from the next order on, and who is to run again.
+
+        A stream rests while its caller does not want parts, or while another one is on probation.
+
+        Args:
+            pause: the ids of those that are to rest and did not are appended here.
+            resume: the same of those that did and are not to.
+        """
+        self.is_restless = False
+        for request in self.members.values():
+            stream = stream_of(request)
+            rests = stream.is_paused if self.suspect is None and not self.is_clearing else request is not self.suspect
+            if rests != stream.is_resting:
+                stream.is_resting = rests
+                self.resting += 1 if rests else -1
+                (pause if rests else resume).append(request.id)

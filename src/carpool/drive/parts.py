@@ -1,0 +1,262 @@
+"""Python callers of answers in parts: what has come and was not taken yet, for tasks and threads.
+
+A caller that reads more slowly than the model makes parts has its stream paused when `PAUSE_BYTES`
+wait for it, and goes on when it has taken half of them. So its memory is bounded, its place in the
+running set is kept, and the streams beside it keep their pace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from types import TracebackType
+from typing import Any, Final
+
+from carpool.drive.aio import Driver
+from carpool.drive.callers import GRACE_S, NO_ANSWER, error_of, load_result, result_of, with_cause
+from carpool.drive.loop_thread import LoopThread
+from carpool.errors import DeadlineExceeded
+from carpool.request import DONE, Request
+from carpool.wire.payload import Payload, size_of
+
+PAUSE_BYTES: Final = 2**20
+"""How many bytes may wait for a caller before its stream is paused."""
+
+ENTER_FIRST: Final = "use it as a block: `with s.predict_stream(x) as parts: for part in parts: ...`"
+_LEAST_BYTES: Final = 64  # what a part takes in memory at least, whatever its payload holds
+
+
+class Unread:
+    """How much waits for a caller, and when its stream pauses and goes on.
+
+    Both ends count for themselves: parts are added in the loop's thread and taken in the caller's,
+    and no count has two writers.
+
+    Attributes:
+        is_paused: whether the stream is paused; the loop's thread writes it.
+    """
+
+    __slots__ = ("_added", "_taken", "is_paused")
+
+    def __init__(self) -> None:
+        self._added = self._taken = 0
+        self.is_paused = False
+
+    def add(self, nbytes: int) -> bool:
+        """Count a part that has come, and report whether the stream must pause now."""
+        self._added += nbytes + _LEAST_BYTES
+        return not self.is_paused and self._added - self._taken > PAUSE_BYTES
+
+    def take(self, nbytes: int) -> bool:
+        """Count a part that was taken, and report whether a paused stream can go on."""
+        self._taken += nbytes + _LEAST_BYTES
+        return self.is_paused and self.is_half_read
+
+    @property
+    def is_half_read(self) -> bool:
+        """Whether so little waits that a paused stream can go on."""
+        return self._added - self._taken <= PAUSE_BYTES // 2
+
+
+class AsyncParts(AsyncIterator[Any]):
+    """The parts of one answer, for a task of the service's loop.
+
+    Use it as `async with s.predict_stream(x) as parts: async for part in parts: ...`. Leaving the
+    block before the answer is complete cancels the request.
+
+    Args:
+        driver: takes the request.
+        request: what is asked; its answer comes in parts if the model gives it so.
+        handle: of the service; kept until the end, since it would close if it were collected.
+    """
+
+    def __init__(self, driver: Driver, request: Request, handle: object) -> None:
+        self._driver = driver
+        self._handle = handle
+        self._request = request
+        self._parts: deque[Payload] = deque()
+        self._unread = Unread()
+        self._has_entered = False
+        self._has_ended = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def __aenter__(self) -> AsyncParts:
+        if self._has_entered:
+            raise RuntimeError("this stream of parts has been used: ask for a new one")
+        self._has_entered = True
+        self._request.caller = self
+        self._driver.submit(self._request)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._request.state != DONE:
+            self._driver.cancel(self._request)
+        self._has_ended = True
+        self._parts.clear()
+
+    def __aiter__(self) -> AsyncParts:
+        return self
+
+    async def __anext__(self) -> Any:
+        if not self._has_entered:
+            raise RuntimeError(ENTER_FIRST.replace("with", "async with").replace("for", "async for"))
+        while not self._parts:
+            if self._has_ended:
+                if self._request.error is not None:
+                    raise error_of(self._request)
+                raise StopAsyncIteration
+            self._waiter = self._driver.loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        payload = self._parts.popleft()
+        if self._unread.take(size_of(payload)):
+            self._unread.is_paused = False
+            self._driver.pause(self._request, False)
+        return load_result(payload)
+
+    def whole(self, parts: list[Any]) -> Any:
+        """Return the whole answer, once all parts have been taken.
+
+        Args:
+            parts: all of them.
+        """
+        return _whole(self._request, parts)
+
+    # -- the driver's calls
+
+    def take_part(self, request: Request, part: object) -> None:
+        """Take the next part."""
+        self._parts.append(part)  # type: ignore[arg-type]
+        if self._unread.add(size_of(part)):  # type: ignore[arg-type]
+            self._unread.is_paused = True
+            self._driver.pause(request, True)
+        self._wake()
+
+    def answered(self, request: Request) -> None:
+        """Take the end; an answer that was not made in parts is a single part."""
+        if request.error is None and request.stream is None:
+            self._parts.append(request.result)  # type: ignore[arg-type]
+        self._has_ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class ThreadParts(Iterator[Any]):
+    """The parts of one answer, for a thread that is not the loop's.
+
+    Use it as `with s.predict_stream(x) as parts: for part in parts: ...`. Leaving the block before
+    the answer is complete cancels the request.
+
+    Args:
+        thread: the loop's.
+        driver: takes the request.
+        request: what is asked; its answer comes in parts if the model gives it so.
+        silence_s: how long the model may be silent.
+        handle: of the service; kept until the end, since it would close if it were collected.
+    """
+
+    def __init__(self, thread: LoopThread, driver: Driver, request: Request, silence_s: float, handle: object) -> None:
+        self._handle = handle
+        self._thread = thread
+        self._driver = driver
+        self._request = request
+        self._silence_s = silence_s
+        self._parts: deque[Payload] = deque()  # the loop appends, the caller takes
+        self._unread = Unread()
+        self._has_entered = False
+        self._has_ended = False  # the loop writes it, after the last part
+        self._news = threading.Event()
+
+    def __enter__(self) -> ThreadParts:
+        if self._has_entered:
+            raise RuntimeError("this stream of parts has been used: ask for a new one")
+        self._has_entered = True
+        self._request.caller = self
+        self._thread.post(partial(self._driver.submit, self._request))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self._has_ended:
+            self._thread.post(partial(self._driver.cancel, self._request))
+        self._parts.clear()
+
+    def __iter__(self) -> ThreadParts:
+        return self
+
+    def __next__(self) -> Any:
+        if not self._has_entered:
+            raise RuntimeError(ENTER_FIRST)
+        while not self._parts:
+            if self._has_ended and not self._parts:  # it is set after the last part
+                if self._request.error is not None:
+                    raise with_cause(error_of(self._request))
+                raise StopIteration
+            self._news.clear()
+            if not self._parts and not self._has_ended:  # checked after the clearing, so that no news is missed
+                self._wait()
+        payload = self._parts.popleft()
+        if self._unread.take(size_of(payload)):
+            self._thread.post(self._go_on)
+        return load_result(payload)
+
+    def whole(self, parts: list[Any]) -> Any:
+        """Return the whole answer, once all parts have been taken.
+
+        Args:
+            parts: all of them.
+        """
+        return _whole(self._request, parts)
+
+    def _wait(self) -> None:
+        """Wait until a part or the end is there.
+
+        Raises:
+            DeadlineExceeded: the loop should have reported that the time is up, and has not.
+        """
+        most_s = min(self._silence_s + 2 * GRACE_S, threading.TIMEOUT_MAX)
+        if not self._news.wait(most_s) and not self._parts and not self._has_ended:
+            raise DeadlineExceeded(NO_ANSWER)
+
+    # -- in the loop's thread
+
+    def take_part(self, request: Request, part: object) -> None:
+        """Take the next part."""
+        self._parts.append(part)  # type: ignore[arg-type]
+        if self._unread.add(size_of(part)):  # type: ignore[arg-type]
+            self._unread.is_paused = True
+            self._driver.pause(request, True)
+            self._thread.post(self._go_on)  # what was taken meanwhile did not see the pause
+        self._news.set()
+
+    def answered(self, request: Request) -> None:
+        """Take the end; an answer that was not made in parts is a single part."""
+        if request.error is None and request.stream is None:
+            self._parts.append(request.result)  # type: ignore[arg-type]
+        self._has_ended = True
+        self._news.set()
+
+    def _go_on(self) -> None:
+        """Let the stream go on if the caller has read enough."""
+        if self._unread.is_paused and self._unread.is_half_read:
+            self._unread.is_paused = False
+            self._driver.pause(self._request, False)
+
+
+def _whole(request: Request, parts: list[Any]) -> Any:
+    """Return the answer of a request that is done: what the model has collected, else its parts."""
+    stream = request.stream
+    if stream is None:
+        return parts[0]
+    return result_of(request) if stream.is_told_both else parts

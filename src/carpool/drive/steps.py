@@ -1,0 +1,248 @@
+"""The workers of a stage that answers in parts: orders go out, and parts come in.
+
+A worker steps its running set without being asked, so nothing here waits for a step, and no step
+for anything here. All else about workers is as in `worker_pool.py`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Any, NamedTuple, cast
+
+from carpool.core.running_set import Order, Part, SetReport
+from carpool.core.stepper import Stepper
+from carpool.drive.worker_pool import Work, WorkerPool, decoded
+from carpool.errors import ModelError
+from carpool.logger import logger
+from carpool.request import RUNNING, Request
+from carpool.wire import order as wire
+from carpool.wire import outcome
+from carpool.wire.frame import Frame, FrameError, FrameKind
+from carpool.wire.outcome import Outcome
+from carpool.wire.payload import OBJECT, Payload
+from carpool.wire.response import unpack_response
+
+
+class _Sent(NamedTuple):
+    """An order that its worker has not followed yet, as far as is known.
+
+    Attributes:
+        number: the order's.
+        ids: of the streams that join.
+        length: the sum of their lengths.
+    """
+
+    number: int
+    ids: Sequence[int]
+    length: int
+
+
+class StepPool(WorkerPool):
+    """The executor of a stage that answers in parts."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._sent: dict[int, deque[_Sent]] = {}  # by place: the orders that workers have not followed yet
+
+    def send(self, order: Order) -> None:
+        """Send an order to its worker."""
+        joining = [_joining(request) for request in order.join]
+        head = wire.OrderHead(list(order.leave), list(order.pause), list(order.resume), order.ask)
+        sent = self._sent.setdefault(order.place, deque())
+        sent.append(_Sent(order.number, [each.id for each in joining], sum(_length(request) for request in order.join)))
+        worker = self._workers[order.place]
+        try:
+            try:
+                worker.send(wire.order_frame(order.number, head, joining))
+            except FrameError:  # it is too large for one message, and nothing has been sent
+                self._send_in_pieces(order, head, joining)
+        except BaseException as error:  # say, no memory for it: the worker must not go on without it
+            logger.exception("an order could not be handed to worker %s", self._label(order.place))
+            worker.kill(f"an order could not be handed to it: {type(error).__name__}")
+        if self._after_dispatch is not None:
+            self._after_dispatch()
+
+    def _send_in_pieces(self, order: Order, head: wire.OrderHead, joining: list[wire.Joining]) -> None:
+        """Send an order that is too large for one message as several with one number.
+
+        A stream whose item is too large by itself fails; the others do not, nor does the worker.
+        """
+        worker = self._workers[order.place]
+        failed: list[Part] = []
+        for each in joining:
+            try:
+                worker.send(wire.order_frame(order.number, wire.OrderHead(is_whole=False), [each]))
+            except FrameError as error:
+                text = f"the item cannot be sent to stage {self.name}: {error}"
+                failed.append(Part(each.id, error=ModelError(text, code="too_large")))
+        worker.send(wire.order_frame(order.number, head, []))
+        if failed:
+            running = self._stepper.sets[order.place]
+            self._driver.reported(SetReport(self.stage, order.place, running.seen, False, failed))
+
+    # -- what the workers send
+
+    def _heard(self, place: int, frame: Frame) -> None:
+        if frame.kind == FrameKind.PARTS:
+            self._reported(place, frame)
+        elif frame.kind == FrameKind.CALL:
+            self._driver.call_started(self.stage, place, frame.batch_id)
+        elif frame.kind in (FrameKind.REPLY, FrameKind.TROUBLE):
+            raise FrameError(f"{frame.kind.name} from a worker that is sent orders")
+        else:
+            super()._heard(place, frame)
+
+    def _reported(self, place: int, frame: Frame) -> None:
+        """Pass a report on to the driver, once it has been checked."""
+        if frame.no_memory:
+            raise FrameError("there is no memory to receive its report")
+        running = self._stepper.sets.get(place)
+        if running is None:
+            raise FrameError("a report before it is ready")
+        report = wire.read_report(frame)
+        if self._before_reply is not None:
+            self._before_reply()
+        members = running.members
+        parts, returned = _plain_parts(frame, report) or _parts_of(frame, report, members)
+        if report.stepped or report.started:
+            self.roster.finished_batch()
+        length = self._length_started(place, frame.batch_id)
+        done = (report.stepped, report.step_s, length, report.start_s)
+        try:
+            self._driver.reported(SetReport(self.stage, place, frame.batch_id, report.stopped, parts, *done, returned))
+        except ValueError as error:
+            raise FrameError(str(error)) from error
+
+    def _learn(self, frame: Frame) -> None:
+        """Pass the timings of the warm-up on to the stage's policy."""
+        for payload in frame.payloads[1:]:
+            for timing in decoded(payload, list[wire.StepTiming]):
+                if timing.rows < 1 or not (0.0 <= timing.step_s < inf and 0.0 <= timing.start_s < inf):
+                    raise FrameError(f"a warm-up that cannot be: {timing}")
+                self._driver.trained_steps(timing.rows, timing.step_s, timing.rows, timing.start_s)
+
+    def _length_started(self, place: int, seen: int) -> int:
+        """Return the sum of the lengths of the streams that were started up to an order."""
+        sent = self._sent.get(place, ())
+        length = 0
+        while sent and sent[0].number <= seen:
+            length += sent.popleft().length
+        return length
+
+    def _heard_too_late(self, place: int, frame: Frame) -> None:
+        """Count late parts of a worker that was given up: others have its streams by now."""
+        if frame.kind == FrameKind.PARTS:
+            self._batcher.late_results += len(frame.ids) - 1
+            self._workers[place].kill()
+
+    # -- workers that go
+
+    def _work_of(self, place: int) -> Work | None:
+        return self._stepper.sets.get(place)
+
+    def _hand_back(self, place: int, has_unread_batch: bool) -> bool:
+        """Have the streams of a lost worker go on elsewhere, or fail.
+
+        Returns:
+            Whether a stream is to blame for the loss.
+        """
+        sent = self._sent.pop(place, None)
+        unsent = set(sent[-1].ids) if has_unread_batch and sent else ()  # it has not read its last order
+        if self._driver.worker_lost(self.stage, place, unsent):
+            text = "stage %s: two workers were lost with the same stream, which fails and is not tried again"
+            logger.error(text, self.name, extra={**self._about(), "code": "request_crashed_worker"})
+            self.roster.forgive(self._driver.clock())
+            return True
+        return False
+
+    @property
+    def _stepper(self) -> Stepper:
+        return cast(Stepper, self._batcher)
+
+
+def _joining(request: Request) -> wire.Joining:
+    """Return a request as it is sent to a worker whose running set it joins."""
+    stream = request.stream
+    assert stream is not None
+    takes = wire.WHOLE if stream.is_collected else wire.BOTH if stream.is_told_both else wire.PARTS
+    kept: Any = [part.kept if type(part) is wire.Carried else part for part in stream.kept]
+    item: Any = request.item
+    return wire.Joining(request.id, request.format, request.accept, takes, request.deadline, item, kept)
+
+
+def _length(request: Request) -> int:
+    return 1 if request.stream is None else request.stream.length
+
+
+def _parts_of(frame: Frame, report: wire.ReportHead, members: Mapping[int, Request]) -> tuple[list[Part], list[int]]:
+    """Return what a worker says of its streams, and the ids of those that it gives back.
+
+    Raises:
+        FrameError: it says what cannot be.
+    """
+    causes, frame.causes = frame.causes or {}, None
+    parts: list[Part] = []
+    returned: list[int] = []
+    formats, payloads = frame.formats, frame.payloads
+    for i, id in enumerate(frame.ids):
+        if i == 0:
+            continue
+        kind, payload = formats[i], payloads[i]
+        if kind == wire.BACK:
+            returned.append(id)
+        elif kind == wire.MORE or kind == wire.LAST:
+            value: Any = payload
+            if report.buffers and report.buffers[i - 1]:
+                value = wire.Carried(*wire.split_kept(payload, report.buffers[i - 1]))
+            _add(parts, _part(id, kind, value, members.get(id)))
+        elif kind == wire.END:
+            _add(parts, Part(id, last=True))
+        elif kind == Outcome.RESPONSE:
+            _add(parts, Part(id, _unpacked(payload, members.get(id)), last=True))
+        else:
+            _add(parts, Part(id, error=outcome.unpack_error(kind, payload, causes.get(i))))
+    return parts, returned
+
+
+def _plain_parts(frame: Frame, report: wire.ReportHead) -> tuple[list[Part], list[int]] | None:
+    """Return the parts of a report that has nothing else; None if it has.
+
+    Fast path of `_parts_of`: the same outcome, see tests/drive/test_parts.py.
+    """
+    formats = frame.formats
+    if report.buffers or formats.count(wire.MORE) != len(formats):
+        return None
+    parts = list(map(Part, frame.ids, frame.payloads))
+    del parts[0]
+    return parts, []
+
+
+def _add(parts: list[Part], part: Part) -> None:
+    """Add what a worker says of a stream; an end behind a part of the same step is one with it."""
+    if parts and parts[-1].id == part.id:
+        parts[-1] = part._replace(value=parts[-1].value)
+    else:
+        parts.append(part)
+
+
+def _part(id: int, kind: int, value: Any, request: Request | None) -> Part:
+    """Return a part, or the whole answer, as the core takes it."""
+    if kind == wire.MORE:
+        return Part(id, value)
+    stream = None if request is None else request.stream
+    if request is not None and stream is not None and stream.is_told_both:
+        request.result = value  # the parts have been handed on
+        return Part(id, last=True)
+    return Part(id, value, last=True)
+
+
+def _unpacked(payload: Payload, request: Request | None) -> object:
+    """Return the response of a model's own. Raises FrameError."""
+    if request is not None and request.state == RUNNING and request.accept == OBJECT:
+        raise FrameError("a response to a caller that speaks no HTTP")
+    try:
+        return unpack_response(payload)
+    except ValueError as error:
+        raise FrameError(str(error)) from error

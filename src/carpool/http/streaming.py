@@ -1,0 +1,123 @@
+"""Answers in parts over HTTP: how parts, ends and failures are written. Sans-IO.
+
+A client asks for parts by its `Accept` header. It can always tell a whole answer from a broken one:
+
+* `text/event-stream` (server-sent events): `data: PART` for each part, then `event: end` with
+  `data: {"parts": N}`; or `event: error` with `data: {"error": {...}}` and no end;
+* `application/x-ndjson`: a line `{"part": PART}` for each part, then `{"end": {"parts": N}}`; or a
+  line `{"error": {...}}`;
+* `application/octet-stream`, where parts are `bytes`: the parts one after the other. A failure
+  breaks the body off, so the chunked coding does not end.
+
+What fails before the first part is answered as for any request, with a status. So the head is
+written with the first part, or once a client has heard nothing for `SILENCE_S`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from carpool.request import Stream
+from carpool.wire.payload import JSON, RAW
+
+SILENCE_S: Final = 15.0
+"""After how many seconds without a part a client is told that the connection is alive."""
+
+HELD_BYTES: Final = 2**20
+"""How much may wait for a client before its stream is paused; it goes on at half of it."""
+
+
+class Framing(NamedTuple):
+    """How an answer in parts is written.
+
+    Attributes:
+        content_type: of the response.
+        format: how parts are encoded, see `wire/payload.py`.
+        part: what a part looks like; `%b` is the part.
+        end: what a whole answer ends with; `%d` is the number of parts.
+        error: what a broken one ends with; `%b` is the body of an error response. Empty if only
+            breaking off can tell.
+        alive: what tells that the connection is alive; empty if nothing can.
+        headers: what the response has besides.
+    """
+
+    content_type: bytes
+    format: int
+    part: bytes
+    end: bytes
+    error: bytes
+    alive: bytes = b""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+    def with_end(self, n: int) -> bytes:
+        """Return the end of a whole answer of `n` parts."""
+        return self.end % n if self.end else b""
+
+
+_NOT_KEPT = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
+
+SSE: Final = Framing(
+    b"text/event-stream",
+    JSON,
+    b"data: %b\n\n",
+    b'event: end\ndata: {"parts": %d}\n\n',
+    b"event: error\ndata: %b\n\n",
+    b": alive\n\n",
+    _NOT_KEPT,
+)
+NDJSON: Final = Framing(
+    b"application/x-ndjson", JSON, b'{"part": %b}\n', b'{"end": {"parts": %d}}\n', b"%b\n", b"", _NOT_KEPT
+)
+PLAIN: Final = Framing(b"application/octet-stream", RAW, b"%b", b"", b"", b"", _NOT_KEPT)
+
+BY_TYPE: Final = {framing.content_type: framing for framing in (SSE, NDJSON)}
+"""The framings that every model has, by content type."""
+
+
+class HttpStream(Stream):
+    """How far an answer in parts has come on its way to an HTTP client.
+
+    Attributes:
+        has_begun: whether a part has been told, or the head written: no status can tell of a
+            failure any more.
+        is_head_written: whether the response has begun on the connection.
+        held: what waits for the answers before it, or for a slow client.
+        held_bytes: how much that is.
+        is_held_back: whether the stream is paused, as too much is held.
+        asked_at: when the request was made.
+        unwatch: called once nobody has to look for silences any more.
+    """
+
+    __slots__ = ("asked_at", "has_begun", "held", "held_bytes", "is_head_written", "is_held_back", "unwatch")
+
+    unwatch: Callable[[], None]
+
+    def __init__(self, asked_at: float, until: float) -> None:
+        super().__init__(until=until)
+        self.asked_at = asked_at
+        self.has_begun = self.is_head_written = self.is_held_back = False
+        self.held: list[bytes] = []
+        self.held_bytes = 0
+
+    def hold(self, data: bytes) -> bool:
+        """Keep what cannot be written yet; report whether the stream must be paused now."""
+        self.held.append(data)
+        self.held_bytes += len(data)
+        return self.held_bytes > HELD_BYTES and not self.is_held_back
+
+    def take_held(self) -> bytes:
+        """Return all that is held, which can be written now."""
+        data = b"".join(self.held)
+        self.held.clear()
+        self.held_bytes = 0
+        return data
+
+    def silent_s(self, now: float) -> float:
+        """Return for how long no part has come."""
+        return now - max(self.asked_at, self.heard)
+
+
+def framed(framing: Framing, part: Any) -> bytes:
+    """Return a part as it is written."""
+    return framing.part % (part,)

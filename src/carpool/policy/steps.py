@@ -1,0 +1,153 @@
+"""What a policy of steps is: told what starting and stepping cost, asked who may join a set.
+
+A policy of steps decides *when* the next requests of the queue join a running set, and with how
+many. The order is the queue's, and limits, deadlines and pauses are the stepper's
+(`core/stepper.py`), whatever the policy says. As with all policies there is no clock and no IO, and
+a question changes nothing.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from carpool.policy.base import NOTHING, Decision, Policy, QueueView
+from carpool.policy.cost_line import CostLine
+from carpool.request import Request
+
+
+class SetView(Protocol):
+    """What a policy may see of a running set. Reading changes nothing."""
+
+    def __len__(self) -> int:
+        """Return how many streams it holds, those that pause included."""
+
+    @property
+    def active(self) -> int:
+        """How many streams its next step makes parts for."""
+
+    @property
+    def is_stepping(self) -> bool:
+        """Whether a step is under way, or about to begin."""
+
+    @property
+    def has_newcomers(self) -> bool:
+        """Whether the step under way may make the first part of a stream."""
+
+    @property
+    def starting(self) -> int:
+        """Sum of the lengths of those that have joined and of which the worker has not reported."""
+
+    @property
+    def size(self) -> int:
+        """Sum of the sizes of its streams."""
+
+    def spare_s(self, now: float) -> float:
+        """Return for how long all may stand still before a part is late.
+
+        Infinity if none is due: before the first parts, and of streams that pause or whose parts
+        are collected.
+        """
+
+
+class StepPolicy(Policy):
+    """Base of all policies of steps; `join` is the policy.
+
+    Args:
+        rows: most streams in a set; None means the stage's.
+        part_slo_s: how far apart the parts of a stream should be; None means the service's.
+
+    Attributes:
+        rows: the same.
+        part_slo_s: the same.
+        start: seconds of starting streams, by the sum of their lengths.
+        step: seconds of a step, by the number of streams stepped.
+        active: how many streams the last step had.
+    """
+
+    def __init__(self, rows: int | None = None, part_slo_s: float | None = None) -> None:
+        super().__init__(rows)
+        self.part_slo_s = part_slo_s
+        self.start = CostLine()
+        self.step = CostLine()
+        self.active = 0
+
+    @property
+    def rows(self) -> int:
+        """Most streams in a set."""
+        return self.limit
+
+    @abstractmethod
+    def join(self, now: float, heads: Sequence[Request], running: SetView) -> int:
+        """Return how many of the next requests join a running set now, 0 to `len(heads)`.
+
+        Args:
+            now: the time.
+            heads: the next requests of the queue, as many as there is room for in the set; at least
+                one.
+            running: the set.
+        """
+
+    def is_late(self, now: float, request: Request) -> bool:
+        """Report whether the first part of a queued request cannot come in time any more.
+
+        Such a request is refused. The stepper asks only about requests that have had no part, and
+        are due sooner than in `first_part_s` of the longest request that it has seen.
+        """
+        return now + self.first_part_s(request.stream.length if request.stream else 1) > request.due
+
+    def first_part_s(self, length: int) -> float:
+        """Return the expected seconds until the first part of a request of `length` that joins."""
+        return self.start.seconds(length) + self.step.seconds(min(self.active + 1, self.rows))
+
+    @property
+    def pace_s(self) -> float:
+        """How far apart the parts of a stream are due.
+
+        It is the service's goal, or without one twice a step of a full set, so that no stream falls
+        below half the pace of a full set. What even a lone stream would miss is no goal: then it is
+        twice a lone step.
+        """
+        alone_s = self.step.seconds(1)
+        pace_s = self.part_slo_s or 2 * self.step.seconds(self.rows)
+        return pace_s if pace_s > alone_s else 2 * alone_s
+
+    def started(self, length: int, seconds: float) -> None:
+        """Note that starting streams of `length` in sum has taken `seconds`."""
+        self.start.learn(length, seconds)
+
+    def stepped(self, n: int, seconds: float) -> None:
+        """Note that a step of `n` streams has taken `seconds`."""
+        self.active = n
+        self.step.learn(n, seconds)
+
+    def decide(self, now: float, queue: QueueView, free: int, busy: int) -> Decision:
+        """Return nothing: a stage of steps has no batches, and nobody asks."""
+        return NOTHING
+
+    def explain(self, now: float) -> dict[str, Any]:
+        return {
+            **super().explain(now),
+            "pace_s": self.pace_s,
+            "start_s": {"setup": self.start.a, "per_unit": self.start.b},
+            "step_s": {"setup": self.step.a, "per_stream": self.step.b},
+        }
+
+
+class GreedySteps(StepPolicy):
+    """All that fits joins at the next boundary, as in Orca and in LitServe's continuous loop.
+
+    Source: Yu et al., "Orca: A Distributed Serving System for Transformer-Based Generative Models",
+    OSDI 2022 (iteration-level scheduling).
+    """
+
+    def join(self, now: float, heads: Sequence[Request], running: SetView) -> int:
+        return len(heads)
+
+
+class StaticSteps(StepPolicy):
+    """Nothing joins a set that runs: it is a batch, as everywhere without step batching."""
+
+    def join(self, now: float, heads: Sequence[Request], running: SetView) -> int:
+        return 0 if len(running) else len(heads)

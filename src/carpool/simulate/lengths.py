@@ -1,0 +1,176 @@
+"""How long the requests of a stage of steps are: units of input to start, parts of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import cycle
+from random import Random
+from typing import NamedTuple, Protocol, cast
+
+from carpool.simulate import specs
+from carpool.simulate.replay import read_columns
+
+EXAMPLE = "lognormal:input=200,output=180"
+
+
+class Length(NamedTuple):
+    """One request.
+
+    Attributes:
+        input: Units of work before its first part.
+        output: How many parts its answer has.
+    """
+
+    input: int
+    output: int
+
+
+class Lengths(Protocol):
+    """A source of lengths."""
+
+    def draw(self, dice: Random) -> Iterator[Length]:
+        """Yield the lengths of one request after another."""
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Requests that are all alike, such as the equal steps of a diffusion model.
+
+    Args:
+        input: Units of work before the first part.
+        output: How many parts an answer has.
+    """
+
+    input: int = 1
+    output: int = 30
+
+    def __post_init__(self) -> None:
+        _check_positive("fixed", input=self.input, output=self.output)
+
+    def draw(self, dice: Random) -> Iterator[Length]:
+        while True:
+            yield Length(self.input, self.output)
+
+
+@dataclass(frozen=True)
+class Lognormal:
+    """Lengths with long tails, as those of chats have.
+
+    Args:
+        input: The median of the inputs.
+        output: The median of the answers.
+        input_sigma: The standard deviation of the logarithm of the inputs.
+        output_sigma: The same of the answers.
+        most_input: The longest input; longer ones count as this one.
+        most_output: The longest answer.
+    """
+
+    input: float = 200
+    output: float = 180
+    input_sigma: float = 1.1
+    output_sigma: float = 0.8
+    most_input: int = 2048
+    most_output: int = 1024
+
+    def __post_init__(self) -> None:
+        _check_positive("lognormal", input=self.input, output=self.output)
+
+    def draw(self, dice: Random) -> Iterator[Length]:
+        while True:
+            tokens = self.input * dice.lognormvariate(0.0, self.input_sigma)
+            parts = self.output * dice.lognormvariate(0.0, self.output_sigma)
+            yield Length(_whole(tokens, self.most_input), _whole(parts, self.most_output))
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """Inputs of any length between two bounds, all as likely, and answers that end at random.
+
+    Args:
+        least_input: The shortest input.
+        most_input: The longest input.
+        output: The mean of the answers.
+        most_output: The longest answer.
+    """
+
+    least_input: int = 8
+    most_input: int = 64
+    output: float = 32
+    most_output: int = 160
+
+    def __post_init__(self) -> None:
+        _check_positive("exponential", least_input=self.least_input, output=self.output)
+        if self.most_input < self.least_input:
+            raise ValueError("exponential: most_input must not be below least_input")
+
+    def draw(self, dice: Random) -> Iterator[Length]:
+        while True:
+            tokens = dice.randint(self.least_input, self.most_input)
+            yield Length(tokens, _whole(dice.expovariate(1 / self.output), self.most_output))
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The lengths of a CSV file with a header line.
+
+    Args:
+        path: The file.
+        input: The column of the inputs.
+        output: The column of the answers.
+        in_order: Whether requests have the lengths of the file's lines in order, again from the top
+            at its end. If not, each line is as likely as the others.
+    """
+
+    path: str
+    input: str = "ContextTokens"
+    output: str = "GeneratedTokens"
+    in_order: bool = False
+
+    def __post_init__(self) -> None:
+        if not self._lines():
+            raise ValueError(f"the trace {self.path} has no requests")
+
+    def draw(self, dice: Random) -> Iterator[Length]:
+        lines = self._lines()
+        if self.in_order:
+            yield from cycle(lines)
+        while True:
+            yield dice.choice(lines)
+
+    def _lines(self) -> list[Length]:
+        rows = read_columns(self.path, self.input, [self.output])
+        return [Length(max(1, int(float(tokens))), max(1, int(float(parts)))) for tokens, parts in rows]
+
+
+KINDS: dict[str, Callable[..., Lengths]] = {
+    "fixed": Fixed,
+    "lognormal": Lognormal,
+    "exponential": Exponential,
+    "trace": Recorded,
+}
+
+
+def lengths_of(lengths: object) -> Lengths:
+    """Return a source of lengths, which may be given as a spec.
+
+    Raises:
+        ValueError: The spec is wrong; the text says what to change.
+        TypeError: `lengths` is neither.
+    """
+    if isinstance(lengths, str):
+        return specs.build(lengths, KINDS, "source of lengths", EXAMPLE)
+    if hasattr(lengths, "draw"):
+        return cast(Lengths, lengths)
+    raise TypeError(f"lengths must be a spec such as {EXAMPLE!r} or Lognormal(...), not {lengths!r}")
+
+
+def _whole(value: float, most: int) -> int:
+    return max(1, min(most, int(value)))
+
+
+def _check_positive(kind: str, **values: float) -> None:
+    """Raise ValueError if one of the values is not positive."""
+    for name, value in values.items():
+        if not value > 0:
+            raise ValueError(f"{kind}: {name} must be positive, not {value!r}")
