@@ -206,7 +206,7 @@ def test_listed_errors_of_a_batched_function() -> None:
             raise models.MemoryFull
         return xs
 
-    settings: dict[str, Any] = {"max_batch_size": 8, "policy": "greedy"}
+    settings: dict[str, Any] = {"max_batch_size": 8, "policy": "greedy", "isolate_errors": False}
     assert carpool.batch(**settings, oom_errors=(models.MemoryFull,))(full).many(range(8)) == [*range(8)]
     for oom_errors in ((), None):
         with pytest.raises(models.MemoryFull):

@@ -116,9 +116,9 @@ def test_a_lone_caller_reads_what_a_reader_reads(frame: Frame, batch: int, data:
         return
     (one,) = found
     if opened is not None:
-        assert (one.kind, one.batch, one.ids, one.formats) == (FrameKind.REPLY, asked_batch, [asked_id], b"\0")
+        assert (one.kind, one.batch_id, one.ids, one.formats) == (FrameKind.REPLY, asked_batch, [asked_id], b"\0")
         assert [opened.payload] == one.payloads
         assert (opened.busy_s, opened.waited_s) == (one.busy_s, one.waited_s)
-    elif (one.kind, one.batch, one.ids, one.formats) == (FrameKind.REPLY, asked_batch, [asked_id], b"\0"):
+    elif (one.kind, one.batch_id, one.ids, one.formats) == (FrameKind.REPLY, asked_batch, [asked_id], b"\0"):
         is_plain = type(one.payloads[0]) is bytes and 0 < len(one.payloads[0]) < LARGE - 100
         assert not is_plain or not (0 <= one.busy_s < float("inf") and 0 <= one.waited_s < float("inf"))

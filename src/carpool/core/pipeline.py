@@ -123,7 +123,7 @@ class Pipeline:
     @property
     def admitted(self) -> int:
         """How many requests have been admitted."""
-        return self._entrance.admitted + self.alone
+        return self._entrance.admitted
 
     @property
     def refused(self) -> int:
@@ -210,6 +210,7 @@ class Pipeline:
 
         It can only be a pipeline of one stage.
         """
+        self._entrance.admitted += 1
         self.alone += 1
         if not ok:
             self._endings.failed += 1
