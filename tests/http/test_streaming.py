@@ -173,7 +173,7 @@ def test_a_generator_streams_like_steps() -> None:
 
 def test_parts_are_told_as_they_come() -> None:
     """A part is with the client before the next one is made."""
-    with counting(step_s=0.05) as (ports, log):
+    with counting(step_s=0.02) as (ports, log):
         for port in ports.values():
             with asked(port, request(20)) as reply:
                 events = reply.events()
@@ -362,7 +362,9 @@ def test_a_long_silence_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert events[0] == ("", "alive") and events[-3:] == message(2)
 
 
-@pytest.mark.parametrize(("model", "goes_on"), [(Resuming, True), (Counting, False)])
+@pytest.mark.parametrize(
+    ("model", "goes_on"), [(Resuming, True), pytest.param(Counting, False, marks=pytest.mark.slow)]
+)
 def test_a_worker_that_is_killed_in_mid_stream(model: Any, goes_on: bool) -> None:
     """With `resume` the stream goes on, part for part; without it an event says `worker_lost`."""
     with serving(App(Service(Stage(model, max_batch_size=4, kwargs={"step_s": 0.002})))) as own:
@@ -404,7 +406,8 @@ def test_openapi_lists_the_streams() -> None:
                 assert contents["application/json"]["schema"] == {"type": "array", "items": {"type": "integer"}}
 
 
-def test_a_stream_of_many_clients(tmp_path: Any) -> None:
+@pytest.mark.slow
+def test_a_stream_of_many_clients() -> None:
     """Many connections at once each get their own parts, in a worker process."""
 
     async def main(port: int) -> None:
