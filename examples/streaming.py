@@ -23,7 +23,7 @@ ROWS = 8  # streams that a worker runs at a time
 class Countdown(carpool.Model):
     """The smallest model that answers in parts: `predict` yields."""
 
-    def predict(self, n: int) -> Iterator[int]:  # type: ignore[override]
+    def predict(self, n: int) -> Iterator[int]:
         yield from range(n, 0, -1)
 
 

@@ -11,7 +11,7 @@ from typing import get_args
 
 import pytest
 
-from carpool.policy import BY_NAME, PolicyName
+from carpool.policy import BY_NAME, STEPS_BY_NAME, PolicyName
 from tests.effort import slow_where
 from tests.typing.checkers import mypy, pyright
 from tests.typing.programs import PAGES, ROOT, programs
@@ -51,8 +51,8 @@ def test_mistakes_are_found(checker: str, tmp_path: Path) -> None:
 
 
 def test_the_names_of_policies_are_known_to_type_checkers() -> None:
-    """The literals of `policy=` are the policies that there are."""
-    assert set(get_args(PolicyName)) == set(BY_NAME)
+    """The literals of `policy=` are the policies that there are, for whole answers and for parts."""
+    assert set(get_args(PolicyName)) == set(BY_NAME) | set(STEPS_BY_NAME)
 
 
 def test_the_programs_of_all_pages_are_found() -> None:

@@ -253,6 +253,7 @@ def test_streams_go_on_when_their_worker_hangs() -> None:
         assert guilty[:-1] == up_to(5) and isinstance(guilty[-1], carpool.CarpoolError)
 
 
+@pytest.mark.slow
 def test_what_must_not_run_twice_does_not() -> None:
     """With `idempotent=False` no stream of a lost worker starts again or is resumed."""
     with Service(Stage(Resuming, max_batch_size=8, idempotent=False, kwargs={"step_s": 0.002})).run() as s:

@@ -173,7 +173,7 @@ def test_a_generator_streams_like_steps() -> None:
 
 def test_parts_are_told_as_they_come() -> None:
     """A part is with the client before the next one is made."""
-    with counting(step_s=0.05) as (ports, log):
+    with counting(step_s=0.02) as (ports, log):
         for port in ports.values():
             with asked(port, request(20)) as reply:
                 events = reply.events()
@@ -362,7 +362,9 @@ def test_a_long_silence_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert events[0] == ("", "alive") and events[-3:] == message(2)
 
 
-@pytest.mark.parametrize(("model", "goes_on"), [(Resuming, True), (Counting, False)])
+@pytest.mark.parametrize(
+    ("model", "goes_on"), [(Resuming, True), pytest.param(Counting, False, marks=pytest.mark.slow)]
+)
 def test_a_worker_that_is_killed_in_mid_stream(model: Any, goes_on: bool) -> None:
     """With `resume` the stream goes on, part for part; without it an event says `worker_lost`."""
     with serving(App(Service(Stage(model, max_batch_size=4, kwargs={"step_s": 0.002})))) as own:
@@ -404,7 +406,8 @@ def test_openapi_lists_the_streams() -> None:
                 assert contents["application/json"]["schema"] == {"type": "array", "items": {"type": "integer"}}
 
 
-def test_a_stream_of_many_clients(tmp_path: Any) -> None:
+@pytest.mark.slow
+def test_a_stream_of_many_clients() -> None:
     """Many connections at once each get their own parts, in a worker process."""
 
     async def main(port: int) -> None:
@@ -446,3 +449,41 @@ def test_parts_that_are_written_at_once_are_the_same_bytes(accept: str, monkeypa
     fast = read()
     monkeypatch.setattr(Connection, "write_part_now", lambda connection, exchange, part: False)
     assert read() == fast
+
+
+class OwnFormats(Counting):
+    """Reads and writes texts of its own; its whole answer may have a status of its own."""
+
+    accepts = ("text/x-count",)
+    produces = "text/x-sum"
+
+    def decode(self, bodies: list[bytes]) -> list[Any]:
+        return [int(body) for body in bodies]
+
+    def preprocess(self, x: int) -> int:
+        if x < 0:
+            raise carpool.HTTPError("it counts up", status=409, code="downwards")
+        return x
+
+    def collect(self, parts: list[int]) -> Any:
+        return carpool.Response(sum(parts), status=203) if len(parts) == 3 else sum(parts)
+
+    def encode(self, results: list[int]) -> list[bytes]:
+        return [b"sum %d" % result for result in results]
+
+
+def test_formats_and_answers_of_a_models_own() -> None:
+    """`decode` and `preprocess` run before a stream starts, `encode` writes whole answers, which may
+    be responses, and parts are JSON as ever.
+    """
+    with counting(OwnFormats) as (ports, _):
+        for port in ports.values():
+            data = request(4, content_type="text/x-count").replace(b"Content-Type: application/json\r\n", b"")
+            with asked(port, data) as reply:
+                assert list(reply.events()) == message(4)
+            with asked(port, data.replace(b"Accept: text/event-stream\r\n", b"")) as reply:
+                assert (reply.status, reply.body()) == (200, b"sum 10")
+            with asked(port, request(3, "application/json")) as reply:
+                assert (reply.status, json.loads(reply.body())) == (203, 6)
+            with asked(port, request(-3)) as reply:
+                assert (reply.status, json.loads(reply.body())["error"]["code"]) == (409, "downwards")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 import carpool
 from carpool import Adaptive, Greedy, Policy, Service, Stage, Static
 from carpool.forms import Form
-from carpool.policy import BY_NAME, OneByOne
+from carpool.policy import BY_NAME, OneByOne, StaticSteps
 from carpool.wire.frame import MAX_ITEMS
 from tests.support import models
 
@@ -346,6 +346,13 @@ def test_settings_that_do_not_fit_the_form_are_refused(model: Any, settings: dic
     """Settings for whole answers and for answers in parts are not taken for each other's models."""
     with pytest.raises(ValueError, match=told):
         Stage(model, **settings)
+
+
+@pytest.mark.parametrize("policy", ["paced", StaticSteps()])
+def test_policies_of_steps_are_no_policies_of_batched_functions(policy: Any) -> None:
+    """A batched function gives whole answers, so a policy of steps is refused."""
+    with pytest.raises(ValueError, match=r"there is no policy 'paced'|StaticSteps is a policy for models that answer"):
+        carpool.batch(policy=policy)(identity)
 
 
 def test_only_the_last_stage_answers_in_parts() -> None:

@@ -177,10 +177,20 @@ def check_callable(name: str, value: Any, arguments: str) -> None:
         raise TypeError(f"{name} must be a function of {arguments}, not {value!r}")
 
 
-def check_policy(policy: Policy | str | None) -> None:
-    """Check a policy or the name of one. Raises ValueError or TypeError."""
-    if isinstance(policy, str) and policy not in BY_NAME and policy not in STEPS_BY_NAME:
-        known = ", ".join(sorted(BY_NAME))
+def check_policy(policy: Policy | str | None, *, in_parts: bool = False) -> None:
+    """Check a policy or the name of one.
+
+    Args:
+        policy: What was given.
+        in_parts: Whether it is for answers in parts.
+
+    Raises:
+        ValueError: There is no such policy, or it is for the other kind of answers.
+        TypeError: It is none.
+    """
+    names = STEPS_BY_NAME if in_parts else BY_NAME
+    if isinstance(policy, str) and policy not in names:
+        known = ", ".join(sorted(names))
         name, has_settings, _ = policy.partition(":")
         if has_settings and name in BY_NAME:
             raise ValueError(
@@ -188,6 +198,8 @@ def check_policy(policy: Policy | str | None) -> None:
                 f" of its own, or carpool.{BY_NAME[name].__name__}(...) for its other settings"
             )
         raise ValueError(f"there is no policy {policy!r}; choose one of {known}, or give a Policy object")
+    if isinstance(policy, StepPolicy) and not in_parts:
+        raise ValueError(f"{type(policy).__name__} is a policy for models that answer in parts")
     if policy is not None and not isinstance(policy, str | Policy):
         raise TypeError(f"policy must be a name or a Policy object, not {policy!r}")
     if isinstance(policy, Policy):

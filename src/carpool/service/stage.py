@@ -186,7 +186,7 @@ class Stage:
         _check_run_in(run_in, model, is_pinned=cpus is not None, has_env=any(env), has_devices=devices is not None)
         if run_in == "process" and max_batch_size is not None:
             _check_fits_frame(max_batch_size, max_queue_size, is_weighed=size is not None)
-        check_policy(policy)
+        check_policy(policy, in_parts=traits.in_parts)
         flag("idempotent", idempotent)
         name = optional_text("name", name) or traits.name
         cpus = None if cpus is None else affinity.parse_all(cpus, workers)

@@ -1,0 +1,58 @@
+"""The worker's end of its socket, where a worker that steps looks for orders without waiting."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from carpool.call.retry import run_now
+from carpool.wire import order as wire
+from carpool.wire.frame import encode
+from carpool.worker.main import ParentSocket
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, ParentSocket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, ParentSocket(theirs)
+
+
+def order(number: int, nbytes: int = 3) -> bytes:
+    joining = wire.Joining(1, 0, 0, wire.PARTS, 1.0, b"x" * nbytes)
+    return b"".join(bytes(part) for part in encode(wire.order_frame(number, wire.OrderHead(), [joining])))
+
+
+def test_an_order_that_is_half_here_holds_nothing_up(ends: tuple[socket.socket, ParentSocket]) -> None:
+    """There is news once a frame is whole, however its bytes come; till then the worker steps on."""
+    parent, link = ends
+    assert not run_now(link.has_news())
+    data = order(7, 200_000)
+    for begin in range(0, len(data), 50_000):
+        assert not run_now(link.has_news())
+        parent.sendall(data[begin : begin + 50_000])
+    assert run_now(link.has_news()) and run_now(link.has_news())
+    frame = run_now(link.receive())
+    assert frame is not None and frame.batch == 7
+    assert not run_now(link.has_news())
+
+
+def test_orders_that_come_together_are_told_one_by_one(ends: tuple[socket.socket, ParentSocket]) -> None:
+    """Several orders in one read are all there."""
+    parent, link = ends
+    parent.sendall(order(1) + order(2) + order(3))
+    for number in (1, 2, 3):
+        assert run_now(link.has_news())
+        frame = run_now(link.receive())
+        assert frame is not None and frame.batch == number
+    assert not run_now(link.has_news())
+
+
+def test_the_end_is_news(ends: tuple[socket.socket, ParentSocket]) -> None:
+    """A worker in the midst of its steps notices that its parent has closed."""
+    parent, link = ends
+    parent.shutdown(socket.SHUT_WR)
+    assert run_now(link.has_news())
+    assert run_now(link.receive()) is None
