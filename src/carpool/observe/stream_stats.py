@@ -26,7 +26,7 @@ class StreamStats:
     """Counters of the streams of one service, whose last stage answers in parts.
 
     A stream is an answer that its caller takes part by part. Times are those at which parts came
-    from their workers; while a caller does not want parts, no time counts.
+    from their workers. Between parts, the time for which a caller wanted none does not count.
 
     Args:
         stepper: The last stage.
@@ -186,8 +186,8 @@ def first_part_s(request: Request, now: float) -> float:
 class StreamSnapshot:
     """The numbers of a service's answers in parts at one moment. `print` shows the main ones.
 
-    A stream is an answer that its caller takes part by part. While a caller does not want parts, no
-    time counts.
+    A stream is an answer that its caller takes part by part. Between parts, the time for which a
+    caller wanted none does not count.
 
     Attributes:
         mean_first_part_s: The mean seconds from the admission of a stream to its first part.
