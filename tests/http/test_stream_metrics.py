@@ -65,7 +65,7 @@ def test_a_service_tells_the_story_of_a_stream() -> None:
         with s.predict_stream(5) as parts:
             assert list(parts) == up_to(5)
         assert [entry.event for entry in s.story()] == ["admitted", "runs", "first part", "answered"]
-        assert s.story()[-1].detail == "after 5 parts"
+        assert s.story()[-1].detail.startswith("after 5 parts")
         streams = s.stats().streams
     assert streams is not None and (streams.parts, streams.steps, streams.starts) == (5, 5, 1)
     assert streams.ends["complete"] == 1 and 0 < streams.mean_part_s <= streams.mean_longest_gap_s

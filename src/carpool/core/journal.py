@@ -56,5 +56,6 @@ def parts_so_far(now: float, request: Request) -> str:
     stream = request.stream
     if stream is None or not stream.parts:
         return ""
-    ago = "" if stream.heard == now else f", the last one {now - stream.heard:.3f} s ago"
+    silent_s = now - stream.heard
+    ago = f", the last one {silent_s:.3f} s ago" if silent_s >= 0.001 else ""
     return f"after {stream.parts} part{'s' if stream.parts > 1 else ''}{ago}"
