@@ -284,7 +284,7 @@ def test_whatever_a_policy_raises_everybody_is_answered(call: str, nth: int) -> 
                 request.tell()
     driver.run()
 
-    assert driver.pipeline.closed is not None and driver.pipeline.unanswered == 0
+    assert driver.pipeline.closed_because is not None and driver.pipeline.unanswered == 0
     assert all(one.ended >= 0 for one in readers)
     assert all(one.parts == list(range(len(one.parts))) for one in readers)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from carpool.core.batch import Batch
 from carpool.core.journal import Journal
 from carpool.core.pipeline import Pipeline
 from carpool.core.running_set import Order
@@ -69,18 +70,17 @@ class World:
         self.pipeline = Pipeline([stage], journal=self.journal)
         self.stats = Stats("chat", self.pipeline, [None], [False], slo_s, part_slo_s)
         self.driver = Driver(self.pipeline, self.stats, self.loop.time)
-        self.driver.executors = [self]
+        self.driver.executors = [Pool(self)]
         self.stage = stage
         self._costs = StepCosts(start_s, step_s, answer)
-        self._worker = self._new_worker()
+        self._start_worker()
 
-    def _new_worker(self) -> VirtualStepWorker:
+    def _start_worker(self) -> None:
         def at(when: float, happen: Callable[[], None]) -> None:
             self.loop.call_at(when, happen)
 
-        self._worker = VirtualStepWorker(0, 0, self._costs, at, self.driver.reported)
+        self.worker = VirtualStepWorker(0, 0, self._costs, at, self.driver.reported)
         self.driver.worker_ready(0, 0)
-        return self._worker
 
     def ask(self, item: Any, when: float = 0.0, *, collected: bool = False, timeout_s: float = inf) -> Request:
         """One caller that comes at a time."""
@@ -97,9 +97,9 @@ class World:
 
     def lose(self) -> None:
         """Have the worker die; another one takes its place."""
-        self._worker.lose()
+        self.worker.lose()
         self.driver.worker_lost(0, 0)
-        self._new_worker()
+        self._start_worker()
 
     async def run(self, until: float) -> StreamSnapshot:
         await asyncio.sleep(until - self.loop.time())
@@ -110,18 +110,27 @@ class World:
     def story(self, request: Request) -> list[str]:
         return [str(entry).replace("00000 ", " ") for entry in self.journal.story(request.id)]
 
-    # -- an executor
 
-    def start(self) -> None: ...
+class Pool:
+    """What hands orders to the worker of a `World`; it has no batches to run."""
 
-    def never(self) -> None: ...
+    def __init__(self, world: World) -> None:
+        self._world = world
 
-    def kill(self, place: int) -> None: ...
+    def start(self) -> None:
+        """The worker is there."""
 
-    async def stop(self, grace_s: float) -> None: ...
+    def run(self, batch: Batch) -> None:
+        raise AssertionError("a stage of steps has no batches")
+
+    def kill(self, place: int) -> None:
+        raise AssertionError("no worker hangs")
+
+    async def stop(self, grace_s: float) -> None:
+        """There is nothing to stop."""
 
     def send(self, order: Order) -> None:
-        self._worker.take(self.loop.time(), order)
+        self._world.worker.take(self._world.loop.time(), order)
 
 
 @on_a_jumping_loop
