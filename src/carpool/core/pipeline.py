@@ -199,7 +199,10 @@ class Pipeline:
         It is for requests of a service whose last stage is one of steps, and has no effect before
         they get there.
         """
+        stream = request.stream
         if self.stepper is None or request.state not in (QUEUED, RUNNING):
+            return
+        if stream is None or stream.is_paused == is_paused:
             return
         self.stepper.pause(now, request, is_paused)
         if self._journal is not None:
