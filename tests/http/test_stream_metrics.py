@@ -61,12 +61,13 @@ def test_a_scrape_tells_what_streams_have_come_to() -> None:
 def test_a_service_tells_the_story_of_a_stream() -> None:
     """`s.story()` tells of a stream from Python: when it joined, its first part, and how many there were in the end."""
     stage = Stage(Resuming, max_batch_size=4, run_in="thread")
-    with Service(stage, name="counts").run(journal_size=100) as s:
+    with Service(stage, name="counts", part_slo_s=1e-9).run(journal_size=100) as s:
         with s.predict_stream(5) as parts:
             assert list(parts) == up_to(5)
         assert [entry.event for entry in s.story()] == ["admitted", "runs", "first part", "answered"]
         assert s.story()[-1].detail.startswith("after 5 parts")
         streams = s.stats().streams
     assert streams is not None and (streams.parts, streams.steps, streams.starts) == (5, 5, 1)
+    assert streams.goodput == 0.0, "no model is so fast"
     assert streams.ends["complete"] == 1 and 0 < streams.mean_part_s <= streams.mean_longest_gap_s
     assert "streams: first part " in str(s.stats())

@@ -229,6 +229,20 @@ async def test_each_stream_ends_in_one_of_the_ways() -> None:
 
 
 @on_a_jumping_loop
+async def test_the_silence_before_a_failure_is_a_gap() -> None:
+    """A stream that falls silent has its silence as its longest gap, and not in its mean distance."""
+    world = World(stepper(silence_s=3.0), answer=lambda item: ["a", "b", *[None] * item])
+    silent, paused = world.ask(9), world.ask(9)
+    world.at(2.5, lambda: world.driver.pause(paused, True))
+    world.at(7.0, world.driver.abort)
+    found = await world.run(6.0)
+    assert (found.ends["expired"], found.broken, found.mean_longest_gap_s, found.mean_part_s) == (1, 1, 3.0, 1.0)
+    assert world.story(silent)[-1].endswith("after 2 parts, the last one 3.000 s ago")
+    found = await world.run(8.0)  # the other's reader wanted nothing meanwhile
+    assert (found.ends["unavailable"], found.mean_longest_gap_s) == (1, (3.0 + 1.0) / 2)
+
+
+@on_a_jumping_loop
 async def test_a_stream_that_went_on_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
     """A lost worker is a gap like any other; the log sums up what went on and what broke off, with its code."""
     caplog.set_level(logging.INFO, "carpool")
@@ -237,6 +251,7 @@ async def test_a_stream_that_went_on_is_counted_and_told(caplog: pytest.LogCaptu
     world.at(2.5, world.lose)
     found = await world.run(9.9)
     assert (found.resumed, found.ends["complete"]) == (2, 2)
+    assert world.stats.stages[0].queue_time.count == 2  # each has waited once, as far as callers are concerned
     assert found.mean_longest_gap_s == (2.0 + 2.5) / 2  # each is alone in turn, for a step, while the other rests
     assert world.story(requests[1])[2:] == [
         "1.0 first part steps from worker 0",
