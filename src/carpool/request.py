@@ -61,7 +61,8 @@ class PartTaker(Caller, Protocol):
 class Stream:
     """How far the answer of a request has come that is made step by step.
 
-    Whoever makes the request sets the first three; all else belongs to `core/stepper.py`.
+    Whoever makes the request sets the first three. The last four belong to
+    `observe/stream_stats.py`, and all else to `core/stepper.py`.
 
     Attributes:
         length: units of work before the first part.
@@ -81,9 +82,15 @@ class Stream:
         heard: when its last part came; before that, when it was admitted.
         is_paused: whether its caller has asked for no more parts for now.
         is_resting: whether its worker has been told not to step it.
+        first_at: when its first part came, put off by its pauses since; infinity before.
+        last_at: when the last part came that was handed on, or when it went on after a pause; minus
+            infinity before the first.
+        longest_gap_s: the longest distance of two parts so far, without pauses.
+        paused_at: since when its caller has wanted no parts; infinity while it wants them.
     """
 
     __slots__ = (
+        "first_at",
         "heard",
         "is_collected",
         "is_paused",
@@ -92,9 +99,12 @@ class Stream:
         "joined",
         "kept",
         "kept_bytes",
+        "last_at",
         "length",
+        "longest_gap_s",
         "next_due",
         "parts",
+        "paused_at",
         "place",
         "until",
     )
@@ -112,6 +122,9 @@ class Stream:
         self.joined = 0.0
         self.heard = 0.0
         self.is_paused = self.is_resting = False
+        self.first_at = self.paused_at = inf
+        self.last_at = -inf
+        self.longest_gap_s = 0.0
 
     def __repr__(self) -> str:
         paused = " paused" if self.is_paused else ""

@@ -782,13 +782,38 @@ def test_a_story_tells_joins_pauses_and_what_became_of_it() -> None:
     assert [f"{entry.event} {entry.detail}".rstrip() for entry in journal.story(request.id)] == [
         "admitted",
         "runs joins worker 0 by order 1",
+        "first part from worker 0",
         "paused",
+        "rests on worker 0 by order 2",
         "goes on",
+        "is stepped again on worker 0 by order 3",
         "worker lost, queued again, alone",
         "resumed after 2 parts joins worker 0 by order 1",
-        "answered",
+        "answered after 5 parts",
     ]
     assert reader(request).parts == [0, 1, 2, 3, 4]
+
+
+def test_a_story_tells_of_parts_and_of_memory_that_ran_out() -> None:
+    """The first part has an entry of its own; the end, and a way back into the queue, say how many there were."""
+    journal = Journal()
+    pipeline = Pipeline([stepper(resumable=True)], journal=journal)
+    pipeline.worker_ready(0, 0)
+    (kept, back, gone) = submitted(pipeline, 0.0, 3)
+    pipeline.poll(0.0)
+    pipeline.reported(1.0, SetReport(0, 0, 1, False, [Part(kept.id, 0), Part(back.id, 0), Part(gone.id, 0)], 3, 1.0))
+    pipeline.reported(2.0, SetReport(0, 0, 1, False, [Part(kept.id, 1), Part(gone.id, 1)], 2, 1.0, returned=[back.id]))
+    pipeline.cancel(2.5, gone)
+    pipeline.reported(3.0, SetReport(0, 0, 1, False, [Part(kept.id, error=ModelError("bad row"))], 1, 1.0))
+
+    def told(request: Request) -> list[str]:
+        return [str(entry) for entry in journal.story(request.id)[2:]]
+
+    first = "1.000000 first part steps from worker 0"
+    assert told(kept) == [first, "3.000000 failed: bad row after 2 parts, the last one 1.000 s ago"]
+    again = "2.000000 out of memory, queued again steps after 1 part, the last one 1.000 s ago"
+    assert told(back) == [first, again]
+    assert told(gone) == [first, "2.500000 cancelled after 2 parts, the last one 0.500 s ago"]
 
 
 def test_a_stream_that_has_begun_gives_no_place_to_a_higher_priority() -> None:

@@ -48,6 +48,34 @@ def test_each_reason_has_lines_of_its_own() -> None:
     assert told(refusals, 10.0) == ["refused 1 (429) in the last 10 s: the queue is full"]
 
 
+def test_streams_that_break_off_or_go_on_have_lines_of_their_own() -> None:
+    """What fails after its first part is told whoever has raised it, apart from what is refused
+    with the same code; what goes on elsewhere has no status.
+    """
+    refusals = Refusals()
+    lost = Unavailable("lost", code="worker_lost")
+    refusals.count(lost)
+    refusals.broke_off(lost)
+    refusals.broke_off(lost)
+    refusals.broke_off(ModelError("ValueError: bad row"))
+    refusals.broke_off(ValueError("bad row"))
+    refusals.broke_off(Unavailable("over", code="draining"))
+    refusals.went_on(0)
+    refusals.went_on(31)
+    lines = refusals.take(5.0)
+    assert [str(line) for line in lines] == [
+        "failed 1 (503): the worker that had the request died",
+        "broke off 2 (503): after the first part, the worker that had the request died",
+        "broke off 2 (500): after the first part, the model raised an error",
+        "broke off 1 (503): after the first part, the service is shutting down",
+        "resumed 31: they go on from the parts that they have had",
+    ]
+    assert [line.reason.is_alarming for line in lines] == [True, True, True, False, False]
+    refusals.went_on(2)
+    assert not refusals.is_due
+    assert told(refusals, 15.0) == ["resumed 2 in the last 10 s: they go on from the parts that they have had"]
+
+
 def test_a_reason_that_is_quiet_is_forgotten() -> None:
     """After ten seconds without a refusal no timer is left, and the next one is told at once."""
     refusals = Refusals()

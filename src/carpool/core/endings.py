@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from carpool.core.journal import Journal
+from carpool.core.journal import Journal, parts_so_far
 from carpool.core.trail import format_expiry
 from carpool.errors import CarpoolError, DeadlineExceeded
 from carpool.request import DONE, Request
@@ -42,7 +42,7 @@ class Endings:
         self.answers.append(request)
         if self._journal is not None:
             outcome = "answered" if request.error is None else f"failed: {request.error}"
-            self._journal.record(now, outcome, request.id)
+            self._journal.record(now, outcome, request.id, detail=parts_so_far(now, request))
 
     def fail(self, now: float, request: Request, error: Exception) -> None:
         """End a request with an error."""

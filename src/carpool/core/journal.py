@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from carpool.request import Request
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -27,7 +29,8 @@ class Entry:
     detail: str
 
     def __str__(self) -> str:
-        return f"{self.at:.6f} {self.event} {self.stage} {self.detail}".rstrip()
+        words = (f"{self.at:.6f}", self.event, self.stage, self.detail)
+        return " ".join([word for word in words if word])
 
 
 class Journal:
@@ -46,3 +49,13 @@ class Journal:
         if request_id is None:
             request_id = max((owner for owner, _ in entries), default=0)
         return [entry for owner, entry in entries if owner == request_id]
+
+
+def parts_so_far(now: float, request: Request) -> str:
+    """Return how many parts of its answer a request has had; empty if it has had none."""
+    stream = request.stream
+    if stream is None or not stream.parts:
+        return ""
+    silent_s = now - stream.heard
+    ago = f", the last one {silent_s:.3f} s ago" if silent_s >= 0.001 else ""
+    return f"after {stream.parts} part{'s' if stream.parts > 1 else ''}{ago}"

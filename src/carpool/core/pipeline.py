@@ -25,7 +25,7 @@ from carpool.core.batch import Batch
 from carpool.core.batcher import Batcher
 from carpool.core.endings import Endings
 from carpool.core.entrance import Entrance
-from carpool.core.journal import Journal
+from carpool.core.journal import Journal, parts_so_far
 from carpool.core.quarantine import MOST_LOSSES, acquit, lost_with
 from carpool.core.reply import Reply
 from carpool.core.running_set import Order, Part, SetReport, stream_of
@@ -185,7 +185,7 @@ class Pipeline:
         self.cancelled += 1
         request.caller = None
         if self._journal is not None:
-            self._journal.record(now, "cancelled", request.id)
+            self._journal.record(now, "cancelled", request.id, detail=parts_so_far(now, request))
         if request.stage == AT_THE_DOOR:
             self.door.remove(request)
         elif state == QUEUED:
@@ -199,7 +199,10 @@ class Pipeline:
         It is for requests of a service whose last stage is one of steps, and has no effect before
         they get there.
         """
+        stream = request.stream
         if self.stepper is None or request.state not in (QUEUED, RUNNING):
+            return
+        if stream is None or stream.is_paused == is_paused:
             return
         self.stepper.pause(now, request, is_paused)
         if self._journal is not None:
@@ -338,10 +341,27 @@ class Pipeline:
             raise ValueError(f"stage {report.stage} is not one of steps")
         if now >= stepper.attention_at:  # a driver that stood still has not polled
             self._attend(now, stepper)
+        returned = [] if self._journal is None else stepper.members_of(report.place, report.returned)
         parts, ended = stepper.reported(now, report)
         self._parts += parts
+        if self._journal is not None:
+            self._record_report(now, stepper, [request for request, _ in parts], returned)
         for request, part in ended:
             self._end_stream(now, request, part)
+
+    def _record_report(
+        self, now: float, stepper: Stepper, heard: Sequence[Request], returned: Sequence[Request]
+    ) -> None:
+        """Write the first parts of streams into the journal, and which ones found no memory."""
+        assert self._journal is not None
+        for request in heard:
+            if stream_of(request).parts == 1:
+                detail = f"from worker {stream_of(request).place}"
+                self._journal.record(now, "first part", request.id, stepper.name, detail)
+        for request in returned:
+            if request.state == QUEUED:
+                detail = parts_so_far(now, request)
+                self._journal.record(now, "out of memory, queued again", request.id, stepper.name, detail)
 
     def _end_stream(self, now: float, request: Request, part: Part) -> None:
         """Answer a request whose stream has ended: its worker has said so."""
@@ -615,6 +635,10 @@ class Pipeline:
                 event = f"resumed after {parts} parts" if parts else "runs"
                 detail = f"joins worker {order.place} by order {order.number}"
                 self._journal.record(now, event, request.id, stepper.name, detail)
+            for event, ids in (("rests", order.pause), ("is stepped again", order.resume)):
+                for id in ids:
+                    detail = f"on worker {order.place} by order {order.number}"
+                    self._journal.record(now, event, id, stepper.name, detail)
 
     def _is_last_call(self, batcher: Batcher) -> bool:
         """Report whether all that can ever join a stage's queue is in it.

@@ -302,6 +302,11 @@ class Stepper(Batcher):
         self._ends += len(running)
         return lost
 
+    def members_of(self, place: int, ids: Collection[int]) -> list[Request]:
+        """Return those of the streams `ids` that are in the set of a worker."""
+        running = self.sets.get(place)
+        return [] if running is None else [request for request in running if request.id in ids]
+
     def drain(self, place: int) -> None:
         """Let no stream join a worker's set any more; those that it has go on."""
         self.sets[place].is_draining = True

@@ -195,7 +195,8 @@ class Driver:
             self.pipeline.cancel(self.clock(), request)
         except BaseException as error:
             self._fail(error)
-        self.stats.cancelled += self.pipeline.cancelled - before
+        if self.pipeline.cancelled > before:
+            self.stats.cancelled_by_caller(request, self.clock())
         if not self._is_poll_due:
             self._poll_soon()
 
@@ -322,6 +323,7 @@ class Driver:
         except BaseException as error:
             self._fail(error)
             return
+        self.stats.reported(report)
         if not self._is_handing_over:
             self.poll()
         elif not self._is_poll_due:
@@ -329,10 +331,13 @@ class Driver:
 
     def pause(self, request: Request, is_paused: bool) -> None:
         """Take note that a caller wants no more parts for now, or wants them again."""
+        now = self.clock()
         try:
-            self.pipeline.pause(self.clock(), request, is_paused)
+            self.pipeline.pause(now, request, is_paused)
         except BaseException as error:
             self._fail(error)
+        if self.stats.streams is not None:
+            self.stats.streams.paused(now, request, is_paused)
         if not self._is_poll_due:
             self._poll_soon()
 
@@ -434,6 +439,12 @@ class Driver:
                 self._wait_once_more(stage, place, late_s)
             else:
                 self.executors[stage].kill(place)
+        if todo.orders:
+            self.stats.ordered(todo.orders, self.clock())
+            if self.stats.refusals.is_due:
+                self._tell_refusals()
+        if todo.parts and self.stats.streams is not None:
+            self.stats.streams.handed_on(todo.parts)
         for request, part in todo.parts:  # before the answers, as parts come before the end
             try:
                 request.tell_part(part.part if type(part) is Carried else part)

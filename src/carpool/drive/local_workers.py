@@ -105,7 +105,7 @@ class _LocalWorker:
         self._loop.call_soon(self._end, why or "it was given up")
 
     def _hear(self, frame: Frame) -> None:
-        if self._gone.done():
+        if self._gone.done() or self.broke_protocol:  # a stream would miss the part that was not read
             return
         try:
             self._on_frame(frame)

@@ -13,7 +13,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from carpool.observe.stats import DURATION_BOUNDS, Durations, StageStats, Stats, explained
+from carpool.observe.durations import DURATION_BOUNDS, Durations
+from carpool.observe.stats import StageStats, Stats, explained
+from carpool.observe.stream_stats import StreamStats
 
 _STAGE = ("model", "stage")
 
@@ -50,8 +52,13 @@ def service_metrics(services: Sequence[Stats], now: float) -> Iterator[Metric]:
     yield from _failures(stages)
     yield from _policies(stages, now)
     yield from _workers(stages)
+    streams = [(stats.name, stats.streams) for stats in services if stats.streams is not None]
+    if streams:
+        yield from _streams(streams)
+        yield from _running_sets(streams)
 
 
+_Streams = list[tuple[str, StreamStats]]
 _Stages = list[tuple[str, StageStats]]
 
 
@@ -68,7 +75,7 @@ def _requests(services: Sequence[Stats]) -> Iterator[Metric]:
     )
     on_time = CounterMetricFamily(
         "carpool_requests_within_slo",
-        "Answers without an error that came within the service's slo_s.",
+        "Answers without an error that came within the service's slo_s, or whose first part did.",
         labels=("model",),
     )
     for stats in services:
@@ -224,6 +231,69 @@ def _workers(stages: _Stages) -> Iterator[Metric]:
         stray.add_metric(labels, stage.batcher.stray_replies)
         broken.add_metric(labels, stage.protocol_errors)
     yield from (states, restarts, gaps, late, stray, broken)
+
+
+def _streams(services: _Streams) -> Iterator[Metric]:
+    """Yield the metrics of answers that callers take part by part, by service."""
+    ends = CounterMetricFamily(
+        "carpool_streams", "Answers that callers took part by part, by how they ended.", labels=("model", "end")
+    )
+    good = CounterMetricFamily(
+        "carpool_good",
+        "Complete streams whose first part came within slo_s, and the others part_slo_s apart on average.",
+        labels=("model",),
+    )
+    for model, streams in services:
+        for end, count in streams.ends.items():
+            ends.add_metric((model, end), count)
+        if streams.has_goals:
+            good.add_metric((model,), streams.good)
+    yield from (ends, good)
+    times = (
+        ("first_part", "Time from the admission of a stream to its first part."),
+        ("part", "Mean distance of the parts of a stream, without pauses of its reader."),
+        ("longest_gap", "Longest distance of two parts of a stream, without pauses of its reader."),
+    )
+    for name, text in times:
+        metric = HistogramMetricFamily(f"carpool_{name}_seconds", text, labels=("model",))
+        for model, streams in services:
+            durations: Durations = getattr(streams, name)
+            metric.add_metric((model,), _buckets(durations), durations.sum_s)
+        yield metric
+
+
+def _running_sets(services: _Streams) -> Iterator[Metric]:
+    """Yield the metrics of running sets and their steps, by stage."""
+    running = GaugeMetricFamily("carpool_running", "Requests in the running sets of workers.", labels=_STAGE)
+    size = GaugeMetricFamily(
+        "carpool_running_size", "Units, as of size=, that the running sets may come to hold.", labels=_STAGE
+    )
+    paused = GaugeMetricFamily(
+        "carpool_paused", "Streams in running sets that pause, since their readers lag.", labels=_STAGE
+    )
+    step = HistogramMetricFamily("carpool_step_seconds", "Time of a step of a running set.", labels=_STAGE)
+    start = HistogramMetricFamily(
+        "carpool_start_seconds", "Time of starting the requests that join before a step.", labels=_STAGE
+    )
+    parts = CounterMetricFamily("carpool_parts", "Parts that were handed on.", labels=_STAGE)
+    resumed = CounterMetricFamily(
+        "carpool_resumed", "Streams that went on from their parts, mostly on another worker.", labels=_STAGE
+    )
+    stray = CounterMetricFamily(
+        "carpool_stray_parts", "Parts of streams that had been cancelled or had expired.", labels=_STAGE
+    )
+    for model, streams in services:
+        stepper = streams.stepper
+        labels = (model, stepper.name)
+        running.add_metric(labels, stepper.running)
+        size.add_metric(labels, streams.size)
+        paused.add_metric(labels, streams.pausing)
+        step.add_metric(labels, _buckets(streams.step), streams.step.sum_s)
+        start.add_metric(labels, _buckets(streams.start), streams.start.sum_s)
+        parts.add_metric(labels, stepper.parts)
+        resumed.add_metric(labels, stepper.resumed)
+        stray.add_metric(labels, stepper.stray_parts)
+    yield from (running, size, paused, step, start, parts, resumed, stray)
 
 
 def _buckets(durations: Durations) -> list[tuple[str, float]]:

@@ -1,4 +1,6 @@
-"""Sums up refused and late requests for the log: decides when a line is due, and what it says.
+"""Sums up for the log what was refused, was late, broke off or went on elsewhere.
+
+It decides when a line is due, and what it says.
 
 An overloaded service refuses thousands of requests a second, and a line for each would hide all
 other lines. The first refusal of a kind is told at once, and what follows is summed up every ten
@@ -33,6 +35,9 @@ _TEXTS = {
     "stopped": "the service has stopped",
     "worker_lost": "the worker that had the request died",
     "stage_failed": "a stage has failed",
+    "model_error": "the model raised an error",
+    "bad_result": "the model returned what it must not",
+    "request_crashed_worker": "a second worker was lost with the request",
     "out_of_memory": "there was no memory to receive the result",
 }
 
@@ -41,7 +46,7 @@ class Reason(NamedTuple):
     """Why requests are refused or late.
 
     Attributes:
-        status: of the answer in HTTP.
+        status: of the answer in HTTP; 0 where there is none of this kind.
         code: for programs.
         text: for people.
         verb: what was done to the requests.
@@ -55,6 +60,8 @@ class Reason(NamedTuple):
     is_alarming: bool
 
 
+_FOREIGN = Reason(500, "model_error", _TEXTS["model_error"], "failed", True)
+_WENT_ON = Reason(0, "resumed", "they go on from the parts that they have had", "resumed", False)
 _OTHER = Reason(500, "other", "other reasons", "refused", True)
 
 
@@ -75,7 +82,8 @@ class Summary(NamedTuple):
         """Say it in words."""
         reason = self.reason
         period = "" if self.period_s is None else f" in the last {max(self.period_s, 1):.0f} s"
-        return f"{reason.verb} {self.requests} ({reason.status}){period}: {reason.text}"
+        status = f" ({reason.status})" if reason.status else ""
+        return f"{reason.verb} {self.requests}{status}{period}: {reason.text}"
 
 
 class Refusals:
@@ -97,13 +105,27 @@ class Refusals:
         """Count a request that ended with `error`; what a model raised is told elsewhere."""
         if isinstance(error, ModelError) or not isinstance(error, CarpoolError):
             return
-        reason = _reason_of(error)
+        self._note(_reason_of(error))
+
+    def broke_off(self, error: Exception) -> None:
+        """Count a stream that ended with `error` after its first part, whoever raised it."""
+        reason = _reason_of(error) if isinstance(error, CarpoolError) else _FOREIGN
+        text = f"after the first part, {reason.text}"
+        self._note(reason._replace(text=text, verb="broke off", is_alarming=reason.code not in _ENDING))
+
+    def went_on(self, streams: int) -> None:
+        """Count streams that go on from the parts that they have had."""
+        if streams:
+            self._note(_WENT_ON, streams)
+
+    def _note(self, reason: Reason, times: int = 1) -> None:
+        """Count a reason, and see to it that it is told."""
         if reason not in self._counts:
             if len(self._counts) >= _MOST_REASONS:
                 reason = _OTHER
             if reason not in self._told:
                 self.is_due = True
-        self._counts[reason] = self._counts.get(reason, 0) + 1
+        self._counts[reason] = self._counts.get(reason, 0) + times
 
     def take(self, now: float, *, everything: bool = False) -> Sequence[Summary]:
         """Return the lines that are due at `now`; each refusal is in one of them.

@@ -16,6 +16,7 @@ from carpool.call.retry import padded_size
 from carpool.core.batch import Batch
 from carpool.core.pipeline import Pipeline
 from carpool.core.roster import PlaceState, Roster
+from carpool.core.running_set import Order, SetReport
 from carpool.errors import (
     CarpoolError,
     DeadlineExceeded,
@@ -28,8 +29,10 @@ from carpool.errors import (
 from carpool.foreign import text_of
 from carpool.http_response import HTTPError
 from carpool.logger import logger
+from carpool.observe.durations import Durations
 from carpool.observe.refusals import Refusals
 from carpool.observe.shown import Row, as_html, as_text, counted, milliseconds
+from carpool.observe.stream_stats import StreamSnapshot, StreamStats, first_part_s
 from carpool.policy import Policy
 from carpool.request import Request
 
@@ -49,55 +52,6 @@ _OUTCOME_OF: dict[type[Exception], str] = {
 
 REASONS = ("full", "free", "delay", "size", "tight", "shed", "probe", "cold", "closing", "quarantine", "other")
 """Why a batch was sent to its worker. Whatever else a policy says is counted as `other`."""
-
-_SMALLEST_S = 0.00025
-_DURATION_BUCKETS = 17
-DURATION_BOUNDS = tuple(_SMALLEST_S * 2**k for k in range(_DURATION_BUCKETS))
-"""The upper bounds of the buckets of duration histograms: from 250 µs, doubling, to 16 s."""
-
-
-class Durations:
-    """A histogram of durations in doubling buckets."""
-
-    __slots__ = ("counts", "sum_s")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (_DURATION_BUCKETS + 1)
-        self.sum_s = 0.0
-
-    def add(self, seconds: float, times: int = 1) -> None:
-        """Count a duration `times` times."""
-        # Bucket k holds (0.25 ms·2^(k-1), 0.25 ms·2^k]. Truncation puts a duration that is just on
-        # a bound one bucket too high, which does not matter.
-        k = int(seconds / _SMALLEST_S).bit_length()
-        self.counts[k if k < _DURATION_BUCKETS else _DURATION_BUCKETS] += times
-        self.sum_s += seconds * times
-
-    def add_since(self, now: float, starts: Sequence[float]) -> None:
-        """Count the durations from each of `starts` to `now`."""
-        before = starts[0]
-        times = starts.count(before)
-        if times == len(starts):  # as for requests that came in one turn of the loop
-            self.add(now - before, times)
-            return
-        times = 0
-        for start in starts:
-            if start != before:  # mostly there are few different values
-                self.add(now - before, times)
-                before = start
-                times = 0
-            times += 1
-        self.add(now - before, times)
-
-    @property
-    def count(self) -> int:
-        """How many durations were counted."""
-        return sum(self.counts)
-
-    @property
-    def mean_s(self) -> float:
-        """The mean of the durations; 0 if there are none."""
-        return self.sum_s / self.count if self.count else 0.0
 
 
 class StageStats:
@@ -198,6 +152,17 @@ class StageStats:
             self.idle_gap.add(waited_s)
             self._wanted.discard(place)
 
+    def joined(self, now: float, requests: Sequence[Request]) -> None:
+        """Count requests that join a running set, unless they have been in one before."""
+        arrivals = [r.arrived for r in requests if not (r.losses or (r.stream and r.stream.parts))]
+        if arrivals:
+            self.queue_time.add_since(now, arrivals)
+
+    def stepped(self, rows: int, step_s: float) -> None:
+        """Count a step of a running set, which is a call of the model with so many requests."""
+        self.batch_sizes[rows] = self.batch_sizes.get(rows, 0) + 1
+        self.compute_time.add(step_s)
+
     def troubled(self, trouble: Sequence[Trouble]) -> None:
         """Count what happened to a batch besides its results."""
         self.split_batches += any(each.split for each in trouble)
@@ -247,15 +212,18 @@ class Stats:
         rosters: The roster of each stage; None for a stage that has none.
         singles: Whether the model of each stage takes single items.
         slo_s: The SLO in seconds, if there is one.
+        part_slo_s: The SLO between the parts of an answer in seconds, if there is one.
 
     Attributes:
         name: The name of the service.
         pipeline: The pipeline with the requests to count.
         slo_s: The SLO in seconds, if there is one.
+        streams: The counters of answers in parts; None where the last stage answers whole.
         outcomes: How many requests had each of `OUTCOMES`.
         refusals: Sums up for the log what was refused or late.
         cancelled: How many requests were cancelled by their callers.
-        within_slo: How many answers without an error came within the SLO.
+        within_slo: How many answers without an error came within the SLO; of those that are taken
+            in parts, the first part.
         latency: The time from admission to the answer, for answers without an error.
         last_ok_at: When the last answer without an error was given.
         stages: The counters of each stage.
@@ -271,6 +239,7 @@ class Stats:
         rosters: Sequence[Roster | None],
         singles: Sequence[bool],
         slo_s: float | None = None,
+        part_slo_s: float | None = None,
     ) -> None:
         self.name = name
         self.pipeline = pipeline
@@ -285,6 +254,8 @@ class Stats:
             self.stage_stats(stage.name, pipeline, i, roster, single)
             for i, (stage, roster, single) in enumerate(zip(pipeline.batchers, rosters, singles, strict=True))
         ]
+        stepper = pipeline.stepper
+        self.streams = None if stepper is None else StreamStats(stepper, slo_s, part_slo_s)
 
     def answered(self, requests: Sequence[Request], now: float) -> None:
         """Count requests that have got their answers."""
@@ -293,17 +264,57 @@ class Stats:
             self.outcomes["ok"] += len(starts)
             self.last_ok_at = now
             self.latency.add_since(now, starts)
-            if self.slo_s is not None:
+            if self.slo_s is not None and self.streams is None:
                 self.within_slo += sum([now - start <= self.slo_s for start in starts])
-        if len(starts) < len(requests):
+        if self.streams is not None:
+            self._streams_answered(self.streams, requests, now)
+        elif len(starts) < len(requests):
             for request in requests:
                 if request.error is not None:
                     self.refused(request.error)
+
+    def _streams_answered(self, streams: StreamStats, requests: Sequence[Request], now: float) -> None:
+        """Count the ends of requests of a service that answers in parts."""
+        for request in requests:
+            error, stream = request.error, request.stream
+            if error is None:
+                streams.ended(now, request, "ok")
+                if self.slo_s is not None:
+                    self.within_slo += first_part_s(request, now) <= self.slo_s
+            else:
+                outcome = outcome_of(error)
+                streams.ended(now, request, outcome)
+                self.outcomes[outcome] += 1
+                if stream is not None and stream.parts:
+                    self.refusals.broke_off(error)
+                else:
+                    self.refusals.count(error)
 
     def refused(self, error: Exception) -> None:
         """Count a request that ended with `error`, or was not admitted because of it."""
         self.outcomes[outcome_of(error)] += 1
         self.refusals.count(error)
+
+    def ordered(self, orders: Sequence[Order], now: float) -> None:
+        """Count the requests that join running sets by these orders."""
+        for order in orders:
+            if order.join:
+                self.stages[order.stage].joined(now, order.join)
+        if self.streams is not None:
+            self.refusals.went_on(self.streams.newly_resumed(orders))
+
+    def reported(self, report: SetReport) -> None:
+        """Count what a worker says after a step; its parts are counted by `StreamStats`."""
+        if report.rows:
+            self.stages[report.stage].stepped(report.rows, report.step_s)
+        if self.streams is not None:
+            self.streams.reported(report)
+
+    def cancelled_by_caller(self, request: Request, now: float) -> None:
+        """Count an admitted request that was cancelled."""
+        self.cancelled += 1
+        if self.streams is not None:
+            self.streams.ended(now, request, "cancelled")
 
     def snapshot(self, now: float) -> ServiceSnapshot:
         """Return a copy of the numbers at `now`. Call this in the driver's thread."""
@@ -315,6 +326,7 @@ class Stats:
             mean_latency_s=self.latency.mean_s,
             slo_attainment=None if self.slo_s is None or not total else self.within_slo / total,
             stages=tuple(_stage_snapshot(stage, now) for stage in self.stages),
+            streams=None if self.streams is None else self.streams.snapshot(),
         )
 
 
@@ -326,7 +338,7 @@ class StageSnapshot:
         name: The name of the stage.
         queued: How many requests wait.
         running: How many requests are with workers.
-        batches: How many calls of the model have been made.
+        batches: How many calls of the model have been made; in a stage of steps, how many steps.
         mean_batch_size: The mean number of requests in a call.
         batch_sizes: How many calls had each size.
         padding_share: The share of the items that the model was called with which was padding, see
@@ -391,8 +403,9 @@ class ServiceSnapshot:
         in_flight: How many admitted requests have no answer yet.
         mean_latency_s: The mean seconds from admission to an answer without an error.
         slo_attainment: The share of all requests that had an answer without an error within
-            `slo_s`; None if there is no SLO.
+            `slo_s`; None if there is no SLO. Of answers in parts, the first part counts.
         stages: The numbers of each stage.
+        streams: The numbers of answers in parts; None where the last stage answers whole.
     """
 
     name: str
@@ -401,12 +414,17 @@ class ServiceSnapshot:
     mean_latency_s: float
     slo_attainment: float | None
     stages: tuple[StageSnapshot, ...]
+    streams: StreamSnapshot | None = None
 
     def __str__(self) -> str:
-        return "\n".join([self._summary(), as_text(_rows(self.stages)), *_notes(self.stages)])
+        return "\n".join([self._summary(), as_text(_rows(self.stages)), *self._lines()])
 
     def _repr_html_(self) -> str:
-        return as_html(self._summary(), _rows(self.stages), _notes(self.stages))
+        return as_html(self._summary(), _rows(self.stages), self._lines())
+
+    def _lines(self) -> list[str]:
+        """Return what stands below the table."""
+        return [*([] if self.streams is None else self.streams.lines), *_notes(self.stages)]
 
     def _summary(self) -> str:
         """Return what became of the requests, in one line."""

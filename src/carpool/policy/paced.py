@@ -45,6 +45,8 @@ class Paced(StepPolicy):
     def __init__(self, rows: int | None = None, part_slo_s: float | None = None) -> None:
         super().__init__(rows, part_slo_s)
         self._rule = ""
+        self._spare_s = inf
+        self._joined = 0
 
     def join(self, now: float, heads: Sequence[Request], running: SetView) -> int:
         n = running.active
@@ -60,6 +62,7 @@ class Paced(StepPolicy):
             if spare_s > pace_s and running.has_newcomers:
                 spare_s = pace_s
         self._rule = "all"
+        self._spare_s = spare_s
         joined, length, due = 0, running.starting, inf
         for request in heads:
             stream = request.stream
@@ -78,7 +81,14 @@ class Paced(StepPolicy):
                 self._rule = "due"
                 break
             joined += 1
+        self._joined = joined
         return joined
 
     def explain(self, now: float) -> dict[str, Any]:
-        return {**super().explain(now), "rule": self._rule}
+        """Return why it decides as it does, and what its last decision was made with.
+
+        `rule` is what kept the next request out, or "all"; `spare_s` is the time that all who ran
+        could stand still then, infinity if none was due, and `joined` how many were let in.
+        """
+        last = {"rule": self._rule, "spare_s": self._spare_s, "joined": self._joined}
+        return {**super().explain(now), **last}

@@ -129,6 +129,8 @@ class StepPolicy(Policy):
     def explain(self, now: float) -> dict[str, Any]:
         return {
             **super().explain(now),
+            "cost_s": {n: self.step.seconds(n) for n in sorted({1, self.rows})},
+            "first_part_s": self.first_part_s(1),
             "pace_s": self.pace_s,
             "start_s": {"setup": self.start.a, "per_unit": self.start.b},
             "step_s": {"setup": self.step.a, "per_stream": self.step.b},

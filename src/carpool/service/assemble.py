@@ -77,7 +77,8 @@ def assemble(service: Declaration, journal: Journal | None, output: LineSink) ->
     batchers = [_batcher(service, stage) for stage in service.stages]
     pipeline = Pipeline(batchers, slo_s=service.slo_s, measure=size_of, journal=journal)  # type: ignore[arg-type]
     singles = [isinstance(batcher.policy, OneByOne) for batcher in batchers]
-    driver = Driver(pipeline, Stats(service.name, pipeline, rosters, singles, service.slo_s))
+    stats = Stats(service.name, pipeline, rosters, singles, service.slo_s, service.part_slo_s)
+    driver = Driver(pipeline, stats)
     starts = Starts(rosters, service.max_parallel_starts or max(_LEAST_STARTS, affinity.available()))
     pools = [
         _pool_class(service.stages[stage])(stage, launch, driver, roster, starts, output)
