@@ -284,7 +284,7 @@ def test_whatever_a_policy_raises_everybody_is_answered(call: str, nth: int) -> 
                 request.tell()
     driver.run()
 
-    assert driver.pipeline.closed is not None and driver.pipeline.unanswered == 0
+    assert driver.pipeline.closed_because is not None and driver.pipeline.unanswered == 0
     assert all(one.ended >= 0 for one in readers)
     assert all(one.parts == list(range(len(one.parts))) for one in readers)
 
@@ -672,6 +672,28 @@ def test_a_step_that_nobody_waits_for_is_given_up_after_a_while() -> None:
     pipeline.cancel(10.0, request)
     assert pipeline.poll(10.0).kill == [] and pipeline.poll(13.9).kill == []
     assert pipeline.poll(14.0).kill == [(0, 0)]
+
+
+def test_newcomers_do_not_keep_a_worker_that_hangs() -> None:
+    """Requests that come while nobody waits for the step under way do not make it wanted; they are not blamed for it,
+    and a worker that speaks again is kept.
+    """
+    stage = stepper(patience_s=4.0)
+    pipeline = Pipeline([stage])
+    pipeline.worker_ready(0, 0)
+    (first,) = submitted(pipeline, 0.0, 1)
+    pipeline.poll(0.0)
+    (second,) = submitted(pipeline, 9.0, 1)
+    pipeline.poll(9.0)
+    pipeline.cancel(10.0, first)
+    (third,) = submitted(pipeline, 11.0, 1)
+    assert pipeline.poll(11.0).kill == []
+    pipeline.cancel(12.0, second)
+    assert pipeline.poll(13.9).kill == []
+    assert pipeline.poll(14.0).kill == [(0, 0)]
+    stage.spare(14.1, 0)
+    pipeline.reported(14.2, SetReport(0, 0, stage.sets[0].number, False, [Part(third.id, 0)], 1, 1.0))
+    assert pipeline.poll(60.0).kill == []
 
 
 @pytest.mark.parametrize(

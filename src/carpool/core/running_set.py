@@ -120,7 +120,9 @@ class RunningSet:
         untested: the size that the set has grown to beyond the limit, to see whether it fits; else
             0.
         heard: when the worker last said something, or got something to do.
-        unwanted_since: when its last member went; infinity while it has some.
+        unwanted_since: since when no caller waits for the call under way, as all streams that had
+            joined before it have gone; infinity while one is there. Those that have joined since do
+            not count: they wait for the call's end, whatever it makes.
         given_up: why the worker is taken to hang; empty if it is not.
     """
 
@@ -198,6 +200,17 @@ class RunningSet:
     def owes_report(self) -> bool:
         """Whether the worker should say something without being told more."""
         return self.seen < self.number or not self.is_stopped
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a member had joined when the worker was last heard, and waits for the call under way."""
+        return any(stream_of(request).joined <= self.heard for request in self.members.values())
+
+    def hear(self, now: float) -> None:
+        """Note that the worker has said something: from now on its call is for all members."""
+        self.heard = now
+        if self.members:
+            self.unwanted_since = inf
 
     def spare_s(self, now: float) -> float:
         """Return for how long all may stand still before a part is late; infinity for ever."""

@@ -315,13 +315,13 @@ class Stepper(Batcher):
         """Note that a worker has entered user code once more since it last reported."""
         running = self.sets.get(place)
         if running is not None and not running.given_up:
-            running.heard = now
+            running.hear(now)
 
     def spare(self, now: float, place: int) -> None:
         """Count the time of a worker anew that seemed to hang and does not."""
         running = self.sets.get(place)
         if running is not None:
-            running.heard = now
+            running.hear(now)
             running.given_up = ""
             self.attention_at = min(self.attention_at, now + self.patience.least_s)
 
@@ -448,7 +448,7 @@ class Stepper(Batcher):
         """Note which orders a worker has followed, and what follows from a step without a fault."""
         if self.patience.learns and report.rows:
             self.patience.learn(report.rows, now - running.heard)
-        running.heard = now
+        running.hear(now)
         running.seen = report.seen
         is_up_to_date = report.seen == running.number
         running.is_stopped = report.stopped and is_up_to_date
@@ -492,7 +492,7 @@ class Stepper(Batcher):
         if running.suspect is request:
             running.suspect = None
             running.is_restless = True
-        if not running.members:
+        if running.unwanted_since == inf and not running.is_wanted:
             running.unwanted_since = now
         stay_s = now - stream.joined
         self._stay_s += (stay_s - self._stay_s) * (0.1 if self._stay_s else 1.0)
@@ -662,7 +662,8 @@ class Stepper(Batcher):
                 running.is_restless = True
                 request.deadline = stream.until
         self._running += n
-        running.unwanted_since = inf
+        if not running.owes_report:
+            running.unwanted_since = inf
         if running.size > self.safe_size.limit:
             running.untested = running.size
 
