@@ -705,6 +705,7 @@ def test_newcomers_do_not_keep_a_worker_that_hangs() -> None:
         SetReport(0, 0, 1, False, [Part(77, "x")]),
         SetReport(0, 0, 1, False, [Part(1, "x"), Part(1, "y")]),
         SetReport(0, 0, 1, False, [], returned=[77]),
+        SetReport(0, 0, 1, False, [], rows=5, step_s=1.0),
     ],
 )
 def test_a_worker_that_breaks_the_protocol_is_found_out(report: SetReport) -> None:

@@ -149,14 +149,16 @@ def test_a_stream_has_one_reading_task() -> None:
     """A second task that waits for a part is told; the first one misses nothing."""
 
     async def main() -> None:
-        async with Service(Stage(Counting, max_batch_size=1, run_in="thread")).run_async() as s:
-            async with s.predict_stream({"n": 9, "at": 0, "hang": 0.1}) as parts:
+        async with (
+            Service(Stage(Counting, max_batch_size=1, run_in="thread")).run_async() as s,
+            s.predict_stream({"n": 9, "at": 0, "hang": 0.1}) as parts,
+        ):
 
-                async def read() -> list[Any]:
-                    return [part async for part in parts]
+            async def read() -> list[Any]:
+                return [part async for part in parts]
 
-                first, second = await asyncio.gather(read(), read(), return_exceptions=True)
-                assert first == up_to(9) and "another task waits" in str(second)
+            first, second = await asyncio.gather(read(), read(), return_exceptions=True)
+            assert first == up_to(9) and "another task waits" in str(second)
 
     asyncio.run(main())
 

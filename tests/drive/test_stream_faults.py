@@ -17,7 +17,6 @@ import pytest
 
 import carpool
 from carpool import ModelError, Service, Stage, Unavailable
-from tests.support.parts import Counting, Resuming, up_to
 from tests.support.waiting import wait_until
 
 LONG_S = 60.0

@@ -203,7 +203,7 @@ class RunningSet:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a member had joined when the worker was last heard, and waits for the call under way."""
+        """Whether a member waits for the call under way, having joined before it."""
         return any(stream_of(request).joined <= self.heard for request in self.members.values())
 
     def hear(self, now: float) -> None:

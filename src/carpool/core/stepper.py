@@ -339,8 +339,8 @@ class Stepper(Batcher):
 
         Raises:
             ValueError: the worker breaks the protocol: it is not known, has seen an order that was
-                not sent, or names a stream twice, or one that it was not given or that has ended.
-                Nothing was done.
+                not sent, has stepped more streams than a set may have, or names a stream
+                twice, or one that it was not given or that has ended. Nothing was done.
         """
         running = self._checked(report)
         if not self.retired:
@@ -359,6 +359,10 @@ class Stepper(Batcher):
         running = self.sets.get(report.place)
         if running is None or not running.seen <= report.seen <= running.number:
             raise ValueError(f"worker {report.place} of stage {self.name} reports on order {report.seen}")
+        if report.rows > self.rows:
+            raise ValueError(
+                f"worker {report.place} of stage {self.name} has stepped {report.rows} of {self.rows} streams"
+            )
         ids = {part.id for part in report.parts}
         if len(ids) < len(report.parts):
             raise ValueError(f"worker {report.place} of stage {self.name} names a stream twice in one report")
