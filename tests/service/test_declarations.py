@@ -322,6 +322,29 @@ def test_half_a_model_of_steps_is_refused(model: Any, told: str) -> None:
         Stage(model, max_batch_size=4)
 
 
+class StartsOne(Steps):
+    def start(self, x: str) -> list[Any]:  # type: ignore[override]
+        return [x]
+
+
+class YieldsOfOne(carpool.Model):
+    def predict(self, x: int) -> Iterator[int]:
+        yield x
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (StartsOne, r"start of StartsOne takes str, but with max_batch_size it gets a list: did you mean list\[str\]"),
+        (YieldsOfOne, r"predict of YieldsOfOne takes int, but with max_batch_size it gets a list"),
+    ],
+)
+def test_hints_of_single_items_are_no_hints_of_batches(model: Any, told: str) -> None:
+    """`start`, and a generator for a batch, take lists: a hint that cannot mean one is a slip."""
+    with pytest.raises(TypeError, match=told):
+        Stage(model, max_batch_size=4)
+
+
 def test_a_model_of_steps_has_no_place_in_a_batched_function() -> None:
     """A leader would have to step for others after its own answer, so it is refused."""
     with pytest.raises(TypeError, match=r'^Steps answers in parts.*run_in="thread"'):
