@@ -35,7 +35,7 @@ def test_an_order_that_is_half_here_holds_nothing_up(ends: tuple[socket.socket, 
         parent.sendall(data[begin : begin + 50_000])
     assert run_now(link.has_news()) and run_now(link.has_news())
     frame = run_now(link.receive())
-    assert frame is not None and frame.batch == 7
+    assert frame is not None and frame.batch_id == 7
     assert not run_now(link.has_news())
 
 
@@ -46,7 +46,7 @@ def test_orders_that_come_together_are_told_one_by_one(ends: tuple[socket.socket
     for number in (1, 2, 3):
         assert run_now(link.has_news())
         frame = run_now(link.receive())
-        assert frame is not None and frame.batch == number
+        assert frame is not None and frame.batch_id == number
     assert not run_now(link.has_news())
 
 
