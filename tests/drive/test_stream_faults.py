@@ -187,6 +187,30 @@ def test_a_killer_among_many_is_convicted_alone(at: int) -> None:
         assert s.stats().stages[0].restarts == 2
 
 
+@pytest.mark.parametrize("model", [pytest.param(Chain, marks=pytest.mark.slow), ChainOn])
+def test_a_killer_that_collects_is_convicted(model: type[Chain]) -> None:
+    """A stream of which no part tells how far it was comes to the step that kills only after some
+    others: it costs three workers, is convicted alone, and its mates are answered.
+    """
+    items: list[Any] = [(seed, 20 + seed) for seed in range(1, 5)]
+    answers: dict[Any, Any] = {}
+
+    def collect(item: Any) -> None:
+        try:
+            answers[item] = s.predict(item)
+        except carpool.CarpoolError as error:
+            answers[item] = error.code
+
+    with Service(Stage(model, max_batch_size=8)).run() as s:
+        threads = [threading.Thread(target=collect, args=(item,)) for item in [*items, (77, 99, 5)]]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LONG_S)
+        assert s.stats().stages[0].restarts <= 3
+    assert answers == {**{item: tokens(*item) for item in items}, (77, 99, 5): "request_crashed_worker"}
+
+
 @pytest.mark.slow
 def test_workers_that_are_killed_again_and_again() -> None:
     """Whoever kills the workers from outside, and however often: every token that a caller was told

@@ -106,7 +106,9 @@ class Stepper(Batcher):
     It is a batcher for the pipeline, and has no batches: `next_batch` writes orders.
 
     A stream whose worker was lost runs again on probation: alone, for its start and one step, while
-    all others of the set rest. So only that stream is to blame if a second worker is lost.
+    all others of the set rest. So only that stream is to blame if a second worker is lost. If it
+    has to make steps again of which no part tells, and a second worker is lost with it in company
+    before it has made them, it makes all of them alone (`RunningSet.note_loss`).
 
     Args:
         name: the stage's name.
@@ -298,6 +300,7 @@ class Stepper(Batcher):
                 lost.resting.append(request)
             else:
                 lost.blamed.append(request)
+                running.note_loss(stream_of(request))
         self._running -= len(running)
         self._ends += len(running)
         return lost
@@ -454,6 +457,7 @@ class Stepper(Batcher):
             self.patience.learn(report.rows, now - running.heard)
         running.hear(now)
         running.seen = report.seen
+        running.note_step(report)
         is_up_to_date = report.seen == running.number
         running.is_stopped = report.stopped and is_up_to_date
         if is_up_to_date:
@@ -461,13 +465,19 @@ class Stepper(Batcher):
         if running.gone and is_up_to_date:
             running.gone = {id: number for id, number in running.gone.items() if number > report.seen}
         if running.suspect is not None and report.rows and report.seen >= running.suspected_by:
-            acquit(running.suspect)
-            running.suspect = None
-            running.is_restless = True
+            self._note_probation(running, running.suspect)
         if running.untested and report.rows and is_up_to_date:
             if running.untested > self.safe_size.limit:
                 self.safe_size.fitted(running.untested)
             running.untested = 0
+
+    def _note_probation(self, running: RunningSet, suspect: Request) -> None:
+        """Note that a suspect has made a step alone; once it has made enough, it is acquitted."""
+        stream_of(suspect).probation -= 1
+        if stream_of(suspect).probation <= 0:
+            acquit(suspect)
+            running.suspect = None
+            running.is_restless = True
 
     def _send_away(self, now: float, running: RunningSet, request: Request) -> None:
         """Have the next order tell a worker that a stream has left."""
@@ -656,6 +666,7 @@ class Stepper(Batcher):
             stream = stream_of(request)
             stream.place = running.place
             stream.joined = now
+            stream.first_step, stream.first_parts = -1, stream.parts
             running.members[request.id] = request
             running.size += request.size
             running.starting += stream.length + stream.parts
@@ -687,6 +698,8 @@ class Stepper(Batcher):
         running.is_stopped = False
         running.ask = ask
         leave, join = running.to_leave, running.to_join
+        if join:
+            running.unfollowed.append((running.number, join))
         self.orders.append(Order(self.stage, running.place, running.number, leave, join, pause, resume, ask))
         running.to_leave, running.to_join = [], []
         look_at = now + self.patience.least_s
