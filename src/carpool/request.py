@@ -79,6 +79,11 @@ class Stream:
             stream pauses.
         place: the position of the worker whose running set it is in.
         joined: when it joined that set.
+        first_step: how many steps the worker had made when it followed the order by which the
+            stream joined; -1 until then.
+        first_parts: how many parts had been handed on when it joined.
+        redo: how many steps it had lost when its worker was lost last, as no part told of them.
+        probation: how many steps it is to make alone after that.
         heard: when its last part came; before that, when it was admitted.
         is_paused: whether its caller has asked for no more parts for now.
         is_resting: whether its worker has been told not to step it.
@@ -91,6 +96,8 @@ class Stream:
 
     __slots__ = (
         "first_at",
+        "first_parts",
+        "first_step",
         "heard",
         "is_collected",
         "is_paused",
@@ -106,6 +113,8 @@ class Stream:
         "parts",
         "paused_at",
         "place",
+        "probation",
+        "redo",
         "until",
     )
 
@@ -118,7 +127,9 @@ class Stream:
         self.kept: list[object] = []
         self.kept_bytes = 0
         self.next_due = inf
-        self.place = -1
+        self.place = self.first_step = -1
+        self.first_parts = self.redo = 0
+        self.probation = 1
         self.joined = 0.0
         self.heard = 0.0
         self.is_paused = self.is_resting = False

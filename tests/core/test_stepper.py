@@ -674,6 +674,28 @@ def test_a_step_that_nobody_waits_for_is_given_up_after_a_while() -> None:
     assert pipeline.poll(14.0).kill == [(0, 0)]
 
 
+def test_newcomers_do_not_keep_a_worker_that_hangs() -> None:
+    """Requests that come while nobody waits for the step under way do not make it wanted; they are not blamed for it,
+    and a worker that speaks again is kept.
+    """
+    stage = stepper(patience_s=4.0)
+    pipeline = Pipeline([stage])
+    pipeline.worker_ready(0, 0)
+    (first,) = submitted(pipeline, 0.0, 1)
+    pipeline.poll(0.0)
+    (second,) = submitted(pipeline, 9.0, 1)
+    pipeline.poll(9.0)
+    pipeline.cancel(10.0, first)
+    (third,) = submitted(pipeline, 11.0, 1)
+    assert pipeline.poll(11.0).kill == []
+    pipeline.cancel(12.0, second)
+    assert pipeline.poll(13.9).kill == []
+    assert pipeline.poll(14.0).kill == [(0, 0)]
+    stage.spare(14.1, 0)
+    pipeline.reported(14.2, SetReport(0, 0, stage.sets[0].number, False, [Part(third.id, 0)], 1, 1.0))
+    assert pipeline.poll(60.0).kill == []
+
+
 @pytest.mark.parametrize(
     "report",
     [
@@ -683,6 +705,7 @@ def test_a_step_that_nobody_waits_for_is_given_up_after_a_while() -> None:
         SetReport(0, 0, 1, False, [Part(77, "x")]),
         SetReport(0, 0, 1, False, [Part(1, "x"), Part(1, "y")]),
         SetReport(0, 0, 1, False, [], returned=[77]),
+        SetReport(0, 0, 1, False, [], rows=5, step_s=1.0),
     ],
 )
 def test_a_worker_that_breaks_the_protocol_is_found_out(report: SetReport) -> None:

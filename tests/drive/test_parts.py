@@ -111,6 +111,77 @@ def test_a_stream_is_used_once_and_as_a_block() -> None:
             pass
 
 
+def test_a_stream_that_was_left_says_so() -> None:
+    """After its block, or once another thread has left it, a stream that was not read to its end
+    raises, as an end would look like a whole answer; one that was read to its end stays at its end.
+    """
+    with Service(Stage(Counting, max_batch_size=2, run_in="thread", kwargs={"step_s": 0.001})).run() as s:
+        with s.predict_stream(10**9) as parts:
+            assert next(parts) == 1
+        with pytest.raises(RuntimeError, match="left before its end"):
+            next(parts)
+        with s.predict_stream(2) as parts:
+            assert list(parts) == [1, 2]
+        assert list(parts) == []
+        stream = s.predict_stream({"n": 3, "at": 1, "hang": 0.3})
+        with stream as parts:
+            assert next(parts) == 1
+            leaving = threading.Timer(0.05, stream.__exit__, (None, None, None))
+            leaving.start()
+            with pytest.raises(RuntimeError, match="left before its end"):
+                next(parts)
+            leaving.join()
+
+    async def main() -> None:
+        async with Service(Stage(Later, run_in="loop")).run_async() as s:
+            async with s.predict_stream(10**9) as parts:
+                assert await anext(parts) == 1
+            with pytest.raises(RuntimeError, match="left before its end"):
+                await anext(parts)
+            async with s.predict_stream(2) as parts:
+                assert [part async for part in parts] == [1, 2]
+            assert [part async for part in parts] == []
+
+    asyncio.run(main())
+
+
+def test_a_stream_has_one_reading_task() -> None:
+    """A second task that waits for a part is told; the first one misses nothing."""
+
+    async def main() -> None:
+        async with (
+            Service(Stage(Counting, max_batch_size=1, run_in="thread")).run_async() as s,
+            s.predict_stream({"n": 9, "at": 0, "hang": 0.1}) as parts,
+        ):
+
+            async def read() -> list[Any]:
+                return [part async for part in parts]
+
+            first, second = await asyncio.gather(read(), read(), return_exceptions=True)
+            assert first == up_to(9) and "another task waits" in str(second)
+
+    asyncio.run(main())
+
+
+def test_a_forked_child_is_told_that_a_stream_is_its_parents() -> None:
+    """In a forked child the loop does not run, so the parent's stream raises there at once."""
+    with Service(Stage(Once, run_in="thread")).run() as s:
+        stream = s.predict_stream(2)
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                with stream as parts:
+                    next(parts)
+            except RuntimeError as error:
+                code = 7 if "forked" in str(error) else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        with stream as parts:
+            assert list(parts) == [1, 2]
+
+
 def wait_for(condition: Callable[[], bool]) -> None:
     until = time.monotonic() + LONG_S
     while not condition():

@@ -28,6 +28,7 @@ from tests.fuzz.program import (
     Kill,
     Leave,
     Many,
+    Parts,
     Predict,
     Result,
     Sleep,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from tests.fuzz.run import Run
 
 SLOW_INPUT_S = 0.01
+SLOW_READER_S = 0.002
 LOOK_S = 0.005
 CHILD_S = 6.0
 """A forked child that has not ended by then hangs."""
@@ -58,7 +60,7 @@ class Asked:
         token = next(run.tokens)
         subject = run.program.subject
         self._run = run
-        self._token = token
+        self.token = self._token = token
         self._merges = isinstance(subject, Batch) and subject.over == "merge"
         over_json = getattr(subject, "way", "") == "app"
         do = item.do
@@ -82,6 +84,41 @@ class Asked:
         stages = self._run.n_stages
         if len(answers) != self._rows or not all(verdict.is_own(self._token, each, stages) for each in answers):
             raise Wrong(f"asked with token {self._token}, answered {answer!r:.300}")
+
+
+class Heard:
+    """The parts of one answer, each checked as it comes."""
+
+    def __init__(self, run: Run, step: Parts) -> None:
+        self.asked = Asked(run, step.item)
+        self._in_parts = run.program.in_parts
+        self._token = self.asked.token
+        self._n = 0
+        self._whole: Any = None
+
+    @property
+    def n(self) -> int:
+        """How many there were."""
+        return self._n
+
+    def hear(self, part: Any) -> None:
+        """Raises Wrong."""
+        if self._whole is not None:
+            raise Wrong(f"of token {self._token} a part came after the last one: {part!r:.300}")
+        self._n += 1
+        if self._in_parts and self._n <= models.n_parts(self._token):
+            if tuple(part) != ("part", self._token, self._n):
+                raise Wrong(f"of token {self._token} part {self._n} is {part!r:.300}")
+            return
+        self.asked.check(models.sent(part))
+        self._whole = part
+
+    def end(self, answer: Any = None) -> None:
+        """Raises Wrong."""
+        if self._whole is None:
+            raise Wrong(f"the answer to token {self._token} ended after {self._n} parts")
+        if answer is not None:
+            self.asked.check(answer)
 
 
 def _check_all(asked: list[Asked], answers: list[Any]) -> None:
@@ -112,6 +149,8 @@ class InThread:
                     _check_all(many, [run.subject.predict(each.x) for each in many])
             case Stream():
                 self._stream(step)
+            case Parts():
+                self._parts(step)
             case Submit():
                 asked = Asked(run, step.item)
                 run.tickets.append((run.subject.submit(asked.x, lead=step.lead), asked))
@@ -141,6 +180,21 @@ class InThread:
         if self.run.is_batch:
             return self.run.subject(x)
         return self.run.subject.predict(x, timeout_s=step.timeout_s, priority=step.priority)
+
+    def _parts(self, step: Parts) -> None:
+        heard = Heard(self.run, step)
+        if step.on_part:
+            heard.end(self.run.subject.predict(heard.asked.x, timeout_s=step.timeout_s, on_part=heard.hear))
+            return
+        with self.run.subject.predict_stream(heard.asked.x, timeout_s=step.timeout_s) as parts:
+            if step.leave_after == 0:
+                return
+            for part in parts:
+                heard.hear(part)
+                if heard.n == step.leave_after:
+                    return
+                time.sleep(SLOW_READER_S if step.slow else 0)
+            heard.end()
 
     def _stream(self, step: Stream) -> None:
         run = self.run
@@ -183,6 +237,8 @@ class InTask:
                     await self._gather(many)
             case Stream():
                 await self._stream(step)
+            case Parts():
+                await self._parts(step)
             case Leave():
                 await self._leave(step)
             case Close():
@@ -242,6 +298,21 @@ class InTask:
         except BaseException as error:
             return error
         return None
+
+    async def _parts(self, step: Parts) -> None:
+        heard = Heard(self.run, step)
+        if step.on_part:
+            heard.end(await self.run.subject.predict(heard.asked.x, timeout_s=step.timeout_s, on_part=heard.hear))
+            return
+        async with self.run.subject.predict_stream(heard.asked.x, timeout_s=step.timeout_s) as parts:
+            if step.leave_after == 0:
+                return
+            async for part in parts:
+                heard.hear(part)
+                if heard.n == step.leave_after:
+                    return
+                await asyncio.sleep(SLOW_READER_S if step.slow else 0)
+            heard.end()
 
     async def _stream(self, step: Stream) -> None:
         run = self.run

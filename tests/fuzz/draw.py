@@ -16,6 +16,7 @@ from tests.fuzz.program import (
     Kill,
     Leave,
     Many,
+    Parts,
     Predict,
     Program,
     Result,
@@ -32,6 +33,7 @@ from tests.fuzz.program import (
 _POLICIES = (None, None, "adaptive", "greedy", "static", "static", "aimd", "cork", "deadline", "few", "idle")
 _PROCESSES = 0.04
 _MOST_IN_PROCESSES = 30
+_IN_PARTS = 0.3  # of services
 
 
 def program(seed: int, number: int) -> Program:
@@ -48,6 +50,8 @@ class _Draw:
         self._closes = dice.random() < 0.4
         self._forks = dice.random() < 0.06
         self._hung = False
+        self._parts_dice = Random(f"parts {dice.random()}")
+        self._answers_in_parts = False
 
     def program(self) -> Program:
         is_batch = not self._in_process and self._chance(0.5)
@@ -61,6 +65,9 @@ class _Draw:
     def _service(self) -> Service:
         n = self._pick((1, 1, 1, 2, 2, 3))
         stages = tuple(self._stage("process" if self._in_process and i == 0 else "") for i in range(n))
+        if self._parts_dice.random() < _IN_PARTS:
+            stages = (*stages[:-1], self._in_parts(stages[-1]))
+            self._answers_in_parts = True
         way = self._pick(("run", "run", "start", "run_async", "run_async", "app"))
         return Service(
             stages,
@@ -72,6 +79,20 @@ class _Draw:
             sink=self._kind() if self._in_process and self._wild(0.1) else "",
             abandon=way != "app" and self._chance(0.1),
             patience_s=self._pick((0.0, 0.001, 0.005)) if way == "run_async" and self._chance(0.06) else None,
+        )
+
+    def _in_parts(self, stage: Stage) -> Stage:
+        """A stage in the place of another that answers in parts."""
+        dice = self._parts_dice
+        return Stage(
+            run_in=stage.run_in,
+            model=dice.choice(("steps", "steps", "resuming", "resuming", "generator")),
+            max_batch_size=dice.choice((1, 2, 4, 16)),
+            max_queue_size=stage.max_queue_size,
+            workers=stage.workers,
+            policy=dice.choice((None, None, "paced", "greedy", "static")),
+            max_batch_time_s=stage.max_batch_time_s,
+            isolate_errors=stage.isolate_errors,
         )
 
     def _stage(self, run_in: str) -> Stage:
@@ -159,6 +180,8 @@ class _Draw:
     def _call(self) -> Step:
         is_batch = isinstance(self._subject, Batch)
         choice = self._dice.random()
+        if not is_batch and self._parts_dice.random() < (0.6 if self._answers_in_parts else 0.03):
+            return self._parts()
         if choice < 0.55:
             if is_batch:
                 return Predict(self._item())
@@ -182,6 +205,16 @@ class _Draw:
         if choice < 0.88:
             return StartAgain()
         return Stats()
+
+    def _parts(self) -> Parts:
+        dice = self._parts_dice
+        return Parts(
+            self._item(),
+            self._timeout(),
+            leave_after=dice.choice((None, None, None, 0, 1, 3)),
+            slow=dice.random() < 0.1,
+            on_part=dice.random() < 0.2,
+        )
 
     def _stream(self) -> Stream:
         sources = ["list", "generator", "slow", "raises"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import carpool
@@ -17,6 +17,16 @@ _ERRORS: dict[int, Any] = {
     500: carpool.ModelError,
     503: carpool.Unavailable,
     504: carpool.DeadlineExceeded,
+}
+_BY_CODE: dict[str, Any] = {
+    "model_error": carpool.ModelError,
+    "bad_result": carpool.ModelError,
+    "request_crashed_worker": carpool.ModelError,
+    "deadline_exceeded": carpool.DeadlineExceeded,
+    "worker_lost": carpool.Unavailable,
+    "stage_failed": carpool.Unavailable,
+    "stopped": carpool.Unavailable,
+    "draining": carpool.Unavailable,
 }
 _PAGES = ("/", "/livez", "/readyz", "/metrics", "/openapi.json")
 
@@ -41,8 +51,15 @@ class Front:
         """Stop all services."""
         await self.app.stop(drain)
 
-    async def predict(self, x: Sent, *, timeout_s: float | None = None, priority: int = 0) -> Sent:
+    async def predict(
+        self, x: Sent, *, timeout_s: float | None = None, priority: int = 0, on_part: Callable[[Any], Any] | None = None
+    ) -> Sent:
         """POST an item. Raises the error that the status stands for."""
+        if on_part is not None:
+            async with self.predict_stream(x, timeout_s=timeout_s) as parts:
+                async for part in parts:
+                    on_part(part)
+            return Sent(*part)
         headers = [(b"content-type", b"application/json"), (b"x-request-priority", b"%d" % priority)]
         if timeout_s is not None:
             headers.append((b"x-request-timeout-ms", b"%d" % max(1, int(1000 * timeout_s))))
@@ -53,6 +70,14 @@ class Front:
         if status == 200:
             return Sent(*json.loads(body))
         raise _ERRORS[status](body.decode())
+
+    def predict_stream(self, x: Sent, *, timeout_s: float | None = None) -> FrontParts:
+        """The parts of an answer, as server-sent events and as lines in turn."""
+        headers = [(b"content-type", b"application/json")]
+        if timeout_s is not None:
+            headers.append((b"x-request-timeout-ms", b"%d" % max(1, int(1000 * timeout_s))))
+        self._asked += 1
+        return FrontParts(self.app, json.dumps(x).encode(), headers, as_events=self._asked % 2 == 0)
 
     async def _predict_in_a_list(self, x: Sent, headers: list[Any]) -> Sent:
         """The same, with the item as the only one of a list."""
@@ -104,6 +129,97 @@ class Front:
         await self.app(scope, receive, send)
         head, *rest = sent
         return head["status"], b"".join(message["body"] for message in rest)
+
+
+class FrontParts:
+    """The parts of one answer, over ASGI.
+
+    Args:
+        app: is asked.
+        body: of the request.
+        headers: of the request.
+        as_events: whether the client wants server-sent events; else lines of JSON.
+    """
+
+    def __init__(self, app: App, body: bytes, headers: list[Any], *, as_events: bool) -> None:
+        accept = b"text/event-stream" if as_events else b"application/x-ndjson"
+        headers = [*headers, (b"accept", accept)]
+        self._scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/predict",
+            "raw_path": b"/predict",
+            "headers": headers,
+        }
+        self._app, self._body, self._as_events = app, body, as_events
+        self._messages: asyncio.Queue[Any] = asyncio.Queue()
+        self._status, self._data, self._n = 0, b"", 0
+        self._has_ended = False
+
+    async def __aenter__(self) -> FrontParts:
+        self._left = asyncio.Event()
+        self._call = asyncio.ensure_future(self._app(self._scope, self._receive, self._messages.put))
+        self._call.add_done_callback(lambda _: self._messages.put_nowait(None))
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._left.set()
+        try:
+            await self._call
+        except asyncio.CancelledError:
+            self._call.cancel()
+            raise
+
+    def __aiter__(self) -> FrontParts:
+        return self
+
+    async def __anext__(self) -> Any:
+        while True:
+            if self._status == 200 and (said := self._next()) is not None:
+                return said
+            message = await self._messages.get()
+            if message is None:
+                raise AssertionError(f"the answer broke off: {self._data!r}")
+            self._status = message.get("status", self._status)
+            self._data += message.get("body", b"")
+            if self._status != 200 and message["type"] == "http.response.body":
+                raise _ERRORS[self._status](self._data.decode())
+
+    def _next(self) -> Any:
+        """The next part; None if it is not there yet."""
+        end = b"\n\n" if self._as_events else b"\n"
+        while end in self._data:
+            piece, _, self._data = self._data.partition(end)
+            if piece.startswith(b":"):
+                continue
+            kind, said = self._read(piece.decode())
+            if kind == "error":
+                raise _BY_CODE[said["code"]](json.dumps(said))
+            if kind == "end":
+                if said != {"parts": self._n} or self._data:
+                    raise AssertionError(f"the end says {said} after {self._n} parts, then {self._data!r}")
+                raise StopAsyncIteration
+            self._n += 1
+            return said
+        return None
+
+    def _read(self, piece: str) -> tuple[str, Any]:
+        if not self._as_events:
+            ((kind, said),) = json.loads(piece).items()
+            return kind, said
+        kind = "part"
+        if piece.startswith("event: "):
+            line, _, piece = piece.partition("\n")
+            kind = line.removeprefix("event: ")
+        said = json.loads(piece.removeprefix("data: "))
+        return kind, said["error"] if kind == "error" else said
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._body:
+            body, self._body = self._body, b""
+            return {"type": "http.request", "body": body}
+        await self._left.wait()
+        return {"type": "http.disconnect"}
 
 
 async def _one_by_one(xs: Any) -> AsyncIterator[Any]:

@@ -259,6 +259,115 @@ class HookedAsync(_Hooked):
         return await (predict_async(xs) if self.batched else predict_one_async(xs))
 
 
+# -- models that answer in parts: a part is a `Sent` whose `passed` is its number, and the last one the answer's
+
+
+def n_parts(token: int) -> int:
+    """How many parts the answer to an item has before its last one, which is the answer."""
+    return token % 7
+
+
+class _Running:
+    """A stream: its item, and how many parts it has had."""
+
+    def __init__(self, x: Any, said: int = 0) -> None:
+        self.x, self.said = x, said
+
+    def next(self) -> Any:
+        """The next part, or what stands in its place."""
+        x, self.said = self.x, self.said + 1
+        if self.said <= n_parts(x.token):
+            return ("part", x.token, self.said)
+        result = _results([x])
+        return carpool.Last(result[0]) if result else carpool.END
+
+
+class _Parted(_Hooked):
+    def postprocess(self, y: Any) -> Any:
+        return y if type(y) is tuple else super().postprocess(y)
+
+    def collect(self, parts: list[Any]) -> Any:
+        *first, last = parts
+        assert len(first) == n_parts(last.token), parts
+        assert [each[2] for each in first] == list(range(1, len(parts))), parts
+        return last
+
+
+class Steps(_Parted):
+    """Steps, of which each part says whose it is and the how manieth."""
+
+    def start(self, xs: list[Any]) -> list[Any]:
+        return [_Running(x) for x in xs]
+
+    def step(self, states: list[Any]) -> list[Any]:
+        due = [state.x for state in states if state.said == n_parts(state.x.token) // 2]
+        if due:
+            predict(due)  # what they are to do besides
+        return [state.next() for state in states]
+
+    def stop(self, state: Any) -> None:
+        state.x = None  # a second step or stop of it would show
+
+
+class StepsResuming(Steps):
+    """The same, and they go on elsewhere."""
+
+    def resume(self, xs: list[Any], parts: list[list[Any]]) -> list[Any]:
+        for x, said in zip(xs, parts, strict=True):
+            assert said == [("part", x.token, i + 1) for i in range(len(said))], said
+        return [_Running(x, len(said)) for x, said in zip(xs, parts, strict=True)]
+
+
+class Generating(_Parted):
+    """A generator for each item."""
+
+    def predict(self, x: Any) -> Any:
+        state = _Running(x)
+        for i in range(n_parts(x.token) + 1):
+            if i == n_parts(x.token) // 2:
+                predict([x])
+            part = state.next()
+            if part is carpool.END:
+                return
+            yield part.value if type(part) is carpool.Last else part
+
+
+class StepsAsync(Steps):
+    """Steps that are `async def`."""
+
+    async def step(self, states: list[Any]) -> list[Any]:  # type: ignore[override]
+        due = [state.x for state in states if state.said == n_parts(state.x.token) // 2]
+        if due:
+            await predict_async(due)
+        return [state.next() for state in states]
+
+
+class StepsResumingAsync(StepsAsync, StepsResuming):
+    """The same, and they go on elsewhere."""
+
+
+class GeneratingAsync(_Parted):
+    """An asynchronous generator for each item."""
+
+    async def predict(self, x: Any) -> Any:
+        state = _Running(x)
+        for i in range(n_parts(x.token) + 1):
+            if i == n_parts(x.token) // 2:
+                await predict_async([x])
+            part = state.next()
+            if part is carpool.END:
+                return
+            yield part.value if type(part) is carpool.Last else part
+
+
+PARTED = {
+    "steps": (Steps, StepsAsync),
+    "resuming": (StepsResuming, StepsResumingAsync),
+    "generator": (Generating, GeneratingAsync),
+}
+"""By the word of a program: the model, and that for a loop."""
+
+
 def with_examples(model: type, examples: str) -> type:
     """The class with examples; it is always the same one, so that it can be found by name in a worker process."""
     if not examples:

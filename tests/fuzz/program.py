@@ -24,6 +24,10 @@ KINDS = (
 """Of exceptions that foreign code raises; see `models.make`."""
 
 
+IN_PARTS = ("steps", "resuming", "generator")
+"""Models that answer in parts."""
+
+
 class _Value:
     """Prints itself as the call that makes it, without what is as usual."""
 
@@ -105,6 +109,23 @@ class Stream(Step):
 
 
 @_value
+class Parts(Step):
+    """The answer of a service in parts; only services get it.
+
+    Attributes:
+        leave_after: after how many parts the block is left.
+        slow: whether its caller takes 2 ms for each part.
+        on_part: whether the parts are heard by a callback, beside the whole answer.
+    """
+
+    item: Item = Item()
+    timeout_s: float | None = None
+    leave_after: int | None = None
+    slow: bool = False
+    on_part: bool = False
+
+
+@_value
 class Submit(Step):
     """Take a ticket, for everybody to use; and lead, if nobody does."""
 
@@ -179,7 +200,8 @@ class Stage(_Value):
     """One stage of a service.
 
     Attributes:
-        model: "function" or "class" (with hooks); which of `def` and `async def` depends on `run_in`.
+        model: "function" or "class" (with hooks); which of `def` and `async def` depends on `run_in`. Or, as the last
+            stage, one that answers in parts: "steps", "resuming" (steps with `resume`) or "generator" (for each item).
         size: whether items are weighed.
         allowed: whether there are only some sizes of batches.
         examples: "" for none, "good", or the exception that the model raises for them.
@@ -298,7 +320,7 @@ class Program(_Value):
         """The items of all steps."""
         found: list[Item] = []
         for step in self.steps:
-            if isinstance(step, Predict | Submit):
+            if isinstance(step, Predict | Submit | Parts):
                 found.append(step.item)
             elif isinstance(step, Many | Stream):
                 found += step.items
@@ -308,6 +330,11 @@ class Program(_Value):
     def stages(self) -> tuple[Any, ...]:
         """Of the service; the function itself has the settings of one."""
         return self.subject.stages if isinstance(self.subject, Service) else (self.subject,)
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether its service answers in parts."""
+        return isinstance(self.subject, Service) and self.subject.stages[-1].model in IN_PARTS
 
     @property
     def has_processes(self) -> bool:

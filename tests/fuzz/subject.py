@@ -10,7 +10,7 @@ from carpool.drive.output import LineSink
 from carpool.http import App
 from tests.fuzz import models
 from tests.fuzz.front import Front
-from tests.fuzz.program import Batch, Service, Stage
+from tests.fuzz.program import IN_PARTS, Batch, Service, Stage
 
 
 def new_handle(subject: Service, sink: LineSink) -> Any:
@@ -69,6 +69,19 @@ def _stage(number: int, stage: Stage) -> carpool.Stage:
     batched = stage.max_batch_size is not None
     model: Any
     kwargs: dict[str, Any] = {}
+    if stage.model in IN_PARTS:
+        return carpool.Stage(
+            models.PARTED[stage.model][asynchronous],
+            name=f"stage{number}",
+            run_in=stage.run_in,  # type: ignore[arg-type]
+            workers=stage.workers,
+            max_batch_size=None if stage.model == "generator" else stage.max_batch_size,
+            max_rows=stage.max_batch_size if stage.model == "generator" else None,
+            max_queue_size=stage.max_queue_size,
+            policy=stage.policy,
+            max_batch_time_s=stage.max_batch_time_s,
+            isolate_errors=stage.isolate_errors,
+        )
     if stage.model == "class":
         model = models.with_examples(models.HookedAsync if asynchronous else models.Hooked, stage.examples)
         kwargs = {"batched": batched, "setup_raises": stage.setup, "teardown_raises": stage.teardown}

@@ -18,6 +18,7 @@ from tests.fuzz.program import (
     Kill,
     Leave,
     Many,
+    Parts,
     Predict,
     Program,
     Result,
@@ -130,7 +131,7 @@ def _may_raise_ours(program: Program, facts: Facts, actor: Actor | None, step: S
 def _is_own_kind(facts: Facts, step: Step, error: BaseException) -> bool:
     """Whether an exception is one that the program raises, where it is told as it is."""
     kinds = set(facts.kinds) if facts.is_batch else set()
-    if isinstance(step, Predict | Submit):
+    if isinstance(step, Predict | Submit | Parts):
         kinds |= {step.item.kind} if step.item.do == "dump" else set()
     if isinstance(step, Many | Stream):
         kinds |= {item.kind for item in step.items if item.do == "dump"}

@@ -356,6 +356,33 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.parametrize(("resumes", "takes"), [(False, wire.WHOLE), (True, wire.WHOLE), (True, wire.PARTS)])
+@pytest.mark.parametrize("at", [0, 1, 4])
+def test_streams_that_lose_steps_find_the_guilty_all_the_same(resumes: bool, takes: int, at: int) -> None:
+    """Where a stream comes to the step that raises only after some others, as it begins from the
+    start, its half is stepped apart until then: the guilty one fails, and the others end.
+    """
+
+    class Silent(Resuming if resumes else Counting):  # type: ignore[misc]
+        """Says nothing but its last number."""
+
+        def step(self, states: list[Any]) -> list[Any]:
+            if any(x == 7 and i == at for x, i in states):
+                raise ArithmeticError("poison")
+            parts = super().step(states)
+            return [part if type(part) is Last or takes == wire.WHOLE else None for part in parts]
+
+    world = World(Silent())
+    world.order(5, 6, 7, 8, takes=takes)
+    for _ in range(60):
+        if world.runner.has_running:
+            world.step()
+    assert not world.runner.has_running and world.model.open == []
+    assert type(world.ends.pop(7)) is ArithmeticError and world.ends == {5: None, 6: None, 8: None}
+    if takes == wire.WHOLE:
+        assert world.answers == {x: up_to(x) for x in (5, 6, 8)}
+
+
 @given(STEPS, st.booleans())
 def test_whatever_happens_each_stream_gets_its_own_parts_once(story: list[tuple[str, int]], resumes: bool) -> None:
     """In whatever order streams join, leave, pause and raise: each hears its own parts from the

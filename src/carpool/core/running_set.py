@@ -108,6 +108,8 @@ class RunningSet:
         starting: the sum of the lengths of those that have joined since the last order that the
             worker has followed.
         resting: how many members it has been told not to step.
+        steps: how many steps the worker has reported.
+        unfollowed: the numbers of orders that the worker has not followed yet, with those who join.
         to_join: requests that the next order tells the worker of.
         to_leave: ids that the next order sends away.
         gone: for each stream that an order sends away, the number of this order, until the worker
@@ -120,7 +122,9 @@ class RunningSet:
         untested: the size that the set has grown to beyond the limit, to see whether it fits; else
             0.
         heard: when the worker last said something, or got something to do.
-        unwanted_since: when its last member went; infinity while it has some.
+        unwanted_since: since when no caller waits for the call under way, as all streams that had
+            joined before it have gone; infinity while one is there. Those that have joined since do
+            not count: they wait for the call's end, whatever it makes.
         given_up: why the worker is taken to hang; empty if it is not.
     """
 
@@ -140,10 +144,12 @@ class RunningSet:
         "seen",
         "size",
         "starting",
+        "steps",
         "suspect",
         "suspected_by",
         "to_join",
         "to_leave",
+        "unfollowed",
         "untested",
         "unwanted_since",
     )
@@ -153,6 +159,8 @@ class RunningSet:
         self.members: dict[int, Request] = {}
         self.size = self.number = self.seen = self.ask = self.starting = self.resting = self.untested = 0
         self.is_stopped = True
+        self.steps = 0
+        self.unfollowed: list[tuple[int, list[Request]]] = []
         self.to_join: list[Request] = []
         self.to_leave: list[int] = []
         self.gone: dict[int, int] = {}
@@ -198,6 +206,38 @@ class RunningSet:
     def owes_report(self) -> bool:
         """Whether the worker should say something without being told more."""
         return self.seen < self.number or not self.is_stopped
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a member waits for the call under way, having joined before it."""
+        return any(stream_of(request).joined <= self.heard for request in self.members.values())
+
+    def hear(self, now: float) -> None:
+        """Note that the worker has said something: from now on its call is for all members."""
+        self.heard = now
+        if self.members:
+            self.unwanted_since = inf
+
+    def note_step(self, report: SetReport) -> None:
+        """Count a step, and note from which one on streams take part that have joined."""
+        while self.unfollowed and self.unfollowed[0][0] <= report.seen:
+            for request in self.unfollowed.pop(0)[1]:
+                stream_of(request).first_step = self.steps
+        if report.rows:
+            self.steps += 1
+
+    def note_loss(self, stream: Stream) -> None:
+        """Note what a stream has lost with its worker, and for how long it is to run on probation.
+
+        Where parts tell how far it was, it comes to the step that may have killed its worker at
+        once. Where they do not, as it is collected or had no part for a while, it comes there only
+        after some steps, and may kill another worker in company. Then it makes all of these steps
+        alone; if all streams did so after a kill from outside, it would take too long.
+        """
+        made = self.steps - stream.first_step if stream.first_step >= 0 else 0
+        lost = max(0, made - (stream.parts - stream.first_parts))
+        stream.probation = lost + 1 if stream.redo > 0 and made <= stream.redo else 1
+        stream.redo = lost
 
     def spare_s(self, now: float) -> float:
         """Return for how long all may stand still before a part is late; infinity for ever."""

@@ -106,7 +106,9 @@ class Stepper(Batcher):
     It is a batcher for the pipeline, and has no batches: `next_batch` writes orders.
 
     A stream whose worker was lost runs again on probation: alone, for its start and one step, while
-    all others of the set rest. So only that stream is to blame if a second worker is lost.
+    all others of the set rest. So only that stream is to blame if a second worker is lost. If it
+    has to make steps again of which no part tells, and a second worker is lost with it in company
+    before it has made them, it makes all of them alone (`RunningSet.note_loss`).
 
     Args:
         name: the stage's name.
@@ -298,6 +300,7 @@ class Stepper(Batcher):
                 lost.resting.append(request)
             else:
                 lost.blamed.append(request)
+                running.note_loss(stream_of(request))
         self._running -= len(running)
         self._ends += len(running)
         return lost
@@ -320,13 +323,13 @@ class Stepper(Batcher):
         """Note that a worker has entered user code once more since it last reported."""
         running = self.sets.get(place)
         if running is not None and not running.given_up:
-            running.heard = now
+            running.hear(now)
 
     def spare(self, now: float, place: int) -> None:
         """Count the time of a worker anew that seemed to hang and does not."""
         running = self.sets.get(place)
         if running is not None:
-            running.heard = now
+            running.hear(now)
             running.given_up = ""
             self.attention_at = min(self.attention_at, now + self.patience.least_s)
 
@@ -344,8 +347,8 @@ class Stepper(Batcher):
 
         Raises:
             ValueError: the worker breaks the protocol: it is not known, has seen an order that was
-                not sent, or names a stream twice, or one that it was not given or that has ended.
-                Nothing was done.
+                not sent, has stepped more streams than a set may have, or names a stream
+                twice, or one that it was not given or that has ended. Nothing was done.
         """
         running = self._checked(report)
         if not self.retired:
@@ -364,6 +367,10 @@ class Stepper(Batcher):
         running = self.sets.get(report.place)
         if running is None or not running.seen <= report.seen <= running.number:
             raise ValueError(f"worker {report.place} of stage {self.name} reports on order {report.seen}")
+        if report.rows > self.rows:
+            raise ValueError(
+                f"worker {report.place} of stage {self.name} has stepped {report.rows} of {self.rows} streams"
+            )
         ids = {part.id for part in report.parts}
         if len(ids) < len(report.parts):
             raise ValueError(f"worker {report.place} of stage {self.name} names a stream twice in one report")
@@ -453,8 +460,9 @@ class Stepper(Batcher):
         """Note which orders a worker has followed, and what follows from a step without a fault."""
         if self.patience.learns and report.rows:
             self.patience.learn(report.rows, now - running.heard)
-        running.heard = now
+        running.hear(now)
         running.seen = report.seen
+        running.note_step(report)
         is_up_to_date = report.seen == running.number
         running.is_stopped = report.stopped and is_up_to_date
         if is_up_to_date:
@@ -462,13 +470,19 @@ class Stepper(Batcher):
         if running.gone and is_up_to_date:
             running.gone = {id: number for id, number in running.gone.items() if number > report.seen}
         if running.suspect is not None and report.rows and report.seen >= running.suspected_by:
-            acquit(running.suspect)
-            running.suspect = None
-            running.is_restless = True
+            self._note_probation(running, running.suspect)
         if running.untested and report.rows and is_up_to_date:
             if running.untested > self.safe_size.limit:
                 self.safe_size.fitted(running.untested)
             running.untested = 0
+
+    def _note_probation(self, running: RunningSet, suspect: Request) -> None:
+        """Note that a suspect has made a step alone; once it has made enough, it is acquitted."""
+        stream_of(suspect).probation -= 1
+        if stream_of(suspect).probation <= 0:
+            acquit(suspect)
+            running.suspect = None
+            running.is_restless = True
 
     def _send_away(self, now: float, running: RunningSet, request: Request) -> None:
         """Have the next order tell a worker that a stream has left."""
@@ -497,7 +511,7 @@ class Stepper(Batcher):
         if running.suspect is request:
             running.suspect = None
             running.is_restless = True
-        if not running.members:
+        if running.unwanted_since == inf and not running.is_wanted:
             running.unwanted_since = now
         stay_s = now - stream.joined
         self._stay_s += (stay_s - self._stay_s) * (0.1 if self._stay_s else 1.0)
@@ -657,6 +671,7 @@ class Stepper(Batcher):
             stream = stream_of(request)
             stream.place = running.place
             stream.joined = now
+            stream.first_step, stream.first_parts = -1, stream.parts
             running.members[request.id] = request
             running.size += request.size
             running.starting += stream.length + stream.parts
@@ -667,7 +682,8 @@ class Stepper(Batcher):
                 running.is_restless = True
                 request.deadline = stream.until
         self._running += n
-        running.unwanted_since = inf
+        if not running.owes_report:
+            running.unwanted_since = inf
         if running.size > self.safe_size.limit:
             running.untested = running.size
 
@@ -687,6 +703,8 @@ class Stepper(Batcher):
         running.is_stopped = False
         running.ask = ask
         leave, join = running.to_leave, running.to_join
+        if join:
+            running.unfollowed.append((running.number, join))
         self.orders.append(Order(self.stage, running.place, running.number, leave, join, pause, resume, ask))
         running.to_leave, running.to_join = [], []
         look_at = now + self.patience.least_s

@@ -36,6 +36,7 @@ class LoopThread:
     Attributes:
         loop: the loop.
         ident: the thread's number.
+        is_parents: whether this process is a child of the one whose loop it is.
     """
 
     def __init__(self, name: str) -> None:
@@ -51,7 +52,7 @@ class LoopThread:
         self._ended = threading.Event()
         self._afterwards = threading.RLock()  # what is done once the loop has ended is done by one thread at a time
         self._last_beat = monotonic()
-        self._is_parents = False  # this process is a child of the one whose loop it is
+        self.is_parents = False
         _all.add(self)
         self._thread = threading.Thread(target=self._live, name=name, daemon=True)
         try:
@@ -67,7 +68,7 @@ class LoopThread:
         In a forked child nothing is done: the loop is the parent's, and its locks may be held for
         ever.
         """
-        if self._is_parents:
+        if self.is_parents:
             return
         try:
             with self._lock:
@@ -183,7 +184,7 @@ _all: weakref.WeakSet[LoopThread] = weakref.WeakSet()
 
 def _forked() -> None:
     for thread in list(_all):
-        thread._is_parents = True
+        thread.is_parents = True
 
 
 os.register_at_fork(after_in_child=_forked)

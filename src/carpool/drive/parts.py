@@ -26,6 +26,9 @@ PAUSE_BYTES: Final = 2**20
 """How many bytes may wait for a caller before its stream is paused."""
 
 ENTER_FIRST: Final = "use it as a block: `with s.predict_stream(x) as parts: for part in parts: ...`"
+LEFT: Final = "this stream of parts was left before its end: read it inside of its block"
+PARENTS: Final = "this stream of parts belongs to the process from which this one was forked: ask for it there"
+TWO_READERS: Final = "another task waits for the next part of this stream: let one task read it"
 _LEAST_BYTES: Final = 64  # what a part takes in memory at least, whatever its payload holds
 
 
@@ -81,6 +84,7 @@ class AsyncParts(AsyncIterator[Any]):
         self._unread = Unread()
         self._has_entered = False
         self._has_ended = False
+        self._is_cut = False  # the block was left before all parts were taken
         self._waiter: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> AsyncParts:
@@ -94,10 +98,12 @@ class AsyncParts(AsyncIterator[Any]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._is_cut = not self._has_ended or len(self._parts) > 0
         if self._request.state != DONE:
             self._driver.cancel(self._request)
         self._has_ended = True
         self._parts.clear()
+        self._wake()
 
     def __aiter__(self) -> AsyncParts:
         return self
@@ -106,10 +112,14 @@ class AsyncParts(AsyncIterator[Any]):
         if not self._has_entered:
             raise RuntimeError(ENTER_FIRST.replace("with", "async with").replace("for", "async for"))
         while not self._parts:
+            if self._is_cut:
+                raise RuntimeError(LEFT)
             if self._has_ended:
                 if self._request.error is not None:
                     raise error_of(self._request)
                 raise StopAsyncIteration
+            if self._waiter is not None:
+                raise RuntimeError(TWO_READERS)
             self._waiter = self._driver.loop.create_future()
             try:
                 await self._waiter
@@ -175,6 +185,7 @@ class ThreadParts(Iterator[Any]):
         self._unread = Unread()
         self._has_entered = False
         self._has_ended = False  # the loop writes it, after the last part
+        self._is_cut = False  # the block was left before all parts were taken
         self._news = threading.Event()
 
     def __enter__(self) -> ThreadParts:
@@ -188,9 +199,11 @@ class ThreadParts(Iterator[Any]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._is_cut = not self._has_ended or len(self._parts) > 0
         if not self._has_ended:
             self._thread.post(partial(self._driver.cancel, self._request))
         self._parts.clear()
+        self._news.set()  # another thread may wait
 
     def __iter__(self) -> ThreadParts:
         return self
@@ -199,12 +212,15 @@ class ThreadParts(Iterator[Any]):
         if not self._has_entered:
             raise RuntimeError(ENTER_FIRST)
         while not self._parts:
+            if self._is_cut:
+                raise RuntimeError(LEFT)
             if self._has_ended and not self._parts:  # it is set after the last part
                 if self._request.error is not None:
                     raise with_cause(error_of(self._request))
                 raise StopIteration
             self._news.clear()
-            if not self._parts and not self._has_ended:  # checked after the clearing, so that no news is missed
+            # checked after the clearing, so that no news is missed
+            if not (self._parts or self._has_ended or self._is_cut):
                 self._wait()
         payload = self._parts.popleft()
         if self._unread.take(size_of(payload)):
@@ -224,9 +240,12 @@ class ThreadParts(Iterator[Any]):
 
         Raises:
             DeadlineExceeded: the loop should have reported that the time is up, and has not.
+            RuntimeError: this is a forked child, in which the loop does not run.
         """
+        if self._thread.is_parents:
+            raise RuntimeError(PARENTS)
         most_s = min(self._silence_s + 2 * GRACE_S, threading.TIMEOUT_MAX)
-        if not self._news.wait(most_s) and not self._parts and not self._has_ended:
+        if not self._news.wait(most_s) and not (self._parts or self._has_ended or self._is_cut):
             raise DeadlineExceeded(NO_ANSWER)
 
     # -- in the loop's thread

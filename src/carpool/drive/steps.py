@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any, NamedTuple, cast
 
-from carpool.core.running_set import Order, Part, SetReport
+from carpool.core.running_set import Order, Part, SetReport, stream_of
 from carpool.core.stepper import Stepper
 from carpool.drive.worker_pool import Work, WorkerPool, decoded
 from carpool.errors import ModelError
@@ -164,12 +164,15 @@ class StepPool(WorkerPool):
 
 def _joining(request: Request) -> wire.Joining:
     """Return a request as it is sent to a worker whose running set it joins."""
-    stream = request.stream
-    assert stream is not None
-    takes = wire.WHOLE if stream.is_collected else wire.BOTH if stream.is_told_both else wire.PARTS
-    kept: Any = [part.kept if type(part) is wire.Carried else part for part in stream.kept]
+    kept: Any = [part.kept if type(part) is wire.Carried else part for part in stream_of(request).kept]
     item: Any = request.item
-    return wire.Joining(request.id, request.format, request.accept, takes, request.deadline, item, kept)
+    return wire.Joining(request.id, request.format, request.accept, _takes(request), request.deadline, item, kept)
+
+
+def _takes(request: Request) -> int:
+    """Return what the caller of a stream takes: `WHOLE`, `PARTS` or `BOTH`."""
+    stream = stream_of(request)
+    return wire.WHOLE if stream.is_collected else wire.BOTH if stream.is_told_both else wire.PARTS
 
 
 def _length(request: Request) -> int:
@@ -198,6 +201,8 @@ def _parts_of(frame: Frame, report: wire.ReportHead, members: Mapping[int, Reque
                 value = wire.Carried(*wire.split_kept(payload, report.buffers[i - 1]))
             _add(parts, _part(id, kind, value, members.get(id)))
         elif kind == wire.END:
+            if id in members and _takes(members[id]) != wire.PARTS:
+                raise FrameError(f"an end without the answer of request {id}")
             _add(parts, Part(id, last=True))
         elif kind == Outcome.RESPONSE:
             _add(parts, Part(id, _unpacked(payload, members.get(id)), last=True))

@@ -278,7 +278,8 @@ async def _wait_for_part(exchange: AsgiExchange, stream: HttpStream, alive: byte
     while not (stream.held or exchange.has_ended or exchange.ordinary):
         exchange.news.clear()
         try:
-            await asyncio.wait_for(exchange.news.wait(), SILENCE_S)
+            async with asyncio.timeout(SILENCE_S):  # `wait_for` may lose a cancellation that comes with the news
+                await exchange.news.wait()
         except TimeoutError:
             if alive:
                 stream.hold(alive)

@@ -33,6 +33,7 @@ _MSGPACK_TYPES = frozenset({b"application/msgpack", b"application/x-msgpack", b"
 _RAW_TYPES = re.compile(rb"application/octet-stream|(image|audio|text)/.+")
 _TEXT_TYPES = re.compile(rb"text/.+")
 _MOST_LENGTH_DIGITS = 20  # enough for any body that there could be
+_UNWANTED = re.compile(rb";\s*q\s*=\s*0(\.0*)?\s*(;|$)")
 _MOST_CACHED = 256
 _LONGEST_MESSAGE = 300  # a message may name a field, and clients choose how long the names are
 _OBJECT_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")  # in the `repr` of an object, which tells clients nothing
@@ -192,8 +193,7 @@ class Formats:
         Args:
             accept: the header of that name; None if there is none.
         """
-        for part in (accept or b"").split(b","):
-            wish = _kind(part)
+        for wish in _wishes(accept):
             if wish in self._produced or wish in _JSON_TYPES or wish in _MSGPACK_TYPES or wish == b"*/*":
                 return None
             if wish in BY_TYPE:
@@ -246,8 +246,7 @@ class Formats:
 
     def _writes(self, accept: bytes | None, read: int, sent: bytes) -> int:
         """Return the first format of `Accept` that the model writes, or else a suitable one."""
-        for part in (accept or b"").split(b","):
-            wish = _kind(part)
+        for wish in _wishes(accept):
             if wish in self._produced:
                 return self._produced[wish]
             if wish in _JSON_TYPES:
@@ -272,6 +271,15 @@ def _is_utf8(parameters: bytes) -> bool:
     """Report whether a content type's parameters say, or leave open, that a text is UTF-8."""
     charset = re.search(rb"charset\s*=\s*\"?([^\s;\"]+)", parameters.lower())
     return charset is None or charset[1] in (b"utf-8", b"utf8", b"us-ascii")
+
+
+def _wishes(accept: bytes | None) -> list[bytes]:
+    """Return the content types that an `Accept` header names, without those of quality 0.
+
+    Other qualities do not count: clients name first what they want most.
+    """
+    parts = (accept or b"").split(b",")
+    return [_kind(part) for part in parts if b"q" not in part.lower() or not _UNWANTED.search(part.lower())]
 
 
 def _kind(content_type: bytes) -> bytes:

@@ -6,7 +6,8 @@ Each method of the user's is called here, and guarded. What it raises ends as fe
 * `start` and `resume`: the streams are started again in halves, until the guilty ones are alone;
 * `step`: nobody knows what the states hold then, so all that were stepped are stopped, and begin
   again in halves, each of which makes one step at once. A stream that has had parts can do so only
-  by `resume`;
+  by `resume`. One that has lost steps by it, since no part tells of them, comes to the step that
+  has raised only after some others; until then its half is stepped in calls of its own;
 * a result of the wrong length fails all that were in the call;
 * out of memory is no stream's fault: the newest half is given back to the coordinator;
 * an exception in the place of a part, and what `postprocess` or `collect` raises, fails its stream;
@@ -52,11 +53,28 @@ class Row:
         takes: what its caller takes, see `wire/order.py`.
         state: what `start` or `resume` has returned.
         n_parts: how many parts the model has given.
+        begun: how many steps the runner had made when the state was made.
+        begun_parts: how many parts the model had given then.
+        apart: the number of the half with which it is stepped apart from others; 0 if it is not.
+        apart_until: the last step of the runner that is made so.
         raw: these parts, for `resume`; empty if the model has none.
         parts: these parts as callers get them, for a caller that takes the whole answer.
     """
 
-    __slots__ = ("accept", "id", "item", "n_parts", "parts", "raw", "state", "takes")
+    __slots__ = (
+        "accept",
+        "apart",
+        "apart_until",
+        "begun",
+        "begun_parts",
+        "id",
+        "item",
+        "n_parts",
+        "parts",
+        "raw",
+        "state",
+        "takes",
+    )
 
     def __init__(self, id: int, item: Any, accept: int, takes: int, raw: Sequence[Any] = ()) -> None:
         self.id = id
@@ -65,7 +83,8 @@ class Row:
         self.takes = takes
         self.state: Any = None
         self.raw = list(raw)
-        self.n_parts = len(self.raw)
+        self.n_parts = self.begun_parts = len(self.raw)
+        self.begun = self.apart = self.apart_until = 0
         self.parts: list[Any] = []
 
 
@@ -147,6 +166,9 @@ class Runner:
         self._in_step = in_step
         self._calls = 0  # since the last boundary
         self._has_run_again = False  # since the last boundary
+        self._steps = 0  # made so far
+        self._halves = 0  # how often rows were set apart
+        self._has_apart = False  # some rows are stepped apart from the others
         self._running: dict[int, Row] = {}
         self._paused: dict[int, Row] = {}
 
@@ -179,7 +201,9 @@ class Runner:
     async def step(self) -> list[Out]:
         """Make one step of all streams that are not paused, and return what has come of them."""
         began = self._begin_boundary()
-        outs = await self._step(list(self._running.values()))
+        self._steps += 1
+        rows = list(self._running.values())
+        outs = await (self._step_apart(rows) if self._has_apart else self._step(rows))
         self._charge_since(began)
         return outs
 
@@ -217,6 +241,7 @@ class Runner:
                 states = await self._call(self._model.start, items)
             for row, state in zip(rows, as_results(states, n), strict=True):
                 row.state = state
+                row.begun, row.begun_parts = self._steps, row.n_parts
                 self._running[row.id] = row
         except BaseException as error:
             if self._retrier.is_fatal(error):
@@ -270,10 +295,29 @@ class Runner:
         finally:
             del why  # it holds this frame
 
+    async def _step_apart(self, rows: list[Row]) -> list[Out]:
+        """Step rows in several calls: each half that is not yet where a step raised has its own."""
+        halves: dict[int, list[Row]] = {}
+        for row in rows:
+            if row.apart_until < self._steps:
+                row.apart = 0
+            halves.setdefault(row.apart, []).append(row)
+        self._has_apart = halves.keys() != {0}
+        outs: list[Out] = []
+        for half in halves.values():
+            outs += await self._step(half)
+        return outs
+
+    def _missed(self, row: Row) -> int:
+        """Return how many steps a row that begins anew makes again before the one under way."""
+        made = self._steps - 1 - row.begun
+        return made - (row.n_parts - row.begun_parts) if self._can_resume else made
+
     async def _begin_anew(self, rows: list[Row], error: BaseException) -> list[Out]:
         """Stop rows whose step has raised; those that can begin again do so in halves, and make
         the step that they have missed.
         """
+        missed = {row.id: self._missed(row) for row in rows}
         for row in rows:
             await self._stop(row)
         lost = [row for row in rows if not self._can_begin_anew(row)]
@@ -293,8 +337,24 @@ class Runner:
         for half in halves:
             if half:
                 outs += await self._begin(half)
-                outs += await self._step([row for row in half if row.id in self._running])
+                half = [row for row in half if row.id in self._running]
+                self._set_apart(half, missed)
+                outs += await self._step(half)
         return outs
+
+    def _set_apart(self, half: list[Row], missed: dict[int, int]) -> None:
+        """Have rows that have begun anew stepped apart from others until each is where it was.
+
+        Args:
+            half: the rows, before they make the step that they have missed.
+            missed: by id, how many steps each must make again before that one.
+        """
+        self._halves += 1
+        for row in half:
+            row.begun = self._steps - 1
+            if missed[row.id] > 0:
+                row.apart, row.apart_until = self._halves, self._steps + missed[row.id]
+                self._has_apart = True
 
     def _can_begin_anew(self, row: Row) -> bool:
         """Report whether a stream can begin again; one that cannot be resumed loses its parts,
