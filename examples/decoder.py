@@ -1,6 +1,6 @@
-"""A small transformer that knows a text by heart: give it the beginning of a line, it completes it.
+"""A small transformer that knows a text by heart: given the beginning of a line, it completes it.
 
-python -m examples.decoder      trains it, checks its cache, and completes all lines at the same time
+python -m examples.decoder      trains it, checks its cache, completes all lines at the same time
 carpool serve examples.decoder:service
 curl -N localhost:8000/predict -d '"Now is"' -H 'Accept: text/event-stream'
 
@@ -84,7 +84,7 @@ class Recite(carpool.Model):
         self.read_off = np.linalg.solve(x.T @ x + 0.1 * np.eye(FEATURES), x.T @ np.eye(SYMBOLS)[follows])
 
     def features(self, slots: list[int], ids: list[list[int]]) -> Any:
-        """Take in as many characters at the end of each slot, and return what the layers make of them.
+        """Take in as many characters at the end of each slot; return what the layers make of them.
 
         Args:
             slots: Which slots of the cache.
@@ -99,9 +99,7 @@ class Recite(carpool.Model):
         is_later = np.arange(seen) > at[:, None, :, None]
         x = self.symbols[ids] + self.places[at]
         for weights, keys, values in zip(self.layers, self.keys, self.values, strict=True):
-            asked, key, value = (
-                (normal(x) @ each).reshape(n, new, HEADS, -1).swapaxes(1, 2) for each in weights[:3]
-            )
+            asked, key, value = ((normal(x) @ each).reshape(n, new, HEADS, -1).swapaxes(1, 2) for each in weights[:3])
             for i, slot in enumerate(slots):
                 keys[slot][:, at[i]], values[slot][:, at[i]] = key[i], value[i]
             score = asked @ keys[slots, :, :seen].swapaxes(2, 3) / (WIDTH / HEADS) ** 0.5
@@ -110,6 +108,12 @@ class Recite(carpool.Model):
             x = x + mixed.swapaxes(1, 2).reshape(n, new, WIDTH) @ weights[3]
         self.lengths[slots] += new
         return np.maximum(normal(x) @ self.widen, 0)
+
+    def preprocess(self, beginning: Beginning) -> Beginning:
+        """Refuse what has no room, before it takes a slot; over HTTP its type says so, too."""
+        if not 0 < len(beginning) <= LONGEST // 2:
+            raise carpool.ValidationError(f"a beginning has 1 to {LONGEST // 2} characters, not {len(beginning)}")
+        return beginning
 
     def start(self, beginnings: list[Beginning]) -> list[Line]:
         return self.resume(beginnings, [[] for _ in beginnings])
@@ -133,7 +137,7 @@ class Recite(carpool.Model):
         return [self.part(line) for line in lines]
 
     def part(self, line: Line) -> str | Ended:
-        """Return the last character as a part; a new line ends the answer, and so does a full slot."""
+        """Return the last character as a part; a new line or a full slot ends the answer."""
         is_end = chr(line.last) == "\n" or self.lengths[line.slot] == LONGEST
         return carpool.END if is_end else chr(line.last)
 
