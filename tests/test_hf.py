@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -166,6 +169,32 @@ def test_streams_in_company_get_what_generate_gives_each_alone(model: type[Gener
         tokens = [stepped.step(states)[0] for _ in range(most)]
         stepped.stop(states[0])
         assert [*tokens[:-1], tokens[-1].value] == whole[0, len(ids) :].tolist()
+
+
+@pytest.mark.slow
+def test_the_service_of_the_page_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program in docs/streaming.md generates in a worker process, and its cache is right; all
+    that is changed is where its model comes from.
+    """
+    _transformers()
+    page = (Path(__file__).parent.parent / "docs" / "streaming.md").read_text()
+    (program,) = re.findall(r"```python\n(# generate\.py\n.*?)```", page, re.DOTALL)
+    seeded(llama).save_pretrained(tmp_path / "model")
+    program = re.sub(r"^NAME, .*$", f"NAME, STREAMS, LONGEST = {str(tmp_path / 'model')!r}, 4, 64", program, flags=re.M)
+    (tmp_path / "generate.py").write_text(program)
+    monkeypatch.syspath_prepend(tmp_path)
+    page_model: Any = importlib.import_module("generate")
+
+    check_steps(page_model.Generate, [page_model.Prompt(ids, n) for ids, n in prompts(6)], streams=30, max_batch_size=4)
+    alone = page_model.Generate()
+    alone.setup()
+    ids, n = prompts(1)[0]
+    states = alone.start([page_model.Prompt(ids, n)])
+    expected = [alone.step(states)[0] for _ in range(n - 1)]
+    with page_model.service.run() as s:
+        assert s.predict(page_model.Prompt(ids, n))[:-1] == expected
+        with pytest.raises(carpool.ValidationError, match="a prompt and its answer have 1 to 64 tokens"):
+            s.predict(page_model.Prompt(ids, 64))
 
 
 @pytest.mark.slow
