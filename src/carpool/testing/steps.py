@@ -304,12 +304,11 @@ class _Check:
         except _Different as error:
             if await self._is_the_same_twice(error.stream.at):
                 raise
-            random_text = (
-                "Alone it gets other parts each time: draw what is random from a generator that the item seeds"
-            )
-            raise StepsError(f"{error}. {random_text}") from None
+            text = "Alone it gets other parts each time: draw what is random from a generator that the item seeds"
+            raise StepsError(f"{error}. {text}") from None
 
     async def _run_together(self) -> None:
+        """Run all streams in company, and compare whatever comes of them."""
         names = ("one worker", "the other worker") if self._traits.can_resume else ("the worker",)
         self._workers = [await self._new_worker(name) for name in names]
         while self._waiting or any(worker.streams for worker in self._workers):
@@ -324,6 +323,7 @@ class _Check:
     # -- alone
 
     async def _run_alone(self, at: int) -> _Alone:
+        """Return what an item gets by itself, from a model of its own."""
         worker, alone = await self._new_worker("a worker of its own"), _Alone()
         stream = _Stream(0, at)
         try:
@@ -348,7 +348,8 @@ class _Check:
         return alone
 
     async def _new_worker(self, name: str) -> _Worker:
-        model, self._first = self._first or self._make(), None
+        model = self._make() if self._first is None else self._first
+        self._first = None
         worker = _Worker(model, self._traits, name, may_wait=self.is_async)
         await worker.call_hook("setup")
         return worker
@@ -388,7 +389,7 @@ class _Check:
 
     def _let_go(self, stream: _Stream) -> None:
         """Have a stream that leaves come again, to be resumed, or not."""
-        stream.rests = False
+        stream.rests, stream.n_silent = False, 0
         if self._traits.can_resume and stream.n_heard < self._most_parts and self._dice.random() < 0.6:
             stream.note("taken out")
             self._waiting.insert(self._dice.randint(0, min(3, len(self._waiting))), stream)
