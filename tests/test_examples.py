@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import chromium
 from tests.support.serving import serve, uvicorn
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent
 
@@ -121,6 +123,72 @@ def test_streaming() -> None:
 
     assert "countdown: 3 2 1" in out and "collected: True" in out
     assert "24 of 24 streams, 694 tokens" in out
+
+
+@pytest.mark.slow
+def test_decoder() -> None:
+    """The example completes each line of its text, whole and as a stream, and checks its cache; over
+    HTTP its characters come as events, and a text without room is refused.
+    """
+    out = run_module("examples.decoder")
+    with serve("examples.decoder:service") as served:
+        whole = served.ask("POST", "/predict", "Now is")
+        streamed = served.ask("POST", "/predict", "Now is", accept="text/event-stream")
+        refused, why, _ = served.ask("POST", "/predict", "x" * 33)
+
+    assert "in company each line gets what it gets alone" in out and "22 of 22 lines are right" in out
+    assert "Now is   b e t t e r   t h a n   n e v e r ." in out
+    assert (whole[0], json.loads(whole[1])) == (200, " better than never.")
+    assert "".join(map(json.loads, re.findall(r"^data: (\".*)$", streamed[1].decode(), re.MULTILINE))) == json.loads(
+        whole[1]
+    )
+    assert refused == 422 and "length <= 32" in json.loads(why)["error"]["message"]
+
+
+@pytest.mark.slow
+def test_previews() -> None:
+    """The example draws the letters that were wished for, with a preview after each fifth step."""
+    out = run_module("examples.previews")
+
+    assert "in company each image is what it is alone" in out
+    assert "step 5     | step 10    | step 15    | step 20    | step 25    | step 30" in out
+    assert "24 of 24 images are the letters wished for" in out
+    assert "the last preview is the image: True" in out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(chromium.PATH is None, reason="there is no Chromium")
+def test_page(tmp_path: Path) -> None:
+    """A browser shows the characters of a line as they come: more at each look, and in the end all."""
+    shown = "document.querySelector('output').textContent"
+    state = "document.querySelector('output').className"
+
+    def complete(beginning: str) -> None:
+        tab.value(f"document.querySelector('input').value = '{beginning}'; document.querySelector('button').click()")
+
+    def wait_for(text: str) -> str:
+        """What is shown, once it begins with a text."""
+        wait_until(lambda: tab.value(shown).startswith(text))
+        return str(tab.value(shown))
+
+    with uvicorn("examples.page:app") as served, chromium.run(tmp_path) as tab:
+        tab.open(f"http://{served.host}:{served.port}/")
+        complete("In the")
+        looks = [wait_for("In the face"), wait_for("In the face of ambiguity")]
+        before_the_end = tab.value(state)
+        complete("Now is")  # it takes the place of the line under way
+        looks.append(wait_for("Now is better than never."))
+        wait_until(lambda: tab.value(state) == "complete")
+        at_the_end = tab.value(shown)
+        complete("x" * 33)
+        wait_until(lambda: "[" in tab.value(shown))
+        refused = tab.value(shown)
+
+    assert before_the_end == "running"
+    assert all("In the face of ambiguity, refuse the temptation to guess.".startswith(look) for look in looks[:2])
+    assert looks[0] != looks[1]
+    assert at_the_end == looks[2] == "Now is better than never."
+    assert "length <= 32" in refused
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from operator import is_
 from typing import Any
 
 
-class Rows(list[Any]):
+class ArrayRows(list[Any]):
     """The rows of an array as a list, together with the array.
 
     Args:
@@ -36,14 +36,14 @@ def is_array_type(hint: Any) -> bool:
 
 def first(results: list[Any], n: int) -> list[Any]:
     """Return the first `n` results, in a list that is not the model's own."""
-    if type(results) is not Rows:
+    if type(results) is not ArrayRows:
         return results[:n]
-    return results if len(results) == n else Rows(results.whole[:n])
+    return results if len(results) == n else ArrayRows(results.whole[:n])
 
 
 def by_kind(items: list[Any]) -> list[list[int]]:
     """Group the positions of items that fit into one array; other objects are one group."""
-    if type(items) is Rows:
+    if type(items) is ArrayRows:
         return [list(range(len(items)))]
     kinds: dict[Any, list[int]] = {}
     for position, item in enumerate(items):
@@ -60,11 +60,11 @@ def stacking(predict: Callable[[Any], Any], items: list[Any]) -> Callable[[list[
         items: The items of the batch, all of one kind (see `by_kind`). If they are no arrays,
             `predict` gets the list as it is.
     """
-    if type(items) is not Rows and not _is_array(items[0]):
+    if type(items) is not ArrayRows and not _is_array(items[0]):
         return predict
 
     def call(part: list[Any]) -> Any:
-        if type(items) is Rows and len(part) == len(items) and all(map(is_, part, items)):  # all of them, unpadded
+        if type(items) is ArrayRows and len(part) == len(items) and all(map(is_, part, items)):  # all of them, unpadded
             # predict may change what it gets, and a batch that is run again must be as it was
             return predict(items.whole.copy() if items.whole.flags.writeable else items.whole)
         numpy = sys.modules["numpy"]

@@ -14,7 +14,7 @@ from carpool.call.invoke import Invoker
 from carpool.call.results import Failed, run_now
 from carpool.call.retry import Retrier
 from carpool.model import traits_of
-from carpool.rows import Rows
+from carpool.rows import ArrayRows
 from carpool.wire.frame import Frame, FrameKind
 from carpool.wire.outcome import read_report
 from carpool.wire.payload import JSON, MSGPACK, OBJECT, RAW, dump, load
@@ -116,7 +116,7 @@ def test_results_are_written_at_once_as_one_by_one(
             {(type(v), getattr(v, "shape", None), str(getattr(v, "dtype", ""))) for v in values}
             == {(np.ndarray, (2,), "float64")}
         )
-        values = Rows(np.stack(values))
+        values = ArrayRows(np.stack(values))
     n = len(values)
     accepts = bytes([accept]) * n
     together, each = (Frame(FrameKind.REPLY, 1, list(range(n))) for _ in range(2))

@@ -24,7 +24,7 @@ from carpool.call.results import Failed, Trouble, none_failed, run_now
 from carpool.call.retry import Retrier
 from carpool.forms import STEPS_HOOKS, Form
 from carpool.model import AnyModel, Model, Traits
-from carpool.rows import Rows, by_kind, stacking
+from carpool.rows import ArrayRows, by_kind, stacking
 
 
 class Invoker:
@@ -175,7 +175,7 @@ class Invoker:
         self, predict: Callable[[Any], Any], values: list[Any], trouble: list[Trouble], until: float
     ) -> list[Any]:
         """Call `predict` with one array, or with one for each kind of items."""
-        if type(values) is Rows:
+        if type(values) is ArrayRows:
             function = stacking(predict, values)
             return await self.retrier.call(function, values, trouble, sizes=self._sizes, until=until)
         results = values[:]

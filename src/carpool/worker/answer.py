@@ -21,7 +21,7 @@ from carpool.hints import nesting, schema
 from carpool.http_request import RequestMaker
 from carpool.http_response import Response
 from carpool.model import Adapter, types_of
-from carpool.rows import Rows
+from carpool.rows import ArrayRows
 from carpool.wire import arrays, payload
 from carpool.wire.frame import MAX_FRAME_BYTES, Frame, FrameKind
 from carpool.wire.outcome import FailureReport, Outcome, read_report
@@ -291,7 +291,7 @@ class BatchAnswerer:
                     return list(payloads)
                 block = arrays.block_of(payloads, MAX_FRAME_BYTES)
                 if block is not None:
-                    return Rows(block.array())
+                    return ArrayRows(block.array())
             decode = nesting.for_now(self._decoders[format])
             return [decode(body) for body in payloads]
         except BaseException:
@@ -475,7 +475,7 @@ def _as_parser_error(error: BaseException) -> BaseException:
 
 def _as_block(results: list[Any], kinds: set[type]) -> Sequence[payload.Payload] | None:
     """Return results of these types as payloads if they travel as one block, else None."""
-    return arrays.block_of_rows(results.whole) if type(results) is Rows else as_scalars(results, kinds)
+    return arrays.block_of_rows(results.whole) if type(results) is ArrayRows else as_scalars(results, kinds)
 
 
 def _as_text(value: Any) -> bytes:
