@@ -3,7 +3,7 @@
 An item is a dict: `{"steps": n}` is a stream of n parts, `{"bare": rows, "seconds": s}` runs the
 loop alone, in the worker's own process, and `{"periods": rows}` tells the distances of the steps of
 so many rows since the last time that this was asked. Both are answered with one part, a list of
-seconds.
+pairs: seconds, and those of them in which the worker's processor worked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Clockwork(carpool.Model):
     examples = ({"steps": 3},)
 
     def setup(self) -> None:
-        self.began: list[tuple[float, int]] = []
+        self.began: list[tuple[float, float, int]] = []
 
     def start(self, items: list[Item]) -> list[State]:
         return [self._state(item) for item in items]
@@ -36,7 +36,7 @@ class Clockwork(carpool.Model):
             return {"i": 0, "n": 1, "answer": self.periods(item["periods"])}
         return {"i": 0, "n": item["steps"]}
 
-    def bare(self, rows: int, seconds: float) -> list[float]:
+    def bare(self, rows: int, seconds: float) -> list[tuple[float, float]]:
         """Return the distances of steps that follow each other at once."""
         self.began = []
         states: list[State] = [{"i": 0, "n": 10**9} for _ in range(rows)]
@@ -45,14 +45,14 @@ class Clockwork(carpool.Model):
             self.step(states)
         return self.periods(rows)
 
-    def periods(self, rows: int) -> list[float]:
+    def periods(self, rows: int) -> list[tuple[float, float]]:
         """Return the distances of neighbouring steps that had so many rows."""
         began, self.began = self.began, []
         pairs = zip(began, began[1:], strict=False)
-        return [later - earlier for (earlier, n), (later, m) in pairs if n == m == rows]
+        return [(u - t, later - earlier) for (t, earlier, n), (u, later, m) in pairs if n == m == rows]
 
     def step(self, states: list[State]) -> list[Any]:
-        self.began.append((time.perf_counter(), len(states)))
+        self.began.append((time.perf_counter(), time.thread_time(), len(states)))
         self.work()
         parts: list[Any] = []
         for state in states:

@@ -6,6 +6,8 @@ leaves. The bare loop runs in the same worker process, in turn with the streams.
 * `µs a step` is the median distance of two steps less that of the bare loop: what other work on the
   machine takes away in single steps is not in it. Without model time it is the mean, since steps
   are then not all alike.
+* `CPU` is the mean processor time of the worker for a step less that of the bare loop, and so
+  depends little on other work.
 * `coordinator` is the processor time of the process that gives orders and takes parts, per part,
   with callers that only count; `tasks` is the same with callers that read `predict_stream`.
 """
@@ -45,6 +47,7 @@ class Turn:
     Attributes:
         bare_s: distance of two steps of the bare loop; step_s: of the streams.
         part_s: processor time of the coordinator, per part; task_s: with tasks that read.
+        cpu_s: processor time of the worker, per step, less that of the bare loop.
         parts_per_s: of all rows together.
     """
 
@@ -52,6 +55,7 @@ class Turn:
     step_s: float
     part_s: float
     task_s: float
+    cpu_s: float
     parts_per_s: float
 
 
@@ -114,10 +118,11 @@ async def streamed(s: Any, rows: int, steps: int, one: Callable[[Any, int], Any]
     return cpu / sum(counts), sum(counts) / taken
 
 
-async def alone(s: Any, item: dict[str, Any]) -> list[float]:
-    """The answer to a question that is not a stream."""
+async def alone(s: Any, item: dict[str, Any]) -> tuple[list[float], float]:
+    """The distances of steps, and the mean processor time of one."""
     async with s.predict_stream(item) as parts:
-        return [list(part) async for part in parts][0]
+        periods = [part async for part in parts][0]
+    return [wall for wall, _ in periods], fmean(cpu for _, cpu in periods)
 
 
 async def turns(name: str, rows: int, rounds: int, seconds: float) -> AsyncIterator[Turn]:
@@ -126,14 +131,16 @@ async def turns(name: str, rows: int, rounds: int, seconds: float) -> AsyncItera
     service = carpool.Service(carpool.Stage(model, max_batch_size=rows), timeout_s=600)
     async with service.run_async() as s:
         for _ in range(rounds):
-            bare = middle(await alone(s, {"bare": rows, "seconds": seconds / 2}))
+            distances, bare_cpu_s = await alone(s, {"bare": rows, "seconds": seconds / 2})
+            bare = middle(distances)
             rough_s = bare + (STEP_S / 20 if model is not Clockwork else 1e-5 + 1e-6 * rows)
             steps = min(MOST_STEPS, max(20, round(seconds / rough_s)))
             part_s, rate = await streamed(s, rows, steps, count)
-            step_s = middle(await alone(s, {"periods": rows}))
+            distances, cpu_s = await alone(s, {"periods": rows})
+            step_s = middle(distances)
             task_s, _ = await streamed(s, rows, max(20, steps // 2), read)
             await alone(s, {"periods": rows})
-            yield Turn(bare, step_s, part_s, task_s, rate)
+            yield Turn(bare, step_s, part_s, task_s, cpu_s - bare_cpu_s, rate)
 
 
 async def measure(name: str, rows: int, rounds: int, seconds: float) -> Row:
@@ -144,7 +151,10 @@ async def measure(name: str, rows: int, rounds: int, seconds: float) -> Row:
     return Row(name, rows, found)
 
 
-HEADER = ("step", "rows", "bare loop, µs", "more, µs a step", "parts/s", "coordinator, µs a part", "tasks, µs a part")
+HEADER = (
+    "step", "rows", "bare loop, µs", "more, µs a step", "CPU, µs a step", "parts/s",
+    "coordinator, µs a part", "tasks, µs a part",
+)  # fmt: skip
 
 
 def cells(row: Row) -> list[str]:
@@ -156,6 +166,7 @@ def cells(row: Row) -> list[str]:
         str(row.rows),
         f"{row.spread(lambda turn: turn.bare_s).median:,.1f}",
         figure(lambda turn: turn.step_s - turn.bare_s),
+        figure(lambda turn: turn.cpu_s),
         f"{median(turn.parts_per_s for turn in row.turns):,.0f}",
         figure(lambda turn: turn.part_s),
         figure(lambda turn: turn.task_s),
