@@ -58,3 +58,4 @@ class Batches(carpool.Model):
 
 steps = carpool.Service(carpool.Stage(Steps, max_batch_size=64), name="steps")
 batches = carpool.Service(carpool.Stage(Batches, max_batch_size=64), name="batches")
+one = carpool.Service(carpool.Stage(Steps, max_batch_size=1), name="one")

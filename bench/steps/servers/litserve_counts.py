@@ -35,7 +35,7 @@ class Batches(litserve.LitAPI):
             rest()
             yield [f"data: {i}\n\n" if i <= n else "" for n in ns]
 
-    def encode_response(self, outputs: Iterator[list[str]]) -> Iterator[list[str]]:
+    def encode_response(self, outputs: Iterator[list[str]]) -> Any:
         yield from outputs
 
     def unbatch(self, outputs: Iterator[list[str]]) -> Iterator[list[str]]:

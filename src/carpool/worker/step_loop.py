@@ -260,7 +260,7 @@ class StepAnswerer:
     def _pack_plain(self, outs: list[Out], packed: Packed) -> bool:
         """Add what has come if nothing but parts has, all in one encoding; report whether it was so.
 
-        Fast path of `_pack_one`: the same outcome, see tests/worker/test_step_loop.py.
+        Fast path of `_pack_one`: the same outcome, see tests/worker/test_fast_paths.py.
         """
         if not outs:
             return True
