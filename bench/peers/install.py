@@ -22,6 +22,7 @@ PACKAGES = {
     "ray": ["ray[serve]"],
     "mpservice": ["mpservice", "numpy"],
     "bare_echo": ["httptools", "uvloop"],
+    "starlette": ["starlette", "uvicorn", "httptools", "uvloop"],
     "batched": ["batched"],
     "async_batcher": ["async-batcher"],
 }

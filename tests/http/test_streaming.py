@@ -309,6 +309,31 @@ def test_a_client_that_leaves_frees_its_place(door: str) -> None:
         assert log.index(("stop", 10**9)) < log.index(("start", 3))
 
 
+def test_that_a_client_of_events_has_left_is_found_out_at_once() -> None:
+    """A client that closes looks as if it only sent no more, so it is sent a comment, which tells before the
+    next part: the step that was under way is the last one.
+    """
+    with counting(step_s=0.25) as (ports, log):
+        with asked(ports["our own"], request(10**9)) as reply:
+            assert next(reply.events()) == ("message", 1)
+        wait_until(lambda: ("stop", 10**9) in log)
+        assert log.count(("step", [10**9])) == 2
+
+
+def test_a_client_of_events_that_only_sends_no_more_gets_all_of_them() -> None:
+    """What it is sent to find out is a comment, which every reader of events skips."""
+    with counting(step_s=0.01) as (ports, _), socket.create_connection(("127.0.0.1", ports["our own"])) as sock:
+        sock.settimeout(PATIENCE_S)
+        sock.sendall(request(20))
+        reply = Reply(sock)
+        events = reply.events()
+        first = next(events)
+        sock.shutdown(socket.SHUT_WR)
+        rest = list(events)
+        assert [first, *[each for each in rest if each[0]]] == message(20) and reply.is_whole
+        assert ("", "alive") in rest
+
+
 @pytest.mark.parametrize("door", DOORS)
 def test_a_client_that_does_not_read_is_paused(door: str) -> None:
     """A client that reads nothing has its stream paused with bounded memory; the others keep their

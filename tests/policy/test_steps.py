@@ -113,6 +113,15 @@ def test_the_pace_is_the_goal_or_half_that_of_a_full_set() -> None:
     assert paced(0.01).pace_s == pytest.approx(2 * 18.15e-3)
 
 
+def test_steps_that_are_quicker_than_any_reader_hold_nobody_back() -> None:
+    """Without a goal the pace is a hundred parts a second at most: what is around such a step takes longer than
+    it, so all would be late for ever, and nobody could join.
+    """
+    quick = Paced(64)
+    quick.step = CostLine(1e-5, 1e-7)
+    assert quick.pace_s == 0.01
+
+
 def test_newcomers_use_spare_time_and_no_more() -> None:
     """The longest head of the queue whose start and step fit into it joins."""
     policy, queue = paced(), heads(100, 100, 100)

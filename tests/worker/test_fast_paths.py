@@ -18,7 +18,10 @@ from carpool.rows import ArrayRows
 from carpool.wire.frame import Frame, FrameKind
 from carpool.wire.outcome import read_report
 from carpool.wire.payload import JSON, MSGPACK, OBJECT, RAW, dump, load
+from carpool.wire import order as wire
 from carpool.worker.answer import BatchAnswerer
+from carpool.worker.step_loop import Packed, StepAnswerer
+from carpool.worker.steps import Out, Row
 from tests.support.properties import PROPERTY
 from tests.support.values import seen
 
@@ -138,3 +141,53 @@ def test_results_are_written_at_once_as_one_by_one(
 def opened(payload: Any, accept: int, is_last: bool) -> Any:
     """A payload as the next process sees it."""
     return seen(load(payload)) if accept == OBJECT or not is_last else payload
+
+
+class Parts(Model):
+    def start(self, xs: list[Any]) -> list[Any]:
+        return xs
+
+    def step(self, states: list[Any]) -> list[Any]:
+        return states
+
+    def stop(self, state: Any) -> None:
+        """There is nothing to free."""
+
+
+class Resumable(Parts):
+    def resume(self, xs: list[Any], parts: list[list[Any]]) -> list[Any]:
+        return xs
+
+
+@PROPERTY
+@given(
+    st.lists(st.tuples(st.one_of(objects, st.builds(object)), st.sampled_from([JSON, MSGPACK, OBJECT, RAW])), max_size=4),
+    st.booleans(),
+    st.booleans(),
+)
+def test_parts_are_packed_together_as_one_by_one(given: list[tuple[Any, int]], can_resume: bool, alike: bool) -> None:
+    """What is packed says the same of each stream, also of those whose parts cannot be packed."""
+
+    class OneByOne(StepAnswerer):
+        def _pack_plain(self, outs: list[Out], packed: Packed) -> bool:
+            return False
+
+    told_of = []
+    for kind in (StepAnswerer, OneByOne):
+        retrier = Retrier(isolate_errors=True)
+        model = Resumable if can_resume else Parts
+        invoker = Invoker(model, {}, traits_of(model, True), retrier, batched=True)
+        answerer = kind(
+            invoker, BatchAnswerer(invoker, is_first=True, is_last=True), retrier, before_next_call=lambda: None
+        )
+        outs = [
+            Out(Row(i, None, given[0][1] if alike else accept, wire.PARTS), wire.MORE, part, part)
+            for i, (part, accept) in enumerate(given)
+        ]
+        for out in outs:
+            out.row.raw = [out.raw]
+        packed = run_now(answerer.pack(outs))
+        said = [each if i not in packed.failed else "failed" for i, each in enumerate(packed.payloads)]
+        buffers = packed.buffers or [0] * len(said)
+        told_of.append(repr((packed.ids, packed.kinds, list(map(seen, said)), buffers, packed.failed)))
+    assert told_of[0] == told_of[1]

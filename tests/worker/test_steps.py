@@ -412,8 +412,8 @@ def test_scalars_are_taken_like_all_else(given: list[Any]) -> None:
     """The fast path for scalars says the same of them as the slow one."""
 
     class Slow(Runner):
-        def _take_plain(self, row: Row, part: Any, outs: list[Out]) -> bool:
-            return False
+        def _take_plain(self, rows: list[Row], parts: list[Any]) -> list[Out] | None:
+            return None
 
     heard: list[list[Any]] = []
     for kind in (Runner, Slow):
@@ -423,7 +423,9 @@ def test_scalars_are_taken_like_all_else(given: list[Any]) -> None:
             for part in given:
                 row.state = [1, 0]
                 runner._model.open.append(row.state)  # type: ignore[attr-defined]
-                if part is not None and not runner._take_plain(row, part, outs):
+                plain = runner._take_plain([row], [part])
+                outs += plain or []
+                if plain is None and part is not None:
                     run_now(runner._take(row, part, outs))
             heard.append([repr(outs_of(outs)), row.n_parts, row.raw if can_resume else None])
     assert heard[0] == heard[2] and heard[1] == heard[3]

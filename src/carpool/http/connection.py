@@ -50,6 +50,7 @@ _LONG_PAGE = 4 * 1024  # bytes: the figures of /metrics have more, a line that s
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _NOTHING = memoryview(b"")
 _LONGEST_GATHERED = 4 * 1024  # bytes of a part that may wait for others of the same turn
+_RESET_S = 0.001  # a client on the same machine that is gone has reset the connection by then
 _LAST_CHUNK = b"0\r\n\r\n"
 _IN_PARTS = HttpResponse(200, b"")  # stands for an answer whose parts are all there
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
@@ -181,6 +182,7 @@ class Connection(asyncio.Protocol):
         is_owed = len(self._queue) > 0
         if is_owed:
             self._timers.probe()
+            self._probe_reader_of_events()
         return is_owed
 
     def pause_writing(self) -> None:
@@ -582,6 +584,19 @@ class Connection(asyncio.Protocol):
         stream.unwatch = self._loop.call_later(
             again_s if again_s > 0 else SILENCE_S, self._look_if_silent, exchange
         ).cancel
+
+    def _probe_reader_of_events(self) -> None:
+        """Find out at once whether a client that has ended its side has left an answer in parts, so
+        that its place is free: `probe` finds that the connection was reset by what is sent here.
+        """
+        exchange = self._streaming
+        if exchange is None or self._is_writing_paused or self._transport.is_closing():
+            return
+        ask, stream = exchange.head.ask, cast(HttpStream, exchange.stream)
+        assert ask is not None and ask.framing is not None
+        if stream.is_head_written and exchange.response is None and ask.framing.alive:
+            self._write_in_parts(exchange, _chunk(exchange.head, ask.framing.alive))
+            self._loop.call_later(_RESET_S, self.probe, False)
 
     def _start_of(self, response: HttpResponse, head: HttpHead, is_last: bool) -> bytes:
         """Return everything of an answer that comes before its body."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from carpool.policy.base import NOTHING, Decision, Policy, QueueView
 from carpool.policy.cost_line import CostLine
@@ -49,6 +49,9 @@ class SetView(Protocol):
         Infinity if none is due: before the first parts, and of streams that pause or whose parts
         are collected.
         """
+
+
+_LEAST_PACE_S: Final = 0.01  # a hundred parts a second
 
 
 class StepPolicy(Policy):
@@ -106,11 +109,12 @@ class StepPolicy(Policy):
         """How far apart the parts of a stream are due.
 
         It is the service's goal, or without one twice a step of a full set, so that no stream falls
-        below half the pace of a full set. What even a lone stream would miss is no goal: then it is
+        below half the pace of a full set; steps that are quicker than any reader do not count, since
+        then what is around them takes longer than they do. What even a lone stream would miss is no goal: then it is
         twice a lone step.
         """
         alone_s = self.step.seconds(1)
-        pace_s = self.part_slo_s or 2 * self.step.seconds(self.rows)
+        pace_s = self.part_slo_s or max(_LEAST_PACE_S, 2 * self.step.seconds(self.rows))
         return pace_s if pace_s > alone_s else 2 * alone_s
 
     def started(self, length: int, seconds: float) -> None:

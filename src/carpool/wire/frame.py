@@ -114,6 +114,9 @@ class Frame:
     causes: dict[int, BaseException] | None = None
 
 
+_MANY: Final = 4  # buffers
+
+
 @lru_cache(maxsize=4096)
 def _table(kind: FrameKind, items: int, buffers: int, has_counts: bool) -> struct.Struct:
     routed = f"{items}d{items}s" if kind in _ROUTED else ""
@@ -123,7 +126,7 @@ def _table(kind: FrameKind, items: int, buffers: int, has_counts: bool) -> struc
 
 def encode(frame: Frame) -> list[Buffer]:
     """Return the frame as buffers to be written one after the other; payload buffers are not
-    copied.
+    copied, unless they are many and small.
 
     Raises:
         FrameError: it is over a limit, its per-item sequences differ in length, or an item is not a
@@ -163,6 +166,8 @@ def encode(frame: Frame) -> list[Buffer]:
     table = _table(kind, n, m, has_counts).pack(
         *frame.ids, frame.formats, *lengths, *routed, *(counts if has_counts else ())
     )
+    if m > _MANY and length < LARGE:
+        return [b"".join((header, table, *buffers))]  # to copy little is quicker than to write many buffers
     return [header + table, *buffers]
 
 
