@@ -145,7 +145,7 @@ def test_capacity_is_back_within_the_load_time() -> None:
         started = time.monotonic()
         assert service.predict(2)[0] == 2
 
-    assert time.monotonic() - started < 2.0
+    assert time.monotonic() - started < 5.0  # generous, as machines are loaded
 
 
 def test_a_stage_whose_workers_die_without_an_answer_fails() -> None:
