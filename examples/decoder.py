@@ -82,7 +82,7 @@ class Recite(carpool.Model):
             features.append(self.features([0], [ids_of(line[:-1])])[0])
             follows += ids_of(line[1:])
         x: Any = np.concatenate(features)
-        self.read_off = np.linalg.solve(x.T @ x + 0.1 * np.eye(FEATURES), x.T @ np.eye(SYMBOLS)[follows])
+        self.read_off: Any = np.linalg.solve(x.T @ x + 0.1 * np.eye(FEATURES), x.T @ np.eye(SYMBOLS)[follows])
 
     def features(self, slots: list[int], ids: list[list[int]]) -> Any:
         """Take in as many characters at the end of each slot; return what the layers make of them.
@@ -96,7 +96,7 @@ class Recite(carpool.Model):
         """
         n, new = len(slots), len(ids[0])
         at = self.lengths[slots][:, None] + np.arange(new)
-        seen = at.max() + 1
+        seen = int(at.max()) + 1
         is_later: Any = np.arange(seen) > at[:, None, :, None]
         x = self.symbols[ids] + self.places[at]
         for weights, keys, values in zip(self.layers, self.keys, self.values, strict=True):
@@ -133,7 +133,8 @@ class Recite(carpool.Model):
 
     def step(self, lines: list[Line]) -> list[str | End]:
         features = self.features([line.slot for line in lines], [[line.last] for line in lines])
-        for line, symbol in zip(lines, (features[:, 0] @ self.read_off).argmax(-1).tolist(), strict=True):
+        symbols: list[int] = (features[:, 0] @ self.read_off).argmax(-1).tolist()
+        for line, symbol in zip(lines, symbols, strict=True):
             line.last = symbol
         return [self.part(line) for line in lines]
 
