@@ -11,12 +11,13 @@ examples/streaming.py keeps its rows dense instead.
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 import carpool
+from carpool.parts import End
 from carpool.testing import check_steps
 
 # The first lines of the Zen of Python, by Tim Peters (PEP 20, in the public domain)
@@ -35,7 +36,6 @@ Now is better than never.
 """
 SYMBOLS, WIDTH, HEADS, LAYERS, FEATURES, LONGEST = 128, 64, 4, 2, 768, 64
 SLOTS = 8  # streams that a worker runs at a time
-Ended = Literal[carpool.END]
 Beginning = Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST // 2)]
 
 
@@ -75,13 +75,14 @@ class Recite(carpool.Model):
 
     def train(self) -> None:
         """Find the weights that tell the next character from the features of what came before."""
-        features, follows = [], []
+        features: list[Any] = []
+        follows: list[int] = []
         for line in TEXT.splitlines(keepends=True):
             self.lengths[0] = 0
             features.append(self.features([0], [ids_of(line[:-1])])[0])
             follows += ids_of(line[1:])
-        x = np.concatenate(features)
-        self.read_off = np.linalg.solve(x.T @ x + 0.1 * np.eye(FEATURES), x.T @ np.eye(SYMBOLS)[follows])
+        x: Any = np.concatenate(features)
+        self.read_off: Any = np.linalg.solve(x.T @ x + 0.1 * np.eye(FEATURES), x.T @ np.eye(SYMBOLS)[follows])
 
     def features(self, slots: list[int], ids: list[list[int]]) -> Any:
         """Take in as many characters at the end of each slot; return what the layers make of them.
@@ -95,8 +96,8 @@ class Recite(carpool.Model):
         """
         n, new = len(slots), len(ids[0])
         at = self.lengths[slots][:, None] + np.arange(new)
-        seen = at.max() + 1
-        is_later = np.arange(seen) > at[:, None, :, None]
+        seen = int(at.max()) + 1
+        is_later: Any = np.arange(seen) > at[:, None, :, None]
         x = self.symbols[ids] + self.places[at]
         for weights, keys, values in zip(self.layers, self.keys, self.values, strict=True):
             asked, key, value = ((normal(x) @ each).reshape(n, new, HEADS, -1).swapaxes(1, 2) for each in weights[:3])
@@ -120,7 +121,7 @@ class Recite(carpool.Model):
 
     def resume(self, beginnings: list[Beginning], parts: list[list[str]]) -> list[Line]:
         """Begin, or go on after these characters: they were made by a worker that is no more."""
-        lines = []
+        lines: list[Line] = []
         for beginning, said in zip(beginnings, parts, strict=True):
             *before, last = ids_of(beginning + "".join(said))
             line = Line(self.free.pop(), last)
@@ -130,13 +131,14 @@ class Recite(carpool.Model):
             lines.append(line)
         return lines
 
-    def step(self, lines: list[Line]) -> list[str | Ended]:
+    def step(self, lines: list[Line]) -> list[str | End]:
         features = self.features([line.slot for line in lines], [[line.last] for line in lines])
-        for line, symbol in zip(lines, (features[:, 0] @ self.read_off).argmax(-1).tolist(), strict=True):
+        symbols: list[int] = (features[:, 0] @ self.read_off).argmax(-1).tolist()
+        for line, symbol in zip(lines, symbols, strict=True):
             line.last = symbol
         return [self.part(line) for line in lines]
 
-    def part(self, line: Line) -> str | Ended:
+    def part(self, line: Line) -> str | End:
         """Return the last character as a part; a new line or a full slot ends the answer."""
         is_end = chr(line.last) == "\n" or self.lengths[line.slot] == LONGEST
         return carpool.END if is_end else chr(line.last)

@@ -13,13 +13,14 @@ from fastapi import FastAPI
 from fastapi.responses import FileResponse
 
 import carpool
-from examples.decoder import SLOTS, Ended, Line, Recite
+from carpool.parts import End
+from examples.decoder import SLOTS, Line, Recite
 
 
 class Unhurried(Recite):
     """Takes as long for a step as a model that is too large for this page."""
 
-    def step(self, lines: list[Line]) -> list[str | Ended]:
+    def step(self, lines: list[Line]) -> list[str | End]:
         time.sleep(0.05)
         return super().step(lines)
 

@@ -113,7 +113,7 @@ class Rows:
             raise
         return taken
 
-    def forward(self, rows: Sequence[CacheRow], ids: Sequence[Sequence[int]]) -> torch.Tensor:
+    def forward(self, rows: Sequence[CacheRow], ids: Sequence[Sequence[int]]) -> Any:
         """Have rows take in tokens, and return the logits after the last token of each.
 
         Args:
@@ -146,8 +146,7 @@ class Rows:
             )
         for row in rows:
             row.length += n
-        logits: torch.Tensor = out.logits[:, -1]
-        return logits
+        return out.logits[:, -1]
 
     def give(self, row: CacheRow) -> None:
         """Give a row back; the last one moves into the gap."""
