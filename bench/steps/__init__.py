@@ -1,1 +1,1 @@
-"""Answers in parts: what a step costs, what sharing steps is worth, and SSE beside other servers."""
+"""Answers in parts: what a step costs, what sharing steps is worth, SSE beside others."""

@@ -1,4 +1,4 @@
-"""A model of steps that take a known time and note when they began, and the same loop without carpool.
+"""A model of steps of a known time that notes when they began, and the same loop without carpool.
 
 An item is a dict: `{"steps": n}` is a stream of n parts, `{"bare": rows, "seconds": s}` runs the
 loop alone, in the worker's own process, and `{"periods": rows}` tells the distances of the steps of
@@ -9,6 +9,7 @@ pairs: seconds, and those of them in which the worker's processor worked.
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import Any
 
 import carpool
@@ -48,7 +49,7 @@ class Clockwork(carpool.Model):
     def periods(self, rows: int) -> list[tuple[float, float]]:
         """Return the distances of neighbouring steps that had so many rows."""
         began, self.began = self.began, []
-        pairs = zip(began, began[1:], strict=False)
+        pairs = pairwise(began)
         return [(u - t, later - earlier) for (t, earlier, n), (u, later, m) in pairs if n == m == rows]
 
     def step(self, states: list[State]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Sharing every step beside a generator for each batch: tokens per second, and the time to the first.
+"""Sharing every step beside a generator for each batch: tokens/s, and the time to the first one.
 
 A small decoder with a KV cache (3.4 million weights, torch, one thread) in a worker process, asked
 by 1 to 32 tasks in a closed loop. Prompts have 4 to 24 tokens; the lengths of the answers are
@@ -48,7 +48,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """All turns of steps and of another side with so many clients; those of a round have the same index."""
+    """All turns of steps and of another side; those of a round have the same index."""
 
     clients: int
     other: str

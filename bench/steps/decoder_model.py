@@ -1,6 +1,6 @@
-"""A small decoder with a KV cache of rows in torch: as a model of steps, and as a generator per batch.
+"""A small decoder with a KV cache in torch: as a model of steps, and as generators for batches.
 
-3.4 million random weights in float32, one thread. An item is `{"ids": [...], "n": tokens}`. Both
+3.4 million random weights in float32, one thread. An item is `{"ids": [...], "n": tokens}`. All
 models prefill one prompt at a time.
 """
 
@@ -39,7 +39,7 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(self, first: int, ids: list[list[int]]) -> list[int]:
-        """Take in as many ids at the end of each row from the first one, and return the next tokens."""
+        """Take in as many ids at the ends of rows from the first one on; return the next tokens."""
         n, q = len(ids), len(ids[0])
         rows = slice(first, first + n)
         at = self.length[rows, None] + torch.arange(q)

@@ -121,7 +121,7 @@ async def streamed(s: Any, rows: int, steps: int, one: Callable[[Any, int], Any]
 async def alone(s: Any, item: dict[str, Any]) -> tuple[list[float], float]:
     """The distances of steps, and the mean processor time of one."""
     async with s.predict_stream(item) as parts:
-        periods = [part async for part in parts][0]
+        periods = await anext(parts)
     return [wall for wall, _ in periods], fmean(cpu for _, cpu in periods)
 
 

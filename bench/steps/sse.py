@@ -85,9 +85,7 @@ def launch(side: str, step_s: float) -> Launch:
         target = f"bench.steps.servers.carpool_counts:{CARPOOLS[side]}"
         command = [*carpool(), "serve", target, "--host", "127.0.0.1", "--port", "{port}"]
         env |= {"PYTHONPATH": PYTHONPATH}
-        return Launch(
-            name=side, command=command, exchange=replace(events, answer=[1, 2]), env=env, directory=ROOT
-        )
+        return Launch(name=side, command=command, exchange=replace(events, answer=[1, 2]), env=env, directory=ROOT)
     words = [str(python_of(peer)), f"{peer}_counts.py"]
     if peer == "mosec":
         words += ["--address", "127.0.0.1", "--port", "{port}", "--timeout", "60000"]

@@ -15,10 +15,10 @@ from carpool.call.results import Failed, run_now
 from carpool.call.retry import Retrier
 from carpool.model import traits_of
 from carpool.rows import ArrayRows
+from carpool.wire import order as wire
 from carpool.wire.frame import Frame, FrameKind
 from carpool.wire.outcome import read_report
 from carpool.wire.payload import JSON, MSGPACK, OBJECT, RAW, dump, load
-from carpool.wire import order as wire
 from carpool.worker.answer import BatchAnswerer
 from carpool.worker.step_loop import Packed, StepAnswerer
 from carpool.worker.steps import Out, Row
@@ -161,7 +161,9 @@ class Resumable(Parts):
 
 @PROPERTY
 @given(
-    st.lists(st.tuples(st.one_of(objects, st.builds(object)), st.sampled_from([JSON, MSGPACK, OBJECT, RAW])), max_size=4),
+    st.lists(
+        st.tuples(st.one_of(objects, st.builds(object)), st.sampled_from([JSON, MSGPACK, OBJECT, RAW])), max_size=4
+    ),
     st.booleans(),
     st.booleans(),
 )

@@ -1,4 +1,4 @@
-"""Starlette on uvicorn: a generator per request, no batching, no worker.  python starlette_counts.py PORT"""
+"""Starlette on uvicorn: a generator per request, no batching.  python starlette_counts.py PORT"""
 
 import asyncio
 import os

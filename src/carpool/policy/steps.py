@@ -109,9 +109,9 @@ class StepPolicy(Policy):
         """How far apart the parts of a stream are due.
 
         It is the service's goal, or without one twice a step of a full set, so that no stream falls
-        below half the pace of a full set; steps that are quicker than any reader do not count, since
-        then what is around them takes longer than they do. What even a lone stream would miss is no goal: then it is
-        twice a lone step.
+        below half the pace of a full set; no less than `_LEAST_PACE_S`, since what is around very
+        quick steps takes longer than they do. What even a lone stream would miss is no goal: then
+        it is twice a lone step.
         """
         alone_s = self.step.seconds(1)
         pace_s = self.part_slo_s or max(_LEAST_PACE_S, 2 * self.step.seconds(self.rows))

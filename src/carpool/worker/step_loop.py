@@ -258,7 +258,7 @@ class StepAnswerer:
         return packed
 
     def _pack_plain(self, outs: list[Out], packed: Packed) -> bool:
-        """Add what has come if nothing but parts has, all in one encoding; report whether it was so.
+        """Add what has come if it is parts only, all in one encoding; report whether it was so.
 
         Fast path of `_pack_one`: the same outcome, see tests/worker/test_fast_paths.py.
         """

@@ -429,7 +429,7 @@ class Runner:
             await self._end(row, outs)
 
     def _take_plain(self, rows: list[Row], parts: list[Any]) -> list[Out] | None:
-        """Take a step that gave a scalar for each row, whose callers take parts; None if it did not.
+        """Take a step that gave a scalar for each row, all of them sent as parts; None if not.
 
         Fast path of `_take`: the same outcome, see tests/worker/test_steps.py.
         """
