@@ -439,6 +439,8 @@ class Side:
             (each.counts, each.sum_s)
             for each in (stats.latency, stats.stages[0].queue_time, stats.stages[0].compute_time)
         ]
+        of_stage["reasons"] = sum(of_stage["reasons"].values())  # those of lone calls are that of the last batch
+        del of_stage["_last_reason"]
         return counts, learned, patience, of_stage, durations, stats.outcomes, stats.within_slo, stats.last_ok_at
 
 

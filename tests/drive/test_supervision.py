@@ -223,7 +223,15 @@ def workers_of(pid: int) -> list[int]:
     """The workers among a process's children, without the guards."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
-    return [child for child in children if b"worker.main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [child for child in children if b"worker.main" in command_of(child)]
+
+
+def command_of(pid: int) -> bytes:
+    """The command of a process; empty if it has just ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 @pytest.mark.long
