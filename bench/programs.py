@@ -48,6 +48,7 @@ PROGRAMS = (
     Program("reality.overload", 15, "goodput at up to three times capacity", "mosec, bentoml, an idle machine"),
     Program("reality.open_loop", None, "any server, with requests at random times", "a server", False),
     Program("chaos", 2, "what is lost when workers are killed under load"),
+    Program("chaos.streams", 2, "whether streams lose tokens when workers are killed and clients leave or sleep"),
     Program("chaos.mutants", 10, "whether that soak finds what it looks for"),
 )
 

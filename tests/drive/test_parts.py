@@ -361,6 +361,38 @@ def test_closing_at_once_fails_streams() -> None:
                 pass
 
 
+@pytest.mark.parametrize("drain", [True, False])
+def test_closing_amid_streams_of_tasks(drain: bool) -> None:
+    """A task that closes the service amid streams of others has them end, or fail with `Unavailable`
+    if it does not drain; each part that came is right.
+    """
+
+    async def main() -> None:
+        s = Service(Stage(Counting, max_batch_size=4, run_in="thread", kwargs={"step_s": 0.002})).run_async()
+        await s.start()
+        got: list[list[Any]] = [[] for _ in range(6)]  # two wait for a row
+
+        async def read(mine: list[Any]) -> None:
+            try:
+                async with s.predict_stream(40 if drain else 10**9) as parts:
+                    async for part in parts:
+                        mine.append(part)
+            except Unavailable as error:
+                mine.append(error)
+
+        reading = [asyncio.ensure_future(read(mine)) for mine in got]
+        await asyncio.sleep(0.02)
+        await s.close(drain)
+        await asyncio.wait_for(asyncio.gather(*reading), LONG_S)
+        for mine in got:
+            if drain:
+                assert mine == up_to(40)
+            else:
+                assert mine[:-1] == up_to(len(mine) - 1) and type(mine[-1]) is Unavailable
+
+    asyncio.run(main())
+
+
 def test_the_warm_up_trains_the_policy() -> None:
     """The examples are started and stepped alone and together, and what that takes is learned."""
 

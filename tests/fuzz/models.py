@@ -278,8 +278,17 @@ class _Running:
         x, self.said = self.x, self.said + 1
         if self.said <= n_parts(x.token):
             return ("part", x.token, self.said)
-        result = _results([x])
-        return carpool.Last(result[0]) if result else carpool.END
+        return carpool.Last(_result(x))
+
+
+def _due(states: list[Any]) -> list[Any]:
+    """The items that do what they do besides in this step."""
+    return [state.x for state in states if state.said == n_parts(state.x.token) // 2]
+
+
+def _parts(states: list[Any], due: list[Any]) -> list[Any]:
+    parts = [state.next() for state in states]
+    return parts[1:] if any(x.order == "short" for x in due) else parts
 
 
 class _Parted(_Hooked):
@@ -300,10 +309,10 @@ class Steps(_Parted):
         return [_Running(x) for x in xs]
 
     def step(self, states: list[Any]) -> list[Any]:
-        due = [state.x for state in states if state.said == n_parts(state.x.token) // 2]
+        due = _due(states)
         if due:
             predict(due)  # what they are to do besides
-        return [state.next() for state in states]
+        return _parts(states, due)
 
     def stop(self, state: Any) -> None:
         state.x = None  # a second step or stop of it would show
@@ -327,8 +336,6 @@ class Generating(_Parted):
             if i == n_parts(x.token) // 2:
                 predict([x])
             part = state.next()
-            if part is carpool.END:
-                return
             yield part.value if type(part) is carpool.Last else part
 
 
@@ -336,10 +343,10 @@ class StepsAsync(Steps):
     """Steps that are `async def`."""
 
     async def step(self, states: list[Any]) -> list[Any]:  # type: ignore[override]
-        due = [state.x for state in states if state.said == n_parts(state.x.token) // 2]
+        due = _due(states)
         if due:
             await predict_async(due)
-        return [state.next() for state in states]
+        return _parts(states, due)
 
 
 class StepsResumingAsync(StepsAsync, StepsResuming):
@@ -355,8 +362,6 @@ class GeneratingAsync(_Parted):
             if i == n_parts(x.token) // 2:
                 await predict_async([x])
             part = state.next()
-            if part is carpool.END:
-                return
             yield part.value if type(part) is carpool.Last else part
 
 

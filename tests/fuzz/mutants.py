@@ -17,6 +17,7 @@ from typing import Any
 from carpool.core.pipeline import Pipeline
 from carpool.drive import streams
 from carpool.drive.aio import Driver
+from carpool.drive.parts import AsyncParts, ThreadParts
 from carpool.service.handle import AsyncHandle, Handle
 
 _AWAY_S = 60.0
@@ -55,6 +56,18 @@ def skip() -> None:
         return harvest(self)
 
     _wrap(streams.ThreadStream, "_harvest", skipping)
+
+
+def skip_part() -> None:
+    """Now and then an answer in parts leaves out a part."""
+    parts = count(1)
+
+    def skipping(take_part: Any, self: Any, request: Any, part: Any) -> None:
+        if next(parts) % _NOW_AND_THEN:
+            take_part(self, request, part)
+
+    _wrap(ThreadParts, "take_part", skipping)
+    _wrap(AsyncParts, "take_part", skipping)
 
 
 def hang() -> None:
@@ -119,6 +132,7 @@ MUTANTS: dict[str, Callable[[], None]] = {
         swap,
         forget,
         skip,
+        skip_part,
         hang,
         leak_thread,
         leak_descriptor,

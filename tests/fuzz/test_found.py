@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fuzz.program import Actor, Batch, Close, Item, Predict, Program, Service, Sleep, Stage
+from tests.fuzz.program import Actor, Batch, Close, Item, Leave, Many, Parts, Predict, Program, Service, Sleep, Stage
 from tests.fuzz.runner import Runner
 
 _TIMES = 3
@@ -21,6 +21,14 @@ FOUND = {
     ),
     "a start that meets a close says that the service was closed": Program(
         Service((Stage("process", "class", examples="good"),), early=True), (Actor((Sleep(0.005), Close())),)
+    ),
+    "streams that begin anew together after a step has raised find the guilty one": Program(
+        Service((Stage(model="steps", policy="greedy"),), way="run_async", timeout_s=5.0),
+        (Actor((Many((Item(), Item("raise"))), Predict())),),
+    ),
+    "an answer in parts over ASGI whose client leaves while a part comes leaves no task": Program(
+        Service((Stage("loop", "resuming", max_batch_size=2, workers=2),), way="app", timeout_s=1.0),
+        tuple(Actor((Parts(leave_after=0), Leave(Parts(leave_after=1), 0.001)) * 4) for _ in range(3)),
     ),
     **{
         f"an async teardown that raises {kind} neither cancels nor closes those who close": Program(

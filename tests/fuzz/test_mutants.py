@@ -11,6 +11,7 @@ _SHOWS = {
     "swap": ("wrong answer", "asked with token"),
     "forget": ("hang", ""),
     "skip": ("", "Stream"),
+    "skip-part": ("wrong answer", "Parts"),
     "hang": ("hang", ""),
     "leak-thread": ("left behind", "thread Thread-"),
     "leak-descriptor": ("left behind", "descriptor of /dev/null"),

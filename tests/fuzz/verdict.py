@@ -120,6 +120,8 @@ def _may_raise_ours(program: Program, facts: Facts, actor: Actor | None, step: S
             return True
         if facts.hangs or (facts.is_batch and facts.cancels):
             return True
+        if facts.hurried and program.in_parts and "slow" in facts.does:
+            return True  # its steps are given up after a share of that time
         return bool(facts.kinds & {"KeyboardInterrupt", "SystemExit", "GeneratorExit", "CancelledError"})
     if isinstance(error, carpool.ModelError):
         if facts.hurried or facts.teardown_raises:

@@ -11,13 +11,17 @@ import struct
 import subprocess
 import sys
 import time
+from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from carpool import Service, Stage
+from carpool.http import asgi
 from carpool.http.app import App
+from carpool.http.streaming import HttpStream
 from tests.http.both_fronts import both_fronts
 from tests.http.test_streaming import DOORS, PATIENCE_S, Reply, asked, counting, message, request
 from tests.support.http.net import serving
@@ -195,7 +199,9 @@ def test_sigterm_lets_streams_end_and_kills_amid_it_are_survived(model: str, tmp
     port_file = tmp_path / "port"
     program = f"""
 import asyncio, carpool
+from carpool.http import asgi
 from carpool.http.app import App
+from carpool.http.streaming import HttpStream
 from carpool.http.server import Server
 from tests.support.parts import {model}
 
@@ -243,3 +249,21 @@ def test_a_client_that_stands_still_and_goes_on_loses_nothing() -> None:
                 next(lines)
                 time.sleep(0.3)
                 assert len(list(lines)) == n
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_a_cancellation_that_comes_with_news_is_not_lost(turns: int) -> None:
+    """An ASGI call that is cancelled ends, though something has come for its client just then."""
+
+    async def main() -> None:
+        exchange: Any = SimpleNamespace(news=asyncio.Event(), has_ended=False, ordinary=None)
+        waiting = asyncio.ensure_future(asgi._wait_for_part(exchange, HttpStream(0.0, inf), b""))
+        await asyncio.sleep(0.01)
+        exchange.news.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting], timeout=PATIENCE_S)
+        assert waiting.cancelled()
+
+    asyncio.run(main())
