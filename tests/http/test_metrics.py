@@ -8,8 +8,6 @@ import string
 from collections.abc import Iterator
 from typing import Any
 
-import prometheus_client.openmetrics.parser
-import prometheus_client.parser
 import pytest
 from prometheus_client.metrics_core import Metric
 
@@ -30,29 +28,10 @@ from tests.support.http import models
 from tests.support.http.front import Front, chunked, get, post
 from tests.support.http.jobs import job
 from tests.support.http.jump import on_a_jumping_loop, turns
+from tests.support.http.metrics import parse, scrape, value
 from tests.support.http.net import Client, Gate, RunningServer, predict, serving, waiting
 
 OPEN = "application/openmetrics-text; version=1.0.0"
-
-
-def scrape(running: RunningServer, accept: str = "") -> dict[str, Metric]:
-    """All metrics by name."""
-    with Client(running.port) as client:
-        answer = client.ask(get("/metrics", *([f"Accept: {accept}"] if accept else [])))
-    assert answer.status == 200
-    return parse(answer.body, answer.headers["content-type"])
-
-
-def parse(body: bytes, content_type: str) -> dict[str, Metric]:
-    """Read metrics as a strict scraper does."""
-    parser = prometheus_client.openmetrics.parser if "openmetrics" in content_type else prometheus_client.parser
-    return {metric.name: metric for metric in parser.text_string_to_metric_families(body.decode())}
-
-
-def value(metrics: dict[str, Metric], name: str, sample: str = "", **labels: str) -> float:
-    """The sum of the samples with these labels."""
-    wanted = name + sample
-    return sum(s.value for s in metrics[name].samples if s.name == wanted and labels.items() <= s.labels.items())
 
 
 @pytest.fixture

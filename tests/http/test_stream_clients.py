@@ -23,10 +23,10 @@ from carpool.http import asgi
 from carpool.http.app import App
 from carpool.http.streaming import HttpStream
 from tests.http.both_fronts import both_fronts
-from tests.http.test_streaming import DOORS, PATIENCE_S, Reply, asked, counting, message, request
+from tests.http.streamed import DOORS, Reply, asked, counting, message, request
 from tests.support.http.net import serving
 from tests.support.parts import Counting, Once, Resuming, up_to
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 def leave(port: int, item: Any, after: int, how: str) -> None:

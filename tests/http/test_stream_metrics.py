@@ -7,8 +7,8 @@ import json
 from carpool import Service, Stage
 from carpool.http.app import App
 from carpool.observe.stream_stats import ENDS
-from tests.http.test_metrics import scrape, value
-from tests.http.test_streaming import asked, message, request
+from tests.http.streamed import asked, message, request
+from tests.support.http.metrics import scrape, value
 from tests.support.http.net import predict, serving
 from tests.support.parts import Counting, Resuming, up_to
 from tests.support.waiting import wait_until

@@ -30,8 +30,8 @@ from carpool.observe.stream_stats import StreamSnapshot, StreamStats
 from carpool.policy.paced import Paced
 from carpool.policy.steps import GreedySteps
 from carpool.request import DONE, Request, Stream
-from tests.http.test_metrics import parse, value
 from tests.support.http.jump import on_a_jumping_loop
+from tests.support.http.metrics import parse, value
 from tests.support.pipelines import pipeline_of
 from tests.support.pipelines import stage as batch_stage
 from tests.support.steps import stepper

@@ -137,8 +137,8 @@ class StageStats:
     def went_alone(self, place: int, busy_s: float, waited_s: float) -> None:
         """Count a batch of one request that found everything idle, and is done.
 
-        Fast path of `started` and `completed`: the same counts, see tests/drive/test_lending.py. Only
-        the reason is that of the last batch, as nobody has asked the policy.
+        Fast path of `started` and `completed`: the same counts, see tests/drive/test_lending.py.
+        Only the reason is that of the last batch, as nobody has asked the policy.
         """
         self.batch_sizes[1] = self.batch_sizes.get(1, 0) + 1
         sizes = self.batcher.policy.allowed_batch_sizes
