@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,39 @@ ATTACKS: dict[str, Callable[[Frame], list[Frame | bytes]]] = {
 TRUNCATED = "half a reply"
 
 
+def send_attacks(
+    model: Any, kind: FrameKind, attacks: Mapping[str, Callable[[Frame], Iterable[Frame | bytes]]], least: int = 1
+) -> None:
+    """Have this worker process send `attacks[model.attack]` once in the place of a frame of the kind.
+
+    Args:
+        model: its `attack` names what to send; it is emptied then.
+        kind: of the frames that are spoilt.
+        attacks: make of such a frame what is sent. Of any other name, half of the frame is sent,
+            and the process ends.
+        least: how many items such a frame must have.
+    """
+    connection = sys.modules["__main__"].ParentSocket  # type: ignore[attr-defined]
+    send = connection.send
+
+    def attack(link: Any, frame: Frame) -> None:
+        if frame.kind != kind or not model.attack or len(frame.ids) < least:
+            send(link, frame)
+            return
+        name, model.attack = model.attack, ""
+        if name not in attacks:
+            data = b"".join(bytes(part) for part in encode(frame))
+            link.sock.sendall(data[: len(data) // 2])
+            os._exit(0)
+        for what in attacks[name](frame):
+            if isinstance(what, Frame):
+                send(link, what)
+            else:
+                link.sock.sendall(what)
+
+    connection.send = attack
+
+
 class Hostile(carpool.Model):
     """Returns its item.
 
@@ -118,25 +151,7 @@ class Hostile(carpool.Model):
         self.attack = ""
 
     def setup(self) -> None:
-        connection = sys.modules["__main__"].ParentSocket  # type: ignore[attr-defined]
-        send = connection.send
-
-        def attack(link: Any, frame: Frame) -> None:
-            if frame.kind != FrameKind.REPLY or not self.attack:
-                send(link, frame)
-                return
-            name, self.attack = self.attack, ""
-            if name == TRUNCATED:
-                data = b"".join(bytes(part) for part in encode(frame))
-                link.sock.sendall(data[: len(data) // 2])
-                os._exit(0)
-            for what in ATTACKS[name](frame):
-                if isinstance(what, Frame):
-                    send(link, what)
-                else:
-                    link.sock.sendall(what)
-
-        connection.send = attack
+        send_attacks(self, FrameKind.REPLY, ATTACKS)
 
     def predict(self, x: str) -> str:
         if x in ATTACKS or x == TRUNCATED:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +11,9 @@ import msgspec
 
 import carpool
 from carpool.wire import order as wire
-from carpool.wire.frame import Frame, FrameKind, encode
+from carpool.wire.frame import Frame, FrameKind
 from carpool.wire.outcome import Outcome
+from tests.drive.hostile import send_attacks
 
 INFINITY = float("inf")
 N = 6
@@ -103,25 +102,7 @@ class HostileSteps(carpool.Model):
         self.attack = ""
 
     def setup(self) -> None:
-        connection = sys.modules["__main__"].ParentSocket  # type: ignore[attr-defined]
-        send = connection.send
-
-        def attack(link: Any, frame: Frame) -> None:
-            if frame.kind != FrameKind.PARTS or not self.attack or len(frame.ids) < 2:
-                send(link, frame)
-                return
-            name, self.attack = self.attack, ""
-            if name == TRUNCATED:
-                data = b"".join(bytes(part) for part in encode(frame))
-                link.sock.sendall(data[: len(data) // 2])
-                os._exit(0)
-            for what in ATTACKS[name](frame):
-                if isinstance(what, Frame):
-                    send(link, what)
-                else:
-                    link.sock.sendall(what)
-
-        connection.send = attack
+        send_attacks(self, FrameKind.PARTS, ATTACKS, least=2)
 
     def start(self, xs: list[str]) -> list[list[Any]]:
         return [[x, 0] for x in xs]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Any
 import uvicorn
 
 from carpool.http.app import App
+from tests.support.http.front import post
 from tests.support.http.net import Client, RunningServer, serving
 from tests.support.http.wire import Answer
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -85,3 +87,10 @@ def workers_of(app: App) -> list[int]:
     """Their process ids; none before the app is started."""
     handle = app.endpoints[0].handle
     return [] if handle is None else handle.pids
+
+
+def ask(port: int, path: str, body: Any, *headers: str) -> Answer:
+    """Post a body on a connection of its own, as JSON if it is not bytes; return the answer."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    with Client(port) as client:
+        return client.ask(post(data, path, *headers))

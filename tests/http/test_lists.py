@@ -14,12 +14,11 @@ from carpool import Service, Stage
 from carpool.http.app import App
 from carpool.http.many import split
 from carpool.wire.payload import JSON, MSGPACK
-from tests.http.both_fronts import both_fronts
+from tests.http.both_fronts import ask, both_fronts
 from tests.support.http import models, routed
 from tests.support.http.front import get, post
 from tests.support.http.jobs import job
 from tests.support.http.net import Client, Gate, serving, waiting
-from tests.support.http.wire import Answer
 
 MSGPACK_TYPE = "Content-Type: application/msgpack"
 
@@ -43,12 +42,6 @@ def doors() -> Iterator[Any]:
 @pytest.fixture(params=["our server", "uvicorn"])
 def port(request: pytest.FixtureRequest, doors: Any) -> int:
     return int(doors[request.param == "uvicorn"].port)
-
-
-def ask(port: int, path: str, body: Any, *headers: str) -> Answer:
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    with Client(port) as client:
-        return client.ask(post(data, path, *headers))
 
 
 def test_each_item_has_its_result_in_order(port: int) -> None:

@@ -14,12 +14,11 @@ import pytest
 
 from carpool import HTTPRequest, Service, Stage
 from carpool.http.app import App
-from tests.http.both_fronts import both_fronts
+from tests.http.both_fronts import ask, both_fronts
 from tests.support import models as plain
 from tests.support.http import models, routed
-from tests.support.http.front import get, post
+from tests.support.http.front import get
 from tests.support.http.net import Client
-from tests.support.http.wire import Answer
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +30,6 @@ def doors() -> Iterator[Any]:
 @pytest.fixture(params=["our server", "uvicorn"])
 def port(request: pytest.FixtureRequest, doors: Any) -> int:
     return int(doors[request.param == "uvicorn"].port)
-
-
-def ask(port: int, path: str, body: Any, *headers: str) -> Answer:
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    with Client(port) as client:
-        return client.ask(post(data, path, *headers))
 
 
 RAW = "Content-Type: image/png"
