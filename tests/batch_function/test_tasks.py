@@ -15,7 +15,7 @@ import pytest
 
 import carpool
 from tests.support import models
-from tests.support.loops import on_a_loop
+from tests.support.loops import cancel_unbegun, on_a_loop
 
 
 class Gated:
@@ -365,6 +365,44 @@ async def test_a_function_that_is_cancelled_fails_its_batch() -> None:
 
     with pytest.raises(carpool.ModelError, match="the batch was broken off: CancelledError"):
         await gives_up(1)
+
+
+@on_a_loop
+async def test_a_batch_that_is_cancelled_before_it_begins_fails() -> None:
+    """If all tasks of a loop are cancelled, as at its end, a batch whose task has not begun answers
+    its callers, and does not keep its place.
+    """
+
+    @carpool.batch
+    async def same(xs: list[int]) -> list[int]:
+        return xs
+
+    calls = [asyncio.ensure_future(same(1)), asyncio.ensure_future(same(2))]
+    await cancel_unbegun("TaskPool._answer")
+    told = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 10)
+    assert [type(error) for error in told] == [carpool.ModelError] * 2
+    assert await asyncio.wait_for(same(3), 10) == 3
+
+
+@on_a_loop
+async def test_a_setup_that_is_cancelled_before_it_begins_is_begun_anew() -> None:
+    """If the task of a model's `setup` is cancelled before its first step, its batch fails, and the
+    next one sets the model up.
+    """
+
+    class Model(carpool.Model):
+        async def setup(self) -> None:  # type: ignore[override]
+            self.ready = True
+
+        async def predict(self, xs: list[int]) -> list[bool]:  # type: ignore[override]
+            return [self.ready] * len(xs)
+
+    f: Any = carpool.batch(Model)
+    call = asyncio.ensure_future(f(1))
+    await cancel_unbegun("_failure_of")
+    with pytest.raises(carpool.ModelError, match="the batch was broken off"):
+        await asyncio.wait_for(call, 10)
+    assert await asyncio.wait_for(f(2), 10) is True
 
 
 class Connected(carpool.Model):

@@ -15,7 +15,7 @@ import pytest
 import carpool
 from carpool import Service, Stage
 from tests.effort import slow_where
-from tests.support.loops import on_a_loop
+from tests.support.loops import cancel_unbegun, on_a_loop
 from tests.support.output import Output
 
 
@@ -284,3 +284,16 @@ def test_a_sink_that_raises_loses_its_lines_and_nothing_else(
     told = [record.message for record in caplog.records if "output= raised" in record.message]
     assert len(told) == 1
     assert f"output= raised {error.__name__} for a line of worker m/0" in told[0]
+
+
+@on_a_loop
+async def test_a_worker_that_is_cancelled_before_it_begins_is_replaced() -> None:
+    """If the task of a worker on the loop is cancelled before its first step, as at the end of a
+    loop, the service hears of it and does not wait for it forever.
+    """
+    handle = Service(Stage(Waits, run_in="loop", max_batch_size=2)).run_async()
+    start = asyncio.ensure_future(handle.start())
+    await cancel_unbegun("LoopWorker._live")
+    with pytest.raises(carpool.StartupError, match="its task was cancelled"):
+        await asyncio.wait_for(start, 10)
+    await handle.close()

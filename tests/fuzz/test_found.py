@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fuzz.program import Actor, Batch, Close, Item, Leave, Many, Parts, Predict, Program, Service, Sleep, Stage
+from tests.fuzz.program import (
+    Actor,
+    Batch,
+    Close,
+    Item,
+    Leave,
+    Many,
+    Parts,
+    Predict,
+    Program,
+    Service,
+    Sleep,
+    Stage,
+    Stream,
+)
 from tests.fuzz.runner import Runner
 
 _TIMES = 3
@@ -29,6 +43,21 @@ FOUND = {
     "an answer in parts over ASGI whose client leaves while a part comes leaves no task": Program(
         Service((Stage("loop", "resuming", max_batch_size=2, workers=2),), way="app", timeout_s=1.0),
         tuple(Actor((Parts(leave_after=0), Leave(Parts(leave_after=1), 0.001)) * 4) for _ in range(3)),
+    ),
+    "callers that a loop meets at its end have their answers, though it cancels batches before they begin": Program(
+        Batch(tasks=True, loop="uvloop", max_batch_size=16, max_queue_size=2),
+        (
+            Actor((Stream((), source="slow"), Predict(), Many((Item(),) * 7), *(Predict(),) * 4)),
+            Actor((Predict(),)),
+            Actor(
+                (
+                    Leave(Many((Item(), Item("return", "SystemExit"), Item("pre", "OSError"), Item(), Item())), 0.001),
+                    Predict(),
+                    Stream((Item(),), source="async slow", max_in_flight=5),
+                    Predict(),
+                )
+            ),
+        ),
     ),
     **{
         f"an async teardown that raises {kind} neither cancels nor closes those who close": Program(

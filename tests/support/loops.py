@@ -18,3 +18,15 @@ def on_a_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]
         asyncio.run(test(*args, **kwargs))
 
     return runs
+
+
+async def cancel_unbegun(name: str) -> None:
+    """Cancel the tasks of the coroutine function `name` before their first steps.
+
+    It waits until there is one. It must run before them: they are looked for in each turn.
+    """
+    known = asyncio.all_tasks()
+    while not (begun := [task for task in asyncio.all_tasks() - known if task.get_coro().__qualname__ == name]):  # type: ignore[union-attr]
+        await asyncio.sleep(0)
+    for task in begun:
+        task.cancel()

@@ -356,7 +356,8 @@ class AsyncBatch(Bindable, Generic[A, B]):
                 raise self._closed_error()
             with self._setup_lock:
                 task = self._setup_task
-                if task is None or not task.get_loop().is_running():  # its loop stopped in the midst of it
+                # its loop may have stopped in the midst of it, or it was cancelled before its first step
+                if task is None or task.done() or not task.get_loop().is_running():
                     task = self._setup_task = loop.create_task(_failure_of(self._set_up_here))
             if task.get_loop() is loop:
                 await _wait_for(task)

@@ -205,6 +205,7 @@ class LoopWorker(_LocalWorker):
         self._inbox: deque[Frame | None] = deque()
         self._news = asyncio.Event()
         self._task = self._loop.create_task(self._live(), name=self._name)
+        self._task.add_done_callback(self._done)  # which comes even if it is cancelled before its first step
 
     def _stack(self) -> str:
         frames = []
@@ -259,12 +260,15 @@ class LoopWorker(_LocalWorker):
                 same_process=True,
             )
             why = "it ended"
-        except asyncio.CancelledError:  # by `kill`, which has reported it already; or by the end of the loop
-            self._loop.call_later(_LOOP_ENDS_S, self._end, "its task was cancelled")
-            return
+        except asyncio.CancelledError:
+            raise
         except BaseException as error:  # some kinds would end the loop, if they left the task
             why = f"it ended with {type(error).__name__}: {text_of(error)}"
         _call_soon(self._loop, self._end, why)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():  # by `kill`, which has reported it already; or by the end of the loop
+            self._loop.call_later(_LOOP_ENDS_S, self._end, "its task was cancelled")
 
 
 class _LoopLink:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable, Sequence
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any, ClassVar
 
 from carpool.clock import monotonic
@@ -56,6 +57,7 @@ class TaskPool:
     def run(self, batch: Batch) -> None:
         """Start a task for a batch, in a context of its own, which is no caller's."""
         answering = self._answer(batch)
+        answering.send(None)  # as far as `_until_run`
         try:
             # the task copies the context; not every task factory takes one
             self._tasks[batch.place] = contextvars.Context().run(self._loop.create_task, answering)
@@ -74,6 +76,11 @@ class TaskPool:
 
     async def _answer(self, batch: Batch) -> None:
         """Run a batch, and answer its requests whatever the function raises."""
+        try:
+            await _until_run()
+        except asyncio.CancelledError as error:  # before its first step, which a coroutine would not notice
+            self._answered(batch, for_all(error, len(batch)))
+            return
         requests = batch.requests
         drivers_around.set(self._drivers_around(requests))
         me = asyncio.current_task()
@@ -104,6 +111,12 @@ class TaskPool:
         if not InnerRequest.were_made:
             return here
         return here.union(*[request.drivers_around for request in requests if isinstance(request, InnerRequest)])
+
+
+@types.coroutine
+def _until_run() -> Generator[None]:
+    """Stop here until a task runs the coroutine that awaits this."""
+    yield
 
 
 def _unheard(requests: Sequence[Request], errors: dict[int, Exception]) -> BaseException | None:
