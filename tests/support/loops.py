@@ -9,6 +9,8 @@ from typing import Any, ParamSpec
 
 P = ParamSpec("P")
 
+_TURNS = 1000  # of the loop, until a task has come
+
 
 def on_a_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
     """Runs an `async def` test on an event loop of asyncio's own, with real time and real sockets."""
@@ -26,7 +28,12 @@ async def cancel_unbegun(name: str) -> None:
     It waits until there is one. It must run before them: they are looked for in each turn.
     """
     known = asyncio.all_tasks()
-    while not (begun := [task for task in asyncio.all_tasks() - known if task.get_coro().__qualname__ == name]):  # type: ignore[union-attr]
+    begun: list[asyncio.Task[Any]] = []
+    for _ in range(_TURNS):
+        begun = [task for task in asyncio.all_tasks() - known if getattr(task.get_coro(), "__qualname__", "") == name]
+        if begun:
+            break
         await asyncio.sleep(0)
+    assert begun, f"no task of {name} has come"
     for task in begun:
         task.cancel()

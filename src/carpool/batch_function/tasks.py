@@ -356,7 +356,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
                 raise self._closed_error()
             with self._setup_lock:
                 task = self._setup_task
-                # its loop may have stopped in the midst of it, or it was cancelled before its first step
+                # its loop may have stopped in the midst of it, or it was cancelled before it began
                 if task is None or task.done() or not task.get_loop().is_running():
                     task = self._setup_task = loop.create_task(_failure_of(self._set_up_here))
             if task.get_loop() is loop:
