@@ -258,7 +258,7 @@ class Adaptive(Policy):
         if (
             waiting < most
             or slack_s < (1 + waiting // most) * cost.longest_s * cost.margin  # else some may have to be refused
-            or not (self._is_trifling or chooser.takes_all(waiting, most, chooser.capacity * cost.bias))
+            or not (self._is_trifling or self._is_best_full(now, waiting, most))
             or self._fair_share(now, waiting, most, self._busy) < most  # another worker may be free before this one
         ):
             return NOTHING
@@ -269,6 +269,14 @@ class Adaptive(Policy):
         self._waiting = len(queue)
         self._note_gone(decision, queue)
         return decision
+
+    def _is_best_full(self, now: float, waiting: int, most: int) -> bool:
+        """Report whether the best batch for all that wait is one of `most`."""
+        chooser = self._chooser
+        if chooser.takes_all(waiting, most, chooser.capacity * self.cost.bias):
+            return True
+        load = self._load(now, max(1, self._busy))
+        return chooser.choose(waiting, most, load.share, load.capacity / load.workers) == most
 
     def _note_gone(self, decision: Decision, queue: QueueView) -> None:
         """Note that a batch goes, and how many requests it leaves in the queue."""
