@@ -409,9 +409,16 @@ def test_while_nothing_runs_one_is_let_through_though_it_seems_late() -> None:
     assert first.error is None and second.error is None
 
 
-def test_parts_are_due_one_pace_apart() -> None:
-    """From the first part on; after a pause, or five paces late, it is counted from anew."""
-    policy = GreedySteps(4, part_slo_s=2.0)
+@pytest.mark.parametrize("goal", [2.0, None])
+def test_parts_are_due_one_pace_apart(goal: float | None) -> None:
+    """From the first part on; after a pause, or five paces late, it is counted from anew. Where no
+    goal is set, so it is as soon as a part is late.
+    """
+
+    class Paced(GreedySteps):
+        pace_s = 2.0  # type: ignore[assignment]
+
+    policy = Paced(4, part_slo_s=goal)
     pipeline = Pipeline([stepper(policy=policy)])
     pipeline.worker_ready(0, 0)
     (request,) = submitted(pipeline, 0.0, 1)
@@ -423,7 +430,7 @@ def test_parts_are_due_one_pace_apart() -> None:
         return stream.next_due
 
     assert stream.next_due == inf
-    assert [part(now) for now in (1.0, 2.0, 9.0)] == [3.0, 5.0, 7.0]
+    assert [part(now) for now in (1.0, 2.0, 9.0)] == [3.0, 5.0, 7.0 if goal else 11.0]
     assert part(17.5) == 19.5  # more than five paces late
     pipeline.pause(18.0, request, True)
     assert stream.next_due == inf and part(18.0) == inf  # the step that was under way

@@ -79,7 +79,7 @@ __all__ = ["EVERY_STEP", "GO_ON", "ON_LEAVING", "Lost", "Order", "Part", "Runnin
 
 _STOP_S: Final = 150e-6  # what it costs that a worker stops for its next order
 _STOP_SHARE: Final = 0.05  # of a step, which a stop may cost
-_LATEST: Final = 5.0  # paces; a stream further behind is counted from anew, so that it cannot hold the door
+_LATEST: Final = 5.0  # paces; where a stream further behind its goal is counted from anew, as nothing can save it
 
 
 class Lost(NamedTuple):
@@ -399,6 +399,8 @@ class Stepper(Batcher):
         """Sort out what a worker says of its streams, and move on the times of those that go on."""
         members = running.members
         pace_s = 0.0 if self.retired else self.policy.pace_s
+        # without a goal, newcomers need not wait until a stream has caught up with what it has lost
+        latest_s = _LATEST * pace_s if self.policy.part_slo_s else 0.0
         silence_until = now + self._silence_s
         for part in said:
             id, value, last, error = part
@@ -416,7 +418,7 @@ class Stepper(Batcher):
                 stream.heard = now
                 if not stream.is_paused:
                     due = stream.next_due
-                    stream.next_due = (now if due == inf or now - due > _LATEST * pace_s else due) + pace_s
+                    stream.next_due = (now if due == inf or now - due > latest_s else due) + pace_s
                     deadline = request.deadline = silence_until if silence_until < stream.until else stream.until
                     if deadline < self.attention_at:
                         self.attention_at = deadline
