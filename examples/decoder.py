@@ -17,7 +17,6 @@ import msgspec
 import numpy as np
 
 import carpool
-from carpool.parts import End
 from carpool.testing import check_steps
 
 # The first lines of the Zen of Python, by Tim Peters (PEP 20, in the public domain)
@@ -131,14 +130,14 @@ class Recite(carpool.Model):
             lines.append(line)
         return lines
 
-    def step(self, lines: list[Line]) -> list[str | End]:
+    def step(self, lines: list[Line]) -> list[str | carpool.End]:
         features = self.features([line.slot for line in lines], [[line.last] for line in lines])
         symbols: list[int] = (features[:, 0] @ self.read_off).argmax(-1).tolist()
         for line, symbol in zip(lines, symbols, strict=True):
             line.last = symbol
         return [self.part(line) for line in lines]
 
-    def part(self, line: Line) -> str | End:
+    def part(self, line: Line) -> str | carpool.End:
         """Return the last character as a part; a new line or a full slot ends the answer."""
         is_end = chr(line.last) == "\n" or self.lengths[line.slot] == LONGEST
         return carpool.END if is_end else chr(line.last)

@@ -13,14 +13,13 @@ from fastapi import FastAPI
 from fastapi.responses import FileResponse
 
 import carpool
-from carpool.parts import End
 from examples.decoder import SLOTS, Line, Recite
 
 
 class Unhurried(Recite):
     """Takes as long for a step as a model that is too large for this page."""
 
-    def step(self, lines: list[Line]) -> list[str | End]:
+    def step(self, lines: list[Line]) -> list[str | carpool.End]:
         time.sleep(0.05)
         return super().step(lines)
 

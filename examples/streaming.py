@@ -94,6 +94,15 @@ class Generate(carpool.Model):
         self.decoder = Decoder(ROWS)
         self.running: list[Sequence] = []
 
+    def preprocess(self, prompt: Prompt) -> Prompt:
+        """Refuse what the cache has no room for, before it takes a row."""
+        n = len(prompt.prompt)
+        if not (n and prompt.max_tokens > 0 and n + prompt.max_tokens <= LONGEST):
+            raise carpool.ValidationError(f"prompt and max_tokens have 1 to {LONGEST} tokens together, and 1 each")
+        if not 0 <= min(prompt.prompt) <= max(prompt.prompt) < VOCABULARY:
+            raise carpool.ValidationError(f"a token is a number from 0 to {VOCABULARY - 1}")
+        return prompt
+
     def start(self, prompts: list[Prompt]) -> list[Sequence]:
         return self.resume(prompts, [[] for _ in prompts])
 

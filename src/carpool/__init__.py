@@ -26,7 +26,7 @@ from carpool.errors import (
 from carpool.http_request import HTTPRequest
 from carpool.http_response import HTTPError, Response
 from carpool.model import Model
-from carpool.parts import END, Last
+from carpool.parts import END, End, Last
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, Policy, Static
 from carpool.service.handle import AsyncHandle, Handle
 from carpool.service.service import Service
@@ -49,6 +49,7 @@ __all__ = [
     "Cork",
     "Deadline",
     "DeadlineExceeded",
+    "End",
     "Greedy",
     "HTTPError",
     "HTTPRequest",
