@@ -68,6 +68,45 @@ async def test_a_full_queue_makes_a_caller_wait() -> None:
         assert service.stats().outcomes["overloaded"] == 0
 
 
+class Held(carpool.Model):
+    """Waits inside until it is let go."""
+
+    gate: asyncio.Event
+
+    async def predict(self, xs: list[int]) -> list[int]:  # type: ignore[override]
+        await Held.gate.wait()
+        return xs
+
+
+@on_a_loop
+async def test_a_full_queue_refuses_where_that_was_asked_for() -> None:
+    """With `when_full="refuse"`, a request that meets a full queue raises `Overloaded` at once, also
+    one for parts; items of a stream wait all the same.
+    """
+    Held.gate = asyncio.Event()
+    service = Service(Stage(Held, run_in="loop", max_batch_size=1, max_queue_size=1))
+    async with service.run_async(when_full="refuse") as s:
+        inside = []
+        for x in range(2):
+            inside.append(asyncio.ensure_future(s.predict(x)))
+            for _ in range(20):
+                await asyncio.sleep(0)  # the first one is with the worker before the second comes
+        with pytest.raises(carpool.Overloaded, match="the queue is full"):
+            await s.predict(3)
+        with pytest.raises(carpool.Overloaded, match="the queue is full"):
+            async with s.predict_stream(4) as parts:
+                await anext(parts)
+        Held.gate.set()
+        assert await asyncio.gather(*inside) == [0, 1]
+        assert [y async for y in s.stream(range(8))] == list(range(8))
+
+
+def test_what_a_full_queue_does_is_one_of_two() -> None:
+    """A `when_full` that is neither is refused where it is given."""
+    with pytest.raises(ValueError, match='when_full must be "refuse" or "wait"'):
+        SCALE.run(when_full="drop")  # type: ignore[arg-type]
+
+
 @on_a_loop
 async def test_a_full_queue_of_a_static_policy_has_room_for_a_higher_priority() -> None:
     """When the queue of a `Static` policy is full, the newest request of the lowest priority gives

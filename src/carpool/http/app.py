@@ -40,7 +40,7 @@ from carpool.http_request import pack_head
 from carpool.logger import logger
 from carpool.observe.log import printable
 from carpool.request import DEFAULT_LANE, Lane
-from carpool.service.checks import LARGEST_PRIORITY, at_least, check_callable, nonnegative_seconds
+from carpool.service.checks import LARGEST_PRIORITY, at_least, check_callable, nonnegative_seconds, when_full_waits
 from carpool.wire.payload import CUSTOM, without_adapter
 
 if TYPE_CHECKING:
@@ -91,8 +91,6 @@ class App:
         output: LineSink = print_line,
     ) -> None:
         _check_services(services)
-        if when_full not in ("refuse", "wait"):
-            raise ValueError(f'when_full must be "refuse" or "wait", not {when_full!r}')
         self._errors = ErrorAnswers(timeout_status, debug)
         check_callable("output", output, "a worker's name, whether it is an error, and a line")
         self.max_body_bytes = at_least("max_body_bytes", max_body_bytes, 1)
@@ -100,7 +98,7 @@ class App:
         self.wants_heads = any(endpoint.formats.wants_heads for endpoint in self.endpoints)
         self.refusing: CarpoolError | None = Unavailable("the service is starting", code="starting")
         self._draining = False
-        self._wait = when_full == "wait"
+        self._wait = when_full_waits(when_full)
         self._idle_check_s = nonnegative_seconds("idle_check_s", idle_check_s)
         self._document: bytes | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # the app was started on it

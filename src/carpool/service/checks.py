@@ -37,6 +37,13 @@ def seconds(name: str, value: Any) -> float:
     return number
 
 
+def when_full_waits(value: Any) -> bool:
+    """Report whether requests wait while the queue is full, of a `when_full`. Raises ValueError."""
+    if value not in ("refuse", "wait"):
+        raise ValueError(f'when_full must be "refuse" or "wait", not {value!r}')
+    return bool(value == "wait")
+
+
 def optional_seconds(name: str, value: Any) -> float | None:
     """Return a positive duration, or None if none is given. Raises ValueError."""
     if value is None or (type(value) is float and value > 0):  # fast, for calls that bring a time-out

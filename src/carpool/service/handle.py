@@ -67,8 +67,9 @@ class AsyncHandle:
         weigh: Returns how much of a batch an item takes up; None if each counts as 1.
     """
 
-    def __init__(self, service: Declaration, *, journal_size: int, output: LineSink) -> None:
+    def __init__(self, service: Declaration, *, journal_size: int, output: LineSink, waits: bool = True) -> None:
         self.service = service
+        self._waits = waits  # while the queue is full, instead of being refused
         self.driver: Driver | None = None
         weigher = weigher_of(service.stages[0])
         self.weigh = None if weigher is None else weigher.of
@@ -309,6 +310,7 @@ class AsyncHandle:
         wanted_s = optional_seconds("timeout_s", timeout_s)
         limit_s = self.service.timeout_s if wanted_s is None else min(wanted_s, self.service.timeout_s)
         request = request_for(x, self.running_driver.clock() + limit_s, self.weigh)
+        request.patient = self._waits
         if priority != 0:
             request.lane = Lane(valid_priority(priority), None, 0)
         return request
@@ -407,9 +409,9 @@ class Handle:
         service: The declaration of the service.
     """
 
-    def __init__(self, service: Declaration, *, journal_size: int, output: LineSink) -> None:
+    def __init__(self, service: Declaration, *, journal_size: int, output: LineSink, waits: bool) -> None:
         self.service = service
-        self._inner = AsyncHandle(service, journal_size=journal_size, output=output)
+        self._inner = AsyncHandle(service, journal_size=journal_size, output=output, waits=waits)
         self._thread: LoopThread | None = None
         self._starting = Lock()
 

@@ -6,7 +6,7 @@ import importlib
 from typing import Literal
 
 from carpool.drive.output import LineSink, print_line
-from carpool.service.checks import at_least, check_callable
+from carpool.service.checks import at_least, check_callable, when_full_waits
 from carpool.service.declaration import Declaration
 from carpool.service.handle import AsyncHandle, Handle
 
@@ -56,7 +56,13 @@ class Service(Declaration):
 
     __slots__ = ()
 
-    def run_async(self, *, journal_size: int = 0, output: LineSink = print_line) -> AsyncHandle:
+    def run_async(
+        self,
+        *,
+        journal_size: int = 0,
+        output: LineSink = print_line,
+        when_full: Literal["wait", "refuse"] = "wait",
+    ) -> AsyncHandle:
         """Return a handle for tasks: `async with service.run_async() as s: await s.predict(x)`.
 
         The service starts on the running loop when the block is entered, and is closed at its end.
@@ -65,15 +71,25 @@ class Service(Declaration):
             journal_size: How many events to remember for the handle's `story`; 0 for none.
             output: Called with each line that a worker prints: the worker's name, whether the line
                 went to standard error, and the line.
+            when_full: What to do with a request while the queue is full: let it "wait" until its
+                time-out, or "refuse" it with `Overloaded`. The items of `stream` always wait.
 
         Raises:
-            ValueError: `journal_size` is not a whole number of at least 0.
+            ValueError: `journal_size` is not a whole number of at least 0, or `when_full` is
+                neither "wait" nor "refuse".
             TypeError: `output` cannot be called.
         """
         check_callable("output", output, _SINK_ARGUMENTS)
-        return AsyncHandle(self, journal_size=at_least("journal_size", journal_size, 0), output=output)
+        journal_size, waits = at_least("journal_size", journal_size, 0), when_full_waits(when_full)
+        return AsyncHandle(self, journal_size=journal_size, output=output, waits=waits)
 
-    def run(self, *, journal_size: int = 0, output: LineSink = print_line) -> Handle:
+    def run(
+        self,
+        *,
+        journal_size: int = 0,
+        output: LineSink = print_line,
+        when_full: Literal["wait", "refuse"] = "wait",
+    ) -> Handle:
         """Return a handle for threads: `with service.run() as s: s.predict(x)`.
 
         The service starts on a loop in a thread of its own when the block is entered, and is closed
@@ -82,15 +98,23 @@ class Service(Declaration):
         Args:
             journal_size: See `run_async`.
             output: See `run_async`.
+            when_full: See `run_async`.
 
         Raises:
             ValueError: See `run_async`.
             TypeError: See `run_async`.
         """
         check_callable("output", output, _SINK_ARGUMENTS)
-        return Handle(self, journal_size=at_least("journal_size", journal_size, 0), output=output)
+        journal_size, waits = at_least("journal_size", journal_size, 0), when_full_waits(when_full)
+        return Handle(self, journal_size=journal_size, output=output, waits=waits)
 
-    def start(self, *, journal_size: int = 0, output: LineSink = print_line) -> Handle:
+    def start(
+        self,
+        *,
+        journal_size: int = 0,
+        output: LineSink = print_line,
+        when_full: Literal["wait", "refuse"] = "wait",
+    ) -> Handle:
         """Start the service at once and return a handle for threads, which the caller must `close`.
 
         A service whose handle is dropped without `close` is ended, with a `ResourceWarning`.
@@ -98,13 +122,14 @@ class Service(Declaration):
         Args:
             journal_size: See `run_async`.
             output: See `run_async`.
+            when_full: See `run_async`.
 
         Raises:
             StartupError: A worker could not load its model or run its examples.
             ValueError: See `run_async`.
             TypeError: See `run_async`.
         """
-        return self.run(journal_size=journal_size, output=output).start()
+        return self.run(journal_size=journal_size, output=output, when_full=when_full).start()
 
     def serve(
         self,
