@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,19 @@ from tests.support.processes import alive
 from tests.support.waiting import wait_until
 
 LIMIT_S = 0.5
+
+
+class KeepsDiary(carpool.Model):
+    """Writes down its pid and each item that it is called with, and sleeps for the longest of them."""
+
+    def __init__(self, diary: str) -> None:
+        self.diary = Path(diary)
+
+    def predict(self, xs: list[float]) -> list[int]:
+        with self.diary.open("a") as file:
+            file.writelines(f"{os.getpid()} {x}\n" for x in xs)
+        time.sleep(max(xs))
+        return [os.getpid() for _ in xs]
 
 
 @slow_where(lambda model: model is models.HoldsTheGil)
@@ -107,29 +121,46 @@ def test_while_it_ends_the_stage_is_not_ready() -> None:
         assert not alive(pid)
 
 
-@pytest.mark.slow
-def test_what_it_has_not_read_is_not_to_blame() -> None:
+@pytest.mark.parametrize("workers", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_what_it_has_not_read_is_not_to_blame_and_not_run(workers: int, tmp_path: Path) -> None:
     """A batch that came after its worker was stopped has not run, so others run it however often
-    that happens, also if it must not run twice.
+    that happens, also if it must not run twice. The stopped worker, which is continued for its
+    stack, does not begin it then.
     """
-    stage = Stage(models.Slow, workers=3, max_batch_size=4, max_batch_time_s=LIMIT_S, idempotent=False)
+    diary = tmp_path / "diary"
+    stage = Stage(
+        KeepsDiary,
+        workers=workers,
+        max_batch_size=4,
+        max_batch_time_s=LIMIT_S,
+        idempotent=False,
+        kwargs={"diary": str(diary)},
+    )
     with Service(stage).run() as service:
-        for pid in service.pids:
+        pids = service.pids
+        for pid in pids:
             os.kill(pid, signal.SIGSTOP)
-        assert service.predict(0.0) > 0
+        successor = service.predict(0.0)
+        assert successor not in pids
         assert service.stats().outcomes["ok"] == 1
+        wait_until(lambda: not any(map(alive, pids)))
+    assert diary.read_text() == f"{successor} 0.0\n"
 
 
-def test_a_late_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_answer_is_dropped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """If a worker that was given up comes back nobody gets its answer, and it is ended at once."""
     monkeypatch.setattr("carpool.drive.process._LAST_WORDS_S", 60.0)
-    with Service(Stage(models.Slow, workers=2, max_batch_size=4, max_batch_time_s=LIMIT_S)).run() as service:
-        first = service.predict(0.0)
-        os.kill(first, signal.SIGSTOP)
-        assert service.predict(0.0) != first  # what `first` will answer when it is continued, it answers too late
-        wait_until(lambda: not alive(first))
+    diary = tmp_path / "diary"
+    stage = Stage(KeepsDiary, workers=2, max_batch_size=4, max_batch_time_s=LIMIT_S, kwargs={"diary": str(diary)})
+    with Service(stage).run() as service, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(service.predict, 0.2)
+        wait_until(diary.exists)  # it has begun, and sleeps
+        stopped = [pid for pid in service.pids if str(pid) in diary.read_text()]
+        os.kill(stopped[0], signal.SIGSTOP)
+        assert answer.result() != stopped[0]  # what it will answer when it is continued, it answers too late
+        wait_until(lambda: not alive(stopped[0]))
         wait_until(lambda: service.stats().stages[0].late_results == 1)
-        assert service.stats().outcomes["ok"] == 2
+        assert service.stats().outcomes["ok"] == 1
 
 
 def test_its_children_end_with_it(tmp_path: Path) -> None:

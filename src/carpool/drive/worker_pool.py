@@ -230,6 +230,7 @@ class WorkerPool:
         logger.error("worker %s hangs and is given up: %s", self._label(place), why, extra=self._about(place))
         self._lost_at.setdefault(place, self._driver.clock())
         self.roster.lost(self._driver.clock(), place, gone=False)
+        worker.close_input()  # what it has not read by now it never begins: it may wake up to tell where it hangs
         has_unread_batch = worker.has_unread_batch
         worker.give_up(why, partial(self._heard_too_late, place))
         if not self._hand_back(place, has_unread_batch) and slow:
