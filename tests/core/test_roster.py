@@ -485,3 +485,18 @@ def test_restarts_are_not_forgotten_with_their_place() -> None:
     one.lost(0, 0)
     one.remove(0)
     assert one.restarts == 1
+
+
+def test_a_place_that_is_taken_over_is_tried_until_a_worker_is_ready() -> None:
+    """However often its worker dies before it is ready, the stage has not failed; the pauses grow."""
+    one = become(roster(), PlaceState.READY)
+    place, now, pauses = one.add(is_new=False), 0.0, []
+    for _ in range(MOST_DEATHS + 3):
+        assert one.due(now) == [place]
+        one.lost(now, place)
+        pauses.append(one.next_start() - now)
+        now = one.next_start()
+    assert pauses == [
+        FIRST_DELAY_S * 2**n if FIRST_DELAY_S * 2**n < LONGEST_DELAY_S else LONGEST_DELAY_S for n in range(8)
+    ]
+    assert not one.failed

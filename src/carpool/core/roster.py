@@ -78,6 +78,8 @@ class PlaceRecord:
         is_new: whether its worker is a newcomer.
         is_leaving: whether its worker is to go, without a successor in this place.
         was_ready: whether a worker in this place has ever been ready.
+        is_retried: whether the place was taken over from one whose worker was ready: until it has
+            one itself, it is tried again and again, which is no fault of the stage.
     """
 
     index: int
@@ -88,6 +90,7 @@ class PlaceRecord:
     is_new: bool = False
     is_leaving: bool = False
     was_ready: bool = False
+    is_retried: bool = False
 
     @property
     def is_serving(self) -> bool:
@@ -148,14 +151,15 @@ class Roster:
 
         Args:
             index: which worker it is for the user; None for the least that no other has.
-            is_new: whether it is a newcomer, which `establish` makes one like the others.
+            is_new: whether it is a newcomer, which `establish` makes one like the others. If not,
+                its worker is started until one is ready.
         """
         if index is None:
             taken = {record.index for record in self.places.values() if not record.is_leaving}
             index = min(set(range(len(taken) + 1)) - taken)
         place = self._next_place
         self._next_place += 1
-        self.places[place] = PlaceRecord(index, is_new=is_new)
+        self.places[place] = PlaceRecord(index, is_new=is_new, is_retried=not is_new)
         return place
 
     def least_useful(self, n: int) -> list[int]:
@@ -254,6 +258,9 @@ class Roster:
         record.state = PlaceState.DEAD if gone else PlaceState.HUNG
         if self.stopping or record.is_new or record.is_leaving:
             return
+        if record.is_retried and not record.was_ready:
+            record.start_at = now + _pause_s(record.starts) * (0.5 + 0.5 * self._random())
+            return
         if record.order > self._starts_before_death:  # else it ran beside one whose death was counted
             self._deaths_in_a_row += 1
             self._starts_before_death = self._starts
@@ -301,8 +308,12 @@ class Roster:
         deaths = self._deaths_in_a_row + max(0, self._forgiven_in_a_row - MOST_FORGIVEN)
         if deaths <= 1:
             return 0.0
-        delay: float = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (deaths - 2))
-        return delay * (0.5 + 0.5 * self._random())
+        return _pause_s(deaths - 1) * (0.5 + 0.5 * self._random())
+
+
+def _pause_s(tries: int) -> float:
+    """Return the longest pause before another start, after so many in vain."""
+    return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** (tries - 1))
 
 
 class Starts:

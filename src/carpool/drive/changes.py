@@ -8,26 +8,28 @@ change at a time; what the upkeep of a service does by itself (`drive/upkeep.py`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 from carpool.drive.aio import Driver
+from carpool.drive.turnover import Newcomer
 from carpool.drive.worker_pool import WorkerPool
 from carpool.errors import StartupError, Unavailable
 from carpool.logger import logger
-
-T = TypeVar("T")
 
 GRACE_S = 30.0
 """How long streams may go on in a worker that is to go, unless the user says otherwise."""
 
 
+_END_S = 5.0  # for newcomers that are killed
+
+
 class _Successor(NamedTuple):
-    """A newcomer and the worker that it replaces, by their places in the pool."""
+    """A newcomer and the place of the worker that it replaces."""
 
     pool: WorkerPool
     old: int
-    new: int
+    new: Newcomer
 
 
 class Changes:
@@ -97,7 +99,7 @@ class Changes:
         pool = self._pools[stage]
         (new,) = await self._hired(pool, [pool.roster.places[place].index])
         if place not in pool.roster.established:  # another change was faster
-            pool.turnover.take_back(new)
+            await _take_back(pool, [new])
             return
         pool.turnover.admit(new)
         await self._let_go(pool, [place], GRACE_S)
@@ -130,7 +132,7 @@ class Changes:
                 try:
                     await self._take_over(successors, grace_s)
                 except BaseException:
-                    self._take_back(successors)
+                    await self._take_back(successors)
                     raise
             finally:
                 for pool in self._pools:
@@ -142,13 +144,13 @@ class Changes:
 
     async def _hired(self, pool: WorkerPool, indices: Sequence[int | None]) -> list[int]:
         """Return the places of newcomers once all are ready. If one fails, none stays."""
-        places = [pool.turnover.add(index) for index in indices]
+        newcomers = [pool.turnover.add(index) for index in indices]
+        places = [newcomer.place for newcomer in newcomers]
         try:
-            await _all(pool.turnover.until_ready, places)
+            await _all_ready(newcomers)
             _check_ready(pool.turnover.is_ready(place) for place in places)
         except BaseException:
-            for place in places:
-                pool.turnover.take_back(place)
+            await _take_back(pool, places)
             raise
         return places
 
@@ -160,15 +162,15 @@ class Changes:
             for old in pool.roster.established
         ]
         try:
-            await _all(lambda each: each.pool.turnover.until_ready(each.new), successors)
+            await _all_ready([each.new for each in successors])
         except BaseException:
-            self._take_back(successors)
+            await self._take_back(successors)
             raise
         return successors
 
-    def _take_back(self, successors: Sequence[_Successor]) -> None:
-        for each in successors:
-            each.pool.turnover.take_back(each.new)
+    async def _take_back(self, successors: Sequence[_Successor]) -> None:
+        for pool in self._pools:
+            await _take_back(pool, [each.new.place for each in successors if each.pool is pool])
 
     # -- taking over
 
@@ -197,9 +199,9 @@ class Changes:
     def _switch(self, successors: Sequence[_Successor]) -> None:
         """Admit all newcomers and retire all others, in one turn of the loop."""
         self._refuse_if_over()
-        _check_ready(each.pool.turnover.is_ready(each.new) for each in successors)
+        _check_ready(each.pool.turnover.is_ready(each.new.place) for each in successors)
         for each in successors:
-            each.pool.turnover.admit(each.new)
+            each.pool.turnover.admit(each.new.place)
         for each in successors:
             each.pool.turnover.retire(each.old)
 
@@ -253,18 +255,19 @@ class Changes:
         return {"model": self._driver.stats.name, "stage": pool.name}
 
 
+async def _take_back(pool: WorkerPool, places: Sequence[int]) -> None:
+    """End newcomers that are not wanted any more, and wait until they have gone."""
+    for place in places:
+        pool.turnover.take_back(place)
+    await pool.turnover.until_gone(places, _END_S)
+
+
 def _check_ready(are_ready: Iterable[bool]) -> None:
     """Raise StartupError unless all newcomers are ready: one may have died since it said so."""
     if not all(are_ready):
         raise StartupError("a new worker died before it was given anything")
 
 
-async def _all(wait: Callable[[T], Coroutine[Any, Any, None]], those: Sequence[T]) -> None:
-    """Wait for all of them; raise what the first one that fails raises, without the others."""
-    tasks = [asyncio.ensure_future(wait(each)) for each in those]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+async def _all_ready(newcomers: Sequence[Newcomer]) -> None:
+    """Wait until all newcomers are ready. Raises StartupError as soon as one has died."""
+    await asyncio.gather(*[asyncio.shield(newcomer.ready) for newcomer in newcomers])

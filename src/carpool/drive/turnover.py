@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from carpool.core.roster import PlaceState, Roster
 from carpool.drive.aio import Driver
@@ -27,6 +27,18 @@ class GoingWorker(Protocol):
 
     def kill(self, why: str = "") -> None:
         """End it at once."""
+
+
+class Newcomer(NamedTuple):
+    """A worker that was added, until it is admitted.
+
+    Attributes:
+        place: its position in the stage.
+        ready: done once it is ready; fails with `StartupError` if it has died before.
+    """
+
+    place: int
+    ready: asyncio.Future[None]
 
 
 class Turnover:
@@ -62,24 +74,16 @@ class Turnover:
 
     # -- newcomers
 
-    def add(self, index: int | None = None) -> int:
-        """Have a newcomer started, as soon as there is room, and return its place.
+    def add(self, index: int | None = None) -> Newcomer:
+        """Have a newcomer started, as soon as there is room.
 
         Args:
             index: which worker it is for the user; None for the least that no other has.
         """
         place = self._roster.add(index)
-        self._newcomers[place] = self._driver.loop.create_future()
+        ready = self._newcomers[place] = self._driver.loop.create_future()
         self._start()
-        return place
-
-    async def until_ready(self, place: int) -> None:
-        """Wait until a newcomer has loaded and warmed up its model.
-
-        Raises:
-            StartupError: it has died before; its place is removed.
-        """
-        await asyncio.shield(self._newcomers[place])
+        return Newcomer(place, ready)
 
     def is_ready(self, place: int) -> bool:
         """Report whether a newcomer is ready, and has not died since."""

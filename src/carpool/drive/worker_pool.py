@@ -162,7 +162,7 @@ class WorkerPool:
     @property
     def pids_by_place(self) -> dict[int, int]:
         """The process id of each worker that is alive and has a process."""
-        return {place: worker.pid for place, worker in self._workers.items() if worker.pid is not None}
+        return {place: worker.pid for place, worker in list(self._workers.items()) if worker.pid is not None}
 
     def start(self) -> None:
         """Start the workers that are due, as far as there is room, and the others in time."""
@@ -514,7 +514,7 @@ class WorkerPool:
             self._forget(place, text)
             self._driver.start_workers()
             return
-        if not record.was_ready:
+        if not (record.was_ready or record.is_retried):
             self._driver.start_failed(StartupError(text))
             return
         self._lost_at.setdefault(place, self._driver.clock())
