@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from carpool import operate
 from carpool.http.admin import is_local
 from carpool.http.watch import SourceFiles
 from tests.effort import slow_where
@@ -92,12 +93,7 @@ class Load:
             client.close()
 
 
-def carpool(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "carpool", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
-def test_a_server_is_changed_under_load(folder: Path) -> None:
+def test_a_server_is_changed_under_load(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By the commands and by SIGHUP a server loads new code and gets other numbers of workers, while no
     client gets anything but its answer; of a broken version the operator is told, and nobody else.
     """
@@ -105,18 +101,19 @@ def test_a_server_is_changed_under_load(folder: Path) -> None:
         url = f"http://127.0.0.1:{served.port}"
         with Load(served, 8) as load:
             write(folder, 2)
-            done = carpool("reload", "--url", url)
-            assert (done.returncode, done.stdout) == (0, "Tell reloaded: Tell has 1 worker\n"), done.stderr
+            operate.reload(url=url)
+            assert capsys.readouterr().out == "Tell reloaded: Tell has 1 worker\n"
             assert version(served) == 2
 
             write(folder, -3)
-            done = carpool("reload", "--url", url)
-            assert done.returncode == 1
-            assert "a version that is broken" in done.stderr
+            with pytest.raises(SystemExit):
+                operate.reload(url=url)
+            assert "a version that is broken" in capsys.readouterr().err
             assert version(served) == 2
 
-            done = carpool("scale", "Tell", "2", "--url", url)
-            assert (done.returncode, done.stdout) == (0, "Tell scaled: Tell has 2 workers\n"), done.stderr
+            write(folder, 2)
+            operate.scale("Tell", "2", url=url)
+            assert capsys.readouterr().out == "Tell scaled: Tell has 2 workers\n"
             assert len(children(served.process.pid)) >= 2
 
             write(folder, 4)
@@ -124,9 +121,10 @@ def test_a_server_is_changed_under_load(folder: Path) -> None:
             wait_until(lambda: version(served) == 4)
         assert load.bad == []
         assert set(load.versions) <= {1, 2, 4}
-        assert any("was reloaded" in line for line in served.log)
-        done = carpool("scale", "Digits", "2", "--url", url)
-        assert (done.returncode, "has no stage 'Digits'; it has Tell" in done.stderr) == (1, True)
+        with pytest.raises(SystemExit):
+            operate.scale("Digits", "2", url=url)
+        assert "has no stage 'Digits'; it has Tell" in capsys.readouterr().err
+    assert any("was reloaded" in line for line in served.log)
 
 
 @pytest.mark.slow
@@ -230,12 +228,14 @@ def test_clients_of_this_machine(host: str | None, is_ours: bool) -> None:
     assert is_local(host) is is_ours
 
 
-def test_a_server_that_is_not_there() -> None:
-    """The commands say in one line that no server answers, and what to do."""
-    done = carpool("reload", "--url", "http://127.0.0.1:9")
-    assert done.returncode == 1
-    assert done.stderr.startswith("carpool: no carpool server answers at http://127.0.0.1:9")
-    assert carpool("scale", "Tell", "many").returncode == 2
+def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    """The commands say in one line that no server answers, and what to do; and what is wrong with a number."""
+    for command in (lambda: operate.reload(url="http://127.0.0.1:9"), lambda: operate.scale("Tell", "many")):
+        with pytest.raises(SystemExit):
+            command()
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].startswith("carpool: no carpool server answers at http://127.0.0.1:9")
+    assert told[1] == "carpool: workers must be a number such as 4, or a range such as 1-8, not 'many'"
 
 
 def test_source_files(tmp_path: Path) -> None:
