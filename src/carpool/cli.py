@@ -111,8 +111,7 @@ def serve(
     log.set_up(log_format, log.level_of(log_level))
     services = [_find(name) for name in (target, *more)]
     try:
-        from carpool.http.serve import check_port, new_app, why_not_bound
-        from carpool.http.server import Server
+        from carpool.http.serve import check_port, new_app, new_server, why_not_bound
 
         check_port(port, "--port")
         app = new_app(services, when_full, timeout_status, max_body_mb, debug)
@@ -120,9 +119,7 @@ def serve(
         _fail(f"serving needs a package that is missing ({error.name}): pip install 'carpool[serve]'")
     except ValueError as error:
         _fail(str(error))
-    app.admin.rolling = reload == "rolling"
-    server = Server(app, host, port)
-    server.watched = Path.cwd() if watch else None
+    server = new_server(app, host, port, reload, watch=watch)
     try:
         server.bind()
     except OSError as error:

@@ -99,9 +99,7 @@ def serve(
     if not logging.getLogger("carpool").hasHandlers():
         log_lines.set_up(log, log_lines.level_of(log_level))
     app = new_app(services, when_full, timeout_status, max_body_mb, debug)
-    app.admin.rolling = reload == "rolling"
-    server = Server(app, host, port)
-    server.watched = Path.cwd() if watch else None
+    server = new_server(app, host, port, reload, watch=watch)
     try:
         server.bind()
     except OSError as error:
@@ -125,6 +123,14 @@ def new_app(
         debug=debug,
         output=log_lines.worker_line,
     )
+
+
+def new_server(app: App, host: str, port: int, reload: Literal["beside", "rolling"], *, watch: bool) -> Server:
+    """Make the server of an app that reloads its services when it is told to, or sees a change."""
+    app.admin.rolling = reload == "rolling"
+    server = Server(app, host, port)
+    server.watched = Path.cwd() if watch else None
+    return server
 
 
 def check_port(port: int, setting: str) -> None:
