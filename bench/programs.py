@@ -39,6 +39,7 @@ PROGRAMS = (
     Program("policies.limits", 6, "with several workers, a limit of 64 beside the best limit"),
     Program("policies.overhead", 0.5, "what a policy's own decisions cost"),
     Program("policies.steps", 2, "policies of steps, and what others do, in virtual time", "for some rows: the trace"),
+    Program("policies.scaling", 2, "how many workers a day takes, by the rules of autoscalers"),
     Program("policies.trace", None, "all policies on a trace of a language model", "the trace", False),
     Program("steps.decoder", 2, "a small decoder: every step shared, beside whole batches", "torch"),
     Program("steps.overhead", 1, "what carpool costs a step of a model, beside a bare loop"),

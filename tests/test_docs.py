@@ -19,7 +19,7 @@ from tests.support.serving import serve
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = ("ways.md", "coming_from.md", "services.md", "streaming.md")
+PAGES = ("ways.md", "coming_from.md", "services.md", "streaming.md", "changes.md")
 
 
 def programs(page: str) -> dict[str, str]:

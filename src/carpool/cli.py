@@ -1,4 +1,4 @@
-"""The command line: `carpool serve`, `carpool simulate` and `carpool demo`.
+"""The command line: `carpool serve`, `reload`, `scale`, `simulate` and `demo`.
 
 Every error that a user can make is reported in one line, with what to do about it.
 """
@@ -22,6 +22,7 @@ except ImportError:
     raise SystemExit("carpool: the command line needs its extra packages: pip install 'carpool[serve]'") from None
 
 import carpool
+from carpool import operate
 from carpool.errors import StartupError, Unavailable
 from carpool.logger import logger
 from carpool.observe import log
@@ -60,6 +61,8 @@ def serve(
     debug: bool = False,
     log_format: Annotated[Literal["text", "json"], Parameter(name="--log")] = "text",
     log_level: Literal["debug", "info", "warning", "error"] = "info",
+    reload: Literal["beside", "rolling"] = "beside",
+    watch: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Serve one or several services over HTTP.
 
@@ -99,12 +102,16 @@ def serve(
         and then why batches go when they do, info tells of starts and ends, warning of requests
         that are refused or late, error of lost workers and of what models raise. What models print
         is always shown.
+    reload:
+        How SIGHUP, `carpool reload` and --watch replace workers: beside starts all new ones before
+        an old one goes; rolling replaces one at a time, where there is no memory for both.
+    watch:
+        Reload when a Python file below the current folder changes. For development.
     """
     log.set_up(log_format, log.level_of(log_level))
     services = [_find(name) for name in (target, *more)]
     try:
-        from carpool.http.serve import check_port, new_app, why_not_bound
-        from carpool.http.server import Server
+        from carpool.http.serve import check_port, new_app, new_server, why_not_bound
 
         check_port(port, "--port")
         app = new_app(services, when_full, timeout_status, max_body_mb, debug)
@@ -112,7 +119,7 @@ def serve(
         _fail(f"serving needs a package that is missing ({error.name}): pip install 'carpool[serve]'")
     except ValueError as error:
         _fail(str(error))
-    server = Server(app, host, port)
+    server = new_server(app, host, port, reload, watch=watch)
     try:
         server.bind()
     except OSError as error:
@@ -141,6 +148,8 @@ def demo() -> None:
     raise SystemExit(status)
 
 
+cli.command(operate.reload)
+cli.command(operate.scale)
 cli.command(simulate)  # not by its name: its module would not be read for the list of commands
 
 
@@ -242,12 +251,11 @@ def _in_short(stage: carpool.Stage) -> str:
     batches = "single items"
     if stage.max_batch_size:
         batches = f"batches of up to {stage.max_batch_size}{' in size' if stage.size is not None else ''}"
-    workers = f"{stage.workers} worker{'s' if stage.workers > 1 else ''}"
     cores = ""
     if stage.cpus is not None:
         cores = " on cores " + " | ".join(",".join(map(str, sorted(each))) for each in stage.cpus)
     policy = f", policy {stage.policy_name}" if stage.max_batch_size else ""
-    return f"{batches}, {workers}{cores}{policy}"
+    return f"{batches}, {stage.workers_in_short}{cores}{policy}"
 
 
 def _fail(text: str) -> NoReturn:

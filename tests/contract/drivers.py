@@ -19,6 +19,7 @@ from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.drive.virtual import VirtualDriver
 from carpool.errors import CarpoolError, DeadlineExceeded, ModelError, Overloaded, Unavailable, ValidationError
+from carpool.http.admin import ScaleOrder
 from carpool.http.server import Server
 from carpool.policy import Greedy
 from carpool.request import Request
@@ -36,6 +37,7 @@ class _Virtual:
         pipeline = Pipeline([Batcher("contract", Greedy(max_batch_size), Queue())])
         self._driver = VirtualDriver(pipeline, [lambda n: cost_s], [workers], [self._compute])
         self._model = Contract()
+        self._places = list(range(workers))
         self._pumping = False
         self._pausing = False
 
@@ -52,6 +54,14 @@ class _Virtual:
     async def stream(self, xs: Iterable[Any]) -> AsyncIterator[Any]:
         for answer in [asyncio.ensure_future(self.predict(x)) for x in xs]:
             yield await answer
+
+    async def scale(self, workers: int) -> None:
+        while len(self._places) < workers:
+            self._places.append(self._driver.add(0))
+        while len(self._places) > workers:
+            self._driver.drain(0, self._places.pop())
+        self._pump_soon()
+        await _turns(10)
 
     async def pause(self, seconds: float) -> None:
         self._pausing = True
@@ -145,6 +155,7 @@ class _Tasks(_Real):
     def __init__(self, handle: Any) -> None:
         self.predict = handle.predict
         self.stream = handle.stream
+        self.scale = functools.partial(handle.scale, handle.service.stages[0].name)
 
 
 @contextlib.asynccontextmanager
@@ -171,6 +182,9 @@ class _Threads(_Real):
     async def stream(self, xs: Iterable[Any]) -> AsyncIterator[Any]:
         for answer in await asyncio.to_thread(list, self._handle.stream(xs)):
             yield answer
+
+    async def scale(self, workers: int) -> None:
+        await asyncio.to_thread(self._handle.scale, "Contract", workers)
 
 
 @contextlib.asynccontextmanager
@@ -242,7 +256,7 @@ async def http(*, cost_s: float = 0.0, max_batch_size: int = 8, workers: int = 1
     await server.listen()
     try:
         await server.app.start()
-        yield _Http(server.port)
+        yield _Http(server.port, server.app)
     finally:
         await server.stop()
 
@@ -250,8 +264,12 @@ async def http(*, cost_s: float = 0.0, max_batch_size: int = 8, workers: int = 1
 class _Http(_Real):
     """A client that opens a connection per call and closes it when it is cancelled."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, app: carpool.http.App) -> None:
         self._port = port
+        self._app = app
+
+    async def scale(self, workers: int) -> None:
+        await self._app.admin.scale(ScaleOrder(workers))
 
     async def predict(self, x: Any, *, timeout_s: float | None = None) -> Any:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)

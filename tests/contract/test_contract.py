@@ -40,6 +40,22 @@ def test_a_driver_keeps_its_promises(driver: str, promise: str) -> None:
     asyncio.run(PROMISES[promise](DRIVERS[driver]))
 
 
+@slow_where(lambda driver: driver in ALIKE)
+@pytest.mark.parametrize("driver", [name for name in DRIVERS if not name.startswith("batched")])
+def test_workers_come_and_go_without_loss(driver: str) -> None:
+    """With every driver that has workers, each caller gets its own answer while their number changes."""
+
+    async def run() -> None:
+        async with DRIVERS[driver](workers=1, max_batch_size=4, cost_s=0.002) as service:
+            for n in (3, 1, 2):
+                answers = asyncio.gather(*[service.predict(i) for i in range(100)])
+                await asyncio.sleep(0)
+                await service.scale(n)  # type: ignore[attr-defined]
+                assert [value for value, _ in await answers] == [2 * i for i in range(100)]
+
+    asyncio.run(run())
+
+
 # -- the check itself: a driver that breaks a promise is found
 
 

@@ -198,7 +198,7 @@ class StepWorld:
         if self.workers:
             place = list(self.workers)[pick % len(self.workers)]
             self.draining.add(place)
-            self.pipeline.drain(place)
+            self.pipeline.drain(0, place)
 
     def boundary(self, pick: int, dice: Random, most: int, returned: int) -> None:
         """A worker comes to a boundary: it reads orders, steps, and posts its report."""
@@ -287,11 +287,21 @@ class StepWorld:
             request.tell_part(part)
         for request in todo.answer:
             request.tell()
+        for stage, place in todo.drained:
+            self._drained(stage, place)
         self.check_after_poll(todo.wake_at)
         for stage, place in todo.kill:
             assert stage == 0
             self.worker_lost(list(self.workers).index(place), unsent=False)
         return self.now if todo.kill else todo.wake_at
+
+    def _drained(self, stage: int, place: int) -> None:
+        """A worker that was to go has nothing left: it has followed all orders, and nothing of it is on its way."""
+        assert stage == 0
+        self.draining.remove(place)
+        worker = self.workers.pop(place)
+        assert not worker.states and not worker.inbox
+        assert not [sender for sender, _ in self.post if sender is worker]
 
     def _listener(self, request: Request) -> Listener:
         assert isinstance(request.item, Listener)
@@ -357,13 +367,10 @@ class StepWorld:
         dice = Random(0)
         for listener in self.listeners:
             self.pipeline.pause(self.now, listener.request, False)
-        self.draining.clear()
-        for running in self.stepper.sets.values():
-            running.is_draining = False
-        for pick in range(3):
-            if pick not in self.workers:
-                self.worker_ready(pick)
         for _ in range(3000):
+            for pick in range(3):
+                if pick not in self.workers:
+                    self.worker_ready(pick)
             if not any(listener.request.state in (QUEUED, RUNNING) for listener in self.listeners) and not self.post:
                 break
             self.poll()

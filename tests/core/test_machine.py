@@ -89,6 +89,14 @@ class Core(RuleBasedStateMachine):
     def worker_left(self, pick: int) -> None:
         self.world.worker_left(pick)
 
+    @rule(pick=picks)
+    def drain(self, pick: int) -> None:
+        self.world.drain(pick)
+
+    @rule(pick=picks)
+    def hold(self, pick: int) -> None:
+        self.world.hold(pick)
+
     @precondition(lambda self: self.world.sent)
     @rule(pick=picks, busy_s=times_s, fail=few)
     def reply(self, pick: int, busy_s: float, fail: set[int]) -> None:

@@ -53,11 +53,11 @@ def test_all_workers_are_to_be_started_at_first() -> None:
 
     assert one.next_start() == 0
     assert one.due(0) == [0, 1, 2]
-    assert [place.state for place in one.places] == [PlaceState.STARTING] * 3
+    assert [place.state for place in one.places.values()] == [PlaceState.STARTING] * 3
     assert (one.due(0), one.next_start(), one.restarts) == ([], INFINITY, 0)
 
 
-@pytest.mark.parametrize("before", [state for state in PlaceState if state not in (PlaceState.DEAD, PlaceState.HUNG)])
+@pytest.mark.parametrize("before", [state for state in WAY if state != PlaceState.DEAD])
 @pytest.mark.parametrize("after", PlaceState)
 def test_a_worker_moves_only_forward(before: PlaceState, after: PlaceState) -> None:
     """A worker moves from starting to loading, warming and ready, where warming may be left
@@ -189,7 +189,7 @@ def test_workers_that_die_together_count_as_one_death() -> None:
     for worker in range(10):
         one.lost(worker, worker)
 
-    assert [place.start_at for place in one.places] == list(range(10))
+    assert [place.start_at for place in one.places.values()] == list(range(10))
     assert one.due(9) == list(range(10))
     one.lost(9, 3)
     one.lost(9, 4)
@@ -407,3 +407,96 @@ def test_a_stage_that_has_never_worked_is_given_up() -> None:
     assert MOST_FORGIVEN == 5
     assert failed == [False] * 4 + [True]
     assert one.next_start() == INFINITY
+
+
+# -- places that come and go
+
+
+def test_a_newcomer_is_started_and_counts_for_nothing_until_it_is_established() -> None:
+    """The death of a newcomer is no death of the stage, and it is not started again."""
+    one = roster()
+    one.moved(0, PlaceState.LOADING)
+    one.moved(0, PlaceState.READY)
+    for n in range(MOST_DEATHS + 1):
+        place = one.add()
+        assert place == n + 1
+        assert one.due(0) == [place]
+        one.lost(0, place)
+        one.remove(place)
+    assert not one.failed
+    assert one.established == [0]
+    assert one.restarts == 0
+
+    place = one.add()
+    assert one.established == [0]
+    one.establish(place)
+    assert one.established == [0, place]
+
+
+def test_a_place_that_is_left_is_not_filled_again() -> None:
+    """A worker that is to go drains; its end is no death, and nothing is started in its place."""
+    one = become(roster(), PlaceState.READY)
+    one.leave(0)
+    assert one.places[0].state == PlaceState.DRAINING
+    assert one.established == []
+    one.lost(5, 0)
+    assert (one.due(INFINITY), one.next_start(), one.failed) == ([], INFINITY, False)
+    one.remove(0)
+    assert one.places == {}
+
+
+def test_indices_are_used_again() -> None:
+    """A newcomer has the least index that no other worker has, unless it succeeds a certain one."""
+    one = Roster(3, lambda: 0.0)
+    assert one.places[one.add()].index == 3
+    one.leave(1)
+    assert one.places[one.add()].index == 1
+    assert one.places[one.add(2)].index == 2
+
+
+def test_while_all_are_renewed_only_newcomers_are_started() -> None:
+    """A dead worker is not started again beside its successor; it is, once the renewal is over."""
+    one = roster()
+    one.lost(0, 0)
+    one.is_renewed = True
+    new = one.add(0)
+    assert one.due(9) == [new]
+    one.is_renewed = False
+    assert one.due(9) == [0]
+
+
+def test_who_goes_first() -> None:
+    """Workers that are not ready go first, then those with the greatest index."""
+    one = Roster(4, lambda: 0.0)
+    one.due(0)
+    for place in (0, 2, 3):
+        one.moved(place, PlaceState.LOADING)
+        one.moved(place, PlaceState.READY)
+    assert one.least_useful(3) == [1, 3, 2]
+
+
+def test_restarts_are_not_forgotten_with_their_place() -> None:
+    """The number of restarts never falls, as a counter must not."""
+    one = roster(2)
+    one.lost(0, 0)
+    one.due(0)
+    assert one.restarts == 1
+    one.leave(0)
+    one.lost(0, 0)
+    one.remove(0)
+    assert one.restarts == 1
+
+
+def test_a_place_that_is_taken_over_is_tried_until_a_worker_is_ready() -> None:
+    """However often its worker dies before it is ready, the stage has not failed; the pauses grow."""
+    one = become(roster(), PlaceState.READY)
+    place, now, pauses = one.add(is_new=False), 0.0, []
+    for _ in range(MOST_DEATHS + 3):
+        assert one.due(now) == [place]
+        one.lost(now, place)
+        pauses.append(one.next_start() - now)
+        now = one.next_start()
+    assert pauses == [
+        FIRST_DELAY_S * 2**n if FIRST_DELAY_S * 2**n < LONGEST_DELAY_S else LONGEST_DELAY_S for n in range(8)
+    ]
+    assert not one.failed

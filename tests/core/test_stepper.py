@@ -761,8 +761,8 @@ def test_nobody_joins_a_worker_that_drains() -> None:
     stage = stepper()
     driver = drive(stage)
     first, second = ask(driver, 4), ask(driver, 1, 1.5)
-    driver.at(1.0, lambda: driver.pipeline.drain(0))
-    driver.at(6.0, lambda: driver.recycle(0))
+    driver.at(1.0, lambda: driver.drain(0, 0))
+    driver.at(6.0, lambda: driver.add(0))
     driver.run()
 
     assert reader(first).times == [1, 2, 3, 4] and reader(second).times == [7]

@@ -152,6 +152,8 @@ class World:
     past: list[tuple[int, int, int, list[int]]] = field(default_factory=list)
     finished: dict[int, list[tuple[int, float]]] = field(default_factory=dict)  # size and seconds of batches, per stage
     happened: set[str] = field(default_factory=set)  # that is rare
+    leaving: set[tuple[int, int]] = field(default_factory=set)
+    held: bool = False
     closed: bool = False
     wake_at: float = inf
 
@@ -232,6 +234,23 @@ class World:
             left[worker[0]] = left.get(worker[0], 0) + 1
         self.pipeline.worker_left(self.now, *worker)
 
+    def drain(self, pick: int) -> None:
+        """A worker is to go once it has finished what it has."""
+        staying = sorted(self.ready - self.leaving)
+        if staying:
+            worker = staying[pick % len(staying)]
+            self.leaving.add(worker)
+            self.pipeline.drain(*worker)
+
+    def hold(self, pick: int) -> None:
+        """The first stage is to start nothing for now, or to go on."""
+        self.held = bool(pick % 2)
+        self.pipeline.hold(self.held)
+
+    @property
+    def _is_held(self) -> bool:
+        return self.held and not self.closed and len(self.stages) > 1
+
     def _lose_ahead(self, worker: tuple[int, int]) -> None:
         """It has not looked at its next batch."""
         batch = self.ahead.pop(worker, None)
@@ -247,6 +266,7 @@ class World:
             return None
         worker = there[pick % len(there)]
         self.ready.remove(worker)
+        self.leaving.discard(worker)
         return worker
 
     def reply(self, pick: int, busy_s: float, fail: Collection[int]) -> None:
@@ -390,6 +410,11 @@ class World:
             assert self._given_up_at(worker[0], sent) <= self.now or self._far_too_slow(worker[0], sent)
             assert not sent.killed
             sent.killed = True
+        for worker in todo.drained:
+            assert worker not in self.sent
+            self.leaving.remove(worker)
+            self.ready.remove(worker)
+            self.happened.add("drained")
         for request in todo.answer:
             request.tell()
             self._answered(request)
@@ -432,6 +457,8 @@ class World:
         worker, stage = (batch.place, batch.stage)[::-1], batch.stage
         limit = self.stages[stage].policy.limit
         assert worker in self.ready
+        assert worker not in self.leaving
+        assert not (self._is_held and not stage)
         assert worker not in self.ahead
         assert batch.ahead is (worker in self.sent)
         assert not batch.ahead or (self.specs[stage].ahead and self.specs[stage].idempotent)
@@ -542,7 +569,8 @@ class World:
             }
             assert stage.running == len(owed[index])
             assert running[index] <= set(owed[index])
-            assert stage.idle == sum(1 for at, _ in self.ready if at == index) - len(flights[index])
+            unused = [worker for worker in self.ready - self.leaving if worker not in self.sent]
+            assert stage.idle == sum(1 for at, _ in unused if at == index)
             new = [r for r in waiting[index] if self.by_id[r.id].tries.get(index, 0) == 0]
             assert len(new) <= stage.queue.max_size
             if index == 0:
@@ -550,6 +578,7 @@ class World:
 
     def check_after_poll(self) -> None:
         """Whoever has to be told has been told, whatever can go has gone, and nobody will be forgotten."""
+        assert self.leaving <= self.sent.keys()
         needed = []
         for ask in self.asks:
             assert ask.told == (ask.request.state == DONE and not ask.cancelled)
@@ -560,7 +589,7 @@ class World:
                 needed.append(self._given_up_at(index, sent))
         for index, stage in enumerate(self.stages):
             queue = stage.queue
-            if not stage.idle or not len(queue):
+            if not stage.idle or not len(queue) or (self._is_held and not index):
                 continue
             room, roomiest = self._room_after(index)
             most = min(stage.policy.limit, stage.safe_size.limit) if queue.size == queue.count else inf
@@ -598,11 +627,12 @@ class World:
 
     def settle(self) -> None:
         """With workers that work, everybody is answered, in a bounded number of steps."""
-        for worker in set(self.workers) - self.ready:
-            self.ready.add(worker)
-            self.pipeline.worker_ready(*worker)
+        self.hold(0)
         self.poll()
         for _ in range(20 + 20 * len(self.asks)):
+            for worker in set(self.workers) - self.ready:
+                self.ready.add(worker)
+                self.pipeline.worker_ready(*worker)
             for worker in sorted(self.sent):
                 self._reply(worker, list(self.sent[worker].items), 2**-14, ())
             self.poll()

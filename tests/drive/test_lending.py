@@ -420,7 +420,7 @@ class Side:
         call.ended, call.busy_s, call.waited_s = ended, busy_s, 0.001
         lender: Any = Lending.__new__(Lending)
         lender._pipeline, lender._driver, lender._pool = self.pipeline, self, self
-        self.roster = self
+        self.roster, self.count_calls = self, None
         lender._account_for(0, [call])
 
     def finished_batch(self) -> None:

@@ -22,6 +22,7 @@ from tests.fuzz import models, verdict
 from tests.fuzz.program import (
     Batch,
     Cancel,
+    Change,
     Close,
     Fork,
     Item,
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 SLOW_INPUT_S = 0.01
 SLOW_READER_S = 0.002
 LOOK_S = 0.005
+CHANGE_S = 3.0
+"""How long streams may go on in a worker that goes."""
 CHILD_S = 6.0
 """A forked child that has not ended by then hangs."""
 
@@ -171,6 +174,10 @@ class InThread:
                 raise Wrong("a handle was started twice")
             case Kill() if not run.is_batch:
                 kill_one(run)
+            case Change() if step.workers:
+                run.subject.scale(f"stage{step.stage}", step.workers, grace_s=CHANGE_S)
+            case Change():
+                run.subject.reload(grace_s=CHANGE_S)
             case Fork():
                 fork(run, step)
             case Sleep():
@@ -254,6 +261,10 @@ class InTask:
                 raise Wrong("a handle was started twice")
             case Kill() if not run.is_batch:
                 kill_one(run)
+            case Change() if step.workers:
+                await run.subject.scale(f"stage{step.stage}", step.workers, grace_s=CHANGE_S)
+            case Change():
+                await run.subject.reload(grace_s=CHANGE_S)
             case Fork():
                 await fork_async(run, step)
             case Sleep():

@@ -10,6 +10,7 @@ from tests.fuzz.program import (
     Actor,
     Batch,
     Cancel,
+    Change,
     Close,
     Fork,
     Item,
@@ -52,6 +53,7 @@ class _Draw:
         self._hung = False
         self._parts_dice = Random(f"parts {dice.random()}")
         self._answers_in_parts = False
+        self._changes_dice = Random(f"changes {self._trouble}")  # of its own, so that no other program changes
 
     def program(self) -> Program:
         is_batch = not self._in_process and self._chance(0.5)
@@ -166,6 +168,9 @@ class _Draw:
         return isinstance(self._subject, Service) and not (self._subject.way == "app" and self._subject.early)
 
     def _step(self) -> Step:
+        if isinstance(self._subject, Service) and self._subject.way != "app" and self._changes_dice.random() < 0.04:
+            most = 2 if self._in_process else 4
+            return Change(self._changes_dice.randrange(len(self._subject.stages)), self._changes_dice.randint(0, most))
         if self._closes and self._chance(0.06):
             return Close(drain=self._chance(0.7))
         if self._forks and self._chance(0.15):

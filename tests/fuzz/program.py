@@ -186,6 +186,19 @@ class Kill(Step):
 
 
 @_value
+class Change(Step):
+    """Have another number of workers in a stage, or new workers in all of them.
+
+    Attributes:
+        stage: which one, by its position.
+        workers: how many; 0 for new workers in all stages.
+    """
+
+    stage: int = 0
+    workers: int = 0
+
+
+@_value
 class Sleep(Step):
     """Do nothing for a while."""
 

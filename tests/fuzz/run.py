@@ -26,12 +26,13 @@ from typing import Any
 
 import carpool
 from tests.fuzz import models, telling, verdict
-from tests.fuzz.actors import CHILD_S, SLOW_INPUT_S, Asked, InTask, InThread, Wrong
+from tests.fuzz.actors import CHANGE_S, CHILD_S, SLOW_INPUT_S, Asked, InTask, InThread, Wrong
 from tests.fuzz.leftovers import Before, Complaints, warm_up
 from tests.fuzz.program import (
     KINDS,
     Actor,
     Batch,
+    Change,
     Close,
     Fork,
     Item,
@@ -408,6 +409,8 @@ class Run:
             most += self._longest_s()
         if isinstance(step, Close):
             most = self._longest_s() + _STOP_S
+        if isinstance(step, Change):
+            most = self._longest_s() + 2 * CHANGE_S + _STOP_S
         if isinstance(step, Stream):
             most = most * (1 + len(step.items) // (step.max_in_flight or 64)) + SLOW_INPUT_S * len(step.items)
         return most + self._grace_s

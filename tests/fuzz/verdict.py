@@ -13,6 +13,7 @@ from tests.fuzz.program import (
     Actor,
     Batch,
     Cancel,
+    Change,
     Close,
     Fork,
     Kill,
@@ -88,6 +89,8 @@ def may_raise(program: Program, facts: Facts, actor: Actor | None, step: Step, e
         step = step.step
     if isinstance(step, StartAgain):
         return _is_deliberate(error)
+    if isinstance(step, Change) and isinstance(error, carpool.Unavailable):
+        return True  # of several stages, if they are never empty for long enough
     if isinstance(error, CarpoolError):
         return _may_raise_ours(program, facts, actor, step, error)
     if _is_own_kind(facts, step, error):

@@ -194,7 +194,7 @@ def test_labels_are_closed_sets(busy: RunningServer) -> None:
         "policy": {"greedy", "adaptive"},
         "rule": {"", *REASONS},
         "n": {"1", "max"},
-        "state": {"starting", "loading", "warming", "ready", "hung", "dead"},
+        "state": {"starting", "loading", "warming", "ready", "draining", "hung", "dead"},
     }
     for metric in scrape(busy).values():
         for sample in metric.samples:

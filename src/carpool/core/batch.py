@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf
+from typing import NamedTuple
 
 from carpool.request import DONE, RUNNING, Request
 
@@ -95,3 +96,27 @@ class Batch:
 
     def __repr__(self) -> str:
         return f"<Batch {self.id} stage={self.stage} place={self.place} n={len(self)} {self.reason}>"
+
+
+class Expiry(NamedTuple):
+    """A request whose deadline has passed.
+
+    Attributes:
+        request: is now done, and has no answer yet.
+        started: when it was handed to a worker; None if it was not.
+    """
+
+    request: Request
+    started: float | None
+
+
+class Attention(NamedTuple):
+    """What `Batcher.attend` has found.
+
+    Attributes:
+        expired: the requests whose deadlines have passed.
+        hung: the places of the workers that hang.
+    """
+
+    expired: list[Expiry]
+    hung: list[int]

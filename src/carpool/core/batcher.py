@@ -15,41 +15,17 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import NamedTuple
 
 from carpool.core.ahead import lead_allowed_s, next_to_end
-from carpool.core.batch import Batch
+from carpool.core.batch import Attention, Batch, Expiry
 from carpool.core.batch_times import BatchTimes
 from carpool.core.patience import Patience
+from carpool.core.places import Places
 from carpool.core.quarantine import suspect
 from carpool.core.queue import Queue
 from carpool.core.safe_size import SafeSize, least_that_ran_out
 from carpool.policy.base import Decision, Policy, knows_lone_requests
 from carpool.request import DONE, QUEUED, RUNNING, Request
-
-
-class Expiry(NamedTuple):
-    """A request whose deadline has passed.
-
-    Attributes:
-        request: is now done, and has no answer yet.
-        started: when it was handed to a worker; None if it was not.
-    """
-
-    request: Request
-    started: float | None
-
-
-class Attention(NamedTuple):
-    """What `Batcher.attend` has found.
-
-    Attributes:
-        expired: the requests whose deadlines have passed.
-        hung: the places of the workers that hang.
-    """
-
-    expired: list[Expiry]
-    hung: list[int]
 
 
 class Batcher:
@@ -82,6 +58,8 @@ class Batcher:
             any more; the pipeline sets it.
         in_flight: the batch that each busy worker runs, by the worker's place.
         ahead: the batch that lies with a busy worker already, after the one that it runs, by place.
+        entered: how many requests have joined the queue.
+        leaving: the places of the workers that are about to go; see `core/places.py`.
         wake_at: when to call `next_batch` again although nothing happened; None for never.
         attention_at: no request expires and no worker hangs before this.
         stray_replies: answers that were late, duplicate or unknown: dropped and counted.
@@ -111,6 +89,7 @@ class Batcher:
         self.weigh = weigh or _counts_for_one
         self.next_max_size = inf
         self.closing = self.retired = False
+        self.entered = 0
         self.safe_size = SafeSize(policy.allowed_batch_sizes)
         self.times = BatchTimes()
         self.in_flight: dict[int, Batch] = {}
@@ -125,7 +104,9 @@ class Batcher:
         )
         self._policy_predicts = kind.predicted_wait_s is not Policy.predicted_wait_s
         self._policy_knows_lone = knows_lone_requests(kind)
-        self._idle: list[int] = []  # the worker that was busy last is used first: its caches are warm
+        self._places = Places()
+        self.leaving = self._places.leaving
+        self._idle = self._places.idle  # the worker that was busy last is used first: its caches are warm
         self._running = 0
         self._batch_ids = 0
         self._limited_since = 0  # the last batch that went before memory ran out
@@ -184,6 +165,7 @@ class Batcher:
             soonest = min([request.deadline for request in requests])
         if soonest < self.attention_at:
             self.attention_at = soonest
+        self.entered += len(requests)
         self.queue.push(requests)
         if self._policy_listens:
             self.policy.arrived_together(now, requests)
@@ -241,7 +223,7 @@ class Batcher:
 
     def worker_ready(self, place: int) -> None:
         """Note that a worker can take batches from now on."""
-        if place in self._idle or place in self.in_flight:
+        if place in self._idle or place in self.in_flight or place in self.leaving:
             raise ValueError(f"worker {place} of stage {self.name} is ready already")
         self._idle.append(place)
 
@@ -250,12 +232,19 @@ class Batcher:
 
         A batch ahead is left for `withdraw_ahead`.
         """
-        if place in self._idle:
-            self._idle.remove(place)
+        self._places.gone(place)
         batch = self.in_flight.pop(place, None)
         if batch is not None:
             self._running -= len(batch)
         return batch
+
+    def drain(self, place: int) -> None:
+        """Let a worker finish what it has and get nothing more; `take_drained` reports its end."""
+        self._places.drain(place)
+
+    def take_drained(self) -> list[int]:
+        """Return, once, the places of workers that were to go and have nothing left to do."""
+        return self._places.take_drained(self.in_flight)
 
     def withdraw_ahead(self, place: int) -> list[Request]:
         """Return the requests of a lost worker's batch ahead that still wait for their answers.
@@ -391,10 +380,10 @@ class Batcher:
         del self.in_flight[batch.place]
         self._running -= len(batch.requests)
         following = self.ahead.pop(batch.place, None) if self.ahead else None
-        if following is None:
-            self._idle.append(batch.place)
-        else:
+        if following is not None:
             self._begin(now, following)
+        elif not self.leaving or batch.place not in self.leaving:
+            self._idle.append(batch.place)
         if self.patience.learns:
             self.patience.learn(batch.size, took_s)
         if self.runs_ahead:
@@ -565,7 +554,8 @@ class Batcher:
         lead_s = lead_allowed_s(queue, self.times, len(self.in_flight), self._limit)
         if lead_s is None:
             return None
-        before = next_to_end(now, self.in_flight.values(), self.ahead, usual_s, lead_s)
+        taken = self.leaving.union(self.ahead) if self.leaving else self.ahead
+        before = next_to_end(now, self.in_flight.values(), taken, usual_s, lead_s)
         if before is None:
             return None
         decision = self.policy.decide_ahead(now, queue, max(0.0, before.started + usual_s - now))
@@ -649,7 +639,7 @@ class Batcher:
         limit, usual_s = self._limit, self.times.usual_s
         if self._idle and units_before < limit:
             return 0.0
-        workers = max(1, len(self._idle) + len(self.in_flight))
+        workers = max(1, len(self._idle) + len(self.in_flight) - len(self.leaving))
         wait_s = self.policy.predicted_wait_s(int(units_before), workers)
         if wait_s is None:
             wait_s = units_before // limit * usual_s / workers

@@ -43,12 +43,14 @@ class Todo:
         answer: requests whose callers are to be told.
         kill: (stage, place) of each worker that hangs.
         wake_at: when to poll again although nothing happens; infinity for never.
+        drained: (stage, place) of each worker that was to go and has nothing left: it is to be
+            ended.
         orders: what to tell workers of a stage of steps; do this first, too.
         parts: requests, each with a part of its answer to hand on: do this after `orders`, and
             before `answer`, where those follow that have ended.
     """
 
-    __slots__ = ("answer", "kill", "run", "wake_at")
+    __slots__ = ("answer", "drained", "kill", "run", "wake_at")
     orders: Sequence[Order] = ()
     parts: Sequence[tuple[Request, object]] = ()
 
@@ -56,6 +58,7 @@ class Todo:
         self.run: list[Batch] = []
         self.answer: list[Request] = []
         self.kill: list[tuple[int, int]] = []
+        self.drained: Sequence[tuple[int, int]] = ()
         self.wake_at = inf
 
 
@@ -107,6 +110,7 @@ class Pipeline:
         self.door = self._entrance.door
         self._measure = measure
         self._journal = journal
+        self._is_held = False
         last = self.batchers[-1]
         self.stepper = last if isinstance(last, Stepper) else None
         self._new_todo = Todo if self.stepper is None else StepTodo
@@ -152,6 +156,10 @@ class Pipeline:
     def unanswered(self) -> int:
         """How many callers of admitted requests still wait."""
         return self.admitted - self.answered - self.cancelled
+
+    def offered(self, stage: int) -> int:
+        """Return how many requests have come to a stage so far, those refused included."""
+        return self.batchers[stage].entered + (0 if stage else self.refused + self.alone)
 
     # -- callers
 
@@ -428,10 +436,24 @@ class Pipeline:
         if self.stepper is not None:
             self.stepper.trained_steps(rows, step_s, length, start_s)
 
-    def drain(self, place: int) -> None:
-        """Let no stream join a worker of the stage of steps any more; those that it has go on."""
-        if self.stepper is not None:
-            self.stepper.drain(place)
+    def drain(self, stage: int, place: int) -> None:
+        """Let a worker get nothing more. It finishes what it has; then `Todo.drained` names it."""
+        self.batchers[stage].drain(place)
+
+    def hold(self, is_held: bool) -> None:
+        """Have the first stage start no batch for now, or go on; what comes waits in its queue.
+
+        So the stages behind it run empty. It has no effect where there is but one stage, and ends
+        when the service closes.
+        """
+        self._is_held = is_held
+
+    @property
+    def is_empty_behind_queue(self) -> bool:
+        """Whether no request is between the first queue and its answer, streams apart."""
+        if any(batcher.queue.count for batcher in self.batchers[1:]):
+            return False
+        return not any(batcher.running for batcher in self.batchers if batcher is not self.stepper)
 
     def worker_ready(self, stage: int, place: int) -> None:
         """Note that a worker can take batches from now on."""
@@ -574,6 +596,8 @@ class Pipeline:
                 todo.wake_at = batcher.attention_at
             if batcher.wake_at is not None and batcher.wake_at < todo.wake_at:
                 todo.wake_at = batcher.wake_at
+            if batcher.leaving:
+                todo.drained = [*todo.drained, *[(batcher.stage, place) for place in batcher.take_drained()]]
         endings = self._endings
         todo.answer, endings.answers = endings.answers, todo.answer
         if self.stepper is not None:
@@ -664,5 +688,7 @@ class Pipeline:
         """Return how many results the stage after this one can take."""
         if batcher.stage == len(self.batchers) - 1:
             return inf
+        if self._is_held and not batcher.stage and self.closed_because is None:
+            return 0
         queue = self.batchers[batcher.stage + 1].queue
         return queue.max_size - queue.count if queue.nbytes < queue.max_bytes else 0

@@ -1,9 +1,10 @@
 """The workers of a stage: their states, when a lost one is replaced, and when to give up.
 
 States: starting (spawned) -> loading (`setup` runs) -> warming (examples run) -> ready -> dead, or
-ready -> hung -> dead. Liveness counts only after ready; a busy worker is judged by the batcher's
-hang limit, not here. One that hangs is lost at once, but its place is free only when its process is
-gone: until then it may hold the memory that its successor needs.
+ready -> hung -> dead, or ready -> draining -> dead where it is to go. Liveness counts only after
+ready; a busy worker is judged by the batcher's hang limit, not here. One that hangs is lost at
+once, but its place is free only when its process is gone: until then it may hold the memory that
+its successor needs.
 
 Replacement: at once after the first death, then after 0.5, 1, 2 ... 30 s with jitter, reset by one
 finished batch. After `MOST_DEATHS` deaths in a row, with no batch finished by any worker of the
@@ -17,6 +18,10 @@ were given up since no caller waited for their calls, which may just be slow. Bu
 `MOST_FORGIVEN` such requests in a row, with no batch finished between them, it may as well be the
 model that dies with every request: restarts slow down all the same, and a stage that has never yet
 shown that it works, by a batch or a warm-up, has failed.
+
+Places come and go while the service runs (`add`, `leave`, `remove`). A newcomer is a worker in a
+place that is not established yet: whoever has added the place decides what becomes of it, so its
+death is no death of the stage, and it is not started again.
 """
 
 from __future__ import annotations
@@ -40,6 +45,7 @@ class PlaceState(StrEnum):
     LOADING = "loading"
     WARMING = "warming"
     READY = "ready"
+    DRAINING = "draining"
     HUNG = "hung"
     DEAD = "dead"
 
@@ -49,6 +55,7 @@ _NEXT: dict[PlaceState, frozenset[PlaceState]] = {
     PlaceState.LOADING: frozenset({PlaceState.WARMING, PlaceState.READY, PlaceState.DEAD}),
     PlaceState.WARMING: frozenset({PlaceState.READY, PlaceState.DEAD}),
     PlaceState.READY: frozenset({PlaceState.DEAD}),
+    PlaceState.DRAINING: frozenset({PlaceState.DEAD}),
     PlaceState.HUNG: frozenset({PlaceState.DEAD}),
     PlaceState.DEAD: frozenset({PlaceState.STARTING}),
 }
@@ -59,38 +66,59 @@ _ON_THEIR_WAY = frozenset({PlaceState.STARTING, PlaceState.LOADING, PlaceState.W
 class PlaceRecord:
     """One worker's place in the stage.
 
-    The worker in it changes; the place keeps its position and its cores.
+    The worker in it changes where one has died; the place keeps its cores.
 
     Attributes:
+        index: which worker of the stage it is for the user, from 0: by that it has its cores, its
+            devices and its environment. A successor has that of the worker that it replaces.
         state: of the present worker.
         start_at: when a dead worker is to be replaced.
         order: the number of the present worker among all that the stage has started.
         starts: how many workers have been started in this place.
+        is_new: whether its worker is a newcomer.
+        is_leaving: whether its worker is to go, without a successor in this place.
+        was_ready: whether a worker in this place has ever been ready.
+        is_retried: whether the place was taken over from one whose worker was ready: until it has
+            one itself, it is tried again and again, which is no fault of the stage.
     """
 
+    index: int
     state: PlaceState = PlaceState.DEAD
     start_at: float = 0.0
     order: int = 0
     starts: int = 0
+    is_new: bool = False
+    is_leaving: bool = False
+    was_ready: bool = False
+    is_retried: bool = False
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether its worker has loaded the model and may have requests."""
+        return self.state in (PlaceState.READY, PlaceState.DRAINING)
 
 
 class Roster:
     """The workers of one stage.
 
     Args:
-        workers: how many places there are.
+        workers: how many places there are at first.
         random: returns uniform numbers in [0, 1), for the jitter.
 
     Attributes:
-        places: all places, by their positions.
+        places: all places, each by its number; a number is used once.
         failed: whether the stage is given up.
         stopping: whether the service ends, so that no worker is started and deaths do not count.
+        is_renewed: whether all workers are being replaced, so that only newcomers are started.
     """
 
     def __init__(self, workers: int, random: Callable[[], float]) -> None:
-        self.places = [PlaceRecord() for _ in range(workers)]
+        self.places = {place: PlaceRecord(place) for place in range(workers)}
         self.failed = False
         self.stopping = False
+        self.is_renewed = False
+        self._next_place = workers
+        self._past_restarts = 0  # in places that have been removed
         self._random = random
         self._deaths_in_a_row = 0
         self._forgiven_in_a_row = 0  # requests whose deaths were taken back
@@ -101,17 +129,62 @@ class Roster:
     @property
     def loading(self) -> int:
         """How many workers have been started and are not ready yet."""
-        return sum(record.state in _ON_THEIR_WAY for record in self.places)
+        return sum(record.state in _ON_THEIR_WAY for record in self.places.values())
 
     @property
     def ready(self) -> int:
         """How many workers are ready."""
-        return sum(record.state == PlaceState.READY for record in self.places)
+        return sum(record.state == PlaceState.READY for record in self.places.values())
 
     @property
     def restarts(self) -> int:
         """How many workers have been started again after a death."""
-        return sum(max(0, record.starts - 1) for record in self.places)
+        return self._past_restarts + sum(max(0, record.starts - 1) for record in self.places.values())
+
+    @property
+    def established(self) -> list[int]:
+        """The places that are to have a worker: neither new nor to be left."""
+        return [place for place, record in self.places.items() if not (record.is_new or record.is_leaving)]
+
+    def add(self, index: int | None = None, *, is_new: bool = True) -> int:
+        """Add a place, the worker of which is to be started now, and return its number.
+
+        Args:
+            index: which worker it is for the user; None for the least that no other has.
+            is_new: whether it is a newcomer, which `establish` makes one like the others. If not,
+                its worker is started until one is ready.
+        """
+        if index is None:
+            taken = {record.index for record in self.places.values() if not record.is_leaving}
+            index = min(set(range(len(taken) + 1)) - taken)
+        place = self._next_place
+        self._next_place += 1
+        self.places[place] = PlaceRecord(index, is_new=is_new, is_retried=not is_new)
+        return place
+
+    def least_useful(self, n: int) -> list[int]:
+        """Return the places of the `n` workers to go first: those not ready, then the last ones."""
+        ready = PlaceState.READY
+        by_use = sorted(self.established, key=lambda at: (self.places[at].state != ready, self.places[at].index))
+        return by_use[::-1][:n]
+
+    def establish(self, place: int) -> None:
+        """Note that a newcomer is from now on a worker like the others."""
+        self.places[place].is_new = False
+
+    def leave(self, place: int) -> None:
+        """Note that the worker of a place is to go: it is not replaced there.
+
+        One that is ready and established drains from now on.
+        """
+        record = self.places[place]
+        record.is_leaving = True
+        if record.state == PlaceState.READY and not record.is_new:
+            record.state = PlaceState.DRAINING
+
+    def remove(self, place: int) -> None:
+        """Remove a place that has no worker any more."""
+        self._past_restarts += max(0, self.places.pop(place).starts - 1)
 
     def due(self, now: float, room: float = inf) -> list[int]:
         """Return the places whose worker is to be started now, at most `room`.
@@ -120,7 +193,7 @@ class Roster:
         """
         if self.failed or self.stopping:
             return []
-        due = [i for i, p in enumerate(self.places) if p.state == PlaceState.DEAD and p.start_at <= now]
+        due = [place for place, record in self._startable if record.start_at <= now]
         if len(due) > room:
             due = due[: int(room)]
         for i in due:
@@ -135,7 +208,16 @@ class Roster:
         """Return when the next start is due; infinity if none is."""
         if self.failed or self.stopping:
             return inf
-        return min((p.start_at for p in self.places if p.state == PlaceState.DEAD), default=inf)
+        return min((record.start_at for _, record in self._startable), default=inf)
+
+    @property
+    def _startable(self) -> list[tuple[int, PlaceRecord]]:
+        """The places in which a worker may be started, now or later."""
+        return [
+            (place, record)
+            for place, record in self.places.items()
+            if record.state == PlaceState.DEAD and not record.is_leaving and (record.is_new or not self.is_renewed)
+        ]
 
     def moved(self, place: int, state: PlaceState) -> None:
         """Note that a worker has reached `state`; a dead one is reported to `lost`.
@@ -144,10 +226,11 @@ class Roster:
             ValueError: that state cannot follow the present one.
         """
         record = self.places[place]
-        if state not in _NEXT[record.state] or state in (PlaceState.DEAD, PlaceState.STARTING, PlaceState.HUNG):
+        if state not in _NEXT[record.state] or state in (PlaceState.DEAD, PlaceState.STARTING):
             raise ValueError(f"worker {place} cannot become {state} while {record.state}")
         if state == PlaceState.READY and record.state == PlaceState.WARMING:
             self._works = True
+        record.was_ready = record.was_ready or state == PlaceState.READY
         record.state = state
 
     def finished_batch(self) -> None:
@@ -157,6 +240,8 @@ class Roster:
 
     def lost(self, now: float, place: int, *, gone: bool = True) -> None:
         """Note that a worker is dead: it is to be replaced later, or the stage has failed.
+
+        Neither is the case for a newcomer and for one that was to go.
 
         Args:
             now: the time.
@@ -171,7 +256,10 @@ class Roster:
         if record.state in (PlaceState.DEAD, PlaceState.HUNG):
             raise ValueError(f"worker {place} is {record.state} already")
         record.state = PlaceState.DEAD if gone else PlaceState.HUNG
-        if self.stopping:
+        if self.stopping or record.is_new or record.is_leaving:
+            return
+        if record.is_retried and not record.was_ready:
+            record.start_at = now + _pause_s(record.starts) * (0.5 + 0.5 * self._random())
             return
         if record.order > self._starts_before_death:  # else it ran beside one whose death was counted
             self._deaths_in_a_row += 1
@@ -185,7 +273,7 @@ class Roster:
         self._forgiven_in_a_row += 1
         self._judge()
         latest = now + self._delay()
-        for record in self.places:
+        for record in self.places.values():
             if record.state in (PlaceState.DEAD, PlaceState.HUNG):
                 record.start_at = min(record.start_at, latest)
 
@@ -220,8 +308,12 @@ class Roster:
         deaths = self._deaths_in_a_row + max(0, self._forgiven_in_a_row - MOST_FORGIVEN)
         if deaths <= 1:
             return 0.0
-        delay: float = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (deaths - 2))
-        return delay * (0.5 + 0.5 * self._random())
+        return _pause_s(deaths - 1) * (0.5 + 0.5 * self._random())
+
+
+def _pause_s(tries: int) -> float:
+    """Return the longest pause before another start, after so many in vain."""
+    return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** (tries - 1))
 
 
 class Starts:

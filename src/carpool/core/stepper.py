@@ -25,7 +25,7 @@ The calls, which `core/pipeline.py` makes for drivers (events first, then what t
     reported(now, report) -> (parts, ended)       # Pipeline.reported(now, report)
     worker_ready(place)                           # Pipeline.worker_ready(stage, place)
     worker_gone(now, place, unsent) -> Lost       # Pipeline.worker_lost, Pipeline.worker_left
-    drain(place), is_empty(place)                 # Pipeline.drain(place); recycling
+    drain(place), is_empty(place)                 # Pipeline.drain(stage, place); see `Todo.drained`
     trained_steps(rows, step_s, length, start_s)  # Pipeline.trained_steps(...); a warm-up
     poll(now, refuse)                             # Pipeline.poll(now); see `Todo`
 
@@ -57,7 +57,8 @@ from collections.abc import Callable, Collection, Sequence
 from math import inf
 from typing import Final, NamedTuple
 
-from carpool.core.batcher import Attention, Batcher, Expiry
+from carpool.core.batch import Attention, Expiry
+from carpool.core.batcher import Batcher
 from carpool.core.quarantine import acquit
 from carpool.core.queue import Queue, Suspect
 from carpool.core.running_set import (
@@ -289,6 +290,7 @@ class Stepper(Batcher):
             place: the position of the worker.
             unsent: streams of which the worker had not been told yet.
         """
+        self._places.gone(place)
         running = self.sets.pop(place, None)
         if running is None:
             return None
@@ -312,7 +314,16 @@ class Stepper(Batcher):
 
     def drain(self, place: int) -> None:
         """Let no stream join a worker's set any more; those that it has go on."""
-        self.sets[place].is_draining = True
+        self._places.drain(place)
+        if place in self.sets:
+            self.sets[place].is_draining = True
+
+    def take_drained(self) -> list[int]:
+        """Return, once, the places of workers that were to go and have no streams left."""
+        drained = self._places.take_drained([place for place in self.leaving if not self.is_empty(place)])
+        for place in drained:
+            self.sets.pop(place, None)
+        return drained
 
     def is_empty(self, place: int) -> bool:
         """Report whether a worker has no streams, and has followed all orders."""

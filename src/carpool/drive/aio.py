@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from math import inf
 from typing import Any, Protocol, cast
 
@@ -46,6 +46,13 @@ class Executor(Protocol):
 
     async def stop(self, grace_s: float) -> None:
         """End all workers, by force after `grace_s` seconds."""
+
+
+class DrainingExecutor(Executor, Protocol):
+    """An executor whose workers may go while the service runs."""
+
+    def drained(self, place: int) -> None:
+        """End a worker that was to go and has nothing left to do."""
 
 
 class Lender(Protocol):
@@ -106,6 +113,7 @@ class Driver:
         self._failed: asyncio.Future[None] = self.loop.create_future()
         self._has_policy_raised = False
         self._drained: asyncio.Future[None] | None = None
+        self._awaited: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []  # what is waited for
         self._has_stopped = False  # nothing is inside or will be: new requests are refused at once
 
     # -- life
@@ -216,6 +224,28 @@ class Driver:
         if not self._missing and not self._started.done():
             self._started.set_result(None)
         self.poll()
+
+    def drain(self, stage: int, place: int) -> None:
+        """Let a worker get nothing more; its executor is told once it has nothing left."""
+        self.recall()
+        self.pipeline.drain(stage, place)
+        self.poll()
+
+    def hold(self, is_held: bool) -> None:
+        """Have the first of several stages start no batch for now, or go on."""
+        self.pipeline.hold(is_held)
+        self.poll()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something is true of the pipeline, which is asked after each poll."""
+        if condition():
+            return
+        awaited = condition, self.loop.create_future()
+        self._awaited.append(awaited)
+        try:
+            await awaited[1]
+        finally:
+            self._awaited.remove(awaited)
 
     def worker_lost(self, stage: int, place: int, unsent: Collection[int] = ()) -> bool:
         """Take note that a worker that was ready is gone.
@@ -349,7 +379,7 @@ class Driver:
         """
         batcher, stats = self.pipeline.batchers[stage], self.stats.stages[stage]
         stats.troubled(trouble)
-        learn(f"stage {batcher.name}", batcher, place, batch_id, trouble, self._about(batcher.name, place))
+        learn(f"stage {batcher.name}", batcher, place, batch_id, trouble, self._about(stage, place))
 
     def troubled_in_warm_up(self, stage: int, trouble: Sequence[Trouble]) -> None:
         """Learn from what happened during a worker's warm-up."""
@@ -382,6 +412,8 @@ class Driver:
         self._set_timer(todo.wake_at)
         if self._drained is not None and not self._drained.done() and not self.pipeline.unanswered:
             self._drained.set_result(None)
+        if self._awaited:
+            self._tell_awaited()
         if self.lender is not None and not self._is_poll_due:
             try:
                 self.lender.polled(todo)
@@ -439,6 +471,8 @@ class Driver:
                 self._wait_once_more(stage, place, late_s)
             else:
                 self.executors[stage].kill(place)
+        for stage, place in todo.drained:
+            cast(DrainingExecutor, self.executors[stage]).drained(place)
         if todo.orders:
             self.stats.ordered(todo.orders, self.clock())
             if self.stats.refusals.is_due:
@@ -461,6 +495,12 @@ class Driver:
                     about = {"model": self.stats.name}
                     logger.exception("the answer of %r could not be delivered to its caller", request, extra=about)
 
+    def _tell_awaited(self) -> None:
+        """Wake those that wait for something to become true of the pipeline."""
+        for condition, future in self._awaited:
+            if not future.done() and condition():
+                future.set_result(None)
+
     def _tell_refusals(self, *, everything: bool = False) -> None:
         """Log what is due about refused and late requests, and see to it that the rest is told."""
         refusals, name = self.stats.refusals, self.stats.name
@@ -476,8 +516,7 @@ class Driver:
             self._refusals_timer = self.loop.call_later(delay_s, self._tell_refusals)
 
     def _could_not_run(self, batch: Batch, error: BaseException) -> None:
-        name = self.pipeline.batchers[batch.stage].name
-        logger.exception("%r could not be handed to its worker", batch, extra=self._about(name, batch.place))
+        logger.exception("%r could not be handed to its worker", batch, extra=self._about(batch.stage, batch.place))
         shown = Unavailable(f"the batch could not be handed to a worker: {type(error).__name__}")
         n = len(batch.ids)
         errors: dict[int, Exception] = dict.fromkeys(range(n), shown)
@@ -500,15 +539,15 @@ class Driver:
 
         Perhaps no process did, as in a container that was paused.
         """
-        name = self.pipeline.batchers[stage].name
-        text = "this process did not run for %.1f s, so worker %s/%d gets its time again"
-        logger.warning(text, late_s, name, place, extra=self._about(name, place))
+        text, about = "this process did not run for %.1f s, so worker %s gets its time again", self._about(stage, place)
+        logger.warning(text, late_s, about["worker"], extra=about)
         self.pipeline.batchers[stage].spare(self.clock(), place)
         self._poll_soon()
 
-    def _about(self, stage: str, place: int) -> dict[str, str]:
+    def _about(self, stage: int, place: int) -> dict[str, str]:
         """Return the fields of a log line about a worker."""
-        return {"model": self.stats.name, "stage": stage, "worker": f"{stage}/{place}"}
+        stats = self.stats.stages[stage]
+        return {"model": self.stats.name, "stage": stats.name, "worker": stats.worker_name(place)}
 
     def _poll_soon(self) -> None:
         if self._has_stopped:

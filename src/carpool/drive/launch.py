@@ -9,6 +9,7 @@ from typing import Any
 from carpool.drive.guard import Guard
 from carpool.model import Adapter, AnyModel
 from carpool.worker import affinity
+from carpool.worker.place import INDEX_VARIABLE
 from carpool.worker.setup import Setup
 
 
@@ -22,9 +23,9 @@ class Launch:
         model: for workers inside this process; a worker process finds its own by `setup`.
         kwargs: those of the model, for the same workers.
         adapters: those of its addresses, for the same workers.
-        cores: by place, the cores that it runs on; None for those of the parent before it was
-            pinned.
-        env: by place, environment variables to add.
+        cores: by the index of a worker, the cores that it runs on; None for those of the parent
+            before it was pinned.
+        env: by the index of a worker, environment variables to add.
         warm_up: the sum of the sizes of each number of examples that is run at a time.
         guard: guards the worker processes, if there are any.
     """
@@ -38,3 +39,11 @@ class Launch:
     env: tuple[Mapping[str, str], ...]
     warm_up: Mapping[int, int]
     guard: Guard | None
+
+    def cores_of(self, index: int) -> affinity.Cores | None:
+        """Return the cores of a worker; beyond the workers declared they are shared in turn."""
+        return self.cores[index % len(self.cores)]
+
+    def env_of(self, index: int) -> Mapping[str, str]:
+        """Return the variables of a worker process; beyond those declared they repeat in turn."""
+        return {**self.env[index % len(self.env)], INDEX_VARIABLE: str(index)}

@@ -374,6 +374,9 @@ class Lending:
             stats.answered((request,), call.ended)
         if calls:
             self._pool.roster.finished_batch()
+        if self._pool.count_calls is not None:
+            for call in calls:
+                self._pool.count_calls(place, 1, 1, call.busy_s)
 
 
 def _is_sent(call: LentCall) -> bool:

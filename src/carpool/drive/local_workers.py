@@ -40,7 +40,7 @@ class _LocalWorker:
 
     Args:
         launch: how to start it.
-        place: its position in the stage.
+        index: which worker of the stage it is for the user.
         on_frame: called with each frame that it sends.
         on_lost: called once, with the cause, when it has ended or is given up.
         sink: where its stack is printed if it hangs.
@@ -53,7 +53,7 @@ class _LocalWorker:
     def __init__(
         self,
         launch: Launch,
-        place: int,
+        index: int,
         on_frame: Callable[[Frame], None],
         on_lost: Callable[[str], None],
         sink: LineSink,
@@ -64,8 +64,8 @@ class _LocalWorker:
         self._model = (launch.model, launch.kwargs, launch.adapters)
         self._loop = asyncio.get_running_loop()
         self._gone: asyncio.Future[None] = self._loop.create_future()
-        self._setup: Setup = msgspec.structs.replace(launch.setup, place=place, cores=launch.cores[place])
-        self._name = process_name(self._setup.stage, place)
+        self._setup: Setup = msgspec.structs.replace(launch.setup, place=index, cores=launch.cores_of(index))
+        self._name = process_name(self._setup.stage, index)
         self._start()
 
     def _start(self) -> None:

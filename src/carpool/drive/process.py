@@ -88,7 +88,7 @@ class WorkerProcess:
 
     Args:
         launch: how to start it.
-        place: its position in the stage.
+        index: which worker of the stage it is for the user.
         on_frame: called with each frame that it sends.
         on_lost: called once, with the cause, when it is dead or has broken the protocol.
         sink: where its output goes.
@@ -104,7 +104,7 @@ class WorkerProcess:
     def __init__(
         self,
         launch: Launch,
-        place: int,
+        index: int,
         on_frame: Callable[[Frame], None],
         on_lost: Callable[[str], None],
         sink: LineSink,
@@ -134,18 +134,18 @@ class WorkerProcess:
         # what comes from it, and the process itself
         self._reader = FrameReader()
         self._pidfd: int | None = None
-        first = _setup_frame(launch, place)
+        first = _setup_frame(launch, index)
         fill_standard()
         self._sock, theirs = _socketpair()
         with theirs:
             try:
-                self._process = self._spawn(theirs, process_name(launch.setup.stage, place), launch.env[place])
+                self._process = self._spawn(theirs, process_name(launch.setup.stage, index), launch.env_of(index))
             except BaseException:
                 self._sock.close()
                 raise
         if self._guard is not None:
             self._guard.add(self._process.pid)
-        name = f"{launch.setup.stage}/{place}"
+        name = f"{launch.setup.stage}/{index}"
         self._outputs = [
             OutputLines(stream, name, is_error, sink)
             for stream, is_error in ((self._process.stdout, False), (self._process.stderr, True))
@@ -443,13 +443,13 @@ class WorkerProcess:
             output.close()
 
 
-def _setup_frame(launch: Launch, place: int) -> Frame:
+def _setup_frame(launch: Launch, index: int) -> Frame:
     """Return the frame that tells a worker what to load and which worker it is.
 
     Raises:
         StartupError: it is too large, which only the model's kwargs can be the reason for.
     """
-    setup = msgspec.structs.replace(launch.setup, place=place, cores=launch.cores[place])
+    setup = msgspec.structs.replace(launch.setup, place=index, cores=launch.cores_of(index))
     packed = pickle.dumps(setup, 5)
     if len(packed) > MAX_FRAME_BYTES:
         raise StartupError(

@@ -99,6 +99,9 @@ class StepPool(WorkerPool):
         if frame.no_memory:
             raise FrameError("there is no memory to receive its report")
         running = self._stepper.sets.get(place)
+        if running is None and self.roster.places[place].is_leaving:
+            self._batcher.late_results += len(frame.ids) - 1  # others have its streams by now
+            return
         if running is None:
             raise FrameError("a report before it is ready")
         report = wire.read_report(frame)
@@ -108,6 +111,8 @@ class StepPool(WorkerPool):
         parts, returned = _plain_parts(frame, report) or _parts_of(frame, report, members)
         if report.stepped or report.started:
             self.roster.finished_batch()
+            if self.count_calls is not None:
+                self.count_calls(place, 1, 0, report.step_s)
         length = self._length_started(place, frame.batch_id)
         done = (report.stepped, report.step_s, length, report.start_s)
         try:
@@ -141,6 +146,10 @@ class StepPool(WorkerPool):
 
     def _work_of(self, place: int) -> Work | None:
         return self._stepper.sets.get(place)
+
+    def _forget(self, place: int, cause: str) -> None:
+        self._sent.pop(place, None)
+        super()._forget(place, cause)
 
     def _hand_back(self, place: int, has_unread_batch: bool) -> bool:
         """Have the streams of a lost worker go on elsewhere, or fail.

@@ -75,6 +75,8 @@ class VirtualDriver:
         answers: every request that was answered, in order.
         wake_ups: how often the pipeline was asked only because time had passed.
         step_workers: the workers of a stage of steps, by place.
+        drained: called with the stage and the place of a worker that was to go and has gone.
+        completed: called with each batch that is done and the seconds that it took.
     """
 
     def __init__(
@@ -112,9 +114,13 @@ class VirtualDriver:
         self._ahead: dict[tuple[int, int], Batch] = {}
         self._steps = steps
         self.step_workers: dict[int, VirtualStepWorker] = {}
+        self.drained: Callable[[int, int], None] = lambda stage, place: None
+        self.completed: Callable[[Batch, float], None] = lambda batch, busy_s: None
+        self._places = [itertools.count() for _ in stages]
+        self._coming: set[tuple[int, int]] = set()  # (stage, place) of workers that are not ready yet
         for stage, n in zip(stages, workers or [1] * len(stages), strict=True):
-            for place in range(n):
-                self._make_ready(stage, place)
+            for _ in range(n):
+                self._make_ready(stage, next(self._places[stage]))
 
     def at(self, when: float, event: Callable[[], None]) -> None:
         """Have an event happen at `when`; those of one moment happen in the order of the calls."""
@@ -169,6 +175,28 @@ class VirtualDriver:
         self.pipeline.worker_lost(self.clock.now, stage, place)
         self._notice()
         self.at(self.clock.now + back_after_s, lambda: self._make_ready(stage, place))
+
+    def add(self, stage: int, after_s: float = 0.0) -> int:
+        """Have one more worker be ready `after_s` seconds from now, and return its place."""
+        place = next(self._places[stage])
+        self._coming.add((stage, place))
+        self.at(self.clock.now + after_s, lambda: self._has_come(stage, place))
+        return place
+
+    def drain(self, stage: int, place: int) -> None:
+        """Have a worker get nothing more from now on; it goes when it has finished what it has."""
+        if (stage, place) in self._coming:
+            self._coming.remove((stage, place))
+            self.drained(stage, place)
+            return
+        self.pipeline.drain(stage, place)
+        self._notice()
+
+    def _has_come(self, stage: int, place: int) -> None:
+        """Have a worker be ready that was added, unless it was to go meanwhile."""
+        if (stage, place) in self._coming:
+            self._coming.remove((stage, place))
+            self._make_ready(stage, place)
 
     def recycle(self, place: int) -> None:
         """Replace a worker of the stage of steps now, in the midst of its streams."""
@@ -255,6 +283,10 @@ class VirtualDriver:
             self.step_workers[order.place].take(now, order)
         for stage, place in todo.kill:
             self.lose(stage, place)
+        for stage, place in todo.drained:
+            if self._is_of_steps(stage):
+                del self.step_workers[place]
+            self.drained(stage, place)
         for request, part in todo.parts:
             request.tell_part(part)
         if todo.answer:
@@ -279,6 +311,7 @@ class VirtualDriver:
             results = self._computes[batch.stage](list(results))
             errors = {i: _shown(y) for i, y in enumerate(results) if isinstance(y, BaseException)} or None
         reply = Reply(batch.stage, batch.place, batch.id, batch.ids, results, errors, busy_s)
+        self.completed(batch, busy_s)
         self.pipeline.completed(self.clock.now, reply)
         following = self._ahead.pop((batch.stage, batch.place), None)
         if following is not None:

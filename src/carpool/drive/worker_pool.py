@@ -28,6 +28,7 @@ from carpool.drive.local_workers import LoopWorker, ThreadWorker
 from carpool.drive.output import LineSink, guarded
 from carpool.drive.process import WorkerProcess
 from carpool.drive.trouble import FAILED_FOR_S
+from carpool.drive.turnover import Turnover
 from carpool.errors import ModelError, StartupError, Unavailable
 from carpool.logger import logger
 from carpool.wire import outcome
@@ -119,6 +120,10 @@ class WorkerPool:
         stage: the position of the stage in the pipeline.
         name: the stage's.
         roster: the stage's.
+        turnover: has workers of the stage come and go.
+        count_calls: called with the place of a worker, how many requests it has answered, the size
+            of the batch if these were all of it, else 0, and the seconds that it took; None if
+            nothing wants to know.
     """
 
     def __init__(
@@ -139,8 +144,9 @@ class WorkerPool:
         self._workers: dict[int, Worker] = {}
         self._began: dict[int, float] = {}
         self._failure: dict[int, outcome.FailureReport] = {}
-        self._started_once: set[int] = set()  # places that have had a worker that was ready
-        self._lost_at: dict[int, float] = {}  # when the last one of these was lost
+        self._lost_at: dict[int, float] = {}  # when the last one that had been ready was lost
+        self.turnover = Turnover(stage, roster, driver, self._workers, driver.start_workers, self._about)
+        self.count_calls: Callable[[int, int, int, float], None] | None = None
 
         # by place: what the worker has not been sent yet: pieces of its batch, then the batch
         # ahead, whole or in pieces
@@ -151,7 +157,12 @@ class WorkerPool:
     @property
     def pids(self) -> list[int]:
         """Process ids of the workers that are alive."""
-        return [worker.pid for worker in self._workers.values() if worker.pid is not None]
+        return list(self.pids_by_place.values())
+
+    @property
+    def pids_by_place(self) -> dict[int, int]:
+        """The process id of each worker that is alive and has a process."""
+        return {place: worker.pid for place, worker in list(self._workers.items()) if worker.pid is not None}
 
     def start(self) -> None:
         """Start the workers that are due, as far as there is room, and the others in time."""
@@ -273,14 +284,19 @@ class WorkerPool:
             worker.abandon()
         self._workers.clear()
 
+    def drained(self, place: int) -> None:
+        """End a worker that was to go and has nothing left to do."""
+        self.turnover.drained(place)
+
     async def stop(self, grace_s: float) -> None:
         """End all workers; those that take longer than `grace_s` for their teardown are killed."""
         self.roster.stopping = True
+        self.turnover.fail(Unavailable("the service is stopping", code="stopped"))
         if self._timer is not None:
             self._timer.cancel()
         workers = list(self._workers.values())
         for place, worker in self._workers.items():
-            if self.roster.places[place].state == PlaceState.READY:
+            if self.roster.places[place].is_serving:
                 worker.close_input()
             else:
                 worker.kill()  # it is loading its model, and has nothing to finish
@@ -296,13 +312,19 @@ class WorkerPool:
     def _start(self, place: int) -> None:
         self._began[place] = self._driver.clock()
         on_frame, on_lost = partial(self._heard, place), partial(self._lost, place)
+        record = self.roster.places[place]
         try:
-            self._workers[place] = _KINDS[self._launch.run_in](self._launch, place, on_frame, on_lost, self._sink)
+            self._workers[place] = _KINDS[self._launch.run_in](
+                self._launch, record.index, on_frame, on_lost, self._sink
+            )
         except OSError as error:  # no process, memory or file descriptor to be had: tried again later
-            logger.error("worker %s/%d cannot be started: %s", self.name, place, error, extra=self._about(place))
+            about = self._about(place)
+            logger.error("worker %s cannot be started: %s", about["worker"], error, extra=about)
             self.roster.not_started(self._driver.clock(), place)
-            if place not in self._started_once:
-                text = f"worker {place} of stage {self.name} cannot be started: {error}"
+            text = f"worker {record.index} of stage {self.name} cannot be started: {error}"
+            if record.is_new:
+                self._forget(place, text)
+            elif not record.was_ready:
                 self._driver.start_failed(StartupError(text))
         else:
             logger.info("worker %s starts", self._label(place), extra=self._about(place))
@@ -321,7 +343,7 @@ class WorkerPool:
             self._changed_state(place, frame)
         elif frame.kind == FrameKind.TROUBLE:
             self._troubled(place, frame)
-        elif frame.kind == FrameKind.FAILED and self.roster.places[place].state != PlaceState.READY:
+        elif frame.kind == FrameKind.FAILED and not self.roster.places[place].is_serving:
             self._failure[place] = outcome.read_report(frame.payloads[0])
         else:
             raise FrameError(f"it must not send {frame.kind.name} now")
@@ -355,6 +377,9 @@ class WorkerPool:
             self._before_reply()
         self.roster.finished_batch()
         busy_s, waited_s = frame.busy_s, frame.waited_s
+        if self.count_calls is not None:
+            n = len(frame.ids)
+            self.count_calls(place, n, batch.size if n == batch.n else 0, busy_s)
         reply = Reply(self.stage, place, frame.batch_id, frame.ids, frame.payloads, errors, busy_s, waited_s)
         self._driver.completed(reply)
         if place in self._unsent and self._is_waiting_for_more(place):
@@ -415,7 +440,7 @@ class WorkerPool:
         """Learn from what happened during a batch, or during the warm-up, besides the results."""
         trouble = decoded(frame.payloads[0], list[Trouble])
         try:
-            if self.roster.places[place].state == PlaceState.READY:
+            if self.roster.places[place].is_serving:
                 batch = self._batch_of(place, frame)
                 if len(batch) != batch.n:  # of a piece of it, so its positions are not those in the batch
                     trouble = [msgspec.structs.replace(each, ran_out=[], fitted=[]) for each in trouble]
@@ -435,8 +460,8 @@ class WorkerPool:
         if state == PlaceState.READY:
             self._learn(frame)
             self._log_readiness(place)
-            self._started_once.add(place)
-            self._driver.worker_ready(self.stage, place)
+            if not self.turnover.became_ready(place):
+                self._driver.worker_ready(self.stage, place)
             self._driver.start_workers()
 
     def _log_readiness(self, place: int) -> None:
@@ -468,7 +493,8 @@ class WorkerPool:
         worker = self._workers.pop(place)
         if worker.broke_protocol:
             self._driver.stats.stages[self.stage].protocol_errors += 1
-        state = self.roster.places[place].state
+        record = self.roster.places[place]
+        state = record.state
         failure = self._failure.pop(place, None)
         cause = why if failure is None else f"{failure.message}\n{failure.traceback}".rstrip()
         if state == PlaceState.HUNG:
@@ -478,8 +504,18 @@ class WorkerPool:
         if self.roster.stopping:
             logger.info("worker %s has stopped", label, extra=self._about(place))
             return
-        if place not in self._started_once:
-            text = cause if failure else f"worker {place} of stage {self.name} died while loading: {why}"
+        text = cause if failure else f"worker {record.index} of stage {self.name} died while loading: {why}"
+        if record.is_leaving:
+            self._has_left(place, label, state, why, worker.has_unread_batch)
+            return
+        if record.is_new:
+            if state == PlaceState.READY:
+                text = f"worker {record.index} of stage {self.name} died before it was given anything: {why}"
+            logger.error("worker %s is lost before it had anything to do: %s", label, cause, extra=self._about(place))
+            self._forget(place, text)
+            self._driver.start_workers()
+            return
+        if not (record.was_ready or record.is_retried):
             self._driver.start_failed(StartupError(text))
             return
         self._lost_at.setdefault(place, self._driver.clock())
@@ -490,6 +526,22 @@ class WorkerPool:
         if self.roster.failed:
             self._fail(cause)
         self._driver.start_workers()
+
+    def _has_left(self, place: int, label: str, state: PlaceState, why: str, has_unread_batch: bool) -> None:
+        """Take note of the end of a worker that was to go; perhaps it has died before its time."""
+        if state == PlaceState.DRAINING and not self.turnover.is_ending(place):
+            logger.error("worker %s is lost before it had finished: %s", label, why, extra=self._about(place))
+            self._hand_back(place, has_unread_batch)
+        else:
+            logger.info("worker %s has gone", label, extra=self._about(place))
+        self._forget(place, why)
+        self._driver.start_workers()
+
+    def _forget(self, place: int, cause: str) -> None:
+        """Remove the place of a worker that has no successor there."""
+        for by_place in (self._began, self._failure, self._lost_at, self._unsent):
+            by_place.pop(place, None)
+        self.turnover.gone(place, cause)
 
     def _hand_back(self, place: int, has_unread_batch: bool) -> bool:
         """Have what a lost worker owed run by others, or fail.
@@ -513,19 +565,20 @@ class WorkerPool:
         text = f"stage {self.name} has failed: {MOST_DEATHS} workers in a row died without finishing a batch"
         logger.critical("%s; the last one: %s", text, last, extra={**self._about(), "code": "stage_failed"})
         error = Unavailable(f"stage {self.name} has failed", code="stage_failed", retry_after_s=FAILED_FOR_S)
+        self.turnover.fail(error)
         self._driver.stage_failed(error)
 
     def _about(self, place: int | None = None) -> dict[str, str]:
         """Return the fields of a log line about the stage, or about one of its workers."""
         about = {"model": self._driver.stats.name, "stage": self.name}
         if place is not None:
-            about["worker"] = f"{self.name}/{place}"
+            about["worker"] = self._driver.stats.stages[self.stage].worker_name(place)
         return about
 
     def _label(self, place: int) -> str:
         """Return a worker's name for the log."""
         pid = self._workers[place].pid
-        return f"{self.name}/{place}" + ("" if pid is None else f" (pid {pid})")
+        return self._about(place)["worker"] + ("" if pid is None else f" (pid {pid})")
 
 
 def _check_ids(ids: Sequence[int], owed: Sequence[int]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from carpool.foreign import traceback_of
 from carpool.hints import schema
 from carpool.http import asgi, openapi
 from carpool.http.addresses import Address
+from carpool.http.admin import Admin
 from carpool.http.codec import (
     Refusal,
     allow,
@@ -74,6 +75,7 @@ class App:
         endpoints: the services as the app serves them, in order.
         wants_heads: whether a model of the app asks for whole requests.
         refusing: why requests are refused now; None while the services run.
+        admin: changes the services while they run.
 
     Raises:
         ValueError: a setting is out of range, or two services have one name.
@@ -104,6 +106,7 @@ class App:
         self._loop: asyncio.AbstractEventLoop | None = None  # the app was started on it
         self._starting: asyncio.Task[None] | None = None
         self._checks: set[asyncio.Task[None]] = set()
+        self.admin = Admin(self.endpoints, self.error, self._run_beside)
         self._routes = self._make_routes()
 
     @property
@@ -328,6 +331,7 @@ class App:
                 (b"/", self._overview),
             )
         }
+        routes |= {path: {b"POST": (route, None, None)} for path, route in self.admin.routes.items()}
         for endpoint in self.endpoints:
             for address in endpoint.addresses:
                 if address.key in routes:
@@ -404,7 +408,11 @@ class App:
         if problem is not None or not stale:
             self._respond_readiness(exchange, problem)
             return
-        task = asyncio.ensure_future(self._try_examples(exchange, stale))
+        self._run_beside(self._try_examples(exchange, stale))
+
+    def _run_beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have something done beside the requests, until the app stops."""
+        task = asyncio.ensure_future(work)
         self._checks.add(task)
         task.add_done_callback(self._checks.discard)
 

@@ -57,6 +57,7 @@ MESSAGES = {
     "model_error": "The model raised an error.",
     "bad_result": "The model returned a result that does not fit its declaration.",
     "not_found": "There is nothing at this address.",
+    "not_local": "This address answers clients on its own machine only.",
     "method_not_allowed": "This address does not support the method.",
     "bad_http": "The request is not valid HTTP.",
     "headers_too_large": "The request's headers are too large.",

@@ -76,6 +76,10 @@ class HttpExchange(Exchange):
         self.connection = connection
         self.response: HttpResponse | None = None
 
+    @property
+    def client_host(self) -> str | None:
+        return self.connection.client_host
+
     def respond(self, response: HttpResponse) -> None:
         if self.response is None:
             self.response = response
@@ -382,6 +386,12 @@ class Connection(asyncio.Protocol):
         """Let other clients have their turn after a long page, which takes milliseconds."""
         if exchange.response is not None and len(exchange.response.body) >= _LONG_PAGE:
             self._state.note_long_page()
+
+    @property
+    def client_host(self) -> str | None:
+        """The address of the client; empty on a Unix socket, None if it is not known any more."""
+        peer: object = self._transport.get_extra_info("peername")
+        return str(peer[0]) if isinstance(peer, tuple) else "" if isinstance(peer, str | bytes) else None
 
     def flush(self) -> None:
         """Write the answers whose turn it is."""

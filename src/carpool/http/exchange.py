@@ -174,6 +174,11 @@ class Exchange(Request):
         """The body, as long as no stage has worked on it."""
         return self.item  # type: ignore[return-value]
 
+    @property
+    def client_host(self) -> str | None:
+        """The address of the client; empty on a Unix socket, None where it is not known."""
+        return None
+
     def respond(self, response: HttpResponse) -> None:
         """Send the response to the client."""
         raise NotImplementedError

@@ -8,6 +8,7 @@ import importlib.util
 import logging
 import threading
 from collections.abc import Coroutine, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from carpool.drive.descriptors import fill_standard
@@ -49,6 +50,8 @@ def serve(
     debug: bool = False,
     log: Literal["text", "json"] = "text",
     log_level: Literal["debug", "info", "warning", "error"] = "info",
+    reload: Literal["beside", "rolling"] = "beside",
+    watch: bool = False,
 ) -> None:
     """Serve services over HTTP until SIGTERM or Ctrl-C, as the command `carpool serve` does.
 
@@ -69,6 +72,10 @@ def serve(
         log: "text" for log lines that people read, or "json" for one object per line. A program
             that has set up logging already keeps what it has.
         log_level: The least level of log lines that are written. What models print is always shown.
+        reload: How SIGHUP and `carpool reload` replace workers: "beside" starts all new ones before
+            an old one goes; "rolling" replaces one at a time, where there is no memory for both.
+        watch: Whether to reload when a Python file below the current folder changes. For
+            development.
 
     Raises:
         StartupError: A service could not start.
@@ -87,10 +94,12 @@ def serve(
     check_port(port, "port=")
     if log not in ("text", "json"):
         raise ValueError(f"log must be 'text' or 'json', not {log!r}")
+    if reload not in ("beside", "rolling"):
+        raise ValueError(f"reload must be 'beside' or 'rolling', not {reload!r}")
     if not logging.getLogger("carpool").hasHandlers():
         log_lines.set_up(log, log_lines.level_of(log_level))
     app = new_app(services, when_full, timeout_status, max_body_mb, debug)
-    server = Server(app, host, port)
+    server = new_server(app, host, port, reload, watch=watch)
     try:
         server.bind()
     except OSError as error:
@@ -114,6 +123,14 @@ def new_app(
         debug=debug,
         output=log_lines.worker_line,
     )
+
+
+def new_server(app: App, host: str, port: int, reload: Literal["beside", "rolling"], *, watch: bool) -> Server:
+    """Make the server of an app that reloads its services when it is told to, or sees a change."""
+    app.admin.rolling = reload == "rolling"
+    server = Server(app, host, port)
+    server.watched = Path.cwd() if watch else None
+    return server
 
 
 def check_port(port: int, setting: str) -> None:

@@ -9,12 +9,15 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from carpool.errors import Unavailable
+from carpool.errors import CarpoolError, Unavailable
+from carpool.http.admin import ReloadOrder
 from carpool.http.app import App
 from carpool.http.connection import Connection
 from carpool.http.server_state import Limits, ServerState
+from carpool.http.watch import reload_on_change
 from carpool.logger import logger
 
 _BACKLOG = 2048
@@ -35,6 +38,8 @@ class Server:
         host: the address.
         port: the port; the one that was taken, once it is bound.
         sockets: what the server listens on; empty until `bind`.
+        watched: the folder whose source files have the services reloaded when they change; None
+            for none.
     """
 
     def __init__(self, app: App, host: str = "127.0.0.1", port: int = 8000, limits: Limits | None = None) -> None:
@@ -45,6 +50,9 @@ class Server:
         self._limits = limits or Limits()
         self._state: ServerState | None = None
         self._servers: list[asyncio.Server] = []
+        self.watched: Path | None = None
+        self._had_terminal = False
+        self._beside: list[asyncio.Task[None]] = []  # reloads, and what watches for changes
 
     def bind(self) -> None:
         """Take the address, before anything costly is started. Raises OSError if it is not free."""
@@ -85,6 +93,8 @@ class Server:
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until SIGTERM or SIGINT, then drain. A second signal ends the process at once.
 
+        SIGHUP has the services load their models anew; see `AsyncHandle.reload`.
+
         Args:
             ready: called when the services have started.
 
@@ -99,6 +109,8 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._received_signal, number, stopping)
+        self._had_terminal = _has_terminal()
+        loop.add_signal_handler(signal.SIGHUP, self._hung_up, stopping)
         try:
             await self.listen()
             stopped = asyncio.ensure_future(stopping.wait())
@@ -106,12 +118,36 @@ class Server:
             if await _done_first(starting, stopped):
                 starting.result()
                 ready()
+                if self.watched is not None:
+                    self._beside.append(loop.create_task(reload_on_change(self.app.admin, self.watched)))
                 if await _done_first(asyncio.ensure_future(self.app.failed()), stopped):
                     raise Unavailable("no service can answer any more", code="stage_failed")
         finally:
+            for task in self._beside:
+                task.cancel()
             await self.stop()
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 loop.remove_signal_handler(number)
+
+    def _hung_up(self, stopping: asyncio.Event) -> None:
+        """Reload on SIGHUP; but stop if it says that the terminal was closed."""
+        if self._had_terminal and not _has_terminal():
+            self._received_signal(signal.SIGHUP, stopping)
+        else:
+            self._reload_soon()
+
+    def _reload_soon(self) -> None:
+        """Have all services load their models anew, if they have started."""
+        if self.app.refusing is not None:
+            logger.warning("SIGHUP: nothing is reloaded: %s", self.app.refusing)
+            return
+        logger.info("SIGHUP: the services are reloaded")
+        self._beside = [task for task in self._beside if not task.done()]
+        self._beside.append(asyncio.get_running_loop().create_task(self._reload()))
+
+    async def _reload(self) -> None:
+        with contextlib.suppress(CarpoolError):  # it has been logged
+            await self.app.admin.reload(ReloadOrder())
 
     def _received_signal(self, number: signal.Signals, stopping: asyncio.Event) -> None:
         if stopping.is_set():
@@ -124,6 +160,15 @@ class Server:
         logger.info("%s: no new requests; finishing those inside", number.name)
         self.app.drain()
         stopping.set()
+
+
+def _has_terminal() -> bool:
+    """Report whether this process has a terminal that controls it."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 async def _done_first(work: asyncio.Future[None], stopped: asyncio.Future[Any]) -> bool:

@@ -198,9 +198,18 @@ class StageStats:
     def workers(self) -> dict[PlaceState, int]:
         """The number of workers in each state."""
         states = dict.fromkeys(PlaceState, 0)
-        for place in self.roster.places if self.roster is not None else ():
-            states[place.state] += 1
+        for record in self.roster.places.values() if self.roster is not None else ():
+            states[record.state] += 1
         return states
+
+    def worker_name(self, place: int) -> str:
+        """Return what the log calls the worker in a place."""
+        record = None if self.roster is None else self.roster.places.get(place)
+        return f"{self.name}/{place if record is None else record.index}"
+
+    def gone(self, place: int) -> None:
+        """Forget a worker that is gone for good."""
+        self._wanted.discard(place)
 
 
 class Stats:

@@ -15,13 +15,16 @@ from carpool.core.batcher import Batcher
 from carpool.core.journal import Journal
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
+from carpool.core.recycling import Recycling
 from carpool.core.roster import Starts
 from carpool.core.stepper import Stepper
 from carpool.drive.aio import Driver
+from carpool.drive.changes import Changes
 from carpool.drive.guard import Guard
 from carpool.drive.launch import Launch
 from carpool.drive.output import LineSink
 from carpool.drive.steps import StepPool
+from carpool.drive.upkeep import StageUpkeep, Upkeep
 from carpool.drive.worker_pool import WorkerPool, new_roster
 from carpool.errors import StartupError
 from carpool.logger import logger
@@ -52,11 +55,15 @@ class Assembly:
         driver: Drives the pipeline, and holds its statistics.
         pools: The workers of each stage, first to last.
         guard: Ends the worker processes if this process is killed; None if there are none.
+        changes: Has workers come and go as the user says.
+        upkeep: Has workers come and go as the load and their state ask for it.
     """
 
     driver: Driver
     pools: Sequence[WorkerPool]
     guard: Guard | None
+    changes: Changes
+    upkeep: Upkeep
 
 
 def assemble(service: Declaration, journal: Journal | None, output: LineSink) -> Assembly:
@@ -73,7 +80,7 @@ def assemble(service: Declaration, journal: Journal | None, output: LineSink) ->
     guard = Guard(service.name) if any(stage.run_in == "process" for stage in service.stages) else None
     cores = affinity.usable()
     launches = [launch(service, stage, guard, usable_cores=cores) for stage in range(len(service.stages))]
-    rosters = [new_roster(stage.workers) for stage in service.stages]
+    rosters = [new_roster(stage.least_workers) for stage in service.stages]
     batchers = [_batcher(service, stage) for stage in service.stages]
     pipeline = Pipeline(batchers, slo_s=service.slo_s, measure=size_of, journal=journal)  # type: ignore[arg-type]
     singles = [isinstance(batcher.policy, OneByOne) for batcher in batchers]
@@ -84,7 +91,20 @@ def assemble(service: Declaration, journal: Journal | None, output: LineSink) ->
         _pool_class(service.stages[stage])(stage, launch, driver, roster, starts, output)
         for stage, (launch, roster) in enumerate(zip(launches, rosters, strict=True))
     ]
-    return Assembly(driver, pools, guard)
+    changes = Changes(driver, pools)
+    upkeep = Upkeep(driver, [_upkeep(*each, driver, changes) for each in zip(service.stages, pools, strict=True)])
+    return Assembly(driver, pools, guard, changes, upkeep)
+
+
+def _upkeep(stage: Stage, pool: WorkerPool, driver: Driver, changes: Changes) -> StageUpkeep:
+    limits = (stage.max_calls, stage.max_memory_mb, stage.max_age_s)
+    recycling = None
+    if any(limit is not None for limit in limits):
+        recycling = Recycling(*[inf if limit is None else limit for limit in limits])
+    upkeep = StageUpkeep(pool, driver, changes, recycling)
+    if isinstance(stage.workers, tuple):
+        upkeep.scale_between(*stage.workers)
+    return upkeep
 
 
 def _pool_class(stage: Stage) -> type[WorkerPool]:
@@ -147,7 +167,7 @@ def launch(service: Declaration, index: int, guard: Guard | None, usable_cores: 
     setup = _setup(service, index, warm_up)
     # A worker process always sets its affinity, even to all the cores that this process may use
     # now: otherwise it would inherit that of a coordinator that has been pinned meanwhile.
-    cores = stage.cpus or (affinity.current() if in_processes else None,) * stage.workers
+    cores = stage.cpus or (affinity.current() if in_processes else None,) * stage.most_workers
     env = _environments(service, stage, usable_cores) if in_processes else ()
     adapters = adapters_of(service.routes) if index == 0 else ()
     return Launch(stage.run_in, setup, stage.model, stage.kwargs, adapters, cores, env, warm_up, guard)
@@ -190,10 +210,10 @@ def _environments(service: Declaration, stage: Stage, usable_cores: int) -> tupl
             stage.name,
             os.environ,
             env,
-            workers=stage.workers,
+            workers=stage.most_workers,
             pinned=None if stage.cpus is None else [len(cores) for cores in stage.cpus],
             cores=usable_cores,
-            all_workers=sum(other.workers for other in service.stages if other.run_in == "process"),
+            all_workers=sum(other.most_workers for other in service.stages if other.run_in == "process"),
         )
         for env in stage.env
     ]
@@ -206,7 +226,7 @@ def _environments(service: Declaration, stage: Stage, usable_cores: int) -> tupl
             **env,
             **visible[place],
             INDEX_VARIABLE: str(place),
-            COUNT_VARIABLE: str(stage.workers),
+            COUNT_VARIABLE: str(stage.most_workers),
         }
         for place, (each, env) in enumerate(zip(threads, stage.env, strict=True))
     )
@@ -219,11 +239,11 @@ def _visible_devices(service: Declaration, stage: Stage) -> tuple[Mapping[str, s
         StartupError: This process does not see one of them.
     """
     if stage.devices is None:
-        return ({},) * stage.workers
+        return ({},) * stage.most_workers
     try:
         names = among_visible(stage.devices, os.environ.get(VISIBLE_DEVICES))
     except ValueError as error:
         raise StartupError(f"stage {stage.name}: {error}") from None
     text, about = "workers 0 to %d of stage %s see the devices %s", {"model": service.name, "stage": stage.name}
-    logger.info(text, stage.workers - 1, stage.name, " | ".join(names), extra=about)
+    logger.info(text, stage.most_workers - 1, stage.name, " | ".join(names), extra=about)
     return tuple({VISIBLE_DEVICES: each} for each in names)

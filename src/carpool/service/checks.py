@@ -29,6 +29,41 @@ def at_least(name: str, value: Any, least: int) -> int:
     return whole
 
 
+def numbers_of_workers(value: Any) -> int | tuple[int, int]:
+    """Return a number of workers, or the fewest and the most of them. Raises ValueError."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return at_least("workers", value, 1)
+    if len(value) != 2:
+        raise ValueError(f"workers must be a number, or a pair of the fewest and the most, not {value!r}")
+    least, most = at_least("the fewest workers", value[0], 1), at_least("the most workers", value[1], 1)
+    if least > most:
+        raise ValueError(f"workers={value!r} has more workers at least than at most: write ({most}, {least})")
+    return (least, most)
+
+
+def check_range(workers: int | tuple[int, int], traits: Traits) -> None:
+    """Refuse a range of workers for a model that answers in parts. Raises ValueError."""
+    if isinstance(workers, tuple) and traits.in_parts:
+        raise ValueError(
+            f"workers={workers!r} has the number of workers follow the load by what batches cost, and {traits.name}"
+            " answers in parts: give one number, and change it with handle.scale or carpool scale"
+        )
+
+
+def optional_mib(max_memory_mb: Any, run_in: str) -> float | None:
+    """Return an amount of memory in MiB, or None if none is given. Raises ValueError."""
+    if max_memory_mb is None:
+        return None
+    number = _number(max_memory_mb)
+    if number is None or not 0 < number < inf:
+        raise ValueError(f"max_memory_mb must be a positive number of MiB, not {max_memory_mb!r}")
+    if run_in != "process":
+        raise ValueError(
+            f'max_memory_mb is for worker processes: workers with run_in="{run_in}" share the memory of this process'
+        )
+    return number
+
+
 def seconds(name: str, value: Any) -> float:
     """Return a positive duration; infinity means no limit. Raises ValueError."""
     number = _number(value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from functools import partial
 from math import inf
 from threading import Lock, get_ident
@@ -28,19 +28,28 @@ from carpool.drive.callers import (
     result_of,
     with_cause,
 )
+from carpool.drive.changes import GRACE_S as GRACE_OF_STREAMS_S
 from carpool.drive.lending import ANSWERED, NOT_RUN, Lending, Loan
 from carpool.drive.loop_thread import LoopThread
 from carpool.drive.output import LineSink
 from carpool.drive.parts import AsyncParts, ThreadParts
 from carpool.drive.streams import AsyncStream, ThreadStream, Window
-from carpool.errors import DeadlineExceeded
+from carpool.errors import DeadlineExceeded, Unavailable
 from carpool.logger import logger
 from carpool.observe.shown import counted
 from carpool.observe.stats import ServiceSnapshot
 from carpool.policy.one_by_one import MOST_IN_A_HOP
 from carpool.request import DEFAULT_LANE, Lane, Request, Stream
-from carpool.service.assemble import assemble
-from carpool.service.checks import at_least, optional_seconds, valid_priority
+from carpool.service.assemble import Assembly, assemble
+from carpool.service.checks import (
+    at_least,
+    check_range,
+    flag,
+    numbers_of_workers,
+    optional_seconds,
+    seconds,
+    valid_priority,
+)
 from carpool.service.declaration import Declaration
 from carpool.service.running import Running
 from carpool.service.stage import Stage
@@ -77,6 +86,7 @@ class AsyncHandle:
         self._life = self._running.life
         self._journal = Journal(journal_size) if journal_size else None
         self._output = output
+        self._made: Assembly | None = None
 
     def __repr__(self) -> str:
         return f"<AsyncHandle {self.in_short()}>"
@@ -86,7 +96,9 @@ class AsyncHandle:
 
     def in_short(self) -> str:
         """Return the service's name, its state and the number of its workers, for people."""
-        workers = counted(sum(stage.workers for stage in self.service.stages), "worker")
+        pools = self._running.pools
+        n = sum(len(pool.roster.established) for pool in pools)
+        workers = counted(n if pools else sum(stage.least_workers for stage in self.service.stages), "worker")
         return f"{self.service.name}: {self._life.state.name.lower()}, {workers}"
 
     async def __aenter__(self) -> AsyncHandle:
@@ -121,19 +133,21 @@ class AsyncHandle:
         made = assemble(self.service, self._journal, self._output)
         self.driver = made.driver
         how_to_close = _HOW_TO_CLOSE_ASYNC if self._running.thread is None else _HOW_TO_CLOSE
-        await self._running.begin(made.driver, made.pools, made.guard, how_to_close)
+        self._made = made
+        await self._running.begin(made.driver, made.pools, made.guard, made.upkeep, how_to_close)
         weakref.finalize(self, self._running.dropped).atexit = False  # at exit the workers end with the program
         try:
             self._pin()
             if made.guard is not None:
                 made.guard.start()
-            await made.driver.start(made.pools, [stage.workers for stage in self.service.stages])
+            await made.driver.start(made.pools, [stage.least_workers for stage in self.service.stages])
             thread = self._running.thread
             if thread is not None and len(made.pools) == 1 and self.weigh is None and self._journal is None:
                 made.driver.lender = Lending(made.driver, made.pools[0], thread.post)
         except BaseException:
             await self.close(drain=False)
             raise
+        made.upkeep.start()
         self._life.happened(Event.OPENED)
         about = {"model": self.service.name}
         logger.info("service %s is ready after %.2f s", self.service.name, monotonic() - began, extra=about)
@@ -157,6 +171,75 @@ class AsyncHandle:
         closing = self._running.begin_to_close(drain)
         if closing is not None and self._life.state is LifeState.DRAINING:
             await asyncio.shield(closing)
+
+    async def scale(self, stage: str, workers: int | tuple[int, int], *, grace_s: float = GRACE_OF_STREAMS_S) -> None:
+        """Change the number of workers of a stage while it runs; no request is lost.
+
+        It returns when the new workers are ready, or those that go have finished what they have.
+
+        Args:
+            stage: The name of the stage.
+            workers: How many there are to be; or a pair of the fewest and the most, between which
+                the number follows the load from now on.
+            grace_s: How long answers in parts may go on in a worker that goes, in seconds. Then
+                they go on in another worker, or fail if the model cannot resume them.
+
+        Raises:
+            StartupError: A new worker could not load; then none was added.
+            ValueError: There is no such stage, or `workers` is not a number of at least 1.
+            Unavailable: The service is stopping or has failed.
+            RuntimeError: The service has not been started.
+        """
+        numbers = numbers_of_workers(workers)
+        grace_s = seconds("grace_s", grace_s)
+        made, index = self._changeable(), self._index_of(stage)
+        upkeep = made.upkeep.stages[index]
+        if isinstance(numbers, tuple):
+            check_range(numbers, self.service.stages[index].traits)
+            upkeep.scale_between(*numbers)
+            made.upkeep.start()
+            return
+        upkeep.keep_fixed()
+        await made.changes.scale(index, numbers, grace_s)
+
+    async def reload(self, *, rolling: bool = False, grace_s: float = GRACE_OF_STREAMS_S) -> None:
+        """Replace all workers by new ones, which load the model's code and weights anew.
+
+        The new workers are started beside the old ones. Once all of them have loaded and have run
+        their examples they take over, and the old ones finish what they have. No request is lost or
+        refused for it, and none is answered by old and new workers together. What the service and
+        its stages declare stays as it is, and so does code that runs in this process.
+
+        Args:
+            rolling: Whether one worker at a time is replaced, each old one going before the new one
+                is started, because there is no memory for both.
+            grace_s: How long answers in parts may go on in an old worker, in seconds. Then they go
+                on in a new one, or fail if the model cannot resume them.
+
+        Raises:
+            StartupError: A new worker could not load. The old ones go on, except that with
+                `rolling` those replaced before are new.
+            Unavailable: The service is stopping or has failed.
+            RuntimeError: The service has not been started.
+        """
+        grace_s = seconds("grace_s", grace_s)
+        await self._changeable().changes.reload(rolling=flag("rolling", rolling), grace_s=grace_s)
+
+    def _changeable(self) -> Assembly:
+        """Return the parts of the service, on its loop. Raises what `running_driver` raises."""
+        if asyncio.get_running_loop() is not self.running_driver.loop:
+            self._refuse_other_loops()
+        if self._life.state is LifeState.STARTING:
+            raise Unavailable("the service is starting: change it once it is ready", code="starting")
+        assert self._made is not None
+        return self._made
+
+    def _index_of(self, stage: str) -> int:
+        """Return the position of a stage. Raises ValueError."""
+        names = [each.name for each in self.service.stages]
+        if stage not in names:
+            raise ValueError(f"service {self.service.name} has no stage {stage!r}; it has {', '.join(names)}")
+        return names.index(stage)
 
     async def failed(self) -> None:
         """Wait until a stage has failed for good, so that the service cannot answer any more."""
@@ -342,8 +425,9 @@ class AsyncHandle:
             max_in_flight = at_least("max_in_flight", max_in_flight, 1)
             return Window(max_in_flight, max_in_flight)
         stages = self.service.stages
-        least = sum(_BATCHES_IN_FLIGHT * stage.workers * _most_items(stage, 1) for stage in stages)
-        most = sum(_SMALL_BATCHES_IN_FLIGHT * stage.workers * _most_items(stage, MOST_IN_A_HOP) for stage in stages)
+        least = sum(_BATCHES_IN_FLIGHT * stage.most_workers * _most_items(stage, 1) for stage in stages)
+        small = _SMALL_BATCHES_IN_FLIGHT
+        most = sum(small * stage.most_workers * _most_items(stage, MOST_IN_A_HOP) for stage in stages)
         return Window(least, max(_LEAST_IN_FLIGHT, most))
 
     @property
@@ -595,6 +679,21 @@ class Handle:
         assert self._thread is not None
         stream = ThreadStream(self._thread, driver, self.service.timeout_s, window, inner.weigh)
         return stream.run(xs, return_exceptions, self)
+
+    def scale(self, stage: str, workers: int | tuple[int, int], *, grace_s: float = GRACE_OF_STREAMS_S) -> None:
+        """Change the number of workers of a stage while it runs; see `AsyncHandle.scale`."""
+        self._on_its_loop(lambda: self._inner.scale(stage, workers, grace_s=grace_s))
+
+    def reload(self, *, rolling: bool = False, grace_s: float = GRACE_OF_STREAMS_S) -> None:
+        """Replace all workers by new ones, which load anew; see `AsyncHandle.reload`."""
+        self._on_its_loop(lambda: self._inner.reload(rolling=rolling, grace_s=grace_s))
+
+    def _on_its_loop(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Have something done on the service's loop, and wait for it."""
+        assert self._inner.running_driver
+        self._refuse_own_thread("changed")
+        assert self._thread is not None
+        self._thread.run(work())
 
     def stats(self) -> ServiceSnapshot:
         """Return what the service has done so far, even after it was closed.

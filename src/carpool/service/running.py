@@ -25,6 +25,7 @@ from carpool.core.life import Act, Event, Life, LifeState
 from carpool.drive.aio import Driver
 from carpool.drive.guard import Guard
 from carpool.drive.loop_thread import LoopThread
+from carpool.drive.upkeep import Upkeep
 from carpool.drive.worker_pool import WorkerPool
 from carpool.logger import logger
 from carpool.worker import affinity
@@ -44,6 +45,7 @@ class Running:
         driver: the service's, once it starts.
         pools: the service's, one per stage, once it starts.
         guard: the service's, if it has worker processes.
+        upkeep: the service's, once it starts.
         found_cores: those on which the loop's thread ran before it was pinned.
         thread: the loop's, if it was started for this service and is to end with it.
     """
@@ -54,6 +56,7 @@ class Running:
         self.driver: Driver | None = None
         self.pools: Sequence[WorkerPool] = ()
         self.guard: Guard | None = None
+        self.upkeep: Upkeep | None = None
         self.found_cores: affinity.Cores | None = None
         self.thread: LoopThread | None = None
         self._timeout_s = timeout_s
@@ -63,16 +66,19 @@ class Running:
         self._watch = self._watch_loop()
         _lives.add(self.life)
 
-    async def begin(self, driver: Driver, pools: Sequence[WorkerPool], guard: Guard | None, how_to_close: str) -> None:
+    async def begin(
+        self, driver: Driver, pools: Sequence[WorkerPool], guard: Guard | None, upkeep: Upkeep, how_to_close: str
+    ) -> None:
         """Take note, on the service's loop, of what is being started.
 
         Args:
             driver: the service's.
             pools: one per stage.
             guard: the service's, if it has worker processes.
+            upkeep: the service's.
             how_to_close: for the warning if it is never closed.
         """
-        self.driver, self.pools, self.guard = driver, pools, guard
+        self.driver, self.pools, self.guard, self.upkeep = driver, pools, guard, upkeep
         self._process, self._how_to_close = os.getpid(), how_to_close
         await anext(self._watch)
         self.life.happened(Event.START)  # from here on other threads' calls are let through, and need the driver
@@ -158,6 +164,8 @@ class Running:
 
     async def _end(self, drain: bool) -> None:
         assert self.driver is not None
+        if self.upkeep is not None:
+            self.upkeep.stop()
         try:
             await self.driver.stop(drain=drain, timeout_s=self._timeout_s)
             if self.guard is not None:

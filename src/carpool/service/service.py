@@ -142,6 +142,8 @@ class Service(Declaration):
         debug: bool = False,
         log: Literal["text", "json"] = "text",
         log_level: Literal["debug", "info", "warning", "error"] = "info",
+        reload: Literal["beside", "rolling"] = "beside",
+        watch: bool = False,
     ) -> None:
         """Serve this service over HTTP until SIGTERM or Ctrl-C: `service.serve(port=8000)`.
 
@@ -159,4 +161,6 @@ class Service(Declaration):
             debug=debug,
             log=log,
             log_level=log_level,
+            reload=reload,
+            watch=watch,
         )

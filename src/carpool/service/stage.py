@@ -27,12 +27,16 @@ from carpool.service.checks import (
     check_callable,
     check_parts,
     check_policy,
+    check_range,
     check_room,
     count_environments,
     environments,
     flag,
     mapping,
+    numbers_of_workers,
     optional_delay,
+    optional_finite_seconds,
+    optional_mib,
     optional_seconds,
     optional_text,
     valid_batch_sizes,
@@ -56,7 +60,8 @@ class Stage:
         name: The name in errors, logs and metrics. Defaults to the name of the class or function.
         workers: How many workers the stage has, which is also how many batches it can run in
             parallel. Each has a model of its own. Defaults to one for each entry of `cpus`, of an
-            `env` that is a list, or of `devices`, or 1.
+            `env` that is a list, or of `devices`, or 1. A pair such as (1, 8) stands for the fewest
+            and the most: the stage begins with the fewest, and follows the load (docs/changes.md).
         cpus: For each worker the core, or set of cores, that it is tied to. Unless you set
             `OMP_NUM_THREADS` yourself, the worker also gets as many BLAS threads as cores.
         run_in: "process" for worker processes; "thread" for threads of this process, for models
@@ -67,7 +72,7 @@ class Stage:
             with one for each (the attribute always is the latter). If `OMP_NUM_THREADS` is among
             them, or exported, it is the number of BLAS threads; otherwise the workers of the
             service share the cores. `CARPOOL_WORKER` and `CARPOOL_WORKERS` are set besides: the
-            worker's index, and how many workers the stage has.
+            worker's index, and how many workers the stage has at most.
         devices: The GPUs of the worker processes: how many there are, or a list with a device for
             each (`"cuda:0"`, 0 or a UUID), or a list of devices. `CUDA_VISIBLE_DEVICES` is set
             accordingly before a worker imports anything, so the model finds its GPU as "cuda".
@@ -103,6 +108,10 @@ class Stage:
         idempotent: Whether a request may be run once more when its worker dies.
         isolate_errors: Whether a batch that raises is run again in parts, so that only the guilty
             items fail. Defaults to `idempotent`.
+        max_calls: After how many calls of the model a worker is replaced by a fresh one, which is
+            ready before the old one goes. None for any number; see docs/changes.md.
+        max_memory_mb: The same for the memory of a worker process, in MiB.
+        max_age_s: The same for the time since a worker was ready, in seconds.
         oom_errors: Exception classes, or their full names, that mean "out of memory", besides
             MemoryError and torch's. A batch that raises one is run again in smaller calls, and
             later batches are smaller. (If `idempotent` and `isolate_errors` are both False it
@@ -116,7 +125,7 @@ class Stage:
 
     model: AnyModel
     name: str
-    workers: int
+    workers: int | tuple[int, int]
     cpus: tuple[affinity.Cores, ...] | None
     run_in: RunIn
     kwargs: Mapping[str, Any]
@@ -133,6 +142,9 @@ class Stage:
     max_batch_time_s: float | None
     idempotent: bool
     isolate_errors: bool
+    max_calls: int | None
+    max_memory_mb: float | None
+    max_age_s: float | None
     oom_errors: tuple[str, ...] | None
     traits: Traits = field(repr=False)
 
@@ -141,7 +153,7 @@ class Stage:
         model: AnyModel,
         *,
         name: str | None = None,
-        workers: int | None = None,
+        workers: int | tuple[int, int] | None = None,
         cpus: Sequence[int | Collection[int]] | None = None,
         run_in: RunIn = "process",
         kwargs: Mapping[str, Any] | None = None,
@@ -158,13 +170,17 @@ class Stage:
         max_batch_time_s: float | None = None,
         idempotent: bool = True,
         isolate_errors: bool | None = None,
+        max_calls: int | None = None,
+        max_memory_mb: float | None = None,
+        max_age_s: float | None = None,
         oom_errors: OomErrors | None = (),
     ) -> None:
         if max_batch_size is not None:
             max_batch_size = at_least("max_batch_size", max_batch_size, 1)
         if workers is None:
             workers = _default_workers(cpus, env, devices)
-        workers = at_least("workers", workers, 1)
+        workers = numbers_of_workers(workers)
+        most = workers if isinstance(workers, int) else workers[1]
         max_queue_size = at_least("max_queue_size", max_queue_size, 1)
         max_queue_bytes = at_least("max_queue_bytes", max_queue_bytes, 1)
         traits = traits_of(model, max_batch_size is not None)
@@ -175,7 +191,7 @@ class Stage:
             check_takes_a_list(model, "with max_batch_size" if max_batch_size else "as one of a model of steps")
         elif doubt := doubt_about_an_item(model):
             warnings.warn(doubt, HintWarning, stacklevel=2)
-        kwargs, env = mapping("kwargs", kwargs), environments(env, workers)
+        kwargs, env = mapping("kwargs", kwargs), environments(env, most)
         check_kwargs(model, kwargs)
         if allowed_batch_sizes is not None:
             allowed_batch_sizes = _allowed_sizes(allowed_batch_sizes, max_batch_size, size)
@@ -189,15 +205,35 @@ class Stage:
         check_policy(policy, in_parts=traits.in_parts)
         flag("idempotent", idempotent)
         name = optional_text("name", name) or traits.name
-        cpus = None if cpus is None else affinity.parse_all(cpus, workers)
-        devices = None if devices is None else _devices(devices, workers, env)
+        cpus = None if cpus is None else affinity.parse_all(cpus, most)
+        devices = None if devices is None else _devices(devices, most, env)
         max_queue_delay_s = optional_delay("max_queue_delay_s", max_queue_delay_s)
         max_batch_time_s = optional_seconds("max_batch_time_s", max_batch_time_s)
         isolate_errors = idempotent if isolate_errors is None else flag("isolate_errors", isolate_errors)
         oom_errors = None if oom_errors is None else names_of(oom_errors)
+        max_calls = None if max_calls is None else at_least("max_calls", max_calls, 1)
+        max_memory_mb, max_age_s = optional_mib(max_memory_mb, run_in), optional_finite_seconds("max_age_s", max_age_s)
+        check_range(workers, traits)
         checked = locals()  # by now each field has a local variable of its name
         for each in fields(self):
             object.__setattr__(self, each.name, checked[each.name])
+
+    @property
+    def least_workers(self) -> int:
+        """How many workers it has at first, and at least while it follows the load."""
+        return self.workers if isinstance(self.workers, int) else self.workers[0]
+
+    @property
+    def most_workers(self) -> int:
+        """How many workers it has at most."""
+        return self.workers if isinstance(self.workers, int) else self.workers[1]
+
+    @property
+    def workers_in_short(self) -> str:
+        """How many workers it has, for people."""
+        if isinstance(self.workers, tuple):
+            return f"{self.workers[0]} to {self.workers[1]} workers"
+        return f"{self.workers} worker{'s' if self.workers > 1 else ''}"
 
     @property
     def policy_name(self) -> str:

@@ -168,19 +168,21 @@ class MMPP(Open):
 
 @dataclass(frozen=True)
 class Sine(_Rated):
-    """A day: the rate follows mean + swing · sin(2π t / period), and never falls below 0.
+    """A day: the rate follows mean + swing · sin(2π (phase + t / period)), and never falls below 0.
 
     Args:
         rate: The mean in requests per second; give either this or `rho`.
         swing: How far the rate goes up and down, in the unit of the mean.
         period_s: How long a day is, in seconds; the whole run if not given.
         rho: The mean as a share of capacity.
+        phase: At which part of the day the run begins; 0.75 for the hour with the fewest requests.
     """
 
     rate: float | None = None
     swing: float = 0.0
     period_s: float | None = None
     rho: float | None = None
+    phase: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -189,16 +191,18 @@ class Sine(_Rated):
 
     def times(self, dice: Random, scene: Scene) -> Iterator[float]:
         mean, swing, turn = self._curve(scene)
+        begin = 2 * math.pi * self.phase
         top = mean + swing
         for when in _poisson(dice, top, 0.0, scene.duration_s):
-            if dice.random() * top < mean + swing * math.sin(turn * when):
+            if dice.random() * top < mean + swing * math.sin(begin + turn * when):
                 yield when
 
     def mean_rate(self, scene: Scene) -> float:
         mean, swing, turn = self._curve(scene)
+        begin = 2 * math.pi * self.phase
         steps = 10_000
         step_s = scene.duration_s / steps
-        return sum(max(0.0, mean + swing * math.sin(turn * (i + 0.5) * step_s)) for i in range(steps)) / steps
+        return sum(max(0.0, mean + swing * math.sin(begin + turn * (i + 0.5) * step_s)) for i in range(steps)) / steps
 
     def scaled(self, factor: float) -> Self:
         return replace(super().scaled(factor), swing=self.swing * factor)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -23,12 +23,15 @@ from carpool.simulate.lengths import EXAMPLE as LENGTHS
 from carpool.simulate.policies import policy_of
 from carpool.simulate.replay import Trace
 from carpool.simulate.report import Report
-from carpool.simulate.servers import Servers
+from carpool.simulate.scaling import USUAL_RULE, rule_of
+from carpool.simulate.servers import Servers, WorkerRange
 from carpool.simulate.steps import EXAMPLE as STEP_COST
 from carpool.simulate.steps_table import compare_steps, print_steps
 from carpool.simulate.table import table_of
-from carpool.simulate.traffic import Traffic
+from carpool.simulate.traffic import Traffic, arrivals_per_second
 from carpool.simulate.weights import weights_of
+
+T = TypeVar("T")
 
 _POLICIES = "adaptive,greedy,static:10ms,aimd,cork,deadline"
 _USAGE_ERROR = 2
@@ -43,7 +46,9 @@ def simulate(
     cost: Annotated[list[str] | None, Parameter(negative=())] = None,
     slo: str | None = None,
     max_batch_size: Annotated[list[int] | None, Parameter(negative=())] = None,
-    workers: Annotated[list[int] | None, Parameter(negative=())] = None,
+    workers: Annotated[list[str] | None, Parameter(negative=())] = None,
+    start_s: float = 0.0,
+    scaling: str = USUAL_RULE,
     duration: str | None = None,
     seed: int = 0,
     seeds: int = 5,
@@ -107,7 +112,15 @@ def simulate(
         The most requests in a batch, 64 if not given. Give it once, or once for each stage. With
         --steps: the most streams in a running set.
     workers:
-        How many workers a stage has, 1 if not given. Give it once, or once for each stage.
+        How many workers a stage has, 1 if not given. Give it once, or once for each stage. With
+        1-8 it has one at first, and workers come and go with the load; the table then has their
+        seconds, and --plot draws their number over time.
+    start-s:
+        The seconds until a worker that is added takes requests.
+    scaling:
+        By which rule workers come and go: load, as in services, by what comes and what batches
+        cost; ongoing:2, by the requests that are inside (Ray Serve); or busy:0.7, by the share of
+        time in which workers are busy.
     duration:
         How long requests arrive: 30s if not given, or as long as the trace.
     seed:
@@ -155,7 +168,8 @@ def simulate(
     if steps:
         with _exit_on_mistake():
             others = {"weights": weights, "weights-known": weights_known, "max-queue-size": max_queue_size}
-            _refuse({**others, "ahead": ahead, "plot": plot})
+            scaled = {"start-s": start_s, "scaling": scaling if scaling != USUAL_RULE else None}
+            _refuse({**others, **scaled, "ahead": ahead, "plot": plot})
             _simulate_steps(
                 policies=policy,
                 arrivals=arrivals or (trace and f"trace:{trace}"),
@@ -164,7 +178,7 @@ def simulate(
                 slo=slo or "1s",
                 part_slo=part_slo,
                 rows=_one_or_each(max_batch_size, 64),
-                workers=_one_or_each(workers, 1),
+                workers=_one_or_each(_fixed(workers), 1),
                 duration=duration,
                 learned=learned,
                 runs=_Runs(seed, seeds, jobs),
@@ -181,6 +195,8 @@ def simulate(
                 "slo_s": _slo_s(slo),
                 "max_batch_size": _one_or_each(max_batch_size, 64),
                 "workers": _one_or_each(workers, 1),
+                "start_s": start_s,
+                "scaling": scaling,
                 "duration_s": _duration_s(duration, trace if arrivals is None else None),
                 "weights": weights,
                 "weights_known": weights_known,
@@ -191,10 +207,13 @@ def simulate(
             },
         )
         capacity = _capacity(plan)
+        comes_and_goes = any("-" in each for each in workers or ())
         draw = None if plot is None else _drawer(plot)
-        found = _run(plan, seed, seeds, jobs, with_sweep=plot is not None)
+        found = _run(plan, seed, seeds, jobs, with_sweep=plot is not None and not comes_and_goes)
     shown = _Shown(arrivals or trace or USUAL_ARRIVALS, " -> ".join(plan.cost), slo)
-    if draw is not None and plot is not None:
+    if draw is not None and plot is not None and comes_and_goes:
+        _draw_workers(plot, plan, found.reports, title=", ".join(shown))
+    elif draw is not None and plot is not None:
         slo_s = plan.settings["slo_s"]
         draw(plot, found.swept, slo_s=slo_s if isinstance(slo_s, float) else None, title=", ".join(shown))
     if as_json:
@@ -346,11 +365,29 @@ def _duration_s(text: str | None, only_trace: str | None) -> float | None:
     return specs.duration(text or _DURATION)
 
 
-def _one_or_each(values: list[int] | None, default: int) -> int | list[int]:
+def _fixed(workers: list[str] | None) -> list[int] | None:
+    """Return numbers of workers that stay as they are. Raises ValueError."""
+    ranges = [WorkerRange.of(each) for each in workers or ()]
+    if any(each.least < each.most for each in ranges):
+        raise ValueError("a simulation of steps has a fixed number of workers: give --workers one number")
+    return [each.least for each in ranges]
+
+
+def _draw_workers(path: Path, plan: _Plan, reports: Sequence[Report], title: str) -> None:
+    """Draw how many workers there were over time, and how many requests came."""
+    from carpool.simulate.plot_workers import draw_workers
+
+    settings = plan.settings
+    servers = Servers.of(plan.cost, settings["max_batch_size"], settings["workers"])
+    traffic = Traffic(plan.arrivals, servers, duration_s=settings["duration_s"])
+    draw_workers(path, {report.policy: report for report in reports}, arrivals_per_second(traffic), title=title)
+
+
+def _one_or_each(values: Sequence[T] | None, default: int) -> T | int | list[T]:
     """Return one value for all stages, or a list with one for each."""
     if not values:
         return default
-    return values[0] if len(values) == 1 else values
+    return values[0] if len(values) == 1 else list(values)
 
 
 def _capacity(plan: _Plan) -> _Capacity:
@@ -363,6 +400,7 @@ def _capacity(plan: _Plan) -> _Capacity:
     """
     settings = plan.settings
     servers = Servers.of(plan.cost, settings["max_batch_size"], settings["workers"])
+    rule_of(settings["scaling"])
     for policy in plan.policies:
         policy_of(policy, max_batch_size=servers.limits[0], slo_s=None, cost_s=servers.costs[0])
     given = weights_of(settings["weights"])

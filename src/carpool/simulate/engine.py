@@ -23,6 +23,7 @@ from carpool.simulate.arrivals import USUAL_ARRIVALS, arrivals_of
 from carpool.simulate.costs import USUAL_COST
 from carpool.simulate.policies import PolicyLike, label_of, policy_of
 from carpool.simulate.report import Report, report_of
+from carpool.simulate.scaling import USUAL_RULE, Rule, Scaling, rule_of
 from carpool.simulate.servers import Servers, per_stage
 from carpool.simulate.traffic import Traffic
 from carpool.simulate.weights import weights_of
@@ -34,7 +35,7 @@ def run(
     cost: Any = USUAL_COST,
     slo_s: float | Sequence[float] | None = 0.06,
     max_batch_size: int | Sequence[int] = 64,
-    workers: int | Sequence[int] = 1,
+    workers: int | str | Sequence[int | str] = 1,
     duration_s: float | None = 30,
     seed: int = 0,
     *,
@@ -44,6 +45,8 @@ def run(
     turn_s: float = 0.0,
     runs_ahead: bool = False,
     max_queue_size: float = inf,
+    start_s: float = 0.0,
+    scaling: Rule | str = USUAL_RULE,
 ) -> Report:
     """Simulate one service and report how it did.
 
@@ -60,7 +63,7 @@ def run(
         slo_s: The seconds within which requests should be answered. Of several SLOs each request
             has one, all with equal chance.
         max_batch_size: The most requests in a batch; with `weights_known` the most weight.
-        workers: How many workers serve at the same time.
+        workers: How many workers serve at the same time; "1-8" where they follow the load.
         duration_s: How long requests arrive, in seconds; None for the length of a trace.
         seed: The seed of everything random.
         weights: How much requests weigh, if they differ: a spec, `Pareto(...)` or a list to draw
@@ -73,6 +76,9 @@ def run(
         runs_ahead: Whether a full batch may go to its worker shortly before the worker is free, as
             in services with workers in processes or threads. Such a batch spends no `hop_s`.
         max_queue_size: The most requests that may wait; further ones are refused.
+        start_s: The seconds until a worker that is added takes requests.
+        scaling: How many workers there should be, where they come and go: "load" (as services do),
+            "ongoing:2" or "busy:0.7".
 
     Raises:
         ValueError: A setting makes no sense; the text says what to change.
@@ -83,6 +89,7 @@ def run(
     slos = slos_of(slo_s)
     nonnegative_seconds("hop_s", hop_s)
     nonnegative_seconds("turn_s", turn_s)
+    nonnegative_seconds("start_s", start_s)
     traffic = Traffic(
         arrivals_of(arrivals),
         servers,
@@ -96,10 +103,19 @@ def run(
     driver = VirtualDriver(
         _pipeline(policies, traffic, max_queue_size, runs_ahead=flag("runs_ahead", runs_ahead)),
         _batch_cost(servers, policies, traffic, seed),
-        servers.workers,
+        [each.least for each in servers.ranges],
         hop_s=hop_s,
         turn_s=turn_s,
         watcher=traffic.record,
+    )
+    scaled = Scaling(
+        driver,
+        servers.ranges,
+        rule_of(scaling),
+        start_s=start_s,
+        limits=servers.limits,
+        slo_s=max(slos),
+        duration_s=traffic.duration_s,
     )
     end_s = _end_s(traffic.duration_s, max(slos))
     traffic.begin(driver)
@@ -110,7 +126,8 @@ def run(
         load=traffic.load,
         seed=seed,
         end_s=end_s,
-        workers=servers.workers,
+        worker_s=scaled.worker_s,
+        workers_over_time=scaled.over_time,
         wake_ups=driver.wake_ups,
     )
 

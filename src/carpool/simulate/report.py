@@ -62,6 +62,10 @@ class Report:
         stage_utilisation: The same for each stage.
         stage_batch_size: The mean number of requests in a batch for each stage.
         batch_sizes: How many batches the busiest stage ran, by the number of requests in them.
+        worker_s: The sum over all workers of the seconds for which they were there, or on their
+            way, while requests arrived.
+        workers_over_time: By the second, how many there were in the stage whose workers come and
+            go; empty where their number is fixed.
     """
 
     policy: str
@@ -91,6 +95,8 @@ class Report:
     stage_utilisation: tuple[float, ...]
     stage_batch_size: tuple[float, ...]
     batch_sizes: dict[int, int] = field(repr=False)
+    worker_s: float
+    workers_over_time: dict[float, float] = field(repr=False)
 
     @property
     def drop_share(self) -> float:
@@ -113,7 +119,15 @@ class Report:
 
 
 def report_of(
-    record: Record, *, policy: str, load: float | None, seed: int, end_s: float, workers: Sequence[int], wake_ups: int
+    record: Record,
+    *,
+    policy: str,
+    load: float | None,
+    seed: int,
+    end_s: float,
+    worker_s: Sequence[float],
+    workers_over_time: dict[float, float],
+    wake_ups: int,
 ) -> Report:
     """Return the figures of one run.
 
@@ -123,7 +137,8 @@ def report_of(
         load: The mean arrival rate as a share of capacity, if it is known.
         seed: The seed of the run.
         end_s: When the run ended.
-        workers: How many workers each stage had.
+        worker_s: The seconds that the workers of each stage were there, in all.
+        workers_over_time: By the second, how many there were, where they come and go.
         wake_ups: How often the policy was asked only because time had passed.
     """
     requests, dropped, unfinished = len(record.arrived), *map(record.finished.count, (DROPPED, UNFINISHED))
@@ -132,7 +147,7 @@ def report_of(
     latencies = sorted(_latencies(record, end_s))
     p50_s = _quantile(latencies, 0.5)
     by_class = _class_attainment(record, good)
-    utilisation = tuple(stage.busy_s / (n * record.duration_s) for stage, n in zip(record.stages, workers, strict=True))
+    utilisation = tuple(stage.busy_s / seconds for stage, seconds in zip(record.stages, worker_s, strict=True))
     sizes = [_mean_size(stage.batch_sizes) for stage in record.stages]
     busiest = utilisation.index(max(utilisation))
     return Report(
@@ -163,6 +178,8 @@ def report_of(
         stage_utilisation=utilisation,
         stage_batch_size=tuple(sizes),
         batch_sizes=dict(sorted(record.stages[busiest].batch_sizes.items())),
+        worker_s=sum(worker_s),
+        workers_over_time=workers_over_time,
     )
 
 
@@ -183,8 +200,8 @@ def _mean_figure(name: str, values: Sequence[Any]) -> Any:
         return tuple(seed for seeds in values for seed in seeds)
     if name == "batch_sizes":
         return {n: sum(counts.get(n, 0) for counts in values) for n in _keys_of(values)}
-    if name == "class_attainment":
-        return {slo_s: _mean([shares.get(slo_s, NAN) for shares in values]) for slo_s in _keys_of(values)}
+    if name in ("class_attainment", "workers_over_time"):
+        return {key: _mean([shares.get(key, NAN) for shares in values]) for key in _keys_of(values)}
     if isinstance(first, tuple):
         return tuple(_mean(column) for column in zip(*values, strict=True))
     return first if first is None or isinstance(first, str) else _mean(values)

@@ -10,18 +10,46 @@ from carpool.simulate.costs import USUAL_COST, Cost, cost_of
 
 
 @dataclass(frozen=True)
+class WorkerRange:
+    """How many workers a stage has.
+
+    Attributes:
+        least: The fewest, with which it begins.
+        most: The most.
+    """
+
+    least: int
+    most: int
+
+    @classmethod
+    def of(cls, workers: Any) -> WorkerRange:
+        """Return the range of a number, or of a text such as "1-8". Raises ValueError."""
+        if not isinstance(workers, str):
+            return cls(*[at_least("workers", workers, 1)] * 2)
+        least, dash, most = workers.partition("-")
+        if not (least.strip().isdigit() and (most.strip().isdigit() or not dash)):
+            raise ValueError(f"workers must be a number, or a range such as 1-8, not {workers!r}")
+        found = cls(at_least("workers", int(least), 1), at_least("workers", int(most if dash else least), 1))
+        if found.least > found.most:
+            raise ValueError(f"workers={workers} has more workers at least than at most: write {most}-{least}")
+        return found
+
+
+@dataclass(frozen=True)
 class Servers:
     """Stages in a row; every attribute has one entry for each of them.
 
     Attributes:
         costs: What batches cost.
         limits: The largest batch.
-        workers: How many workers there are.
+        workers: How many workers there are, at most if they come and go.
+        ranges: How many there are at least, and at most.
     """
 
     costs: tuple[Cost, ...]
     limits: tuple[int, ...]
     workers: tuple[int, ...]
+    ranges: tuple[WorkerRange, ...]
 
     @classmethod
     def of(cls, cost: Any, max_batch_size: Any, workers: Any) -> Servers:
@@ -31,11 +59,10 @@ class Servers:
         """
         costs = tuple(cost_of(part) for part in (cost if isinstance(cost, list | tuple) else [cost]))
         limits = per_stage("max_batch_size", max_batch_size, len(costs))
-        pools = per_stage("workers", workers, len(costs))
-        for limit, pool in zip(limits, pools, strict=True):
+        for limit in limits:
             at_least("max_batch_size", limit, 1)
-            at_least("workers", pool, 1)
-        return cls(costs, limits, pools)
+        ranges = tuple(map(WorkerRange.of, per_stage("workers", workers, len(costs))))
+        return cls(costs, limits, tuple(each.most for each in ranges), ranges)
 
     def capacity(self, mean_weight: float = 1.0, *, weights_known: bool = False) -> float:
         """Return the most requests per second that can be served for ever.

@@ -59,6 +59,7 @@ COLUMNS = (
     Column("pen.", lambda r: r.penalised_mean_s, _ms, "least"),
     Column("batch", lambda r: r.mean_batch_size, _number),
     Column("busy", lambda r: r.utilisation, _percent),
+    Column("worker s", lambda r: r.worker_s if r.workers_over_time else None, _number, "least", True),
     Column("fair", lambda r: r.fairness, "{:.2f}".format, "most"),
 )
 

@@ -75,6 +75,12 @@ class Traffic:
         rates = [process.mean_rate(scene) / scene.capacity for process, scene in self._open]
         self.load = None if self._loops else sum(rates)
 
+    def times(self) -> Iterator[float]:
+        """Yield when requests of open processes arrive, process by process."""
+        for i, (process, scene) in enumerate(self._open):
+            for when, _ in self._stream(i, process, scene):
+                yield when
+
     def begin(self, driver: VirtualDriver) -> None:
         """Let open processes feed the driver, and clients send their first requests."""
         self._driver = driver
@@ -187,6 +193,14 @@ class _Client:
         loop = self._loop
         mean_s = loop.think_s if request.error is None else loop.backoff_s
         self._traffic.after(loop.pause_s(self._dice, mean_s), self)
+
+
+def arrivals_per_second(traffic: Traffic) -> dict[float, float]:
+    """Return how many requests open processes send in each second of a run, by when it begins."""
+    counts: dict[float, float] = dict.fromkeys(map(float, range(math.ceil(traffic.duration_s))), 0.0)
+    for when in traffic.times():
+        counts[float(int(when))] += 1
+    return counts
 
 
 def _own_weights(process: Arrivals) -> Sequence[float] | None:

@@ -12,7 +12,7 @@ INDEX_VARIABLE = "CARPOOL_WORKER"
 """In the environment of a worker process: which worker of its stage it is, from 0."""
 
 COUNT_VARIABLE = "CARPOOL_WORKERS"
-"""In the environment of a worker process: how many workers its stage has."""
+"""In the environment of a worker process: how many workers its stage has at most."""
 
 _of_context: contextvars.ContextVar[int | None] = contextvars.ContextVar("carpool_worker", default=None)
 _of_process: int | None = None
@@ -21,7 +21,7 @@ _of_process: int | None = None
 def worker_index() -> int:
     """Return the index of the worker that runs the calling code, from 0 to `workers` - 1.
 
-    A worker that takes the place of one that has died has the same index. It is known in
+    A worker that succeeds one that has died, or was replaced, has the same index. It is known in
     `__init__`, `setup`, `predict`, all hooks and `teardown` of a model in a process, a thread or on
     the loop; in a process also while its module is imported.
 

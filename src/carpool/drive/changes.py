@@ -1,0 +1,273 @@
+"""Changes of a running service: other numbers of workers, and new workers in place of all old ones.
+
+In each of them newcomers are there, loaded, warmed up and checked by their examples, before an old
+worker goes. If one of them fails, all of them go again, and the old workers stay. There is one
+change at a time; what the upkeep of a service does by itself (`drive/upkeep.py`) gives way to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+from carpool.drive.aio import Driver
+from carpool.drive.turnover import Newcomer
+from carpool.drive.worker_pool import WorkerPool
+from carpool.errors import StartupError, Unavailable
+from carpool.logger import logger
+
+GRACE_S = 30.0
+"""How long streams may go on in a worker that is to go, unless the user says otherwise."""
+
+
+_END_S = 5.0  # for newcomers that are killed
+
+
+class _Successor(NamedTuple):
+    """A newcomer and the place of the worker that it replaces."""
+
+    pool: WorkerPool
+    old: int
+    new: Newcomer
+
+
+class Changes:
+    """Changes one running service, on its loop.
+
+    Args:
+        driver: the service's.
+        pools: the service's, one per stage.
+    """
+
+    def __init__(self, driver: Driver, pools: Sequence[WorkerPool]) -> None:
+        self._driver = driver
+        self._pools = pools
+        self._lock = asyncio.Lock()
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether a change is under way."""
+        return self._lock.locked()
+
+    async def scale(self, stage: int, workers: int, grace_s: float = GRACE_S) -> None:
+        """Have another number of workers in a stage.
+
+        It returns when those that were added are ready, or those that were to go have gone, or
+        `grace_s` later at the latest, if some still finish what they have.
+
+        Raises:
+            StartupError: a new worker could not load; then none was added.
+            Unavailable: the service is stopping, or has failed.
+        """
+        async with self._lock:
+            self._refuse_if_over()
+            pool = self._pools[stage]
+            pool.turnover.take_all_back()
+            established = pool.roster.established
+            more = workers - len(established)
+            logger.info(
+                "stage %s: %d workers instead of %d", pool.name, workers, len(established), extra=self._about(pool)
+            )
+            if more > 0:
+                for place in await self._hired(pool, [None] * more):
+                    pool.turnover.admit(place)
+            elif more:
+                await self._let_go(pool, pool.roster.least_useful(-more), grace_s)
+
+    async def add_one(self, stage: int) -> None:
+        """Add a worker to a stage, beside other changes.
+
+        Raises:
+            StartupError: it could not load.
+        """
+        pool = self._pools[stage]
+        (place,) = await self._hired(pool, [None])
+        pool.turnover.admit(place)
+
+    async def take_away(self, stage: int, workers: int) -> None:
+        """Have some workers of a stage finish what they have, and end, beside other changes."""
+        pool = self._pools[stage]
+        await self._let_go(pool, pool.roster.least_useful(workers), GRACE_S)
+
+    async def recycle(self, stage: int, place: int) -> None:
+        """Replace one worker, beside other changes; it goes when its successor is ready.
+
+        Raises:
+            StartupError: the successor could not load; the old worker stays.
+        """
+        pool = self._pools[stage]
+        (new,) = await self._hired(pool, [pool.roster.places[place].index])
+        if place not in pool.roster.established:  # another change was faster
+            await _take_back(pool, [new])
+            return
+        pool.turnover.admit(new)
+        await self._let_go(pool, [place], GRACE_S)
+
+    async def reload(self, *, rolling: bool = False, grace_s: float = GRACE_S) -> None:
+        """Replace all workers by new ones, which load the model anew.
+
+        Args:
+            rolling: whether workers are replaced one at a time, each old one going before its
+                successor is started, because there is no memory for both.
+            grace_s: how long streams may go on in old workers, and requests behind the first stage.
+
+        Raises:
+            StartupError: a new worker could not load; unless `rolling`, all old ones stay.
+            Unavailable: the service is stopping, or has failed; or its stages did not get empty.
+        """
+        async with self._lock:
+            self._refuse_if_over()
+            for pool in self._pools:
+                pool.turnover.take_all_back()
+            if rolling:
+                for pool in self._pools:
+                    for place in pool.roster.established:
+                        await self._replace_in_place(pool, place, grace_s)
+                return
+            for pool in self._pools:
+                pool.roster.is_renewed = True
+            try:
+                successors = await self._successors()
+                try:
+                    await self._take_over(successors, grace_s)
+                except BaseException:
+                    await self._take_back(successors)
+                    raise
+            finally:
+                for pool in self._pools:
+                    pool.roster.is_renewed = False
+                self._driver.start_workers()
+            await self._let_all_go(successors, grace_s)
+
+    # -- newcomers
+
+    async def _hired(self, pool: WorkerPool, indices: Sequence[int | None]) -> list[int]:
+        """Return the places of newcomers once all are ready. If one fails, none stays."""
+        newcomers = [pool.turnover.add(index) for index in indices]
+        places = [newcomer.place for newcomer in newcomers]
+        try:
+            await _all_ready(newcomers)
+            _check_ready(pool.turnover.is_ready(place) for place in places)
+        except BaseException:
+            await _take_back(pool, places)
+            raise
+        return places
+
+    async def _successors(self) -> list[_Successor]:
+        """Return a newcomer for each worker of all stages, once they are ready."""
+        successors = [
+            _Successor(pool, old, pool.turnover.add(pool.roster.places[old].index))
+            for pool in self._pools
+            for old in pool.roster.established
+        ]
+        try:
+            await _all_ready([each.new for each in successors])
+        except BaseException:
+            await self._take_back(successors)
+            raise
+        return successors
+
+    async def _take_back(self, successors: Sequence[_Successor]) -> None:
+        for pool in self._pools:
+            await _take_back(pool, [each.new.place for each in successors if each.pool is pool])
+
+    # -- taking over
+
+    async def _take_over(self, successors: Sequence[_Successor], grace_s: float) -> None:
+        """Have the new workers take all batches from now on, and the old ones no more.
+
+        With several stages a request must not pass old ones and new ones. So the first one starts
+        nothing until no request is behind its queue, which then waits there.
+        """
+        if len(self._pools) == 1:
+            self._switch(successors)
+            return
+        driver = self._driver
+        driver.hold(True)
+        try:
+            async with asyncio.timeout(grace_s):
+                pipeline = driver.pipeline
+                await driver.until(lambda: pipeline.is_empty_behind_queue or pipeline.closed_because is not None)
+            self._switch(successors)
+        except TimeoutError:
+            text = f"requests behind the first stage were not finished within {grace_s:g} s, so nothing was changed"
+            raise Unavailable(f"{text}: try again, or give a longer grace_s") from None
+        finally:
+            driver.hold(False)
+
+    def _switch(self, successors: Sequence[_Successor]) -> None:
+        """Admit all newcomers and retire all others, in one turn of the loop."""
+        self._refuse_if_over()
+        _check_ready(each.pool.turnover.is_ready(each.new.place) for each in successors)
+        for each in successors:
+            each.pool.turnover.admit(each.new.place)
+        for each in successors:
+            each.pool.turnover.retire(each.old)
+
+    async def _replace_in_place(self, pool: WorkerPool, place: int, grace_s: float) -> None:
+        """Have a worker go, and then start its successor."""
+        index = pool.roster.places[place].index
+        await self._let_go(pool, [place], grace_s)
+        try:
+            (new,) = await self._hired(pool, [index])
+        except BaseException:
+            if not pool.roster.stopping:
+                pool.roster.add(index, is_new=False)  # it is tried again, as after a death
+                self._driver.start_workers()
+            raise
+        pool.turnover.admit(new)
+
+    # -- workers that go
+
+    async def _let_go(self, pool: WorkerPool, places: Collection[int], grace_s: float) -> None:
+        """Retire workers, and wait until they have gone."""
+        for place in places:
+            pool.turnover.retire(place)
+        await self._see_off(pool, places, grace_s)
+
+    async def _let_all_go(self, successors: Sequence[_Successor], grace_s: float) -> None:
+        """Wait until all workers that were replaced have gone."""
+        for pool in self._pools:
+            await self._see_off(pool, [each.old for each in successors if each.pool is pool], grace_s)
+
+    async def _see_off(self, pool: WorkerPool, places: Collection[int], grace_s: float) -> None:
+        """Wait until workers have gone; have streams move that can, and after `grace_s` all."""
+        stepper = self._driver.pipeline.stepper
+        has_streams = stepper is not None and stepper.stage == pool.stage
+        if has_streams and stepper is not None and stepper.resumable:
+            for place in places:
+                pool.turnover.move_out(place)
+        late = await pool.turnover.until_gone(places, grace_s)
+        if has_streams:
+            for place in late:
+                pool.turnover.move_out(place)
+
+    def _refuse_if_over(self) -> None:
+        """Raise Unavailable if the service has failed or is stopping."""
+        if self._driver.has_failed:
+            raise Unavailable("the service has failed: start it anew", code="stage_failed")
+        if self._driver.pipeline.closed_because is not None:
+            raise Unavailable("the service is stopping", code="draining")
+
+    def _about(self, pool: WorkerPool) -> dict[str, str]:
+        """Return the fields of a log line about a stage."""
+        return {"model": self._driver.stats.name, "stage": pool.name}
+
+
+async def _take_back(pool: WorkerPool, places: Sequence[int]) -> None:
+    """End newcomers that are not wanted any more, and wait until they have gone."""
+    for place in places:
+        pool.turnover.take_back(place)
+    await pool.turnover.until_gone(places, _END_S)
+
+
+def _check_ready(are_ready: Iterable[bool]) -> None:
+    """Raise StartupError unless all newcomers are ready: one may have died since it said so."""
+    if not all(are_ready):
+        raise StartupError("a new worker died before it was given anything")
+
+
+async def _all_ready(newcomers: Sequence[Newcomer]) -> None:
+    """Wait until all newcomers are ready. Raises StartupError as soon as one has died."""
+    await asyncio.gather(*[asyncio.shield(newcomer.ready) for newcomer in newcomers])

@@ -1,0 +1,208 @@
+"""The routes by which an operator changes the services of an app while they run.
+
+They answer clients on this machine only, and only to `Content-Type: application/json`: a page in a
+browser cannot send that to another origin without being allowed to.
+
+    POST /admin/reload   {"service": "Digits", "rolling": false, "grace_s": 30}
+    POST /admin/scale    {"service": "Digits", "stage": "Digits", "workers": 4}
+
+All members but `workers` may be left out, and so may `stage` where the service has one. Without
+`service` all of them are reloaded, and the only one is scaled. The answer comes when it is done.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import msgspec
+
+from carpool.errors import CarpoolError, InvalidRequest, StartupError, Unavailable
+from carpool.foreign import text_of
+from carpool.http.codec import Refusal, as_json
+from carpool.http.endpoint import Endpoint
+from carpool.http.exchange import JSON_TYPE, Exchange, Head, HttpResponse
+from carpool.logger import logger
+
+RELOAD = b"/admin/reload"
+SCALE = b"/admin/scale"
+
+
+class ReloadOrder(msgspec.Struct, forbid_unknown_fields=True):
+    """What is to be reloaded.
+
+    Attributes:
+        service: the name of a service; None for all.
+        rolling: whether one worker is replaced at a time; None for what the server was told.
+        grace_s: how long answers in parts may go on in old workers, in seconds.
+    """
+
+    service: str | None = None
+    rolling: bool | None = None
+    grace_s: float = 30.0
+
+
+class ScaleOrder(msgspec.Struct, forbid_unknown_fields=True):
+    """How many workers a stage is to have.
+
+    Attributes:
+        workers: how many, or the fewest and the most.
+        stage: the name of the stage; None for the only one.
+        service: the name of the service; None for the only one.
+        grace_s: how long answers in parts may go on in workers that go, in seconds.
+    """
+
+    workers: int | tuple[int, int]
+    stage: str | None = None
+    service: str | None = None
+    grace_s: float = 30.0
+
+
+class Admin:
+    """Changes the services of an app.
+
+    Args:
+        endpoints: the services.
+        error: returns the response to a request that failed.
+        begin: has a coroutine run beside the requests, as long as the app runs.
+
+    Attributes:
+        rolling: whether a reload replaces one worker at a time where nothing else is said.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        error: Callable[[Head, Exception], HttpResponse],
+        begin: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self.rolling = False
+        self._endpoints = endpoints
+        self._error = error
+        self._begin = begin
+
+    @property
+    def routes(self) -> dict[bytes, Callable[[Exchange], None]]:
+        """What answers to POST, by path."""
+        return {RELOAD: self._reload, SCALE: self._scale}
+
+    async def reload(self, order: ReloadOrder) -> None:
+        """Replace the workers of services by new ones, which load anew.
+
+        Every service is tried, whatever becomes of the others.
+
+        Raises:
+            CarpoolError: a service could not be reloaded: the first one of them.
+        """
+        rolling = self.rolling if order.rolling is None else order.rolling
+        failed: CarpoolError | None = None
+        for endpoint in self._chosen(order.service):
+            about = {"model": endpoint.name}
+            logger.info("service %s is reloaded", endpoint.name, extra=about)
+            try:
+                if endpoint.handle is None:
+                    raise Unavailable(f"service {endpoint.name} is starting", code="starting")
+                await endpoint.handle.reload(rolling=rolling, grace_s=order.grace_s)
+            except CarpoolError as error:
+                what = "some old workers stay" if rolling else "the old workers stay"
+                logger.error(
+                    "service %s was not reloaded, and %s: %s", endpoint.name, what, text_of(error), extra=about
+                )
+                failed = failed or error
+            else:
+                logger.info("service %s was reloaded", endpoint.name, extra=about)
+        if failed is not None:
+            raise failed
+
+    async def scale(self, order: ScaleOrder) -> None:
+        """Change the number of workers of a stage.
+
+        Raises:
+            CarpoolError: that could not be done.
+            ValueError: there is no such stage, or not that many workers.
+        """
+        endpoints = self._chosen(order.service)
+        if len(endpoints) > 1:
+            names = ", ".join(endpoint.name for endpoint in endpoints)
+            raise ValueError(f'say which service: "service" may be one of {names}')
+        handle, stages = endpoints[0].handle, endpoints[0].service.stages
+        if handle is None:
+            raise Unavailable(f"service {endpoints[0].name} is starting", code="starting")
+        if order.stage is None and len(stages) > 1:
+            raise ValueError(f'say which stage: "stage" may be one of {", ".join(stage.name for stage in stages)}')
+        await handle.scale(order.stage or stages[0].name, order.workers, grace_s=order.grace_s)
+
+    # -- the routes
+
+    def _reload(self, exchange: Exchange) -> None:
+        self._do(exchange, ReloadOrder, self.reload)
+
+    def _scale(self, exchange: Exchange) -> None:
+        self._do(exchange, ScaleOrder, self.scale)
+
+    def _do(self, exchange: Exchange, kind: type[Any], change: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
+        """Read an order, and have it carried out."""
+        try:
+            _check_client(exchange)
+            order = msgspec.json.decode(bytes(exchange.body) or b"{}", type=kind)
+        except msgspec.DecodeError as error:
+            exchange.respond(self._error(exchange.head, InvalidRequest(str(error))))
+        except CarpoolError as error:
+            exchange.respond(self._error(exchange.head, error))
+        else:
+            self._begin(self._answer(exchange, change(order)))
+
+    async def _answer(self, exchange: Exchange, change: Coroutine[Any, Any, None]) -> None:
+        """Wait for a change, and tell the operator what came of it."""
+        response = self._error(exchange.head, Unavailable("the service is shutting down", code="draining"))
+        try:
+            await change
+            response = HttpResponse(200, as_json({"workers": self._workers()}))
+        except (StartupError, Unavailable) as error:
+            told = {"code": error.code, "message": text_of(error), "workers": self._workers()}
+            response = HttpResponse(error.status, as_json({"error": told}))
+        except (CarpoolError, ValueError) as error:
+            response = self._error(exchange.head, InvalidRequest(str(error)))
+        finally:  # the app may stop meanwhile
+            exchange.respond(response)
+
+    def _workers(self) -> dict[str, dict[str, int]]:
+        """Return how many workers each stage of each service has."""
+        return {
+            endpoint.name: {
+                stage.name: len(stage.roster.established) if stage.roster is not None else 0
+                for stage in endpoint.driver.stats.stages
+            }
+            for endpoint in self._endpoints
+            if endpoint.driver is not None
+        }
+
+    def _chosen(self, service: str | None) -> list[Endpoint]:
+        """Return the services of that name, or all. Raises ValueError if there is none."""
+        chosen = [endpoint for endpoint in self._endpoints if service in (None, endpoint.name)]
+        if not chosen:
+            known = ", ".join(endpoint.name for endpoint in self._endpoints)
+            raise ValueError(f"there is no service {service!r}; there is {known}")
+        return chosen
+
+
+def _check_client(exchange: Exchange) -> None:
+    """Refuse clients on other machines, and what pages in browsers could send. Raises Refusal."""
+    if not is_local(exchange.client_host):
+        raise Refusal(403, "not_local")
+    kind = exchange.head.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if kind != JSON_TYPE:
+        raise InvalidRequest("send the order as Content-Type: application/json", status=415)
+
+
+def is_local(host: str | None) -> bool:
+    """Report whether an address is that of a client on this machine; None if it is not known."""
+    if host is None:
+        return False
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return not host  # that of a client on a Unix socket
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)

@@ -1,0 +1,120 @@
+"""The commands that change a running server: `carpool reload` and `carpool scale`.
+
+They send an order to its admin routes (`http/admin.py`) and wait until it has been carried out.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.error
+import urllib.request
+from typing import Annotated, Any, NoReturn
+
+from cyclopts import Parameter
+
+_FAILED = 1
+_USAGE_ERROR = 2
+_URL = "http://127.0.0.1:8000"
+_LONGEST_S = 3600.0  # models may take long to load
+
+
+def reload(
+    *,
+    service: str | None = None,
+    rolling: Annotated[bool | None, Parameter(negative=())] = None,
+    grace_s: float = 30.0,
+    url: str = _URL,
+) -> None:
+    """Have a running server load its models anew, without losing a request.
+
+    New workers are started beside the old ones, load the code and the weights that are there now,
+    and run their examples. Then they take over. If a new worker fails, the old ones stay, and the
+    exit status is 1. It is the same as SIGHUP to the server.
+
+    Example: carpool reload --url http://127.0.0.1:8000
+
+    Parameters
+    ----------
+    service:
+        The name of a service; all of the server's, if not given.
+    rolling:
+        Replace one worker at a time, each old one going before the new one is started, because
+        there is no memory for both.
+    grace_s:
+        How long answers in parts may go on in old workers.
+    url:
+        Where the server listens. It takes orders from its own machine only.
+    """
+    order = {"service": service, "rolling": rolling, "grace_s": grace_s}
+    _print_workers(_send(url, "/admin/reload", order), "reloaded")
+
+
+def scale(stage: str, workers: str, /, *, service: str | None = None, grace_s: float = 30.0, url: str = _URL) -> None:
+    """Change the number of workers of a stage of a running server, without losing a request.
+
+    Example: carpool scale Digits 4
+
+    Example: carpool scale Digits 1-8
+
+    Parameters
+    ----------
+    stage:
+        The name of the stage.
+    workers:
+        How many workers it is to have. With 1-8 the number follows the load from now on.
+    service:
+        The name of the service, where the server has several.
+    grace_s:
+        How long answers in parts may go on in workers that go.
+    url:
+        Where the server listens. It takes orders from its own machine only.
+    """
+    numbers = workers.split("-")
+    if len(numbers) > 2 or not all(number.strip().isdigit() for number in numbers):
+        _fail(f"workers must be a number such as 4, or a range such as 1-8, not {workers!r}", _USAGE_ERROR)
+    wanted = [int(number) for number in numbers]
+    order = {
+        "stage": stage,
+        "workers": wanted[0] if len(wanted) == 1 else wanted,
+        "service": service,
+        "grace_s": grace_s,
+    }
+    _print_workers(_send(url, "/admin/scale", order), "scaled")
+
+
+def _send(url: str, path: str, order: dict[str, Any]) -> dict[str, Any]:
+    """Send an order, and return what the server answers; exit if it was not carried out."""
+    body = json.dumps(order).encode()
+    request = urllib.request.Request(url.rstrip("/") + path, body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=_LONGEST_S) as response:
+            answer: dict[str, Any] = json.load(response)
+            return answer
+    except urllib.error.HTTPError as error:
+        _fail(_message_of(error), _FAILED)
+    except (urllib.error.URLError, ValueError, OSError) as error:
+        reason = getattr(error, "reason", error)
+        _fail(f"no carpool server answers at {url} ({reason}): say where it listens with --url", _FAILED)
+
+
+def _message_of(error: urllib.error.HTTPError) -> str:
+    """Return what the server says is wrong."""
+    try:
+        told: str = json.load(error)["error"]["message"]
+    except (ValueError, KeyError, TypeError, OSError):
+        return f"the server answered {error.code} {error.reason}"
+    return told
+
+
+def _print_workers(answer: dict[str, Any], done: str) -> None:
+    """Print how many workers there are now."""
+    for service, stages in answer["workers"].items():
+        counts = ", ".join(f"{stage} has {n} worker{'' if n == 1 else 's'}" for stage, n in stages.items())
+        print(f"{service} {done}: {counts}")
+
+
+def _fail(text: str, status: int) -> NoReturn:
+    """Exit with an error."""
+    print(f"carpool: {text}", file=sys.stderr)
+    raise SystemExit(status)

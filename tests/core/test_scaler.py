@@ -1,0 +1,97 @@
+"""How many workers a stage should have: by arrivals and costs, up at once, down slowly, within its bounds."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.core.scaler import Scaler, Steady
+from tests.effort import examples
+
+
+def learned(least: int = 1, most: int = 8, slo_s: float = 0.06, limit: int = 64) -> Scaler:
+    """A scaler that knows a cost of 8 ms and 0.25 ms for each request."""
+    scaler = Scaler(least, most, limit, slo_s)
+    for n in (1, 8, 16, 32, 64) * 8:
+        scaler.completed(n, n, 0.008 + 0.00025 * n)
+    return scaler
+
+
+def load(scaler: Scaler, rate: int, seconds: range, workers: int = 1, wait_s: float = 0.0) -> int:
+    """What is wanted after some seconds with so many requests each."""
+    wanted = 0
+    for second in seconds:
+        wanted = scaler.wanted(second, rate * second, wait_s, workers)
+    return wanted
+
+
+def test_the_capacity_is_that_of_the_largest_batch_twice_within_the_slo() -> None:
+    """A request waits for one batch and is in the next; without an SLO the largest batch counts."""
+    assert learned(slo_s=0.06).capacity == pytest.approx(64 / 0.024, rel=0.05)
+    assert learned(slo_s=0.024).capacity == pytest.approx(16 / 0.012, rel=0.15)
+    assert learned(slo_s=inf).capacity == pytest.approx(64 / 0.024, rel=0.05)
+
+
+@pytest.mark.parametrize(("rate", "wanted"), [(0, 1), (1000, 1), (3000, 2), (9300, 5), (50_000, 8)])
+def test_as_many_as_the_load_needs(rate: int, wanted: int) -> None:
+    """The number of workers is the load over 0.8 of a worker's capacity, within its bounds."""
+    assert load(learned(), rate, range(10)) == wanted
+
+
+def test_one_more_while_requests_would_wait_too_long() -> None:
+    """If the queue is longer than the SLO allows, one more is wanted than the load needs, not ever more."""
+    scaler = learned()
+
+    assert load(scaler, 3000, range(30), workers=2, wait_s=0.5) == 3
+    assert load(scaler, 3000, range(30, 60), workers=3, wait_s=0.5) == 3
+
+
+def test_nothing_is_guessed_before_a_batch_has_run() -> None:
+    """While no cost is known, the stage keeps the fewest workers."""
+    assert load(Scaler(2, 8, 64, 0.06), 10_000, range(30), workers=2) == 2
+
+
+def test_up_at_once_and_down_after_a_while() -> None:
+    """A number that was wanted within the last 20 s is kept."""
+    steady = Steady(1, 8)
+
+    assert steady.settled(0, 1, 1) == 1
+    assert steady.settled(1, 5, 1) == 5
+    assert [steady.settled(1 + t, 2, 5) for t in range(1, 20)] == [5] * 19
+    assert steady.settled(21, 2, 5) == 2
+    assert steady.settled(22, 6, 2) == 6
+
+
+def test_a_running_stage_does_not_shrink_at_first_sight() -> None:
+    """Workers that were there when it began to look stay for the same time."""
+    steady = Steady(1, 8)
+
+    assert [steady.settled(t, 1, 4) for t in (0, 10, 19.9, 20)] == [4, 4, 4, 1]
+
+
+@examples(200)
+@given(
+    st.integers(1, 4),
+    st.integers(0, 6),
+    st.lists(st.tuples(st.floats(0.1, 30), st.integers(-3, 20), st.integers(0, 12)), min_size=1, max_size=40),
+)
+def test_never_below_the_least_nor_above_the_most(least: int, more: int, looks: list[tuple[float, int, int]]) -> None:
+    """Whatever is wanted and whenever, the number is within its bounds, and no less than what is wanted now."""
+    steady, now = Steady(least, least + more), 0.0
+    for pause_s, wanted, workers in looks:
+        now += pause_s
+        settled = steady.settled(now, wanted, workers)
+        assert settled <= least + more
+        assert settled >= min(max(wanted, least), least + more)
+
+
+def test_sizes_count() -> None:
+    """Where requests are larger than one unit of the limit, as many more workers are needed."""
+    small, large = learned(), Scaler(1, 8, 64, 0.06)
+    for n in (1, 2, 4, 8, 16) * 30:
+        large.completed(n, 4 * n, 0.008 + 0.00025 * 4 * n)
+
+    assert load(large, 2000, range(10)) == load(small, 8000, range(10))
