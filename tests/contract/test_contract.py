@@ -20,7 +20,7 @@ CANNOT = {
     ("threads over processes", "a_caller_who_leaves_harms_nobody"): "a thread cannot be cancelled",
 }
 
-ALIKE = ("threads over processes", "thread stage", "loop stage", "batched tasks")
+ALIKE = ("joined workers", "threads over processes", "thread stage", "loop stage", "batched tasks")
 """Their loop and pipeline are those of "processes", which tries what takes time in the quick run, too."""
 
 TAKES_TIME = (

@@ -57,7 +57,9 @@ def test_all_workers_are_to_be_started_at_first() -> None:
     assert (one.due(0), one.next_start(), one.restarts) == ([], INFINITY, 0)
 
 
-@pytest.mark.parametrize("before", [state for state in PlaceState if state not in (PlaceState.DEAD, PlaceState.HUNG)])
+@pytest.mark.parametrize(
+    "before", [state for state in PlaceState if state not in (PlaceState.DEAD, PlaceState.HUNG, PlaceState.VACANT)]
+)
 @pytest.mark.parametrize("after", PlaceState)
 def test_a_worker_moves_only_forward(before: PlaceState, after: PlaceState) -> None:
     """A worker moves from starting to loading, warming and ready, where warming may be left

@@ -125,6 +125,7 @@ class Batcher:
         )
         self._policy_predicts = kind.predicted_wait_s is not Policy.predicted_wait_s
         self._policy_knows_lone = knows_lone_requests(kind)
+        self._draining: set[int] = set()  # places of workers that get no further batches
         self._idle: list[int] = []  # the worker that was busy last is used first: its caches are warm
         self._running = 0
         self._batch_ids = 0
@@ -252,10 +253,21 @@ class Batcher:
         """
         if place in self._idle:
             self._idle.remove(place)
+        self._draining.discard(place)
         batch = self.in_flight.pop(place, None)
         if batch is not None:
             self._running -= len(batch)
         return batch
+
+    def drain(self, place: int) -> None:
+        """Give a worker no further batches; it answers those that it has."""
+        self._draining.add(place)
+        if place in self._idle:
+            self._idle.remove(place)
+
+    def is_empty(self, place: int) -> bool:
+        """Report whether a worker has answered all batches that it was given."""
+        return place not in self.in_flight
 
     def withdraw_ahead(self, place: int) -> list[Request]:
         """Return the requests of a lost worker's batch ahead that still wait for their answers.
@@ -392,7 +404,8 @@ class Batcher:
         self._running -= len(batch.requests)
         following = self.ahead.pop(batch.place, None) if self.ahead else None
         if following is None:
-            self._idle.append(batch.place)
+            if batch.place not in self._draining:
+                self._idle.append(batch.place)
         else:
             self._begin(now, following)
         if self.patience.learns:
@@ -565,7 +578,8 @@ class Batcher:
         lead_s = lead_allowed_s(queue, self.times, len(self.in_flight), self._limit)
         if lead_s is None:
             return None
-        before = next_to_end(now, self.in_flight.values(), self.ahead, usual_s, lead_s)
+        taken = self.ahead.keys() | self._draining if self._draining else self.ahead
+        before = next_to_end(now, self.in_flight.values(), taken, usual_s, lead_s)
         if before is None:
             return None
         decision = self.policy.decide_ahead(now, queue, max(0.0, before.started + usual_s - now))

@@ -428,10 +428,9 @@ class Pipeline:
         if self.stepper is not None:
             self.stepper.trained_steps(rows, step_s, length, start_s)
 
-    def drain(self, place: int) -> None:
-        """Let no stream join a worker of the stage of steps any more; those that it has go on."""
-        if self.stepper is not None:
-            self.stepper.drain(place)
+    def drain(self, stage: int, place: int) -> None:
+        """Give a worker nothing further to do; it answers what it has, and its streams go on."""
+        self.batchers[stage].drain(place)
 
     def worker_ready(self, stage: int, place: int) -> None:
         """Note that a worker can take batches from now on."""

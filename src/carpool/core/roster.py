@@ -17,6 +17,10 @@ were given up since no caller waited for their calls, which may just be slow. Bu
 `MOST_FORGIVEN` such requests in a row, with no batch finished between them, it may as well be the
 model that dies with every request: restarts slow down all the same, and a stage that has never yet
 shown that it works, by a batch or a warm-up, has failed.
+
+Guests are workers that come by themselves (`admit`). Their places are theirs only: nothing is
+started there, and when one has gone, its place is vacant until another one comes. Their deaths are
+for those who started them to judge, so none of the above counts them.
 """
 
 from __future__ import annotations
@@ -42,6 +46,7 @@ class PlaceState(StrEnum):
     READY = "ready"
     HUNG = "hung"
     DEAD = "dead"
+    VACANT = "vacant"
 
 
 _NEXT: dict[PlaceState, frozenset[PlaceState]] = {
@@ -51,6 +56,7 @@ _NEXT: dict[PlaceState, frozenset[PlaceState]] = {
     PlaceState.READY: frozenset({PlaceState.DEAD}),
     PlaceState.HUNG: frozenset({PlaceState.DEAD}),
     PlaceState.DEAD: frozenset({PlaceState.STARTING}),
+    PlaceState.VACANT: frozenset({PlaceState.STARTING}),
 }
 _ON_THEIR_WAY = frozenset({PlaceState.STARTING, PlaceState.LOADING, PlaceState.WARMING})
 
@@ -66,19 +72,21 @@ class PlaceRecord:
         start_at: when a dead worker is to be replaced.
         order: the number of the present worker among all that the stage has started.
         starts: how many workers have been started in this place.
+        is_guest: whether its workers come by themselves.
     """
 
     state: PlaceState = PlaceState.DEAD
     start_at: float = 0.0
     order: int = 0
     starts: int = 0
+    is_guest: bool = False
 
 
 class Roster:
     """The workers of one stage.
 
     Args:
-        workers: how many places there are.
+        workers: how many workers are to be started; places for guests come and go besides.
         random: returns uniform numbers in [0, 1), for the jitter.
 
     Attributes:
@@ -100,8 +108,8 @@ class Roster:
 
     @property
     def loading(self) -> int:
-        """How many workers have been started and are not ready yet."""
-        return sum(record.state in _ON_THEIR_WAY for record in self.places)
+        """How many workers have been started and are not ready yet; guests load elsewhere."""
+        return sum(record.state in _ON_THEIR_WAY and not record.is_guest for record in self.places)
 
     @property
     def ready(self) -> int:
@@ -130,6 +138,19 @@ class Roster:
             record.order = self._starts
             record.starts += 1
         return due
+
+    def admit(self) -> int:
+        """Return the place of a guest that has come; it counts as starting from here on."""
+        vacant = [place for place, record in enumerate(self.places) if record.state == PlaceState.VACANT]
+        if not vacant:
+            self.places.append(PlaceRecord(is_guest=True))
+        place = vacant[0] if vacant else len(self.places) - 1
+        record = self.places[place]
+        self._starts += 1
+        record.state = PlaceState.STARTING
+        record.order = self._starts
+        record.starts = 1
+        return place
 
     def next_start(self) -> float:
         """Return when the next start is due; infinity if none is."""
@@ -168,8 +189,11 @@ class Roster:
             ValueError: it was dead or given up already.
         """
         record = self.places[place]
-        if record.state in (PlaceState.DEAD, PlaceState.HUNG):
+        if record.state in (PlaceState.DEAD, PlaceState.HUNG, PlaceState.VACANT):
             raise ValueError(f"worker {place} is {record.state} already")
+        if record.is_guest:
+            record.state = PlaceState.VACANT if gone else PlaceState.HUNG
+            return
         record.state = PlaceState.DEAD if gone else PlaceState.HUNG
         if self.stopping:
             return
@@ -198,7 +222,7 @@ class Roster:
         record = self.places[place]
         if record.state != PlaceState.HUNG:
             raise ValueError(f"worker {place} is {record.state}: it did not hang")
-        record.state = PlaceState.DEAD
+        record.state = PlaceState.VACANT if record.is_guest else PlaceState.DEAD
 
     def not_started(self, now: float, place: int) -> None:
         """Try a start again later for which the system had no process, memory or file descriptor.

@@ -25,7 +25,7 @@ The calls, which `core/pipeline.py` makes for drivers (events first, then what t
     reported(now, report) -> (parts, ended)       # Pipeline.reported(now, report)
     worker_ready(place)                           # Pipeline.worker_ready(stage, place)
     worker_gone(now, place, unsent) -> Lost       # Pipeline.worker_lost, Pipeline.worker_left
-    drain(place), is_empty(place)                 # Pipeline.drain(place); recycling
+    drain(place), is_empty(place)                 # Pipeline.drain(stage, place); workers that leave
     trained_steps(rows, step_s, length, start_s)  # Pipeline.trained_steps(...); a warm-up
     poll(now, refuse)                             # Pipeline.poll(now); see `Todo`
 

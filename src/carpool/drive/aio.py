@@ -115,13 +115,15 @@ class Driver:
 
         Args:
             executors: one per stage.
-            workers: how many workers each stage has.
+            workers: how many workers of each stage are to be started, and waited for.
 
         Raises:
             StartupError: a worker could not load; the caller should `stop`.
         """
         self.executors = executors
         self._missing = {(stage, place) for stage, n in enumerate(workers) for place in range(n)}
+        if not self._missing:  # all its workers come by themselves
+            self._started.set_result(None)
         self.start_workers()
         await self._started
 
@@ -239,6 +241,12 @@ class Driver:
             self.pipeline.worker_left(self.clock(), stage, place)
         except BaseException as error:
             self._fail(error)
+        self.poll()
+
+    def drain(self, stage: int, place: int) -> None:
+        """Give a worker nothing further to do; it answers what it has."""
+        self.recall()
+        self.pipeline.drain(stage, place)
         self.poll()
 
     def trained(self, stage: int, n: int, size: int, busy_s: float) -> None:

@@ -76,6 +76,7 @@ class FrameSocket:
         self._unsent: list[memoryview] = []
         self._is_watching_writable = False
         self._last_frame = _LastFrame.IN_PIECES
+        self._broken: OSError | None = None  # what the first write has raised that failed
 
         # while the socket is lent: how to get it back; then what was read from it meanwhile
         self._recall: Callable[[], None] | None = None
@@ -101,8 +102,9 @@ class FrameSocket:
                 sent = self.sock.send(message)
             except BlockingIOError:
                 sent = 0
-            except OSError:
+            except OSError as error:
                 sent = 0  # it is dead; tried again below, where errors are dealt with
+                self._broken = self._broken or error
                 self._last_frame = _LastFrame.UNREAD
             if sent == len(message):
                 self._last_frame = _LastFrame.WHOLE
@@ -181,7 +183,7 @@ class FrameSocket:
         try:
             n = self.sock.recv_into(self._reader.get_buffer()) if not self._unread else self._read_again()
             if n == 0:
-                self.close("it closed its connection")
+                self.close("it closed its connection", self._broken)  # whoever asks first is told of an error
                 return False
             for frame in self._reader.received(n):
                 self.on_frame(frame)
@@ -239,7 +241,8 @@ class FrameSocket:
                 self._is_watching_writable = True
                 self._loop.add_writer(self.sock.fileno(), self._writable)
             return
-        except OSError:  # the peer is gone; what it still sent is read first, then it is lost
+        except OSError as error:  # the peer is gone; what it still sent is read first, then it is lost
+            self._broken = self._broken or error
             unsent.clear()
         if self._is_watching_writable:
             self._is_watching_writable = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,9 @@ class Launch:
         env: by place, environment variables to add.
         warm_up: the sum of the sizes of each number of examples that is run at a time.
         guard: guards the worker processes, if there are any.
+        hire: makes a worker for a place where worker processes run somewhere else; None for this
+            machine. It is called like `WorkerProcess`.
+        is_idempotent: whether a request may run once more after its worker was lost.
     """
 
     run_in: str
@@ -38,3 +41,5 @@ class Launch:
     env: tuple[Mapping[str, str], ...]
     warm_up: Mapping[int, int]
     guard: Guard | None
+    is_idempotent: bool
+    hire: Callable[..., Any] | None = None

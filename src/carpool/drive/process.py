@@ -77,6 +77,10 @@ class WorkerProcess:
         OSError: the system has no process, memory or descriptors to give.
     """
 
+    fell_silent = False
+    takes_large_ahead = True
+    hello = None
+
     def __init__(
         self,
         launch: Launch,
@@ -123,6 +127,11 @@ class WorkerProcess:
     def pid(self) -> int:
         """The process id."""
         return self._process.pid
+
+    @property
+    def where(self) -> str:
+        """Where it runs, in words."""
+        return f"pid {self._process.pid}"
 
     def lend(self, recall: Callable[[], None]) -> socket.socket | None:
         """Lend its socket to another thread, see `FrameSocket.lend`.

@@ -14,6 +14,8 @@ from carpool.drive.descriptors import fill_standard
 from carpool.http.app import App
 from carpool.logger import logger
 from carpool.observe import log as log_lines
+from carpool.service.elsewhere import Elsewhere
+from carpool.service.join import Join
 from carpool.service.service import Service
 from carpool.worker import program
 
@@ -46,6 +48,8 @@ def serve(
     when_full: Literal["refuse", "wait"] = "refuse",
     timeout_status: Literal[504, 408] = 504,
     max_body_mb: float = 16.0,
+    join: str | Join | None = None,
+    on: Literal["ray"] | Elsewhere | None = None,
     debug: bool = False,
     log: Literal["text", "json"] = "text",
     log_level: Literal["debug", "info", "warning", "error"] = "info",
@@ -65,6 +69,9 @@ def serve(
             it "wait" until its deadline.
         timeout_status: The HTTP status of a request whose deadline has passed.
         max_body_mb: The size of the largest request body, in MiB.
+        join: Where workers of stages with `join=True` connect: a `Join`, or the path of a Unix
+            socket.
+        on: Where worker processes run: "ray", or a `carpool.ray.Cluster`. None for this machine.
         debug: Whether error responses show the texts of exceptions. Not for production.
         log: "text" for log lines that people read, or "json" for one object per line. A program
             that has set up logging already keeps what it has.
@@ -89,7 +96,7 @@ def serve(
         raise ValueError(f"log must be 'text' or 'json', not {log!r}")
     if not logging.getLogger("carpool").hasHandlers():
         log_lines.set_up(log, log_lines.level_of(log_level))
-    app = new_app(services, when_full, timeout_status, max_body_mb, debug)
+    app = new_app(services, when_full, timeout_status, max_body_mb, debug, join, on)
     server = Server(app, host, port)
     try:
         server.bind()
@@ -104,6 +111,8 @@ def new_app(
     timeout_status: Literal[504, 408],
     max_body_mb: float,
     debug: bool,
+    join: str | Join | None,
+    on: Literal["ray"] | Elsewhere | None,
 ) -> App:
     """Make the app of a server that logs what models print. Raises what `App` raises."""
     return App(
@@ -112,6 +121,8 @@ def new_app(
         timeout_status=timeout_status,
         max_body_bytes=int(max_body_mb * 2**20),
         debug=debug,
+        join=join,
+        on=on,
         output=log_lines.worker_line,
     )
 

@@ -100,6 +100,31 @@ def mapping(name: str, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
+_NEEDS = (
+    "num_cpus",
+    "num_gpus",
+    "memory",
+    "accelerator_type",
+    "resources",
+    "label_selector",
+    "scheduling_strategy",
+)
+
+
+def cluster_needs(name: str, value: Any) -> dict[str, Any]:
+    """Return what a worker needs on a Ray cluster, in Ray's words, which Ray itself checks.
+
+    Raises:
+        TypeError: it is no mapping with text as its keys.
+        ValueError: a key is none of those that `needs` may have.
+    """
+    needs = mapping(name, value)
+    for key in needs:
+        if key not in _NEEDS:
+            raise ValueError(f"{name} has no {key!r}: choose from {', '.join(_NEEDS)}, which mean what they do in Ray")
+    return needs
+
+
 def environments(value: Any, workers: int) -> tuple[Mapping[str, str], ...]:
     """Return the variables of each worker of a stage, from its `env=`: one mapping for all of them,
     or a list with one for each. Raises TypeError or ValueError.

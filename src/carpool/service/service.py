@@ -8,7 +8,9 @@ from typing import Literal
 from carpool.drive.output import LineSink, print_line
 from carpool.service.checks import at_least, check_callable
 from carpool.service.declaration import Declaration
+from carpool.service.elsewhere import Elsewhere, elsewhere_of
 from carpool.service.handle import AsyncHandle, Handle
+from carpool.service.join import Join, join_of
 
 _SINK_ARGUMENTS = "a worker's name, whether it is an error, and a line"
 
@@ -56,7 +58,14 @@ class Service(Declaration):
 
     __slots__ = ()
 
-    def run_async(self, *, journal_size: int = 0, output: LineSink = print_line) -> AsyncHandle:
+    def run_async(
+        self,
+        *,
+        journal_size: int = 0,
+        output: LineSink = print_line,
+        join: str | Join | None = None,
+        on: Literal["ray"] | Elsewhere | None = None,
+    ) -> AsyncHandle:
         """Return a handle for tasks: `async with service.run_async() as s: await s.predict(x)`.
 
         The service starts on the running loop when the block is entered, and is closed at its end.
@@ -65,15 +74,31 @@ class Service(Declaration):
             journal_size: How many events to remember for the handle's `story`; 0 for none.
             output: Called with each line that a worker prints: the worker's name, whether the line
                 went to standard error, and the line.
+            join: Where workers of stages with `join=True` connect: a `Join`, or the path of a Unix
+                socket.
+            on: Where worker processes run: "ray", or a `carpool.ray.Cluster`. None for this
+                machine.
 
         Raises:
-            ValueError: `journal_size` is not a whole number of at least 0.
+            ValueError: `journal_size` is not a whole number of at least 0; or a stage that needs
+                it lacks `join`, or no stage lets workers join; or the service cannot run there.
             TypeError: `output` cannot be called.
+            ImportError: `on="ray"`, and Ray is not installed.
         """
         check_callable("output", output, _SINK_ARGUMENTS)
-        return AsyncHandle(self, journal_size=at_least("journal_size", journal_size, 0), output=output)
+        journal_size = at_least("journal_size", journal_size, 0)
+        return AsyncHandle(
+            self, journal_size=journal_size, output=output, join=join_of(self, join), on=elsewhere_of(on)
+        )
 
-    def run(self, *, journal_size: int = 0, output: LineSink = print_line) -> Handle:
+    def run(
+        self,
+        *,
+        journal_size: int = 0,
+        output: LineSink = print_line,
+        join: str | Join | None = None,
+        on: Literal["ray"] | Elsewhere | None = None,
+    ) -> Handle:
         """Return a handle for threads: `with service.run() as s: s.predict(x)`.
 
         The service starts on a loop in a thread of its own when the block is entered, and is closed
@@ -82,15 +107,25 @@ class Service(Declaration):
         Args:
             journal_size: See `run_async`.
             output: See `run_async`.
+            join: See `run_async`.
+            on: See `run_async`.
 
         Raises:
             ValueError: See `run_async`.
             TypeError: See `run_async`.
         """
         check_callable("output", output, _SINK_ARGUMENTS)
-        return Handle(self, journal_size=at_least("journal_size", journal_size, 0), output=output)
+        journal_size = at_least("journal_size", journal_size, 0)
+        return Handle(self, journal_size=journal_size, output=output, join=join_of(self, join), on=elsewhere_of(on))
 
-    def start(self, *, journal_size: int = 0, output: LineSink = print_line) -> Handle:
+    def start(
+        self,
+        *,
+        journal_size: int = 0,
+        output: LineSink = print_line,
+        join: str | Join | None = None,
+        on: Literal["ray"] | Elsewhere | None = None,
+    ) -> Handle:
         """Start the service at once and return a handle for threads, which the caller must `close`.
 
         A service whose handle is dropped without `close` is ended, with a `ResourceWarning`.
@@ -98,13 +133,15 @@ class Service(Declaration):
         Args:
             journal_size: See `run_async`.
             output: See `run_async`.
+            join: See `run_async`.
+            on: See `run_async`.
 
         Raises:
             StartupError: A worker could not load its model or run its examples.
             ValueError: See `run_async`.
             TypeError: See `run_async`.
         """
-        return self.run(journal_size=journal_size, output=output).start()
+        return self.run(journal_size=journal_size, output=output, join=join, on=on).start()
 
     def serve(
         self,
@@ -114,6 +151,8 @@ class Service(Declaration):
         when_full: Literal["refuse", "wait"] = "refuse",
         timeout_status: Literal[504, 408] = 504,
         max_body_mb: float = 16.0,
+        join: str | Join | None = None,
+        on: Literal["ray"] | Elsewhere | None = None,
         debug: bool = False,
         log: Literal["text", "json"] = "text",
         log_level: Literal["debug", "info", "warning", "error"] = "info",
@@ -131,6 +170,8 @@ class Service(Declaration):
             when_full=when_full,
             timeout_status=timeout_status,
             max_body_mb=max_body_mb,
+            join=join,
+            on=on,
             debug=debug,
             log=log,
             log_level=log_level,
