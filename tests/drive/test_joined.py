@@ -17,6 +17,7 @@ import pytest
 
 import carpool
 from carpool import DeadlineExceeded, ModelError, Stage, StartupError, Unavailable
+from tests.effort import slow_where
 from tests.support import joining, models
 from tests.support.joining import joined, wait_for_workers
 from tests.support.processes import alive
@@ -42,6 +43,7 @@ def by_port(token: Path) -> carpool.Join:
     return carpool.Join("127.0.0.1:0", token_file=token)
 
 
+@pytest.mark.slow
 def test_a_service_waits_for_its_workers(join: carpool.Join, token: Path) -> None:
     """A service without workers of its own starts at once. Requests wait for one until their
     deadlines, and are answered when one has come.
@@ -123,6 +125,7 @@ def test_workers_come_and_go_under_load(by_port: carpool.Join, token: Path) -> N
         assert handle.stats().stages[0].workers == {}  # places that are vacant are none
 
 
+@pytest.mark.slow
 def test_who_leaves_idle_is_missed_by_nobody(by_port: carpool.Join, token: Path) -> None:
     """A worker that is stopped while it has nothing to do leaves at once, with exit status 0."""
     with joining.where().run(join=by_port) as handle:
@@ -133,22 +136,23 @@ def test_who_leaves_idle_is_missed_by_nobody(by_port: carpool.Join, token: Path)
         wait_for_workers(handle, 0)
 
 
+@slow_where(lambda join: join == "a path")
 def test_a_killed_worker(join: carpool.Join, token: Path) -> None:
     """EOF: what a killed worker had is run once more by another one; a request that kills two workers
     fails, and the stage does not, however often that happens.
     """
     with joining.where().run(join=join) as handle:
-        for _ in range(3):
+        for _ in range(2):
             with joined("where", handle.join_address, token), joined("where", handle.join_address, token):
                 wait_for_workers(handle, 2)
-                with pytest.raises(Unavailable) as caught:
+                with pytest.raises(ModelError, match="two workers of stage Where died"):
                     handle.predict("die")
-                assert caught.value.code == "request_crashed_worker"
                 wait_for_workers(handle, 0)
         with joined("where", handle.join_address, token) as pid:
             assert handle.predict(5) == (pid, 5)
 
 
+@pytest.mark.slow
 def test_a_hung_call(by_port: carpool.Join, token: Path) -> None:
     """A worker whose call takes too long is given up; it writes down where it stands, and ends by itself."""
     service = joining.where(max_batch_time_s=0.3)
@@ -174,6 +178,7 @@ def test_a_hung_worker_ends_by_itself(by_port: carpool.Join, token: Path) -> Non
         assert worker.wait(30) == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_loaded(by_port: carpool.Join, token: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A worker that cannot load its model says why, here and there; the service goes on waiting."""
     with joining.where().run(join=by_port) as handle:
@@ -185,6 +190,7 @@ def test_a_model_that_cannot_be_loaded(by_port: carpool.Join, token: Path, caplo
             assert handle.predict(5) == (pid, 5)
 
 
+@pytest.mark.slow
 def test_the_end_of_the_service(join: carpool.Join, token: Path) -> None:
     """A worker ends when its service does: at the end of a service, and at that of its process."""
     with joining.where().run(join=join) as handle:
@@ -238,6 +244,7 @@ def test_silence(by_port: carpool.Join, token: Path, monkeypatch: pytest.MonkeyP
         assert outcomes["ok"] == 1
 
 
+@pytest.mark.slow
 def test_no_window_is_closed_by_what_goes_ahead(token: Path) -> None:
     """A large batch waits here while a worker on a network is busy, since a window that stays closed
     counts as silence; so calls may take longer than `silence_s`.
@@ -301,6 +308,7 @@ def test_an_address_that_is_taken(tmp_path: Path) -> None:
         joining.where().start(join=path)
 
 
+@pytest.mark.slow
 def test_a_mixed_stage(by_port: carpool.Join, token: Path) -> None:
     """A stage may have workers of its own, for which its start waits, besides those that join."""
     service = carpool.Service(Stage(joining.Where, max_batch_size=1, join=True), name="where")
@@ -320,6 +328,7 @@ def test_a_mixed_stage(by_port: carpool.Join, token: Path) -> None:
             assert alive(pid)
 
 
+@pytest.mark.slow
 def test_an_error_of_the_model_comes_with_its_traceback(by_port: carpool.Join, token: Path) -> None:
     """Errors of a worker that has joined are told like those of any other."""
     with (

@@ -14,6 +14,7 @@ from typing import Any
 
 import carpool
 from carpool import Service, Stage
+from carpool.service.join import token_of
 from carpool.service.work import work
 from carpool.testing.driver import Contract
 from carpool.worker import remote
@@ -82,8 +83,12 @@ def wait_for_workers(handle: Any, n: int) -> None:
 def main() -> None:
     name, address, token_file = sys.argv[1:]
     service = contract(float(os.environ.get("COST_S", 0))) if name == "contract" else where()
-    token = Path(token_file).read_bytes() if token_file else b"a Unix socket that only its owner can open"
-    work(service, service.stages[0], remote.Way(parse_address(address), token), wait_s=10)
+    where_to = parse_address(address)
+    token = token_of(where_to, token_file or None)
+    try:
+        work(service, service.stages[0], remote.Way(where_to, token), wait_s=10)
+    except carpool.StartupError as error:
+        raise SystemExit(str(error)) from None
 
 
 if __name__ == "__main__":
