@@ -35,14 +35,15 @@ def cluster() -> Iterator[Any]:
         patch.setenv("HOME", folder)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
+        # Ray takes 127.0.0.1 for whatever other address the machine has, so none of the nodes has that.
         small = {"object_store_memory": 80 * 2**20, "include_dashboard": False}
-        local = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "node_ip_address": "127.0.0.1", **small})
+        local = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "node_ip_address": "127.0.0.2", **small})
         try:
-            for number in (2, 3):
+            for number in (3, 4):
                 local.add_node(num_cpus=4, node_ip_address=f"127.0.0.{number}", object_store_memory=80 * 2**20)
             local.wait_for_nodes()
             patch.setenv("RAY_ADDRESS", local.address)
-            ray.init(address=local.address, logging_level="ERROR", log_to_driver=False, _node_ip_address="127.0.0.1")
+            ray.init(address=local.address, logging_level="ERROR", log_to_driver=False, _node_ip_address="127.0.0.2")
             try:
                 yield local
             finally:

@@ -128,7 +128,7 @@ def test_a_hung_call_is_replaced() -> None:
 def test_a_node_that_is_gone(cluster: Any) -> None:
     """The workers of a node that is taken away are lost at once, and replaced where there is room."""
     own = {"num_cpus": 1, "resources": {"extra": 1}, "object_store_memory": 80 * 2**20}
-    node = cluster.add_node(node_ip_address="127.0.0.4", **own)
+    node = cluster.add_node(node_ip_address="127.0.0.5", **own)
     cluster.wait_for_nodes()
     with service(needs={"resources": {"extra": 1}}).run(on="ray") as handle, ThreadPoolExecutor() as callers:
         pid = handle.predict(0)["pid"]
@@ -136,7 +136,7 @@ def test_a_node_that_is_gone(cluster: Any) -> None:
         wait_until(lambda: not alive(pid), 60)
         wait_for(handle, 0)
         waiting = callers.submit(handle.predict, 1)
-        cluster.add_node(node_ip_address="127.0.0.5", **own)
+        cluster.add_node(node_ip_address="127.0.0.6", **own)
         assert waiting.result(60)["pid"] != pid
 
 
