@@ -18,7 +18,7 @@ from carpool.drive.gate import Gate, Invitation
 from carpool.wire import handshake
 from carpool.wire.handshake import HandshakeError, Hello
 from carpool.worker import remote
-from carpool.worker.address import Address, parse_address
+from carpool.worker.address import JoinAddress, parse_address
 from carpool.worker.remote import Refused, Way
 from tests.support.waiting import wait_until
 
@@ -33,7 +33,7 @@ class Visitors:
         self.gate = Gate(None, 5.0, "digits")
         self.admitted: list[tuple[socket.socket, Hello]] = []
         self.gate.invitations[""] = Invitation(TOKEN, lambda hello: refusal, lambda *guest: self.admitted.append(guest))
-        self.address = self.gate.listen(Address(host="127.0.0.1"))
+        self.address = self.gate.listen(JoinAddress(host="127.0.0.1"))
 
     async def close(self) -> None:
         self.gate.close()
@@ -217,11 +217,11 @@ def test_a_unix_socket_is_its_owners_alone(tmp_path: Path) -> None:
         with socket.socket(socket.AF_UNIX) as left:
             left.bind(path)
         gate = Gate(None, 5.0, "digits")
-        assert gate.listen(Address(path=path)) == Address(path=path)
+        assert gate.listen(JoinAddress(path=path)) == JoinAddress(path=path)
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
         second = Gate(None, 5.0, "digits")
         with pytest.raises(OSError, match="in use"):
-            second.listen(Address(path=path))
+            second.listen(JoinAddress(path=path))
         gate.close()
 
     run(test)
@@ -231,14 +231,14 @@ def test_a_unix_socket_is_its_owners_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "address"),
     [
-        ("/run/x.sock", Address(path="/run/x.sock")),
-        ("./x", Address(path="./x")),
-        ("10.0.0.7:7000", Address(host="10.0.0.7", port=7000)),
-        ("gpu-1:0", Address(host="gpu-1")),
-        ("[::1]:80", Address(host="::1", port=80)),
+        ("/run/x.sock", JoinAddress(path="/run/x.sock")),
+        ("./x", JoinAddress(path="./x")),
+        ("10.0.0.7:7000", JoinAddress(host="10.0.0.7", port=7000)),
+        ("gpu-1:0", JoinAddress(host="gpu-1")),
+        ("[::1]:80", JoinAddress(host="::1", port=80)),
     ],
 )
-def test_addresses(text: str, address: Address) -> None:
+def test_addresses(text: str, address: JoinAddress) -> None:
     """An address is a path, or a host and a port, and is written as it is read."""
     assert parse_address(text) == address
     assert str(address) == text

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +19,7 @@ from carpool import DeadlineExceeded, ModelError, Stage, StartupError, Unavailab
 from tests.effort import slow_where
 from tests.support import joining, models
 from tests.support.joining import joined, wait_for_workers
+from tests.support.pressing import Callers
 from tests.support.processes import alive
 from tests.support.waiting import wait_until
 
@@ -61,45 +61,6 @@ def test_a_service_waits_for_its_workers(join: carpool.Join, token: Path) -> Non
             assert snapshot.restarts == 0
 
 
-class Callers:
-    """Threads that ask without a pause, and count what they get."""
-
-    def __init__(self, handle: Any, n: int = 8) -> None:
-        self.answers = 0
-        self.errors: list[BaseException] = []
-        self.pids: set[int] = set()
-        self._handle = handle
-        self._is_over = False
-        self._threads = [threading.Thread(target=self._ask, args=(i,)) for i in range(n)]
-        for thread in self._threads:
-            thread.start()
-
-    def _ask(self, number: int) -> None:
-        x = number
-        while not self._is_over:
-            try:
-                pid, answer = self._handle.predict(x)
-                assert answer == x
-                self.pids.add(pid)
-                self.answers += 1
-            except BaseException as error:
-                self.errors.append(error)
-            x += 100
-
-    def go_on(self, answers: int = 50) -> None:
-        """Wait until so many more have come."""
-        until = self.answers + answers
-        wait_until(lambda: self.answers >= until or self.errors)
-
-    def __enter__(self) -> Callers:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._is_over = True
-        for thread in self._threads:
-            thread.join(30)
-
-
 def test_workers_come_and_go_under_load(by_port: carpool.Join, token: Path) -> None:
     """Workers that leave in good order (SIGTERM), are killed, or come, cost no request its answer."""
     with joining.where().run(join=by_port) as handle:
@@ -120,7 +81,7 @@ def test_workers_come_and_go_under_load(by_port: carpool.Join, token: Path) -> N
                     wait_for_workers(handle, 1)
                     callers.go_on()
                     assert callers.pids == {first.pid, second, third}
-                    callers.__exit__()
+                    callers.stop()
         assert callers.errors == []
         assert handle.stats().stages[0].workers == {}  # places that are vacant are none
 

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from carpool import DeadlineExceeded, ModelError, Service, Stage, StartupError, Unavailable
-from carpool.testing.driver import PROMISES, Driven
-from tests.drive.test_joined import Callers
+from carpool.testing.driver import PROMISES, Contract, Driven
 from tests.on_ray.models import Place
 from tests.support import joining, models
+from tests.support.pressing import Callers
 from tests.support.processes import alive
 from tests.support.serving import serve
 from tests.support.waiting import wait_until
@@ -38,10 +38,19 @@ def service(workers: int = 1, **settings: Any) -> Service:
 @contextlib.asynccontextmanager
 async def actors(*, cost_s: float = 0.0, max_batch_size: int = 8, workers: int = 1) -> AsyncIterator[Driven]:
     """The service of the contract suite, with actors as its workers."""
-    from tests.contract.drivers import _service, _Tasks
+    stage = Stage(Contract, kwargs={"cost_s": cost_s}, max_batch_size=max_batch_size, workers=workers, policy="greedy")
+    async with Service(stage, name="contract").run_async(on="ray") as handle:
+        yield Called(handle)
 
-    async with _service(cost_s, max_batch_size, workers).run_async(on="ray") as handle:
-        yield _Tasks(handle)
+
+class Called:
+    """A handle as the contract asks for it."""
+
+    def __init__(self, handle: Any) -> None:
+        self.predict, self.stream = handle.predict, handle.stream
+
+    async def pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
 
 @pytest.mark.parametrize("promise", PROMISES)
@@ -69,7 +78,7 @@ def test_where_workers_run() -> None:
 
 def test_a_killed_worker_costs_no_request() -> None:
     """Under load, killed workers cost no request its answer, and successors come."""
-    with service(workers=2).run(on="ray") as handle, Callers2(handle) as callers:
+    with service(workers=2).run(on="ray") as handle, pressing(handle) as callers:
         for _ in range(2):
             callers.go_on()
             pid = handle.predict(0)["pid"]
@@ -82,7 +91,7 @@ def test_a_killed_worker_costs_no_request() -> None:
 
 def test_all_workers_killed() -> None:
     """All workers are killed at once under load, and no request fails."""
-    with service(workers=2).run(on="ray") as handle, Callers2(handle) as callers:
+    with service(workers=2).run(on="ray") as handle, pressing(handle) as callers:
         callers.go_on(200)
         for pid in set(callers.pids):
             os.kill(pid, signal.SIGKILL)
@@ -91,20 +100,9 @@ def test_all_workers_killed() -> None:
     assert callers.errors == []
 
 
-class Callers2(Callers):
+def pressing(handle: Any) -> Callers:
     """Callers of a service whose answers say where they were made."""
-
-    def _ask(self, number: int) -> None:
-        x = number
-        while not self._is_over:
-            try:
-                answer = self._handle.predict(x)
-                assert answer["x"] == x
-                self.pids.add(answer["pid"])
-                self.answers += 1
-            except BaseException as error:
-                self.errors.append(error)
-            x += 100
+    return Callers(handle, lambda answer: (answer["pid"], answer["x"]))
 
 
 def test_a_request_that_kills_workers() -> None:

@@ -22,7 +22,7 @@ from typing import Final
 from carpool.logger import logger
 from carpool.wire import handshake
 from carpool.wire.handshake import Claim, HandshakeError, Hello
-from carpool.worker.address import Address, tune
+from carpool.worker.address import JoinAddress, tune
 from carpool.worker.tls import Tls
 
 STRANGER_S: Final = 5.0
@@ -77,7 +77,7 @@ class Gate:
         self._is_full = False
         self._told_at = 0.0
 
-    def listen(self, address: Address) -> Address:
+    def listen(self, address: JoinAddress) -> JoinAddress:
         """Listen at an address, and return it with the port that was taken.
 
         Raises:
@@ -264,7 +264,7 @@ def _resolve(ready: asyncio.Future[None]) -> None:
         ready.set_result(None)
 
 
-def _bound(address: Address) -> socket.socket:
+def _bound(address: JoinAddress) -> socket.socket:
     """Return a socket that listens, and does not block. Raises OSError."""
     if not address.path:
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET

@@ -28,7 +28,7 @@ from carpool.foreign import named_text_of
 from carpool.logger import logger
 from carpool.ray.shell import Shell, WayHome, ray_tls
 from carpool.ray.suspects import SUSPECT_S, Suspects
-from carpool.worker.address import Address
+from carpool.worker.address import JoinAddress
 
 _SOCKET = "gate.sock"
 _LAST_ERRANDS_S = 10.0
@@ -119,7 +119,7 @@ class Session:
         self._node = ray.get_runtime_context().get_node_id()
         self._address = _listen(self.gate, ray.util.get_node_ip_address(), ports)
         self._folder = tempfile.mkdtemp(prefix="carpool-")  # which only this user can enter
-        self.gate.listen(Address(path=os.path.join(self._folder, _SOCKET)))
+        self.gate.listen(JoinAddress(path=os.path.join(self._folder, _SOCKET)))
         self._shells: dict[str, Any] = {}
         self._errands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run_errands, name="carpool-ray", daemon=True)
@@ -243,12 +243,12 @@ def _kill(actor: Any) -> None:
         ray.kill(actor)
 
 
-def _listen(gate: Gate, host: str, ports: tuple[int, int] | None) -> Address:
+def _listen(gate: Gate, host: str, ports: tuple[int, int] | None) -> JoinAddress:
     """Open a gate at the first port that is free; return its address. Raises OSError."""
     first, last = ports or (0, 0)
     for port in range(first, last + 1):
         try:
-            return gate.listen(Address(host=host, port=port))
+            return gate.listen(JoinAddress(host=host, port=port))
         except OSError:
             if port == last:
                 raise

@@ -13,12 +13,13 @@ import socket
 from typing import NamedTuple
 
 import ray
+
 from carpool.errors import StartupError
 from carpool.version import __version__
 from carpool.wire.frame import Frame
 from carpool.wire.handshake import Hello
 from carpool.worker import program, remote
-from carpool.worker.address import Address
+from carpool.worker.address import JoinAddress
 from carpool.worker.devices import VISIBLE_DEVICES
 from carpool.worker.serve import FindModel
 from carpool.worker.setup import Setup
@@ -97,8 +98,8 @@ class Shell:
             here.get_actor_id() or "",
         )
         if me.node == home.node and os.path.exists(home.path):
-            return remote.admitted(remote.Way(Address(path=home.path), home.token), me)
-        address = Address(host=home.host, port=home.port)
+            return remote.admitted(remote.Way(JoinAddress(path=home.path), home.token), me)
+        address = JoinAddress(host=home.host, port=home.port)
         return remote.admitted(remote.Way(address, home.token, ray_tls(), ray.util.get_node_ip_address()), me)
 
 

@@ -16,7 +16,7 @@ from carpool.service.checks import seconds
 from carpool.service.declaration import Declaration
 from carpool.version import __version__
 from carpool.wire.handshake import Hello
-from carpool.worker.address import Address, parse_address
+from carpool.worker.address import JoinAddress, parse_address
 from carpool.worker.tls import Tls
 
 _LEAST_SILENCE_S = 2.0
@@ -50,7 +50,7 @@ class Join:
         OSError: A file cannot be read.
     """
 
-    address: Address
+    address: JoinAddress
     token: bytes
     tls: Tls | None
     silence_s: float
@@ -83,7 +83,7 @@ class Join:
         return f"<Join {self.address}>"
 
 
-def token_of(address: Address, token_file: PathLike | None) -> bytes:
+def token_of(address: JoinAddress, token_file: PathLike | None) -> bytes:
     """Return the token for an address.
 
     Raises:
@@ -155,7 +155,7 @@ def joins_of(services: Sequence[Declaration], join: Any) -> list[Join | None]:
     return [join_of(service, join if service in joining else None) for service in services]
 
 
-def open_gate(join: Join, service: Declaration, pools: Sequence[WorkerPool]) -> tuple[Gate, Address]:
+def open_gate(join: Join, service: Declaration, pools: Sequence[WorkerPool]) -> tuple[Gate, JoinAddress]:
     """Open the gate of a service on the running loop; return it and its address.
 
     Args:

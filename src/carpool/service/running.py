@@ -30,7 +30,7 @@ from carpool.drive.worker_pool import WorkerPool
 from carpool.logger import logger
 from carpool.service.elsewhere import Site
 from carpool.worker import affinity
-from carpool.worker.address import Address
+from carpool.worker.address import JoinAddress
 
 _WHERE_IT_WAS_DROPPED = 3  # frames from here: `weakref.finalize` is in between
 
@@ -62,7 +62,7 @@ class Running:
         self.guard: Guard | None = None
         self.gate: Gate | None = None
         self.site: Site | None = None
-        self.gate_address: Address | None = None
+        self.gate_address: JoinAddress | None = None
         self.found_cores: affinity.Cores | None = None
         self.thread: LoopThread | None = None
         self._timeout_s = timeout_s

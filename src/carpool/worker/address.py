@@ -12,7 +12,7 @@ _BUFFER_BYTES: Final = 512 * 1024
 _PROBE_EVERY_S: Final = 1
 
 
-class Address(NamedTuple):
+class JoinAddress(NamedTuple):
     """An address of a service.
 
     Attributes:
@@ -32,14 +32,14 @@ class Address(NamedTuple):
         return f"{host}:{self.port}"
 
 
-def parse_address(text: str) -> Address:
+def parse_address(text: str) -> JoinAddress:
     """Return the address that a user has written.
 
     Raises:
         ValueError: it is none; the text says how to write one.
     """
     if "/" in text:
-        return Address(path=text)
+        return JoinAddress(path=text)
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > _LARGEST_PORT:
@@ -47,7 +47,7 @@ def parse_address(text: str) -> Address:
             f"{text!r} is not an address: write HOST:PORT, such as 127.0.0.1:7000, or the path of a Unix socket with a"
             " slash in it, such as /run/carpool.sock or ./carpool.sock"
         )
-    return Address(host=host, port=int(port))
+    return JoinAddress(host=host, port=int(port))
 
 
 def tune(sock: socket.socket, silence_s: float) -> None:

@@ -30,7 +30,7 @@ from carpool.wire import handshake
 from carpool.wire.frame import Frame, FrameKind
 from carpool.wire.handshake import Hello
 from carpool.wire.outcome import FailureReport, read_report
-from carpool.worker.address import Address, tune
+from carpool.worker.address import JoinAddress, tune
 from carpool.worker.clock_offset import ClockOffset
 from carpool.worker.main import ParentSocket
 from carpool.worker.place import INDEX_VARIABLE, enter_process
@@ -66,7 +66,7 @@ class Way:
         source: the address of this machine to connect from; empty for any.
     """
 
-    address: Address
+    address: JoinAddress
     token: bytes
     tls: Tls | None = None
     source: str = ""
