@@ -87,8 +87,8 @@ class Cluster:
             "silence_s": float(silence_s),
             "stages": {name: _differing(name, each) for name, each in (stages or {}).items()},
         }
-        for field, value in values.items():
-            object.__setattr__(self, field, value)
+        for field, checked in values.items():
+            object.__setattr__(self, field, checked)
 
     def moved(self, service: Declaration) -> Declaration:
         """Return the service as it runs there, with as many workers as `stages` says.
