@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 # The tests start a thousand processes: where an environment keeps no bytecode, each would compile all modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo serve test test-all fuzz lint bench bench-policies chaos chaos-mutants clean
+.PHONY: help setup demo serve test test-all test-ray fuzz lint bench bench-policies chaos chaos-mutants clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/'
@@ -29,8 +29,12 @@ serve: setup     ## serve the digits model on http://127.0.0.1:8000
 test: setup      ## run the tests in about four minutes, three at a time: each promise, with some of the cases
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
-test-all: setup  ## run all tests with all cases in a quarter of an hour, FUZZ_MINUTES=3 of random programs among them
-	$(if $(FUZZ_MINUTES),FUZZ_MINUTES=$(FUZZ_MINUTES)) $(BIN)/python -m pytest -n 3 --dist worksteal -m "long or not long"
+test-all: setup  ## run all tests with all cases in a quarter of an hour, FUZZ_MINUTES=3 of random programs among them, and those on Ray if it is installed
+	$(if $(FUZZ_MINUTES),FUZZ_MINUTES=$(FUZZ_MINUTES)) $(BIN)/python -m pytest -n 3 --dist worksteal -m "not ray"
+	if $(BIN)/python -c 'import ray' 2>/dev/null; then $(MAKE) test-ray; fi
+
+test-ray: setup  ## run the tests on a Ray cluster of three local nodes; they are skipped where Ray is not installed
+	$(BIN)/python -m pytest -m ray tests/on_ray
 
 fuzz: setup      ## noise for all that reads frames, FUZZ_EXAMPLES=20000 per test, then MINUTES=60 of random programs; SEED=, JOBS=2
 	FUZZ_EXAMPLES=$(or $(FUZZ_EXAMPLES),20000) $(BIN)/python -m pytest -q --timeout 0 -m "long or not long" tests/wire tests/drive/test_heard.py

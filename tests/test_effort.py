@@ -67,9 +67,9 @@ def test_make_test_is_the_quick_run_and_make_test_all_the_thorough_one() -> None
     """What is slow is left out by default, and by `make test`; `make test-all` and `make fuzz` leave out nothing."""
     options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"]
 
-    assert "-m 'not slow and not long'" in options
+    assert "-m 'not slow and not long and not ray'" in options
     assert "-m" not in recipe("test").partition("pytest")[2]
-    assert '-m "long or not long"' in recipe("test-all")
+    assert '-m "not ray"' in recipe("test-all") and "$(MAKE) test-ray" in recipe("test-all")
     assert '-m "long or not long"' in recipe("fuzz")
 
 

@@ -14,7 +14,9 @@ EXCEPTIONS = {
     ("carpool", "carpool.http.asgi"),  # likewise `carpool.lifespan`
     ("carpool", "carpool.http.serve"),  # likewise `carpool.serve`
     ("carpool.service.service", "carpool.http.serve"),  # for `service.serve`, when it is called
+    ("carpool", "carpool.ray"),  # likewise
     ("carpool", "carpool.simulate"),  # likewise
+    ("carpool.service.elsewhere", "carpool.ray"),  # for `on="ray"`, when a service is run there
 }
 """Imports from below that are meant: who imports, and what."""
 
@@ -34,7 +36,8 @@ PURE = frozenset(
         "typing",
     }
 )
-SANS_IO = {"policy": PURE, "core": PURE, "wire": PURE | {"ctypes", "msgspec", "numpy", "pickle", "re", "struct", "sys"}}
+WIRE = frozenset({"ctypes", "hmac", "msgspec", "numpy", "pickle", "re", "struct", "sys"})
+SANS_IO = {"policy": PURE, "core": PURE, "wire": PURE | WIRE}
 """What may be imported where there is no clock, lock, log or socket, and by whatever of ours is imported there."""
 OUTSIDE_WORLD = frozenset({"open", "print", "input", "breakpoint", "__import__"})
 

@@ -29,6 +29,7 @@ from carpool.model import Model
 from carpool.parts import END, End, Last
 from carpool.policy import AIMD, Adaptive, Cork, Deadline, Greedy, Policy, Static
 from carpool.service.handle import AsyncHandle, Handle
+from carpool.service.join import Join
 from carpool.service.service import Service
 from carpool.service.stage import Stage
 from carpool.version import __version__ as __version__
@@ -36,6 +37,7 @@ from carpool.worker.place import worker_index
 
 if TYPE_CHECKING:
     from carpool import http, simulate
+    from carpool import ray as ray
     from carpool.http.asgi import lifespan
     from carpool.http.serve import serve
     from carpool.metrics import collector
@@ -55,6 +57,7 @@ __all__ = [
     "HTTPRequest",
     "Handle",
     "InvalidRequest",
+    "Join",
     "Last",
     "Lock",
     "Model",
@@ -89,6 +92,8 @@ def __getattr__(name: str) -> Any:
     """Import what is large, or needs an extra, at its first use, which keeps this fast."""
     if name == "http":
         return importlib.import_module("carpool.http")
+    if name == "ray":
+        return importlib.import_module("carpool.ray")
     if name == "simulate":
         return importlib.import_module("carpool.simulate")
     if name == "lifespan":

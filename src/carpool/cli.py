@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import logging
 import os
 import sys
@@ -58,6 +59,13 @@ def serve(
     when_full: Literal["refuse", "wait"] = "refuse",
     timeout_status: Literal[504, 408] = 504,
     max_body_mb: float = 16.0,
+    join: str | None = None,
+    join_token: Path | None = None,
+    join_cert: Path | None = None,
+    join_key: Path | None = None,
+    join_ca: Path | None = None,
+    on: Literal["ray"] | None = None,
+    settings: Annotated[list[str] | None, Parameter(name="--set")] = None,
     debug: bool = False,
     log_format: Annotated[Literal["text", "json"], Parameter(name="--log")] = "text",
     log_level: Literal["debug", "info", "warning", "error"] = "info",
@@ -93,6 +101,23 @@ def serve(
         The HTTP status of a request whose deadline has passed.
     max_body_mb:
         The size of the largest request body, in MiB.
+    join:
+        Where workers of stages with join=True connect (see carpool worker): HOST:PORT, or the path
+        of a Unix socket.
+    join_token:
+        A file with the token that such workers must know; a Unix socket can do without.
+    join_cert:
+        A file with the certificate that such workers see, for TLS.
+    join_key:
+        A file with the key of that certificate, if it is not in the same file.
+    join_ca:
+        A file with certificates of those who vouch for the workers, which then need one each.
+    on:
+        Where worker processes run: ray for a Ray cluster (the one of RAY_ADDRESS or of this
+        machine, or a new one).
+    settings:
+        What differs for a stage on the cluster, such as Digits.workers=16 or Digits.num_gpus=0.5;
+        may be given several times.
     debug:
         Show the texts of exceptions in error responses. Not for production.
     log_format:
@@ -114,8 +139,12 @@ def serve(
         from carpool.http.serve import check_port, new_app, new_server, why_not_bound
 
         check_port(port, "--port")
-        app = new_app(services, when_full, timeout_status, max_body_mb, debug)
+        join_at = _join(join, token_file=join_token, certificate=join_cert, key=join_key, authority=join_ca)
+        cluster = _cluster(on, settings or [])
+        app = new_app(services, when_full, timeout_status, max_body_mb, debug, join_at, cluster)
     except ImportError as error:
+        if error.name == "ray":
+            _fail("--on ray needs Ray: pip install 'carpool[ray]'")
         _fail(f"serving needs a package that is missing ({error.name}): pip install 'carpool[serve]'")
     except ValueError as error:
         _fail(str(error))
@@ -130,6 +159,85 @@ def serve(
     else:
         _log_summary(app, address)
     _run_until_stopped(server)
+
+
+@cli.command
+def worker(
+    target: str,
+    /,
+    *,
+    connect: str,
+    stage: str | None = None,
+    token: Path | None = None,
+    ca: Path | None = None,
+    cert: Path | None = None,
+    key: Path | None = None,
+    wait_s: float = 60.0,
+    log_format: Annotated[Literal["text", "json"], Parameter(name="--log")] = "text",
+    log_level: Literal["debug", "info", "warning", "error"] = "info",
+) -> None:
+    """Run a worker that joins a service which runs elsewhere: in another container, or on another
+    machine.
+
+    Example: carpool worker program:service --stage Digits --connect 10.0.0.7:7000 --token FILE
+
+    The service is one with Stage(..., join=True), served with --join 10.0.0.7:7000. Workers may
+    come and go at any time; one that is stopped by SIGTERM or Ctrl-C finishes what it has.
+
+    The exit status is 0 after that or when the service has ended, 1 if the service cannot be
+    reached or the model cannot be loaded, and 2 for a wrong command or token.
+
+    Parameters
+    ----------
+    target:
+        The service, as module:attribute. The module may be in the current folder.
+    connect:
+        Where the service lets workers join: HOST:PORT, or the path of a Unix socket.
+    stage:
+        The name of the stage, if several let workers join.
+    token:
+        A file with the token that the service knows, too; a Unix socket can do without.
+    ca:
+        A file with certificates of those who vouch for the service, for TLS.
+    cert:
+        A file with this worker's certificate, if the service demands one.
+    key:
+        A file with the key of that certificate, if it is not in the same file.
+    wait_s:
+        How many seconds to try to connect while nothing listens there.
+    log_format:
+        Write log lines for people, or one JSON object per line.
+    log_level:
+        The least important lines that are shown, also of your models' own loggers.
+    """
+    from carpool.service.join import token_of
+    from carpool.service.work import stage_to_join, work
+    from carpool.wire.handshake import HandshakeError
+    from carpool.worker.address import parse_address
+    from carpool.worker.remote import Refused, Way
+    from carpool.worker.tls import Tls
+
+    log.set_up(log_format, log.level_of(log_level))
+    service = _find(target)
+    try:
+        chosen = stage_to_join(service, stage)
+        address = parse_address(connect)
+        tls = None if ca is None else Tls(cert, key, ca)
+        way = Way(address, token_of(address, token), tls)
+        work(service, chosen, way, wait_s)
+    except ValueError as error:
+        _fail(str(error))
+    except HandshakeError as error:
+        _fail(f"the service at {connect} cannot be joined: {error}")
+    except StartupError as error:
+        print(f"carpool: {error}", file=sys.stderr)
+        raise SystemExit(_FAILED) from None
+    except Refused as error:
+        print(f"carpool: the service at {connect} does not admit this worker: {error}", file=sys.stderr)
+        raise SystemExit(_FAILED) from None
+    except OSError as error:
+        print(f"carpool: the service at {connect} cannot be reached: {error}", file=sys.stderr)
+        raise SystemExit(_FAILED) from None
 
 
 @cli.command
@@ -171,6 +279,46 @@ def _run_until_stopped(server: Server) -> None:
     except Unavailable as error:
         logger.critical("%s; ended", error)
         raise SystemExit(_FAILED) from None
+
+
+def _join(address: str | None, **files: Any) -> carpool.Join | None:
+    """Return where workers join. Exits with an error if a file cannot be read.
+
+    Raises:
+        ValueError: the address is none, or something is missing.
+    """
+    if address is None:
+        if any(files.values()):
+            _fail("--join-token, --join-cert, --join-key and --join-ca go with --join: say where workers connect")
+        return None
+    try:
+        return carpool.Join(address, **files)
+    except OSError as error:
+        _fail(f"a file for --join cannot be read: {error}")
+
+
+def _cluster(on: Literal["ray"] | None, settings: list[str]) -> Any:
+    """Return the cluster on which worker processes run; None for this machine.
+
+    Raises:
+        ValueError: a setting is none, or is out of range.
+        ImportError: Ray is missing.
+    """
+    if on is None:
+        if settings:
+            _fail("--set says what differs on a cluster: give --on ray, too")
+        return None
+    stages: dict[str, dict[str, Any]] = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        stage, dot, key = name.rpartition(".")
+        if not (equals and dot and stage and key):
+            _fail(f"{setting!r} is not a setting: write STAGE.NAME=VALUE, for example Digits.workers=16")
+        try:
+            stages.setdefault(stage, {})[key] = json.loads(value)
+        except ValueError:
+            stages.setdefault(stage, {})[key] = value  # text needs no quotes
+    return carpool.ray.Cluster(stages=stages)
 
 
 def _find(target: str) -> carpool.Service:

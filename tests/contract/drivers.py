@@ -9,8 +9,10 @@ import asyncio
 import contextlib
 import functools
 import json
+import tempfile
 from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import carpool
@@ -24,6 +26,7 @@ from carpool.http.server import Server
 from carpool.policy import Greedy
 from carpool.request import Request
 from carpool.testing.driver import AsyncContract, Contract, Driven, Start
+from tests.support import joining
 
 
 @contextlib.asynccontextmanager
@@ -149,6 +152,23 @@ async def loop_stage(*, cost_s: float = 0.0, max_batch_size: int = 8, workers: i
     """Workers that are tasks of this loop."""
     async with _service(cost_s, max_batch_size, workers, "loop").run_async() as handle:
         yield _Tasks(handle)
+
+
+@contextlib.asynccontextmanager
+async def joined_workers(*, cost_s: float = 0.0, max_batch_size: int = 8, workers: int = 1) -> AsyncIterator[Driven]:
+    """Worker processes that join by themselves, over TCP."""
+    with tempfile.NamedTemporaryFile() as token:
+        token.write(joining.TOKEN)
+        token.flush()
+        service = joining.contract(cost_s, max_batch_size)
+        join = carpool.Join("127.0.0.1:0", token_file=token.name)
+        async with service.run_async(join=join) as handle:
+            with contextlib.ExitStack() as processes:
+                for _ in range(workers):
+                    come = joining.joined("contract", handle.join_address, Path(token.name), COST_S=str(cost_s))
+                    processes.enter_context(come)
+                await asyncio.to_thread(joining.wait_for_workers, handle, workers)
+                yield _Tasks(handle)
 
 
 class _Tasks(_Real):
@@ -316,6 +336,7 @@ async def _answer(reader: asyncio.StreamReader) -> Any:
 DRIVERS: dict[str, Start] = {
     "virtual": virtual,
     "processes": processes,
+    "joined workers": joined_workers,
     "threads over processes": threads_over_processes,
     "thread stage": thread_stage,
     "loop stage": loop_stage,

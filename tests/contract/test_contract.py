@@ -30,7 +30,12 @@ TAKES_TIME = (
 )
 
 
+FIRST = ("each_caller_gets_its_own_answer", "an_item_that_raises_fails_alone", "a_caller_who_leaves_harms_nobody")
+"""Promises that are tried of workers that join in the quick run, too: each starts processes."""
+
+
 @slow_where(lambda driver, promise: driver in ALIKE and promise in TAKES_TIME)
+@slow_where(lambda driver, promise: driver == "joined workers" and promise not in FIRST)
 @pytest.mark.parametrize("promise", PROMISES)
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_a_driver_keeps_its_promises(driver: str, promise: str) -> None:

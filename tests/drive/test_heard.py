@@ -36,6 +36,9 @@ class Silent:
     """A worker that takes batches and never answers."""
 
     pid = None
+    where = ""
+    takes_large_ahead = True
+    hello = None
     broke_protocol = False
 
     def __init__(self, launch: Any, worker: int, heard: Callable[[Frame], None], lost: Any, sink: Any) -> None:

@@ -10,8 +10,8 @@ from unittest.mock import patch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.drive import process
-from carpool.drive.process import WorkerProcess
+from carpool.drive import framesocket
+from carpool.drive.framesocket import FrameSocket
 from carpool.wire.frame import Frame, FrameKind, encode
 
 
@@ -20,6 +20,8 @@ class Writers:
 
     def __init__(self) -> None:
         self.writer: Any = None
+
+    def add_reader(self, fd: int, reader: Any) -> None: ...
 
     def add_writer(self, fd: int, writer: Any) -> None:
         self.writer = writer
@@ -34,10 +36,9 @@ def arrived(frames: Sequence[Frame], reads: Sequence[int], one_go_below: int) ->
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         end.setblocking(False)
-    worker: Any = WorkerProcess.__new__(WorkerProcess)
-    worker._sock, worker._loop = ours, Writers()
-    worker._life, worker._last_frame = process._Life.CONNECTED, process._LastFrame.IN_PIECES
-    worker._unsent, worker._is_watching_writable = [], False
+    loop: Any = Writers()
+    with patch.object(framesocket.asyncio, "get_running_loop", return_value=loop):
+        connection = FrameSocket(ours, print, print)
     data = bytearray()
 
     def read(n: int) -> bool:
@@ -45,19 +46,19 @@ def arrived(frames: Sequence[Frame], reads: Sequence[int], one_go_below: int) ->
             data.extend(theirs.recv(n))
         except BlockingIOError:
             return False
-        if worker._loop.writer is not None:
-            worker._loop.writer()
+        if loop.writer is not None:
+            loop.writer()
         return True
 
-    with ours, theirs, patch.object(process, "LARGE", one_go_below):
+    with ours, theirs, patch.object(framesocket, "LARGE", one_go_below):
         for frame, n in zip(frames, reads, strict=True):
-            worker.send(frame)
+            connection.send(frame)
             if n:
                 read(n)
         while read(2**16):
             pass
-        assert not worker._unsent
-        assert worker._loop.writer is None
+        assert not connection._unsent
+        assert loop.writer is None
     return bytes(data)
 
 
@@ -70,6 +71,6 @@ def test_frames_in_one_go_and_in_parts_are_the_same_bytes(plan: list[tuple[list[
     ]
     reads = [n for _, n in plan]
 
-    joined = arrived(frames, reads, one_go_below=process.LARGE)
+    joined = arrived(frames, reads, one_go_below=framesocket.LARGE)
     assert joined == arrived(frames, reads, one_go_below=0)
     assert joined == b"".join([bytes(part) for frame in frames for part in encode(frame)])

@@ -22,6 +22,10 @@ shown that it works, by a batch or a warm-up, has failed.
 Places come and go while the service runs (`add`, `leave`, `remove`). A newcomer is a worker in a
 place that is not established yet: whoever has added the place decides what becomes of it, so its
 death is no death of the stage, and it is not started again.
+
+Guests are workers that come by themselves (`admit`). Their places are theirs only, and go with
+them: nothing is started there. Their deaths are for those who started them to judge, so none of the
+above counts them.
 """
 
 from __future__ import annotations
@@ -91,6 +95,7 @@ class PlaceRecord:
     is_leaving: bool = False
     was_ready: bool = False
     is_retried: bool = False
+    is_guest: bool = False
 
     @property
     def is_serving(self) -> bool:
@@ -128,8 +133,8 @@ class Roster:
 
     @property
     def loading(self) -> int:
-        """How many workers have been started and are not ready yet."""
-        return sum(record.state in _ON_THEIR_WAY for record in self.places.values())
+        """How many workers have been started and are not ready yet; guests load elsewhere."""
+        return sum(record.state in _ON_THEIR_WAY and not record.is_guest for record in self.places.values())
 
     @property
     def ready(self) -> int:
@@ -143,8 +148,12 @@ class Roster:
 
     @property
     def established(self) -> list[int]:
-        """The places that are to have a worker: neither new nor to be left."""
-        return [place for place, record in self.places.items() if not (record.is_new or record.is_leaving)]
+        """The places that are to have a worker: neither new, nor to be left, nor a guest's."""
+        return [
+            place
+            for place, record in self.places.items()
+            if not (record.is_new or record.is_leaving or record.is_guest)
+        ]
 
     def add(self, index: int | None = None, *, is_new: bool = True) -> int:
         """Add a place, the worker of which is to be started now, and return its number.
@@ -154,13 +163,26 @@ class Roster:
             is_new: whether it is a newcomer, which `establish` makes one like the others. If not,
                 its worker is started until one is ready.
         """
-        if index is None:
-            taken = {record.index for record in self.places.values() if not record.is_leaving}
-            index = min(set(range(len(taken) + 1)) - taken)
+        index = self._free_index() if index is None else index
+        return self._add(PlaceRecord(index, is_new=is_new, is_retried=not is_new))
+
+    def admit(self) -> int:
+        """Return the place of a guest that has come; it counts as starting from here on."""
+        self._starts += 1
+        return self._add(
+            PlaceRecord(self._free_index(), PlaceState.STARTING, order=self._starts, starts=1, is_guest=True)
+        )
+
+    def _add(self, record: PlaceRecord) -> int:
         place = self._next_place
         self._next_place += 1
-        self.places[place] = PlaceRecord(index, is_new=is_new, is_retried=not is_new)
+        self.places[place] = record
         return place
+
+    def _free_index(self) -> int:
+        """Return the least index that no worker has which stays."""
+        taken = {record.index for record in self.places.values() if not record.is_leaving}
+        return min(set(range(len(taken) + 1)) - taken)
 
     def least_useful(self, n: int) -> list[int]:
         """Return the places of the `n` workers to go first: those not ready, then the last ones."""
@@ -216,7 +238,9 @@ class Roster:
         return [
             (place, record)
             for place, record in self.places.items()
-            if record.state == PlaceState.DEAD and not record.is_leaving and (record.is_new or not self.is_renewed)
+            if record.state == PlaceState.DEAD
+            and not (record.is_leaving or record.is_guest)
+            and (record.is_new or not self.is_renewed)
         ]
 
     def moved(self, place: int, state: PlaceState) -> None:
@@ -256,7 +280,7 @@ class Roster:
         if record.state in (PlaceState.DEAD, PlaceState.HUNG):
             raise ValueError(f"worker {place} is {record.state} already")
         record.state = PlaceState.DEAD if gone else PlaceState.HUNG
-        if self.stopping or record.is_new or record.is_leaving:
+        if self.stopping or record.is_new or record.is_leaving or record.is_guest:
             return
         if record.is_retried and not record.was_ready:
             record.start_at = now + _pause_s(record.starts) * (0.5 + 0.5 * self._random())

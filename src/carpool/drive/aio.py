@@ -123,13 +123,15 @@ class Driver:
 
         Args:
             executors: one per stage.
-            workers: how many workers each stage has.
+            workers: how many workers of each stage are to be started, and waited for.
 
         Raises:
             StartupError: a worker could not load; the caller should `stop`.
         """
         self.executors = executors
         self._missing = {(stage, place) for stage, n in enumerate(workers) for place in range(n)}
+        if not self._missing:  # all its workers come by themselves
+            self._started.set_result(None)
         self.start_workers()
         await self._started
 

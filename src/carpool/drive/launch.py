@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,9 @@ class Launch:
         env: by the index of a worker, environment variables to add.
         warm_up: the sum of the sizes of each number of examples that is run at a time.
         guard: guards the worker processes, if there are any.
+        hire: makes a worker for a place where worker processes run somewhere else; None for this
+            machine. It is called like `WorkerProcess`.
+        is_idempotent: whether a request may run once more after its worker was lost.
     """
 
     run_in: str
@@ -39,6 +42,8 @@ class Launch:
     env: tuple[Mapping[str, str], ...]
     warm_up: Mapping[int, int]
     guard: Guard | None
+    is_idempotent: bool
+    hire: Callable[..., Any] | None = None
 
     def cores_of(self, index: int) -> affinity.Cores | None:
         """Return the cores of a worker; beyond the workers declared they are shared in turn."""

@@ -47,7 +47,11 @@ class _LocalWorker:
     """
 
     pid: int | None = None
+    where = ""
     broke_protocol = False
+    fell_silent = False
+    takes_large_ahead = True
+    hello = None
     has_unread_batch = False
 
     def __init__(

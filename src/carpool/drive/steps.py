@@ -55,7 +55,9 @@ class StepPool(WorkerPool):
         worker = self._workers[order.place]
         try:
             try:
-                worker.send(wire.order_frame(order.number, head, joining))
+                frame = wire.order_frame(order.number, head, joining)
+                frame.busy_s = self._driver.clock()
+                worker.send(frame)
             except FrameError:  # it is too large for one message, and nothing has been sent
                 self._send_in_pieces(order, head, joining)
         except BaseException as error:  # say, no memory for it: the worker must not go on without it
@@ -144,6 +146,10 @@ class StepPool(WorkerPool):
 
     # -- workers that go
 
+    def _requests_of(self, place: int) -> list[Request]:
+        running = self._stepper.sets.get(place)
+        return [] if running is None else list(running)
+
     def _work_of(self, place: int) -> Work | None:
         return self._stepper.sets.get(place)
 
@@ -162,9 +168,13 @@ class StepPool(WorkerPool):
         if self._driver.worker_lost(self.stage, place, unsent):
             text = "stage %s: two workers were lost with the same stream, which fails and is not tried again"
             logger.error(text, self.name, extra={**self._about(), "code": "request_crashed_worker"})
-            self.roster.forgive(self._driver.clock())
+            self._forgive(place)
             return True
         return False
+
+    def _hand_back_unblamed(self, place: int) -> None:
+        self._sent.pop(place, None)
+        super()._hand_back_unblamed(place)
 
     @property
     def _stepper(self) -> Stepper:

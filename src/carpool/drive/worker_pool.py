@@ -1,8 +1,9 @@
 """The workers of one stage: started, given batches, listened to and replaced.
 
-Whether a worker is a process (`process.py`), a thread or a task (`local_workers.py`) makes no
-difference here: frames go out and come in. The roster (`core/roster.py`) decides when to replace a
-worker and when to give up; the pipeline decides what goes into a batch.
+Whether a worker is a process (`process.py`), a thread or a task (`local_workers.py`), or has come
+by itself from somewhere else (`joined.py`), makes hardly any difference here: frames go out and
+come in. The roster (`core/roster.py`) decides when to replace a worker and when to give up; the
+pipeline decides what goes into a batch.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from carpool.core.batch import Batch
 from carpool.core.reply import Reply
 from carpool.core.roster import MOST_DEATHS, PlaceState, Roster, Starts
 from carpool.drive.aio import Driver
+from carpool.drive.joined import JoinedWorker
 from carpool.drive.launch import Launch
 from carpool.drive.local_workers import LoopWorker, ThreadWorker
 from carpool.drive.output import LineSink, guarded
@@ -31,13 +33,17 @@ from carpool.drive.trouble import FAILED_FOR_S
 from carpool.drive.turnover import Turnover
 from carpool.errors import ModelError, StartupError, Unavailable
 from carpool.logger import logger
+from carpool.request import DONE, Request
 from carpool.wire import outcome
 from carpool.wire.arrays import Block
 from carpool.wire.frame import Frame, FrameError, FrameKind, in_pieces
+from carpool.wire.handshake import Hello
 from carpool.wire.outcome import Outcome
-from carpool.wire.payload import OBJECT, Payload
+from carpool.wire.payload import LARGE, OBJECT, Payload
 from carpool.wire.response import unpack_response
 from carpool.wire.scalars import Scalars
+from carpool.worker.remote import LEAVING
+from carpool.worker.setup import NOWHERE
 
 T = TypeVar("T")
 
@@ -50,20 +56,35 @@ class Worker(Protocol):
 
     Attributes:
         broke_protocol: whether it has sent what it must not send; it is ended for that.
+        fell_silent: whether it was lost since nothing was heard of its machine.
+        takes_large_ahead: whether large frames may be sent to it while it is busy.
+        hello: what it has said of itself, if it has come from somewhere else.
     """
 
-    broke_protocol: bool
+    @property
+    def broke_protocol(self) -> bool: ...
+    @property
+    def fell_silent(self) -> bool: ...
+    @property
+    def takes_large_ahead(self) -> bool: ...
+    @property
+    def hello(self) -> Hello | None: ...
 
     @property
     def pid(self) -> int | None:
-        """The id of its process, if it has one of its own."""
+        """The id of its process, if it has one of its own on this machine."""
+
+    @property
+    def where(self) -> str:
+        """Where it runs, in words for the log; empty for this process."""
 
     @property
     def has_unread_batch(self) -> bool:
         """Whether the model cannot have seen the batch that the worker was given last."""
 
-    def send(self, frame: Frame) -> None:
-        """Send it a frame."""
+    @property
+    def send(self) -> Callable[[Frame], None]:
+        """Sends it a frame."""
 
     def close_input(self) -> None:
         """Send nothing more: the worker finishes, tears down and ends."""
@@ -151,6 +172,9 @@ class WorkerPool:
         # by place: what the worker has not been sent yet: pieces of its batch, then the batch
         # ahead, whole or in pieces
         self._unsent: dict[int, list[Frame]] = {}
+
+        # requests that were with a worker which fell silent
+        self._fell_silent_with: list[Request] = []
         self._after_dispatch = faults.at("parent.after_dispatch")
         self._before_reply = faults.at("parent.before_reply")
 
@@ -187,12 +211,17 @@ class WorkerPool:
             bytes([r.accept for r in requests]),
             [r.deadline for r in requests],
             [r.item for r in requests],  # type: ignore[misc]
+            batch.started,
         )
         if batch.place in self._unsent:
             self._unsent[batch.place] += in_pieces(frame)
             return
+        worker = self._workers[batch.place]
+        if batch.ahead and not worker.takes_large_ahead and sum([r.nbytes for r in requests]) >= LARGE:
+            self._unsent[batch.place] = in_pieces(frame)
+            return
         try:
-            self._workers[batch.place].send(frame)
+            worker.send(frame)
         except FrameError:  # it is too large for one message, and nothing has been sent
             self._unsent[batch.place] = in_pieces(frame)
             if self._batcher.in_flight.get(batch.place) is batch:
@@ -239,15 +268,37 @@ class WorkerPool:
         why = work.given_up
         slow = self._batcher.patience.learns and work.unwanted_since < inf  # no limit was set, and no caller waits
         logger.error("worker %s hangs and is given up: %s", self._label(place), why, extra=self._about(place))
-        self._lost_at.setdefault(place, self._driver.clock())
+        if not self.roster.places[place].is_guest:
+            self._lost_at.setdefault(place, self._driver.clock())
         self.roster.lost(self._driver.clock(), place, gone=False)
         worker.close_input()  # what it has not read by now it never begins: it may wake up to tell where it hangs
         has_unread_batch = worker.has_unread_batch
         worker.give_up(why, partial(self._heard_too_late, place))
         if not self._hand_back(place, has_unread_batch) and slow:
-            self.roster.forgive(self._driver.clock(), deaths=1)  # the stage is not to blame
+            self._forgive(place, deaths=1)  # the stage is not to blame
         if self.roster.failed:
             self._fail(why)
+
+    def why_not_admitted(self) -> str:
+        """Return why no worker can join now; empty if one can."""
+        return f"stage {self.name} is closing, or has failed" if self.roster.stopping or self.roster.failed else ""
+
+    def admit(self, sock: socket.socket, hello: Hello) -> None:
+        """Let a worker join that has come by itself and proven itself.
+
+        Args:
+            sock: the connection to it.
+            hello: what it has said of itself.
+        """
+        place = self.roster.admit()
+        self._began[place] = self._driver.clock()
+        on_frame, on_lost = partial(self._heard, place), partial(self._lost, place)
+        worker = JoinedWorker(sock, hello, on_frame, on_lost, trusts_resets=self._launch.is_idempotent)
+        self._workers[place] = worker
+        logger.info("worker %s joins", self._label(place), extra=self._about(place))
+        setup = msgspec.structs.replace(self._launch.setup, place=place, model=b"", program=NOWHERE)
+        packed, now = msgspec.msgpack.encode(setup), self._driver.clock()
+        worker.send(Frame(FrameKind.SETUP, ids=[0], formats=b"\0", payloads=[packed], busy_s=now))
 
     def lend(self, place: int, recall: Callable[[], None]) -> tuple[WorkerProcess, socket.socket] | None:
         """Lend the socket of a worker that has nothing to do; see `WorkerProcess.lend`.
@@ -313,10 +364,9 @@ class WorkerPool:
         self._began[place] = self._driver.clock()
         on_frame, on_lost = partial(self._heard, place), partial(self._lost, place)
         record = self.roster.places[place]
+        new = self._launch.hire or _KINDS[self._launch.run_in]
         try:
-            self._workers[place] = _KINDS[self._launch.run_in](
-                self._launch, record.index, on_frame, on_lost, self._sink
-            )
+            self._workers[place] = new(self._launch, record.index, on_frame, on_lost, self._sink)
         except OSError as error:  # no process, memory or file descriptor to be had: tried again later
             about = self._about(place)
             logger.error("worker %s cannot be started: %s", about["worker"], error, extra=about)
@@ -452,6 +502,10 @@ class WorkerPool:
 
     def _changed_state(self, place: int, frame: Frame) -> None:
         """Take note of a new state of a worker; one that is ready takes batches from now on."""
+        record = self.roster.places[place]
+        if record.is_guest and record.state == PlaceState.READY and frame.payloads[0] == LEAVING:
+            self.turnover.retire(place)
+            return
         try:
             state = PlaceState(bytes(frame.payloads[0]).decode())  # type: ignore[arg-type]
             self.roster.moved(place, state)
@@ -460,6 +514,8 @@ class WorkerPool:
         if state == PlaceState.READY:
             self._learn(frame)
             self._log_readiness(place)
+            if (hello := self._workers[place].hello) is not None:
+                self._driver.stats.stages[self.stage].elsewhere[place] = hello
             if not self.turnover.became_ready(place):
                 self._driver.worker_ready(self.stage, place)
             self._driver.start_workers()
@@ -491,6 +547,7 @@ class WorkerPool:
         """Hand back what a lost worker owed, and replace it, unless the pool is stopping."""
         label = self._label(place)
         worker = self._workers.pop(place)
+        self._driver.stats.stages[self.stage].elsewhere.pop(place, None)
         if worker.broke_protocol:
             self._driver.stats.stages[self.stage].protocol_errors += 1
         record = self.roster.places[place]
@@ -508,6 +565,9 @@ class WorkerPool:
         if record.is_leaving:
             self._has_left(place, label, state, why, worker.has_unread_batch)
             return
+        if record.is_guest:
+            self._lost_guest(place, label, state, cause, worker)
+            return
         if record.is_new:
             if state == PlaceState.READY:
                 text = f"worker {record.index} of stage {self.name} died before it was given anything: {why}"
@@ -522,10 +582,26 @@ class WorkerPool:
         if state != PlaceState.HUNG:
             logger.error("worker %s is lost: %s", label, cause, extra=self._about(place))
         if state == PlaceState.READY:
-            self._hand_back(place, worker.has_unread_batch)
+            self._hand_back_of(place, worker)
         if self.roster.failed:
             self._fail(cause)
         self._driver.start_workers()
+
+    def _lost_guest(self, place: int, label: str, state: PlaceState, cause: str, worker: Worker) -> None:
+        """Take note of the end of a worker that had come by itself: its place goes with it."""
+        if state == PlaceState.READY:
+            logger.error("worker %s is lost: %s", label, cause, extra=self._about(place))
+            self._hand_back_of(place, worker)
+        elif state != PlaceState.HUNG:
+            logger.error("worker %s could not join: %s", label, cause, extra=self._about(place))
+        self._forget(place, cause)
+
+    def _hand_back_of(self, place: int, worker: Worker) -> None:
+        """Have what a lost worker owed run by others; a silent machine is no fault of theirs."""
+        if worker.fell_silent and self._is_first_silence(place):
+            self._hand_back_unblamed(place)
+        else:
+            self._hand_back(place, worker.has_unread_batch)
 
     def _has_left(self, place: int, label: str, state: PlaceState, why: str, has_unread_batch: bool) -> None:
         """Take note of the end of a worker that was to go; perhaps it has died before its time."""
@@ -555,9 +631,37 @@ class WorkerPool:
         elif self._driver.worker_lost(self.stage, place, unsent):
             text = "stage %s: two workers were lost with the same request, which fails and is not tried again"
             logger.error(text, self.name, extra={**self._about(), "code": "request_crashed_worker"})
-            self.roster.forgive(self._driver.clock())
+            self._forgive(place)
             return True
         return False
+
+    def _forgive(self, place: int, deaths: int = 2) -> None:
+        """Take back deaths that were not the stage's fault; those of guests are not counted."""
+        if not self.roster.places[place].is_guest:
+            self.roster.forgive(self._driver.clock(), deaths)
+
+    def _hand_back_unblamed(self, place: int) -> None:
+        """Have what a worker had that has gone run by others; no request is to blame for it."""
+        self._unsent.pop(place, None)
+        self._driver.worker_left(self.stage, place)
+
+    def _is_first_silence(self, place: int) -> bool:
+        """Report whether none of the requests of a worker has met with a silent machine before.
+
+        Then it is not to blame, and may run again like any other. A machine that falls silent once
+        more with the same request may have been brought down by it.
+        """
+        if not self._launch.is_idempotent:
+            return False
+        had = self._requests_of(place)
+        before = [request for request in self._fell_silent_with if request.state != DONE]
+        self._fell_silent_with = [*before, *[request for request in had if request not in before]]
+        return not any(request in before for request in had)
+
+    def _requests_of(self, place: int) -> list[Request]:
+        """Return the requests that a worker is at work on."""
+        batch = self._batcher.in_flight.get(place)
+        return [] if batch is None else list(batch.requests)
 
     def _fail(self, cause: str) -> None:
         """Fail the stage after too many deaths: no worker is started any more."""
@@ -577,8 +681,8 @@ class WorkerPool:
 
     def _label(self, place: int) -> str:
         """Return a worker's name for the log."""
-        pid = self._workers[place].pid
-        return self._about(place)["worker"] + ("" if pid is None else f" (pid {pid})")
+        where = self._workers[place].where
+        return self._about(place)["worker"] + (f" ({where})" if where else "")
 
 
 def _check_ids(ids: Sequence[int], owed: Sequence[int]) -> None:

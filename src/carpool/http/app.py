@@ -13,7 +13,7 @@ import copy
 import re
 from collections.abc import Callable, Coroutine
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from carpool.clock import monotonic
 from carpool.drive.output import LineSink, print_line
@@ -42,6 +42,8 @@ from carpool.logger import logger
 from carpool.observe.log import printable
 from carpool.request import DEFAULT_LANE, Lane
 from carpool.service.checks import LARGEST_PRIORITY, at_least, check_callable, nonnegative_seconds, when_full_waits
+from carpool.service.elsewhere import Elsewhere, elsewhere_of
+from carpool.service.join import Join, joins_of
 from carpool.wire.payload import CUSTOM, without_adapter
 
 if TYPE_CHECKING:
@@ -69,6 +71,9 @@ class App:
         idle_check_s: once there has been no good answer for this long, `/readyz` runs an example
             through the model.
         output: what to do with each line that a worker prints.
+        join: where workers of stages with `join=True` connect: a `Join`, or the path of a Unix
+            socket. Only one of the services can have such stages.
+        on: where worker processes run: "ray", or a `carpool.ray.Cluster`; None for this machine.
 
     Attributes:
         max_body_bytes: size of the largest request body.
@@ -91,12 +96,17 @@ class App:
         debug: bool = False,
         idle_check_s: float = 30.0,
         output: LineSink = print_line,
+        join: str | Join | None = None,
+        on: Literal["ray"] | Elsewhere | None = None,
     ) -> None:
         _check_services(services)
+        joins, elsewhere = joins_of(services, join), elsewhere_of(on)
         self._errors = ErrorAnswers(timeout_status, debug)
         check_callable("output", output, "a worker's name, whether it is an error, and a line")
         self.max_body_bytes = at_least("max_body_bytes", max_body_bytes, 1)
-        self.endpoints = [Endpoint(service, output, i == 0) for i, service in enumerate(services)]
+        self.endpoints = [
+            Endpoint(service, output, joins[i], elsewhere, is_first=i == 0) for i, service in enumerate(services)
+        ]
         self.wants_heads = any(endpoint.formats.wants_heads for endpoint in self.endpoints)
         self.refusing: CarpoolError | None = Unavailable("the service is starting", code="starting")
         self._draining = False

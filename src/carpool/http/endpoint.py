@@ -15,7 +15,9 @@ from carpool.service.weigh import weigher_of
 
 if TYPE_CHECKING:
     from carpool.drive.aio import Driver
+    from carpool.service.elsewhere import Elsewhere
     from carpool.service.handle import AsyncHandle
+    from carpool.service.join import Join
     from carpool.service.service import Service
 
 _CHECK_TIMEOUT_S = 5.0
@@ -27,6 +29,8 @@ class Endpoint:
     Args:
         service: the declaration of the service.
         output: what to do with each line that a worker prints.
+        join: where its workers join; None if none do.
+        on: where its worker processes run; None for this machine.
         is_first: whether the service is the first one of its app.
 
     Attributes:
@@ -39,8 +43,12 @@ class Endpoint:
         checked_at: when an example last ran through the service.
     """
 
-    def __init__(self, service: Service, output: LineSink, is_first: bool) -> None:
+    def __init__(
+        self, service: Service, output: LineSink, join: Join | None, on: Elsewhere | None, *, is_first: bool
+    ) -> None:
         self.service = service
+        self._join = join
+        self._on = on
         self.output = output
         self.name = service.name
         self.addresses = list(addresses_of(service, is_first=is_first))
@@ -52,7 +60,7 @@ class Endpoint:
 
     async def start(self) -> None:
         """Start the service; when this returns, its workers have run the examples."""
-        self.handle = self.service.run_async(output=self.output)
+        self.handle = self.service.run_async(output=self.output, join=self._join, on=self._on)
         await self.handle.start()
         self.driver = self.handle.driver
         self.checked_at = monotonic()

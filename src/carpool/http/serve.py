@@ -15,6 +15,8 @@ from carpool.drive.descriptors import fill_standard
 from carpool.http.app import App
 from carpool.logger import logger
 from carpool.observe import log as log_lines
+from carpool.service.elsewhere import Elsewhere
+from carpool.service.join import Join
 from carpool.service.service import Service
 from carpool.worker import program
 
@@ -47,6 +49,8 @@ def serve(
     when_full: Literal["refuse", "wait"] = "refuse",
     timeout_status: Literal[504, 408] = 504,
     max_body_mb: float = 16.0,
+    join: str | Join | None = None,
+    on: Literal["ray"] | Elsewhere | None = None,
     debug: bool = False,
     log: Literal["text", "json"] = "text",
     log_level: Literal["debug", "info", "warning", "error"] = "info",
@@ -68,6 +72,9 @@ def serve(
             it "wait" until its deadline.
         timeout_status: The HTTP status of a request whose deadline has passed.
         max_body_mb: The size of the largest request body, in MiB.
+        join: Where workers of stages with `join=True` connect: a `Join`, or the path of a Unix
+            socket.
+        on: Where worker processes run: "ray", or a `carpool.ray.Cluster`. None for this machine.
         debug: Whether error responses show the texts of exceptions. Not for production.
         log: "text" for log lines that people read, or "json" for one object per line. A program
             that has set up logging already keeps what it has.
@@ -98,7 +105,7 @@ def serve(
         raise ValueError(f"reload must be 'beside' or 'rolling', not {reload!r}")
     if not logging.getLogger("carpool").hasHandlers():
         log_lines.set_up(log, log_lines.level_of(log_level))
-    app = new_app(services, when_full, timeout_status, max_body_mb, debug)
+    app = new_app(services, when_full, timeout_status, max_body_mb, debug, join, on)
     server = new_server(app, host, port, reload, watch=watch)
     try:
         server.bind()
@@ -113,6 +120,8 @@ def new_app(
     timeout_status: Literal[504, 408],
     max_body_mb: float,
     debug: bool,
+    join: str | Join | None,
+    on: Literal["ray"] | Elsewhere | None,
 ) -> App:
     """Make the app of a server that logs what models print. Raises what `App` raises."""
     return App(
@@ -121,6 +130,8 @@ def new_app(
         timeout_status=timeout_status,
         max_body_bytes=int(max_body_mb * 2**20),
         debug=debug,
+        join=join,
+        on=on,
         output=log_lines.worker_line,
     )
 

@@ -221,8 +221,15 @@ def _workers(stages: _Stages) -> Iterator[Metric]:
     broken = CounterMetricFamily(
         "carpool_protocol_errors", "Workers that were ended because they sent something wrong.", labels=_STAGE
     )
+    info = GaugeMetricFamily(
+        "carpool_worker_info",
+        "Always 1, for each worker that runs somewhere else; the labels say where.",
+        labels=(*_STAGE, "worker", "host", "node", "actor", "device"),
+    )
     for model, stage in stages:
         labels = (model, stage.name)
+        for place, hello in stage.elsewhere.items():
+            info.add_metric((*labels, str(place), hello.host, hello.node, hello.actor, hello.device), 1)
         for state, count in stage.workers.items():
             states.add_metric((*labels, str(state)), count)
         restarts.add_metric(labels, 0 if stage.roster is None else stage.roster.restarts)
@@ -231,6 +238,8 @@ def _workers(stages: _Stages) -> Iterator[Metric]:
         stray.add_metric(labels, stage.batcher.stray_replies)
         broken.add_metric(labels, stage.protocol_errors)
     yield from (states, restarts, gaps, late, stray, broken)
+    if any(stage.elsewhere for _, stage in stages):
+        yield info
 
 
 def _streams(services: _Streams) -> Iterator[Metric]:

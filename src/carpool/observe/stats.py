@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
@@ -35,6 +35,7 @@ from carpool.observe.shown import Row, as_html, as_text, counted, milliseconds
 from carpool.observe.stream_stats import StreamSnapshot, StreamStats, first_part_s
 from carpool.policy import Policy
 from carpool.request import Request
+from carpool.wire.handshake import Hello
 
 _EXPLAIN_EVERY_S = 10.0  # how often a stage logs why its batches go
 
@@ -77,6 +78,7 @@ class StageStats:
         split_batches: How many batches raised an error and were run again in parts.
         unsplit_batches: How many raised an error and were not, because too many had been.
         out_of_memory: How many batches had a call that ran out of memory.
+        elsewhere: What the workers that run somewhere else have said of themselves, by place.
         protocol_errors: How many workers were ended because they sent something wrong.
         items: How many requests the batches of a stage with `allowed_batch_sizes` held.
         padding: How many items were added to these to reach an allowed size.
@@ -96,6 +98,7 @@ class StageStats:
         self._single = single
         self._last_reason = ""
         self._explain_at = -inf
+        self.elsewhere: dict[int, Hello] = {}
         self._wanted: set[int] = set()  # places of workers that became free while requests waited
 
     def started(self, batch: Batch) -> None:
@@ -371,6 +374,8 @@ class StageSnapshot:
         out_of_memory: How many batches ran out of memory.
         safe_batch_size: The largest batch known to fit into memory; None while none has run out.
         policy: Why the policy decides as it does, see `Policy.explain`.
+        elsewhere: Where the workers run that are not on this machine, or have joined by themselves,
+            in words, by their index.
     """
 
     name: str
@@ -394,6 +399,7 @@ class StageSnapshot:
     out_of_memory: int
     safe_batch_size: int | None
     policy: dict[str, Any]
+    elsewhere: dict[int, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return "\n".join([as_text(_rows([self])), *_notes([self])])
@@ -523,4 +529,5 @@ def _stage_snapshot(stage: StageStats, now: float) -> StageSnapshot:
         out_of_memory=stage.out_of_memory,
         safe_batch_size=stage.safe_batch_size,
         policy=explained(stage.batcher.policy, now),
+        elsewhere={place: hello.whereabouts for place, hello in sorted(stage.elsewhere.items())},
     )

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
+import msgspec
+
 from carpool.core.batcher import Batcher
 from carpool.core.journal import Journal
 from carpool.core.pipeline import Pipeline
@@ -32,6 +34,7 @@ from carpool.observe.stats import Stats
 from carpool.policy import OneByOne
 from carpool.service.checks import why_never_held_back
 from carpool.service.declaration import Declaration
+from carpool.service.elsewhere import Site
 from carpool.service.routes import adapters_of
 from carpool.service.stage import Stage
 from carpool.service.warmup import warm_up_sizes
@@ -66,27 +69,32 @@ class Assembly:
     upkeep: Upkeep
 
 
-def assemble(service: Declaration, journal: Journal | None, output: LineSink) -> Assembly:
+def assemble(service: Declaration, journal: Journal | None, output: LineSink, site: Site | None = None) -> Assembly:
     """Make the parts of a service for the running loop. Nothing is started here.
 
     Args:
         service: What is to run.
         journal: Records what happens to each request; None to record nothing.
         output: Takes each line that a worker prints.
+        site: Where worker processes run; None for this machine.
 
     Raises:
         StartupError: A stage asks for a device that this process does not see.
     """
-    guard = Guard(service.name) if any(stage.run_in == "process" for stage in service.stages) else None
+    has_processes = site is None and any(stage.run_in == "process" for stage in service.stages)
+    guard = Guard(service.name) if has_processes else None
     cores = affinity.usable()
-    launches = [launch(service, stage, guard, usable_cores=cores) for stage in range(len(service.stages))]
+    launches = [launch(service, stage, guard, usable_cores=cores, site=site) for stage in range(len(service.stages))]
     rosters = [new_roster(stage.least_workers) for stage in service.stages]
     batchers = [_batcher(service, stage) for stage in service.stages]
     pipeline = Pipeline(batchers, slo_s=service.slo_s, measure=size_of, journal=journal)  # type: ignore[arg-type]
     singles = [isinstance(batcher.policy, OneByOne) for batcher in batchers]
     stats = Stats(service.name, pipeline, rosters, singles, service.slo_s, service.part_slo_s)
     driver = Driver(pipeline, stats)
-    starts = Starts(rosters, service.max_parallel_starts or max(_LEAST_STARTS, affinity.available()))
+    most_starts = max(_LEAST_STARTS, affinity.available())
+    if site is not None:  # workers that wait for room are the demand by which a cluster grows
+        most_starts = sum(stage.most_workers for stage in service.stages)
+    starts = Starts(rosters, service.max_parallel_starts or most_starts)
     pools = [
         _pool_class(service.stages[stage])(stage, launch, driver, roster, starts, output)
         for stage, (launch, roster) in enumerate(zip(launches, rosters, strict=True))
@@ -152,7 +160,9 @@ def _stepper(service: Declaration, stage: Stage) -> Stepper:
     return stepper
 
 
-def launch(service: Declaration, index: int, guard: Guard | None, usable_cores: int) -> Launch:
+def launch(
+    service: Declaration, index: int, guard: Guard | None, usable_cores: int, site: Site | None = None
+) -> Launch:
     """Return what the workers of one stage are started with.
 
     Args:
@@ -160,27 +170,40 @@ def launch(service: Declaration, index: int, guard: Guard | None, usable_cores: 
         index: The position of the stage in the service.
         guard: The guard of the service's worker processes; None if it has none.
         usable_cores: How many cores there are for all workers together.
+        site: Where worker processes run; None for this machine.
     """
     stage = service.stages[index]
     in_processes = stage.run_in == "process"
     warm_up = warm_up_sizes(stage)
-    setup = _setup(service, index, warm_up)
+    setup = _setup(service, index, warm_up, is_elsewhere=site is not None)
+    if in_processes and site is not None:
+        env = _named(stage, stage.env)
+        nothing = (None,) * stage.most_workers
+        own = setup, stage.model, stage.kwargs, ()
+        return Launch("process", *own, nothing, env, warm_up, None, stage.idempotent, site.hire)
     # A worker process always sets its affinity, even to all the cores that this process may use
     # now: otherwise it would inherit that of a coordinator that has been pinned meanwhile.
     cores = stage.cpus or (affinity.current() if in_processes else None,) * stage.most_workers
     env = _environments(service, stage, usable_cores) if in_processes else ()
     adapters = adapters_of(service.routes) if index == 0 else ()
-    return Launch(stage.run_in, setup, stage.model, stage.kwargs, adapters, cores, env, warm_up, guard)
+    model = stage.model, stage.kwargs, adapters
+    return Launch(stage.run_in, setup, *model, cores, env, warm_up, guard, stage.idempotent)
 
 
-def _setup(service: Declaration, index: int, warm_up: Mapping[int, int]) -> Setup:
+def _setup(service: Declaration, index: int, warm_up: Mapping[int, int], *, is_elsewhere: bool) -> Setup:
     """Return the `Setup` of a stage's workers; for each of them, place and cores are filled in."""
     stage = service.stages[index]
     root = logging.getLogger()
     adapters = adapters_of(service.routes) if index == 0 else ()
+    told = program.describe()
+    if is_elsewhere:  # where the file of the main program need not be
+        told = msgspec.structs.replace(told, main_name=None, main_file=None)
+    packed = b""
+    if _is_sent(stage):
+        packed = program.pack_model(stage.model, stage.kwargs, adapters, has_main=not is_elsewhere)
     return Setup(
-        program=program.describe(),
-        model=program.pack_model(stage.model, stage.kwargs, adapters) if stage.run_in == "process" else b"",
+        program=told,
+        model=packed,
         stage=stage.name,
         place=0,
         batched=stage.max_batch_size is not None,
@@ -195,6 +218,11 @@ def _setup(service: Declaration, index: int, warm_up: Mapping[int, int]) -> Setu
         log_level=root.level if root.handlers else None,
         most_examples=stage.rows if stage.size is None else 1,
     )
+
+
+def _is_sent(stage: Stage) -> bool:
+    """Report whether workers are started that must find the model; others have it already."""
+    return stage.run_in == "process" and stage.most_workers > 0
 
 
 def _allowed_sizes(stage: Stage) -> tuple[int, ...] | None:
@@ -220,16 +248,14 @@ def _environments(service: Declaration, stage: Stage, usable_cores: int) -> tupl
     for why in dict.fromkeys(each.why for each in threads):
         logger.info("%s", why, extra={"model": service.name, "stage": stage.name})
     visible = _visible_devices(service, stage)
-    return tuple(
-        {
-            **each.variables[place],
-            **env,
-            **visible[place],
-            INDEX_VARIABLE: str(place),
-            COUNT_VARIABLE: str(stage.most_workers),
-        }
-        for place, (each, env) in enumerate(zip(threads, stage.env, strict=True))
-    )
+    own = zip(threads, stage.env, strict=True)
+    return _named(stage, [{**each.variables[place], **env, **visible[place]} for place, (each, env) in enumerate(own)])
+
+
+def _named(stage: Stage, variables: Sequence[Mapping[str, str]]) -> tuple[Mapping[str, str], ...]:
+    """Return the variables of each worker, and those that say which one it is."""
+    count = {COUNT_VARIABLE: str(stage.most_workers)}
+    return tuple({**each, INDEX_VARIABLE: str(place), **count} for place, each in enumerate(variables))
 
 
 def _visible_devices(service: Declaration, stage: Stage) -> tuple[Mapping[str, str], ...]:

@@ -29,16 +29,16 @@ def at_least(name: str, value: Any, least: int) -> int:
     return whole
 
 
-def numbers_of_workers(value: Any) -> int | tuple[int, int]:
+def numbers_of_workers(value: Any, least: int = 1) -> int | tuple[int, int]:
     """Return a number of workers, or the fewest and the most of them. Raises ValueError."""
     if not isinstance(value, Sequence) or isinstance(value, str):
-        return at_least("workers", value, 1)
+        return at_least("workers", value, least)
     if len(value) != 2:
         raise ValueError(f"workers must be a number, or a pair of the fewest and the most, not {value!r}")
-    least, most = at_least("the fewest workers", value[0], 1), at_least("the most workers", value[1], 1)
-    if least > most:
-        raise ValueError(f"workers={value!r} has more workers at least than at most: write ({most}, {least})")
-    return (least, most)
+    fewest, most = at_least("the fewest workers", value[0], least), at_least("the most workers", value[1], 1)
+    if fewest > most:
+        raise ValueError(f"workers={value!r} has more workers at least than at most: write ({most}, {fewest})")
+    return (fewest, most)
 
 
 def check_range(workers: int | tuple[int, int], traits: Traits) -> None:
@@ -140,6 +140,31 @@ def mapping(name: str, value: Any) -> dict[str, Any]:
         if not isinstance(key, str):
             raise TypeError(f"{name} must have text as its keys, not {key!r}")
     return dict(value)
+
+
+_NEEDS = (
+    "num_cpus",
+    "num_gpus",
+    "memory",
+    "accelerator_type",
+    "resources",
+    "label_selector",
+    "scheduling_strategy",
+)
+
+
+def cluster_needs(name: str, value: Any) -> dict[str, Any]:
+    """Return what a worker needs on a Ray cluster, in Ray's words, which Ray itself checks.
+
+    Raises:
+        TypeError: it is no mapping with text as its keys.
+        ValueError: a key is none of those that `needs` may have.
+    """
+    needs = mapping(name, value)
+    for key in needs:
+        if key not in _NEEDS:
+            raise ValueError(f"{name} has no {key!r}: choose from {', '.join(_NEEDS)}, which mean what they do in Ray")
+    return needs
 
 
 def environments(value: Any, workers: int) -> tuple[Mapping[str, str], ...]:

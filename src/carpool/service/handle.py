@@ -51,6 +51,8 @@ from carpool.service.checks import (
     valid_priority,
 )
 from carpool.service.declaration import Declaration
+from carpool.service.elsewhere import Elsewhere
+from carpool.service.join import Join, open_gate
 from carpool.service.running import Running
 from carpool.service.stage import Stage
 from carpool.service.weigh import weigher_of
@@ -76,8 +78,19 @@ class AsyncHandle:
         weigh: Returns how much of a batch an item takes up; None if each counts as 1.
     """
 
-    def __init__(self, service: Declaration, *, journal_size: int, output: LineSink, waits: bool = True) -> None:
-        self.service = service
+    def __init__(
+        self,
+        service: Declaration,
+        *,
+        journal_size: int,
+        output: LineSink,
+        waits: bool = True,
+        join: Join | None = None,
+        on: Elsewhere | None = None,
+    ) -> None:
+        self.service = service = service if on is None else on.moved(service)
+        self._join = join
+        self._on = on
         self._waits = waits  # while the queue is full, instead of being refused
         self.driver: Driver | None = None
         weigher = weigher_of(service.stages[0])
@@ -109,8 +122,13 @@ class AsyncHandle:
         await self.close()
 
     @property
+    def join_address(self) -> str | None:
+        """Where workers join, with the port that was taken; None if nothing listens for them."""
+        return None if self._running.gate_address is None else str(self._running.gate_address)
+
+    @property
     def pids(self) -> list[int]:
-        """The process ids of the live workers."""
+        """The process ids of the live workers that this process has started."""
         return [pid for pool in self._running.pools for pid in pool.pids]
 
     async def start(self) -> None:
@@ -118,7 +136,8 @@ class AsyncHandle:
 
         Raises:
             StartupError: A worker could not load its model or run its examples; the text ends with
-                the traceback of the user's code.
+                the traceback of the user's code. Or the address at which workers join cannot be
+                listened on.
             Unavailable: The service was closed while it was starting.
             RuntimeError: It has been started before, or this is a worker process.
         """
@@ -130,8 +149,14 @@ class AsyncHandle:
         if self._life.state is not LifeState.NEW:
             raise RuntimeError(STARTED_BEFORE)
         began = monotonic()
-        made = assemble(self.service, self._journal, self._output)
-        self.driver = made.driver
+        site = None if self._on is None else await self._on.open(self.service)
+        try:
+            made = assemble(self.service, self._journal, self._output, site)
+        except BaseException:
+            if site is not None:
+                site.abandon()
+            raise
+        self.driver, self._running.site = made.driver, site
         how_to_close = _HOW_TO_CLOSE_ASYNC if self._running.thread is None else _HOW_TO_CLOSE
         self._made = made
         await self._running.begin(made.driver, made.pools, made.guard, made.upkeep, how_to_close)
@@ -140,6 +165,9 @@ class AsyncHandle:
             self._pin()
             if made.guard is not None:
                 made.guard.start()
+            if self._join is not None:
+                running = self._running
+                running.gate, running.gate_address = open_gate(self._join, self.service, made.pools)
             await made.driver.start(made.pools, [stage.least_workers for stage in self.service.stages])
             thread = self._running.thread
             if thread is not None and len(made.pools) == 1 and self.weigh is None and self._journal is None:
@@ -425,9 +453,9 @@ class AsyncHandle:
             max_in_flight = at_least("max_in_flight", max_in_flight, 1)
             return Window(max_in_flight, max_in_flight)
         stages = self.service.stages
-        least = sum(_BATCHES_IN_FLIGHT * stage.most_workers * _most_items(stage, 1) for stage in stages)
+        least = sum(_BATCHES_IN_FLIGHT * max(1, stage.most_workers) * _most_items(stage, 1) for stage in stages)
         small = _SMALL_BATCHES_IN_FLIGHT
-        most = sum(small * stage.most_workers * _most_items(stage, MOST_IN_A_HOP) for stage in stages)
+        most = sum(small * max(1, stage.most_workers) * _most_items(stage, MOST_IN_A_HOP) for stage in stages)
         return Window(least, max(_LEAST_IN_FLIGHT, most))
 
     @property
@@ -493,9 +521,18 @@ class Handle:
         service: The declaration of the service.
     """
 
-    def __init__(self, service: Declaration, *, journal_size: int, output: LineSink, waits: bool) -> None:
-        self.service = service
-        self._inner = AsyncHandle(service, journal_size=journal_size, output=output, waits=waits)
+    def __init__(
+        self,
+        service: Declaration,
+        *,
+        journal_size: int,
+        output: LineSink,
+        waits: bool,
+        join: Join | None = None,
+        on: Elsewhere | None = None,
+    ) -> None:
+        self._inner = AsyncHandle(service, journal_size=journal_size, output=output, waits=waits, join=join, on=on)
+        self.service = self._inner.service
         self._thread: LoopThread | None = None
         self._starting = Lock()
 
@@ -512,8 +549,13 @@ class Handle:
         self.close()
 
     @property
+    def join_address(self) -> str | None:
+        """Where workers join, with the port that was taken; None if nothing listens for them."""
+        return self._inner.join_address
+
+    @property
     def pids(self) -> list[int]:
-        """The process ids of the live workers."""
+        """The process ids of the live workers that this process has started."""
         return self._inner.pids
 
     def start(self) -> Handle:
@@ -521,7 +563,8 @@ class Handle:
 
         Raises:
             StartupError: A worker could not load its model or run its examples; the text ends with
-                the traceback of the user's code.
+                the traceback of the user's code. Or the address at which workers join cannot be
+                listened on.
             Unavailable: The service was closed while it was starting.
             RuntimeError: It has been started before, or this is a worker process.
         """

@@ -23,12 +23,15 @@ from contextlib import suppress
 
 from carpool.core.life import Act, Event, Life, LifeState
 from carpool.drive.aio import Driver
+from carpool.drive.gate import Gate
 from carpool.drive.guard import Guard
 from carpool.drive.loop_thread import LoopThread
 from carpool.drive.upkeep import Upkeep
 from carpool.drive.worker_pool import WorkerPool
 from carpool.logger import logger
+from carpool.service.elsewhere import Site
 from carpool.worker import affinity
+from carpool.worker.address import JoinAddress
 
 _WHERE_IT_WAS_DROPPED = 3  # frames from here: `weakref.finalize` is in between
 
@@ -46,6 +49,9 @@ class Running:
         pools: the service's, one per stage, once it starts.
         guard: the service's, if it has worker processes.
         upkeep: the service's, once it starts.
+        gate: where workers join that come by themselves, while the service is open.
+        site: where its worker processes run, if not on this machine.
+        gate_address: the address of that, once it was opened.
         found_cores: those on which the loop's thread ran before it was pinned.
         thread: the loop's, if it was started for this service and is to end with it.
     """
@@ -57,6 +63,9 @@ class Running:
         self.pools: Sequence[WorkerPool] = ()
         self.guard: Guard | None = None
         self.upkeep: Upkeep | None = None
+        self.gate: Gate | None = None
+        self.site: Site | None = None
+        self.gate_address: JoinAddress | None = None
         self.found_cores: affinity.Cores | None = None
         self.thread: LoopThread | None = None
         self._timeout_s = timeout_s
@@ -166,8 +175,14 @@ class Running:
         assert self.driver is not None
         if self.upkeep is not None:
             self.upkeep.stop()
+        if self.gate is not None:
+            self.gate.close()
+            self.gate = None
         try:
             await self.driver.stop(drain=drain, timeout_s=self._timeout_s)
+            if self.site is not None:
+                await self.site.close()
+                self.site = None
             if self.guard is not None:
                 await self.guard.close()
                 self.guard = None
@@ -195,6 +210,12 @@ class Running:
         """End the workers at once and wait for nothing that needs the loop."""
         for pool in self.pools:
             pool.abandon()
+        if self.gate is not None:
+            self.gate.abandon()
+            self.gate = None
+        if self.site is not None:
+            self.site.abandon()
+            self.site = None
         if self.guard is not None:
             self.guard.abandon()
             self.guard = None

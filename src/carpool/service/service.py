@@ -8,7 +8,9 @@ from typing import Literal
 from carpool.drive.output import LineSink, print_line
 from carpool.service.checks import at_least, check_callable, when_full_waits
 from carpool.service.declaration import Declaration
+from carpool.service.elsewhere import Elsewhere, elsewhere_of
 from carpool.service.handle import AsyncHandle, Handle
+from carpool.service.join import Join, join_of
 
 _SINK_ARGUMENTS = "a worker's name, whether it is an error, and a line"
 
@@ -62,6 +64,8 @@ class Service(Declaration):
         journal_size: int = 0,
         output: LineSink = print_line,
         when_full: Literal["wait", "refuse"] = "wait",
+        join: str | Join | None = None,
+        on: Literal["ray"] | Elsewhere | None = None,
     ) -> AsyncHandle:
         """Return a handle for tasks: `async with service.run_async() as s: await s.predict(x)`.
 
@@ -74,14 +78,28 @@ class Service(Declaration):
             when_full: What to do with a request while the queue is full: let it "wait" until its
                 time-out, or "refuse" it with `Overloaded`. The items of `stream` always wait.
 
+            join: Where workers of stages with `join=True` connect: a `Join`, or the path of a Unix
+                socket.
+            on: Where worker processes run: "ray", or a `carpool.ray.Cluster`. None for this
+                machine.
+
         Raises:
-            ValueError: `journal_size` is not a whole number of at least 0, or `when_full` is
-                neither "wait" nor "refuse".
+            ValueError: `journal_size` is not a whole number of at least 0; or `when_full` is
+                neither "wait" nor "refuse"; or a stage that needs it lacks `join`, or no stage lets
+                workers join; or the service cannot run there.
             TypeError: `output` cannot be called.
+            ImportError: `on="ray"`, and Ray is not installed.
         """
         check_callable("output", output, _SINK_ARGUMENTS)
         journal_size, waits = at_least("journal_size", journal_size, 0), when_full_waits(when_full)
-        return AsyncHandle(self, journal_size=journal_size, output=output, waits=waits)
+        return AsyncHandle(
+            self,
+            journal_size=journal_size,
+            output=output,
+            waits=waits,
+            join=join_of(self, join),
+            on=elsewhere_of(on),
+        )
 
     def run(
         self,
@@ -89,6 +107,8 @@ class Service(Declaration):
         journal_size: int = 0,
         output: LineSink = print_line,
         when_full: Literal["wait", "refuse"] = "wait",
+        join: str | Join | None = None,
+        on: Literal["ray"] | Elsewhere | None = None,
     ) -> Handle:
         """Return a handle for threads: `with service.run() as s: s.predict(x)`.
 
@@ -99,6 +119,8 @@ class Service(Declaration):
             journal_size: See `run_async`.
             output: See `run_async`.
             when_full: See `run_async`.
+            join: See `run_async`.
+            on: See `run_async`.
 
         Raises:
             ValueError: See `run_async`.
@@ -106,7 +128,14 @@ class Service(Declaration):
         """
         check_callable("output", output, _SINK_ARGUMENTS)
         journal_size, waits = at_least("journal_size", journal_size, 0), when_full_waits(when_full)
-        return Handle(self, journal_size=journal_size, output=output, waits=waits)
+        return Handle(
+            self,
+            journal_size=journal_size,
+            output=output,
+            waits=waits,
+            join=join_of(self, join),
+            on=elsewhere_of(on),
+        )
 
     def start(
         self,
@@ -114,6 +143,8 @@ class Service(Declaration):
         journal_size: int = 0,
         output: LineSink = print_line,
         when_full: Literal["wait", "refuse"] = "wait",
+        join: str | Join | None = None,
+        on: Literal["ray"] | Elsewhere | None = None,
     ) -> Handle:
         """Start the service at once and return a handle for threads, which the caller must `close`.
 
@@ -123,13 +154,15 @@ class Service(Declaration):
             journal_size: See `run_async`.
             output: See `run_async`.
             when_full: See `run_async`.
+            join: See `run_async`.
+            on: See `run_async`.
 
         Raises:
             StartupError: A worker could not load its model or run its examples.
             ValueError: See `run_async`.
             TypeError: See `run_async`.
         """
-        return self.run(journal_size=journal_size, output=output, when_full=when_full).start()
+        return self.run(journal_size=journal_size, output=output, when_full=when_full, join=join, on=on).start()
 
     def serve(
         self,
@@ -139,6 +172,8 @@ class Service(Declaration):
         when_full: Literal["refuse", "wait"] = "refuse",
         timeout_status: Literal[504, 408] = 504,
         max_body_mb: float = 16.0,
+        join: str | Join | None = None,
+        on: Literal["ray"] | Elsewhere | None = None,
         debug: bool = False,
         log: Literal["text", "json"] = "text",
         log_level: Literal["debug", "info", "warning", "error"] = "info",
@@ -158,6 +193,8 @@ class Service(Declaration):
             when_full=when_full,
             timeout_status=timeout_status,
             max_body_mb=max_body_mb,
+            join=join,
+            on=on,
             debug=debug,
             log=log,
             log_level=log_level,

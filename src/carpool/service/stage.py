@@ -29,6 +29,7 @@ from carpool.service.checks import (
     check_policy,
     check_range,
     check_room,
+    cluster_needs,
     count_environments,
     environments,
     flag,
@@ -62,6 +63,10 @@ class Stage:
             parallel. Each has a model of its own. Defaults to one for each entry of `cpus`, of an
             `env` that is a list, or of `devices`, or 1. A pair such as (1, 8) stands for the fewest
             and the most: the stage begins with the fewest, and follows the load (docs/changes.md).
+            With `join` it may be 0.
+        join: Whether further workers may join the stage by themselves (`carpool worker`), from
+            other containers, virtual environments or machines. They come and go while the service
+            runs, and have their own cores, environment and devices. See docs/join.md.
         cpus: For each worker the core, or set of cores, that it is tied to. Unless you set
             `OMP_NUM_THREADS` yourself, the worker also gets as many BLAS threads as cores.
         run_in: "process" for worker processes; "thread" for threads of this process, for models
@@ -79,6 +84,10 @@ class Stage:
             Workers share the devices in turn if there are more of them. Numbers count what this
             process sees when the service starts. (The attribute has one entry for each worker, or
             is None.)
+        needs: What a worker needs on a Ray cluster, in Ray's own words: `{"num_gpus": 0.5}`. It may
+            have `num_cpus` (1 if you do not say), `num_gpus`, `memory`, `accelerator_type`,
+            `resources`, `label_selector` and `scheduling_strategy`. On one machine it has no
+            effect. See docs/ray.md.
         max_batch_size: The largest number of items in one call of `predict`; with `size`, the
             largest sum of their sizes. An item that is larger by itself goes alone. None for calls
             with single items. Of a model that answers in parts it is how many streams a worker
@@ -126,11 +135,13 @@ class Stage:
     model: AnyModel
     name: str
     workers: int | tuple[int, int]
+    join: bool
     cpus: tuple[affinity.Cores, ...] | None
     run_in: RunIn
     kwargs: Mapping[str, Any]
     env: tuple[Mapping[str, str], ...]
     devices: tuple[str, ...] | None
+    needs: Mapping[str, Any]
     max_batch_size: int | None
     max_rows: int | None
     allowed_batch_sizes: tuple[int, ...] | None
@@ -154,11 +165,13 @@ class Stage:
         *,
         name: str | None = None,
         workers: int | tuple[int, int] | None = None,
+        join: bool = False,
         cpus: Sequence[int | Collection[int]] | None = None,
         run_in: RunIn = "process",
         kwargs: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
         devices: Devices | None = None,
+        needs: Mapping[str, Any] | None = None,
         max_batch_size: int | None = None,
         max_rows: int | None = None,
         allowed_batch_sizes: Sequence[int] | None = None,
@@ -179,7 +192,8 @@ class Stage:
             max_batch_size = at_least("max_batch_size", max_batch_size, 1)
         if workers is None:
             workers = _default_workers(cpus, env, devices)
-        workers = numbers_of_workers(workers)
+        flag("join", join)
+        workers = numbers_of_workers(workers, least=0 if join else 1)
         most = workers if isinstance(workers, int) else workers[1]
         max_queue_size = at_least("max_queue_size", max_queue_size, 1)
         max_queue_bytes = at_least("max_queue_bytes", max_queue_bytes, 1)
@@ -192,6 +206,7 @@ class Stage:
         elif doubt := doubt_about_an_item(model):
             warnings.warn(doubt, HintWarning, stacklevel=2)
         kwargs, env = mapping("kwargs", kwargs), environments(env, most)
+        needs = cluster_needs("needs", needs)
         check_kwargs(model, kwargs)
         if allowed_batch_sizes is not None:
             allowed_batch_sizes = _allowed_sizes(allowed_batch_sizes, max_batch_size, size)
@@ -199,7 +214,8 @@ class Stage:
             _check_size(size, max_batch_size, traits)
         elif max_batch_size is not None and not traits.in_parts:
             check_room(max_batch_size, max_queue_size)
-        _check_run_in(run_in, model, is_pinned=cpus is not None, has_env=any(env), has_devices=devices is not None)
+        pinned, has_devices = cpus is not None, devices is not None
+        _check_run_in(run_in, model, joins=join, is_pinned=pinned, has_env=any(env), has_devices=has_devices)
         if run_in == "process" and max_batch_size is not None:
             _check_fits_frame(max_batch_size, max_queue_size, is_weighed=size is not None)
         check_policy(policy, in_parts=traits.in_parts)
@@ -302,7 +318,9 @@ def _devices(devices: Any, workers: int, env: Sequence[Mapping[str, str]]) -> tu
     return share_devices(parse_devices(devices), workers)
 
 
-def _check_run_in(run_in: str, model: AnyModel, *, is_pinned: bool, has_env: bool, has_devices: bool) -> None:
+def _check_run_in(
+    run_in: str, model: AnyModel, *, joins: bool, is_pinned: bool, has_env: bool, has_devices: bool
+) -> None:
     if run_in not in ("process", "thread", "loop"):
         raise ValueError(f'run_in must be "process", "thread" or "loop", not {run_in!r}')
     if is_async(model) and run_in != "loop":
@@ -311,6 +329,11 @@ def _check_run_in(run_in: str, model: AnyModel, *, is_pinned: bool, has_env: boo
         raise TypeError(
             f'{name_of(model)} is a plain function and would block the loop: run it with run_in="thread", or write it'
             " with async def"
+        )
+    if run_in != "process" and joins:
+        raise ValueError(
+            f'workers that join are processes: a stage with join=True cannot have run_in="{run_in}", so leave out one'
+            " of them"
         )
     if run_in == "loop" and is_pinned:
         raise ValueError(

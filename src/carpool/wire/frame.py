@@ -93,7 +93,8 @@ class Frame:
             wants the result.
         deadlines: in a batch or an order, the time for each item after which nobody waits for it.
         payloads: the items.
-        busy_s: in a reply, seconds that the worker spent on the batch.
+        busy_s: in a reply, seconds that the worker spent on the batch. In a batch, an order or a
+            setup, when it was made by the clock of the service, by which its deadlines are.
         waited_s: in a reply, seconds that the worker had waited for the batch.
         no_memory: whether the payloads have been thrown away because there was no memory to receive
             them.

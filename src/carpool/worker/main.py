@@ -140,7 +140,7 @@ def main() -> None:
         pass  # the parent has ended, or has given this worker up
     finally:
         _flush()
-        threading.Thread(target=_end_soon, name="carpool-end", daemon=True).start()
+        threading.Thread(target=end_soon, name="carpool-end", daemon=True).start()
 
 
 def _prepare(parent: int) -> None:
@@ -186,7 +186,7 @@ def _end_fork() -> NoReturn:
     os._exit(1)
 
 
-def _end_soon() -> None:
+def end_soon() -> None:
     """End the process although user code has left threads running, which would keep it alive."""
     time.sleep(_THREADS_GRACE_S)
     names = [each.name for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]

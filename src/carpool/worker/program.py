@@ -76,23 +76,33 @@ def describe() -> Program:
     return Program(path, os.getcwd(), main_name, _main_file())
 
 
-def pack_model(model: AnyModel, kwargs: Mapping[str, Any], adapters: Sequence[Adapter] = ()) -> bytes:
+def pack_model(
+    model: AnyModel, kwargs: Mapping[str, Any], adapters: Sequence[Adapter] = (), *, has_main: bool = True
+) -> bytes:
     """Return references to the model, its arguments and the adapters of its addresses as bytes.
 
     What has been typed goes by value.
+
+    Args:
+        model: the model.
+        kwargs: its arguments.
+        adapters: those of its addresses.
+        has_main: whether workers have the file of the main program, if it has one. If not, what is
+            defined there goes by value, too.
 
     Raises:
         TypeError: a worker could not find the model; the text says what to do.
     """
     main = sys.modules["__main__"]
     sys.modules.setdefault(_MAIN, main)  # the main program may define classes of results
-    is_typed = _main_file() is None and (
+    main_is_there = has_main and _main_file() is not None
+    is_typed = not main_is_there and (
         _module_of(model) == "__main__" or any(_is_of_main(value) for value in (*kwargs.values(), *adapters))
     )
     try:
         if not is_typed:
             packed = pickle.dumps((model, dict(kwargs), [*adapters], []), 5)
-            is_typed = _main_file() is None and _names_main(packed)
+            is_typed = not main_is_there and _names_main(packed)
             if not is_typed:
                 return packed
         return _pack_by_value(model, kwargs, adapters)
@@ -121,6 +131,16 @@ def restore(program: Program) -> None:
     # the folder is gone, but imports by absolute path still work
     with contextlib.suppress(OSError):
         os.chdir(program.folder)
+
+
+def extend(program: Program) -> None:
+    """Make this worker process, which may be on another machine, find the modules of the parent.
+
+    Folders of the parent that are here, too, come after those that this process has already.
+    """
+    global in_worker
+    in_worker = True
+    sys.path += [entry for entry in program.path if entry not in sys.path and os.path.exists(entry)]
 
 
 def unpack_model(program: Program, packed: bytes) -> tuple[AnyModel, dict[str, Any], list[Adapter]]:
@@ -211,13 +231,10 @@ def _pack_by_value(model: AnyModel, kwargs: Mapping[str, Any], adapters: Sequenc
     """Return the same as a pickle that holds all that was typed in, and a list of the classes among
     it. Plain pickle reads it. Raises whatever writing it raises.
     """
-    if importlib.util.find_spec("cloudpickle") is None:
-        raise _NoCloudpickle
-    import cloudpickle
-
+    cloudpickle = _cloudpickle()
     typed: list[type] = []
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc,name-defined]  # it has no types
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, type) and obj.__module__ == "__main__":
                 if issubclass(obj, msgspec.Struct):
@@ -228,6 +245,15 @@ def _pack_by_value(model: AnyModel, kwargs: Mapping[str, Any], adapters: Sequenc
     packed = io.BytesIO()
     Pickler(packed, 5).dump((model, dict(kwargs), [*adapters], typed))  # the list is written last, when it is full
     return packed.getvalue()
+
+
+def _cloudpickle() -> Any:
+    """Return cloudpickle, or the one that Ray has. Raises _NoCloudpickle."""
+    if importlib.util.find_spec("cloudpickle") is not None:
+        return importlib.import_module("cloudpickle")
+    if "ray" in sys.modules:
+        return importlib.import_module("ray.cloudpickle")
+    raise _NoCloudpickle
 
 
 def _main_file() -> str | None:

@@ -22,6 +22,10 @@ def process_name(stage: str, place: int) -> str:
     return f"carpool {stage}/{place}"
 
 
+NOWHERE = Program([], "", None, None)
+"""For workers that come by themselves, and have the program already."""
+
+
 class Setup(msgspec.Struct, frozen=True):
     """A worker's stage, its place in it, and how to call the model.
 

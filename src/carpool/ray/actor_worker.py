@@ -1,0 +1,287 @@
+"""A worker that is a Ray actor: Ray places it and says when it has died; frames go over a socket.
+
+Its life:
+
+1. An actor is asked for, in the thread for errands, since that may block. While the cluster has no
+   room for it, it is pending: that is the demand by which Ray's autoscaler adds nodes.
+2. The actor connects to the gate with a token of its own. From then on the worker is a
+   `JoinedWorker`, and is lost when its connection ends.
+3. Ray's word that the actor, or its node, has died ends it as well, whichever comes first. A node
+   from which nothing is heard is a suspect (`suspects.py`).
+
+The handle of the actor and the reference of its call are kept until then: an actor dies with its
+last handle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import secrets
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from carpool.drive.gate import Invitation
+from carpool.drive.joined import JoinedWorker
+from carpool.drive.launch import Launch
+from carpool.drive.output import LineSink
+from carpool.foreign import named_text_of
+from carpool.logger import logger
+from carpool.ray.session import ActorOrder, Placed, Session
+from carpool.ray.suspects import SUSPECT_S
+from carpool.version import __version__
+from carpool.wire.frame import Frame, FrameKind
+from carpool.wire.handshake import Hello
+
+_LOOK_EVERY_S = 30.0
+_LAST_WORDS_S = 1.0  # for an actor that hangs, before it is killed
+_DEATH_S = 2.0  # within which Ray tells that an actor was killed, if its node is well
+_TOKEN_BYTES = 32
+_LONGEST_TEXT = 1000
+
+
+class ActorWorker:
+    """One worker on a cluster; see `Worker` in worker_pool.py.
+
+    Args:
+        session: the connection to the cluster.
+        launch: how to start the worker.
+        place: its position in the stage.
+        on_frame: called with each frame that it sends.
+        on_lost: called once, with the cause, when it has ended.
+        sink: not used, as what an actor prints is Ray's.
+
+    Attributes:
+        send: sends it a frame, once it has connected.
+    """
+
+    pid: int | None = None
+
+    def __init__(
+        self,
+        session: Session,
+        launch: Launch,
+        place: int,
+        on_frame: Callable[[Frame], None],
+        on_lost: Callable[[str], None],
+        sink: LineSink,
+    ) -> None:
+        self.send: Callable[[Frame], None] = _drop
+        self._session = session
+        self._launch = launch
+        self._place = place
+        self._name = f"{launch.setup.stage}/{place}"
+        self._on_frame = on_frame
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._ended_because = ""
+        self._joined: JoinedWorker | None = None
+        self._node = ""
+        self._timer: asyncio.TimerHandle | None = None
+
+        # of the actor that was asked for last: which one it is, its handle, the call that it lives
+        # in, when it was asked for, and whether it must not be placed on some nodes
+        self._ticket = ""
+        self._asked_at = 0.0
+        self._avoids = False
+        self._actor: Any = None
+        self._call: Any = None
+        self._ask()
+
+    # -- what the pool sees
+
+    @property
+    def broke_protocol(self) -> bool:
+        """Whether it has sent what it must not send."""
+        return self._joined is not None and self._joined.broke_protocol
+
+    @property
+    def fell_silent(self) -> bool:
+        """Whether it was lost since nothing was heard of its node."""
+        return self._joined is not None and self._joined.fell_silent
+
+    @property
+    def takes_large_ahead(self) -> bool:
+        """Whether large frames may be sent to it while it is busy."""
+        return self._joined is not None and self._joined.takes_large_ahead
+
+    @property
+    def where(self) -> str:
+        """Where it runs, in words."""
+        return "" if self._joined is None else self._joined.where
+
+    @property
+    def hello(self) -> Hello | None:
+        """What it has said of itself; None while it has not connected."""
+        return None if self._joined is None else self._joined.hello
+
+    @property
+    def has_unread_batch(self) -> bool:
+        """Whether the model cannot have seen the batch that it was sent last."""
+        return self._joined is not None and self._joined.has_unread_batch
+
+    def close_input(self) -> None:
+        """Send nothing more: the worker finishes, tears down and ends."""
+        if self._joined is not None:
+            self._joined.close_input()
+
+    def catch_up(self) -> bool:
+        """Read what it has sent already, and report whether there was anything."""
+        return self._joined is not None and self._joined.catch_up()
+
+    def give_up(self, why: str, on_frame: Callable[[Frame], None]) -> None:
+        """End a worker that hangs: it may write down where for a second, then its actor is killed.
+
+        If Ray does not tell then that the actor is dead, its whole node may hang, and is a suspect.
+
+        Args:
+            why: for the log.
+            on_frame: called with what it still sends.
+        """
+        self._ended_because = self._ended_because or why
+        if self._joined is not None:
+            self._joined.listen_to(on_frame)
+            self._joined.close_input()
+        self._set_timer(_LAST_WORDS_S, self._kill_hung)
+
+    def kill(self, why: str = "") -> None:
+        """Kill its actor, and have nothing more to do with it.
+
+        Args:
+            why: for the log.
+        """
+        self._ended_because = self._ended_because or why
+        self._loop.call_soon(self._end, "it was killed by the service")
+
+    def abandon(self) -> None:
+        """Kill its actor without the loop, which ends or has ended."""
+        self._forget_ticket()
+        if self._joined is not None:
+            self._joined.abandon()
+        self._session.kill(self._actor)
+        if not self._loop.is_closed() and not self._ended.done():
+            self._ended.set_result(None)
+
+    async def ended(self) -> None:
+        """Wait until it is gone."""
+        await asyncio.shield(self._ended)
+
+    # -- from the actor that is asked for to the worker that is there
+
+    def _ask(self) -> None:
+        """Ask the cluster for an actor."""
+        self._ticket, token = secrets.token_hex(8), secrets.token_bytes(_TOKEN_BYTES)
+        self._avoids, self._asked_at = False, self._loop.time()
+        self._session.gate.invitations[self._ticket] = Invitation(token, _refusal, self._connected)
+        order = ActorOrder(self._launch, self._place, self._ticket, token)
+        self._session.place(order, lambda: not self._ended.done(), self._placed)
+        self._set_timer(_LOOK_EVERY_S, self._look)
+
+    def _placed(self, order: ActorOrder, made: Placed | BaseException) -> None:
+        """Keep the actor that Ray has taken note of, whether it has room for it or not."""
+        if order.ticket != self._ticket or self._ended.done():
+            if isinstance(made, Placed):
+                self._session.kill(made.actor)
+            return
+        if isinstance(made, BaseException):
+            self._end(f"Ray cannot take it: {named_text_of(made)[:_LONGEST_TEXT]}")
+            return
+        self._actor, self._call, self._avoids = made.actor, made.call, made.avoids
+        told = partial(self._session.from_ray, self._died, order.ticket)
+        made.call.future().add_done_callback(told)
+
+    def _look(self) -> None:
+        """See to an actor for which there is no room yet.
+
+        It is told what is missing. And if it must not be placed on nodes that are suspects, another
+        one is asked for once they are none any more.
+        """
+        if self._joined is not None or self._ended.done():
+            return
+        if self._avoids and self._loop.time() - self._asked_at >= SUSPECT_S:
+            self._session.kill(self._actor)
+            self._forget_ticket()
+            self._ask()
+            return
+        self._session.tell_what_is_missing(self._launch, self._place)
+        self._set_timer(_LOOK_EVERY_S, self._look)
+
+    def _connected(self, sock: socket.socket, hello: Hello) -> None:
+        """Go on with a connection that the actor has opened."""
+        self._forget_ticket()
+        self._node = hello.node
+        trusts = self._launch.is_idempotent
+        self._joined = JoinedWorker(sock, hello, self._on_frame, self._disconnected, trusts_resets=trusts)
+        self.send = self._joined.send
+        if self._timer is not None:
+            self._timer.cancel()
+        about = {"model": self._session.service, "stage": self._launch.setup.stage, "worker": self._name}
+        logger.info("worker %s is placed: %s", self._name, hello.whereabouts, extra=about)
+        setup = msgspec.structs.replace(self._launch.setup, place=self._place, cores=None)
+        packed, now = pickle.dumps(setup, 5), self._session.clock()
+        self.send(Frame(FrameKind.SETUP, ids=[0], formats=b"\0", payloads=[packed], busy_s=now))
+
+    # -- its end
+
+    def _disconnected(self, why: str) -> None:
+        """Take note that its connection has ended."""
+        if self.fell_silent:
+            self._session.suspect(self._node)
+        self._end(why)
+
+    def _died(self, ticket: str, future: Any) -> None:
+        """Take note that the actor's call has ended, which Ray tells."""
+        if ticket != self._ticket or self._ended.done():
+            return
+        error = None if future.cancelled() else future.exception()
+        if self._joined is not None:
+            while self._joined.catch_up():  # what it wrote before it died
+                pass
+        if not self._ended.done():
+            self._end("it ended" if error is None else named_text_of(error)[:_LONGEST_TEXT])
+
+    def _kill_hung(self) -> None:
+        self._session.kill(self._actor)
+        self._set_timer(_DEATH_S, self._is_not_dead_yet)
+
+    def _is_not_dead_yet(self) -> None:
+        self._session.suspect(self._node)
+        self._end("it could not be killed")
+
+    def _end(self, why: str) -> None:
+        """Let go of the actor, and report that the worker is lost."""
+        if self._ended.done():
+            return
+        self._ended.set_result(None)
+        self._forget_ticket()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._joined is not None:
+            self._joined.abandon()
+        self._session.kill(self._actor)
+        self._actor = self._call = None
+        self._on_lost(self._ended_because or why)
+
+    def _forget_ticket(self) -> None:
+        self._session.gate.invitations.pop(self._ticket, None)
+
+    def _set_timer(self, delay_s: float, act: Callable[[], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(delay_s, act)
+
+
+def _drop(frame: Frame) -> None:
+    """Stand in for sending to a worker that has not connected, which is not ready for anything."""
+
+
+def _refusal(hello: Hello) -> str:
+    """Return why an actor is not taken for a worker; empty if it is."""
+    if hello.version == __version__:
+        return ""
+    return f"the coordinator has carpool {__version__}, and the node {hello.version}: install the same version on both"

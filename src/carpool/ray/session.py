@@ -1,0 +1,255 @@
+"""The connection of one running service to a Ray cluster.
+
+Calls of Ray that may block (asking for an actor, killing one, asking what the cluster has) are
+errands: a thread of its own does them one after the other, so that the loop never waits for a
+cluster of which the head is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import ray
+
+from carpool.clock import Clock, monotonic
+from carpool.drive.gate import Gate
+from carpool.drive.launch import Launch
+from carpool.foreign import named_text_of
+from carpool.logger import logger
+from carpool.ray.shell import Shell, WayHome, ray_tls
+from carpool.ray.suspects import SUSPECT_S, Suspects
+from carpool.worker.address import JoinAddress
+
+_SOCKET = "gate.sock"
+_LAST_ERRANDS_S = 10.0
+_NODE_LABEL = "ray.io/node-id"
+
+
+class ActorOrder(NamedTuple):
+    """An actor that is asked for.
+
+    Attributes:
+        launch: how to start its worker.
+        place: the worker's position in its stage.
+        ticket: by which it says who it is.
+        token: with which it proves that, once.
+    """
+
+    launch: Launch
+    place: int
+    ticket: str
+    token: bytes
+
+
+class Placed(NamedTuple):
+    """An actor of which Ray has taken note.
+
+    Attributes:
+        actor: its handle.
+        call: the reference of its one call.
+        avoids: whether it must not be placed on some nodes.
+    """
+
+    actor: Any
+    call: Any
+    avoids: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the workers of a service ask of the cluster.
+
+    Attributes:
+        needs: by stage, options of its actors in Ray's own words.
+        runtime_env: the environment of all actors.
+    """
+
+    needs: Mapping[str, Mapping[str, Any]]
+    runtime_env: Mapping[str, Any]
+
+
+class Session:
+    """The connection of one running service to a cluster, on the running loop; see `Site`.
+
+    Args:
+        service: the name of the service.
+        terms: what its workers ask of the cluster.
+        ports: the first and the last port that its gate may have; None for any.
+        silence_s: for how long a node may be silent.
+        new_worker: makes a worker; it is called with this session, and then like `WorkerProcess`.
+        has_ended: called once it has been closed, in the thread for errands.
+
+    Attributes:
+        hire: makes a worker; it is called like `WorkerProcess`.
+        service: the name of the service.
+        gate: where its actors connect.
+        clock: the clock by which its deadlines are.
+
+    Raises:
+        OSError: there is no port for the gate.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        terms: Terms,
+        ports: tuple[int, int] | None,
+        silence_s: float,
+        new_worker: Callable[..., Any],
+        has_ended: Callable[[], None],
+    ) -> None:
+        self.service = service
+        self.hire: Callable[..., Any] = partial(new_worker, self)
+        self.clock: Clock = monotonic
+        self.gate = Gate(ray_tls(), silence_s, service)
+        self._terms = terms
+        self._has_ended = has_ended
+        self._loop = asyncio.get_running_loop()
+        self._suspects = Suspects()
+        self._node = ray.get_runtime_context().get_node_id()
+        self._address = _listen(self.gate, ray.util.get_node_ip_address(), ports)
+        self._folder = tempfile.mkdtemp(prefix="carpool-")  # which only this user can enter
+        self.gate.listen(JoinAddress(path=os.path.join(self._folder, _SOCKET)))
+        self._shells: dict[str, Any] = {}
+        self._errands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run_errands, name="carpool-ray", daemon=True)
+        self._thread.start()
+
+    async def close(self) -> None:
+        """Let go of the cluster, once all workers have ended."""
+        self.gate.close()
+        self._errands.put(None)
+        await asyncio.to_thread(self._thread.join, _LAST_ERRANDS_S)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def abandon(self) -> None:
+        """Let go of the cluster without the loop, which ends or has ended."""
+        self.gate.abandon()
+        self._errands.put(None)
+        self._thread.join(_LAST_ERRANDS_S)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # -- for its workers
+
+    def place(
+        self,
+        order: ActorOrder,
+        is_wanted: Callable[[], bool],
+        placed: Callable[[ActorOrder, Placed | BaseException], None],
+    ) -> None:
+        """Ask for an actor.
+
+        Args:
+            order: what is asked for.
+            is_wanted: whether it still is, when its turn comes.
+            placed: called on the loop with what has come of it.
+        """
+
+        def ask() -> None:
+            if not is_wanted():
+                return
+            made: Placed | BaseException
+            try:
+                made = self._place(order)
+            except BaseException as error:
+                made = error
+            if not is_wanted() and isinstance(made, Placed):
+                _kill(made.actor)
+            self.from_ray(placed, order, made)
+
+        self._errands.put(ask)
+
+    def kill(self, actor: Any) -> None:
+        """Kill an actor, if there is one."""
+        if actor is not None:
+            self._errands.put(lambda: _kill(actor))
+
+    def from_ray(self, act: Callable[..., None], *arguments: Any) -> None:
+        """Call a function on the loop, from another thread; do nothing if the loop has ended."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(act, *arguments)
+
+    def suspect(self, node: str) -> None:
+        """Place no worker on a node for a while, since nothing is heard of it."""
+        text = "nothing is heard of node %s: no worker is placed there for %g s if there is another node"
+        logger.warning(text, node, SUSPECT_S, extra={"model": self.service})
+        self._suspects.add(self.clock(), node)
+
+    def tell_what_is_missing(self, launch: Launch, place: int) -> None:
+        """Log what a worker needs, and what the cluster has free."""
+        stage = launch.setup.stage
+        needs = self._needs(stage)
+
+        def tell() -> None:
+            free = {name: n for name, n in ray.available_resources().items() if not name.startswith("node:")}
+            text = "worker %s/%d waits for room in the cluster: it needs %s, and free are %s"
+            about = {"model": self.service, "stage": stage, "worker": f"{stage}/{place}"}
+            logger.warning(text, stage, place, needs, free or "no resources at all", extra=about)
+
+        self._errands.put(tell)
+
+    # -- in the thread for errands
+
+    def _run_errands(self) -> None:
+        while (errand := self._errands.get()) is not None:
+            try:
+                errand()
+            except BaseException as error:  # Ray is not ours, and its head may be gone
+                logger.warning("Ray raised %s", named_text_of(error), extra={"model": self.service})
+        self._has_ended()
+
+    def _place(self, order: ActorOrder) -> Placed:
+        launch, place = order.launch, order.place
+        stage = launch.setup.stage
+        options = {**self._needs(stage), "max_restarts": 0, "max_concurrency": 1}
+        options["name"] = f"carpool {self.service} {stage}/{place} {order.ticket}"
+        env = {**self._terms.runtime_env, "env_vars": dict(self._terms.runtime_env.get("env_vars", {}))}
+        env["env_vars"].update(launch.env[place])
+        options["runtime_env"] = env
+        alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+        avoided = self._suspects.avoided(self.clock(), alive)
+        if avoided:
+            own = dict(options.get("label_selector") or {})
+            options["label_selector"] = {**own, _NODE_LABEL: f"!in({','.join(avoided)})"}
+        actor = self._shell(stage).options(**options).remote(f"{stage}/{place}")
+        host, port = self._address.host, self._address.port
+        path = os.path.join(self._folder, _SOCKET)
+        home = WayHome(host, port, path, self._node, self.service, stage, order.ticket, order.token)
+        return Placed(actor, actor.live.remote(home), bool(avoided))
+
+    def _needs(self, stage: str) -> dict[str, Any]:
+        return {"num_cpus": 1, "scheduling_strategy": "SPREAD", **self._terms.needs.get(stage, {})}
+
+    def _shell(self, stage: str) -> Any:
+        """Return the actor class of a stage, which has its name, as Ray's dashboard shows that."""
+        if stage not in self._shells:
+            name = stage if stage.isidentifier() else Shell.__name__
+            self._shells[stage] = ray.remote(type(name, (Shell,), {}))
+        return self._shells[stage]
+
+
+def _kill(actor: Any) -> None:
+    with contextlib.suppress(Exception):  # it is dead, or the cluster is
+        ray.kill(actor)
+
+
+def _listen(gate: Gate, host: str, ports: tuple[int, int] | None) -> JoinAddress:
+    """Open a gate at the first port that is free; return its address. Raises OSError."""
+    first, last = ports or (0, 0)
+    for port in range(first, last + 1):
+        try:
+            return gate.listen(JoinAddress(host=host, port=port))
+        except OSError:
+            if port == last:
+                raise
+    raise AssertionError("there is at least one port")

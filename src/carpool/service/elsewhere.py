@@ -1,0 +1,51 @@
+"""What runs the worker processes of a service elsewhere than on this machine: `run(on=...)`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+from carpool.service.declaration import Declaration
+
+
+class Site(Protocol):
+    """Where the worker processes of one running service are: the connection to a cluster."""
+
+    @property
+    def hire(self) -> Callable[..., Any]:
+        """Makes a worker for a place; it is called like `WorkerProcess`."""
+
+    async def close(self) -> None:
+        """Let go of the cluster, once all workers have ended."""
+
+    def abandon(self) -> None:
+        """Do so without the loop, which ends or has ended."""
+
+
+@runtime_checkable
+class Elsewhere(Protocol):
+    """A place to run services, such as `carpool.ray.Cluster`."""
+
+    def moved(self, service: Declaration) -> Declaration:
+        """Return the service as it runs there. Raises ValueError if it cannot."""
+
+    async def open(self, service: Declaration) -> Site:
+        """Connect to the place, on the running loop. Raises StartupError."""
+
+
+def elsewhere_of(on: Any) -> Elsewhere | None:
+    """Return the place that a user names with `on=`; None for this machine.
+
+    Raises:
+        ValueError: there is no such place.
+        ImportError: it needs a package that is missing.
+    """
+    if on is None:
+        return None
+    if on == "ray":
+        cluster: Elsewhere = importlib.import_module("carpool.ray").Cluster()
+        return cluster
+    if not isinstance(on, Elsewhere):
+        raise ValueError(f'on must be "ray" or a carpool.ray.Cluster, not {on!r}')
+    return on

@@ -1,0 +1,81 @@
+"""Where workers that come by themselves connect: a path, or a host and a port."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+from typing import Final, NamedTuple
+
+_LARGEST_PORT: Final = 65535
+_BUFFER_BYTES: Final = 512 * 1024
+_PROBE_EVERY_S: Final = 1
+
+
+class JoinAddress(NamedTuple):
+    """An address of a service.
+
+    Attributes:
+        path: of a Unix socket; empty for an address on a network.
+        host: the name or number of the machine.
+        port: the port; 0 lets a service take a free one.
+    """
+
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+    def __str__(self) -> str:
+        if self.path:
+            return self.path
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def parse_address(text: str) -> JoinAddress:
+    """Return the address that a user has written.
+
+    Raises:
+        ValueError: it is none; the text says how to write one.
+    """
+    if "/" in text:
+        return JoinAddress(path=text)
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > _LARGEST_PORT:
+        raise ValueError(
+            f"{text!r} is not an address: write HOST:PORT, such as 127.0.0.1:7000, or the path of a Unix socket with a"
+            " slash in it, such as /run/carpool.sock or ./carpool.sock"
+        )
+    return JoinAddress(host=host, port=int(port))
+
+
+def tune(sock: socket.socket, silence_s: float) -> None:
+    """Set up a connection for frames.
+
+    The kernel then ends it with ETIMEDOUT when the other machine has acknowledged nothing for about
+    `silence_s`. It is kernels that acknowledge: a process that is busy, or stopped, is not silent.
+    But what the process does not read must fit into its buffer, since a window that stays closed
+    counts as silence, too (`JoinedWorker.takes_large_ahead`).
+
+    Args:
+        sock: the socket.
+        silence_s: from two seconds on; whole seconds count.
+    """
+    # A larger one than the system allows is cut to what it does.
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
+    if sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    probes = max(1, int(silence_s / _PROBE_EVERY_S) - 1)
+    settings = {
+        "TCP_KEEPIDLE" if sys.platform == "linux" else "TCP_KEEPALIVE": _PROBE_EVERY_S,
+        "TCP_KEEPINTVL": _PROBE_EVERY_S,
+        "TCP_KEEPCNT": probes,
+        "TCP_USER_TIMEOUT": int(silence_s * 1000),  # the same while something is on its way
+    }
+    for name, value in settings.items():
+        with contextlib.suppress(AttributeError, OSError):  # not on this system
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

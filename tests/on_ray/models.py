@@ -1,0 +1,46 @@
+"""Models for services on a cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import carpool
+
+
+class Place(carpool.Model):
+    """Answers with where it runs.
+
+    Args:
+        is_broken: whether it cannot be loaded.
+    """
+
+    def __init__(self, is_broken: bool = False) -> None:
+        self.is_broken = is_broken
+
+    def setup(self) -> None:
+        if self.is_broken:
+            raise RuntimeError("there are no weights")
+        import ray
+
+        self.node = ray.get_runtime_context().get_node_id()
+        self.colour = os.environ.get("COLOUR")
+
+    def predict(self, xs: list[Any]) -> list[dict[str, Any]]:
+        if "die" in xs:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "hang" in xs:
+            time.sleep(60)
+        time.sleep(0.001)
+        where = {
+            "pid": os.getpid(),
+            "node": self.node,
+            "is_main_thread": threading.current_thread() is threading.main_thread(),
+            "colour": self.colour,
+            "index": carpool.worker_index(),
+            "variable": os.environ["CARPOOL_WORKER"],
+        }
+        return [{**where, "x": x} for x in xs]
