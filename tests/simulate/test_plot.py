@@ -21,6 +21,7 @@ class Figures:
     mean_s: float = 0.01
     p99_s: float = 0.02
     batch_sizes: dict[int, int] = field(default_factory=lambda: {4: 3, 8: 1})
+    length_p99_s: dict[int, float] = field(default_factory=dict)
 
 
 REPORTS = [Figures(policy, load) for policy in ("adaptive", "static:10ms", "<mine>") for load in (0.5, 0.9, 1.2)]

@@ -19,6 +19,7 @@ from carpool.simulate import specs
 from carpool.simulate.arrivals import USUAL_ARRIVALS, Arrivals, arrivals_of
 from carpool.simulate.compare import LOADS, compare, sweep
 from carpool.simulate.costs import USUAL_COST
+from carpool.simulate.features import Features
 from carpool.simulate.lengths import EXAMPLE as LENGTHS
 from carpool.simulate.policies import policy_of
 from carpool.simulate.replay import Trace
@@ -28,7 +29,6 @@ from carpool.simulate.steps import EXAMPLE as STEP_COST
 from carpool.simulate.steps_table import compare_steps, print_steps
 from carpool.simulate.table import table_of
 from carpool.simulate.traffic import Traffic
-from carpool.simulate.weights import weights_of
 
 _POLICIES = "adaptive,greedy,static:10ms,aimd,cork,deadline"
 _USAGE_ERROR = 2
@@ -50,12 +50,15 @@ def simulate(
     trace: str | None = None,
     weights: str | None = None,
     weights_known: Annotated[bool, Parameter(negative=())] = False,
+    lengths: str | None = None,
+    lengths_unknown: Annotated[bool, Parameter(negative=())] = False,
+    keys: str | None = None,
+    switch: str = "0s",
     max_queue_size: int | None = None,
     hop: str = "0s",
     turn: str = "0s",
     ahead: Annotated[bool, Parameter(negative=())] = False,
     steps: Annotated[bool, Parameter(negative=())] = False,
-    lengths: str | None = None,
     part_slo: str = "50ms",
     learned: Annotated[bool, Parameter(negative=())] = False,
     jobs: int = 0,
@@ -76,6 +79,8 @@ def simulate(
 
     Example: carpool simulate --trace requests.csv,rho=0.7 --workers 2 --plot policies.html
 
+    Example: carpool simulate --lengths lognormal:14,input_sigma=0.8 --cost padded:a=2ms,b=20us
+
     Example: carpool simulate --steps --arrivals poisson:rate=10 --lengths fixed:output=30 --slo 2s
 
     Parameters
@@ -95,7 +100,11 @@ def simulate(
         How long a batch of n takes: affine:a=8ms,b=0.25ms (the default),
         tile:a=3ms,step=4ms,width=16, sqrt:c=5ms, knee:a=8ms,b=0.25ms,knee=32,extra=0.9ms,
         table:1=8ms,64=24ms or table:costs.csv, followed by +noisy:sigma=0.25 or
-        +drifting:factors=1/1.8/1.2 if you like. Repeat the option for each further stage. With
+        +drifting:factors=1/1.8/1.2 if you like. Where a batch is padded to its longest item, of
+        length L: padded:a=2ms,b=20us,c=0us,e=0us, which is a + b n L + c n L^2 + e n, or a table by
+        size and length, table:1x16=8ms,1x128=9ms,64x16=20ms,64x128=90ms or a file with three
+        columns; +sorted:size=8 stands for code of yours that sorts a batch by length and runs it in
+        parts of 8. Repeat the option for each further stage. With
         --steps: steps:a=5ms,b=0.1ms,c=18ms,d=0.15ms (the default), where starting requests takes
         a + b times their length, and a step of n of them c + d times n. Add
         sigma=0.3,stall_share=0.002,stall=1s for noise and stalls.
@@ -117,11 +126,26 @@ def simulate(
     trace:
         Replay a CSV file: trace.csv at its own speed, trace.csv,speed=2 or trace.csv,rho=0.7 at
         another one. trace.csv,column=TIMESTAMP,size=TOKENS says which columns hold the times and
-        the weights.
+        the weights; length=TOKENS takes the lengths from one.
     weights:
         How much requests weigh, where they differ: pareto:shape=1.7,cap=50.
     weights_known:
         Tell the policy the weights; the batch limit then counts them.
+    lengths:
+        How long requests are, where batches are padded to their longest:
+        lognormal:input=14,input_sigma=0.8,most_input=512, bimodal:short=10,long=200,long_share=0.1,
+        fixed:14, file:lengths.txt, or file:requests.csv,column=TOKENS. With --steps: how long
+        inputs and answers are: lognormal:input=200,output=180 (the default there),
+        exponential:least_input=8,most_input=64,output=32, fixed:input=1,output=30 or
+        trace:requests.csv,input=ContextTokens,output=GeneratedTokens.
+    lengths_unknown:
+        Do not tell the policies the lengths, so that they batch as in a stage without length=.
+    keys:
+        How many keys there are, if only requests with equal keys may share a batch: 16, or
+        zipf:count=100,power=1 where few of them are asked for often, or turn:100 where they follow
+        each other in a circle.
+    switch:
+        How much longer a batch takes if the one before on its worker had another key.
     max_queue_size:
         The most requests that may wait; further ones are refused. No limit if not given.
     hop:
@@ -134,11 +158,8 @@ def simulate(
         time on the way.
     steps:
         Simulate a model that answers step by step, which requests join and leave at every step.
-        There are no options then for weights, queues, hops, turns, batches ahead and pictures.
-    lengths:
-        With --steps: how long inputs and answers are: lognormal:input=200,output=180 (the default),
-        exponential:least_input=8,most_input=64,output=32, fixed:input=1,output=30 or
-        trace:requests.csv,input=ContextTokens,output=GeneratedTokens.
+        There are no options then for weights, keys, queues, hops, turns, batches ahead and
+        pictures.
     part_slo:
         With --steps: how far apart the parts of an answer should be on average; none gives the
         policy no goal.
@@ -147,15 +168,17 @@ def simulate(
     jobs:
         How many runs to make at the same time; 0 means one per core.
     plot:
-        Draw goodput and latency against load, and the batch sizes, into this .png, .svg or .html
-        file. For this the arrivals are scaled to loads from 0.1 to 1.5, with one run each.
+        Draw goodput and latency against load, the batch sizes, and latency by length if requests
+        have lengths, into this .png, .svg or .html file. For this the arrivals are scaled to loads
+        from 0.1 to 1.5, with one run each.
     as_json:
         Print JSON instead of the table.
     """
     if steps:
         with _exit_on_mistake():
             others = {"weights": weights, "weights-known": weights_known, "max-queue-size": max_queue_size}
-            _refuse({**others, "ahead": ahead, "plot": plot})
+            _refuse({**others, "lengths-unknown": lengths_unknown, "keys": keys, "ahead": ahead, "plot": plot})
+            _refuse({"switch": specs.duration(switch)})
             _simulate_steps(
                 policies=policy,
                 arrivals=arrivals or (trace and f"trace:{trace}"),
@@ -184,6 +207,10 @@ def simulate(
                 "duration_s": _duration_s(duration, trace if arrivals is None else None),
                 "weights": weights,
                 "weights_known": weights_known,
+                "lengths": lengths,
+                "lengths_known": not lengths_unknown,
+                "keys": keys,
+                "switch_s": specs.duration(switch),
                 "max_queue_size": inf if max_queue_size is None else max_queue_size,
                 "hop_s": specs.duration(hop),
                 "turn_s": specs.duration(turn),
@@ -365,10 +392,9 @@ def _capacity(plan: _Plan) -> _Capacity:
     servers = Servers.of(plan.cost, settings["max_batch_size"], settings["workers"])
     for policy in plan.policies:
         policy_of(policy, max_batch_size=servers.limits[0], slo_s=None, cost_s=servers.costs[0])
-    given = weights_of(settings["weights"])
-    known = settings["weights_known"]
-    traffic = Traffic(plan.arrivals, servers, duration_s=settings["duration_s"], weights=given, weights_known=known)
-    return _Capacity(servers.capacity(1.0 if given is None else given.mean, weights_known=known), traffic.load)
+    features = Features.of(settings)
+    traffic = Traffic(plan.arrivals, servers, duration_s=settings["duration_s"], features=features)
+    return _Capacity(traffic.capacity(), traffic.load)
 
 
 def _drawer(path: Path) -> Callable[..., None]:
@@ -415,6 +441,16 @@ def _print_json(shown: _Shown, settings: dict[str, Any], capacity: _Capacity, fo
     print(json.dumps({**content, **reports}, indent=2))
 
 
+def _about_lengths(report: Report) -> str:
+    """Return what the columns about lengths mean; empty where requests have none."""
+    if report.padding_share is None:
+        return ""
+    return (
+        " padding: the share of what workers computed that was padding."
+        " long: the tenth of the requests that are longest. The capacity is that of batches of equal lengths."
+    )
+
+
 def _print_table(
     shown: _Shown, settings: dict[str, Any], capacity: _Capacity, reports: list[Report], plot: Path | None
 ) -> None:
@@ -434,7 +470,8 @@ def _print_table(
     console.print(table_of(reports))
     console.print(
         "Latencies are in ms. pen.: the mean in which each request that is not in time counts for at least two SLOs."
-        " busy: the share of time in which workers ran batches, also small ones; it is not the load.",
+        " busy: the share of time in which workers ran batches, also small ones; it is not the load."
+        f"{_about_lengths(first)}",
         style="dim",
     )
     if plot is not None:

@@ -20,11 +20,17 @@ class StageRecord:
     Attributes:
         batch_sizes: How many batches there were, by the number of requests in them.
         busy_s: The seconds for which its workers were busy, up to the end of the arrivals.
+        computed: How many units of length its workers computed, padding included.
+        of_requests: How many of these were of requests, and not padding.
+        switches: How many batches had another key than the one before on their worker.
     """
 
     def __init__(self) -> None:
         self.batch_sizes: Counter[int] = Counter()
         self.busy_s = 0.0
+        self.computed = 0.0
+        self.of_requests = 0.0
+        self.switches = 0
 
 
 class Record:
@@ -41,6 +47,7 @@ class Record:
         client: The client that sent each request, or -1 for requests of open processes. The column
             is empty if there is no closed loop.
         weights: The weight of each request. The column is empty if they all weigh the same.
+        lengths: The length of each request. The column is empty if they have none.
         stages: One record for each stage.
     """
 
@@ -52,6 +59,7 @@ class Record:
         self.slo_s = array("d")
         self.client = array("l")
         self.weights = array("d")
+        self.lengths = array("l")
         self.stages = [StageRecord() for _ in range(stages)]
 
     @property
