@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from carpool.drive.guard import Guard
 from carpool.model import Adapter, AnyModel
 from carpool.worker import affinity
 from carpool.worker.setup import Setup
+
+
+class WarmUpShape(NamedTuple):
+    """A call of the warm-up with one example, over and over.
+
+    Attributes:
+        example: its position.
+        n: how often it is in the call.
+        length: how long it is.
+    """
+
+    example: int
+    n: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +41,7 @@ class Launch:
         env: by place, environment variables to add.
         warm_up: the sum of the sizes of each number of examples that is run at a time.
         guard: guards the worker processes, if there are any.
+        warm_up_shapes: what each of the setup's shapes is.
     """
 
     run_in: str
@@ -38,3 +53,4 @@ class Launch:
     env: tuple[Mapping[str, str], ...]
     warm_up: Mapping[int, int]
     guard: Guard | None
+    warm_up_shapes: Sequence[WarmUpShape] = ()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -300,7 +300,6 @@ class App:
             raise InvalidRequest(text, status=415, code="unsupported_media_type")
         format, accept = address.choose(headers.get(b"content-type"), headers.get(b"accept"))
         timeout, limit = headers.get(b"x-request-timeout-ms"), endpoint.service.timeout_s
-        priority = headers.get(b"x-request-priority")
         wants_head = formats.wants_heads and format == CUSTOM
         framing = formats.framing(headers.get(b"accept"))
         return Ask(
@@ -309,7 +308,7 @@ class App:
             format=format,
             accept=accept if framing is None else framing.format,
             timeout_s=limit if timeout is None else min(limit, _seconds(timeout)),
-            lane=DEFAULT_LANE if priority is None else _lane(priority),
+            lane=_lane_of(endpoint, headers),
             content_type=formats.types[accept],
             packed=pack_head(head.path, head.query, head.fields) if wants_head else b"",
             framing=framing,
@@ -356,7 +355,7 @@ class App:
         exchange.lane = ask.lane
         if weigher is not None:
             try:
-                exchange.size = weigher.of_encoded(exchange.body, exchange.format)
+                weigher.weigh_encoded(exchange, exchange.body, exchange.format)
             except CarpoolError as error:
                 exchange.respond(self.refuse(exchange.head, error))
                 return
@@ -390,7 +389,7 @@ class App:
         if weigher is not None:
             for item, body in zip(whole.items, bodies, strict=True):
                 try:
-                    item.size = weigher.of_encoded(body, format)
+                    weigher.weigh_encoded(item, body, format)
                 except CarpoolError as error:
                     item.error = error
                     driver.refused(error)
@@ -514,6 +513,15 @@ def _seconds(text: bytes) -> float:
     if not milliseconds > 0:
         raise InvalidRequest("X-Request-Timeout-Ms must be a positive number of milliseconds")
     return milliseconds / 1000
+
+
+def _lane_of(endpoint: Endpoint, headers: Mapping[bytes, bytes]) -> Lane:
+    """Return where a request with these headers waits: its priority, and its key if that is one."""
+    text, key = headers.get(b"x-request-priority"), endpoint.key_header
+    lane = DEFAULT_LANE if text is None else _lane(text)
+    if key is not None and key in headers:
+        lane = lane._replace(key=headers[key].decode("latin-1"))
+    return lane
 
 
 def _lane(text: bytes) -> Lane:
