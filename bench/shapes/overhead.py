@@ -21,7 +21,8 @@ from bench.tools import options
 from bench.tools.docs import write
 from bench.tools.figures import commit, table
 from carpool.core.batcher import Batcher
-from carpool.core.levels import level_of
+from carpool.core.keyed_workers import KeyedWorkers
+from carpool.core.levels import BY_KEY, BY_LENGTH
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.drive.virtual import VirtualDriver
@@ -59,7 +60,7 @@ def decision_us(waiting: int) -> float:
     policy = trained(WORKLOAD, with_lengths=True)
     took = []
     for _ in range(TRIES):
-        queue = Queue(level_of=level_of)
+        queue = Queue(levels=BY_LENGTH)
         requests = []
         for i in range(waiting):
             request = Request(i, inf)
@@ -101,7 +102,8 @@ def round_of(keys: int) -> tuple[float, float]:
 
 def driver_of(policy: Policy) -> VirtualDriver:
     """One stage with one worker, of which each batch takes a millisecond."""
-    return VirtualDriver(Pipeline([Batcher("keyed", policy, Queue())]), [lambda n: 1e-3])
+    batcher = Batcher("keyed", policy, Queue(levels=BY_KEY), keyed=KeyedWorkers(inf))
+    return VirtualDriver(Pipeline([batcher]), [lambda n: 1e-3])
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ class BatchCosts:
         self._seconds = [cost.over(traffic.duration_s) for cost in servers.costs]
         self._dice = [Random(f"{seed}/cost/{i}") for i in range(len(self._seconds))]
         self._sizes = [_padding(policy.allowed_batch_sizes) for policy in policies]
-        self._lengths = [_padding(getattr(policy, "allowed_lengths", None)) for policy in policies]
+        self._lengths = [_padding(policy.allowed_lengths) for policy in policies]
         self._traffic = traffic
         self._switch_s = switch_s
         self._last_keys: dict[tuple[int, int], Hashable] = {}

@@ -52,7 +52,10 @@ def simulate(
     weights_known: Annotated[bool, Parameter(negative=())] = False,
     lengths: str | None = None,
     lengths_unknown: Annotated[bool, Parameter(negative=())] = False,
+    max_padded_size: int | None = None,
+    allowed_lengths: str | None = None,
     keys: str | None = None,
+    max_workers_per_key: int | None = None,
     switch: str = "0s",
     max_queue_size: int | None = None,
     hop: str = "0s",
@@ -140,10 +143,17 @@ def simulate(
         trace:requests.csv,input=ContextTokens,output=GeneratedTokens.
     lengths_unknown:
         Do not tell the policies the lengths, so that they batch as in a stage without length=.
+    max_padded_size:
+        The most that a batch's count times its longest length may be. No limit if not given.
+    allowed_lengths:
+        The lengths that batches are padded to, separated by commas, as for models that are compiled
+        for each shape: 32,64,128. If not given, each batch is padded to its longest.
     keys:
         How many keys there are, if only requests with equal keys may share a batch: 16, or
         zipf:count=100,power=1 where few of them are asked for often, or turn:100 where they follow
         each other in a circle.
+    max_workers_per_key:
+        The most workers that may serve one key at the same time. No limit if not given.
     switch:
         How much longer a batch takes if the one before on its worker had another key.
     max_queue_size:
@@ -209,7 +219,10 @@ def simulate(
                 "weights_known": weights_known,
                 "lengths": lengths,
                 "lengths_known": not lengths_unknown,
+                "max_padded_size": inf if max_padded_size is None else max_padded_size,
+                "allowed_lengths": _lengths(allowed_lengths),
                 "keys": keys,
+                "max_workers_per_key": inf if max_workers_per_key is None else max_workers_per_key,
                 "switch_s": specs.duration(switch),
                 "max_queue_size": inf if max_queue_size is None else max_queue_size,
                 "hop_s": specs.duration(hop),
@@ -225,7 +238,12 @@ def simulate(
         slo_s = plan.settings["slo_s"]
         draw(plot, found.swept, slo_s=slo_s if isinstance(slo_s, float) else None, title=", ".join(shown))
     if as_json:
-        _print_json(shown, {**plan.settings, "max_queue_size": max_queue_size}, capacity, found)
+        limits = {
+            "max_queue_size": max_queue_size,
+            "max_padded_size": max_padded_size,
+            "max_workers_per_key": max_workers_per_key,
+        }
+        _print_json(shown, {**plan.settings, **limits}, capacity, found)
     else:
         _print_table(shown, plan.settings, capacity, found.reports, plot)
 
@@ -371,6 +389,19 @@ def _duration_s(text: str | None, only_trace: str | None) -> float | None:
     if text is None and only_trace is not None:
         return None
     return specs.duration(text or _DURATION)
+
+
+def _lengths(text: str | None) -> list[int] | None:
+    """Return the allowed lengths, rising; None where any length is. Raises ValueError."""
+    if text is None:
+        return None
+    try:
+        lengths = sorted(map(int, text.split(",")))
+    except ValueError:
+        raise ValueError(f"allowed lengths are whole numbers, such as 32,64,128, not {text!r}") from None
+    if lengths[0] < 1:
+        raise ValueError(f"allowed lengths must be at least 1, not {text!r}")
+    return lengths
 
 
 def _one_or_each(values: list[int] | None, default: int) -> int | list[int]:

@@ -12,6 +12,8 @@ from math import inf
 from typing import Any
 
 from carpool.core.batcher import Batcher
+from carpool.core.keyed_workers import KeyedWorkers
+from carpool.core.levels import BY_KEY, BY_LENGTH, LevelsOf, by_allowed_lengths
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.drive.virtual import VirtualDriver
@@ -41,7 +43,10 @@ def run(
     weights_known: bool = False,
     lengths: Any = None,
     lengths_known: bool = True,
+    max_padded_size: float = inf,
+    allowed_lengths: Sequence[int] | None = None,
     keys: Any = None,
+    max_workers_per_key: float = inf,
     switch_s: float = 0.0,
     hop_s: float = 0.0,
     turn_s: float = 0.0,
@@ -74,8 +79,12 @@ def run(
         lengths: How long requests are, if batches are padded to their longest: a spec, or an object
             such as `Lognormal(...)`, of which the inputs count. A trace may bring its own lengths.
         lengths_known: Whether the policy is told the lengths, as a stage with `length=` does.
+        max_padded_size: The most that a batch's count times its longest length may be.
+        allowed_lengths: The lengths to which batches are padded, rising, as for models that are
+            compiled for each shape; None for the longest of each batch.
         keys: How many keys there are, if only requests with equal keys may share a batch, or a spec
             such as `zipf:count=100,power=1`.
+        max_workers_per_key: The most workers that may serve one key at the same time.
         switch_s: The seconds by which a batch takes longer if the one before on its worker had
             another key.
         hop_s: The seconds that a batch spends on its way to the worker and back.
@@ -105,8 +114,10 @@ def run(
         seed=seed,
     )
     policies = _policies(templates, servers, traffic, max(slos))
+    for each in policies:
+        each.max_padded_size, each.allowed_lengths = max_padded_size, allowed_lengths
     driver = VirtualDriver(
-        _pipeline(policies, traffic, max_queue_size, runs_ahead=flag("runs_ahead", runs_ahead)),
+        _pipeline(policies, traffic, max_queue_size, max_workers_per_key, runs_ahead=flag("runs_ahead", runs_ahead)),
         BatchCosts(servers, policies, traffic, switch_s, seed),
         servers.workers,
         hop_s=hop_s,
@@ -151,20 +162,30 @@ def _policies(
     ]
 
 
-def _pipeline(policies: Sequence[Policy], traffic: Traffic, max_queue_size: float, *, runs_ahead: bool) -> Pipeline:
+def _pipeline(
+    policies: Sequence[Policy], traffic: Traffic, max_queue_size: float, max_workers_per_key: float, *, runs_ahead: bool
+) -> Pipeline:
     """Make a pipeline with a stage for each policy; only the first stage refuses requests."""
     return Pipeline(
         [
             Batcher(
                 f"stage {i}",
                 policy,
-                Queue(inf if i else max_queue_size),
-                runs_ahead=runs_ahead,
-                weigh=traffic.size_of,
+                Queue(inf if i else max_queue_size, levels=_levels(policy, traffic)),
+                runs_ahead=runs_ahead and not traffic.has_keys,
+                weigh=traffic.weigh,
+                keyed=KeyedWorkers(max_workers_per_key) if traffic.has_keys else None,
             )
             for i, policy in enumerate(policies)
         ]
     )
+
+
+def _levels(policy: Policy, traffic: Traffic) -> LevelsOf | None:
+    """Return how a queue sorts requests by length, as in a stage with `length=` or `key=`."""
+    if not traffic.tells_lengths:
+        return BY_KEY if traffic.has_keys else None
+    return BY_LENGTH if policy.allowed_lengths is None else by_allowed_lengths(policy.allowed_lengths)
 
 
 def _end_s(duration_s: float, longest_slo_s: float) -> float:

@@ -147,7 +147,8 @@ def _read_trace(path: str, column: str | None, size: str | None, length: str | N
     if not rows:
         raise ValueError(f"the trace {path} has no requests")
     behind = 1 + len(sizes)  # the first of the columns that hold lengths
-    entries = sorted((_seconds_of(row[0]), _sum(row[1:behind]), _sum(row[behind:])) for row in rows)
+    entries = [(_seconds_of(row[0]), _sum(row[1:behind]), _sum(row[behind:])) for row in rows]
+    entries.sort(key=lambda entry: entry[0])
     first = entries[0][0]
     return _Recorded(
         [when - first for when, _, _ in entries],

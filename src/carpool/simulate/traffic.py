@@ -147,17 +147,17 @@ class Traffic:
         lengths = self.record.lengths
         return [lengths[request.item] for request in batch.requests]  # type: ignore[call-overload]
 
-    def size_of(self, index: object) -> int:
-        """Return the size of a request in a later stage, the same as in the first.
+    def weigh(self, request: Request, index: object) -> None:
+        """Leave a request its size and length in a later stage, which are those of the first.
 
         A batcher passes the result of the stage before, which in a simulation is the request's
         index in the record.
         """
-        return _size(self.record.weights[index]) if self._tells_sizes else 1  # type: ignore[call-overload]
 
     @property
-    def _tells_sizes(self) -> bool:
-        return self._has_weights and self._features.weights_known
+    def tells_lengths(self) -> bool:
+        """Whether the core is told the lengths of requests."""
+        return self._has_lengths and self._features.lengths_known
 
     def _request(self, arrival: _Arrival, client: _Client | None = None) -> Request:
         """Make a request with its index in the record as its item."""
@@ -183,6 +183,8 @@ class Traffic:
             if length is None:
                 length = next(self._drawn_lengths).input
             record.lengths.append(length)
+            if features.lengths_known:
+                request.length = length
         if self._drawn_lanes is not None:
             request.lane = next(self._drawn_lanes)
         return request
