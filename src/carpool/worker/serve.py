@@ -204,7 +204,7 @@ async def _load(
                 same_process=same_process,
             )
         timings: list[tuple[int, float]] | list[StepTiming] = []
-    shapes: list[tuple[int, float]] = []
+        shapes: list[tuple[int, float]] = []
         if answerer.traits.examples:
             _send_state(link, "warming")
             # threads share standard output with the program that they run in: it is left alone
