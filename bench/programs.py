@@ -37,6 +37,7 @@ PROGRAMS = (
     Program("policies", 15, "all policies on 119 workloads, in virtual time"),
     Program("policies.ablation", 3, "what each part of Adaptive is worth"),
     Program("policies.limits", 6, "with several workers, a limit of 64 beside the best limit"),
+    Program("policies.lengths", 0.1, "what it takes to compose a batch by length"),
     Program("policies.overhead", 0.5, "what a policy's own decisions cost"),
     Program("policies.steps", 2, "policies of steps, and what others do, in virtual time", "for some rows: the trace"),
     Program("policies.trace", None, "all policies on a trace of a language model", "the trace", False),

@@ -94,11 +94,18 @@ def test_what_is_picked_leaves_no_trace() -> None:
 def test_only_keys_of_the_first_priority_may_come_next() -> None:
     """The next batch may come from each key of the priority that is at the head."""
     queue = Queue(levels=BY_LENGTH)
-    queue.push([request(5, key="a"), request(6, key="b"), request(7, key="a", priority=1), request(8, key="c", priority=1)])
+    queue.push(
+        [request(5, key="a"), request(6, key="b"), request(7, key="a", priority=1), request(8, key="c", priority=1)]
+    )
     assert lengths_of(queue) == [[7], [8]]
 
 
-@given(st.lists(st.tuples(st.sampled_from(["push", "take", "pick", "remove", "back", "evict"]), st.integers(0, 10**6)), max_size=40))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["push", "take", "pick", "remove", "back", "evict"]), st.integers(0, 10**6)),
+        max_size=40,
+    )
+)
 @PROPERTY
 def test_levels_hold_what_waits(steps: list[tuple[str, int]]) -> None:
     """Whatever comes and goes, the levels of all lanes hold the requests that wait and no others."""

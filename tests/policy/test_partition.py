@@ -69,10 +69,10 @@ def test_pieces_cover_the_line_within_the_limits(
 @given(LEVELS, st.integers(1, 16), COSTS)
 @PROPERTY
 def test_the_pieces_are_the_best(levels: list[tuple[int, int]], limit: int, cost: Cost) -> None:
-    """Without a padded size no way to cut the line is better by more than a little."""
+    """No way to cut the line is better by more than a tenth, cuts within a level included."""
     lengths = [length for length, count in levels for _ in range(count)]
     found = value(partition(levels, limit, inf, cost), lengths, cost)
-    assert found <= 1.03 * best(lengths, limit, inf, cost)
+    assert found <= 1.1 * best(lengths, limit, inf, cost)
 
 
 @pytest.mark.parametrize("n", [200, 1000])

@@ -51,7 +51,20 @@ _OUTCOME_OF: dict[type[Exception], str] = {
     ModelError: "model_error",
 }
 
-REASONS = ("full", "free", "length", "delay", "size", "tight", "shed", "probe", "cold", "closing", "quarantine", "other")
+REASONS = (
+    "full",
+    "free",
+    "length",
+    "delay",
+    "size",
+    "tight",
+    "shed",
+    "probe",
+    "cold",
+    "closing",
+    "quarantine",
+    "other",
+)
 """Why a batch was sent to its worker. Whatever else a policy says is counted as `other`."""
 
 

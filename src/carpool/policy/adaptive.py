@@ -46,6 +46,7 @@ _SHORT_S = 5e-3  # shorter batches are not all learned from, as learning costs a
 _LEARN_EVERY_S, _LEARN_FROM_TRIFLES_EVERY_S = 20e-3, 50e-3  # but about one in this time
 _NOVEL = 2.0  # a size that was measured less often is learned from whenever it comes
 _TIME_IS_FREE, _TIME_IS_DEAR = 0.5, 1.0  # loads at which a worker's time has no price, and its full price
+_KNOWN_LENGTH = 1.1  # times the longest that was measured: what a longer one costs is a guess
 _CALM = 0.95  # of the capacity: with a load below it an overload is over
 
 
@@ -572,7 +573,9 @@ class Adaptive(Policy):
         at = now + self.onward_s
         if queue.earliest_due - at >= cost.seconds(1, cost.longest):
             return []
-        return [r for each in levels for r in in_line(each) if r.due - at < cost.seconds(1, r.length)]
+        known = _KNOWN_LENGTH * cost.longest  # what is longer is served, to find out what it costs
+        late = [r for each in levels for r in in_line(each) if r.due - at < cost.seconds(1, r.length)]
+        return [r for r in late if r.length <= known or r.due <= now]
 
     def _all_hopeless(self, now: float, hopeless: list[Request]) -> Decision:
         """Refuse all, as none of them can be in time, but one if not even a new one could be."""
@@ -614,7 +617,9 @@ class Adaptive(Policy):
             return {}
         lengths = sorted({1, round(cost.usual_length), cost.longest})
         return {
-            "cost_by_length_s": {f"{n} x {length}": cost.seconds(n, length) for n in (1, self.limit) for length in lengths},
+            "cost_by_length_s": {
+                f"{n} x {length}": cost.seconds(n, length) for n in (1, self.limit) for length in lengths
+            },
             "composing_saves": composer.saving,
             "switch_s": cost.switch_s,
         }

@@ -47,7 +47,8 @@ _JUST_COME_S = 1e-4  # is added to ages, so that those of one moment have some
 _WORTH = 0.85  # share of plain order's seconds up to which composing is worth it
 _LOOK_EVERY = 4  # batches between two comparisons with plain order
 _LOOK_AGAIN_EVERY = 16  # batches between them while plain order is kept
-_NEWS = 0.2  # weight of a new comparison
+_KEEP = 0.95  # weight of the former comparisons, for each batch that has gone since
+_FIRST_LOOKS = 8  # comparisons that are made as often as a batch has gone, and of which the mean is taken
 _ANSWERED, _LEAST_ANSWERED = 0.02, 0.02  # weight of an answer in a share of answers in time, and the least share
 _PATIENT_S = 30.0  # nothing has more time than this: what is due much later must not wait for ever
 _CLASSES = 2  # of lengths for each doubling, for these shares
@@ -93,7 +94,8 @@ class Composer:
         self._cost = cost
         self._in_time: dict[int, float] = {}  # by the class of length, the share of answers in time
         self._ratio: float | None = None  # seconds of composed batches over those in plain order, smoothed
-        self._until_look = 0  # batches until they are compared again
+        self._looks = 0  # how often they were compared
+        self._gone = 0  # batches since then
 
     @property
     def saving(self) -> float:
@@ -111,7 +113,7 @@ class Composer:
 
     def batch_gone(self) -> None:
         """Note that a batch has gone: now and then what composing saves is looked at again."""
-        self._until_look -= 1
+        self._gone += 1
 
     def choose(
         self,
@@ -170,7 +172,8 @@ class Composer:
             queue: what waits, which is more than one batch.
             limit: the most that a batch may hold.
         """
-        if self._ratio is None or self._until_look <= 0:
+        pause = 1 if self._looks < _FIRST_LOOKS else _LOOK_EVERY if (self._ratio or 0.0) <= _WORTH else _LOOK_AGAIN_EVERY
+        if self._ratio is None or self._gone >= pause:
             self._compare(queue, limit)
         assert self._ratio is not None
         return self._ratio > _WORTH
@@ -190,8 +193,10 @@ class Composer:
                 batch = lengths[begin : begin + limit]
                 plain_s += cost.seconds(len(batch), max(batch))
         ratio = composed_s / plain_s
-        self._ratio = ratio if self._ratio is None else self._ratio + _NEWS * (ratio - self._ratio)
-        self._until_look = _LOOK_EVERY if self._ratio <= _WORTH else _LOOK_AGAIN_EVERY
+        self._looks += 1
+        news = max(1.0 - _KEEP**self._gone, 1.0 / self._looks if self._looks <= _FIRST_LOOKS else 0.0)
+        self._ratio = ratio if self._ratio is None else self._ratio + news * (ratio - self._ratio)
+        self._gone = 0
 
     def _whole(self, rising: Sequence[tuple[int, Iterable[Request], int]]) -> Choice:
         """Return all that waits as one batch."""

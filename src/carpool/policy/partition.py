@@ -11,8 +11,9 @@ again as wait now, which come later. That is a shortest path over places to cut,
 an edge is that of a batch; to batch with sizes that are known beforehand is an old problem of
 optimal bucketing, solved by dynamic programming.
 
-Few places need to be looked at. Where t is linear in n, two requests of one level of lengths are
-parted only by a full batch, so a cut is at the end of a level or full batches behind such a place.
+Few places need to be looked at. Where t is linear in n, to part two requests of one level of lengths
+saves no seconds unless the batch is full, so a cut is at the end of a level or full batches behind
+such a place.
 As the line goes on, the best beginning of a last batch never moves back. And where there are many
 levels, an end of one that is next to another place may be left out.
 """

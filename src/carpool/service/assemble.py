@@ -108,7 +108,8 @@ def _batcher(service: Declaration, stage: Stage, before: Stage | None) -> Batche
         max_batch_time_s=stage.max_batch_time_s or inf,
         patience_s=service.timeout_s / _HANG_SHARE,
         idempotent=stage.idempotent,
-        runs_ahead=stage.run_in != "loop" and stage.key is None,  # a worker on the loop never waits for a message from there
+        runs_ahead=stage.run_in != "loop"
+        and stage.key is None,  # a worker on the loop never waits for a message from there
         weigh=None if weigher is None else weigher.weigh_encoded,
         keyed=None if stage.key is None else KeyedWorkers(stage.max_workers_per_key or inf),
     )
