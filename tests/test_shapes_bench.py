@@ -81,9 +81,9 @@ def test_the_least_loss_by_hand() -> None:
     assert least_loss([Item(0, 5), Item(0, 9)], cost, 10.0) == 1
 
 
-def test_rules_are_named_by_parts() -> None:
-    """A part of a name names every rule that has it."""
-    assert list(names_of("plain;Infinity")) == [PLAIN, "Infinity, 8", "Infinity, 32"]
+def test_rules_are_named_by_how_they_begin() -> None:
+    """What is no name of a rule stands for every rule that begins so."""
+    assert names_of("plain;Infinity;carpool") == [PLAIN, "Infinity, 8", "Infinity, 32", "carpool"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -39,22 +39,22 @@ PARTS = (*KINDS, "oracle", "random")
 def main() -> int:
     given = arguments()
     rules = names_of(given.rules)
-    sections: dict[str, str] = {}
+    keep = write if given.docs else lambda sections: None
     began = time.monotonic()
     with ProcessPoolExecutor(given.jobs) as pool:
         for kind in KINDS:
             if kind in given.parts and (workloads := load(kind, given.trace, given.only)):
                 results = run_all(pool, workloads, rules, given.seeds)
-                sections[f"shapes-{kind}"] = kind_table(kind, results, workloads, rules, PLAIN)
-                tell(f"{kind}: {len(workloads)} workloads", sections[f"shapes-{kind}"], results, workloads, rules)
+                text = kind_table(kind, results, workloads, rules, PLAIN)
+                tell(f"{kind}: {len(workloads)} workloads", text, results, workloads, rules)
+                keep({f"shapes-{kind}": text})
         if "random" in given.parts:
-            sections["shapes-random"] = drawn(pool, given.random, given.seed_text, rules, given.seeds)
+            keep({"shapes-random": drawn(pool, given.random, given.seed_text, rules, given.seeds)})
         if "oracle" in given.parts:
-            sections["shapes-oracle"] = oracle.table_of(pool, given.cases)
-            print(f"\n## oracle\n\n{sections['shapes-oracle']}")
+            text = oracle.table_of(pool, given.cases)
+            print(f"\n## oracle\n\n{text}")
+            keep({"shapes-oracle": text})
     print(f"\ncommit {commit()}, {(time.monotonic() - began) / 60:.1f} minutes")
-    if given.docs:
-        write(sections)
     return 0
 
 

@@ -6,7 +6,7 @@ even alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -144,7 +144,7 @@ RULES: dict[str, Rule] = {
 """By name; the first one is what the others are compared with."""
 
 
-def names_of(text: str) -> Sequence[str]:
-    """The rules of a list separated by commas, of which each may be a part of a name."""
+def names_of(text: str) -> list[str]:
+    """The rules of a list separated by semicolons; one that is no name stands for those it begins."""
     parts = [part.strip() for part in text.split(";")]
-    return [name for name in RULES if any(part in name for part in parts)]
+    return [name for name in RULES if name in parts or any(name.startswith(p) for p in parts if p not in RULES)]

@@ -24,6 +24,7 @@ KINDS: tuple[Kind, ...] = ("closed", "open", "slo")
 LIMIT = 32
 NOISE = "+noisy:sigma=0.198,stall_share=0.005,stall_factor=5"
 REQUESTS = 6000  # that plain order serves in a run
+SETTLING = 0.1  # of a run does not count
 CLOSED = ((16, 1), (64, 1), (256, 1), (64, 2), (256, 4))
 """Clients and workers."""
 OPEN = ((0.4, 1, 1), (0.7, 1, 1), (0.9, 1, 1), (0.7, 8, 1), (0.7, 1, 2), (0.7, 1, 4))
@@ -102,7 +103,8 @@ def _of(kind: Kind, source: _Source) -> Iterator[Workload]:
         for name, settings in made(source, _cost(source, cost), is_main=cost == "padded"):
             plain = _plain_rate(_cost(source, cost), source.spec, LIMIT) * settings["workers"]
             common = {"cost": _cost(source, cost) + NOISE, "lengths": source.spec, "max_batch_size": LIMIT}
-            settings = {"duration_s": REQUESTS / plain, "slo_s": None, **common, **settings}
+            times = {"duration_s": REQUESTS / plain, "settle_s": SETTLING * REQUESTS / plain}
+            settings = {**times, "slo_s": None, **common, **settings}
             yield Workload(f"{source.name} {cost} {name}", kind, settings)
 
 
@@ -175,7 +177,8 @@ def _random(name: str, dice: Random) -> Workload:
         cost += f",c={each_us / median * _log_uniform(dice, 0.02, 0.5):.4g}us"
     plain, composed = _plain_rate(cost, lengths, limit), _composed_rate(cost, lengths, limit)
     settings: dict[str, Any] = {"lengths": lengths, "max_batch_size": limit, "workers": workers, "slo_s": None}
-    settings |= {"cost": cost + dice.choice(["", NOISE]), "duration_s": REQUESTS / plain / workers}
+    duration_s = REQUESTS / plain / workers
+    settings |= {"cost": cost + dice.choice(["", NOISE]), "duration_s": duration_s, "settle_s": SETTLING * duration_s}
     kind = dice.choice(KINDS)
     if kind == "closed":
         settings["arrivals"] = _clients(round(limit * workers * _log_uniform(dice, 0.5, 8)))

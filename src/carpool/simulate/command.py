@@ -45,6 +45,7 @@ def simulate(
     max_batch_size: Annotated[list[int] | None, Parameter(negative=())] = None,
     workers: Annotated[list[int] | None, Parameter(negative=())] = None,
     duration: str | None = None,
+    settle: str = "0s",
     seed: int = 0,
     seeds: int = 5,
     trace: str | None = None,
@@ -122,6 +123,9 @@ def simulate(
         How many workers a stage has, 1 if not given. Give it once, or once for each stage.
     duration:
         How long requests arrive: 30s if not given, or as long as the trace.
+    settle:
+        For how long at the beginning requests are left out of the figures, so that a cold start
+        does not count.
     seed:
         The first seed.
     seeds:
@@ -188,7 +192,7 @@ def simulate(
         with _exit_on_mistake():
             others = {"weights": weights, "weights-known": weights_known, "max-queue-size": max_queue_size}
             _refuse({**others, "lengths-unknown": lengths_unknown, "keys": keys, "ahead": ahead, "plot": plot})
-            _refuse({"switch": specs.duration(switch)})
+            _refuse({"switch": specs.duration(switch), "settle": specs.duration(settle)})
             _simulate_steps(
                 policies=policy,
                 arrivals=arrivals or (trace and f"trace:{trace}"),
@@ -215,6 +219,7 @@ def simulate(
                 "max_batch_size": _one_or_each(max_batch_size, 64),
                 "workers": _one_or_each(workers, 1),
                 "duration_s": _duration_s(duration, trace if arrivals is None else None),
+                "settle_s": specs.duration(settle),
                 "weights": weights,
                 "weights_known": weights_known,
                 "lengths": lengths,

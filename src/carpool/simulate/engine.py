@@ -39,6 +39,7 @@ def run(
     duration_s: float | None = 30,
     seed: int = 0,
     *,
+    settle_s: float = 0.0,
     weights: Any = None,
     weights_known: bool = False,
     lengths: Any = None,
@@ -72,6 +73,8 @@ def run(
         workers: How many workers serve at the same time.
         duration_s: How long requests arrive, in seconds; None for the length of a trace.
         seed: The seed of everything random.
+        settle_s: The seconds at the beginning whose requests the figures leave out, so that a cold
+            start does not count. Batches are counted all the same.
         weights: How much requests weigh, if they differ: a spec, `Pareto(...)` or a list to draw
             from. A batch costs what the sum of its weights costs. A trace brings its own weights.
         weights_known: Whether the policy is told the weights. The size of a request is then its
@@ -104,6 +107,7 @@ def run(
     nonnegative_seconds("hop_s", hop_s)
     nonnegative_seconds("turn_s", turn_s)
     nonnegative_seconds("switch_s", switch_s)
+    nonnegative_seconds("settle_s", settle_s)
     given = {"weights": weights, "weights_known": weights_known, "lengths": lengths, "keys": keys}
     traffic = Traffic(
         arrivals_of(arrivals),
@@ -111,6 +115,7 @@ def run(
         slos=slos,
         duration_s=duration_s,
         features=Features.of({**given, "lengths_known": flag("lengths_known", lengths_known)}),
+        settle_s=settle_s,
         seed=seed,
     )
     policies = _policies(templates, servers, traffic, max(slos))
@@ -128,7 +133,7 @@ def run(
     traffic.begin(driver)
     driver.run(until=end_s)
     return report_of(
-        traffic.record,
+        traffic.record.settled(),
         policy=" -> ".join(dict.fromkeys(map(label_of, templates))),
         load=traffic.load,
         seed=seed,

@@ -1,6 +1,6 @@
 """What a run was worth: the figures by which policies are compared.
 
-They cover the requests that arrive in [0, duration). Nothing is trimmed, so a cold start counts. A
+They cover the requests that arrive in [0, duration), or from `settle_s` on. A
 request is good if it is served within its SLO, or at all where there is none. A mean latency says
 little by itself, since dropping half of the requests lowers it; so there is also the penalised
 mean, in which a dropped request counts for two SLOs.

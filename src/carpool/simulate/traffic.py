@@ -52,6 +52,7 @@ class Traffic:
         slos: SLOs in seconds; each request has one of them.
         duration_s: How long requests arrive; None for the length of the (longest) trace.
         features: How the requests differ.
+        settle_s: How long requests arrive before those that count.
         seed: The seed of everything random.
 
     Attributes:
@@ -72,6 +73,7 @@ class Traffic:
         slos: Sequence[float] = (inf,),
         duration_s: float | None = 30.0,
         features: Features = ALIKE,
+        settle_s: float = 0.0,
         seed: int = 0,
     ) -> None:
         self._servers = servers
@@ -92,7 +94,9 @@ class Traffic:
         optional_seconds("duration_s", duration_s)
         self.duration_s = self._longest_s(open) if duration_s is None else duration_s
         self._open = [(process, self._scene(process, self.duration_s)) for process in open]
-        self.record = Record(self.duration_s, len(servers.costs), slos)
+        if settle_s >= self.duration_s:
+            raise ValueError(f"settle_s must be less than the {self.duration_s:g} s for which requests arrive")
+        self.record = Record(self.duration_s, len(servers.costs), slos, settle_s)
         rates = [process.mean_rate(scene) / scene.capacity for process, scene in self._open]
         self.load = None if self._loops else sum(rates)
 
