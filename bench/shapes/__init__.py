@@ -1,1 +1,1 @@
-"""Batches composed by length, where batches are padded to their longest: rules, and how good they are."""
+"""Batches composed by length, where they are padded to their longest: how good the rules are."""

@@ -1,4 +1,4 @@
-"""The load of `bench.shapes.http`: clients that each send one text after another, or at random times."""
+"""The load of `bench.shapes.http`: clients that wait for answers, or texts at random times."""
 
 from __future__ import annotations
 
@@ -78,7 +78,9 @@ class _Run:
             writer.close()
 
 
-def closed(port: int, embedder: Embedder, texts: Sequence[str], *, clients: int, warm_up_s: float, seconds: float, seed: int) -> Heard:
+def closed(
+    port: int, embedder: Embedder, texts: Sequence[str], *, clients: int, warm_up_s: float, seconds: float, seed: int
+) -> Heard:
     """Clients of which each sends its next text when it has the answer to the last one."""
 
     async def load(run: _Run, begin: float) -> None:
@@ -91,7 +93,9 @@ def closed(port: int, embedder: Embedder, texts: Sequence[str], *, clients: int,
     return _heard(_Run(port, embedder, texts, seed), load, warm_up_s, seconds)
 
 
-def open_loop(port: int, embedder: Embedder, texts: Sequence[str], *, rate: float, warm_up_s: float, seconds: float, seed: int) -> Heard:
+def open_loop(
+    port: int, embedder: Embedder, texts: Sequence[str], *, rate: float, warm_up_s: float, seconds: float, seed: int
+) -> Heard:
     """Texts at random times, whatever became of earlier ones; latency counts from these times."""
 
     async def load(run: _Run, begin: float) -> None:

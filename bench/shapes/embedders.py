@@ -87,7 +87,7 @@ EMBEDDERS: dict[str, Embedder] = {
 
 @contextmanager
 def running(name: str, model: str, text: str) -> Iterator[int]:
-    """Start a server, wait until it answers, and end it and its family afterwards; gives its port."""
+    """Start a server, wait until it answers, and end it afterwards; gives its port."""
     embedder = EMBEDDERS[name]
     command = [word.replace("{model}", model) for word in embedder.command]
     with started(command, embedder.directory, {**ONE_THREAD, **embedder.env}, None) as server:

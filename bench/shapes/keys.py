@@ -1,4 +1,4 @@
-"""Requests with thousands of different keys: what a round costs, what is left, and what affinity saves.
+"""Requests with thousands of keys: what a round costs, what is left, and what affinity saves.
 
 The first table is of one request in and one batch out of batcher and policy, once while each key's
 request comes and goes before the next one does, and once while requests with that many keys wait
@@ -44,7 +44,9 @@ def main() -> int:
     header = ["keys", "µs of a round, in turn", "waiting at once", "bytes kept, more than of one key"]
     rounds = table(header, lines, markdown=True)
     lines = [[str(keys), str(workers), *affinity(keys, workers)] for keys in (4, 16, 64) for workers in (1, 4)]
-    changes = table(["keys", "workers", "changes, % of batches", "by chance", "mean, ms", "p99, ms"], lines, markdown=True)
+    changes = table(
+        ["keys", "workers", "changes, % of batches", "by chance", "mean, ms", "p99, ms"], lines, markdown=True
+    )
     print(f"{rounds}\n\n{changes}\n\ncommit {commit()}")
     if given.docs:
         write({"shapes-keys": f"{rounds}\n\n{changes}"})
@@ -101,7 +103,12 @@ def affinity(keys: int, workers: int) -> list[str]:
     arrivals, cost = f"poisson:rate={80 * workers}", "affine:a=2ms,b=0.1ms"
     report = run("adaptive", arrivals, cost, None, LIMIT, workers, 30, keys=keys, switch_s=0.005)
     changes = report.switch_share or 0.0
-    return [f"{100 * changes:.0f}", f"{100 * (1 - 1 / keys):.0f}", f"{1e3 * report.mean_s:.1f}", f"{1e3 * report.p99_s:.1f}"]
+    return [
+        f"{100 * changes:.0f}",
+        f"{100 * (1 - 1 / keys):.0f}",
+        f"{1e3 * report.mean_s:.1f}",
+        f"{1e3 * report.p99_s:.1f}",
+    ]
 
 
 if __name__ == "__main__":

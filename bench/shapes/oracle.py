@@ -1,8 +1,8 @@
 """How far the rules are from the best: every way to serve a few requests, tried out.
 
 Six requests meet one idle worker. The oracle knows when they come, tries every order and every
-choice of those that wait, and waits for the next one where that pays. It is the bound of what a rule
-can do that does not know the future.
+choice of those that wait, and waits for the next one where that pays. It bounds what a rule can do
+that does not know the future.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class InOrder(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """What a rule loses and the least loss: seconds of latency, or requests that are not in time."""
+    """A rule's loss and the least one: seconds of latency, or requests that are not in time."""
 
     lost: float
     least: float
@@ -109,9 +109,7 @@ def least_loss(items: Sequence[Item], cost: Cost, slo_s: float) -> float:
         for n in range(len(here), 0, -1):
             for chosen in combinations(here, n):
                 end = now + cost(n, max(left[i].length for i in chosen))
-                loses = sum(
-                    end - left[i].when if slo_s == inf else end > left[i].when + slo_s + 1e-12 for i in chosen
-                )
+                loses = sum(end - left[i].when if slo_s == inf else end > left[i].when + slo_s + 1e-12 for i in chosen)
                 serve(tuple(item for i, item in enumerate(left) if i not in chosen), end, lost + loses)
         if len(here) < len(left):
             serve(left, min(item.when for item in left if item.when > now), lost)

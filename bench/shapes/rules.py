@@ -145,6 +145,6 @@ RULES: dict[str, Rule] = {
 
 
 def names_of(text: str) -> list[str]:
-    """The rules of a list separated by semicolons; one that is no name stands for those it begins."""
+    """The rules of a list; an entry that is no name stands for those that begin so."""
     parts = [part.strip() for part in text.split(";")]
     return [name for name in RULES if name in parts or any(name.startswith(p) for p in parts if p not in RULES)]

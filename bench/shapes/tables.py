@@ -64,7 +64,13 @@ def kind_table(kind: Kind, results: Results, workloads: Sequence[Workload], rule
         "open": ("mean_s", "p99_s", "long_p99_s"),
         "slo": ("goodput",),
     }[kind]
-    names = {"throughput": "throughput, worst", "mean_s": "mean", "p99_s": "p99", "long_p99_s": "p99 of longest tenth", "goodput": "goodput, worst"}
+    names = {
+        "throughput": "throughput, worst",
+        "mean_s": "mean",
+        "p99_s": "p99",
+        "long_p99_s": "p99 of longest tenth",
+        "goodput": "goodput, worst",
+    }
     header = ["rule", *(names[figure] for figure in figures)]
     if kind == "slo":
         header.append("longest tenth in time, points (worst; how many below -3)")
@@ -81,7 +87,7 @@ def kind_table(kind: Kind, results: Results, workloads: Sequence[Workload], rule
 
 
 def worst_table(results: Results, workloads: Sequence[Workload], rule: str, plain: str, count: int = 10) -> str:
-    """The workloads on which a rule fares worst beside plain order, so that they can be looked into."""
+    """The workloads on which a rule fares worst beside plain order."""
     lines = []
     for w in workloads:
         ours, theirs = results[w.name, rule], results[w.name, plain]

@@ -121,11 +121,17 @@ def _open(source: _Source, cost: str, *, is_main: bool) -> Iterator[tuple[str, d
 
 
 def _slo(source: _Source, cost: str, *, is_main: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """SLOs of two and of four full batches of plain order, and loads up to twice what can be served."""
+    """SLOs of two and four full batches of plain order, loads up to twice what can be served."""
     plain, composed = _plain_rate(cost, source.spec, LIMIT), _composed_rate(cost, source.spec, LIMIT)
     for batches in (2, 4):
         slo_s = batches * LIMIT / plain
-        for share, of, workers in ((1.2, plain, 1), (0.8, composed, 1), (1.2, composed, 1), (2, composed, 1), (1.2, composed, 2)):
+        for share, of, workers in (
+            (1.2, plain, 1),
+            (0.8, composed, 1),
+            (1.2, composed, 1),
+            (2, composed, 1),
+            (1.2, composed, 2),
+        ):
             given = {"arrivals": _arrivals(share * of * workers, 1), "workers": workers, "slo_s": slo_s}
             yield f"SLO {batches} load {share * of / composed:.2f} W{workers}", given
         yield f"SLO {batches} N64", {"arrivals": _clients(64), "workers": 1, "slo_s": slo_s}

@@ -8,7 +8,20 @@ from statistics import fmean
 
 import pytest
 
-from carpool.simulate import Affine, Drifting, Grid, Knee, Noisy, Padded, Pareto, SortedInside, Sqrt, Table, Tile, capacity
+from carpool.simulate import (
+    Affine,
+    Drifting,
+    Grid,
+    Knee,
+    Noisy,
+    Padded,
+    Pareto,
+    SortedInside,
+    Sqrt,
+    Table,
+    Tile,
+    capacity,
+)
 from carpool.simulate.costs import Cost, Work, cost_of
 from carpool.simulate.weights import weights_of
 
@@ -54,7 +67,15 @@ def test_drift_comes_in_equal_parts() -> None:
     """Drift divides the run into equal parts, and its last factor goes on after the arrivals."""
     seconds = Drifting(Affine(1.0, 0.0), (1.0, 1.8, 1.2)).over(30)
 
-    assert [seconds(Work(1), now, Random(0)) for now in (0, 9.9, 10, 19.9, 20, 29.9, 35)] == [1, 1, 1.8, 1.8, 1.2, 1.2, 1.2]
+    assert [seconds(Work(1), now, Random(0)) for now in (0, 9.9, 10, 19.9, 20, 29.9, 35)] == [
+        1,
+        1,
+        1.8,
+        1.8,
+        1.2,
+        1.2,
+        1.2,
+    ]
 
 
 def test_a_function_may_know_the_time_and_throw_dice() -> None:
@@ -118,7 +139,11 @@ def test_a_table_by_size_and_length_from_a_file_and_in_words(tmp_path: Path) -> 
     path.write_text("n,length,seconds\n1,16,0.008\n1,128,0.009\n64,16,0.02\n64,128,0.09\n")
     words = "table:1x16=8ms,1x128=9ms,64x16=20ms,64x128=90ms"
 
-    for cost in (cost_of(f"table:{path}"), cost_of(words), cost_of({(1, 16): 0.008, (1, 128): 0.009, (64, 16): 0.02, (64, 128): 0.09})):
+    for cost in (
+        cost_of(f"table:{path}"),
+        cost_of(words),
+        cost_of({(1, 16): 0.008, (1, 128): 0.009, (64, 16): 0.02, (64, 128): 0.09}),
+    ):
         assert (cost(1, 16), cost(64, 72)) == pytest.approx((0.008, 0.055))
 
 

@@ -16,7 +16,9 @@ def words(text: str) -> int:
 class Embed(carpool.Model):
     """Encodes what it gets in one padded call."""
 
-    examples = tuple(" ".join(random.Random(n).choices(["one", "word", "after", "another"], k=n)) for n in (3, 14, 60, 180))
+    examples = tuple(
+        " ".join(random.Random(n).choices(["one", "word", "after", "another"], k=n)) for n in (3, 14, 60, 180)
+    )
 
     def setup(self) -> None:
         self.model = minilm.load()

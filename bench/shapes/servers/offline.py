@@ -1,7 +1,7 @@
 """The model without any server: what can be had of it at most, and the texts for all sides.
 
-    python offline.py texts        texts as JSON, and the vectors of the first of them
-    python offline.py speed FILE   texts per second of sorted ones from a file, by batch size
+python offline.py texts        texts as JSON, and the vectors of the first of them
+python offline.py speed FILE   texts per second of sorted ones from a file, by batch size
 """
 
 import json
@@ -17,7 +17,7 @@ SIZES = (8, 16, 32)
 
 
 def texts() -> None:
-    """Print texts of words that are one token each: log-normal, 14 words in the median, 180 at most."""
+    """Print texts of words of one token each: log-normal, 14 in the median, 180 at most."""
     model, dice = load(), random.Random(7)
     words = sorted(word for word in model.tokenizer.get_vocab() if word.isalpha() and len(word) > 2)
     counts = [max(1, min(180, int(dice.lognormvariate(2.64, 0.9)))) for _ in range(TEXTS)]

@@ -17,7 +17,7 @@ class BatchCosts:
 
     Args:
         servers: The stages.
-        policies: The policy of each stage, which says to which sizes and lengths batches are padded.
+        policies: The policy of each stage, which says what batches are padded to.
         traffic: Knows the weights and the lengths of requests.
         switch_s: The seconds by which a batch takes longer if the one before on its worker had
             another key, or if it is the first.

@@ -126,9 +126,7 @@ def _load_of(processes: Sequence[Arrivals], cost: Any, settings: dict[str, Any])
     if any(isinstance(process, Closed) for process in processes):
         return 1.0
     servers = Servers.of(cost, settings.get("max_batch_size", 64), settings.get("workers", 1))
-    traffic = Traffic(
-        processes, servers, duration_s=settings.get("duration_s", 30), features=Features.of(settings)
-    )
+    traffic = Traffic(processes, servers, duration_s=settings.get("duration_s", 30), features=Features.of(settings))
     if not traffic.load:
         raise ValueError("these arrivals bring no requests, so they cannot be scaled to a load: give a rate above 0")
     return traffic.load

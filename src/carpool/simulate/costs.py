@@ -169,7 +169,9 @@ class Grid(Cost):
         for n in self._sizes:
             for longest in self._lengths:
                 if (n, longest) not in seconds:
-                    raise ValueError(f"a cost table needs each size with each length: {n} items of length {longest} are missing")
+                    raise ValueError(
+                        f"a cost table needs each size with each length: {n} items of length {longest} are missing"
+                    )
         self._rows = [[seconds[n, longest] for longest in self._lengths] for n in self._sizes]
 
     def __call__(self, n: float, longest: float = 1.0) -> float:
@@ -356,7 +358,10 @@ def _from_spec(text: str) -> Cost:
 
 
 def _table(text: str) -> Cost:
-    """Make a table from `table:1=8ms,64=24ms`, `table:1x16=8ms,…` or `table:costs.csv`. Raises ValueError."""
+    """Make a table from `table:1=8ms,64=24ms`, `table:1x16=8ms,…` or `table:costs.csv`.
+
+    Raises ValueError.
+    """
     content = text.partition(":")[2].strip()
     if "=" not in content:
         return _measured(_read_table(content))
@@ -371,7 +376,7 @@ def _table(text: str) -> Cost:
 
 
 def _key(shape: Sequence[str]) -> int | tuple[int, ...]:
-    """Return the size, or the size and the length, that a measurement was made with. Raises ValueError."""
+    """Return the size, or size and length, of a measurement. Raises ValueError."""
     numbers = tuple(map(int, shape))
     return numbers[0] if len(numbers) == 1 else numbers
 

@@ -1,6 +1,6 @@
-"""How long requests are: units of input, such as tokens, and in a stage of steps parts of the answer.
+"""How long requests are: units of input, such as tokens, and with steps parts of the answer.
 
-In other stages only the inputs count: batches are padded to the longest of them.
+In stages without steps only the inputs count: batches are padded to the longest of them.
 """
 
 from __future__ import annotations

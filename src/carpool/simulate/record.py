@@ -77,7 +77,7 @@ class Record:
         stage.busy_s += max(0.0, min(now + busy_s, end) - begin)
 
     def settled(self) -> Record:
-        """Return the record without the requests that do not count. Batches are those of the whole run."""
+        """Return the record without the requests that do not count; batches all count."""
         if not self.settle_s:
             return self
         kept = Record(self.duration_s, 0, self.slos)

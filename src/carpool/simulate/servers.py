@@ -44,9 +44,7 @@ class Servers:
             at_least("workers", pool, 1)
         return cls(costs, limits, pools)
 
-    def capacity(
-        self, mean_weight: float = 1.0, *, weights_known: bool = False, lengths: Sequence[int] = ()
-    ) -> float:
+    def capacity(self, mean_weight: float = 1.0, *, weights_known: bool = False, lengths: Sequence[int] = ()) -> float:
         """Return the most requests per second that can be served for ever.
 
         This is workers · max n/t(n) of the slowest stage, and where requests have lengths that of

@@ -199,7 +199,7 @@ class Traffic:
         return map(_Arrival, times, _own_weights(process) or repeat(None), _own_lengths(process) or repeat(None))
 
     def _scene(self, process: Open, duration_s: float) -> Scene:
-        """Return what a process must know of the run, with the capacity for requests like its own."""
+        """Return what a process must know of the run, with the capacity for its requests."""
         return Scene(duration_s, self.capacity(process))
 
     def capacity(self, process: Arrivals | None = None) -> float:
