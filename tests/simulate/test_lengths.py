@@ -97,6 +97,38 @@ def test_a_trace_brings_its_own_lengths(file: Path) -> None:
     assert report.mean_s == (10 + 10 + 22 + 22) / 4
 
 
+def test_policies_that_are_told_lengths_pad_less() -> None:
+    """A policy that is told the lengths pads less and serves more than the same one that is not, and
+    pads to the allowed lengths if there are any.
+    """
+    given: dict[str, Any] = {
+        "lengths": "bimodal:short=4,long=100",
+        "slo_s": None,
+        "max_batch_size": 32,
+        "duration_s": 2,
+    }
+    load, cost = "closed:clients=64,think=0s", "padded:a=2ms,b=20us"
+    told = run("adaptive", load, cost, **given)
+    untold = run("adaptive", load, cost, lengths_known=False, **given)
+    allowed = run("adaptive", load, cost, allowed_lengths=[8, 128], **given)
+
+    assert told.padding_share is not None and untold.padding_share is not None and allowed.padding_share is not None
+    assert told.padding_share < 0.7 * untold.padding_share
+    assert told.throughput > 1.5 * untold.throughput
+    assert told.padding_share < allowed.padding_share < untold.padding_share
+
+
+def test_padded_batches_are_limited(tmp_path: Path) -> None:
+    """No batch is larger than `max_padded_size`, its count times its longest length."""
+    path = tmp_path / "lengths.txt"
+    path.write_text("4\n4\n4\n3\n")
+    given: dict[str, Any] = {"lengths": f"file:{path},in_order=yes", "max_padded_size": 12, "duration_s": 99}
+    report = run("greedy", [0.0] * 8, lambda n, longest: n * longest, None, 8, **given)
+
+    assert sum(n * count for n, count in report.batch_sizes.items()) == 8
+    assert max(report.batch_sizes) <= 4
+
+
 def test_requests_without_lengths_have_no_figures_of_them() -> None:
     """Without lengths no report speaks of padding, of long requests or of keys."""
     report = run("greedy", [0.0] * 4, lambda n: n, None, 4, duration_s=9)
