@@ -99,12 +99,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="cb-") as folder, ExitStack() as stack:
         try:
             texts = texts_in(Path(folder))
-            ports = started_together(stack, names, texts.all[0])
-            for name, port in ports.items():
-                check(name, port, texts)
-        except NotServing as problem:
+            ports, missing = started_together(stack, names, texts)
+        except (NotServing, SideFailed) as problem:
             sys.exit(f"FAILED {problem}")
         found = compare(loads, partial(measure, given, ports, texts), versions("minilm", "infinity"), given.seconds)
+        found.failures += missing
     if given.docs:
         made = table(HEADER, list(map(cells, found.rows)), markdown=True)
         write({"shapes-http": f"{made}\n\n{origin(found.machine)}."})
@@ -125,16 +124,34 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def started_together(stack: ExitStack, names: Sequence[str], text: str) -> dict[str, int]:
-    """Start all servers at the same time, since each loads the model; gives their ports."""
+def started_together(stack: ExitStack, names: Sequence[str], texts: Texts) -> tuple[dict[str, int], list[str]]:
+    """Start all servers at the same time, since each loads the model.
+
+    Returns:
+        The ports of those that answer rightly, and why others do not take part.
+
+    Raises:
+        NotServing: ours does not.
+    """
     model = model_path()
-    contexts = [running(name, model, text) for name in names]
+    contexts = [running(name, model, texts.all[0]) for name in names]
     with ThreadPoolExecutor(len(names)) as pool:
         entered = [pool.submit(context.__enter__) for context in contexts]
     for context, done in zip(contexts, entered, strict=True):
         if done.exception() is None:
             stack.push(context)
-    return {name: done.result() for name, done in zip(names, entered, strict=True)}
+    ports: dict[str, int] = {}
+    missing: list[str] = []
+    for name, done in zip(names, entered, strict=True):
+        try:
+            check(name, done.result(), texts)
+            ports[name] = done.result()
+        except NotServing as problem:
+            if name == OURS:
+                raise
+            say(f"{name} does not take part: {problem}")
+            missing.append(str(problem))
+    return ports, missing
 
 
 def measure(given: argparse.Namespace, ports: Mapping[str, int], texts: Texts, load: Load) -> Iterator[Row]:
