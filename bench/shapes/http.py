@@ -28,6 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 
 from bench.peers.install import python_of, versions
@@ -245,19 +246,24 @@ def of_model(*words: str) -> str:
 
 
 def check(name: str, port: int, texts: Texts) -> None:
-    """Ask for texts all at once; a vector that is another text's, or padded wrongly, ends it."""
+    """Ask for texts all at once. Raises NotServing if a vector is another text's, or none comes."""
     embedder = EMBEDDERS[name]
-    with ThreadPoolExecutor(len(texts.vectors)) as pool:
-        asked = [pool.submit(ask, port, embedder, text) for text in texts.all[: len(texts.vectors)]]
-        for text, answer, right in zip(texts.all, asked, texts.vectors, strict=False):
-            vector = embedder.vector(answer.result())
-            if len(vector) != len(right) or not all(
-                math.isclose(a, b, abs_tol=NEAR) for a, b in zip(vector, right, strict=True)
-            ):
-                raise NotServing(
-                    f"{name} answers {text[:40]!r} with another vector than the model: {vector[:3]}, not {right[:3]}"
-                )
+    some = texts.all[: len(texts.vectors)]
+    try:
+        with ThreadPoolExecutor(len(some)) as pool:
+            vectors = list(map(embedder.vector, pool.map(partial(ask, port, embedder), some)))
+    except (OSError, HTTPException, ValueError, LookupError) as error:
+        raise NotServing(f"{name} does not answer: {error!r}") from None
+    for text, vector, right in zip(some, vectors, texts.vectors, strict=True):
+        if not is_near(vector, right):
+            raise NotServing(f"{name} answers {text[:40]!r} with {vector[:3]}, and the model with {right[:3]}")
     say(f"{name} answers rightly")
+
+
+def is_near(vector: Sequence[float], right: Sequence[float]) -> bool:
+    """Whether two vectors are the same but for rounding."""
+    same_length = len(vector) == len(right)
+    return same_length and all(math.isclose(a, b, abs_tol=NEAR) for a, b in zip(vector, right, strict=True))
 
 
 if __name__ == "__main__":
