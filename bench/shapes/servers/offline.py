@@ -12,7 +12,7 @@ from pathlib import Path
 
 from minilm import encode, load
 
-TEXTS, CHECKED, TIMED = 4000, 32, 800
+TEXTS, CHECKED, TIMED = 4000, 32, 400
 SIZES = (8, 16, 32)
 
 
