@@ -145,7 +145,7 @@ def _pipeline(policies: Sequence[Policy], traffic: Traffic, max_queue_size: floa
                 policy,
                 Queue(inf if i else max_queue_size),
                 runs_ahead=runs_ahead,
-                weigh=traffic.size_of,
+                weigh=traffic.weigh,
             )
             for i, policy in enumerate(policies)
         ]

@@ -108,13 +108,13 @@ class Traffic:
         weights = self.record.weights
         return sum([weights[request.item] for request in batch.requests])  # type: ignore[call-overload]
 
-    def size_of(self, index: object) -> int:
-        """Return the size of a request in a later stage, the same as in the first.
+    def weigh(self, request: Request, index: object) -> None:
+        """Give a request its size in a later stage, the same as in the first.
 
         A batcher passes the result of the stage before, which in a simulation is the request's
         index in the record.
         """
-        return _size(self.record.weights[index]) if self._tells_sizes else 1  # type: ignore[call-overload]
+        request.size = _size(self.record.weights[index]) if self._tells_sizes else 1  # type: ignore[call-overload]
 
     @property
     def _tells_sizes(self) -> bool:
