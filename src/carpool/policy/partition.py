@@ -15,17 +15,19 @@ Few places need to be looked at. Where t is linear in n, to part two requests of
 lengths saves no seconds unless the batch is full, so a cut is at the end of a level or full batches
 behind such a place.
 As the line goes on, the best beginning of a last batch never moves back. And where there are many
-levels, an end of one that is next to another place may be left out.
+levels, the end of one is left out if it would cost the few requests since the place before next to
+nothing to be padded to the length of the next level.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from math import inf
 from typing import Protocol
 
-_MANY = 24  # levels; with more of them, places next to one another are left out
-_NEXT_TO = 3  # requests between two places that are next to one another
+_MANY = 16  # levels; with more of them, some ends are left out
+_TRIFLE = 0.07  # of what a call costs: what it may cost those before an end that it is left out
 
 
 class LinearCost(Protocol):
@@ -56,10 +58,10 @@ def partition(
     setup_s = cost.setup_s
     places, least, came_from = [0], [0.0], [0]
     behind, moment = [twice], [0]  # of each place, what waits behind it, and that times the place
-    gap = _NEXT_TO if len(levels) > _MANY else 1
+    trifle_s = _TRIFLE * setup_s if len(levels) > _MANY else 0.0
+    items_s = [cost.item_s(length) for length, _ in levels]
     end = first = follow = 0
-    for length, count in levels:
-        item_s = cost.item_s(length)
+    for (length, count), item_s, longer_s in zip(levels, items_s, [*items_s[1:], inf], strict=True):
         most = limit if length * limit <= most_padded else max(1, int(most_padded // length))
         end += count
         full_s = setup_s + most * item_s
@@ -72,8 +74,8 @@ def partition(
                 moment.append(place * (twice - place))
                 came_from.append(follow)
             follow += 1
-        if end - places[-1] < gap and end < n:
-            continue
+        if (end - places[-1]) * (longer_s - item_s) < trifle_s:
+            continue  # to go with the next level would cost them next to nothing
         first = bisect_left(places, end - most, first)
         all_s = setup_s + end * item_s  # so a batch from p takes all_s - p * item_s
         values = [
