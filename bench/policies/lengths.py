@@ -31,7 +31,7 @@ def policy() -> Adaptive:
 
 
 def decisions(waiting: int, due_s: float, rounds: int) -> list[tuple[float, float]]:
-    """Return the microseconds of decisions, and those of picking what they chose, with so many waiting."""
+    """Return the microseconds of each decision, and those of picking what it chose."""
     dice = random.Random(waiting)
     decides = policy()
     took = []

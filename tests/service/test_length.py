@@ -12,7 +12,6 @@ import pytest
 import carpool
 from carpool import Service, Stage
 
-
 LONG = "wait" * 10
 """While this text is computed, many others come."""
 

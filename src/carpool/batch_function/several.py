@@ -101,7 +101,9 @@ class Arguments:
     def settings(self, settings: Settings) -> Settings:
         """Return the settings, with functions of an item that take a tuple of arguments."""
         found = {name: getattr(settings, name) for name in ("size", "length", "key")}
-        over_tuples = {name: _over_tuple(function) for name, function in found.items() if callable(function)}
+        over_tuples: dict[str, Any] = {
+            name: _over_tuple(function) for name, function in found.items() if callable(function)
+        }
         if isinstance(settings.key, str):
             over_tuples["key"] = self._argument(settings.key)
         return replace(settings, **over_tuples) if over_tuples else settings

@@ -528,7 +528,7 @@ class Batcher:
         return decision
 
     def _view_by_keys(self, keyed: KeyedWorkers) -> Queue | WithoutKeys:
-        """Return what the policy is to see, less the keys that run on as many workers as they may."""
+        """Return what the policy is to see: no keys that run on as many workers as they may."""
         self.policy.warm_keys = keyed.warm(self._idle)
         held = keyed.held
         return WithoutKeys(self.queue, held) if held else self.queue

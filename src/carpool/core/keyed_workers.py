@@ -1,4 +1,4 @@
-"""Which worker has served which key, where requests with different keys never share a batch. Sans-IO.
+"""Which worker has served which key, where different keys never share a batch. Sans-IO.
 
 To serve another key than before may cost a worker something: weights of an adapter to load, a
 language's tables. So the worker that served a key last is preferred for it. And a key may be held

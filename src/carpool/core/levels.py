@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from carpool.request import Request
 
 _PER_DOUBLING: Final = 8
+_SAME_S: Final = 1e-6  # two allowances that differ by less are the same, but for rounding
 
 LevelOf = Callable[[int], int]
 """Returns the number of the level of a length; it never falls as lengths rise."""
@@ -70,12 +71,15 @@ class Levels:
 
     Attributes:
         key: The same.
+        allowance_s: Seconds from the admission of each request to its due time, infinity included;
+            0 if they differ.
     """
 
-    __slots__ = ("_by_level", "_lengths", "_level_of", "_longest", "key")
+    __slots__ = ("_by_level", "_lengths", "_level_of", "_longest", "allowance_s", "key")
 
     def __init__(self, level_of: LevelOf, key: Hashable = None, lengths: Sequence[int] | None = None) -> None:
         self.key = key
+        self.allowance_s = -1.0  # until the first one comes
         self._lengths = lengths
         self._level_of = level_of
         self._by_level: dict[int, dict[Request, None]] = {}
@@ -86,6 +90,11 @@ class Levels:
 
     def add(self, request: Request) -> None:
         """Put in a request that has just arrived."""
+        allowance_s = request.due - request.admitted
+        if not self._by_level:
+            self.allowance_s = allowance_s
+        elif abs(allowance_s - self.allowance_s) > _SAME_S:
+            self.allowance_s = 0.0
         length = request.length
         at = self._level_of(length)
         if self._lengths is not None:
@@ -116,6 +125,6 @@ class Levels:
                 del self._by_level[at], self._longest[at]
 
     def rising(self) -> list[tuple[int, Iterable[Request], int]]:
-        """Return each level, the shortest first: its length, its requests, and how many they are."""
+        """Return each level, the shortest first: length, requests, and how many they are."""
         by_level, longest = self._by_level, self._longest
         return [(longest[at], by_level[at], len(by_level[at])) for at in sorted(by_level)]

@@ -73,6 +73,7 @@ class App:
         max_body_bytes: size of the largest request body.
         endpoints: the services as the app serves them, in order.
         wants_heads: whether a model of the app asks for whole requests.
+        key_headers: the headers by which requests of a model may not share a batch; see `key=`.
         refusing: why requests are refused now; None while the services run.
 
     Raises:
@@ -98,6 +99,8 @@ class App:
         self.max_body_bytes = at_least("max_body_bytes", max_body_bytes, 1)
         self.endpoints = [Endpoint(service, output, i == 0) for i, service in enumerate(services)]
         self.wants_heads = any(endpoint.formats.wants_heads for endpoint in self.endpoints)
+        keys = [endpoint.key_header for endpoint in self.endpoints]
+        self.key_headers = frozenset([key for key in keys if key is not None])
         self.refusing: CarpoolError | None = Unavailable("the service is starting", code="starting")
         self._draining = False
         self._wait = when_full == "wait"

@@ -375,8 +375,8 @@ class StageSnapshot:
         batch_sizes: How many calls had each size.
         padding_share: The share of the items that the model was called with which was padding, see
             `Stage(allowed_batch_sizes=...)`.
-        length_padding_share: The share of the positions (tokens, frames, ...) that the model computed
-            for its items which was padding, see `Stage(length=...)`.
+        length_padding_share: The share of the positions (tokens, frames, ...) that the model
+            computed for its items which was padding, see `Stage(length=...)`.
         reasons: How many of these went to a worker for each reason.
         mean_queue_s: The mean seconds that a request spent in the queue.
         mean_compute_s: The mean seconds that a worker spent on a batch, reading and writing it

@@ -23,6 +23,10 @@ class LevelsView(Protocol):
     def key(self) -> Hashable:
         """The key."""
 
+    @property
+    def allowance_s(self) -> float:
+        """Seconds from the admission of each request to its due time; 0 if that differs."""
+
     def rising(self) -> list[tuple[int, Iterable[Request], int]]:
         """Return each level of nearly equal lengths, the shortest first.
 
@@ -139,7 +143,8 @@ class Policy(ABC):
             cost as much; rising, the last one is the stage's limit.
         max_padded_size: the most that the count of a batch times its longest length may be;
             infinity for no limit.
-        allowed_lengths: if given, the lengths of batches are padded up to the next of these; rising.
+        allowed_lengths: if given, the lengths of batches are padded up to the next of these, which
+            rise.
         warm_keys: the keys that the idle workers have served last; the batcher keeps it.
         overload: what matters while more comes than can be served: "goodput" (answer as many as
             possible in time) or "latency" (answer those that are served soon). Filled in with the
@@ -196,7 +201,8 @@ class Policy(ABC):
     ) -> None:
         """Note that a batch of `n` requests that have lengths has run for `busy_s`.
 
-        It comes just before `completed` for the same batch, where the stage has `length=` or `key=`.
+        It comes just before `completed` for the same batch, where the stage has `length=` or
+        `key=`.
 
         Args:
             now: the time.

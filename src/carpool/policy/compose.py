@@ -30,6 +30,7 @@ costs of both are compared, smoothed, and what comes first goes first unless com
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 from math import inf, log2
 from operator import attrgetter
@@ -53,6 +54,9 @@ _ANSWERED, _LEAST_ANSWERED = 0.02, 0.02  # weight of an answer in a share of ans
 _PATIENT_S = 30.0  # nothing has more time than this: what is due much later must not wait for ever
 _CLASSES = 2  # of lengths for each doubling, for these shares
 
+
+Rising = Sequence[tuple[int, "Iterable[Request]", int]]
+"""What waits, level by level, the shortest first: length, requests, and how many they are."""
 
 _score = attrgetter("score")
 _arrived = attrgetter("arrived")
@@ -106,7 +110,7 @@ class Composer:
         """Note that a request was answered in time, or too late, or was refused."""
         if request.due == inf:
             return
-        at = int(_CLASSES * log2(request.length))
+        at = _class_of(request.length)
         share = self._in_time.get(at, 1.0)
         if share < 1.0 or not is_in_time:
             self._in_time[at] = share + _ANSWERED * (is_in_time - share)
@@ -147,7 +151,7 @@ class Composer:
             batches += len(pieces)
             if len(levels) == 1 and len(pieces) == 1:
                 return self._whole(rising)
-            found.append(self._best(now + onward_s, rising, pieces, extra_s[i] if extra_s else 0.0))
+            found.append(self._best(now + onward_s, rising, pieces, extra_s[i] if extra_s else 0.0, each.allowance_s))
         best = max(found, key=_score) if len(found) > 1 else found[0]
         return Choice(best.requests, best.longest, best.seconds, batches)
 
@@ -172,7 +176,9 @@ class Composer:
             queue: what waits, which is more than one batch.
             limit: the most that a batch may hold.
         """
-        pause = 1 if self._looks < _FIRST_LOOKS else _LOOK_EVERY if (self._ratio or 0.0) <= _WORTH else _LOOK_AGAIN_EVERY
+        pause = (
+            1 if self._looks < _FIRST_LOOKS else _LOOK_EVERY if (self._ratio or 0.0) <= _WORTH else _LOOK_AGAIN_EVERY
+        )
         if self._ratio is None or self._gone >= pause:
             self._compare(queue, limit)
         assert self._ratio is not None
@@ -198,7 +204,7 @@ class Composer:
         self._ratio = ratio if self._ratio is None else self._ratio + news * (ratio - self._ratio)
         self._gone = 0
 
-    def _whole(self, rising: Sequence[tuple[int, Iterable[Request], int]]) -> Choice:
+    def _whole(self, rising: Rising) -> Choice:
         """Return all that waits as one batch."""
         requests = [request for _, of_level, _ in rising for request in of_level]
         longest = rising[-1][0]
@@ -207,23 +213,24 @@ class Composer:
     def _best(
         self,
         now: float,
-        rising: Sequence[tuple[int, Iterable[Request], int]],
+        rising: Rising,
         pieces: Sequence[tuple[int, int]],
         extra_s: float,
+        allowance_s: float,
     ) -> _Scored:
         """Return the best of the batches of one key."""
         cost = self._cost
         line: list[Request] = []
-        longest: list[int] = []
-        for length, of_level, count in rising:
+        ends: list[int] = []  # of the levels
+        for _, of_level, _ in rising:
             line += of_level
-            longest += [length] * count
-        earliest = min([request.due for request in line])
-        worth = self._worth(now + _JUST_COME_S, line, earliest)
+            ends.append(len(line))
+        earliest, worth = self._worth(now + _JUST_COME_S, rising, allowance_s)
         noise = 1.0 + cost.cv
-        most, best = -1.0, (0, 0, 0.0)
+        most, best = -1.0, (0, 0, 0, 0.0)
         for begin, end in pieces:
-            seconds = cost.seconds(end - begin, longest[end - 1]) + extra_s
+            longest = rising[bisect_left(ends, end)][0]
+            seconds = cost.seconds(end - begin, longest) + extra_s
             until = now + seconds * noise
             if until <= earliest:
                 score = sum(worth[begin:end]) / seconds
@@ -231,22 +238,53 @@ class Composer:
                 in_time = [w for w, r in zip(worth[begin:end], line[begin:end], strict=True) if r.due >= until]
                 score = sum(in_time) / seconds
             if score > most:
-                most, best = score, (begin, end, seconds)
-        begin, end, seconds = best
-        return _Scored(most, line[begin:end], longest[end - 1], seconds)
+                most, best = score, (begin, end, longest, seconds)
+        begin, end, longest, seconds = best
+        if allowance_s:
+            most /= min(allowance_s, _PATIENT_S) ** _POWER
+        return _Scored(most, line[begin:end], longest, seconds)
 
-    def _worth(self, since: float, line: Sequence[Request], earliest: float) -> list[float]:
-        """Return what it is worth to serve each request now; the first is due at `earliest`."""
-        if earliest == inf:
-            return [((since - request.admitted) / _PATIENT_S) ** _POWER for request in line]
-        used = [((since - r.admitted) / min(r.due - r.admitted or 1e-9, _PATIENT_S)) ** _POWER for r in line]
-        if not self._in_time:
-            return used
-        shares = self._in_time
-        return [
-            u / max(_LEAST_ANSWERED, shares.get(int(_CLASSES * log2(request.length)), 1.0))
-            for u, request in zip(used, line, strict=True)
-        ]
+    def _worth(self, since: float, rising: Rising, allowance_s: float) -> tuple[float, list[float]]:
+        """Return when the first request is due, and what it is worth to serve each of them now.
+
+        Where all have the same time to their dues that is the age, else its share of that time, to
+        the eighth power.
+
+        Args:
+            since: the time, a little later.
+            rising: the requests, level by level.
+            allowance_s: from the arrival of each to its due time; 0 if that differs.
+        """
+        worth: list[float] = []
+        earliest = inf
+        for length, of_level, _ in rising:
+            if allowance_s:
+                earliest = min(earliest, next(iter(of_level)).due)
+                # the eighth power by three squares, in half the time
+                of_this = [(c := (b := (a := since - r.admitted) * a) * b) * c for r in of_level]
+            else:
+                earliest = min(earliest, min([request.due for request in of_level]))
+                of_this = [_used_up(since, request) ** _POWER for request in of_level]
+            if self._in_time:
+                say = self._say_of(length)
+                of_this = [w * say for w in of_this]
+            worth += of_this
+        return earliest, worth
+
+    def _say_of(self, length: int) -> float:
+        """Return the weight of requests of about this length: more for those seldom in time."""
+        return 1.0 / max(_LEAST_ANSWERED, self._in_time.get(_class_of(length), 1.0))
+
+
+def _class_of(length: int) -> int:
+    """Return the class of lengths that a length belongs to."""
+    return int(_CLASSES * log2(length))
+
+
+def _used_up(since: float, request: Request) -> float:
+    """Return how much of its time a request has used up."""
+    admitted = request.admitted
+    return (since - admitted) / min(request.due - admitted or 1e-9, _PATIENT_S)
 
 
 def in_line(levels: LevelsView) -> list[Request]:
@@ -259,7 +297,7 @@ def _without(
 ) -> list[tuple[int, Iterable[Request], int]]:
     """Return the levels less some requests, and without levels that are empty then."""
     gone = set(without)
-    left = []
+    left: list[tuple[int, Iterable[Request], int]] = []
     for length, of_level, _ in rising:
         kept = [request for request in of_level if request not in gone]
         if kept:

@@ -82,7 +82,7 @@ class LengthCost(CostLevel):
         return max(1e-6, self.setup_s + n * self.item_s(length))
 
     def usual(self, limit: int) -> CostAtLength:
-        """Return the cost of batches of up to `limit` by their count, with the usual longest length."""
+        """Return the cost of batches of up to `limit` by their count, at the usual length."""
         return CostAtLength(self, self.usual_length, limit)
 
     def add(self, n: int, length: int, seconds: float) -> None:
