@@ -90,7 +90,7 @@ def test_rules_are_named_by_how_they_begin() -> None:
 def test_tables_have_a_line_for_each_rule(kind: Kind) -> None:
     """Every rule serves every kind of workload, and its table sets it beside plain order."""
     (workload, *_) = load(kind, None, "cv1 padded")
-    short = Workload(workload.name, kind, {**workload.settings, "duration_s": 0.3})
+    short = Workload(workload.name, kind, {**workload.settings, "duration_s": 0.3, "settle_s": 0.1})
     with ThreadPoolExecutor(1) as pool:
         results = run_all(pool, [short], list(RULES), 1)
     text = kind_table(kind, results, [short], list(RULES), PLAIN)
