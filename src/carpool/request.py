@@ -155,6 +155,7 @@ class Request:
             itself.
         nbytes: how many bytes it holds in memory while it is queued.
         size: how much of a batch it takes up.
+        length: how long its item is, as `length=` of its present stage says; 1 where there is none.
         lane: its priority, key and bucket, which give its place in the queue.
         bulk: whether it belongs to a mass of requests that only have to be done in the end; the
             service's SLO does not count for it.
@@ -187,6 +188,7 @@ class Request:
         "id",
         "item",
         "lane",
+        "length",
         "losses",
         "nbytes",
         "patient",
@@ -205,7 +207,7 @@ class Request:
         self.deadline = self.due = deadline
         self.caller = caller
         self.nbytes = nbytes
-        self.size = 1
+        self.size = self.length = 1
         self.lane = DEFAULT_LANE
         self.bulk = self.patient = False
         self.format = 0

@@ -203,7 +203,11 @@ def test_a_hop_of_many_does_not_wait_for_more_room_than_there_can_be() -> None:
 
 def test_a_stage_weighs_the_results_of_the_one_before() -> None:
     """A stage that has `size=` weighs the results of the stage before it anew."""
-    pipeline = pipeline_of(stage(8), stage(8, weigh=len), stage(8))  # type: ignore[arg-type]
+
+    def weigh(request: Request, result: object) -> None:
+        request.size = len(str(result))
+
+    pipeline = pipeline_of(stage(8), stage(8, weigh=weigh), stage(8))
     requests = [ask("abc"), ask("de"), ask("f")]
     for request in requests:
         request.size = 4
@@ -221,12 +225,11 @@ def test_a_stage_weighs_the_results_of_the_one_before() -> None:
 def test_a_result_that_cannot_be_weighed_fails_alone() -> None:
     """A result that cannot be weighed fails alone, and its mates go on."""
 
-    def size(result: object) -> int:
+    def weigh(request: Request, result: object) -> None:
         if result == "b'":
             raise ModelError("no size")
-        return 1
 
-    pipeline = pipeline_of(stage(), stage(weigh=size))
+    pipeline = pipeline_of(stage(), stage(weigh=weigh))
     pipeline.submit(0, asks("abc"))
     reply(pipeline, 1, pipeline.poll(0).run[0])
     todo = pipeline.poll(1)

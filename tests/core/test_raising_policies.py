@@ -248,10 +248,9 @@ def test_an_item_that_cannot_be_weighed_fails_alone(kind: type[BaseException]) -
     go on.
     """
 
-    def weigh(result: object) -> int:
+    def weigh(request: Request, result: object) -> None:
         if result == "b'":
             raise kind("of the user")
-        return 1
 
     pipeline: Pipeline = pipeline_of(stage(), stage(weigh=weigh))
     requests = asks("abc")

@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import Metric
 from carpool import Service, Stage
 from carpool.core.batch import Batch
 from carpool.core.batcher import Batcher
+from carpool.core.levels import BY_LENGTH
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.errors import CarpoolError, InvalidRequest
@@ -275,6 +276,27 @@ def test_padding_is_counted() -> None:
 
     assert value(parse(*render([stats], 0.0)), "carpool_padding", "_total", stage="one") == 3 + 0 + 3
     assert stats.snapshot(0.0).stages[0].padding_share == 6 / 16
+
+
+@pytest.mark.parametrize(("allowed", "positions"), [(None, 3 * 20 + 100), ([32, 64], 3 * 32 + 64)])
+def test_padding_by_length_is_counted(allowed: list[int] | None, positions: int) -> None:
+    """What padding adds to the lengths of items is shown as a number and as a share; what is longer
+    than the last allowed length is cut off to it.
+    """
+    policy = Greedy(8)
+    policy.allowed_lengths = allowed
+    stats = Stats("padded", Pipeline([Batcher("one", policy, Queue(levels=BY_LENGTH))]), [None], [False])
+    for lengths in ([5, 20, 10], [100]):
+        requests = [Request("x", 100.0) for _ in lengths]
+        for request, length in zip(requests, lengths, strict=True):
+            request.length = length
+        stats.stages[0].started(Batch(1, 0, 0, requests, len(lengths), "length", 0, longest=max(lengths)))
+
+    computed = 35 + (100 if allowed is None else 64)
+    shown = parse(*render([stats], 0.0))
+    assert value(shown, "carpool_positions", "_total", stage="one") == positions
+    assert value(shown, "carpool_length_padding", "_total", stage="one") == positions - computed
+    assert stats.snapshot(0.0).stages[0].length_padding_share == (positions - computed) / positions
 
 
 def test_head(server: RunningServer) -> None:

@@ -17,6 +17,7 @@ from carpool.policy import Adaptive, Decision
 from carpool.policy.base import NOTHING
 from carpool.request import DEFAULT_LANE, Request
 from carpool.simulate import Affine, Closed, Cost, Knee, Report, run
+from carpool.simulate.costs import Work
 from tests.effort import examples
 from tests.policy.learned import FIXED, KNEE, TILES
 from tests.support.pipelines import pipeline_of, stage
@@ -760,16 +761,16 @@ def test_groups_that_take_turns_find_the_end_of_a_tile() -> None:
 class Compiled(Cost):
     """The first batch of each size takes eight times as long."""
 
-    def __call__(self, n: float) -> float:
+    def __call__(self, n: float, longest: float = 1.0) -> float:
         return FIXED(n)
 
-    def over(self, duration_s: float) -> Callable[[int, float, Random], float]:
-        seen: set[int] = set()
+    def over(self, duration_s: float) -> Callable[[Work, float, Random], float]:
+        seen: set[float] = set()
 
-        def seconds(n: int, now: float, dice: Random) -> float:
-            first = n not in seen
-            seen.add(n)
-            return FIXED(n) * (8 if first else 1)
+        def seconds(work: Work, now: float, dice: Random) -> float:
+            first = work.n not in seen
+            seen.add(work.n)
+            return FIXED(work.n) * (8 if first else 1)
 
         return seconds
 

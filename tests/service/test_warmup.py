@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from carpool import Model, Stage, StartupError, Static
-from carpool.service.warmup import warm_up_sizes
+from carpool import Model, Service, Stage, StartupError, Static
+from carpool.service.warmup import warm_up_shapes, warm_up_sizes
 
 
 class Text(Model):
@@ -72,3 +72,45 @@ def test_an_example_that_cannot_be_weighed_ends_the_start() -> None:
 
     with pytest.raises(StartupError, match="example 3 cannot be weighed: size= of stage Texts raised ZeroDivision"):
         warm_up_sizes(Stage(Texts, max_batch_size=8, size=size))
+
+
+@pytest.mark.parametrize(
+    ("settings", "shapes"),
+    [
+        pytest.param(
+            {},
+            [(1, 1, 2), (1, 2, 2), (1, 8, 2), (0, 1, 3), (0, 2, 3), (0, 8, 3), (2, 1, 5), (2, 2, 5), (2, 8, 5)],
+            id="all",
+        ),
+        pytest.param(
+            {"max_padded_size": 12}, [(1, 1, 2), (1, 2, 2), (0, 1, 3), (0, 2, 3), (2, 1, 5), (2, 2, 5)], id="padded"
+        ),
+        pytest.param(
+            {"allowed_lengths": [4, 8], "allowed_batch_sizes": [4, 8]},
+            [(0, 4, 3), (0, 8, 3), (2, 4, 5), (2, 8, 5)],
+            id="allowed",
+        ),
+    ],
+)
+def test_lengths_are_warmed_up_one_by_one(settings: dict[str, Any], shapes: list[tuple[int, int, int]]) -> None:
+    """With `length=` a warm-up also runs the shortest, the middle and the longest example in batches
+    of their own, as large as may be; with `allowed_lengths`, one example of each.
+    """
+    assert list(warm_up_shapes(Stage(Texts, max_batch_size=8, length=len, **settings))) == shapes
+    assert not warm_up_shapes(Stage(Texts, max_batch_size=8))
+
+
+def test_an_example_without_a_length_ends_the_start() -> None:
+    """An example of which `length=` cannot tell the length ends the start, with its number."""
+    stage = Stage(Texts, max_batch_size=8, length=lambda text: 1 // (len(text) - 2))
+    with pytest.raises(
+        StartupError, match="the length of example 2 cannot be told: length= of stage Texts raised Zero"
+    ):
+        warm_up_shapes(stage)
+
+
+def test_the_warm_up_teaches_what_lengths_cost() -> None:
+    """When a service is there, its policy has learned from examples of each length."""
+    with Service(Stage(Texts, max_batch_size=8, length=len, run_in="thread")).run() as s:
+        (stage,) = s.stats().stages
+    assert set(stage.policy["cost_by_length_s"]) >= {"1 x 1", "1 x 5", "8 x 5"}

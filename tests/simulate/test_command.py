@@ -44,6 +44,11 @@ def test_help_teaches() -> None:
         "knee:",
         "sqrt:",
         "table:",
+        "padded:",
+        "sorted:",
+        "bimodal:",
+        "file:",
+        "zipf:",
         "noisy:",
         "drifting:",
         "pareto:",
@@ -55,6 +60,18 @@ def test_help_teaches() -> None:
         "--seeds",
     ):
         assert word in text
+
+
+def test_requests_with_lengths_have_columns_of_their_own() -> None:
+    """With lengths the table has the share of padding and the latency of the longest tenth, and says
+    what these are.
+    """
+    given = ("--lengths", "bimodal:short=4,long=100", "--allowed-lengths", "8,128", "--cost", "padded:a=2ms,b=20us")
+    printed = command(*given, *FAST, "greedy").stdout
+
+    assert all(
+        word in printed for word in ("padding", "long p99", "long in time", "the share of what workers computed")
+    )
 
 
 def test_a_table_on_stdout_and_nothing_else() -> None:

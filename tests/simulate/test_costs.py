@@ -8,8 +8,21 @@ from statistics import fmean
 
 import pytest
 
-from carpool.simulate import Affine, Drifting, Knee, Noisy, Pareto, Sqrt, Table, Tile, capacity
-from carpool.simulate.costs import Cost, cost_of
+from carpool.simulate import (
+    Affine,
+    Drifting,
+    Grid,
+    Knee,
+    Noisy,
+    Padded,
+    Pareto,
+    SortedInside,
+    Sqrt,
+    Table,
+    Tile,
+    capacity,
+)
+from carpool.simulate.costs import Cost, Work, cost_of
 from carpool.simulate.weights import weights_of
 
 
@@ -46,15 +59,23 @@ def test_noise_has_mean_one_and_stalls_come_on_top() -> None:
     seconds = Noisy(Affine(1.0, 0.0), 0.25).over(10)
     stalling = Noisy(Affine(1.0, 0.0), 0.0, 0.01, 5).over(10)
 
-    assert fmean(seconds(1, 0, dice) for _ in range(20_000)) == pytest.approx(1.0, rel=0.01)
-    assert fmean(stalling(1, 0, dice) for _ in range(40_000)) == pytest.approx(1.04, rel=0.01)
+    assert fmean(seconds(Work(1), 0, dice) for _ in range(20_000)) == pytest.approx(1.0, rel=0.01)
+    assert fmean(stalling(Work(1), 0, dice) for _ in range(40_000)) == pytest.approx(1.04, rel=0.01)
 
 
 def test_drift_comes_in_equal_parts() -> None:
     """Drift divides the run into equal parts, and its last factor goes on after the arrivals."""
     seconds = Drifting(Affine(1.0, 0.0), (1.0, 1.8, 1.2)).over(30)
 
-    assert [seconds(1, now, Random(0)) for now in (0, 9.9, 10, 19.9, 20, 29.9, 35)] == [1, 1, 1.8, 1.8, 1.2, 1.2, 1.2]
+    assert [seconds(Work(1), now, Random(0)) for now in (0, 9.9, 10, 19.9, 20, 29.9, 35)] == [
+        1,
+        1,
+        1.8,
+        1.8,
+        1.2,
+        1.2,
+        1.2,
+    ]
 
 
 def test_a_function_may_know_the_time_and_throw_dice() -> None:
@@ -64,7 +85,42 @@ def test_a_function_may_know_the_time_and_throw_dice() -> None:
     cost = cost_of(lambda n, now, rng: n * rng.choice([1.0, 3.0]) + now)
 
     assert cost(10) == pytest.approx(20, rel=0.3)
-    assert cost.over(1)(1, 100.0, Random(0)) in (101, 103)
+    assert cost.over(1)(Work(1), 100.0, Random(0)) in (101, 103)
+
+
+@pytest.mark.parametrize(
+    ("cost", "n", "longest", "seconds"),
+    [
+        (Padded(2, 3), 4, 5, 2 + 4 * 5 * 3),
+        (Padded(2, 3, 0.5, 0.25), 4, 5, 2 + 4 * (5 * 3 + 25 * 0.5 + 0.25)),
+        (Grid({(1, 1): 1, (1, 5): 5, (9, 1): 9, (9, 5): 21}), 5, 3, 9),
+        (Grid({(1, 1): 1, (1, 5): 5, (9, 1): 9, (9, 5): 21}), 1, 7, 7),
+        (Grid({(1, 1): 1, (1, 5): 5, (9, 1): 9, (9, 5): 21}), 13, 1, 13),
+        (SortedInside(Padded(2, 3), 8), 20, 5, 3 * 2 + 20 * 5 * 3),
+        (Noisy(Padded(2, 3), 0.3), 4, 5, 62),
+        (Affine(8, 0.25), 4, 500, 9),
+        (cost_of(lambda n, longest: n * longest), 3, 7, 21),
+        (cost_of(lambda n, longest, now, rng: n * longest + rng.choice([2.0, 2.0])), 3, 7, 23),
+    ],
+    ids=str,
+)
+def test_curves_over_size_and_length(cost: Cost, n: float, longest: float, seconds: float) -> None:
+    """Costs of padded batches have the values that were computed by hand, and other curves ignore
+    the length.
+    """
+    assert cost(n, longest) == pytest.approx(seconds)
+
+
+def test_code_that_sorts_inside_pads_each_part_to_its_own_longest() -> None:
+    """A batch that is sorted inside costs its parts, shortest first, and computes their padding
+    only.
+    """
+    cost = cost_of("padded:a=1s,b=1s+sorted:2")
+    work = Work(5, 9, [9, 1, 3, 2, 4])
+
+    assert cost.over(1)(work, 0.0, Random(0)) == (1 + 2 * 2) + (1 + 2 * 4) + (1 + 9)
+    assert cost.computed(work) == 4 + 8 + 9
+    assert cost_of("padded:a=1s,b=1s").computed(work) == 45
 
 
 def test_a_table_from_a_file_and_in_words(tmp_path: Path) -> None:
@@ -75,6 +131,37 @@ def test_a_table_from_a_file_and_in_words(tmp_path: Path) -> None:
 
     for cost in (cost_of(f"table:{named}"), cost_of(f"table:{bare}"), cost_of("table:1=8ms,64=24ms")):
         assert repr(cost) == "Table({1: 0.008, 64: 0.024})"
+
+
+def test_a_table_by_size_and_length_from_a_file_and_in_words(tmp_path: Path) -> None:
+    """A table with a third column, or whose words have an x, is one by size and length."""
+    path = tmp_path / "costs.csv"
+    path.write_text("n,length,seconds\n1,16,0.008\n1,128,0.009\n64,16,0.02\n64,128,0.09\n")
+    words = "table:1x16=8ms,1x128=9ms,64x16=20ms,64x128=90ms"
+
+    for cost in (
+        cost_of(f"table:{path}"),
+        cost_of(words),
+        cost_of({(1, 16): 0.008, (1, 128): 0.009, (64, 16): 0.02, (64, 128): 0.09}),
+    ):
+        assert (cost(1, 16), cost(64, 72)) == pytest.approx((0.008, 0.055))
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ("table:1x16=8ms,64x128=90ms", "1 items of length 128 are missing"),
+        ("table:1x16=8ms,64=90ms", "needs both of them"),
+        ("table:0x16=8ms", "at least 1"),
+        ("table:1x16=-8ms", "cannot be negative"),
+        ("padded:a=2ms", "it needs b too"),
+        ("padded:a=2ms,b=1ms+sorted:0", "size must be at least 1"),
+    ],
+)
+def test_bad_costs_of_padded_batches(table: str, told: str) -> None:
+    """What is wrong with a cost of padded batches is said."""
+    with pytest.raises(ValueError, match=told):
+        cost_of(table)
 
 
 def test_bad_tables(tmp_path: Path) -> None:
@@ -95,6 +182,14 @@ def test_capacity_is_that_of_the_best_batch() -> None:
     assert capacity("affine:a=8ms,b=0.25ms", 64, workers=2) == pytest.approx(128 / 0.024)
     assert capacity(Knee(0.008, 0.00025, 32, 0.0009), 64) == pytest.approx(2000)
     assert capacity(["affine:a=1ms,b=0s", "affine:a=2ms,b=0s"], [10, 4], [1, 3]) == pytest.approx(6000)
+
+
+def test_capacity_of_requests_with_lengths_is_that_of_equal_ones() -> None:
+    """Where requests have lengths the capacity is that of batches of equal length, in the mean."""
+    lengths = "bimodal:short=10,long=50,long_share=0.5,spread=0,long_spread=0"
+
+    assert capacity("padded:a=0s,b=1ms", 8, lengths=lengths) == pytest.approx(1000 / 30, rel=0.05)
+    assert capacity("affine:a=8ms,b=0.25ms", 64, lengths=lengths) == pytest.approx(64 / 0.024)
 
 
 def test_a_heavy_tail_has_mean_one() -> None:

@@ -21,6 +21,7 @@ class Figures:
     mean_s: float = 0.01
     p99_s: float = 0.02
     batch_sizes: dict[int, int] = field(default_factory=lambda: {4: 3, 8: 1})
+    length_p99_s: dict[int, float] = field(default_factory=dict)
 
 
 REPORTS = [Figures(policy, load) for policy in ("adaptive", "static:10ms", "<mine>") for load in (0.5, 0.9, 1.2)]
@@ -53,6 +54,19 @@ def test_a_closed_loop_has_no_load(tmp_path: Path) -> None:
 
     words = "".join(ET.fromstring((tmp_path / "a.svg").read_text()).itertext())
     assert "closed loop" in words and "of capacity" not in words
+
+
+def test_requests_with_lengths_have_a_panel_of_their_own(tmp_path: Path) -> None:
+    """Where requests have lengths, a panel shows p99 by length at the highest load up to 1, and
+    where they have none there is no such panel.
+    """
+    by_length = {8: 0.01, 64: 0.04}
+    draw(tmp_path / "a.svg", [Figures("adaptive", load, length_p99_s=by_length) for load in (0.5, 0.9, 1.2)])
+    draw(tmp_path / "b.svg", REPORTS)
+
+    with_lengths, without = ("".join(ET.parse(tmp_path / name).getroot().itertext()) for name in ("a.svg", "b.svg"))
+    assert "p99 by length at 0.9 of capacity" in with_lengths
+    assert "by length" not in without
 
 
 def test_a_page_stands_alone_and_has_the_figures(tmp_path: Path) -> None:

@@ -35,6 +35,19 @@ def test_late_answers() -> None:
     assert (report.late_share, report.drop_share) == (0.5, 0.0)
 
 
+def test_what_comes_while_a_run_settles_is_left_out() -> None:
+    """Requests that arrive before the run has settled are served and do not count, and rates are
+    those of the time after it.
+    """
+    report = few(settle_s=2.0)
+
+    assert (report.requests, report.served, report.late) == (2, 2, 1)
+    assert (report.throughput, report.goodput, report.mean_s) == (2 / 8, 1 / 8, 7.5)
+    assert report.utilisation == 1.0
+    with pytest.raises(ValueError, match="settle_s must be less than the 10 s"):
+        few(settle_s=10.0)
+
+
 def test_dropped_requests_cost_two_slos() -> None:
     """A queue of one refuses the third and the fourth request, which cost two SLOs each; latencies
     are 4 and 7.

@@ -127,7 +127,7 @@ def test_wrong_arrivals_say_what_is_right(text: str, told: str) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("linear:a=3ms", "there is no cost 'linear'; choose one of affine, knee, sqrt, table, tile"),
+        ("linear:a=3ms", "there is no cost 'linear'; choose one of affine, knee, padded, sqrt, table, tile"),
         ("affine:a=8ms", "it needs b too; for example affine:a=8ms,b=0.25ms"),
         ("affine:a=8,b=1ms", "'8' is not a duration"),
         ("table:1=8", "'8' is not a duration"),

@@ -13,9 +13,9 @@ import inspect
 import os
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 from carpool.call import chunks
 from carpool.call import merge as merging
@@ -25,6 +25,7 @@ from carpool.call.oom import OomErrors, names_of
 from carpool.call.padding import Pad
 from carpool.call.retry import Retrier
 from carpool.core.batcher import Batcher
+from carpool.core.levels import BY_KEY, BY_LENGTH
 from carpool.core.queue import Queue
 from carpool.errors import Unavailable
 from carpool.logger import logger
@@ -34,6 +35,7 @@ from carpool.request import Lane
 from carpool.service.checks import (
     at_least,
     check_callable,
+    check_length,
     check_lone_wait,
     check_policy,
     check_room,
@@ -45,7 +47,8 @@ from carpool.service.checks import (
     valid_priority,
     why_never_held_back,
 )
-from carpool.service.weigh import units
+from carpool.service.stage import Key, header_of
+from carpool.service.weigh import field_of, units, valid_key
 
 _ROW_MERGER = RowMerger()
 _NO_LIMIT = 2**31  # rows, or whatever sizes count: more than any call holds, and still finite for policies
@@ -62,12 +65,30 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
+class Shares(NamedTuple):
+    """What the items of one call count for in batches.
+
+    Attributes:
+        sizes: how much of a batch each takes up; None if each counts as one.
+        lengths: how long each is; None where that does not matter.
+        lanes: where each waits; None if they may share a batch with any others and have no
+            priority.
+    """
+
+    sizes: Sequence[int] | None
+    lengths: Sequence[int] | None
+    lanes: Sequence[Lane] | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The checked settings of a batch function; `carpool.batch` describes them."""
 
     max_batch_size: int | None = 64
     size: Callable[[Any], int] | None = None
+    length: Callable[[Any], int] | None = None
+    max_padded_size: int | None = None
+    key: Key | None = None
     merge: bool | Merge | Pad | None = None
     split: Split | None = None
     policy: Policy | str | None = None
@@ -93,8 +114,9 @@ class Settings:
         idempotent = flag("idempotent", self.idempotent)
         isolate_errors = self.isolate_errors
         checked["isolate_errors"] = idempotent if isolate_errors is None else flag("isolate_errors", isolate_errors)
-        if self.max_batch_size is not None:
-            checked["max_batch_size"] = at_least("max_batch_size", self.max_batch_size, 1)
+        for setting in ("max_batch_size", "max_padded_size"):
+            if getattr(self, setting) is not None:
+                checked[setting] = at_least(setting, getattr(self, setting), 1)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
         check_policy(self.policy)
@@ -110,6 +132,14 @@ class Settings:
     def _check_functions(self) -> None:
         if self.size is not None:
             check_callable("size", self.size, "an item")
+        check_length(self.length, self.max_padded_size, None, has_size=self.size is not None)
+        if self.key is not None and not isinstance(self.key, str):
+            check_callable("key", self.key, "an item")
+        elif header_of(self.key) is not None:
+            raise ValueError("key must be a function of an item or the name of its field: calls have no headers")
+        for setting, value in (("length", self.length), ("key", self.key)):
+            if value is not None and self.merge:
+                raise ValueError(f"{setting} is for items, and merge joins chunks of rows: leave out one of them")
         if self.merge is not None and not isinstance(self.merge, bool | Pad) and not callable(self.merge):
             raise TypeError(
                 f"merge must be True, carpool.pad(...) or a function of a list of chunks, not {self.merge!r}"
@@ -131,7 +161,13 @@ class Settings:
 
     def new_policy(self) -> Policy:
         """Make a policy for one batcher, with the limits of these settings filled in."""
-        return new_policy(self.policy, self.limit, max_queue_delay_s=self.max_queue_delay_s, slo_s=self.slo_s)
+        return new_policy(
+            self.policy,
+            self.limit,
+            max_queue_delay_s=self.max_queue_delay_s,
+            max_padded_size=self.max_padded_size,
+            slo_s=self.slo_s,
+        )
 
     def new_batcher(self, name: str) -> Batcher:
         """Make a batcher, with a queue and a policy, for the function `name`."""
@@ -139,7 +175,8 @@ class Settings:
         why = why_never_held_back(policy)
         if why is not None:
             logger.warning("%s: %s", name, why)
-        return Batcher(name, policy, Queue(self.max_queue_size))
+        levels = BY_LENGTH if self.length is not None else BY_KEY if self.key is not None else None
+        return Batcher(name, policy, Queue(self.max_queue_size, levels=levels))
 
     def over_list(self, function: Callable[..., Any], is_async: bool) -> Callable[..., Any]:
         """Return a function of a list of items.
@@ -175,32 +212,52 @@ class Settings:
             return self._halves(x, n)
         return [chunks.cut(x, i, min(i + step, n)) for i in range(0, n, step)]
 
-    def sizes_and_lanes(self, items: Sequence[Any], priority: int = 0) -> tuple[list[int] | None, list[Lane] | None]:
-        """Return how much of a batch each item takes up, and the lane in which it waits.
+    @property
+    def each_counts_as_one(self) -> bool:
+        """Whether all items count for one and are alike, so that none need be looked at."""
+        return self.size is None and self.length is None and self.key is None and not self.merge
 
-        The sizes are None if each item counts as one, the lanes if any items may share a batch and
-        none has a priority. (Chunks of different dtypes, columns and the like may not share one.)
+    def shares(self, items: Sequence[Any], priority: int = 0) -> Shares:
+        """Return what each item counts for in a batch, and with which others it may share one.
+
+        Chunks of different dtypes, columns and the like may not share one.
 
         Raises:
             ValueError: The priority is not a whole number from -100 to 100.
-            ModelError: The size function did not return a whole number from 0 on.
-            Exception: What the size function raises, and what `pieces` raises.
+            ModelError: A size or length function did not return a whole number from 0 on, or a key
+                function no key.
+            Exception: What such a function raises, and what `pieces` raises.
         """
-        plain = [Lane(valid_priority(priority), None, 0)] * len(items) if priority else None
-        if self.size is None and not self.merge:
-            return None, plain
-        sizes = [self.weigh(item) for item in items]
-        if not self.merge or callable(self.merge):
-            return sizes, plain
-        return sizes, [Lane(priority, self._merger.likeness(item), 0) for item in items]
+        lanes = [Lane(valid_priority(priority), None, 0)] * len(items) if priority else None
+        if self.each_counts_as_one:
+            return Shares(None, None, lanes)
+        lengths = None if self.length is None else [self._told(self.length, "length", item) for item in items]
+        sizes = [self.weigh(item) for item in items] if self.size is not None or self.merge else None
+        if self.merge and not callable(self.merge):
+            lanes = [Lane(priority, self._merger.likeness(item), 0) for item in items]
+        elif self.key is not None:
+            lanes = [Lane(valid_priority(priority), self._key_of(item), 0) for item in items]
+        return Shares(sizes, lengths, lanes)
 
     def weigh(self, item: Any) -> int:
-        """Return how much of a batch an item takes up. Raises what `sizes_and_lanes` raises."""
-        count = self.size or (merging.length if callable(self.merge) else chunks.count_rows)
+        """Return how much of a batch an item takes up. Raises what `shares` raises."""
+        return self._told(self.size or (merging.length if callable(self.merge) else chunks.count_rows), "size", item)
+
+    def _told(self, function: Callable[[Any], int], setting: str, item: Any) -> int:
+        """Return what a size or length function says of an item."""
         try:
-            return units(count(item), "@carpool.batch")
+            return units(function(item), "@carpool.batch", setting)
         except (StopIteration, StopAsyncIteration) as error:  # `map(f, xs)` would take it for the end of `xs`
-            raise RuntimeError(f"size= raised {type(error).__name__}") from error
+            raise RuntimeError(f"{setting}= raised {type(error).__name__}") from error
+
+    def _key_of(self, item: Any) -> Hashable:
+        """Return the key of an item."""
+        key = field_of(self.key) if isinstance(self.key, str) else self.key
+        assert key is not None
+        try:
+            return valid_key(key(item), "@carpool.batch")
+        except (StopIteration, StopAsyncIteration) as error:
+            raise RuntimeError(f"key= raised {type(error).__name__}") from error
 
     @property
     def _merger(self) -> RowMerger:

@@ -35,6 +35,9 @@ class BatchSettings(TypedDict, total=False):
 
     max_batch_size: int | None
     size: Callable[[Any], int] | None
+    length: Callable[[Any], int] | None
+    max_padded_size: int | None
+    key: Callable[[Any], Any] | str | None
     policy: Policy | PolicyName | None
     max_queue_delay_s: float | None
     max_queue_size: int
@@ -346,6 +349,13 @@ def batch(function: Any = None, /, **settings: Any) -> Any:
         size: A function that returns how much of a batch an item takes up (rows, tokens): a whole
             number of at least 1; 0 counts as 1. For a function of several arguments it is given
             all of those of one call.
+        length: A function that returns how long an item is (tokens, frames, pixels), where a call
+            costs as much as if all its items were as long as the longest. Calls are then made of
+            items of about the same length; `max_batch_size` stays their number.
+        max_padded_size: With `length`, the largest product of a call's number of items and its
+            longest length. An item that is longer by itself goes alone.
+        key: Only items with the same key share a call: a function of an item that returns text, a
+            number, None or a tuple of these, or the name of an item's field.
         merge: True if the function takes one merged chunk and returns one with as many rows.
             Callers then bring chunks of any number of rows: lists, numpy arrays, torch tensors,
             data frames and series of pandas and polars, tables, record batches and arrays of

@@ -99,9 +99,22 @@ class Arguments:
         return over_calls
 
     def settings(self, settings: Settings) -> Settings:
-        """Return the settings, with a size function that takes a tuple of arguments."""
-        size = settings.size
-        return settings if size is None else replace(settings, size=lambda arguments: size(*arguments))
+        """Return the settings, with functions of an item that take a tuple of arguments."""
+        found = {name: getattr(settings, name) for name in ("size", "length", "key")}
+        over_tuples: dict[str, Any] = {
+            name: _over_tuple(function) for name, function in found.items() if callable(function)
+        }
+        if isinstance(settings.key, str):
+            over_tuples["key"] = self._argument(settings.key)
+        return replace(settings, **over_tuples) if over_tuples else settings
+
+    def _argument(self, name: str) -> Callable[[tuple[Any, ...]], Any]:
+        """Return a function that takes the argument `name` out of a tuple of them."""
+        names = list(self._signature.parameters)
+        if name not in names:
+            raise ValueError(f"key={name!r} is no argument of {self._name}: it has {', '.join(names)}")
+        at = names.index(name)
+        return lambda arguments: arguments[at]
 
     def callers_signature(self, function: Callable[..., Any], gives: Any) -> inspect.Signature:
         """Return the signature of a call, with the types of items where the function has lists."""
@@ -111,6 +124,11 @@ class Arguments:
             for name, parameter in self._signature.parameters.items()
         ]
         return inspect.Signature(parameters, return_annotation=as_written(gives))
+
+
+def _over_tuple(function: Callable[..., Any]) -> Callable[[tuple[Any, ...]], Any]:
+    """Return a function of several arguments as one of a tuple of them."""
+    return lambda arguments: function(*arguments)
 
 
 class SeveralInThreads(ThreadBatch[tuple[Any, ...], B], Generic[B]):

@@ -11,13 +11,13 @@ import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import chain
 from math import inf
 from threading import get_ident
 from typing import Any, Generic, Self, TypeVar, cast, overload
 
-from carpool.batch_function.base import Bindable, Settings, invoker_of, live_functions
+from carpool.batch_function.base import Bindable, Settings, Shares, invoker_of, live_functions
 from carpool.call import merge as merging
 from carpool.call.invoke import Invoker
 from carpool.call.lock import ExecutionLock, execution_lock, is_async_lock
@@ -32,6 +32,7 @@ from carpool.foreign import as_model_error
 from carpool.logger import logger
 from carpool.observe.function_stats import FunctionSnapshot, FunctionStats, snapshot, together
 from carpool.observe.stats import explained
+from carpool.request import Request
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -118,7 +119,7 @@ class AsyncBatch(Bindable, Generic[A, B]):
         self._run_here = self._run_in_thread if self._in_thread else self._run
         self._run_batch = run_batch or self._run_here
         self._merging = bool(settings.merge)
-        self._weigh = None if settings.size is None else settings.weigh
+        self._shares = None if settings.each_counts_as_one else settings.shares
         lock = settings.execution_lock
         self._lock: Any = contextlib.nullcontext()
         self._thread_lock: ExecutionLock | None = None
@@ -180,8 +181,8 @@ class AsyncBatch(Bindable, Generic[A, B]):
         request = AwaitedRequest(x, deadline) if around is None else InnerRequest(x, deadline, around)
         request.patient = True
         request.future = asyncio.Future(loop=driver.loop)
-        if self._weigh is not None:
-            request.size = self._weigh(x)
+        if self._shares is not None:
+            _write_on([request], self._shares([x]))
         driver.submit(request)
         try:
             return await request.future  # type: ignore[no-any-return]
@@ -208,14 +209,10 @@ class AsyncBatch(Bindable, Generic[A, B]):
             raise self._reentry_error()
         deadline = inf if self._timeout_s is None else driver.clock() + self._timeout_s
         requests = [AwaitedRequest(x, deadline) if around is None else InnerRequest(x, deadline, around) for x in items]
-        sizes, lanes = self._settings.sizes_and_lanes(items, priority)
-        for i, request in enumerate(requests):
+        _write_on(requests, self._settings.shares(items, priority))
+        for request in requests:
             request.patient = True
             request.future = driver.loop.create_future()
-            if sizes is not None:
-                request.size = sizes[i]
-            if lanes is not None:
-                request.lane = lanes[i]
         driver.submit_all(requests)
         try:
             done = await asyncio.gather(*[request.future for request in requests], return_exceptions=True)
@@ -409,6 +406,17 @@ class AsyncBatch(Bindable, Generic[A, B]):
         except BaseException as error:
             return error
         return None
+
+
+def _write_on(requests: Sequence[Request], shares: Shares) -> None:
+    """Write on requests what their items count for."""
+    for i, request in enumerate(requests):
+        if shares.sizes is not None:
+            request.size = shares.sizes[i]
+        if shares.lengths is not None:
+            request.length = shares.lengths[i]
+        if shares.lanes is not None:
+            request.lane = shares.lanes[i]
 
 
 def _snapshot(driver: Driver) -> FunctionSnapshot:

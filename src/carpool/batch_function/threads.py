@@ -124,7 +124,7 @@ class ThreadBatch(Bindable, Generic[A, B]):
         self._invoker = invoker
         self._made_here = isinstance(function, type)  # the model was made and set up here, and is to be torn down
         self._closing = threading.RLock()
-        self._each_counts_as_one = settings.size is None and not settings.merge
+        self._each_counts_as_one = settings.each_counts_as_one
         self._timeout_s = settings.timeout_s
         self._driver = driver or self._new_driver()
         if driver is None:
@@ -205,8 +205,8 @@ class ThreadBatch(Bindable, Generic[A, B]):
         flag("lead", lead)
         driver = self._driver
         pieces = self._settings.pieces(x)
-        sizes, lanes = self._settings.sizes_and_lanes(pieces, priority)
-        waiter = driver.join(pieces, sizes, self._timeout_s, lanes)
+        sizes, lengths, lanes = self._settings.shares(pieces, priority)
+        waiter = driver.join(pieces, sizes, self._timeout_s, lanes, lengths)
         if lead:
             driver.run_at_once(waiter, self._run)
         return Ticket(self, waiter)
@@ -276,8 +276,8 @@ class ThreadBatch(Bindable, Generic[A, B]):
     def _run_through(self, items: Sequence[Any], priority: int) -> ThreadWaiter:
         """Put items into the line and wait until all have been answered."""
         driver = self._driver
-        sizes, lanes = self._settings.sizes_and_lanes(items, priority)
-        waiter = driver.join(items, sizes, self._timeout_s, lanes)
+        sizes, lengths, lanes = self._settings.shares(items, priority)
+        waiter = driver.join(items, sizes, self._timeout_s, lanes, lengths)
         driver.wait(waiter, self._run)
         return waiter
 

@@ -19,7 +19,9 @@ class Batch:
         ids: the ids of `requests`, in their order.
         n: how many requests it had at first.
         size: sum of the sizes of the requests that it had at first.
+        longest: the longest length of these; 0 where requests have no lengths.
         reason: why it went when it did (the policy's word).
+        is_switch: whether its worker has served another key before.
         ahead: whether it was handed over while its worker still had another.
         started: when its worker got to it, which is when it was handed over unless it went ahead.
         call_started: when user code was last entered for it.
@@ -37,6 +39,8 @@ class Batch:
         "heard",
         "id",
         "ids",
+        "is_switch",
+        "longest",
         "n",
         "ok",
         "place",
@@ -57,12 +61,15 @@ class Batch:
         reason: str,
         now: float,
         ahead: bool = False,
+        longest: int = 0,
     ) -> None:
         self.id = id
         self.stage = stage
         self.place = place
         self.requests = requests
         self.size = size
+        self.longest = longest
+        self.is_switch = False
         self.ids = [request.id for request in requests]
         self.reason = reason
         self.ahead = ahead

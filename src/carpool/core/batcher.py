@@ -19,12 +19,15 @@ from math import inf
 from carpool.core.ahead import lead_allowed_s, next_to_end
 from carpool.core.batch import Attention, Batch, Expiry
 from carpool.core.batch_times import BatchTimes
+from carpool.core.keyed_workers import KeyedWorkers
 from carpool.core.patience import Patience
 from carpool.core.places import Places
 from carpool.core.quarantine import suspect
-from carpool.core.queue import Queue
+from carpool.core.queue import Queue, Suspect
+from carpool.core.queue_view import WithoutKeys
 from carpool.core.safe_size import SafeSize, least_that_ran_out
-from carpool.policy.base import Decision, Policy, knows_lone_requests
+from carpool.policy.base import Decision, Policy, QueueView, knows_lone_requests
+from carpool.policy.length_cost import padded
 from carpool.request import DONE, QUEUED, RUNNING, Request
 
 
@@ -44,8 +47,9 @@ class Batcher:
         runs_ahead: whether a worker may be handed its next batch before it is free. It has no
             effect where requests must not be run once more, since what lies with a worker that is
             given up may still be run by it.
-        weigh: how much of a batch the result of the stage before takes up, if not 1; may raise a
-            `CarpoolError`.
+        weigh: writes on a request what the result of the stage before counts for in this one: its
+            size, if that is not 1, its length and its key. It may raise a `CarpoolError`.
+        keyed: which workers serve which keys; None where requests have none.
 
     Attributes:
         next_max_size: most results that the next stage can ever take at once; the pipeline sets it.
@@ -77,7 +81,8 @@ class Batcher:
         patience_s: float = inf,
         idempotent: bool = True,
         runs_ahead: bool = False,
-        weigh: Callable[[object], int] | None = None,
+        weigh: Callable[[Request, object], None] | None = None,
+        keyed: KeyedWorkers | None = None,
     ) -> None:
         self.name = name
         self.policy = policy
@@ -87,6 +92,7 @@ class Batcher:
         self.idempotent = idempotent
         self.runs_ahead = runs_ahead and idempotent
         self.weigh = weigh or _counts_for_one
+        self.keyed = keyed
         self.next_max_size = inf
         self.closing = self.retired = False
         self.entered = 0
@@ -221,6 +227,11 @@ class Batcher:
         if not self._batch_ids:
             self.policy.trained(n, size, busy_s)
 
+    def trained_at(self, n: int, longest: int, busy_s: float) -> None:
+        """Tell the policy of a warm-up with examples of one length, as `trained` does."""
+        if not self._batch_ids:
+            self.policy.trained_at(n, longest, busy_s)
+
     def worker_ready(self, place: int) -> None:
         """Note that a worker can take batches from now on."""
         if place in self._idle or place in self.in_flight or place in self.leaving:
@@ -233,6 +244,8 @@ class Batcher:
         A batch ahead is left for `withdraw_ahead`.
         """
         self._places.gone(place)
+        if self.keyed is not None:
+            self.keyed.lost(place)
         batch = self.in_flight.pop(place, None)
         if batch is not None:
             self._running -= len(batch)
@@ -376,8 +389,12 @@ class Batcher:
                 self.safe_size.fitted(batch.size)  # it was sent to find out whether more fits
             policy = self.policy
             policy.hop_s += 0.1 * (max(0.0, took_s - busy_s) - policy.hop_s)
+            if batch.longest:
+                policy.served(now, batch.n, batch.longest, batch.requests, busy_s, ok, batch.is_switch)
             policy.completed(now, batch.n, batch.size, busy_s, ok)
         del self.in_flight[batch.place]
+        if self.keyed is not None:
+            self.keyed.ended(batch.place)
         self._running -= len(batch.requests)
         following = self.ahead.pop(batch.place, None) if self.ahead else None
         if following is not None:
@@ -460,7 +477,9 @@ class Batcher:
                 dropped += [(request, decision.drop_reason) for request in decision.drop]
             n = decision.take
             if n and queue.count:
-                if n > self.safe_size.limit or queue.weighted or n > room:
+                if decision.chosen:
+                    return self._start_chosen(now, decision, room)
+                if n > self.safe_size.limit or queue.weighted or n > room or queue.lengths_vary:
                     n = self._most_to_send(n, room)
                 return self._start(now, n, decision.reason)
             self.wake_at = decision.wake_at
@@ -483,16 +502,25 @@ class Batcher:
         free = len(self._idle)
         if free and room < queue.count and room < self.next_max_size and room < self._most_requests():
             free = 0  # no credit: the next stage could not take what this one would produce
-        decision = self.policy.decide(now, queue, free, len(self.in_flight))
+        view = queue if self.keyed is None else self._view_by_keys(self.keyed)
+        decision = self.policy.decide(now, view, free, len(self.in_flight))
         n = decision.take
         if type(n) is not int:
             n = operator.index(n)
             decision = decision._replace(take=n)
         if n and not (free and 0 < n <= self.policy.limit):
             raise self._impossible(n, f"with {free} free workers")
-        if not n and free and self.closing:
-            return decision._replace(take=int(self.policy.limit), reason="closing")
+        if not n and free and self.closing and len(view):
+            decision = decision._replace(take=int(self.policy.limit), reason="closing")
+        if view is not queue and decision.take and not decision.chosen:
+            decision = decision._replace(chosen=view.peek(self._fitting(decision.take, view)))
         return decision
+
+    def _view_by_keys(self, keyed: KeyedWorkers) -> Queue | WithoutKeys:
+        """Return what the policy is to see: no keys that run on as many workers as they may."""
+        self.policy.warm_keys = keyed.warm(self._idle)
+        held = keyed.held
+        return WithoutKeys(self.queue, held) if held else self.queue
 
     def _most_to_send(self, units: int, room: float) -> int:
         """Return how many requests go where the policy takes `units`.
@@ -502,7 +530,7 @@ class Batcher:
         queue = self.queue
         if units > self.safe_size.limit and queue.size > self.safe_size.limit:
             units = self._safe(units)
-        n = self._fitting(units) if queue.weighted else units
+        n = self._fitting(units) if queue.weighted or queue.lengths_vary else units
         return n if n <= room else int(room)
 
     def _safe(self, units: int) -> int:
@@ -512,15 +540,22 @@ class Batcher:
             return int(limit)  # what comes of the last one that is larger is not known yet
         return self.safe_size.allowed(units)
 
-    def _fitting(self, units: int) -> int:
+    def _fitting(self, units: int, view: QueueView | None = None) -> int:
         """Return how many requests from the head fit into `units`; the first one always does."""
-        n = size = 0
-        for request in self.queue.peek(units):
+        n = size = longest = 0
+        most_padded = self.policy.max_padded_size
+        for request in (self.queue if view is None else view).peek(units):
             size += request.size
-            if n and size > units:
+            longest = max(longest, request.length)
+            if n and (size > units or (n + 1) * self._padded(longest) > most_padded):
                 break
             n += 1
         return n
+
+    def _padded(self, length: int) -> int:
+        """Return the length to which the model pads a batch with this longest length."""
+        allowed = self.policy.allowed_lengths
+        return length if allowed is None else padded(length, allowed)
 
     def _drop(self, now: float, requests: Sequence[Request]) -> None:
         """Remove the queued requests that the policy drops."""
@@ -531,22 +566,59 @@ class Batcher:
         for request in requests:
             self.queue.remove(request)
 
-    def _start(self, now: float, n: int, reason: str) -> Batch:
-        """Make a batch of the next `n` requests for an idle worker."""
-        place = self._idle.pop()
-        batch = self._make(now, n, reason, place)
+    def _start_chosen(self, now: float, decision: Decision, room: float) -> Batch:
+        """Make a batch of the requests that the policy has chosen, as far as there is room."""
+        self._check_chosen(decision)
+        units = decision.take
+        most = min(room, self._safe(units) if units > self.safe_size.limit else inf)
+        return self._start(now, 0, decision.reason, decision.chosen[: max(1, int(min(most, len(decision.chosen))))])
+
+    def _check_chosen(self, decision: Decision) -> None:
+        """Raise RuntimeError if the requests that the policy has chosen cannot be a batch."""
+        chosen, policy = decision.chosen, self.policy
+        if len(set(chosen)) < len(chosen) or any(r.state != QUEUED or r.stage != self.stage for r in chosen):
+            raise RuntimeError(f"policy {type(policy).__name__} of stage {self.name} chooses what is not queued")
+        first = chosen[0].lane
+        if any(r.lane.key != first.key or r.lane.bucket != first.bucket for r in chosen):
+            raise RuntimeError(f"policy {type(policy).__name__} of stage {self.name} chooses requests of several keys")
+        size, longest = sum([r.size for r in chosen]), max([r.length for r in chosen])
+        if len(chosen) > 1 and (size > policy.limit or len(chosen) * self._padded(longest) > policy.max_padded_size):
+            raise self._impossible(size, f"whose longest is {longest}")
+
+    def _start(self, now: float, n: int, reason: str, chosen: Sequence[Request] = ()) -> Batch:
+        """Make a batch of the next `n` requests, or of the chosen ones, for an idle worker."""
+        if self.keyed is None:
+            place = self._idle.pop()
+            batch = self._make(now, n, reason, place, chosen=chosen)
+        else:
+            batch = self._make(now, n, reason, -1, chosen=chosen)
+            batch.place = place = self._place_for(self.keyed, batch)
         look_at = now + self.patience.least_s
         if look_at < self.attention_at:
             self.attention_at = look_at
         self.in_flight[place] = batch
         return batch
 
-    def _make(self, now: float, n: int, reason: str, place: int, ahead: bool = False) -> Batch:
-        size = self.queue.size
-        requests = self.queue.take(n, now)
+    def _place_for(self, keyed: KeyedWorkers, batch: Batch) -> int:
+        """Return the place of the idle worker that is best for the key of a batch."""
+        key = batch.requests[0].lane.key
+        if isinstance(key, Suspect):
+            key = key.former_key
+        place = keyed.choose(self._idle, key)
+        self._idle.remove(place)
+        batch.is_switch = keyed.started(place, key)
+        return place
+
+    def _make(
+        self, now: float, n: int, reason: str, place: int, ahead: bool = False, chosen: Sequence[Request] = ()
+    ) -> Batch:
+        queue = self.queue
+        size = queue.size
+        requests = queue.pick(chosen, now) if chosen else queue.take(n, now)
+        longest = max([request.length for request in requests]) if queue.by_length else 0
         self._batch_ids += 1
         self._running += len(requests)
-        return Batch(self._batch_ids, self.stage, place, requests, size - self.queue.size, reason, now, ahead)
+        return Batch(self._batch_ids, self.stage, place, requests, size - queue.size, reason, now, ahead, longest)
 
     def _next_ahead(self, now: float, room: float) -> Batch | None:
         """Return a batch for a busy worker, if it may go already: see `core/ahead.py`."""
@@ -570,7 +642,7 @@ class Batcher:
         if now < opens_at:
             self.wake_at = opens_at if self.wake_at is None else min(self.wake_at, opens_at)
             return None
-        if queue.weighted:
+        if queue.weighted or queue.lengths_vary:
             n = self._fitting(n)
         self.ahead[before.place] = made = self._make(now, n, decision.reason, before.place, ahead=True)
         return made
@@ -677,5 +749,5 @@ class Batcher:
         return limit * queue.count / queue.size + 1 if queue.weighted else limit
 
 
-def _counts_for_one(result: object) -> int:
-    return 1
+def _counts_for_one(request: Request, result: object) -> None:
+    request.size = 1

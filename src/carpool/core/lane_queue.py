@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from math import inf
 from operator import attrgetter
 
+from carpool.core.levels import Levels
 from carpool.request import QUEUED, Request
 
 _due = attrgetter("due")
@@ -33,6 +34,7 @@ class LaneQueue:
             that waits is also the oldest.
         head_expires_first: whether deadlines rise along the lane as dues do so far, so that the
             first one that waits is also the first to expire.
+        levels: the requests that wait by their lengths; None where lengths do not matter.
         latest_deadline: the latest of the deadlines that `watch_deadline` was told; of requests
             whose due and deadline are the same it is told only where they expire before that.
     """
@@ -45,11 +47,13 @@ class LaneQueue:
         "head_expires_first",
         "head_is_oldest",
         "latest_deadline",
+        "levels",
         "live",
     )
 
-    def __init__(self, ages_from: float) -> None:
+    def __init__(self, ages_from: float, levels: Levels | None = None) -> None:
         self.ages_from = ages_from
+        self.levels = levels
         self.entries: list[Request] = []
         self.head = 0
         self.live = 0
@@ -177,6 +181,18 @@ class LaneQueue:
             i -= 1
         del self.entries[i]
         self.live -= 1
+
+    def cut_out_taken(self, n: int) -> None:
+        """Remove the entries of `n` requests, wherever they stand, that were taken just now.
+
+        No entry may stay behind, as it would count as waiting again once its request waits in
+        another stage.
+        """
+        self.entries = [request for request in self.entries[self.head :] if request.state == QUEUED]
+        self.head = self.dead = 0
+        self.live -= n
+        if not self.live:
+            self.reset()
 
     def _compact(self) -> None:
         """Cut off what has left once it outnumbers what waits."""

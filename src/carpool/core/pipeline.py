@@ -383,7 +383,9 @@ class Pipeline:
     def _weigh(self, now: float, request: Request, stage: int, result: object) -> bool:
         """Weigh a request for its next stage; report whether that went well, else it fails."""
         try:
-            request.size = self.batchers[stage].weigh(result)
+            if request.losses:
+                acquit(request)  # which gives it back its key, before it gets that of the next stage
+            self.batchers[stage].weigh(request, result)
         except CarpoolError as error:
             self._endings.fail(now, request, error)
             return False
@@ -408,8 +410,6 @@ class Pipeline:
             request.stage = stage + 1
             request.arrived = now
             request.format = 0
-            if request.losses:
-                acquit(request)
             if self._journal is not None:
                 self._journal.record(now, "passed", request.id, self.batchers[stage].name)
         self.batchers[stage + 1].enter(now, requests)
@@ -423,6 +423,10 @@ class Pipeline:
     def trained(self, stage: int, n: int, size: int, busy_s: float) -> None:
         """Note that a warm-up has run `n` examples, with sizes summing to `size`, in `busy_s`."""
         self.batchers[stage].trained(n, size, busy_s)
+
+    def trained_at(self, stage: int, n: int, longest: int, busy_s: float) -> None:
+        """Note that a warm-up has run `n` times an example of length `longest` in `busy_s`."""
+        self.batchers[stage].trained_at(n, longest, busy_s)
 
     def trained_steps(self, rows: int, step_s: float, length: int, start_s: float) -> None:
         """Note that a warm-up has made a step of `rows`, and has started `length` units of work.

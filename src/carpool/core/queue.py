@@ -23,12 +23,18 @@ from operator import attrgetter
 from typing import cast
 
 from carpool.core.lane_queue import LaneQueue
+from carpool.core.levels import Levels, LevelsOf
 from carpool.request import DONE, QUEUED, RUNNING, Lane, Request
 
 AGEING_S = 1.0
 """Seconds in which a lane that is passed over rises by one level. Well below the usual time-outs of
 many seconds, so that a low priority is late and not lost; well above the usual batch, so that one
 batch does not blur two priorities."""
+
+MOST_KEYS = 8
+"""Keys whose batches are compared with one another: those that have waited longest for a batch."""
+
+_MANY_LANES = 16  # with more of them, those that were taken from are put in their places one by one
 
 _priority = attrgetter("priority")
 
@@ -56,6 +62,7 @@ class Queue:
         max_size: most requests that may wait.
         max_bytes: most bytes that they may hold.
         ageing_s: how long a lane is passed over before it rises by one level of priority.
+        levels: how requests are sorted by length; None where neither lengths nor keys matter.
 
     Attributes:
         count: how many requests wait, the same as `len`.
@@ -63,9 +70,17 @@ class Queue:
         suspect_lanes: how many lanes there are whose key is `Suspect`; mostly none, which is
             quicker to see than `next_is_suspect`.
         varied: whether there has ever been more than one priority, key or bucket.
+        by_length: whether requests have lengths, by which batches may be composed.
+        lengths_vary: whether there have ever been two requests of different lengths.
     """
 
-    def __init__(self, max_size: float = inf, max_bytes: float = inf, ageing_s: float = AGEING_S) -> None:
+    def __init__(
+        self,
+        max_size: float = inf,
+        max_bytes: float = inf,
+        ageing_s: float = AGEING_S,
+        levels: LevelsOf | None = None,
+    ) -> None:
         self.max_size = max_size
         self.max_bytes = max_bytes
         self.ageing_s = ageing_s
@@ -74,6 +89,10 @@ class Queue:
         self.count = 0
         self.suspect_lanes = 0
         self.varied = False
+        self.by_length = levels is not None
+        self.lengths_vary = False
+        self._levels_of = levels
+        self._length = 0  # of the first request that ever came
         self._usual: Lane | None = None
         self._lanes: dict[Lane, LaneQueue] = {}
         self._order: list[Lane] = []  # by rank
@@ -167,12 +186,16 @@ class Queue:
         self.count += len(requests)
         self.nbytes += nbytes
         self._size += size
+        if self.by_length:
+            self._sort_in(requests)
 
     def put_back(self, requests: Sequence[Request]) -> None:
         """Let requests that were taken together wait again, placed by their dues and arrivals."""
         for request in reversed(requests):  # each goes ahead of its equals, so the last comes first
             lane_queue = self._lanes.get(request.lane) or self._open(request.lane, request.arrived)
             lane_queue.put_back(request)
+            if lane_queue.levels is not None:
+                lane_queue.levels.put_back(request)
             request.state = QUEUED
             self.count += 1
             self.nbytes += request.nbytes
@@ -211,29 +234,89 @@ class Queue:
         The lanes that they came from age from `now` on.
         """
         taken: list[Request] = []
+        served: list[Lane] = []
         if self.suspect_lanes and self.next_is_suspect:
             n = 1
             self._age_former_lane(now)
         for lane in self._next_lanes():
             lane_queue = self._lanes[lane]
-            taken += lane_queue.take(n - len(taken))
+            of_lane = lane_queue.take(n - len(taken))
+            taken += of_lane
+            if lane_queue.levels is not None:
+                lane_queue.levels.discard(of_lane)
             if now > lane_queue.ages_from:
                 lane_queue.ages_from = now
+            served.append(lane)
             if not lane_queue.live:
                 self._close(lane)
             if len(taken) >= n:
                 break
-        if len(self._order) > 1:
-            self._order.sort(key=self._rank)
-        nbytes = size = 0
+        self._put_in_order(served)
         for request in taken:
             request.state = RUNNING
-            nbytes += request.nbytes
-            size += request.size
-        self.count -= len(taken)
-        self.nbytes -= nbytes
-        self._size -= size
+        self._count_off(taken)
         return taken
+
+    def pick(self, requests: Sequence[Request], now: float) -> list[Request]:
+        """Remove and return these requests, wherever they wait; they are now running.
+
+        They must share a key and a bucket. Their lanes age from `now` on, as with `take`.
+        """
+        by_lane: dict[Lane, list[Request]] = {}
+        for request in requests:
+            request.state = RUNNING
+            by_lane.setdefault(request.lane, []).append(request)
+        for lane, of_lane in by_lane.items():
+            lane_queue = self._lanes[lane]
+            lane_queue.cut_out_taken(len(of_lane))
+            if lane_queue.levels is not None:
+                lane_queue.levels.discard(of_lane)
+            if now > lane_queue.ages_from:
+                lane_queue.ages_from = now
+            if not lane_queue.live:
+                self._close(lane)
+        self._put_in_order(list(by_lane))
+        self._count_off(requests)
+        return list(requests)
+
+    @property
+    def levels(self) -> list[Levels]:
+        """The levels of the lanes from which the next batch may come; empty without lengths.
+
+        They are those of the lane at the head, and of the other lanes of its priority, of which
+        only some are looked at if there are many: requests of one of them may share a batch with
+        each other and with none of another one.
+        """
+        return self.levels_of(self._order)
+
+    def levels_of(self, order: Sequence[Lane]) -> list[Levels]:
+        """Return the same of some lanes, in the order in which they are to be taken from."""
+        if not self.by_length or not order or type(order[0].key) is Suspect:
+            return []
+        found: list[Levels] = []
+        priority = order[0].priority
+        for lane in order:
+            if lane.priority == priority and type(lane.key) is not Suspect:
+                lane_queue = self._lanes[lane]
+                if lane_queue.levels is not None and lane_queue.live:
+                    found.append(lane_queue.levels)
+                    if len(found) == MOST_KEYS:
+                        break
+        return found
+
+    @property
+    def order(self) -> Sequence[Lane]:
+        """The lanes, in the order in which they are to be taken from."""
+        return self._order
+
+    def lane(self, lane: Lane) -> LaneQueue:
+        """Return what waits in a lane."""
+        return self._lanes[lane]
+
+    def alike(self, order: Sequence[Lane]) -> list[Lane]:
+        """Return the first of some lanes, and those of them with which it may share a batch."""
+        first = order[0] if order else None
+        return [] if first is None else [lane for lane in order if lane[1:] == first[1:]]
 
     def remove(self, request: Request) -> None:
         """Remove a request that leaves early; it is now done."""
@@ -241,6 +324,8 @@ class Queue:
             raise ValueError(f"{request!r} is not queued")
         lane_queue = self._lanes[request.lane]
         self._discount(request)
+        if lane_queue.levels is not None:
+            lane_queue.levels.discard([request])
         lane_queue.mark_dead()
         if not lane_queue.live:
             self._close(request.lane)
@@ -250,7 +335,10 @@ class Queue:
 
         Unlike after `remove` no entry stays behind, so the request may wait in another queue.
         """
-        self._lanes[request.lane].cut_out(request)
+        lane_queue = self._lanes[request.lane]
+        lane_queue.cut_out(request)
+        if lane_queue.levels is not None:
+            lane_queue.levels.discard([request])
         self._discount(request)
 
     def expired(self, now: float) -> list[Request]:
@@ -302,6 +390,26 @@ class Queue:
         first = order[0]
         return [lane for lane in order if lane.key == first.key and lane.bucket == first.bucket]
 
+    def _sort_in(self, requests: Sequence[Request]) -> None:
+        """Put new requests into the levels of their lanes."""
+        for request in requests:
+            levels = self._lanes[request.lane].levels
+            assert levels is not None
+            levels.add(request)
+            if request.length != self._length:
+                self.lengths_vary = self.lengths_vary or self._length > 0
+                self._length = request.length
+
+    def _count_off(self, taken: Sequence[Request]) -> None:
+        """Take requests that are now running off the sums."""
+        nbytes = size = 0
+        for request in taken:
+            nbytes += request.nbytes
+            size += request.size
+        self.count -= len(taken)
+        self.nbytes -= nbytes
+        self._size -= size
+
     def _discount(self, request: Request) -> None:
         """Take a request that is now done off the sums."""
         request.state = DONE
@@ -328,11 +436,25 @@ class Queue:
         """
         return self._lanes[lane].ages_from - lane.priority * self.ageing_s
 
+    def _put_in_order(self, served: Sequence[Lane]) -> None:
+        """Put lanes that have just been taken from in their new places; the others keep theirs."""
+        order = self._order
+        if len(order) <= _MANY_LANES or self.suspect_lanes:
+            if len(order) > 1:
+                order.sort(key=self._rank)
+            return
+        for lane in reversed(served):  # what was ahead stays ahead of its equals, as if all were sorted
+            if lane in self._lanes:
+                order.remove(lane)
+                insort_left(order, lane, key=self._rank)
+
     def _open(self, lane: Lane, arrived: float) -> LaneQueue:
         """Make room for the requests of a new lane, of which the first arrived at `arrived`."""
         if len(self._order) == 1 and not self._lanes[self._order[0]].live:
             self._forget(self._order[0])  # kept by `_close`; empty, it must not stand at the head
-        opened = self._lanes[lane] = LaneQueue(arrived)
+        how = self._levels_of
+        levels = None if how is None else Levels(how.level_of, lane.key, how.lengths)
+        opened = self._lanes[lane] = LaneQueue(arrived, levels)
         if type(lane.key) is Suspect:
             self.suspect_lanes += 1
             insort_left(self._order, lane, key=self._rank)

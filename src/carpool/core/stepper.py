@@ -123,8 +123,8 @@ class Stepper(Batcher):
         max_batch_time_s: as for every batcher; a call is one of `start` or `step`.
         patience_s: as for every batcher.
         idempotent: whether a stream may be started once more.
-        weigh: returns how many units a stream may come to hold that gets this result of the stage
-            before; may raise a `CarpoolError`. By default it is 1.
+        weigh: writes on a request how many units a stream may come to hold that gets this result of
+            the stage before; may raise a `CarpoolError`. By default it is 1.
         measure: returns the bytes that a part holds while it is kept.
 
     Attributes:
@@ -156,7 +156,7 @@ class Stepper(Batcher):
         max_batch_time_s: float = inf,
         patience_s: float = inf,
         idempotent: bool = True,
-        weigh: Callable[[object], int] | None = None,
+        weigh: Callable[[Request, object], None] | None = None,
         measure: Callable[[object], int] | None = None,
     ) -> None:
         super().__init__(

@@ -281,6 +281,14 @@ class Driver:
         except BaseException as error:
             self._fail(error)
 
+    def trained_at(self, stage: int, n: int, longest: int, busy_s: float) -> None:
+        """Learn from a warm-up call of `n` examples of length `longest`."""
+        self.recall()
+        try:
+            self.pipeline.trained_at(stage, n, longest, busy_s)
+        except BaseException as error:
+            self._fail(error)
+
     def trained_steps(self, rows: int, step_s: float, length: int, start_s: float) -> None:
         """Learn from a warm-up that has started `length` units of work and stepped `rows`."""
         try:

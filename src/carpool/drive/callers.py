@@ -22,8 +22,8 @@ NO_ANSWER = (
 )
 """The error of a thread that has waited even longer."""
 
-Weigh = Callable[[Any], int]
-"""How much of a batch an item takes up."""
+Weigh = Callable[[Request, Any], None]
+"""Writes on a request what its item counts for: its size, its length and its key."""
 
 
 def request_for(x: Any, deadline: float, weigh: Weigh | None = None) -> Request:
@@ -42,7 +42,7 @@ def request_for(x: Any, deadline: float, weigh: Weigh | None = None) -> Request:
         raise as_model_error(error, "an item that is pickled") from error
     request = Request(item, deadline, None, len(item) if type(item) is bytes else size_of(item))
     if weigh is not None:
-        request.size = weigh(x)
+        weigh(request, x)
     request.patient = True
     return request
 

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from carpool.drive.guard import Guard
 from carpool.model import Adapter, AnyModel
 from carpool.worker import affinity
 from carpool.worker.place import INDEX_VARIABLE
 from carpool.worker.setup import Setup
+
+
+class WarmUpShape(NamedTuple):
+    """A call of the warm-up with one example, over and over.
+
+    Attributes:
+        example: its position.
+        n: how often it is in the call.
+        length: how long it is.
+    """
+
+    example: int
+    n: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +45,7 @@ class Launch:
         hire: makes a worker for a place where worker processes run somewhere else; None for this
             machine. It is called like `WorkerProcess`.
         is_idempotent: whether a request may run once more after its worker was lost.
+        warm_up_shapes: what each of the setup's shapes is.
     """
 
     run_in: str
@@ -44,6 +59,7 @@ class Launch:
     guard: Guard | None
     is_idempotent: bool
     hire: Callable[..., Any] | None = None
+    warm_up_shapes: Sequence[WarmUpShape] = ()
 
     def cores_of(self, index: int) -> affinity.Cores | None:
         """Return the cores of a worker; beyond the workers declared they are shared in turn."""

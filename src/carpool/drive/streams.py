@@ -62,7 +62,7 @@ class AsyncStream:
         driver: takes the requests.
         limit_s: seconds that each item has to be answered.
         window: how many requests may be inside at a time.
-        weigh: how much of a batch an item takes up, if not 1.
+        weigh: writes on a request what its item counts for, if not 1.
     """
 
     def __init__(self, driver: Driver, limit_s: float, window: Window, weigh: Weigh | None = None) -> None:
@@ -234,7 +234,7 @@ class ThreadStream:
         driver: takes the requests.
         limit_s: seconds that each item has to be answered.
         window: how many requests may be inside at a time.
-        weigh: how much of a batch an item takes up, if not 1.
+        weigh: writes on a request what its item counts for, if not 1.
     """
 
     def __init__(

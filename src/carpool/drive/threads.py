@@ -116,6 +116,7 @@ class LineDriver:
         sizes: Sequence[int] | None,
         timeout_s: float | None,
         lanes: Sequence[Lane] | None = None,
+        lengths: Sequence[int] | None = None,
     ) -> ThreadWaiter:
         """Join the line with some items, and return what their caller waits for.
 
@@ -124,6 +125,7 @@ class LineDriver:
             sizes: how much of a batch each takes up; None if all count for one.
             timeout_s: how long they may wait.
             lanes: where each waits, if not all may share a batch.
+            lengths: how long each is; None where that does not matter.
 
         Raises:
             RuntimeError: this thread is inside the function, or holds the execution lock: it would
@@ -141,6 +143,9 @@ class LineDriver:
         if lanes is not None:
             for request, lane in zip(requests, lanes, strict=True):
                 request.lane = lane
+        if lengths is not None:
+            for request, length in zip(requests, lengths, strict=True):
+                request.length = length
         waiter = ThreadWaiter(requests, deadline)
         wake_queue = self._wake_queue
         try:

@@ -531,11 +531,17 @@ class WorkerPool:
 
     def _learn(self, frame: Frame) -> None:
         """Pass the timings of the warm-up on to the stage's policy."""
-        for payload in frame.payloads[1:]:
+        for payload in frame.payloads[1:2]:
             for n, busy_s in decoded(payload, list[tuple[int, float]]):
                 if n not in self._launch.warm_up or not 0.0 <= busy_s < inf:
                     raise FrameError(f"a warm-up of {n} items in {busy_s} s")
                 self._driver.trained(self.stage, n, self._launch.warm_up.get(n, n), busy_s)
+        shapes = self._launch.warm_up_shapes
+        for payload in frame.payloads[2:]:
+            for i, busy_s in decoded(payload, list[tuple[int, float]]):
+                if not 0 <= i < len(shapes) or not 0.0 <= busy_s < inf:
+                    raise FrameError(f"a warm-up of shape {i} in {busy_s} s")
+                self._driver.trained_at(self.stage, shapes[i].n, shapes[i].length, busy_s)
 
     def _heard_too_late(self, place: int, frame: Frame) -> None:
         """Count late results of a worker that was given up: others have its requests by now."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -79,6 +79,7 @@ class App:
         max_body_bytes: size of the largest request body.
         endpoints: the services as the app serves them, in order.
         wants_heads: whether a model of the app asks for whole requests.
+        key_headers: the headers by which requests of a model may not share a batch; see `key=`.
         refusing: why requests are refused now; None while the services run.
         admin: changes the services while they run.
 
@@ -108,6 +109,8 @@ class App:
             Endpoint(service, output, joins[i], elsewhere, is_first=i == 0) for i, service in enumerate(services)
         ]
         self.wants_heads = any(endpoint.formats.wants_heads for endpoint in self.endpoints)
+        keys = [endpoint.key_header for endpoint in self.endpoints]
+        self.key_headers = frozenset([key for key in keys if key is not None])
         self.refusing: CarpoolError | None = Unavailable("the service is starting", code="starting")
         self._draining = False
         self._wait = when_full_waits(when_full)
@@ -311,7 +314,6 @@ class App:
             raise InvalidRequest(text, status=415, code="unsupported_media_type")
         format, accept = address.choose(headers.get(b"content-type"), headers.get(b"accept"))
         timeout, limit = headers.get(b"x-request-timeout-ms"), endpoint.service.timeout_s
-        priority = headers.get(b"x-request-priority")
         wants_head = formats.wants_heads and format == CUSTOM
         framing = formats.framing(headers.get(b"accept"))
         return Ask(
@@ -320,7 +322,7 @@ class App:
             format=format,
             accept=accept if framing is None else framing.format,
             timeout_s=limit if timeout is None else min(limit, _seconds(timeout)),
-            lane=DEFAULT_LANE if priority is None else _lane(priority),
+            lane=_lane_of(endpoint, headers),
             content_type=formats.types[accept],
             packed=pack_head(head.path, head.query, head.fields) if wants_head else b"",
             framing=framing,
@@ -368,7 +370,7 @@ class App:
         exchange.lane = ask.lane
         if weigher is not None:
             try:
-                exchange.size = weigher.of_encoded(exchange.body, exchange.format)
+                weigher.weigh_encoded(exchange, exchange.body, exchange.format)
             except CarpoolError as error:
                 exchange.respond(self.refuse(exchange.head, error))
                 return
@@ -402,7 +404,7 @@ class App:
         if weigher is not None:
             for item, body in zip(whole.items, bodies, strict=True):
                 try:
-                    item.size = weigher.of_encoded(body, format)
+                    weigher.weigh_encoded(item, body, format)
                 except CarpoolError as error:
                     item.error = error
                     driver.refused(error)
@@ -530,6 +532,15 @@ def _seconds(text: bytes) -> float:
     if not milliseconds > 0:
         raise InvalidRequest("X-Request-Timeout-Ms must be a positive number of milliseconds")
     return milliseconds / 1000
+
+
+def _lane_of(endpoint: Endpoint, headers: Mapping[bytes, bytes]) -> Lane:
+    """Return where a request with these headers waits: its priority, and its key if that is one."""
+    text, key = headers.get(b"x-request-priority"), endpoint.key_header
+    lane = DEFAULT_LANE if text is None else _lane(text)
+    if key is not None and key in headers:
+        lane = lane._replace(key=headers[key].decode("latin-1"))
+    return lane
 
 
 def _lane(text: bytes) -> Lane:

@@ -30,6 +30,7 @@ class ServedApp(Protocol):
 
     max_body_bytes: int
     wants_heads: bool
+    key_headers: frozenset[bytes]
     refusing: CarpoolError | None
 
     @property
@@ -171,7 +172,8 @@ async def _lifespan(app: ServedApp, receive: Receive, send: Send) -> None:
 
 
 async def _request(app: ServedApp, scope: Scope, receive: Receive, send: Send) -> None:
-    headers = {name: value for name, value in scope["headers"] if name in WANTED_HEADERS}
+    wanted = WANTED_HEADERS | app.key_headers if app.key_headers else WANTED_HEADERS
+    headers = {name: value for name, value in scope["headers"] if name in wanted}
     head = Head(scope["method"].encode(), _path(scope), headers)
     if app.wants_heads:
         head.query = scope.get("query_string") or b""

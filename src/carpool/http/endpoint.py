@@ -11,6 +11,7 @@ from carpool.http.addresses import addresses_of
 from carpool.http.codec import Formats
 from carpool.http.trial import try_first_example
 from carpool.logger import logger
+from carpool.service.stage import header_of
 from carpool.service.weigh import weigher_of
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class Endpoint:
         addresses: where it can be asked.
         formats: which formats its model reads and writes.
         weigher: weighs its items; None if each counts for one.
+        key_header: the header whose value requests must have in common to share a batch; None for
+            none.
         handle: the running service; None until it is started.
         driver: takes the service's requests; None until it is started.
         checked_at: when an example last ran through the service.
@@ -54,6 +57,7 @@ class Endpoint:
         self.addresses = list(addresses_of(service, is_first=is_first))
         self.formats = Formats(service.stages[0].traits, service.stages[-1].traits)
         self.weigher = weigher_of(service.stages[0])
+        self.key_header = header_of(service.stages[0].key)
         self.handle: AsyncHandle | None = None
         self.driver: Driver | None = None
         self.checked_at = 0.0

@@ -38,7 +38,8 @@ WANTED_HEADERS = frozenset(
         b"x-request-timeout-ms",
     }
 )
-"""The headers that the app looks at; others are passed on only if the app `wants_heads`."""
+"""The headers that the app looks at, besides its `key_headers`; others are passed on only if it
+`wants_heads`."""
 
 
 class HttpResponse(NamedTuple):

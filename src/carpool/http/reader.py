@@ -203,7 +203,7 @@ class RequestReader:
             if name in _FORBIDDEN_TRAILERS:
                 raise Refusal(400, "bad_http")
             return
-        if name in _KEPT_HEADERS:
+        if name in _KEPT_HEADERS or name in self._app.key_headers:
             if name in _FRAMING_HEADERS and name in self._headers:
                 raise Refusal(400, "bad_http")
             self._headers[name] = value.strip(b" \t")

@@ -119,6 +119,12 @@ def _batches(stages: _Stages) -> Iterator[Metric]:
     padding = CounterMetricFamily(
         "carpool_padding", "Items added to batches to reach an allowed batch size.", labels=_STAGE
     )
+    positions = CounterMetricFamily(
+        "carpool_positions", "Positions (tokens, frames, ...) computed for items, padding included.", labels=_STAGE
+    )
+    length_padding = CounterMetricFamily(
+        "carpool_length_padding", "Positions added to items to reach the longest of their batch.", labels=_STAGE
+    )
     running = GaugeMetricFamily("carpool_in_flight_batches", "Batches that workers are running.", labels=_STAGE)
     for model, stage in stages:
         labels = (model, stage.name)
@@ -128,8 +134,10 @@ def _batches(stages: _Stages) -> Iterator[Metric]:
             reasons.add_metric((*labels, reason), count)
         compute.add_metric(labels, _buckets(stage.compute_time), stage.compute_time.sum_s)
         padding.add_metric(labels, stage.padding)
+        positions.add_metric(labels, stage.positions)
+        length_padding.add_metric(labels, stage.length_padding)
         running.add_metric(labels, len(stage.batcher.in_flight))
-    yield from (sizes, reasons, compute, padding, running)
+    yield from (sizes, reasons, compute, padding, positions, length_padding, running)
 
 
 def _failures(stages: _Stages) -> Iterator[Metric]:

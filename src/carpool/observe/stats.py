@@ -34,6 +34,7 @@ from carpool.observe.refusals import Refusals
 from carpool.observe.shown import Row, as_html, as_text, counted, milliseconds
 from carpool.observe.stream_stats import StreamSnapshot, StreamStats, first_part_s
 from carpool.policy import Policy
+from carpool.policy.length_cost import padded
 from carpool.request import Request
 from carpool.wire.handshake import Hello
 
@@ -51,7 +52,20 @@ _OUTCOME_OF: dict[type[Exception], str] = {
     ModelError: "model_error",
 }
 
-REASONS = ("full", "free", "delay", "size", "tight", "shed", "probe", "cold", "closing", "quarantine", "other")
+REASONS = (
+    "full",
+    "free",
+    "length",
+    "delay",
+    "size",
+    "tight",
+    "shed",
+    "probe",
+    "cold",
+    "closing",
+    "quarantine",
+    "other",
+)
 """Why a batch was sent to its worker. Whatever else a policy says is counted as `other`."""
 
 
@@ -82,6 +96,9 @@ class StageStats:
         protocol_errors: How many workers were ended because they sent something wrong.
         items: How many requests the batches of a stage with `allowed_batch_sizes` held.
         padding: How many items were added to these to reach an allowed size.
+        positions: In a stage with `length`, how many positions (tokens, frames, ...) the model has
+            computed for the items, those included that it has padded them with.
+        length_padding: How many of these were padding.
     """
 
     def __init__(self, name: str, pipeline: Pipeline, index: int, roster: Roster | None, single: bool) -> None:
@@ -93,7 +110,7 @@ class StageStats:
         self.idle_gap = Durations()
         self.roster = roster
         self.batcher = pipeline.batchers[index]
-        self.items = self.padding = 0
+        self.items = self.padding = self.positions = self.length_padding = 0
         self.split_batches = self.unsplit_batches = self.out_of_memory = self.protocol_errors = 0
         self._single = single
         self._last_reason = ""
@@ -110,6 +127,8 @@ class StageStats:
         if sizes is not None:
             self.items += n
             self.padding += padded_size(n, sizes) - n
+        if batch.longest:
+            self._count_positions(batch)
         if batch.reason != self._last_reason:
             self._log_reason(batch)
         self.reasons[batch.reason if batch.reason in self.reasons else "other"] += calls
@@ -171,6 +190,19 @@ class StageStats:
         self.split_batches += any(each.split for each in trouble)
         self.unsplit_batches += any(each.unsplit for each in trouble)
         self.out_of_memory += any(each.out_of_memory for each in trouble)
+
+    def _count_positions(self, batch: Batch) -> None:
+        """Count how much of the items' lengths is padding up to the longest, or an allowed one."""
+        allowed = self.batcher.policy.allowed_lengths
+        longest = batch.longest if allowed is None else padded(batch.longest, allowed)
+        positions = len(batch.requests) * longest
+        self.positions += positions
+        self.length_padding += positions - sum([min(request.length, longest) for request in batch.requests])
+
+    @property
+    def length_padding_share(self) -> float:
+        """The share of the positions computed for items that was padding; 0 before the first."""
+        return self.length_padding / self.positions if self.positions else 0.0
 
     @property
     def safe_batch_size(self) -> int | None:
@@ -355,6 +387,8 @@ class StageSnapshot:
         batch_sizes: How many calls had each size.
         padding_share: The share of the items that the model was called with which was padding, see
             `Stage(allowed_batch_sizes=...)`.
+        length_padding_share: The share of the positions (tokens, frames, ...) that the model
+            computed for its items which was padding, see `Stage(length=...)`.
         reasons: How many of these went to a worker for each reason.
         mean_queue_s: The mean seconds that a request spent in the queue.
         mean_compute_s: The mean seconds that a worker spent on a batch, reading and writing it
@@ -385,6 +419,7 @@ class StageSnapshot:
     mean_batch_size: float
     batch_sizes: dict[int, int]
     padding_share: float
+    length_padding_share: float
     reasons: dict[str, int]
     mean_queue_s: float
     mean_compute_s: float
@@ -515,6 +550,7 @@ def _stage_snapshot(stage: StageStats, now: float) -> StageSnapshot:
         mean_batch_size=stage.mean_batch_size,
         batch_sizes=dict(sorted(stage.batch_sizes.items())),
         padding_share=stage.padding_share,
+        length_padding_share=stage.length_padding_share,
         reasons=dict(stage.reasons),
         mean_queue_s=stage.queue_time.mean_s,
         mean_compute_s=stage.compute_time.mean_s,

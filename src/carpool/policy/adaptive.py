@@ -14,6 +14,9 @@ which `decide` asks:
 6. *size* (`policy/batch_size.py`): take as many as makes the sum of delays least, not always all;
 7. *probe*: now and then try a size that has never been measured.
 
+Where requests have lengths and these vary, batches are composed by length (`policy/compose.py`),
+which takes the place of rules 3, 4, 6 and 7, unless that saves little; then all is as above.
+
 Rules 2 to 4 need due times, by an SLO or by deadlines; without them, only the others apply. Theory,
 figures and when it loses: docs/policies.md.
 """
@@ -26,12 +29,14 @@ from typing import Any, NamedTuple
 
 from carpool.policy.arrivals import Arrivals
 from carpool.policy.backlog import Backlog, Pace
-from carpool.policy.base import NOTHING, Decision, Policy, QueueView
+from carpool.policy.base import NOTHING, Decision, LevelsView, Policy, QueueView
 from carpool.policy.batch_size import BatchSize
 from carpool.policy.candidates import Candidates
+from carpool.policy.compose import Composer, in_line
 from carpool.policy.cost import CostModel
 from carpool.policy.due_plan import DuePlan
 from carpool.policy.gather import Gather, Round
+from carpool.policy.length_cost import LengthCost
 from carpool.request import Request
 
 _COLD = 6  # batches before anything is decided by what was learned
@@ -41,6 +46,7 @@ _SHORT_S = 5e-3  # shorter batches are not all learned from, as learning costs a
 _LEARN_EVERY_S, _LEARN_FROM_TRIFLES_EVERY_S = 20e-3, 50e-3  # but about one in this time
 _NOVEL = 2.0  # a size that was measured less often is learned from whenever it comes
 _TIME_IS_FREE, _TIME_IS_DEAR = 0.5, 1.0  # loads at which a worker's time has no price, and its full price
+_KNOWN_LENGTH = 1.1  # times the longest that was measured: what a longer one costs is a guess
 _CALM = 0.95  # of the capacity: with a load below it an overload is over
 
 
@@ -100,6 +106,8 @@ class Adaptive(Policy):
         self._rule = "cold"
         self._is_trifling = False  # whether the last batch was very short
         self._to_skip = 0  # how many of the next batches to skip when learning
+        self._length_cost: LengthCost | None = None  # where requests have lengths
+        self._composer: Composer | None = None
         self._observation: _Observation | None = None  # of the last batch that is learned from, until it is
         self._next_has_gone = False  # whether a batch has gone since that one was completed
         self._learn_from_scratch()
@@ -130,6 +138,14 @@ class Adaptive(Policy):
 
     def left(self, now: float, request: Request) -> None:
         self._waiting -= 1
+        if self._composer is not None and request.due < inf:
+            self._left_composer(now, request)
+
+    def _left_composer(self, now: float, request: Request) -> None:
+        """Count a request among those not answered in time, if that is why it leaves."""
+        assert self._composer is not None and self._length_cost is not None
+        if request.due < now + self.onward_s + self._length_cost.seconds(1, request.length):
+            self._composer.answered(request, False)
 
     def completed(self, now: float, n: int, size: int, busy_s: float, ok: bool) -> None:
         was_trifling = self._is_trifling
@@ -192,7 +208,40 @@ class Adaptive(Policy):
             self.cost.add(observed.size, observed.seconds)
             self._chooser.completed()
         if observed.before is not None:
-            self._gather.learn(observed.before, observed.unit, self.cost)
+            length_cost = self._length_cost
+            composes = length_cost is not None and length_cost.longest_varies
+            cost = length_cost.usual(self.limit) if length_cost is not None and composes else self.cost
+            self._gather.learn(observed.before, observed.unit, cost)
+
+    def served(
+        self,
+        now: float,
+        n: int,
+        longest: int,
+        requests: Sequence[Request],
+        busy_s: float,
+        ok: bool,
+        is_switch: bool = False,
+    ) -> None:
+        """Learn what a batch costs by its longest, and which lengths are answered in time."""
+        composer = self._composing_with()
+        composer.batch_gone()
+        done = now + self.onward_s
+        for request in requests:
+            composer.answered(request, done <= request.due)
+        cost = self._length_cost
+        if not ok or cost is None:
+            return
+        if is_switch and cost.samples >= _COLD:
+            cost.learn_switch(n, longest, busy_s + self.hop_s)
+        else:
+            cost.add(n, longest, busy_s + self.hop_s)
+
+    def trained_at(self, n: int, longest: int, busy_s: float) -> None:
+        """Learn from a batch of the warm-up by its longest."""
+        self._composing_with()
+        assert self._length_cost is not None
+        self._length_cost.add(n, longest, busy_s)
 
     def trained(self, n: int, size: int, busy_s: float) -> None:
         """Learn from a batch of the warm-up."""
@@ -234,6 +283,8 @@ class Adaptive(Policy):
             decision = Decision(take=n, reason="free" if n < self.limit else "full")
         elif self.cost.samples < _COLD:
             decision = self._cold(now, queue)
+        elif queue.by_length and (composed := self._composed(now, queue, free)) is not None:
+            decision = composed
         else:
             self._chooser.refresh()
             decision = self._unhurried(now, queue, free, busy) or self._warm(now, queue, free, busy)
@@ -250,7 +301,7 @@ class Adaptive(Policy):
         other cases `decide` is to judge by what waits then.
         """
         cost, chooser, waiting = self.cost, self._chooser, queue.size
-        if cost.samples < _COLD or self._backlog.overloaded_since is not None:
+        if cost.samples < _COLD or self._backlog.overloaded_since is not None or self._composes(queue):
             return NOTHING
         chooser.refresh()
         most = self.limit if self._is_trifling else chooser.most(waiting)
@@ -465,6 +516,85 @@ class Adaptive(Policy):
         probe = self._chooser.probe(n, waiting, slack_s)
         return Decision(drop=dropped, take=probe, reason=reason if probe == n else "probe")
 
+    # -- batches composed by length
+
+    def _composing_with(self) -> Composer:
+        """Return what composes batches, which is made when the first lengths are heard of."""
+        if self._composer is None:
+            self._length_cost = LengthCost(self.allowed_batch_sizes, self.allowed_lengths)
+            self._composer = Composer(self._length_cost)
+        return self._composer
+
+    def _composes(self, queue: QueueView) -> bool:
+        """Report whether batches are to be composed of what waits."""
+        cost, composer = self._length_cost, self._composer
+        if cost is None or composer is None or not queue.by_length or cost.samples < _COLD:
+            return False
+        if queue.lanes > 1 and len(queue.levels) > 1:
+            return True  # which of them, is a question even where all are of one length
+        if not queue.lengths_vary:
+            return False
+        if len(queue) <= self.limit or self.max_padded_size < inf:
+            return True
+        return not composer.keeps_plain_order(queue, self.limit)
+
+    def _composed(self, now: float, queue: QueueView, free: int) -> Decision | None:
+        """Return the batch of like lengths that is to go; None where what comes first is."""
+        levels = queue.levels
+        if not levels or not self._composes(queue):
+            return None
+        composer, cost = self._composer, self._length_cost
+        assert composer is not None and cost is not None
+        hopeless = self._hopeless_alone(now, queue, levels)
+        if hopeless:
+            gone = set(hopeless)
+            left = [each for each in levels if not gone.issuperset(in_line(each))]
+            if not left:
+                return self._all_hopeless(now, hopeless)
+            levels = left
+        onward_s = self.onward_s
+        choice = composer.choose(
+            now,
+            levels,
+            self.limit,
+            self.max_padded_size,
+            onward_s=onward_s,
+            without=hopeless,
+            extra_s=[0.0 if each.key in self.warm_keys else cost.switch_s for each in levels] if cost.switch_s else (),
+        )
+        n = len(choice.requests)
+        if choice.batches == 1 and free <= 1:
+            slack_s = queue.earliest_due - now - onward_s
+            until = self._worth_waiting_until(now, queue, n, self.limit, slack_s)
+            if until is not None:
+                return Decision(drop=hopeless, wake_at=until)
+        if self.allowed_batch_sizes is not None:
+            choice = composer.without_padding(choice, self.allowed_batch_sizes)
+            n = len(choice.requests)
+        reason = "full" if n == self.limit else "free" if n == len(queue) - len(hopeless) else "length"
+        return Decision(drop=hopeless, take=n, reason=reason, chosen=choice.requests)
+
+    def _hopeless_alone(self, now: float, queue: QueueView, levels: Sequence[LevelsView]) -> list[Request]:
+        """Return the requests that could not be answered in time even alone."""
+        cost = self._length_cost
+        assert cost is not None
+        at = now + self.onward_s
+        if queue.earliest_due - at >= cost.seconds(1, cost.longest):
+            return []
+        known = _KNOWN_LENGTH * cost.longest  # what is longer is served, to find out what it costs
+        late = [r for each in levels for r in in_line(each) if r.due - at < cost.seconds(1, r.length)]
+        return [r for r in late if r.length <= known or r.due <= now]
+
+    def _all_hopeless(self, now: float, hopeless: list[Request]) -> Decision:
+        """Refuse all, as none of them can be in time, but one if not even a new one could be."""
+        cost = self._length_cost
+        assert cost is not None
+        last = max(hopeless, key=lambda request: request.due)
+        if last.due - last.arrived >= cost.seconds(1, last.length) + self.onward_s:
+            return Decision(drop=hopeless)
+        hopeless.remove(last)
+        return Decision(drop=hopeless, take=1, reason="probe", chosen=[last])
+
     # -- why
 
     def explain(self, now: float) -> dict[str, Any]:
@@ -485,4 +615,19 @@ class Adaptive(Policy):
             "expected_batch_size": chooser.working,
             "gather_s": self._gather.window_s,
             "overloaded": self._backlog.overloaded_since is not None,
+            **self._explain_lengths(),
+        }
+
+    def _explain_lengths(self) -> dict[str, Any]:
+        """Return what was learned of lengths and keys; nothing where there are none."""
+        cost, composer = self._length_cost, self._composer
+        if cost is None or composer is None:
+            return {}
+        lengths = sorted({1, round(cost.usual_length), cost.longest})
+        return {
+            "cost_by_length_s": {
+                f"{n} x {length}": cost.seconds(n, length) for n in (1, self.limit) for length in lengths
+            },
+            "composing_saves": composer.saving,
+            "switch_s": cost.switch_s,
         }

@@ -9,10 +9,30 @@ policies that know when a batch cannot get any better by waiting for its worker.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from math import inf
 from typing import Any, NamedTuple, Protocol
 
 from carpool.request import Request
+
+
+class LevelsView(Protocol):
+    """The waiting requests of one priority and key by their lengths. Reading changes nothing."""
+
+    @property
+    def key(self) -> Hashable:
+        """The key."""
+
+    @property
+    def allowance_s(self) -> float:
+        """Seconds from the admission of each request to its due time; 0 if that differs."""
+
+    def rising(self) -> list[tuple[int, Iterable[Request], int]]:
+        """Return each level of nearly equal lengths, the shortest first.
+
+        Each has the longest length in it, its requests in the order of their arrival, and how many
+        they are.
+        """
 
 
 class QueueView(Protocol):
@@ -39,6 +59,18 @@ class QueueView(Protocol):
     @property
     def weighted(self) -> bool:
         """Whether some of the waiting requests have a size other than 1."""
+
+    @property
+    def by_length(self) -> bool:
+        """Whether requests have lengths or keys, so that there are `levels`."""
+
+    @property
+    def lengths_vary(self) -> bool:
+        """Whether requests have lengths, and there have ever been two of different lengths."""
+
+    @property
+    def levels(self) -> Sequence[LevelsView]:
+        """The requests that may go next by their lengths, for each key; empty without either."""
 
     @property
     def earliest_due(self) -> float:
@@ -76,6 +108,8 @@ class Decision(NamedTuple):
         wake_at: when to ask again although nothing happened; None if only an event can change the
             answer.
         drop_reason: what the callers of the refused requests are told.
+        chosen: the queued requests that go, where they are not those at the head; `take` is then
+            the sum of their sizes. They must have one key.
     """
 
     drop: Sequence[Request] = ()
@@ -83,6 +117,7 @@ class Decision(NamedTuple):
     reason: str = ""
     wake_at: float | None = None
     drop_reason: str = TOO_LATE
+    chosen: Sequence[Request] = ()
 
 
 NOTHING = Decision()
@@ -106,6 +141,11 @@ class Policy(ABC):
             times leaves `hop_s + onward_s` of them.
         allowed_batch_sizes: if given, smaller batches are padded up to the next of these, so they
             cost as much; rising, the last one is the stage's limit.
+        max_padded_size: the most that the count of a batch times its longest length may be;
+            infinity for no limit.
+        allowed_lengths: if given, the lengths of batches are padded up to the next of these, which
+            rise.
+        warm_keys: the keys that the idle workers have served last; the batcher keeps it.
         overload: what matters while more comes than can be served: "goodput" (answer as many as
             possible in time) or "latency" (answer those that are served soon). Filled in with the
             service's setting.
@@ -118,6 +158,9 @@ class Policy(ABC):
         self.hop_s = 0.0
         self.onward_s = 0.0
         self.allowed_batch_sizes: Sequence[int] | None = None
+        self.max_padded_size = inf
+        self.allowed_lengths: Sequence[int] | None = None
+        self.warm_keys: Collection[Hashable] = ()
         self.overload = "goodput"
         self.slo_s: float | None = None
 
@@ -144,6 +187,37 @@ class Policy(ABC):
 
         In services with workers `busy_s` includes decoding and encoding; that of `trained` does
         not.
+        """
+
+    def served(
+        self,
+        now: float,
+        n: int,
+        longest: int,
+        requests: Sequence[Request],
+        busy_s: float,
+        ok: bool,
+        is_switch: bool = False,
+    ) -> None:
+        """Note that a batch of `n` requests that have lengths has run for `busy_s`.
+
+        It comes just before `completed` for the same batch, where the stage has `length=` or
+        `key=`.
+
+        Args:
+            now: the time.
+            n: how many requests it had.
+            longest: the longest of their lengths.
+            requests: those that it still had when its last part was answered.
+            busy_s: as for `completed`.
+            ok: likewise.
+            is_switch: whether its worker had served another key before.
+        """
+
+    def trained_at(self, n: int, longest: int, busy_s: float) -> None:
+        """Note that a worker's warm-up ran `n` times an example of length `longest` in `busy_s`.
+
+        It comes besides `trained`, where the stage has `length=`.
         """
 
     def trained(self, n: int, size: int, busy_s: float) -> None:
@@ -178,9 +252,12 @@ class Policy(ABC):
         return NOTHING
 
     def _full_ahead(self, queue: QueueView) -> Decision:
-        """Return what `decide_ahead` says where a full batch is as good as a batch can be."""
+        """Return what `decide_ahead` says where a full batch is as good as a batch can be.
+
+        Where lengths vary, a better one may still come together.
+        """
         limit = self.limit
-        return Decision(take=limit, reason="full") if queue.size >= limit else NOTHING
+        return Decision(take=limit, reason="full") if queue.size >= limit and not queue.lengths_vary else NOTHING
 
     def lets_go(self, slack_s: float) -> bool:
         """Report whether a lone request of size 1 would go at once if it came now.

@@ -1,33 +1,26 @@
 """What a batch of n costs, learned while serving: t(n) = level · shape(n), with noise and margin.
 
 The **shape** (`policy/shape.py`) is slow: it says how the time depends on the size. The **level**
-is
-fast: a model that is throttled, or whose neighbour has woken up, gets slower by one factor at all
-sizes. Its gain follows a tracking signal (Trigg & Leach 1967): small while the residuals scatter
-around zero, large when they agree in sign. A residual far outside the noise is a stall and is
-believed only if it repeats; the same is true of a size hardly known that takes far longer than
-other sizes let expect. The **margin** is a quantile of measured over predicted time, tracked by
-steps up and down (Robbins & Monro 1951); due times are planned with it. The **bias** corrects the
-capacity for the time that stalls take.
+(`policy/level.py`) is fast. A sample of a size hardly known that takes far longer than other sizes
+let expect is believed only if it repeats, as a stall is. Due times are planned with the **margin**.
+The **bias** corrects the capacity for the time that stalls take.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from math import exp, log, sqrt
+from math import exp, log
 
+from carpool.policy.level import CostLevel
 from carpool.policy.shape import Shape
 
 _LEARNED = 8  # batches after which residuals mean something
 _REFRESH, _RARELY = 8, 64  # batches between refreshes of the tables, at first and when much is known
-_QUANTILE, _QUANTILE_STEP = 0.7, 0.04
-_STALL = 0.25  # log-ratio beyond which, and beyond 3.5 sigma, a residual may be a stall
 _STALLED = 2.0  # times the expected time: beyond it, and 3.5 sigma, a size hardly known is measured again
-_REPEATED = 1.4  # two odd residuals in a row of one sign: not a stall, but a change
 _BIAS_KEEP = 0.985
 
 
-class CostModel:
+class CostModel(CostLevel):
     """Learned seconds of a batch by its size.
 
     Args:
@@ -37,25 +30,16 @@ class CostModel:
         samples: how many batches it has learned from.
         version: counts the refreshes of the tables.
         shape: relative times by size.
-        level: what to multiply them with.
         longest_s: expected time of the largest batch.
-        margin: planned time over expected time.
-        trend: smoothed log-ratio of measured to expected time; far from 0 while the level is
-            moving.
     """
 
     def __init__(self, limit: int) -> None:
+        super().__init__()
         self.limit = limit
         self.samples = 0
         self.version = 0
         self.shape = Shape(limit)
-        self.level = 1.0
         self.longest_s = 1e-6
-        self.margin = 1.0
-        self.trend = 0.0
-        self._variance = 0.0  # of the log-ratios
-        self._scatter = 1e-3  # smoothed absolute log-ratio
-        self._oddness = 0.0
         self._measured = self._expected = 0.0
         self._was_long = False  # whether the last sample of a size hardly known was far longer than expected
         self._doubted: set[int] = set()  # knots at which a sample was doubted, which happens once
@@ -66,9 +50,9 @@ class CostModel:
         self._rise = [0.0] * len(self._knots)  # per unit of size, from each knot to the next
 
     @property
-    def cv(self) -> float:
-        """Coefficient of variation of a batch's time about its expectation."""
-        return sqrt(self._variance)
+    def largest(self) -> int:
+        """The largest size sampled so far."""
+        return self.shape.largest
 
     @property
     def setup_s(self) -> float:
@@ -147,44 +131,6 @@ class CostModel:
         if is_doubtful:
             self._doubted.add(knot)
         return is_doubtful
-
-    def _learn_margin(self, ratio: float) -> None:
-        """Move the margin one step after a batch that took `ratio` times its expected time."""
-        step = _QUANTILE if ratio > self.margin else _QUANTILE - 1.0
-        self.margin = min(2.0, max(1.0, self.margin + _QUANTILE_STEP * step))
-
-    def _is_stall(self, residual: float, count: float) -> bool:
-        """Report whether a batch took oddly long, or short, without others that agree with it."""
-        if abs(residual) > max(3.5 * self.cv, _STALL) and count >= 2.0:
-            self._oddness = 0.5 * self._oddness + (1.0 if residual > 0 else -1.0)
-            return abs(self._oddness) < _REPEATED
-        self._oddness *= 0.5
-        return False
-
-    def _learn_level(self, residual: float, count: float) -> float | None:
-        """Move the level after a batch.
-
-        Args:
-            residual: the logarithm of measured over expected time.
-            count: how often the size has been sampled; one hardly ever sampled says little about
-                the level, since there it is the shape that is wrong.
-
-        Returns:
-            As much of the residual as the shape should believe; None for a stall.
-        """
-        if self._is_stall(residual, count):
-            return None
-        if count >= 2.0 and abs(residual) < 0.8:
-            self._variance += 0.05 * (residual * residual - self._variance)
-        weight = min(1.0, count / 3.0)
-        self.trend += 0.2 * weight * (residual - self.trend)
-        self._scatter += 0.2 * weight * (abs(residual) - self._scatter)
-        signal = abs(self.trend) / (self._scatter + 0.01)
-        if signal < 0.8 and count >= 2.0:
-            most = 2.5 * self.cv + 0.02
-            residual = min(max(residual, -most), most)
-        self.level *= exp(weight * (0.02 + 0.28 * signal**4) * residual)
-        return residual
 
     def _tabulate(self) -> None:
         """Make the tables of expected times from the shape and the level."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from carpool.policy.arrivals import Arrivals
     from carpool.policy.cost import CostModel
+    from carpool.policy.length_cost import CostAtLength
 
 _GRID = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
 """Windows, as shares of the longest one: of the time that one batch saves against two of half its
@@ -118,7 +119,7 @@ class Gather:
         """Forget the last batch, whose account cannot be closed as the next ones go unreported."""
         self.served = 0
 
-    def learn(self, closed: Round, unit: float, cost: CostModel) -> None:
+    def learn(self, closed: Round, unit: float, cost: CostModel | CostAtLength) -> None:
         """Choose the window anew after a round.
 
         Args:
@@ -139,7 +140,7 @@ class Gather:
             returned[j] = _KEEP * returned[j] + by_then - before
         self.window_s = self._best_window(rate, unit, cost)
 
-    def _best_window(self, rate: float, unit: float, cost: CostModel) -> float:
+    def _best_window(self, rate: float, unit: float, cost: CostModel | CostAtLength) -> float:
         """Return the window with the best throughput; 0 if waiting does not promise enough."""
         limit = cost.limit / unit
         half = min(limit, max(1.0, self._clients / self._groups))
@@ -150,7 +151,7 @@ class Gather:
             if returned <= background * share:
                 continue
             batch = min(limit, max(1.0, self._clients / (self._groups - min(1.0, returned / self._answered))))
-            optimism = _OPTIMISM if batch * unit > cost.shape.largest else 1.0
+            optimism = _OPTIMISM if batch * unit > cost.largest else 1.0
             throughput = batch / (share * self._scale_s + cost.seconds(batch * unit) * optimism)
             if throughput > best:
                 best, window_s = throughput, share * self._scale_s

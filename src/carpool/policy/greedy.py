@@ -2,13 +2,17 @@
 
 It is work-conserving and has no parameter: batches grow by themselves while all workers are busy,
 and a lone request on an idle worker does not wait. For Poisson arrivals and a cost of a + b·n it is
-within 0.3 % of the optimal mean latency.
+within 0.3 % of the optimal mean latency. Where requests have lengths and not all of them can go
+together, the first in line goes with those nearest to it in length.
 Source: M. Thompson, "Smart Batching" (2011); the control-limit theory is Deb & Serfozo (1973).
 """
 
 from __future__ import annotations
 
+from math import inf
+
 from carpool.policy.base import NOTHING, Decision, Policy, QueueView
+from carpool.policy.nearest import nearest
 
 
 class Greedy(Policy):
@@ -25,9 +29,18 @@ class Greedy(Policy):
         if not free or not waiting:
             return NOTHING
         limit = self.limit
+        if queue.lengths_vary and (waiting > limit or self.max_padded_size < inf) and queue.levels:
+            return self._of_like_length(queue)
         if waiting >= limit:
             return Decision(take=limit, reason="full")
         return Decision(take=waiting, reason="free")
 
     def decide_ahead(self, now: float, queue: QueueView, free_in_s: float) -> Decision:
         return self._full_ahead(queue)
+
+    def _of_like_length(self, queue: QueueView) -> Decision:
+        """Take the head and those nearest to it in length, where not all can go together."""
+        (head,) = queue.peek(1)
+        chosen = nearest(queue.levels[0].rising(), head, self.limit, self.max_padded_size)
+        reason = "full" if len(chosen) == self.limit else "free" if len(chosen) == len(queue) else "length"
+        return Decision(take=len(chosen), reason=reason, chosen=chosen)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Sequence
+from math import inf
 from typing import Literal
 
 from carpool.policy.adaptive import Adaptive
@@ -40,6 +41,8 @@ def new_policy(
     *,
     max_queue_delay_s: float | None = None,
     allowed_batch_sizes: Sequence[int] | None = None,
+    max_padded_size: int | None = None,
+    allowed_lengths: Sequence[int] | None = None,
     overload: str = "goodput",
     slo_s: float | None = None,
 ) -> Policy:
@@ -53,6 +56,8 @@ def new_policy(
         max_batch_size: the most that a batch may hold, even if the policy's own limit is higher.
         max_queue_delay_s: how long a request may be held back, unless the policy has a delay.
         allowed_batch_sizes: the sizes that batches are padded to, unless the policy has some.
+        max_padded_size: the most that a batch's count times its longest length may be.
+        allowed_lengths: the lengths that items are padded to.
         overload: the service's setting, which always counts.
         slo_s: the service's SLO, for policies that must know it beforehand and have none; all
             others see it in the dues of the requests.
@@ -63,6 +68,8 @@ def new_policy(
         made.max_queue_delay_s = max_queue_delay_s
     if made.allowed_batch_sizes is None:
         made.allowed_batch_sizes = allowed_batch_sizes
+    made.max_padded_size = inf if max_padded_size is None else max_padded_size
+    made.allowed_lengths = allowed_lengths
     made.overload = overload
     if made.slo_s is None:
         made.slo_s = slo_s

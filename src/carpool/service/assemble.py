@@ -15,6 +15,8 @@ import msgspec
 
 from carpool.core.batcher import Batcher
 from carpool.core.journal import Journal
+from carpool.core.keyed_workers import KeyedWorkers
+from carpool.core.levels import BY_KEY, BY_LENGTH, LevelsOf, by_allowed_lengths
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
 from carpool.core.recycling import Recycling
@@ -23,7 +25,7 @@ from carpool.core.stepper import Stepper
 from carpool.drive.aio import Driver
 from carpool.drive.changes import Changes
 from carpool.drive.guard import Guard
-from carpool.drive.launch import Launch
+from carpool.drive.launch import Launch, WarmUpShape
 from carpool.drive.output import LineSink
 from carpool.drive.steps import StepPool
 from carpool.drive.upkeep import StageUpkeep, Upkeep
@@ -37,7 +39,7 @@ from carpool.service.declaration import Declaration
 from carpool.service.elsewhere import Site
 from carpool.service.routes import adapters_of
 from carpool.service.stage import Stage
-from carpool.service.warmup import warm_up_sizes
+from carpool.service.warmup import warm_up_shapes, warm_up_sizes
 from carpool.service.weigh import weigher_of
 from carpool.wire.order import size_of_kept
 from carpool.wire.payload import size_of
@@ -86,7 +88,7 @@ def assemble(service: Declaration, journal: Journal | None, output: LineSink, si
     cores = affinity.usable()
     launches = [launch(service, stage, guard, usable_cores=cores, site=site) for stage in range(len(service.stages))]
     rosters = [new_roster(stage.least_workers) for stage in service.stages]
-    batchers = [_batcher(service, stage) for stage in service.stages]
+    batchers = [_batcher(service, *each) for each in zip(service.stages, [None, *service.stages], strict=False)]
     pipeline = Pipeline(batchers, slo_s=service.slo_s, measure=size_of, journal=journal)  # type: ignore[arg-type]
     singles = [isinstance(batcher.policy, OneByOne) for batcher in batchers]
     stats = Stats(service.name, pipeline, rosters, singles, service.slo_s, service.part_slo_s)
@@ -119,10 +121,10 @@ def _pool_class(stage: Stage) -> type[WorkerPool]:
     return StepPool if stage.traits.in_parts else WorkerPool
 
 
-def _batcher(service: Declaration, stage: Stage) -> Batcher:
+def _batcher(service: Declaration, stage: Stage, before: Stage | None) -> Batcher:
     if stage.traits.in_parts:
-        return _stepper(service, stage)
-    weigher = weigher_of(stage)
+        return _stepper(service, stage, before)
+    weigher = weigher_of(stage, before)
     policy = stage.new_policy(service.overload, service.slo_s)
     why = why_never_held_back(policy)
     if why is not None:
@@ -130,16 +132,25 @@ def _batcher(service: Declaration, stage: Stage) -> Batcher:
     return Batcher(
         stage.name,
         policy,
-        Queue(stage.max_queue_size, stage.max_queue_bytes),
+        Queue(stage.max_queue_size, stage.max_queue_bytes, levels=_levels(stage)),
         max_batch_time_s=stage.max_batch_time_s or inf,
         patience_s=service.timeout_s / _HANG_SHARE,
         idempotent=stage.idempotent,
-        runs_ahead=stage.run_in != "loop",  # a worker on the loop never waits for a message from there
-        weigh=None if weigher is None else weigher.of_encoded,
+        runs_ahead=stage.run_in != "loop"
+        and stage.key is None,  # a worker on the loop never waits for a message from there
+        weigh=None if weigher is None else weigher.weigh_encoded,
+        keyed=None if stage.key is None else KeyedWorkers(stage.max_workers_per_key or inf),
     )
 
 
-def _stepper(service: Declaration, stage: Stage) -> Stepper:
+def _levels(stage: Stage) -> LevelsOf | None:
+    """Return how the stage's requests are sorted; None where neither lengths nor keys matter."""
+    if stage.length is None:
+        return None if stage.key is None else BY_KEY
+    return BY_LENGTH if stage.allowed_lengths is None else by_allowed_lengths(stage.allowed_lengths)
+
+
+def _stepper(service: Declaration, stage: Stage, before: Stage | None) -> Stepper:
     stepper = Stepper(
         stage.name,
         stage.new_step_policy(service.part_slo_s, service.slo_s, service.overload),
@@ -154,9 +165,9 @@ def _stepper(service: Declaration, stage: Stage) -> Stepper:
         idempotent=stage.idempotent,
         measure=size_of_kept,
     )
-    weigher = weigher_of(stage)
+    weigher = weigher_of(stage, before)
     if weigher is not None:
-        stepper.weigh = weigher.of_encoded
+        stepper.weigh = weigher.weigh_encoded
     return stepper
 
 
@@ -175,22 +186,25 @@ def launch(
     stage = service.stages[index]
     in_processes = stage.run_in == "process"
     warm_up = warm_up_sizes(stage)
-    setup = _setup(service, index, warm_up, is_elsewhere=site is not None)
+    shapes = warm_up_shapes(stage)
+    setup = _setup(service, index, warm_up, shapes, is_elsewhere=site is not None)
     if in_processes and site is not None:
         env = _named(stage, stage.env)
         nothing = (None,) * stage.most_workers
         own = setup, stage.model, stage.kwargs, ()
-        return Launch("process", *own, nothing, env, warm_up, None, stage.idempotent, site.hire)
+        return Launch("process", *own, nothing, env, warm_up, None, stage.idempotent, site.hire, shapes)
     # A worker process always sets its affinity, even to all the cores that this process may use
     # now: otherwise it would inherit that of a coordinator that has been pinned meanwhile.
     cores = stage.cpus or (affinity.current() if in_processes else None,) * stage.most_workers
     env = _environments(service, stage, usable_cores) if in_processes else ()
     adapters = adapters_of(service.routes) if index == 0 else ()
     model = stage.model, stage.kwargs, adapters
-    return Launch(stage.run_in, setup, *model, cores, env, warm_up, guard, stage.idempotent)
+    return Launch(stage.run_in, setup, *model, cores, env, warm_up, guard, stage.idempotent, None, shapes)
 
 
-def _setup(service: Declaration, index: int, warm_up: Mapping[int, int], *, is_elsewhere: bool) -> Setup:
+def _setup(
+    service: Declaration, index: int, warm_up: Mapping[int, int], shapes: Sequence[WarmUpShape], *, is_elsewhere: bool
+) -> Setup:
     """Return the `Setup` of a stage's workers; for each of them, place and cores are filled in."""
     stage = service.stages[index]
     root = logging.getLogger()
@@ -217,6 +231,7 @@ def _setup(service: Declaration, index: int, warm_up: Mapping[int, int], *, is_e
         cores=None,
         log_level=root.level if root.handlers else None,
         most_examples=stage.rows if stage.size is None else 1,
+        warm_up_shapes=tuple((shape.example, shape.n) for shape in shapes),
     )
 
 

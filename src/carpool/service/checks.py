@@ -229,6 +229,36 @@ def valid_batch_sizes(allowed_batch_sizes: Iterable[Any], max_batch_size: int) -
     return tuple(sizes)
 
 
+def valid_lengths(allowed_lengths: Iterable[Any]) -> tuple[int, ...]:
+    """Return the lengths that a model pads its items to. Raises ValueError or TypeError."""
+    if isinstance(allowed_lengths, str) or not isinstance(allowed_lengths, Iterable):
+        raise TypeError(f"allowed_lengths must be a list of numbers, such as [32, 64, 128], not {allowed_lengths!r}")
+    lengths = [at_least("each of allowed_lengths", length, 1) for length in allowed_lengths]
+    if not lengths or lengths != sorted(set(lengths)):
+        raise ValueError(f"allowed_lengths must rise from one to the next, such as [32, 64, 128], not {lengths!r}")
+    return tuple(lengths)
+
+
+def check_length(length: Any, max_padded_size: Any, allowed_lengths: Any, *, has_size: bool) -> None:
+    """Check the settings about the lengths of items against each other.
+
+    Raises:
+        ValueError: One of them needs another one, or excludes it.
+        TypeError: `length` cannot be called.
+    """
+    if length is None:
+        for name, value in (("max_padded_size", max_padded_size), ("allowed_lengths", allowed_lengths)):
+            if value is not None:
+                raise ValueError(f"{name} is for items that have lengths: give length=, too")
+        return
+    check_callable("length", length, "an item")
+    if has_size:
+        raise ValueError(
+            "length and size both say what an item costs: with length= a batch costs as its count times its longest,"
+            " with size= as the sum of its sizes; leave out one of them"
+        )
+
+
 def check_callable(name: str, value: Any, arguments: str) -> None:
     """Check that a setting can be called.
 

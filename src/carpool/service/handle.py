@@ -75,7 +75,7 @@ class AsyncHandle:
         service: The declaration of the service.
         driver: Takes the requests of callers that make their own, such as the HTTP app; None until
             the service is started.
-        weigh: Returns how much of a batch an item takes up; None if each counts as 1.
+        weigh: Writes on a request what its item counts for; None if each counts as 1.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class AsyncHandle:
         self._waits = waits  # while the queue is full, instead of being refused
         self.driver: Driver | None = None
         weigher = weigher_of(service.stages[0])
-        self.weigh = None if weigher is None else weigher.of
+        self.weigh = None if weigher is None else weigher.weigh
         self._running = Running(service.name, service.timeout_s)
         self._life = self._running.life
         self._journal = Journal(journal_size) if journal_size else None
@@ -423,7 +423,7 @@ class AsyncHandle:
         request = request_for(x, self.running_driver.clock() + limit_s, self.weigh)
         request.patient = self._waits
         if priority != 0:
-            request.lane = Lane(valid_priority(priority), None, 0)
+            request.lane = Lane(valid_priority(priority), request.lane.key, 0)
         return request
 
     def new_stream(self, x: Any, timeout_s: float | None, priority: int, *, is_told_both: bool = False) -> Request:

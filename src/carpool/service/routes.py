@@ -13,7 +13,7 @@ from carpool.hints import schema
 from carpool.http_request import HTTPRequest
 from carpool.model import Adapter, types_of
 from carpool.service.checks import mapping
-from carpool.service.stage import Stage
+from carpool.service.stage import Stage, header_of
 from carpool.wire.payload import MOST_ADAPTERS
 
 _PATH = re.compile(r"(?:/[A-Za-z0-9._~!$&'()*+,;=:@-]+)+")
@@ -49,11 +49,12 @@ def routes_of(routes: Any, first: Stage) -> tuple[Route, ...]:
     declared = tuple(_route(path, adapter, first) for path, adapter in mapping("routes", routes).items())
     if len(declared) > MOST_ADAPTERS:
         raise ValueError(f"routes names {len(declared)} addresses: at most {MOST_ADAPTERS} are possible")
-    if first.size is not None and adapters_of(declared):
-        raise ValueError(
-            f"size= of {first.name} weighs items on arrival, but those of routes are made in the workers: leave out"
-            " size=, or give None for each address instead of a function"
-        )
+    for setting, value in (("size", first.size), ("length", first.length), ("key", first.key)):
+        if value is not None and header_of(value) is None and adapters_of(declared):
+            raise ValueError(
+                f"{setting}= of {first.name} weighs items on arrival, but those of routes are made in the workers:"
+                f" leave out {setting}=, or give None for each address instead of a function"
+            )
     return declared
 
 

@@ -25,6 +25,7 @@ from carpool.policy import Adaptive, OneByOne, Policy, PolicyName, StepPolicy, n
 from carpool.service.checks import (
     at_least,
     check_callable,
+    check_length,
     check_parts,
     check_policy,
     check_range,
@@ -41,12 +42,19 @@ from carpool.service.checks import (
     optional_seconds,
     optional_text,
     valid_batch_sizes,
+    valid_lengths,
 )
 from carpool.wire.frame import MAX_ITEMS
 from carpool.worker import affinity
 from carpool.worker.devices import VISIBLE_DEVICES, Devices, parse_devices, share_devices
 
 RunIn = Literal["process", "thread", "loop"]
+
+Key = Callable[[Any], Any] | str
+"""What requests must have in common to share a batch: a function of an item, the name of a field of
+it, or `header:` and the name of an HTTP header."""
+
+_HEADER = "header:"
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -100,7 +108,23 @@ class Stage:
             the surplus results are dropped. For models that are compiled or tuned for each shape.
         size: A function that returns how much of a batch an item takes up (rows, tokens, pixels):
             a whole number of at least 1; 0 counts as 1. It gets the item as the stage does, before
-            `preprocess`. It runs in the coordinator, which opens items for nothing else.
+            `preprocess`. It runs in the coordinator, which opens items for nothing else but
+            `length` and `key`.
+        length: A function that returns how long an item is (tokens, frames, pixels), where a call
+            costs as much as if all of its items were as long as the longest: a whole number of at
+            least 1; 0 counts as 1. Batches are then composed of items of about the same length
+            (docs/lengths.md). `max_batch_size` stays the number of items. It is called as `size`
+            is.
+        max_padded_size: The largest product of a call's number of items and its longest length. An
+            item that is longer by itself goes alone.
+        allowed_lengths: The only lengths that `predict` pads its items to, rising, where it is
+            compiled for each shape. carpool composes and counts by them; the padding itself, and
+            the cutting of items that are longer than the last, is the model's.
+        key: Only items with the same key share a call: a function of an item that returns text, a
+            number, None or a tuple of these; or the name of an item's field, which is None where
+            an item has none; or "header:" and the name of an HTTP header, which is None for callers
+            in Python. It is called as `size` is.
+        max_workers_per_key: The largest number of workers that run items of one key at a time.
         policy: A policy object, or the name of one (docs/policies.md). Defaults to "adaptive",
             which finds batch size and waiting time by itself. Models that answer in parts have
             "paced" (the default), "greedy" and "static".
@@ -146,6 +170,11 @@ class Stage:
     max_rows: int | None
     allowed_batch_sizes: tuple[int, ...] | None
     size: Callable[[Any], int] | None
+    length: Callable[[Any], int] | None
+    max_padded_size: int | None
+    allowed_lengths: tuple[int, ...] | None
+    key: Key | None
+    max_workers_per_key: int | None
     policy: Policy | PolicyName | None
     max_queue_delay_s: float | None
     max_queue_size: int
@@ -176,6 +205,11 @@ class Stage:
         max_rows: int | None = None,
         allowed_batch_sizes: Sequence[int] | None = None,
         size: Callable[[Any], int] | None = None,
+        length: Callable[[Any], int] | None = None,
+        max_padded_size: int | None = None,
+        allowed_lengths: Sequence[int] | None = None,
+        key: Key | None = None,
+        max_workers_per_key: int | None = None,
         policy: Policy | PolicyName | None = None,
         max_queue_delay_s: float | None = None,
         max_queue_size: int = 1024,
@@ -214,6 +248,17 @@ class Stage:
             _check_size(size, max_batch_size, traits)
         elif max_batch_size is not None and not traits.in_parts:
             check_room(max_batch_size, max_queue_size)
+        check_length(length, max_padded_size, allowed_lengths, has_size=size is not None)
+        if length is not None:
+            _check_is_for_batches("length", max_batch_size, traits)
+        if max_padded_size is not None:
+            max_padded_size = at_least("max_padded_size", max_padded_size, 1)
+        if allowed_lengths is not None:
+            allowed_lengths = valid_lengths(allowed_lengths)
+        if key is not None:
+            _check_key(key, max_batch_size, traits)
+        if max_workers_per_key is not None:
+            max_workers_per_key = _workers_per_key(max_workers_per_key, key)
         pinned, has_devices = cpus is not None, devices is not None
         _check_run_in(run_in, model, joins=join, is_pinned=pinned, has_env=any(env), has_devices=has_devices)
         if run_in == "process" and max_batch_size is not None:
@@ -276,6 +321,8 @@ class Stage:
             self.max_batch_size,
             max_queue_delay_s=self.max_queue_delay_s,
             allowed_batch_sizes=self.allowed_batch_sizes,
+            max_padded_size=self.max_padded_size,
+            allowed_lengths=self.allowed_lengths,
             overload=overload,
             slo_s=slo_s,
         )
@@ -383,6 +430,43 @@ def _check_size(size: Callable[[Any], int], max_batch_size: int | None, traits: 
         )
 
 
+def _check_is_for_batches(setting: str, max_batch_size: int | None, traits: Traits) -> None:
+    """Check that a setting which looks at items, and says which share a batch, can be used."""
+    if max_batch_size is None:
+        raise ValueError(f"{setting} is for stages that take batches: give max_batch_size, too")
+    if traits.in_parts:
+        raise ValueError(f"{setting} is for whole batches, and {traits.name} answers in parts: leave it out")
+    if traits.accepts:
+        raise ValueError(
+            f"{setting} cannot look at bodies that only {traits.name}.decode can read: leave out {setting}= or accepts"
+        )
+
+
+def _check_key(key: Any, max_batch_size: int | None, traits: Traits) -> None:
+    if not isinstance(key, str):
+        check_callable("key", key, "an item")
+    elif not key.removeprefix(_HEADER):
+        raise ValueError(f'key must name a field of the items, or a header as in "header:X-Adapter", not {key!r}')
+    elif header_of(key) is not None:
+        if max_batch_size is None or traits.in_parts:
+            raise ValueError("key is for stages that take whole batches: give max_batch_size, or leave it out")
+        return
+    _check_is_for_batches("key", max_batch_size, traits)
+
+
+def _workers_per_key(value: Any, key: Any) -> int:
+    if key is None:
+        raise ValueError("max_workers_per_key is for stages with keys: give key=, too")
+    return at_least("max_workers_per_key", value, 1)
+
+
+def header_of(key: Any) -> bytes | None:
+    """Return the name, in lower case, of the header that a `key=` reads; None if it reads none."""
+    if not isinstance(key, str) or not key.startswith(_HEADER):
+        return None
+    return key.removeprefix(_HEADER).strip().lower().encode("latin-1")
+
+
 def as_stage(stage: Stage | AnyModel) -> Stage:
     """Return a stage as it is, and a bare model as a stage of single items."""
     return stage if isinstance(stage, Stage) else Stage(stage)
@@ -407,6 +491,9 @@ def check_chain(stages: Sequence[Stage]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"two stages are called {twice[0]!r}: give one of them another name with name=")
+    for stage in stages[1:]:
+        if header_of(stage.key) is not None:
+            raise ValueError(f"key of stage {stage.name} is a header, which only the first stage can see")
     for before, stage in itertools.pairwise(stages):
         if before.size is None and stage.max_queue_size < (before.max_batch_size or 1):
             raise ValueError(

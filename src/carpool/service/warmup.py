@@ -6,8 +6,11 @@ It uses several batch sizes, so that its timings can train the policy.
 from __future__ import annotations
 
 from itertools import accumulate, cycle, islice
+from math import inf
 
+from carpool.drive.launch import WarmUpShape
 from carpool.errors import CarpoolError, StartupError
+from carpool.policy.length_cost import padded
 from carpool.service.stage import Stage
 from carpool.service.weigh import weigher_of
 
@@ -31,7 +34,54 @@ def warm_up_sizes(stage: Stage) -> dict[int, int]:
     if stage.size is not None:
         return _weighed(stage, [1, *[max(1, policy.limit // share) for share in _SHARES]])
     sizes = policy.allowed_batch_sizes or {1, *[max(1, policy.limit // share) for share in _SHARES]}
+    if stage.max_padded_size is not None:
+        longest = max(_lengths_of_examples(stage))
+        sizes = {1, *[n for n in sizes if n * longest <= stage.max_padded_size]}
     return {n: n for n in sorted(sizes)}
+
+
+def warm_up_shapes(stage: Stage) -> tuple[WarmUpShape, ...]:
+    """Return the calls with one example over and over that show what lengths cost.
+
+    They are of the shortest, the middle and the longest example; of a model that pads to certain
+    lengths, of one for each of these. There are none without `length=`.
+
+    Raises:
+        StartupError: The length of an example cannot be told.
+    """
+    if stage.length is None or not stage.traits.examples or stage.max_batch_size is None:
+        return ()
+    lengths: dict[int, int] = {}  # with an example of each
+    for at, length in enumerate(_lengths_of_examples(stage)):
+        lengths.setdefault(length, at)
+    rising = sorted(lengths)
+    if stage.allowed_lengths is not None:
+        allowed = stage.allowed_lengths
+        chosen = sorted({padded(length, allowed): length for length in rising}.values())
+    else:
+        chosen = sorted({rising[0], rising[len(rising) // 2], rising[-1]})
+    counts = stage.allowed_batch_sizes or sorted({1, max(1, stage.max_batch_size // 4), stage.max_batch_size})
+    most_padded = stage.max_padded_size or inf
+    return tuple(
+        WarmUpShape(lengths[length], n, length)
+        for length in chosen
+        for n in counts
+        if n == 1 or n * length <= most_padded
+    )
+
+
+def _lengths_of_examples(stage: Stage) -> list[int]:
+    """Return how long each example is. Raises StartupError if that cannot be told of one."""
+    weigher = weigher_of(stage)
+    assert weigher is not None
+    lengths = []
+    for i, example in enumerate(stage.traits.examples, 1):
+        try:
+            lengths.append(weigher.length_of(example))
+        except CarpoolError as error:
+            text = f"stage {stage.name} could not start: the length of example {i} cannot be told: {error}"
+            raise StartupError(text) from error
+    return lengths
 
 
 def _weighed(stage: Stage, targets: list[int]) -> dict[int, int]:

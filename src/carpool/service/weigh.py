@@ -1,19 +1,21 @@
-"""How much of a batch an item takes up (rows, tokens, pixels), as a user's `size=` says.
+"""What a user's `size=`, `length=` and `key=` say of an item, written on its request.
 
-This is the only reason for the coordinator to open an item; without `size=` it forwards items
-unread. An item that cannot be weighed fails alone, before it joins a queue.
+This is the only reason for the coordinator to open an item, and it opens each one once, whatever it
+is asked of it; without these settings it forwards items unread. An item of which one of them cannot
+be told fails alone, before it joins a queue.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from carpool.errors import CarpoolError, ModelError
 from carpool.foreign import as_model_error, text_of, traceback_of
 from carpool.hints import schema
-from carpool.service.stage import Stage
+from carpool.request import Lane, Request
+from carpool.service.stage import Key, Stage, header_of
 from carpool.wire import payload
 from carpool.wire.payload import JSON, MSGPACK, OBJECT, RAW
 
@@ -22,19 +24,34 @@ LARGEST_SIZE = 2**53
 
 
 _FORMAT_NAMES = {MSGPACK: "msgpack", RAW: "text"}
+_PLAIN_KEYS = (str, bytes, int, bool, float, type(None))
 
 
 class Weigher:
-    """Applies a stage's `size=` to items, in whatever form they come.
+    """Applies a stage's `size=`, `length=` and `key=` to items, in whatever form they come.
 
     Args:
-        size: The user's function.
+        size: The user's function; None if each item counts as one.
         name: The name of the stage, for error texts.
         input_type: The type of the stage's items, to read those that come as JSON or msgpack.
+        length: The user's function that tells how long an item is; None if that does not matter.
+        key: What requests must have in common to share a batch: a function of an item, the name of
+            a field or `header:` with that of a header; None if any may share one.
     """
 
-    def __init__(self, size: Callable[[Any], int], name: str, input_type: Any) -> None:
+    def __init__(
+        self,
+        size: Callable[[Any], int] | None,
+        name: str,
+        input_type: Any,
+        length: Callable[[Any], int] | None = None,
+        key: Key | None = None,
+    ) -> None:
         self._size = size
+        self._length = length
+        self._keeps_key = isinstance(key, str) and header_of(key) is not None  # the front has set it
+        self._key = key if not isinstance(key, str) else None if self._keeps_key else field_of(key)
+        self._opens = size is not None or length is not None or self._key is not None
         self._name = name
         self._input_type = input_type
         self._readers = schema.MadeWhenNeeded(
@@ -43,18 +60,16 @@ class Weigher:
         )
 
     def of(self, x: Any) -> int:
-        """Return the size of an item; 0 counts as 1.
+        """Return the size of an item; 0 counts as 1, and so does each item without `size=`.
 
         Raises:
             ModelError: The user's function raised, or did not return a whole number from 0 on.
         """
-        try:
-            returned = self._size(x)
-        except CarpoolError:
-            raise
-        except BaseException as error:  # nothing that user code raises may break the loop
-            raise as_model_error(error, f"size= of {self._name}") from error
-        return units(returned, self._name)
+        return 1 if self._size is None else units(self._told(self._size, "size", x), self._name)
+
+    def length_of(self, x: Any) -> int:
+        """Return the length of an item; it is 1 without `length=`. Raises what `of` does."""
+        return 1 if self._length is None else units(self._told(self._length, "length", x), self._name, "length")
 
     def of_encoded(self, item: Any, format: int = OBJECT) -> int:
         """Return the size of an item that is still encoded.
@@ -63,37 +78,85 @@ class Weigher:
             item: A request's body, or the result of the previous stage.
             format: How it is encoded, as `carpool.wire.payload` numbers formats.
 
+        Raises: what `weigh_encoded` does.
+        """
+        return self.of(self._opened(item, format))
+
+    def weigh(self, request: Request, x: Any) -> None:
+        """Write on a request what its item `x` counts for: its size, its length and its key.
+
+        Raises:
+            ModelError: One of the user's functions raised, or did not return what it must.
+        """
+        request.size = self.of(x)
+        request.length = self.length_of(x)
+        if self._keeps_key:
+            return
+        lane = request.lane
+        key = None if self._key is None else valid_key(self._told(self._key, "key", x), self._name)
+        if key != lane.key:
+            request.lane = Lane(lane.priority, key, lane.bucket)
+
+    def weigh_encoded(self, request: Request, item: Any, format: int = OBJECT) -> None:
+        """Do the same for an item that is still encoded.
+
+        Args:
+            request: Whose item it is, or will be.
+            item: A request's body, or the result of the previous stage.
+            format: How it is encoded, as `carpool.wire.payload` numbers formats.
+
         Raises:
             ValidationError: It does not fit the model's types.
             InvalidRequest: It is malformed.
-            ModelError: The user's function failed (see `of`), or a pickled item cannot be read in
-                this process.
+            ModelError: One of the user's functions failed (see `weigh`), or a pickled item cannot
+                be read in this process.
         """
+        self.weigh(request, self._opened(item, format) if self._opens else None)
+
+    def _told(self, function: Callable[[Any], Any], setting: str, x: Any) -> Any:
+        """Return what a user's function says of an item."""
         try:
-            x = self._readers[format](item)
+            return function(x)
+        except CarpoolError:
+            raise
+        except BaseException as error:  # nothing that user code raises may break the loop
+            raise as_model_error(error, f"{setting}= of {self._name}") from error
+
+    def _opened(self, item: Any, format: int) -> Any:
+        """Return an encoded item as the stage gets it."""
+        try:
+            return self._readers[format](item)
         except BaseException as error:  # reading runs code of the item's types
             what = _FORMAT_NAMES.get(format, "JSON")
             ours = schema.as_our_error(error, what, self._input_type, item)
             if format == OBJECT or not isinstance(ours, CarpoolError):
-                text = f"an item of {self._name} cannot be read for its size=: {text_of(error)}"
+                setting = "size" if self._size is not None else "length" if self._length is not None else "key"
+                text = f"an item of {self._name} cannot be read for its {setting}=: {text_of(error)}"
                 ours = ModelError(text, type_name=type(error).__name__, traceback=traceback_of(error))
             raise ours from error
-        return self.of(x)
 
 
-def weigher_of(stage: Stage) -> Weigher | None:
-    """Return what weighs the items of a stage, or None if each counts as one."""
-    return None if stage.size is None else Weigher(stage.size, f"stage {stage.name}", stage.traits.input_type)
+def weigher_of(stage: Stage, after: Stage | None = None) -> Weigher | None:
+    """Return what weighs the items of a stage, or None if each counts as one and is like any other.
+
+    Args:
+        stage: The stage.
+        after: The stage before it, if there is one: its keys do not count for this stage.
+    """
+    if stage.size is None and stage.length is None and stage.key is None and (after is None or after.key is None):
+        return None
+    return Weigher(stage.size, f"stage {stage.name}", stage.traits.input_type, stage.length, stage.key)
 
 
-def units(returned: Any, whose: str) -> int:
-    """Return what a size function has returned as an int of at least 1.
+def units(returned: Any, whose: str, setting: str = "size") -> int:
+    """Return what a size or length function has returned as an int of at least 1.
 
-    A size of 0 counts as 1, since an empty item is an item of the batch all the same.
+    0 counts as 1, since an empty item is an item of the batch all the same.
 
     Args:
         returned: What the function returned.
         whose: The stage or function that it belongs to, for error texts.
+        setting: The setting that it was given as.
 
     Raises:
         ModelError: It is not a whole number, it is negative, or it is above `LARGEST_SIZE`.
@@ -103,11 +166,42 @@ def units(returned: Any, whose: str) -> int:
     except TypeError:
         size = -1
     except BaseException as error:
-        raise as_model_error(error, f"what size= of {whose} returned") from error
+        raise as_model_error(error, f"what {setting}= of {whose} returned") from error
     if not 0 <= size <= LARGEST_SIZE:
-        text = f"size= of {whose} returned {_shown(returned)}: it must return a whole number from 0 to 2**53"
+        text = f"{setting}= of {whose} returned {_shown(returned)}: it must return a whole number from 0 to 2**53"
         raise ModelError(text, code="bad_result")
     return size or 1
+
+
+def valid_key(returned: Any, whose: str) -> Hashable:
+    """Return what a key function has returned, if it may be a key.
+
+    Keys are compared by the core, so they must be of Python's own plain types, or tuples of them,
+    whose comparison runs no code of the user's.
+
+    Args:
+        returned: What the function returned.
+        whose: The stage or function that it belongs to, for error texts.
+
+    Raises:
+        ModelError: It is anything else.
+    """
+    kind = type(returned)
+    if kind in _PLAIN_KEYS:
+        return returned  # type: ignore[no-any-return]
+    if kind is tuple:
+        return tuple([valid_key(each, whose) for each in returned])
+    text = f"key= of {whose} returned {_shown(returned)}: it must return text, bytes, a number, None or a tuple of them"
+    raise ModelError(text, code="bad_result")
+
+
+def field_of(name: str) -> Callable[[Any], Any]:
+    """Return a function that reads the field `name` of an item; None where an item has none."""
+
+    def key(x: Any) -> Any:
+        return x.get(name) if isinstance(x, Mapping) else getattr(x, name, None)
+
+    return key
 
 
 def _shown(returned: Any) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from carpool.simulate.arrival_processes import MMPP, Bursts, Flash, Gamma, Poisson, Sine
 from carpool.simulate.arrivals import Closed
 from carpool.simulate.compare import compare, sweep
-from carpool.simulate.costs import Affine, Cost, Drifting, Knee, Noisy, Sqrt, Table, Tile
+from carpool.simulate.costs import Affine, Cost, Drifting, Grid, Knee, Noisy, Padded, SortedInside, Sqrt, Table, Tile
 from carpool.simulate.engine import run
-from carpool.simulate.lengths import Exponential, Fixed, Lognormal, Recorded
+from carpool.simulate.keys import Equal, InTurn, Zipf
+from carpool.simulate.lengths import Bimodal, Exponential, Fixed, FromFile, Lognormal, Recorded
 from carpool.simulate.replay import Trace
 from carpool.simulate.report import Report, mean_of
 from carpool.simulate.servers import capacity
@@ -17,28 +18,36 @@ from carpool.simulate.weights import Pareto
 __all__ = [
     "MMPP",
     "Affine",
+    "Bimodal",
     "Bursts",
     "Closed",
     "Cost",
     "Drifting",
+    "Equal",
     "Exponential",
     "Fixed",
     "Flash",
+    "FromFile",
     "Gamma",
+    "Grid",
+    "InTurn",
     "Knee",
     "Lognormal",
     "Noisy",
+    "Padded",
     "Pareto",
     "Poisson",
     "Recorded",
     "Report",
     "Sine",
+    "SortedInside",
     "Sqrt",
     "StepCost",
     "StepReport",
     "Table",
     "Tile",
     "Trace",
+    "Zipf",
     "capacity",
     "compare",
     "mean_of",

@@ -19,6 +19,7 @@ from carpool.simulate import specs
 from carpool.simulate.arrivals import USUAL_ARRIVALS, Arrivals, arrivals_of
 from carpool.simulate.compare import LOADS, compare, sweep
 from carpool.simulate.costs import USUAL_COST
+from carpool.simulate.features import Features
 from carpool.simulate.lengths import EXAMPLE as LENGTHS
 from carpool.simulate.policies import policy_of
 from carpool.simulate.replay import Trace
@@ -29,7 +30,6 @@ from carpool.simulate.steps import EXAMPLE as STEP_COST
 from carpool.simulate.steps_table import compare_steps, print_steps
 from carpool.simulate.table import table_of
 from carpool.simulate.traffic import Traffic, arrivals_per_second
-from carpool.simulate.weights import weights_of
 
 T = TypeVar("T")
 
@@ -50,17 +50,24 @@ def simulate(
     start_s: float = 0.0,
     scaling: str = USUAL_RULE,
     duration: str | None = None,
+    settle: str = "0s",
     seed: int = 0,
     seeds: int = 5,
     trace: str | None = None,
     weights: str | None = None,
     weights_known: Annotated[bool, Parameter(negative=())] = False,
+    lengths: str | None = None,
+    lengths_unknown: Annotated[bool, Parameter(negative=())] = False,
+    max_padded_size: int | None = None,
+    allowed_lengths: str | None = None,
+    keys: str | None = None,
+    max_workers_per_key: int | None = None,
+    switch: str = "0s",
     max_queue_size: int | None = None,
     hop: str = "0s",
     turn: str = "0s",
     ahead: Annotated[bool, Parameter(negative=())] = False,
     steps: Annotated[bool, Parameter(negative=())] = False,
-    lengths: str | None = None,
     part_slo: str = "50ms",
     learned: Annotated[bool, Parameter(negative=())] = False,
     jobs: int = 0,
@@ -81,6 +88,8 @@ def simulate(
 
     Example: carpool simulate --trace requests.csv,rho=0.7 --workers 2 --plot policies.html
 
+    Example: carpool simulate --lengths lognormal:14,input_sigma=0.8 --cost padded:a=2ms,b=20us
+
     Example: carpool simulate --steps --arrivals poisson:rate=10 --lengths fixed:output=30 --slo 2s
 
     Parameters
@@ -100,7 +109,11 @@ def simulate(
         How long a batch of n takes: affine:a=8ms,b=0.25ms (the default),
         tile:a=3ms,step=4ms,width=16, sqrt:c=5ms, knee:a=8ms,b=0.25ms,knee=32,extra=0.9ms,
         table:1=8ms,64=24ms or table:costs.csv, followed by +noisy:sigma=0.25 or
-        +drifting:factors=1/1.8/1.2 if you like. Repeat the option for each further stage. With
+        +drifting:factors=1/1.8/1.2 if you like. Where a batch is padded to its longest item, of
+        length L: padded:a=2ms,b=20us,c=0us,e=0us, which is a + b n L + c n L^2 + e n, or a table by
+        size and length, table:1x16=8ms,1x128=9ms,64x16=20ms,64x128=90ms or a file with three
+        columns; +sorted:size=8 stands for code of yours that sorts a batch by length and runs it in
+        parts of 8. Repeat the option for each further stage. With
         --steps: steps:a=5ms,b=0.1ms,c=18ms,d=0.15ms (the default), where starting requests takes
         a + b times their length, and a step of n of them c + d times n. Add
         sigma=0.3,stall_share=0.002,stall=1s for noise and stalls.
@@ -123,6 +136,9 @@ def simulate(
         time in which workers are busy.
     duration:
         How long requests arrive: 30s if not given, or as long as the trace.
+    settle:
+        For how long at the beginning requests are left out of the figures, so that a cold start
+        does not count.
     seed:
         The first seed.
     seeds:
@@ -130,11 +146,33 @@ def simulate(
     trace:
         Replay a CSV file: trace.csv at its own speed, trace.csv,speed=2 or trace.csv,rho=0.7 at
         another one. trace.csv,column=TIMESTAMP,size=TOKENS says which columns hold the times and
-        the weights.
+        the weights; length=TOKENS takes the lengths from one.
     weights:
         How much requests weigh, where they differ: pareto:shape=1.7,cap=50.
     weights_known:
         Tell the policy the weights; the batch limit then counts them.
+    lengths:
+        How long requests are, where batches are padded to their longest:
+        lognormal:input=14,input_sigma=0.8,most_input=512, bimodal:short=10,long=200,long_share=0.1,
+        fixed:14, file:lengths.txt, or file:requests.csv,column=TOKENS. With --steps: how long
+        inputs and answers are: lognormal:input=200,output=180 (the default there),
+        exponential:least_input=8,most_input=64,output=32, fixed:input=1,output=30 or
+        trace:requests.csv,input=ContextTokens,output=GeneratedTokens.
+    lengths_unknown:
+        Do not tell the policies the lengths, so that they batch as in a stage without length=.
+    max_padded_size:
+        The most that a batch's count times its longest length may be. No limit if not given.
+    allowed_lengths:
+        The lengths that batches are padded to, separated by commas, as for models that are compiled
+        for each shape: 32,64,128. If not given, each batch is padded to its longest.
+    keys:
+        How many keys there are, if only requests with equal keys may share a batch: 16, or
+        zipf:count=100,power=1 where few of them are asked for often, or turn:100 where they follow
+        each other in a circle.
+    max_workers_per_key:
+        The most workers that may serve one key at the same time. No limit if not given.
+    switch:
+        How much longer a batch takes if the one before on its worker had another key.
     max_queue_size:
         The most requests that may wait; further ones are refused. No limit if not given.
     hop:
@@ -147,11 +185,8 @@ def simulate(
         time on the way.
     steps:
         Simulate a model that answers step by step, which requests join and leave at every step.
-        There are no options then for weights, queues, hops, turns, batches ahead and pictures.
-    lengths:
-        With --steps: how long inputs and answers are: lognormal:input=200,output=180 (the default),
-        exponential:least_input=8,most_input=64,output=32, fixed:input=1,output=30 or
-        trace:requests.csv,input=ContextTokens,output=GeneratedTokens.
+        There are no options then for weights, keys, queues, hops, turns, batches ahead and
+        pictures.
     part_slo:
         With --steps: how far apart the parts of an answer should be on average; none gives the
         policy no goal.
@@ -160,8 +195,9 @@ def simulate(
     jobs:
         How many runs to make at the same time; 0 means one per core.
     plot:
-        Draw goodput and latency against load, and the batch sizes, into this .png, .svg or .html
-        file. For this the arrivals are scaled to loads from 0.1 to 1.5, with one run each.
+        Draw goodput and latency against load, the batch sizes, and latency by length if requests
+        have lengths, into this .png, .svg or .html file. For this the arrivals are scaled to loads
+        from 0.1 to 1.5, with one run each.
     as_json:
         Print JSON instead of the table.
     """
@@ -169,7 +205,9 @@ def simulate(
         with _exit_on_mistake():
             others = {"weights": weights, "weights-known": weights_known, "max-queue-size": max_queue_size}
             scaled = {"start-s": start_s, "scaling": scaling if scaling != USUAL_RULE else None}
-            _refuse({**others, **scaled, "ahead": ahead, "plot": plot})
+            shaped = {"lengths-unknown": lengths_unknown, "keys": keys}
+            _refuse({**others, **scaled, **shaped, "ahead": ahead, "plot": plot})
+            _refuse({"switch": specs.duration(switch), "settle": specs.duration(settle)})
             _simulate_steps(
                 policies=policy,
                 arrivals=arrivals or (trace and f"trace:{trace}"),
@@ -198,8 +236,16 @@ def simulate(
                 "start_s": start_s,
                 "scaling": scaling,
                 "duration_s": _duration_s(duration, trace if arrivals is None else None),
+                "settle_s": specs.duration(settle),
                 "weights": weights,
                 "weights_known": weights_known,
+                "lengths": lengths,
+                "lengths_known": not lengths_unknown,
+                "max_padded_size": inf if max_padded_size is None else max_padded_size,
+                "allowed_lengths": _lengths(allowed_lengths),
+                "keys": keys,
+                "max_workers_per_key": inf if max_workers_per_key is None else max_workers_per_key,
+                "switch_s": specs.duration(switch),
                 "max_queue_size": inf if max_queue_size is None else max_queue_size,
                 "hop_s": specs.duration(hop),
                 "turn_s": specs.duration(turn),
@@ -217,7 +263,12 @@ def simulate(
         slo_s = plan.settings["slo_s"]
         draw(plot, found.swept, slo_s=slo_s if isinstance(slo_s, float) else None, title=", ".join(shown))
     if as_json:
-        _print_json(shown, {**plan.settings, "max_queue_size": max_queue_size}, capacity, found)
+        limits = {
+            "max_queue_size": max_queue_size,
+            "max_padded_size": max_padded_size,
+            "max_workers_per_key": max_workers_per_key,
+        }
+        _print_json(shown, {**plan.settings, **limits}, capacity, found)
     else:
         _print_table(shown, plan.settings, capacity, found.reports, plot)
 
@@ -365,6 +416,19 @@ def _duration_s(text: str | None, only_trace: str | None) -> float | None:
     return specs.duration(text or _DURATION)
 
 
+def _lengths(text: str | None) -> list[int] | None:
+    """Return the allowed lengths, rising; None where any length is. Raises ValueError."""
+    if text is None:
+        return None
+    try:
+        lengths = sorted(map(int, text.split(",")))
+    except ValueError:
+        raise ValueError(f"allowed lengths are whole numbers, such as 32,64,128, not {text!r}") from None
+    if lengths[0] < 1:
+        raise ValueError(f"allowed lengths must be at least 1, not {text!r}")
+    return lengths
+
+
 def _fixed(workers: list[str] | None) -> list[int] | None:
     """Return numbers of workers that stay as they are. Raises ValueError."""
     ranges = [WorkerRange.of(each) for each in workers or ()]
@@ -403,10 +467,9 @@ def _capacity(plan: _Plan) -> _Capacity:
     rule_of(settings["scaling"])
     for policy in plan.policies:
         policy_of(policy, max_batch_size=servers.limits[0], slo_s=None, cost_s=servers.costs[0])
-    given = weights_of(settings["weights"])
-    known = settings["weights_known"]
-    traffic = Traffic(plan.arrivals, servers, duration_s=settings["duration_s"], weights=given, weights_known=known)
-    return _Capacity(servers.capacity(1.0 if given is None else given.mean, weights_known=known), traffic.load)
+    features = Features.of(settings)
+    traffic = Traffic(plan.arrivals, servers, duration_s=settings["duration_s"], features=features)
+    return _Capacity(traffic.capacity(), traffic.load)
 
 
 def _drawer(path: Path) -> Callable[..., None]:
@@ -453,6 +516,16 @@ def _print_json(shown: _Shown, settings: dict[str, Any], capacity: _Capacity, fo
     print(json.dumps({**content, **reports}, indent=2))
 
 
+def _about_lengths(report: Report) -> str:
+    """Return what the columns about lengths mean; empty where requests have none."""
+    if report.padding_share is None:
+        return ""
+    return (
+        " padding: the share of what workers computed that was padding."
+        " long: the tenth of the requests that are longest. The capacity is that of batches of equal lengths."
+    )
+
+
 def _print_table(
     shown: _Shown, settings: dict[str, Any], capacity: _Capacity, reports: list[Report], plot: Path | None
 ) -> None:
@@ -472,7 +545,8 @@ def _print_table(
     console.print(table_of(reports))
     console.print(
         "Latencies are in ms. pen.: the mean in which each request that is not in time counts for at least two SLOs."
-        " busy: the share of time in which workers ran batches, also small ones; it is not the load.",
+        " busy: the share of time in which workers ran batches, also small ones; it is not the load."
+        f"{_about_lengths(first)}",
         style="dim",
     )
     if plot is not None:

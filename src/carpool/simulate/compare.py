@@ -16,11 +16,11 @@ from typing import Any
 from carpool.simulate.arrivals import USUAL_ARRIVALS, Arrivals, Closed, arrivals_of
 from carpool.simulate.costs import USUAL_COST
 from carpool.simulate.engine import run
+from carpool.simulate.features import Features
 from carpool.simulate.policies import PolicyLike
 from carpool.simulate.report import Report, mean_of
 from carpool.simulate.servers import Servers
 from carpool.simulate.traffic import Traffic
-from carpool.simulate.weights import weights_of
 
 LOADS = tuple(n / 10 for n in range(1, 16))
 
@@ -126,13 +126,7 @@ def _load_of(processes: Sequence[Arrivals], cost: Any, settings: dict[str, Any])
     if any(isinstance(process, Closed) for process in processes):
         return 1.0
     servers = Servers.of(cost, settings.get("max_batch_size", 64), settings.get("workers", 1))
-    traffic = Traffic(
-        processes,
-        servers,
-        duration_s=settings.get("duration_s", 30),
-        weights=weights_of(settings.get("weights")),
-        weights_known=settings.get("weights_known", False),
-    )
+    traffic = Traffic(processes, servers, duration_s=settings.get("duration_s", 30), features=Features.of(settings))
     if not traffic.load:
         raise ValueError("these arrivals bring no requests, so they cannot be scaled to a load: give a rate above 0")
     return traffic.load

@@ -1,8 +1,9 @@
 """What a batch costs, in seconds of a worker's time: curves over its size, and what disturbs them.
 
 A curve is called with the size of a batch, which is the sum of the weights where requests have any,
-and need not be a whole number. `over` returns the function from which a run takes its seconds: the
-curve, with noise or drift if there is any.
+and need not be a whole number, and with the length that all of its items are padded to, which most
+curves ignore. `over` returns the function from which a run takes its seconds: the curve, with noise
+or drift if there is any.
 """
 
 from __future__ import annotations
@@ -13,16 +14,31 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from carpool.simulate import specs
 
-Seconds = Callable[[float, float, Random], float]
-"""The seconds of a batch, from its size, the time of the run in seconds, and a random source."""
+
+class Work(NamedTuple):
+    """What a worker is given at once.
+
+    Attributes:
+        n: The size of the batch after padding to an allowed size, if there are any.
+        longest: The length that all of its items are padded to; 1 where lengths do not matter.
+        lengths: The lengths of its items; empty where lengths do not matter.
+    """
+
+    n: float
+    longest: float = 1.0
+    lengths: Sequence[float] = ()
+
+
+Seconds = Callable[[Work, float, Random], float]
+"""The seconds of a batch, from what it is, the time of the run in seconds, and a random source."""
 
 USUAL_COST = "affine:a=8ms,b=0.25ms"
 """The cost of a simulation that is not told any, and the example in error texts."""
@@ -34,12 +50,21 @@ class Cost(ABC):
     """What batches cost: undisturbed, and in a run."""
 
     @abstractmethod
-    def __call__(self, n: float) -> float:
-        """Return the seconds of a batch of size `n`, without noise and drift."""
+    def __call__(self, n: float, longest: float = 1.0) -> float:
+        """Return the seconds of a batch, without noise and drift.
+
+        Args:
+            n: Its size.
+            longest: The length that its items are padded to.
+        """
 
     def over(self, duration_s: float) -> Seconds:
         """Return the function that says what batches take in a run of `duration_s` seconds."""
-        return lambda n, now, dice: self(n)
+        return lambda work, now, dice: self(work.n, work.longest)
+
+    def computed(self, work: Work) -> float:
+        """Return how many units of length are computed for a batch, padding included."""
+        return work.n * work.longest
 
 
 @dataclass(frozen=True)
@@ -49,7 +74,7 @@ class Affine(Cost):
     a_s: float
     b_s: float
 
-    def __call__(self, n: float) -> float:
+    def __call__(self, n: float, longest: float = 1.0) -> float:
         return self.a_s + self.b_s * n
 
 
@@ -61,7 +86,7 @@ class Tile(Cost):
     step_s: float
     width: int
 
-    def __call__(self, n: float) -> float:
+    def __call__(self, n: float, longest: float = 1.0) -> float:
         return self.a_s + self.step_s * math.ceil(n / self.width)
 
 
@@ -71,7 +96,7 @@ class Sqrt(Cost):
 
     c_s: float
 
-    def __call__(self, n: float) -> float:
+    def __call__(self, n: float, longest: float = 1.0) -> float:
         return self.c_s * math.sqrt(n)
 
 
@@ -84,8 +109,21 @@ class Knee(Cost):
     knee: int
     extra_s: float
 
-    def __call__(self, n: float) -> float:
+    def __call__(self, n: float, longest: float = 1.0) -> float:
         return self.a_s + self.b_s * n + self.extra_s * max(0.0, n - self.knee)
+
+
+@dataclass(frozen=True)
+class Padded(Cost):
+    """The cost of n items padded to the longest, of length L: a + b·n·L + c·n·L² + e·n."""
+
+    a_s: float
+    b_s: float
+    c_s: float = 0.0
+    e_s: float = 0.0
+
+    def __call__(self, n: float, longest: float = 1.0) -> float:
+        return self.a_s + n * (longest * (self.b_s + self.c_s * longest) + self.e_s)
 
 
 class Table(Cost):
@@ -99,26 +137,66 @@ class Table(Cost):
 
     def __init__(self, seconds: Mapping[int, float] | None = None, path: str | None = None) -> None:
         if path is not None:
-            seconds = _read_table(path)
+            seconds = cast(Mapping[int, float], _read_table(path))
         if not seconds or min(seconds) < 1 or min(seconds.values()) < 0:
             raise ValueError("a cost table needs sizes of at least 1 and their seconds: Table({1: 0.008, 64: 0.024})")
         self._sizes = sorted(seconds)
         self._seconds = [seconds[n] for n in self._sizes]
 
-    def __call__(self, n: float) -> float:
-        sizes, seconds = self._sizes, self._seconds
-        if n <= sizes[0] or len(sizes) == 1:
-            return seconds[0]
-        i = min(max(1, bisect_left(sizes, n)), len(sizes) - 1)
-        slope = (seconds[i] - seconds[i - 1]) / (sizes[i] - sizes[i - 1])
-        return max(0.0, seconds[i - 1] + slope * (n - sizes[i - 1]))
+    def __call__(self, n: float, longest: float = 1.0) -> float:
+        return _on_lines(self._sizes, self._seconds, n)
 
     def __repr__(self) -> str:
         return f"Table({dict(zip(self._sizes, self._seconds, strict=True))})"
 
 
+class Grid(Cost):
+    """Measured seconds by batch size and by the length that items are padded to.
+
+    Both are joined by straight lines, of which the last ones go on, as those of a `Table`.
+
+    Args:
+        seconds: The seconds by size and length, for each of the sizes with each of the lengths.
+    """
+
+    def __init__(self, seconds: Mapping[tuple[int, int], float]) -> None:
+        if any(not isinstance(key, tuple) or len(key) != 2 or min(key) < 1 for key in seconds):
+            raise ValueError("a cost table by size and length needs both of them, at least 1, for all of its seconds")
+        if min(seconds.values()) < 0:
+            raise ValueError("the seconds of a cost table cannot be negative")
+        self._sizes = sorted({n for n, _ in seconds})
+        self._lengths = sorted({longest for _, longest in seconds})
+        for n in self._sizes:
+            for longest in self._lengths:
+                if (n, longest) not in seconds:
+                    raise ValueError(
+                        f"a cost table needs each size with each length: {n} items of length {longest} are missing"
+                    )
+        self._rows = [[seconds[n, longest] for longest in self._lengths] for n in self._sizes]
+
+    def __call__(self, n: float, longest: float = 1.0) -> float:
+        return _on_lines(self._sizes, [_on_lines(self._lengths, row, longest) for row in self._rows], n)
+
+    def __repr__(self) -> str:
+        rows = zip(self._sizes, self._rows, strict=True)
+        return f"Grid({ {(n, L): s for n, row in rows for L, s in zip(self._lengths, row, strict=True)} })"
+
+
 @dataclass(frozen=True)
-class Noisy(Cost):
+class Changed(Cost):
+    """Base of costs that are another cost, changed in a run but not where it is undisturbed."""
+
+    cost: Cost
+
+    def __call__(self, n: float, longest: float = 1.0) -> float:
+        return self.cost(n, longest)
+
+    def computed(self, work: Work) -> float:
+        return self.cost.computed(work)
+
+
+@dataclass(frozen=True)
+class Noisy(Changed):
     """Another cost times log-normal noise with a mean of 1, and now and then a stall.
 
     Args:
@@ -128,28 +206,24 @@ class Noisy(Cost):
         stall_factor: How many times longer a batch that stalls takes, on top of the noise.
     """
 
-    cost: Cost
     sigma: float
     stall_share: float = 0.0
     stall_factor: float = 1.0
-
-    def __call__(self, n: float) -> float:
-        return self.cost(n)
 
     def over(self, duration_s: float) -> Seconds:
         inner = self.cost.over(duration_s)
         shift = -self.sigma * self.sigma / 2
 
-        def seconds(n: float, now: float, dice: Random) -> float:
+        def seconds(work: Work, now: float, dice: Random) -> float:
             noise = math.exp(shift + self.sigma * dice.gauss(0.0, 1.0))
             stall = self.stall_factor if dice.random() < self.stall_share else 1.0
-            return inner(n, now, dice) * noise * stall
+            return inner(work, now, dice) * noise * stall
 
         return seconds
 
 
 @dataclass(frozen=True)
-class Drifting(Cost):
+class Drifting(Changed):
     """Another cost times a factor that changes during the run.
 
     Args:
@@ -158,47 +232,96 @@ class Drifting(Cost):
             the last one stays.
     """
 
-    cost: Cost
     factors: tuple[float, ...]
-
-    def __call__(self, n: float) -> float:
-        return self.cost(n)
 
     def over(self, duration_s: float) -> Seconds:
         inner, factors = self.cost.over(duration_s), self.factors
         last = len(factors) - 1
         part_s = duration_s / len(factors)
-        return lambda n, now, dice: inner(n, now, dice) * factors[min(last, int(now / part_s))]
+        return lambda work, now, dice: inner(work, now, dice) * factors[min(last, int(now / part_s))]
+
+
+@dataclass(frozen=True)
+class SortedInside(Changed):
+    """Another cost where the user's code sorts what it is given by length, and runs it in parts.
+
+    Args:
+        cost: The cost of one part.
+        size: How many items a part has at most.
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError("size must be at least 1")
+
+    def __call__(self, n: float, longest: float = 1.0) -> float:
+        full, rest = divmod(n, self.size)
+        return full * self.cost(self.size, longest) + (self.cost(rest, longest) if rest else 0.0)
+
+    def over(self, duration_s: float) -> Seconds:
+        inner = self.cost.over(duration_s)
+        return lambda work, now, dice: sum([inner(part, now, dice) for part in self._parts(work)])
+
+    def computed(self, work: Work) -> float:
+        return sum(map(self.cost.computed, self._parts(work)))
+
+    def _parts(self, work: Work) -> list[Work]:
+        """Return the parts of a batch, the shortest items first."""
+        lengths, size = sorted(work.lengths), self.size
+        if not lengths:
+            lengths = [work.longest] * round(work.n)
+        parts = [lengths[i : i + size] for i in range(0, len(lengths), size)]
+        return [Work(len(part), part[-1], part) for part in parts]
 
 
 class GivenSeconds(Cost):
-    """The cost that a function of the user says: `n -> seconds`, or `(n, now, rng) -> seconds`.
+    """The cost that a function of the user says.
 
-    The undisturbed cost of a function of the second kind is the mean of some tries at time 0.
+    It is one of `n -> seconds`, `(n, longest) -> seconds`, `(n, now, rng) -> seconds` and
+    `(n, longest, now, rng) -> seconds`. The undisturbed cost of a function that throws dice is the
+    mean of some tries at time 0.
     """
 
     def __init__(self, function: Callable[..., float]) -> None:
+        arguments = _required_arguments(function)
         self._function = function
-        self._is_random = _required_arguments(function) >= 3
+        self._is_random = arguments >= 3
+        self._takes_length = arguments in (2, 4)
         self._mean = functools.lru_cache(maxsize=None)(self._mean_of_samples)
 
-    def __call__(self, n: float) -> float:
-        return self._mean(n) if self._is_random else self._function(n)
+    def __call__(self, n: float, longest: float = 1.0) -> float:
+        return self._mean(n, longest) if self._is_random else self._function(*self._shape(n, longest))
 
     def over(self, duration_s: float) -> Seconds:
-        return self._function if self._is_random else super().over(duration_s)
+        if not self._is_random:
+            return super().over(duration_s)
+        function, shape = self._function, self._shape
+        return lambda work, now, dice: function(*shape(work.n, work.longest), now, dice)
 
     def __repr__(self) -> str:
         return getattr(self._function, "__name__", repr(self._function))
 
-    def _mean_of_samples(self, n: float) -> float:
-        """Return the mean seconds of a batch of size `n`, over some calls of the function."""
-        dice = Random(0)
-        return sum(self._function(n, 0.0, dice) for _ in range(_SAMPLES)) / _SAMPLES
+    def _shape(self, n: float, longest: float) -> tuple[float, ...]:
+        """Return what the function takes of a batch's size and length."""
+        return (n, longest) if self._takes_length else (n,)
+
+    def _mean_of_samples(self, n: float, longest: float) -> float:
+        """Return the mean seconds of a batch, over some calls of the function."""
+        dice, shape = Random(0), self._shape(n, longest)
+        return sum(self._function(*shape, 0.0, dice) for _ in range(_SAMPLES)) / _SAMPLES
 
 
-CURVES: dict[str, Callable[..., Cost]] = {"affine": Affine, "tile": Tile, "sqrt": Sqrt, "knee": Knee, "table": Table}
-DISTURBANCES: dict[str, Callable[..., Cost]] = {"noisy": Noisy, "drifting": Drifting}
+CURVES: dict[str, Callable[..., Cost]] = {
+    "affine": Affine,
+    "tile": Tile,
+    "sqrt": Sqrt,
+    "knee": Knee,
+    "padded": Padded,
+    "table": Table,
+}
+CHANGES: dict[str, Callable[..., Cost]] = {"noisy": Noisy, "drifting": Drifting, "sorted": SortedInside}
 
 
 def cost_of(cost: object) -> Cost:
@@ -213,46 +336,80 @@ def cost_of(cost: object) -> Cost:
     if isinstance(cost, str):
         return _from_spec(cost)
     if isinstance(cost, Mapping):
-        return Table(cost)
+        return _measured(cost)
     if callable(cost):
         return GivenSeconds(cost)
     raise TypeError(f"cost must be a spec such as {USUAL_COST!r}, a Cost or a function of the batch size, not {cost!r}")
 
 
+def _measured(seconds: Mapping[Any, float]) -> Table | Grid:
+    """Make a table by size, or by size and length, whichever its keys are. Raises ValueError."""
+    return Grid(seconds) if any(isinstance(key, tuple) for key in seconds) else Table(seconds)
+
+
 def _from_spec(text: str) -> Cost:
-    """Make a cost from a curve and its disturbances, joined by `+`. Raises ValueError."""
-    parts = specs.split(text, "+", [*CURVES, *DISTURBANCES])
+    """Make a cost from a curve and what changes it, joined by `+`. Raises ValueError."""
+    parts = specs.split(text, "+", [*CURVES, *CHANGES])
     is_table = parts[0].startswith("table:")
     cost = _table(parts[0]) if is_table else specs.build(parts[0], CURVES, "cost", USUAL_COST)
     for part in parts[1:]:
-        cost = specs.build(part, DISTURBANCES, "disturbance of a cost", f"{USUAL_COST}+noisy:sigma=0.25", cost=cost)
+        cost = specs.build(part, CHANGES, "change of a cost", f"{USUAL_COST}+noisy:sigma=0.25", cost=cost)
     return cost
 
 
-def _table(text: str) -> Table:
-    """Make a table from `table:1=8ms,8=10ms,64=24ms` or `table:costs.csv`. Raises ValueError."""
+def _table(text: str) -> Cost:
+    """Make a table from `table:1=8ms,64=24ms`, `table:1x16=8ms,…` or `table:costs.csv`.
+
+    Raises ValueError.
+    """
     content = text.partition(":")[2].strip()
     if "=" not in content:
-        return Table(path=content)
+        return _measured(_read_table(content))
     try:
         entries = [entry.split("=") for entry in content.split(",")]
-        return Table({int(n): specs.duration(seconds) for n, seconds in entries})
+        return _measured({_key(shape.split("x")): specs.duration(seconds) for shape, seconds in entries})
     except ValueError as error:
-        raise ValueError(f"cost {text!r}: {error}; for example table:1=8ms,8=10ms,64=24ms") from None
+        raise ValueError(
+            f"cost {text!r}: {error}; for example table:1=8ms,8=10ms,64=24ms,"
+            " or by size and length table:1x16=8ms,1x128=9ms,64x16=20ms,64x128=90ms"
+        ) from None
 
 
-def _read_table(path: str) -> dict[int, float]:
-    """Read seconds by batch size from a CSV file. Raises ValueError."""
+def _key(shape: Sequence[str]) -> int | tuple[int, ...]:
+    """Return the size, or size and length, of a measurement. Raises ValueError."""
+    numbers = tuple(map(int, shape))
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+def _read_table(path: str) -> dict[int | tuple[int, ...], float]:
+    """Read seconds by batch size, or by size and length, from a CSV file. Raises ValueError."""
     try:
         with Path(path).open(newline="") as file:
             rows = [row for row in csv.reader(file) if row]
         if rows and not rows[0][0].strip().isdigit():
             rows = rows[1:]  # the first line holds the names of the columns
-        return {int(row[0]): float(row[1]) for row in rows}
+        if any(not 2 <= len(row) <= 3 for row in rows):
+            raise ValueError
+        return {_key(row[:-1]): float(row[-1]) for row in rows}
     except OSError as error:
         raise ValueError(f"cannot read the cost table {path}: {error.strerror}") from None
-    except (ValueError, IndexError):
-        raise ValueError(f"{path} is not a cost table: its rows should be size and seconds, such as 8,0.010") from None
+    except ValueError:
+        raise ValueError(
+            f"{path} is not a cost table: its rows should be size and seconds, such as 8,0.010,"
+            " or size, length and seconds, such as 8,128,0.040"
+        ) from None
+
+
+def _on_lines(places: Sequence[float], values: Sequence[float], at: float) -> float:
+    """Return the value at a place on the lines between the given places.
+
+    Before the first place it is the first value; behind the last place the last line goes on.
+    """
+    if at <= places[0] or len(places) == 1:
+        return values[0]
+    i = min(max(1, bisect_left(places, at)), len(places) - 1)
+    slope = (values[i] - values[i - 1]) / (places[i] - places[i - 1])
+    return max(0.0, values[i - 1] + slope * (at - places[i - 1]))
 
 
 def _required_arguments(function: Callable[..., Any]) -> int:

@@ -7,26 +7,27 @@ another one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import inf
-from random import Random
 from typing import Any
 
-from carpool.core.batch import Batch
 from carpool.core.batcher import Batcher
+from carpool.core.keyed_workers import KeyedWorkers
+from carpool.core.levels import BY_KEY, BY_LENGTH, LevelsOf, by_allowed_lengths
 from carpool.core.pipeline import Pipeline
 from carpool.core.queue import Queue
-from carpool.drive.virtual import BatchCost, VirtualDriver
+from carpool.drive.virtual import VirtualDriver
 from carpool.policy import Policy
 from carpool.service.checks import flag, nonnegative_seconds, optional_seconds
 from carpool.simulate.arrivals import USUAL_ARRIVALS, arrivals_of
+from carpool.simulate.batch_costs import BatchCosts
 from carpool.simulate.costs import USUAL_COST
+from carpool.simulate.features import Features
 from carpool.simulate.policies import PolicyLike, label_of, policy_of
 from carpool.simulate.report import Report, report_of
 from carpool.simulate.scaling import USUAL_RULE, Rule, Scaling, rule_of
 from carpool.simulate.servers import Servers, per_stage
 from carpool.simulate.traffic import Traffic
-from carpool.simulate.weights import weights_of
 
 
 def run(
@@ -39,8 +40,16 @@ def run(
     duration_s: float | None = 30,
     seed: int = 0,
     *,
+    settle_s: float = 0.0,
     weights: Any = None,
     weights_known: bool = False,
+    lengths: Any = None,
+    lengths_known: bool = True,
+    max_padded_size: float = inf,
+    allowed_lengths: Sequence[int] | None = None,
+    keys: Any = None,
+    max_workers_per_key: float = inf,
+    switch_s: float = 0.0,
     hop_s: float = 0.0,
     turn_s: float = 0.0,
     runs_ahead: bool = False,
@@ -59,17 +68,31 @@ def run(
     Args:
         policy: A name, a spec, a policy (which serves as a template) or a function that makes one.
         arrivals: A spec, a process such as `Poisson(...)`, several of them, or times in seconds.
-        cost: A spec, a `Cost`, or a function `n -> seconds` or `(n, now, rng) -> seconds`.
+        cost: A spec, a `Cost`, or a function `n -> seconds`, `(n, longest) -> seconds`,
+            `(n, now, rng) -> seconds` or `(n, longest, now, rng) -> seconds`.
         slo_s: The seconds within which requests should be answered. Of several SLOs each request
             has one, all with equal chance.
         max_batch_size: The most requests in a batch; with `weights_known` the most weight.
         workers: How many workers serve at the same time; "1-8" where they follow the load.
         duration_s: How long requests arrive, in seconds; None for the length of a trace.
         seed: The seed of everything random.
+        settle_s: The seconds at the beginning whose requests the figures leave out, so that a cold
+            start does not count. Batches are counted all the same.
         weights: How much requests weigh, if they differ: a spec, `Pareto(...)` or a list to draw
             from. A batch costs what the sum of its weights costs. A trace brings its own weights.
         weights_known: Whether the policy is told the weights. The size of a request is then its
             weight, rounded up, and a batch costs what the sum of its sizes costs.
+        lengths: How long requests are, if batches are padded to their longest: a spec, or an object
+            such as `Lognormal(...)`, of which the inputs count. A trace may bring its own lengths.
+        lengths_known: Whether the policy is told the lengths, as a stage with `length=` does.
+        max_padded_size: The most that a batch's count times its longest length may be.
+        allowed_lengths: The lengths to which batches are padded, rising, as for models that are
+            compiled for each shape; None for the longest of each batch.
+        keys: How many keys there are, if only requests with equal keys may share a batch, or a spec
+            such as `zipf:count=100,power=1`.
+        max_workers_per_key: The most workers that may serve one key at the same time.
+        switch_s: The seconds by which a batch takes longer if the one before on its worker had
+            another key.
         hop_s: The seconds that a batch spends on its way to the worker and back.
         turn_s: The seconds for which the driver collects events before it decides and answers: a
             turn of its loop.
@@ -90,19 +113,24 @@ def run(
     nonnegative_seconds("hop_s", hop_s)
     nonnegative_seconds("turn_s", turn_s)
     nonnegative_seconds("start_s", start_s)
+    nonnegative_seconds("switch_s", switch_s)
+    nonnegative_seconds("settle_s", settle_s)
+    given = {"weights": weights, "weights_known": weights_known, "lengths": lengths, "keys": keys}
     traffic = Traffic(
         arrivals_of(arrivals),
         servers,
         slos=slos,
         duration_s=duration_s,
-        weights=weights_of(weights),
-        weights_known=weights_known,
+        features=Features.of({**given, "lengths_known": flag("lengths_known", lengths_known)}),
+        settle_s=settle_s,
         seed=seed,
     )
-    policies = _policies(templates, servers, max(slos))
+    policies = _policies(templates, servers, traffic, max(slos))
+    for each in policies:
+        each.max_padded_size, each.allowed_lengths = max_padded_size, allowed_lengths
     driver = VirtualDriver(
-        _pipeline(policies, traffic, max_queue_size, runs_ahead=flag("runs_ahead", runs_ahead)),
-        _batch_cost(servers, policies, traffic, seed),
+        _pipeline(policies, traffic, max_queue_size, max_workers_per_key, runs_ahead=flag("runs_ahead", runs_ahead)),
+        BatchCosts(servers, policies, traffic, switch_s, seed),
         [each.least for each in servers.ranges],
         hop_s=hop_s,
         turn_s=turn_s,
@@ -121,7 +149,7 @@ def run(
     traffic.begin(driver)
     driver.run(until=end_s)
     return report_of(
-        traffic.record,
+        traffic.record.settled(),
         policy=" -> ".join(dict.fromkeys(map(label_of, templates))),
         load=traffic.load,
         seed=seed,
@@ -129,6 +157,7 @@ def run(
         worker_s=scaled.worker_s,
         workers_over_time=scaled.over_time,
         wake_ups=driver.wake_ups,
+        has_keys=traffic.has_keys,
     )
 
 
@@ -144,56 +173,43 @@ def slos_of(slo_s: float | Sequence[float] | None) -> tuple[float, ...]:
     return slos
 
 
-def _policies(templates: Sequence[PolicyLike], servers: Servers, longest_slo_s: float) -> list[Policy]:
+def _policies(
+    templates: Sequence[PolicyLike], servers: Servers, traffic: Traffic, longest_slo_s: float
+) -> list[Policy]:
     """Make the policy of each stage. Raises ValueError or TypeError."""
     slo_s = None if math.isinf(longest_slo_s) else longest_slo_s
     return [
         policy_of(template, max_batch_size=limit, slo_s=slo_s, cost_s=cost)
-        for template, limit, cost in zip(templates, servers.limits, servers.costs, strict=True)
+        for template, limit, cost in zip(templates, servers.limits, traffic.plain_costs, strict=True)
     ]
 
 
-def _pipeline(policies: Sequence[Policy], traffic: Traffic, max_queue_size: float, *, runs_ahead: bool) -> Pipeline:
+def _pipeline(
+    policies: Sequence[Policy], traffic: Traffic, max_queue_size: float, max_workers_per_key: float, *, runs_ahead: bool
+) -> Pipeline:
     """Make a pipeline with a stage for each policy; only the first stage refuses requests."""
     return Pipeline(
         [
             Batcher(
                 f"stage {i}",
                 policy,
-                Queue(inf if i else max_queue_size),
-                runs_ahead=runs_ahead,
-                weigh=traffic.size_of,
+                Queue(inf if i else max_queue_size, levels=_levels(policy, traffic)),
+                runs_ahead=runs_ahead and not traffic.has_keys,
+                weigh=traffic.weigh,
+                keyed=KeyedWorkers(max_workers_per_key) if traffic.has_keys else None,
             )
             for i, policy in enumerate(policies)
         ]
     )
 
 
+def _levels(policy: Policy, traffic: Traffic) -> LevelsOf | None:
+    """Return how a queue sorts requests by length, as in a stage with `length=` or `key=`."""
+    if not traffic.tells_lengths:
+        return BY_KEY if traffic.has_keys else None
+    return BY_LENGTH if policy.allowed_lengths is None else by_allowed_lengths(policy.allowed_lengths)
+
+
 def _end_s(duration_s: float, longest_slo_s: float) -> float:
     """Return when the run ends: requests that arrived last still have time to be answered."""
     return duration_s + (duration_s if math.isinf(longest_slo_s) else 2 * longest_slo_s)
-
-
-def _batch_cost(servers: Servers, policies: Sequence[Policy], traffic: Traffic, seed: int) -> BatchCost:
-    """Return the function that gives a batch its seconds, with a random source for each stage."""
-    seconds = [cost.over(traffic.duration_s) for cost in servers.costs]
-    dice = [Random(f"{seed}/cost/{i}") for i in range(len(seconds))]
-    paddings = [_padding(policy) for policy in policies]
-    weight_of = traffic.weight_of
-
-    def batch_cost(batch: Batch, now: float) -> float:
-        stage = batch.stage
-        return seconds[stage](paddings[stage](weight_of(batch)), now, dice[stage])
-
-    return batch_cost
-
-
-def _padding(policy: Policy) -> Callable[[float], float]:
-    """Return the function from the size of a batch to its size after padding.
-
-    Batches are padded only where the policy has allowed batch sizes.
-    """
-    allowed: Sequence[int] = getattr(policy, "allowed_batch_sizes", None) or ()
-    if not allowed:
-        return lambda n: n
-    return lambda n: next((size for size in allowed if size >= n), n)

@@ -1,10 +1,16 @@
-"""How long the requests of a stage of steps are: units of input to start, parts of the answer."""
+"""How long requests are: units of input, such as tokens, and with steps parts of the answer.
+
+In stages without steps only the inputs count: batches are padded to the longest of them.
+"""
 
 from __future__ import annotations
 
+import csv
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, islice
+from pathlib import Path
 from random import Random
 from typing import NamedTuple, Protocol, cast
 
@@ -12,6 +18,8 @@ from carpool.simulate import specs
 from carpool.simulate.replay import read_columns
 
 EXAMPLE = "lognormal:input=200,output=180"
+
+_SAMPLES = 2000  # draws by which a source is judged before a run
 
 
 class Length(NamedTuple):
@@ -23,7 +31,7 @@ class Length(NamedTuple):
     """
 
     input: int
-    output: int
+    output: int = 1
 
 
 class Lengths(Protocol):
@@ -111,6 +119,65 @@ class Exponential:
 
 
 @dataclass(frozen=True)
+class Bimodal:
+    """Two kinds of requests, such as queries and documents, each with lengths around a mean.
+
+    Args:
+        short: The mean of the short ones.
+        long: The mean of the long ones.
+        long_share: The share of requests that are long.
+        spread: The standard deviation of the short ones, as a share of their mean.
+        long_spread: The same of the long ones.
+    """
+
+    short: float = 10
+    long: float = 200
+    long_share: float = 0.1
+    spread: float = 0.2
+    long_spread: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_positive("bimodal", short=self.short, long=self.long)
+        if not 0 <= self.long_share <= 1:
+            raise ValueError(f"bimodal: long_share must be from 0 to 1, not {self.long_share!r}")
+
+    def draw(self, dice: Random) -> Iterator[Length]:
+        short, long = (self.short, self.short * self.spread), (self.long, self.long * self.long_spread)
+        while True:
+            yield Length(max(1, int(dice.gauss(*(long if dice.random() < self.long_share else short)))))
+
+
+@dataclass(frozen=True)
+class FromFile:
+    """The lengths of inputs in a file, one in each line.
+
+    Args:
+        path: The file: numbers alone, or a CSV file with a header line.
+        column: The column of the lengths; the first one if not given.
+        in_order: Whether requests have the lengths of the file's lines in order, again from the top
+            at its end. If not, each line is as likely as the others.
+    """
+
+    path: str
+    column: str | None = None
+    in_order: bool = False
+
+    def __post_init__(self) -> None:
+        if not self._lines():
+            raise ValueError(f"the file {self.path} has no lengths")
+
+    def draw(self, dice: Random) -> Iterator[Length]:
+        lines = self._lines()
+        if self.in_order:
+            yield from cycle(lines)
+        while True:
+            yield dice.choice(lines)
+
+    def _lines(self) -> list[Length]:
+        return _read_lengths(self.path, self.column)
+
+
+@dataclass(frozen=True)
 class Recorded:
     """The lengths of a CSV file with a header line.
 
@@ -147,6 +214,8 @@ KINDS: dict[str, Callable[..., Lengths]] = {
     "fixed": Fixed,
     "lognormal": Lognormal,
     "exponential": Exponential,
+    "bimodal": Bimodal,
+    "file": FromFile,
     "trace": Recorded,
 }
 
@@ -163,6 +232,39 @@ def lengths_of(lengths: object) -> Lengths:
     if hasattr(lengths, "draw"):
         return cast(Lengths, lengths)
     raise TypeError(f"lengths must be a spec such as {EXAMPLE!r} or Lognormal(...), not {lengths!r}")
+
+
+def sample_of(lengths: Lengths) -> list[int]:
+    """Return the inputs of many requests, by which a source is judged before a run."""
+    return [length.input for length in islice(lengths.draw(Random(0)), _SAMPLES)]
+
+
+@functools.lru_cache(maxsize=8)
+def _read_lengths(path: str, column: str | None) -> list[Length]:
+    """Read a file of lengths; for the arguments see `FromFile`. Raises ValueError."""
+    try:
+        if column is None and _is_bare(path):
+            with Path(path).open(newline="") as file:
+                texts = [row[0] for row in csv.reader(file) if row]
+        else:
+            texts = [text for (text,) in read_columns(path, column, [])]
+    except OSError as error:
+        raise ValueError(f"cannot read the lengths {path}: {error.strerror}") from None
+    try:
+        return [Length(max(1, int(float(text)))) for text in texts]
+    except ValueError:
+        raise ValueError(f"{path} is not a file of lengths: it should have a number in each line") from None
+
+
+def _is_bare(path: str) -> bool:
+    """Report whether a file begins with a number instead of the names of its columns."""
+    with Path(path).open(newline="") as file:
+        first = next(csv.reader(file), [""])
+    try:
+        float(first[0])
+    except (ValueError, IndexError):
+        return False
+    return True
 
 
 def _whole(value: float, most: int) -> int:

@@ -1,5 +1,7 @@
 """Pictures of simulated policies: goodput and latency against load, and how large the batches were.
 
+Where requests have lengths, a further panel shows their latency by length.
+
 The colours are those of Okabe & Ito, which people with any colour vision can tell apart; every
 policy also has a mark of its own. Lines get thinner from the first policy to the last, so that all
 can be seen where they coincide.
@@ -74,6 +76,9 @@ class Plotted(Protocol):
     @property
     def batch_sizes(self) -> Mapping[int, int]: ...
 
+    @property
+    def length_p99_s(self) -> Mapping[int, float]: ...
+
 
 @dataclass(frozen=True, slots=True)
 class _Point:
@@ -83,6 +88,7 @@ class _Point:
     mean_s: float
     p99_s: float
     batch_sizes: dict[int, int]
+    length_p99_s: dict[int, float]
 
 
 _Curves = dict[str, dict[float, _Point]]
@@ -159,7 +165,15 @@ def _point(reports: Sequence[Plotted]) -> _Point:
         mean_s=sum(report.mean_s for report in reports) / n,
         p99_s=sum(report.p99_s for report in reports) / n,
         batch_sizes=sizes,
+        length_p99_s=_means([report.length_p99_s for report in reports]),
     )
+
+
+def _means(figures: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """Return the mean of each figure over the reports that have it, in order of the keys."""
+    keys = sorted({key for each in figures for key in each})
+    found = {key: [each[key] for each in figures if key in each] for key in keys}
+    return {key: sum(values) / len(values) for key, values in found.items()}
 
 
 def _loads(curves: _Curves) -> list[float]:
@@ -168,9 +182,11 @@ def _loads(curves: _Curves) -> list[float]:
 
 
 def _figure(curves: _Curves, slo_s: float | None, title: str) -> Figure:
-    """Return three panels and one legend for all of them."""
-    figure = Figure(figsize=(13.0, 4.6), layout=ConstrainedLayoutEngine(wspace=0.05))
-    goodput, latency, sizes = figure.subplots(1, 3)
+    """Return three or four panels and one legend for all of them."""
+    has_lengths = any(point.length_p99_s for points in curves.values() for point in points.values())
+    panels = 4 if has_lengths else 3
+    figure = Figure(figsize=(13.0 / 3 * panels, 4.6), layout=ConstrainedLayoutEngine(wspace=0.05))
+    goodput, latency, sizes, *rest = figure.subplots(1, panels)
     if len(_loads(curves)) > 1:
         _draw_goodput(goodput, curves)
         _draw_latency(latency, curves)
@@ -180,6 +196,8 @@ def _figure(curves: _Curves, slo_s: float | None, title: str) -> Figure:
     if slo_s is not None:
         _draw_slo(latency, slo_s, vertical=len(_loads(curves)) == 1)
     _draw_sizes(sizes, curves)
+    for by_length in rest:
+        _draw_by_length(by_length, curves)
     legend = figure.legend(
         handles=_legend(goodput, list(curves)),
         loc="outside upper center",
@@ -313,6 +331,23 @@ def _draw_sizes(axes: Any, curves: _Curves) -> None:
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(visible=False, axis="x")
+
+
+def _draw_by_length(axes: Any, curves: _Curves) -> None:
+    """Draw the p99 of each policy over the length of requests, at the highest load up to 1."""
+    loads = _loads(curves)
+    load = max([load for load in loads if load <= 1], default=loads[0])
+    for policy, points in curves.items():
+        if load in points:
+            figures = points[load].length_p99_s
+            axes.plot(list(figures), [p99_s * 1e3 for p99_s in figures.values()], **_line(policy, list(curves)))
+    axes.set_title("p99 by length" if load == CLOSED else f"p99 by length at {load:.3g} of capacity", loc="left")
+    axes.set_xlabel("length of the request, up to")
+    axes.set_ylabel("milliseconds")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda length, _: f"{length:g}"))
+    axes.set_yscale("log")
+    _plain_ticks(axes.yaxis)
 
 
 def _draw_spread(axes: Any, x: float, sizes: Mapping[int, int], colour: str, mark: str) -> None:

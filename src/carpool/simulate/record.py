@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import repeat
+from itertools import compress, repeat
 
 from carpool.core.batch import Batch
 from carpool.request import Request
@@ -19,12 +19,18 @@ class StageRecord:
 
     Attributes:
         batch_sizes: How many batches there were, by the number of requests in them.
-        busy_s: The seconds for which its workers were busy, up to the end of the arrivals.
+        busy_s: The seconds for which its workers were busy, in the time that counts.
+        computed: How many units of length its workers computed, padding included.
+        of_requests: How many of these were of requests, and not padding.
+        switches: How many batches had another key than the one before on their worker.
     """
 
     def __init__(self) -> None:
         self.batch_sizes: Counter[int] = Counter()
         self.busy_s = 0.0
+        self.computed = 0.0
+        self.of_requests = 0.0
+        self.switches = 0
 
 
 class Record:
@@ -33,7 +39,8 @@ class Record:
     The request that arrives n-th, counted from 0, has index n in every column.
 
     Attributes:
-        duration_s: How long requests arrive.
+        duration_s: How long requests arrive that count.
+        settle_s: How long requests arrive before these.
         slos: The SLOs that requests may have.
         arrived: When each request arrived.
         finished: When each request was served; or DROPPED or UNFINISHED.
@@ -41,17 +48,20 @@ class Record:
         client: The client that sent each request, or -1 for requests of open processes. The column
             is empty if there is no closed loop.
         weights: The weight of each request. The column is empty if they all weigh the same.
+        lengths: The length of each request. The column is empty if they have none.
         stages: One record for each stage.
     """
 
-    def __init__(self, duration_s: float, stages: int, slos: Sequence[float]) -> None:
-        self.duration_s = duration_s
+    def __init__(self, duration_s: float, stages: int, slos: Sequence[float], settle_s: float = 0.0) -> None:
+        self.duration_s = duration_s - settle_s
+        self.settle_s = settle_s
         self.slos = slos
         self.arrived = array("d")
         self.finished = array("d")
         self.slo_s = array("d")
         self.client = array("l")
         self.weights = array("d")
+        self.lengths = array("l")
         self.stages = [StageRecord() for _ in range(stages)]
 
     @property
@@ -63,8 +73,20 @@ class Record:
         """Count a batch that keeps its worker busy from `now` on, up to the end of the arrivals."""
         stage = self.stages[batch.stage]
         stage.batch_sizes[batch.n] += 1
-        if now < self.duration_s:
-            stage.busy_s += min(busy_s, self.duration_s - now)
+        begin, end = max(now, self.settle_s), self.settle_s + self.duration_s
+        stage.busy_s += max(0.0, min(now + busy_s, end) - begin)
+
+    def settled(self) -> Record:
+        """Return the record without the requests that do not count; batches all count."""
+        if not self.settle_s:
+            return self
+        kept = Record(self.duration_s, 0, self.slos)
+        kept.stages = self.stages
+        counts = [arrived >= self.settle_s for arrived in self.arrived]
+        for name in ("arrived", "finished", "slo_s", "client", "weights", "lengths"):
+            column = getattr(self, name)
+            setattr(kept, name, array(column.typecode, compress(column, counts)))
+        return kept
 
     def answered(self, now: float, requests: Sequence[Request]) -> None:
         """Note when requests were answered. The item of a request is its index, in every stage."""

@@ -30,6 +30,8 @@ class Trace(Open):
         mean_size: Scale the weights to this mean; they are as in the file if not given.
         speed: How many times faster than recorded the trace is replayed.
         rho: Choose the speed so that the mean rate is this share of capacity; `speed` is ignored.
+        length: The columns that add up to the length of a request, joined by `+`; if not given,
+            the trace has no lengths.
     """
 
     path: str
@@ -38,11 +40,12 @@ class Trace(Open):
     mean_size: float | None = None
     speed: float = 1.0
     rho: float | None = None
+    length: str | None = None
 
     def __post_init__(self) -> None:
         if not self.speed > 0 or (self.rho is not None and not self.rho > 0):
             raise ValueError("trace: speed and rho must be positive")
-        _read_trace(self.path, self.column, self.size)
+        _read_trace(self.path, self.column, self.size, self.length)
 
     def times(self, dice: Random, scene: Scene) -> Iterator[float]:
         speed = self._speed(scene)
@@ -59,6 +62,10 @@ class Trace(Open):
         factor = self.mean_size * len(weights) / sum(weights)
         return [weight * factor for weight in weights]
 
+    def lengths(self) -> Sequence[int] | None:
+        """Return the lengths of the requests, in step with `times`; None if it has none."""
+        return self._recorded.lengths
+
     def mean_rate(self, scene: Scene) -> float:
         return self._recorded.rate * self._speed(scene)
 
@@ -71,7 +78,7 @@ class Trace(Open):
 
     @property
     def _recorded(self) -> _Recorded:
-        return _read_trace(self.path, self.column, self.size)
+        return _read_trace(self.path, self.column, self.size, self.length)
 
     def _speed(self, scene: Scene) -> float:
         return self.speed if self.rho is None else self.rho * scene.capacity / self._recorded.rate
@@ -119,10 +126,12 @@ class _Recorded(NamedTuple):
     Attributes:
         times: The arrival times in order, in seconds; the first one is 0.
         weights: The weight of each request; None if they weigh the same.
+        lengths: The length of each request; None if there are none.
     """
 
     times: Sequence[float]
     weights: Sequence[float] | None
+    lengths: Sequence[int] | None
 
     @property
     def rate(self) -> float:
@@ -131,14 +140,25 @@ class _Recorded(NamedTuple):
 
 
 @functools.lru_cache(maxsize=8)
-def _read_trace(path: str, column: str | None, size: str | None) -> _Recorded:
+def _read_trace(path: str, column: str | None, size: str | None, length: str | None) -> _Recorded:
     """Read a trace file; for the arguments see `Trace`. Raises ValueError."""
-    rows = read_columns(path, column, size.split("+") if size else [])
+    sizes, lengths = (columns.split("+") if columns else [] for columns in (size, length))
+    rows = read_columns(path, column, [*sizes, *lengths])
     if not rows:
         raise ValueError(f"the trace {path} has no requests")
-    entries = sorted((_seconds_of(row[0]), sum(float(value) for value in row[1:])) for row in rows)
+    behind = 1 + len(sizes)  # the first of the columns that hold lengths
+    entries = [(_seconds_of(row[0]), _sum(row[1:behind]), _sum(row[behind:])) for row in rows]
+    entries.sort(key=lambda entry: entry[0])
     first = entries[0][0]
-    return _Recorded([when - first for when, _ in entries], [weight for _, weight in entries] if size else None)
+    return _Recorded(
+        [when - first for when, _, _ in entries],
+        [weight for _, weight, _ in entries] if size else None,
+        [max(1, round(units)) for _, _, units in entries] if length else None,
+    )
+
+
+def _sum(texts: Sequence[str]) -> float:
+    return sum(float(text) for text in texts)
 
 
 def read_columns(path: str, column: str | None, others: Sequence[str]) -> list[list[str]]:

@@ -1,6 +1,6 @@
 """What a run was worth: the figures by which policies are compared.
 
-They cover the requests that arrive in [0, duration). Nothing is trimmed, so a cold start counts. A
+They cover the requests that arrive in [0, duration), or from `settle_s` on. A
 request is good if it is served within its SLO, or at all where there is none. A mean latency says
 little by itself, since dropping half of the requests lowers it; so there is also the penalised
 mean, in which a dropped request counts for two SLOs.
@@ -18,9 +18,10 @@ from math import inf
 from statistics import fmean
 from typing import Any
 
-from carpool.simulate.record import DROPPED, UNFINISHED, Record
+from carpool.simulate.record import DROPPED, UNFINISHED, Record, StageRecord
 
 NAN = math.nan
+_LONGEST_TENTH = 9  # begins after so many tenths
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,14 @@ class Report:
             way, while requests arrived.
         workers_over_time: By the second, how many there were in the stage whose workers come and
             go; empty where their number is fixed.
+        padding_share: The share of what the busiest stage computed that was padding, in units of
+            length; None where requests have no lengths.
+        long_p99_s: The 99th percentile of the latencies of the longest tenth of the requests.
+        long_attainment: The share of the longest tenth that were good.
+        length_p99_s: The 99th percentile of the latencies by length, for lengths up to each power
+            of two and above the one before; empty where requests have no lengths.
+        switch_share: The share of the busiest stage's batches that had another key than the one
+            before on their worker; None where requests have no keys.
     """
 
     policy: str
@@ -97,6 +106,11 @@ class Report:
     batch_sizes: dict[int, int] = field(repr=False)
     worker_s: float
     workers_over_time: dict[float, float] = field(repr=False)
+    padding_share: float | None = None
+    long_p99_s: float | None = None
+    long_attainment: float | None = None
+    length_p99_s: dict[int, float] = field(default_factory=dict, repr=False)
+    switch_share: float | None = None
 
     @property
     def drop_share(self) -> float:
@@ -128,6 +142,7 @@ def report_of(
     worker_s: Sequence[float],
     workers_over_time: dict[float, float],
     wake_ups: int,
+    has_keys: bool = False,
 ) -> Report:
     """Return the figures of one run.
 
@@ -140,6 +155,7 @@ def report_of(
         worker_s: The seconds that the workers of each stage were there, in all.
         workers_over_time: By the second, how many there were, where they come and go.
         wake_ups: How often the policy was asked only because time had passed.
+        has_keys: Whether only requests with equal keys shared batches.
     """
     requests, dropped, unfinished = len(record.arrived), *map(record.finished.count, (DROPPED, UNFINISHED))
     served = requests - dropped - unfinished
@@ -180,6 +196,9 @@ def report_of(
         batch_sizes=dict(sorted(record.stages[busiest].batch_sizes.items())),
         worker_s=sum(worker_s),
         workers_over_time=workers_over_time,
+        padding_share=_padding_share(record.stages[busiest]),
+        switch_share=_switch_share(record.stages[busiest]) if has_keys else None,
+        **_by_length(record, good, end_s),
     )
 
 
@@ -200,8 +219,8 @@ def _mean_figure(name: str, values: Sequence[Any]) -> Any:
         return tuple(seed for seeds in values for seed in seeds)
     if name == "batch_sizes":
         return {n: sum(counts.get(n, 0) for counts in values) for n in _keys_of(values)}
-    if name in ("class_attainment", "workers_over_time"):
-        return {key: _mean([shares.get(key, NAN) for shares in values]) for key in _keys_of(values)}
+    if name in ("class_attainment", "length_p99_s", "workers_over_time"):
+        return {key: _mean([figures.get(key, NAN) for figures in values]) for key in _keys_of(values)}
     if isinstance(first, tuple):
         return tuple(_mean(column) for column in zip(*values, strict=True))
     return first if first is None or isinstance(first, str) else _mean(values)
@@ -214,8 +233,33 @@ def _keys_of(mappings: Sequence[Mapping[float, object]]) -> list[float]:
 
 def _latencies(record: Record, end_s: float) -> list[float]:
     """Return the latencies of all requests that were not dropped."""
-    rows = zip(record.arrived, record.finished, strict=True)
-    return [(end_s if end == UNFINISHED else end) - arrived for arrived, end in rows if end != DROPPED]
+    return [latency_s for latency_s in _latency_of_each(record, end_s) if latency_s is not None]
+
+
+def _latency_of_each(record: Record, end_s: float) -> Iterable[float | None]:
+    """Yield the latency of each request; None for those that were dropped."""
+    for arrived, end in zip(record.arrived, record.finished, strict=True):
+        yield None if end == DROPPED else (end_s if end == UNFINISHED else end) - arrived
+
+
+def _by_length(record: Record, good: list[bool], end_s: float) -> dict[str, Any]:
+    """Return the figures of requests by their lengths; none where they have no lengths."""
+    if not record.lengths:
+        return {}
+    least = sorted(record.lengths)[_LONGEST_TENTH * len(record.lengths) // 10]
+    of_long: list[float] = []
+    by_power: dict[int, list[float]] = {}
+    for length, latency_s in zip(record.lengths, _latency_of_each(record, end_s), strict=True):
+        if latency_s is not None:
+            by_power.setdefault((length - 1).bit_length(), []).append(latency_s)
+            if length >= least:
+                of_long.append(latency_s)
+    good_long = [is_good for length, is_good in zip(record.lengths, good, strict=True) if length >= least]
+    return {
+        "long_p99_s": _quantile(sorted(of_long), 0.99),
+        "long_attainment": _share(sum(good_long), len(good_long)),
+        "length_p99_s": {2**power: _quantile(sorted(by_power[power]), 0.99) for power in sorted(by_power)},
+    }
 
 
 def _good(record: Record) -> list[bool]:
@@ -258,6 +302,17 @@ def _jain(record: Record, good: list[bool]) -> float | None:
             counts[client] = counts.get(client, 0) + is_good
     squares = sum(k * k for k in counts.values())
     return sum(counts.values()) ** 2 / (len(counts) * squares) if squares else 1.0
+
+
+def _padding_share(stage: StageRecord) -> float | None:
+    """Return the share of padding in what a stage computed; None without lengths."""
+    return 1 - stage.of_requests / stage.computed if stage.computed else None
+
+
+def _switch_share(stage: StageRecord) -> float:
+    """Return the share of a stage's batches that had another key than the one before."""
+    batches = sum(stage.batch_sizes.values())
+    return stage.switches / batches if batches else NAN
 
 
 def _quantile(ordered: Sequence[float], q: float) -> float:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 from carpool.service.checks import at_least
 from carpool.simulate.costs import USUAL_COST, Cost, cost_of
+from carpool.simulate.lengths import lengths_of, sample_of
+
+_BATCHES = 100  # drawn to find out what a batch costs in the mean
 
 
 @dataclass(frozen=True)
@@ -64,31 +71,66 @@ class Servers:
         ranges = tuple(map(WorkerRange.of, per_stage("workers", workers, len(costs))))
         return cls(costs, limits, tuple(each.most for each in ranges), ranges)
 
-    def capacity(self, mean_weight: float = 1.0, *, weights_known: bool = False) -> float:
+    def capacity(self, mean_weight: float = 1.0, *, weights_known: bool = False, lengths: Sequence[int] = ()) -> float:
         """Return the most requests per second that can be served for ever.
 
-        This is workers · max n/t(n) of the slowest stage.
+        This is workers · max n/t(n) of the slowest stage, and where requests have lengths that of
+        batches whose requests are all of one length. No policy can serve more.
 
         Args:
             mean_weight: The mean weight of a request; a batch costs what the sum of its weights
                 costs.
             weights_known: Whether batch limits count weights instead of requests.
+            lengths: The lengths of requests that are like those to be served; empty where they have
+                none.
         """
         unit = 1.0 if weights_known else mean_weight
         rates = [
-            workers * max(n / cost(n * unit) for n in range(1, limit + 1))
+            workers / _least_seconds(cost, limit, unit, lengths)
             for cost, limit, workers in zip(self.costs, self.limits, self.workers, strict=True)
         ]
         return min(rates) / mean_weight * unit
 
+    def plain_costs(self, lengths: Sequence[int]) -> tuple[Callable[[float], float], ...]:
+        """Return for each stage the mean seconds of a batch of n in order of arrival.
 
-def capacity(cost: Any = USUAL_COST, max_batch_size: Any = 64, workers: Any = 1) -> float:
+        Args:
+            lengths: The lengths of requests that are like those to be served; empty where they have
+                none.
+        """
+        return tuple(_in_plain_order(cost, lengths) for cost in self.costs) if lengths else self.costs
+
+
+def _least_seconds(cost: Cost, limit: int, unit: float, lengths: Sequence[int]) -> float:
+    """Return the least seconds of a worker for each unit served, for the mean of the lengths."""
+    counts = Counter(lengths) or {1: 1}
+    total = sum(
+        count * min(cost(n * unit, length) / n for n in range(1, limit + 1)) for length, count in counts.items()
+    )
+    return total / sum(counts.values())
+
+
+def _in_plain_order(cost: Cost, lengths: Sequence[int]) -> Callable[[float], float]:
+    """Return the mean seconds of a batch of n whose requests are drawn from the lengths."""
+    dice = Random(0)
+
+    @functools.cache
+    def seconds(n: float) -> float:
+        drawn = (max(dice.choices(lengths, k=max(1, round(n)))) for _ in range(_BATCHES))
+        return sum(cost(n, longest) for longest in drawn) / _BATCHES
+
+    return seconds
+
+
+def capacity(cost: Any = USUAL_COST, max_batch_size: Any = 64, workers: Any = 1, lengths: Any = None) -> float:
     """Return the most requests per second that can be served for ever.
 
     This is workers · max n/t(n) for n up to `max_batch_size`. A list of costs stands for stages in
-    a row, of which the slowest counts; the other arguments may then be lists too.
+    a row, of which the slowest counts; the other arguments may then be lists too. Where requests
+    have `lengths`, each batch is of one length, so that nothing is padded.
     """
-    return Servers.of(cost, max_batch_size, workers).capacity()
+    drawn = () if lengths is None else sample_of(lengths_of(lengths))
+    return Servers.of(cost, max_batch_size, workers).capacity(lengths=drawn)
 
 
 def per_stage(name: str, value: Any, stages: int) -> tuple[Any, ...]:

@@ -60,6 +60,10 @@ COLUMNS = (
     Column("batch", lambda r: r.mean_batch_size, _number),
     Column("busy", lambda r: r.utilisation, _percent),
     Column("worker s", lambda r: r.worker_s if r.workers_over_time else None, _number, "least", True),
+    Column("padding", lambda r: r.padding_share, _percent, "least"),
+    Column("long p99", lambda r: r.long_p99_s, _ms, "least", True),
+    Column("long in time", lambda r: r.long_attainment, _percent, "most"),
+    Column("switches", lambda r: r.switch_share, _percent, "least"),
     Column("fair", lambda r: r.fairness, "{:.2f}".format, "most"),
 )
 

@@ -158,12 +158,39 @@ class BatchAnswerer:
                 await self._check_results(indices, results)
         return [(size, best[size]) for size in sizes if size in best]
 
-    async def _run_examples(self, begin: int, size: int) -> tuple[list[int], list[Any]]:
+    async def warm_up_shapes(
+        self, shapes: Sequence[tuple[int, int]], clock: Clock = monotonic
+    ) -> list[tuple[int, float]]:
+        """Run each shape once, so that models that are compiled for it are ready; then time it.
+
+        Args:
+            shapes: of each the position of an example, and how often it is in the call.
+            clock: monotonic seconds.
+
+        Returns:
+            The position of each shape that was timed, and the least seconds that it took.
+
+        Raises: what `warm_up` raises.
+        """
+        best: dict[int, float] = {}
+        began = clock()
+        for i, (example, n) in [*enumerate(shapes), *enumerate(shapes)]:
+            if i in best and clock() - began >= _TIMING_S:
+                break
+            troubles, started = len(self.trouble), clock()
+            await self._run_examples(example, n, step=0)
+            took_s = clock() - started
+            if len(self.trouble) == troubles:
+                best[i] = min(took_s, best.get(i, took_s))
+        return sorted(best.items())
+
+    async def _run_examples(self, begin: int, size: int, step: int = 1) -> tuple[list[int], list[Any]]:
         """Run `size` examples as one batch, beginning with one of them and starting over after the
-        last. Return the positions of the examples, and their results.
+        last; with a `step` of 0 it is the same one over and over. Return the positions of the
+        examples, and their results.
         """
         examples = self.traits.examples
-        indices = [(begin + i) % len(examples) for i in range(size)]
+        indices = [(begin + step * i) % len(examples) for i in range(size)]
         results = await self._invoker.run([examples[i] for i in indices], self.trouble)
         for i, value in zip(indices, results, strict=True):
             if type(value) is Failed:

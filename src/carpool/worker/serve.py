@@ -204,12 +204,14 @@ async def _load(
                 same_process=same_process,
             )
         timings: list[tuple[int, float]] | list[StepTiming] = []
+        shapes: list[tuple[int, float]] = []
         if answerer.traits.examples:
             _send_state(link, "warming")
             # threads share standard output with the program that they run in: it is left alone
             with contextlib.nullcontext() if same_process else hold_back_prints(setup.stage):
                 if steps is None:
                     timings = await answerer.warm_up(setup.warm_up)
+                    shapes = await answerer.warm_up_shapes(setup.warm_up_shapes)
                 else:
                     timings = await steps.warm_up(setup.most_examples)
     except BaseException as error:
@@ -219,7 +221,8 @@ async def _load(
         return None
     if answerer.trouble:
         _send_trouble(link, 0, answerer.trouble)
-    _send_state(link, "ready", msgspec.msgpack.encode(timings))
+    more = [msgspec.msgpack.encode(shapes)] if shapes else []
+    _send_state(link, "ready", msgspec.msgpack.encode(timings), *more)
     return answerer if steps is None else steps
 
 

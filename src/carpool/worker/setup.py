@@ -44,6 +44,8 @@ class Setup(msgspec.Struct, frozen=True):
         oom_errors: full names of exceptions that mean out of memory, see `retry.Retrier`.
         cores: where the worker runs; None leaves the affinity alone.
         log_level: the parent's log level if its program has set up logging, else None.
+        warm_up_shapes: calls with one example over and over that are run and timed, too: the
+            example's position, and how often it is in the call.
         most_examples: how many examples of a model that answers in parts may run together.
     """
 
@@ -62,3 +64,4 @@ class Setup(msgspec.Struct, frozen=True):
     cores: Cores | None
     log_level: int | None
     most_examples: int = 1
+    warm_up_shapes: tuple[tuple[int, int], ...] = ()

@@ -1,0 +1,1 @@
+"""The servers of `bench.shapes.http`, each of which serves the same sentence-embedding model."""

@@ -1,0 +1,305 @@
+"""Batches composed by length: of all that wait, which go together, and which batch goes first.
+
+A model that pads a batch to its longest item wastes what the short ones are padded with. So all who
+wait, by length, are cut into the batches that cost least (`policy/partition.py`), and of these the
+one goes that has the greatest
+
+    sum over its requests of  (u^8 / A)  divided by its seconds.
+
+`u` is how much of its time a request has used up, (now - arrived) / (due - arrived), or its age
+where nothing is due. Only those count that would be in time with this batch, noise included. `A` is
+the smoothed share of requests of about its length that were answered in time, 1 where nothing is
+due.
+
+The sum of u^p / t is the generalised cµ rule (van Mieghem 1995) for costs of delay that rise as
+u^(p+1): with p = 0 it is Smith's rule, which serves the cheapest batch and starves the long ones,
+with p = infinity it serves the batch of the oldest. Dividing by A is proportional fairness (Kelly
+1997) over lengths: without it the long ones alone pay for an overload.
+
+**Nobody starves.** Whoever has waited x is passed over only for a batch with somebody in it who has
+waited at least x / R, where R = (B · t(own batch) / t(batch that goes))^(1/8), which is at most
+(B · t(own batch) / t(1, shortest))^(1/8), and B the batch limit. (The sum of the batch that goes is
+at most B times its greatest u^8, and that of the other one at least x^8.) It holds in overload, and
+no number in it can be set wrong. Where all are due equally soon after their arrival, u stands in
+the place of the age; those that would be late anyway do not count.
+
+Where more than one batch waits, plain order has the shorter tail if composing saves little. So the
+costs of both are compared, smoothed, and what comes first goes first unless composing takes at most
+0.85 of the seconds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Sequence
+from math import inf, log2
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+from carpool.policy.partition import partition
+
+if TYPE_CHECKING:
+    from carpool.policy.base import LevelsView, QueueView
+    from carpool.policy.length_cost import LengthCost
+    from carpool.request import Request
+
+_POWER = 8
+_JUST_COME_S = 1e-4  # is added to ages, so that those of one moment have some
+_WORTH = 0.85  # share of plain order's seconds up to which composing is worth it
+_LOOK_EVERY = 4  # batches between two comparisons with plain order
+_LOOK_AGAIN_EVERY = 16  # batches between them while plain order is kept
+_KEEP = 0.95  # weight of the former comparisons, for each batch that has gone since
+_FIRST_LOOKS = 8  # comparisons that are made as often as a batch has gone, and of which the mean is taken
+_ANSWERED, _LEAST_ANSWERED = 0.02, 0.02  # weight of an answer in a share of answers in time, and the least share
+_PATIENT_S = 30.0  # nothing has more time than this: what is due much later must not wait for ever
+_CLASSES = 2  # of lengths for each doubling, for these shares
+
+
+Rising = Sequence[tuple[int, "Iterable[Request]", int]]
+"""What waits, level by level, the shortest first: length, requests, and how many they are."""
+
+_score = attrgetter("score")
+_arrived = attrgetter("arrived")
+
+
+class Choice(NamedTuple):
+    """The batch that goes.
+
+    Attributes:
+        requests: those in it.
+        longest: the longest length in it, or a little more.
+        seconds: what it is expected to take.
+        batches: how many batches wait, with this one.
+    """
+
+    requests: Sequence[Request]
+    longest: int
+    seconds: float
+    batches: int
+
+
+class _Scored(NamedTuple):
+    """The best batch of one key."""
+
+    score: float
+    requests: Sequence[Request]
+    longest: int
+    seconds: float
+
+
+class Composer:
+    """Composes the batches of one stage.
+
+    Args:
+        cost: of batches by count and length, learned elsewhere.
+    """
+
+    def __init__(self, cost: LengthCost) -> None:
+        self._cost = cost
+        self._in_time: dict[int, float] = {}  # by the class of length, the share of answers in time
+        self._ratio: float | None = None  # seconds of composed batches over those in plain order, smoothed
+        self._looks = 0  # how often they were compared
+        self._gone = 0  # batches since then
+
+    @property
+    def saving(self) -> float:
+        """The share of the seconds that composing saves against plain order; 0 while unknown."""
+        return 0.0 if self._ratio is None else 1.0 - self._ratio
+
+    def answered(self, request: Request, is_in_time: bool) -> None:
+        """Note that a request was answered in time, or too late, or was refused."""
+        if request.due == inf:
+            return
+        at = _class_of(request.length)
+        share = self._in_time.get(at, 1.0)
+        if share < 1.0 or not is_in_time:
+            self._in_time[at] = share + _ANSWERED * (is_in_time - share)
+
+    def batch_gone(self) -> None:
+        """Note that a batch has gone: now and then what composing saves is looked at again."""
+        self._gone += 1
+
+    def choose(
+        self,
+        now: float,
+        levels: Sequence[LevelsView],
+        limit: int,
+        most_padded: float,
+        *,
+        onward_s: float = 0.0,
+        without: Collection[Request] = (),
+        extra_s: Sequence[float] = (),
+    ) -> Choice:
+        """Return the batch that is to go, of all that wait.
+
+        Args:
+            now: the time.
+            levels: what waits by length, for each key.
+            limit: the most that a batch may hold.
+            most_padded: how large its count times its longest length may be.
+            onward_s: what a request needs after its batch.
+            without: requests that are as good as gone; of each key one at least is left.
+            extra_s: what a batch of each key takes besides; nothing if it is empty.
+        """
+        found: list[_Scored] = []
+        batches = 0
+        for i, each in enumerate(levels):
+            rising = each.rising()
+            if without:
+                rising = _without(rising, without)
+            pieces = partition([(length, count) for length, _, count in rising], limit, most_padded, self._cost)
+            batches += len(pieces)
+            if len(levels) == 1 and len(pieces) == 1:
+                return self._whole(rising)
+            found.append(self._best(now + onward_s, rising, pieces, extra_s[i] if extra_s else 0.0, each.allowance_s))
+        best = max(found, key=_score) if len(found) > 1 else found[0]
+        return Choice(best.requests, best.longest, best.seconds, batches)
+
+    def without_padding(self, choice: Choice, allowed_batch_sizes: Sequence[int]) -> Choice:
+        """Return a choice less those requests for which it would be padded to a larger size.
+
+        That is where a batch of the next smaller size serves more for its seconds; those that came
+        last wait.
+        """
+        n, cost = len(choice.requests), self._cost
+        smaller = max([size for size in allowed_batch_sizes if size < n], default=n)
+        seconds = cost.seconds(smaller, choice.longest)
+        if n in allowed_batch_sizes or smaller / seconds <= n / choice.seconds:
+            return choice
+        oldest = sorted(choice.requests, key=lambda request: request.admitted)[:smaller]
+        return choice._replace(requests=oldest, seconds=seconds)
+
+    def keeps_plain_order(self, queue: QueueView, limit: int) -> bool:
+        """Report whether what comes first should go first, as composing would save too little.
+
+        Args:
+            queue: what waits, which is more than one batch.
+            limit: the most that a batch may hold.
+        """
+        pause = (
+            1 if self._looks < _FIRST_LOOKS else _LOOK_EVERY if (self._ratio or 0.0) <= _WORTH else _LOOK_AGAIN_EVERY
+        )
+        if self._ratio is None or self._gone >= pause:
+            self._compare(queue, limit)
+        assert self._ratio is not None
+        return self._ratio > _WORTH
+
+    def _compare(self, queue: QueueView, limit: int) -> None:
+        """Look what composing saves now."""
+        cost = self._cost
+        composed_s = plain_s = 0.0
+        for levels in queue.levels:
+            rising = [(length, count) for length, _, count in levels.rising()]
+            longest = [length for length, count in rising for _ in range(count)]
+            pieces = partition(rising, limit, inf, cost)
+            composed_s += sum([cost.seconds(end - begin, longest[end - 1]) for begin, end in pieces])
+            in_order = queue.peek(len(queue)) if queue.lanes == 1 else sorted(in_line(levels), key=_arrived)
+            lengths = [request.length for request in in_order]
+            for begin in range(0, len(lengths), limit):
+                batch = lengths[begin : begin + limit]
+                plain_s += cost.seconds(len(batch), max(batch))
+        ratio = composed_s / plain_s
+        self._looks += 1
+        news = max(1.0 - _KEEP**self._gone, 1.0 / self._looks if self._looks <= _FIRST_LOOKS else 0.0)
+        self._ratio = ratio if self._ratio is None else self._ratio + news * (ratio - self._ratio)
+        self._gone = 0
+
+    def _whole(self, rising: Rising) -> Choice:
+        """Return all that waits as one batch."""
+        requests = [request for _, of_level, _ in rising for request in of_level]
+        longest = rising[-1][0]
+        return Choice(requests, longest, self._cost.seconds(len(requests), longest), 1)
+
+    def _best(
+        self,
+        now: float,
+        rising: Rising,
+        pieces: Sequence[tuple[int, int]],
+        extra_s: float,
+        allowance_s: float,
+    ) -> _Scored:
+        """Return the best of the batches of one key."""
+        cost = self._cost
+        line: list[Request] = []
+        ends: list[int] = []  # of the levels
+        for _, of_level, _ in rising:
+            line += of_level
+            ends.append(len(line))
+        earliest, worth = self._worth(now + _JUST_COME_S, rising, allowance_s)
+        noise = 1.0 + cost.cv
+        most, best = -1.0, (0, 0, 0, 0.0)
+        for begin, end in pieces:
+            longest = rising[bisect_left(ends, end)][0]
+            seconds = cost.seconds(end - begin, longest) + extra_s
+            until = now + seconds * noise
+            if until <= earliest:
+                score = sum(worth[begin:end]) / seconds
+            else:
+                in_time = [w for w, r in zip(worth[begin:end], line[begin:end], strict=True) if r.due >= until]
+                score = sum(in_time) / seconds
+            if score > most:
+                most, best = score, (begin, end, longest, seconds)
+        begin, end, longest, seconds = best
+        if allowance_s:
+            most /= min(allowance_s, _PATIENT_S) ** _POWER
+        return _Scored(most, line[begin:end], longest, seconds)
+
+    def _worth(self, since: float, rising: Rising, allowance_s: float) -> tuple[float, list[float]]:
+        """Return when the first request is due, and what it is worth to serve each of them now.
+
+        Where all have the same time to their dues that is the age, else its share of that time, to
+        the eighth power.
+
+        Args:
+            since: the time, a little later.
+            rising: the requests, level by level.
+            allowance_s: from the arrival of each to its due time; 0 if that differs.
+        """
+        worth: list[float] = []
+        earliest = inf
+        for length, of_level, _ in rising:
+            if allowance_s:
+                earliest = min(earliest, next(iter(of_level)).due)
+                # the eighth power by three squares, in half the time
+                of_this = [(c := (b := (a := since - r.admitted) * a) * b) * c for r in of_level]
+            else:
+                earliest = min(earliest, min([request.due for request in of_level]))
+                of_this = [_used_up(since, request) ** _POWER for request in of_level]
+            if self._in_time:
+                say = self._say_of(length)
+                of_this = [w * say for w in of_this]
+            worth += of_this
+        return earliest, worth
+
+    def _say_of(self, length: int) -> float:
+        """Return the weight of requests of about this length: more for those seldom in time."""
+        return 1.0 / max(_LEAST_ANSWERED, self._in_time.get(_class_of(length), 1.0))
+
+
+def _class_of(length: int) -> int:
+    """Return the class of lengths that a length belongs to."""
+    return int(_CLASSES * log2(length))
+
+
+def _used_up(since: float, request: Request) -> float:
+    """Return how much of its time a request has used up."""
+    admitted = request.admitted
+    return (since - admitted) / min(request.due - admitted or 1e-9, _PATIENT_S)
+
+
+def in_line(levels: LevelsView) -> list[Request]:
+    """Return all that waits in levels, the shortest first."""
+    return [request for _, of_level, _ in levels.rising() for request in of_level]
+
+
+def _without(
+    rising: Iterable[tuple[int, Iterable[Request], int]], without: Collection[Request]
+) -> list[tuple[int, Iterable[Request], int]]:
+    """Return the levels less some requests, and without levels that are empty then."""
+    gone = set(without)
+    left: list[tuple[int, Iterable[Request], int]] = []
+    for length, of_level, _ in rising:
+        kept = [request for request in of_level if request not in gone]
+        if kept:
+            left.append((length, kept, len(kept)))
+    return left

@@ -1,0 +1,191 @@
+"""What a batch of n items costs of which the longest has length L, learned while serving:
+
+    t(n, L) = level · (a + n · (b·L + c·L² + e)).
+
+A model pads its batch to the longest item: `b` is the work for each position, `c` that of attention
+over pairs of them, `e` what each item costs however short it is, and `a` what each call costs. The
+four weights are found by least squares of relative errors, with forgetting (half of it in 140
+batches), from as few samples as there are; a weight that would come out negative is left out. The
+level and the noise are learned as for batches of equal items (`policy/level.py`).
+
+Sizes and lengths that the model pads up to are looked up first: the cost of a batch is that of the
+shape that is run.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from math import exp, log, sqrt
+
+from carpool.policy.level import CostLevel
+
+_KEEP = 0.995  # weight of the former samples when a new one comes
+_LEARNED = 12  # batches after which residuals mean something
+_EAGER, _EVERY = 50, 8  # up to so many samples the weights are found anew for each, then for every so many
+_SWITCH_NEWS = 0.1  # weight of a new sample of what it costs to serve another key
+_SWITCH_MOST = 50.0  # times the usual seconds: what takes longer has stalled
+_SWITCH_SHARE = 0.1  # of a batch: a switch that costs less does not matter
+_RIDGE = 1.0001  # of the diagonal: parts that cannot be told apart share what they cost
+
+
+class LengthCost(CostLevel):
+    """Learned seconds of a batch by its count and its longest length.
+
+    Args:
+        allowed_batch_sizes: the counts that batches are padded up to; None if they are not.
+        allowed_lengths: the lengths that items are padded up to; None for those of the longest.
+
+    Attributes:
+        samples: how many batches it has learned from.
+        largest: the largest count sampled so far.
+        longest: the longest length sampled so far.
+        usual_length: smoothed longest length of a batch.
+        switch_s: what the first batch of another key on a worker takes besides; 0 where that is no
+            more than noise.
+        longest_varies: whether batches have had different longest lengths.
+    """
+
+    def __init__(
+        self, allowed_batch_sizes: Sequence[int] | None = None, allowed_lengths: Sequence[int] | None = None
+    ) -> None:
+        super().__init__()
+        self.samples = 0
+        self.largest = self.longest = 1
+        self.usual_length = 1.0
+        self.switch_s = 0.0
+        self._excess_s = 0.0  # smoothed, of first batches of another key
+        self.longest_varies = False
+        self.pads_counts = allowed_batch_sizes is not None
+        self._counts = allowed_batch_sizes
+        self._lengths = allowed_lengths
+        self._weights = [1e-3, 0.0, 0.0, 0.0]
+        self._products = [[0.0] * 4 for _ in range(4)]  # of the parts of the cost, over the samples
+        self._sums = [0.0] * 4
+
+    @property
+    def setup_s(self) -> float:
+        """Seconds of a call that depend on nothing."""
+        return self._weights[0] * self.level
+
+    def item_s(self, length: float) -> float:
+        """Return the seconds of each item in a batch whose longest has this length."""
+        if self._lengths is not None:
+            length = padded(length, self._lengths)
+        _, b, c, e = self._weights
+        return (b * length + c * length * length + e) * self.level
+
+    def seconds(self, n: float, length: float) -> float:
+        """Return the expected seconds of a batch of `n` items, the longest of this length."""
+        if self._counts is not None:
+            n = padded(n, self._counts)
+        return max(1e-6, self.setup_s + n * self.item_s(length))
+
+    def usual(self, limit: int) -> CostAtLength:
+        """Return the cost of batches of up to `limit` by their count, at the usual length."""
+        return CostAtLength(self, self.usual_length, limit)
+
+    def add(self, n: int, length: int, seconds: float) -> None:
+        """Learn from a batch of `n` items, the longest of this length, that took `seconds`."""
+        seconds = max(seconds, 1e-9)
+        self.longest_varies = self.longest_varies or (self.samples > 0 and length != self.longest)
+        self.largest, self.longest = max(self.largest, n), max(self.longest, length)
+        self.usual_length += (length - self.usual_length) * (0.05 if self.samples else 1.0)
+        self.samples += 1
+        if self.samples > _LEARNED:
+            expected = self.seconds(n, length)
+            self._learn_margin(seconds / expected)
+            residual = log(min(max(seconds / expected, 0.4), 2.5))
+            believed = self._learn_level(residual, min(3.0, self.samples / _LEARNED))
+            if believed is None:
+                return
+            seconds = expected * exp(believed)
+        self._add_up(n, length, seconds / self.level)
+        if self.samples <= _EAGER or self.samples % _EVERY == 0:
+            self._fit()
+
+    def learn_switch(self, n: int, length: int, seconds: float) -> None:
+        """Learn from a batch that was the first one of its key on its worker."""
+        expected = self.seconds(n, length)
+        self._excess_s += _SWITCH_NEWS * (min(seconds, _SWITCH_MOST * expected) - expected - self._excess_s)
+        self.switch_s = self._excess_s if self._excess_s > _SWITCH_SHARE * expected else 0.0
+
+    def _add_up(self, n: float, length: float, seconds: float) -> None:
+        """Add a sample, in units of the present level, to the sums of the least squares."""
+        if self._counts is not None:
+            n = padded(n, self._counts)
+        if self._lengths is not None:
+            length = padded(length, self._lengths)
+        parts = (1.0 / seconds, n * length / seconds, n * length * length / seconds, n / seconds)
+        for i, part in enumerate(parts):
+            row = self._products[i]
+            self._sums[i] = _KEEP * self._sums[i] + part
+            for j in range(4):
+                row[j] = _KEEP * row[j] + part * parts[j]
+
+    def _fit(self) -> None:
+        """Find the weights, leaving out the worst one for as long as any is negative."""
+        scale = [sqrt(self._products[i][i]) for i in range(4)]
+        left = [0, 1, 2, 3]
+        while left:
+            found = self._solved(left)
+            worst = min(left, key=lambda i: found[i] * scale[i])
+            if found[worst] >= 0.0:
+                self._weights = [found.get(i, 0.0) for i in range(4)]
+                return
+            left.remove(worst)
+
+    def _solved(self, left: Sequence[int]) -> dict[int, float]:
+        """Return the weights of the parts that are left, by elimination."""
+        rows = [[self._products[i][j] * (_RIDGE if i == j else 1.0) for j in left] + [self._sums[i]] for i in left]
+        for p in range(len(left)):
+            pivot = rows[p][p] or 1e-30
+            rows[p] = [value / pivot for value in rows[p]]
+            for r in range(len(left)):
+                if r != p:
+                    factor = rows[r][p]
+                    rows[r] = [x - factor * y for x, y in zip(rows[r], rows[p], strict=True)]
+        return {i: row[-1] for i, row in zip(left, rows, strict=True)}
+
+
+class CostAtLength:
+    """The cost of batches by their count, at one length: what rules ask that know no lengths.
+
+    Attributes:
+        limit: the largest count.
+    """
+
+    def __init__(self, cost: LengthCost, length: float, limit: int) -> None:
+        self._cost = cost
+        self._length = length
+        self.limit = limit
+
+    def seconds(self, n: float) -> float:
+        """Return the expected seconds of a batch of `n`."""
+        return self._cost.seconds(n, self._length)
+
+    @property
+    def cv(self) -> float:
+        """Coefficient of variation of a batch's time about its expectation."""
+        return self._cost.cv
+
+    @property
+    def setup_s(self) -> float:
+        """Seconds of a batch that do not depend on its size."""
+        return self._cost.setup_s
+
+    @property
+    def largest(self) -> int:
+        """The largest size sampled so far."""
+        return self._cost.largest
+
+
+def padded(value: float, allowed: Sequence[int]) -> int:
+    """Return what a count or a length is padded up to, or cut off to if it is above the last.
+
+    Args:
+        value: the count or length.
+        allowed: what it may be padded to, rising.
+    """
+    at = bisect_left(allowed, value)
+    return allowed[min(at, len(allowed) - 1)]

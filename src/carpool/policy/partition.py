@@ -1,0 +1,104 @@
+"""Cut what waits, sorted by length, into the batches that cost least.
+
+A batch of n items, the longest of which has length L, takes t(n, L) = a + n·per(L). With all that
+wait in the order of their lengths, a batch is a piece [i, j) of the line. The line of n is cut so
+that
+
+    the sum over the batches of  t(j - i, L)·(2n - i)
+
+is least: the time of a batch delays the n - i that have not been served before it, and as many
+again as wait now, which come later. That is a shortest path over places to cut, where the cost of
+an edge is that of a batch; to batch with sizes that are known beforehand is an old problem of
+optimal bucketing, solved by dynamic programming.
+
+Few places need to be looked at. Where t is linear in n, to part two requests of one level of
+lengths saves no seconds unless the batch is full, so a cut is at the end of a level or full batches
+behind such a place.
+As the line goes on, the best beginning of a last batch never moves back. And where there are many
+levels, the end of one is left out if it would cost the few requests since the place before next to
+nothing to be padded to the length of the next level.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from math import inf
+from typing import Protocol
+
+_MANY = 16  # levels; with more of them, some ends are left out
+_TRIFLE = 0.07  # of what a call costs: what it may cost those before an end that it is left out
+
+
+class LinearCost(Protocol):
+    """A cost that is linear in the count."""
+
+    @property
+    def setup_s(self) -> float:
+        """Seconds of a batch that do not depend on its count."""
+
+    def item_s(self, length: float) -> float:
+        """Return the seconds of each item where the longest has this length."""
+
+
+def partition(
+    levels: Sequence[tuple[int, int]], limit: int, most_padded: float, cost: LinearCost
+) -> list[tuple[int, int]]:
+    """Return the pieces of the line, each as where it begins and ends.
+
+    Args:
+        levels: the longest length and the count of each level, rising in length.
+        limit: the most that one batch may hold.
+        most_padded: how large the count of a batch times its longest length may be; a request that
+            is longer by itself is alone.
+        cost: of a batch.
+    """
+    n = sum([count for _, count in levels])
+    twice = 2 * n
+    setup_s = cost.setup_s
+    places, least, came_from = [0], [0.0], [0]
+    behind, moment = [twice], [0]  # of each place, what waits behind it, and that times the place
+    trifle_s = _TRIFLE * setup_s if len(levels) > _MANY else 0.0
+    items_s = [cost.item_s(length) for length, _ in levels]
+    end = first = follow = 0
+    for (length, count), item_s, longer_s in zip(levels, items_s, [*items_s[1:], inf], strict=True):
+        most = limit if length * limit <= most_padded else max(1, int(most_padded // length))
+        end += count
+        full_s = setup_s + most * item_s
+        while follow < len(places) and places[follow] + most < end:  # a full batch from there ends within these
+            place = places[follow] + most
+            if place > places[-1]:
+                places.append(place)
+                least.append(least[follow] + full_s * behind[follow])
+                behind.append(twice - place)
+                moment.append(place * (twice - place))
+                came_from.append(follow)
+            follow += 1
+        if (end - places[-1]) * (longer_s - item_s) < trifle_s:
+            continue  # to go with the next level would cost them next to nothing
+        first = bisect_left(places, end - most, first)
+        all_s = setup_s + end * item_s  # so a batch from p takes all_s - p * item_s
+        values = [
+            value + all_s * w - item_s * m
+            for value, w, m in zip(least[first:], behind[first:], moment[first:], strict=True)
+        ]
+        best = min(values)
+        first += values.index(best)
+        came_from.append(first)
+        places.append(end)
+        least.append(best)
+        behind.append(twice - end)
+        moment.append(end * (twice - end))
+    return _path(places, came_from)
+
+
+def _path(places: Sequence[int], came_from: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the pieces of the shortest path to the last place."""
+    pieces = []
+    at = len(places) - 1
+    while at:
+        before = came_from[at]
+        pieces.append((places[before], places[at]))
+        at = before
+    pieces.reverse()
+    return pieces

@@ -1,0 +1,173 @@
+"""Keys: requests with different ones never share a batch, and workers change keys as seldom as is fair."""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+from itertools import pairwise
+from math import inf
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.core.batch import Batch
+from carpool.core.batcher import Batcher
+from carpool.core.keyed_workers import KeyedWorkers
+from carpool.core.levels import BY_KEY, BY_LENGTH
+from carpool.core.pipeline import Pipeline
+from carpool.core.queue import Queue
+from carpool.drive.virtual import VirtualDriver
+from carpool.policy import Adaptive, Greedy, Policy, Static, new_policy
+from carpool.request import Lane, Request
+from tests.effort import examples
+
+
+def key_of(batch: Batch) -> Any:
+    """The only key of a batch."""
+    (key,) = {request.lane.key for request in batch.requests}
+    return key
+
+
+def driven(
+    policy: Policy, *, workers: int = 1, most: float = inf, switch_s: float = 0.0, by_length: bool = False
+) -> VirtualDriver:
+    """A stage with keys in virtual time, where a worker pays for serving another key than before."""
+    last: dict[int, Any] = {}
+
+    def cost(batch: Batch, now: float) -> float:
+        key = key_of(batch)
+        is_switch, last[batch.place] = last.get(batch.place) != key, key
+        return 4e-3 + 2e-4 * len(batch) + switch_s * is_switch
+
+    queue = Queue(levels=BY_LENGTH if by_length else BY_KEY)
+    batcher = Batcher("stage", new_policy(policy, 8), queue, keyed=KeyedWorkers(most))
+    return VirtualDriver(Pipeline([batcher]), cost, workers=[workers])
+
+
+POLICIES = [Adaptive(), Greedy(), Static(8, 0.002)]
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.0, 0.004), st.integers(0, 4), st.integers(1, 60)), min_size=1, max_size=120),
+    st.integers(1, 3),
+    st.sampled_from([1, 2, inf]),
+    st.sampled_from(POLICIES),
+    st.booleans(),
+)
+@examples(120, derandomize=True)
+def test_keys_never_share_a_batch(
+    arrivals: list[tuple[float, int, int]], workers: int, most: float, policy: Policy, by_length: bool
+) -> None:
+    """A batch has one key, no key runs on more workers than it may, and every request is answered,
+    whatever the policy.
+    """
+    driver = driven(policy, workers=workers, most=most, by_length=by_length)
+    batcher = driver.pipeline.batchers[0]
+    at = 0.0
+    for gap, key, length in arrivals:
+        at += gap
+        driver.arrive(at, "x", length=length, lane=Lane(0, key, 0))
+        driver.at(at, lambda: check_held(batcher, most))
+    driver.run()
+    assert len(driver.answers) == len(arrivals)
+    assert all(request.error is None for request in driver.answers)
+    for batch in driver.batches:
+        key_of(batch)
+
+
+def check_held(batcher: Batcher, most: float) -> None:
+    """No key runs on more workers than it may."""
+    keys = [key_of(batch) for batch in batcher.in_flight.values()]
+    assert all(keys.count(key) <= most for key in keys)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
+def test_a_busy_key_leaves_workers_for_the_others(policy: Policy) -> None:
+    """With `max_workers_per_key` a crowd of one key does not make others wait for its batches."""
+    driver = driven(policy, workers=3, most=2)
+    for _ in range(100):
+        driver.submit("x", lane=Lane(0, "busy", 0))
+    driver.run(0.001)
+    rare = driver.submit("x", lane=Lane(0, "rare", 0))
+    driver.run(0.012)
+    assert rare in driver.answers
+    driver.run()
+    assert len(driver.answers) == 101
+
+
+def test_the_worker_that_served_a_key_last_serves_it_again() -> None:
+    """Of several idle workers the one that has served a key last gets its next batch."""
+    driver = driven(Greedy(), workers=3)
+    for at in range(12):
+        for key in ("a", "b", "c") if at % 2 else ("c", "a", "b"):
+            driver.arrive(float(at), "x", lane=Lane(0, key, 0))
+    driver.run()
+    places: dict[Any, set[int]] = {}
+    for batch in driver.batches:
+        places.setdefault(key_of(batch), set()).add(batch.place)
+    assert sorted(places.values()) == [{0}, {1}, {2}] or all(len(each) == 1 for each in places.values())
+
+
+def test_a_worker_that_comes_back_has_served_no_key() -> None:
+    """A worker's successor is not taken to have loaded what its predecessor had."""
+    keyed = KeyedWorkers()
+    assert keyed.started(0, "a")
+    keyed.ended(0)
+    assert not keyed.started(0, "a")
+    keyed.lost(0)
+    assert not keyed.warm([0])
+    assert keyed.started(0, "a")
+
+
+def switches(policy: Policy, switch_s: float) -> tuple[int, float]:
+    """How often workers changed keys in a closed loop of three keys, and the longest wait."""
+    driver = driven(policy, workers=1, switch_s=switch_s)
+    dice, left, longest = random.Random(2), 3000, 0.0
+
+    class Client:
+        def answered(self, request: Request) -> None:
+            nonlocal left, longest
+            longest = max(longest, driver.clock.now - request.admitted)
+            if left:
+                left -= 1
+                driver.submit("x", lane=Lane(0, dice.randrange(3), 0), caller=Client())
+
+    for _ in range(30):
+        driver.submit("x", lane=Lane(0, dice.randrange(3), 0), caller=Client())
+    driver.run()
+    keys = [key_of(batch) for batch in driver.batches]
+    return sum(a != b for a, b in pairwise(keys)), longest
+
+
+def test_a_switch_that_costs_is_made_less_often() -> None:
+    """Where the first batch of another key takes far longer, a worker stays with its key for
+    longer, but no request waits for ever.
+    """
+    dear, longest = switches(Adaptive(), 0.1)
+    cheap, _ = switches(Adaptive(), 0.0)
+    assert dear < cheap
+    assert longest < 1.5
+
+
+@pytest.mark.parametrize("policy", [Adaptive(), Greedy()], ids=lambda policy: type(policy).__name__)
+def test_keys_that_come_and_go_leave_nothing_behind(policy: Policy) -> None:
+    """Ten thousand keys in turn leave no lane, no level and no worker's memory behind."""
+    driver = driven(policy, workers=2, by_length=True)
+    batcher = driver.pipeline.batchers[0]
+
+    def held() -> int:
+        gc.collect()
+        keyed = batcher.keyed
+        assert keyed is not None
+        return len(batcher.queue._lanes) + len(batcher.queue.order) + len(keyed._last) + len(keyed._runs)
+
+    for key in range(10_000):
+        driver.arrive(key * 3e-3, key, length=1 + key % 50, lane=Lane(0, f"key {key}", 0))
+    driver.run()
+    assert [request.result for request in driver.answers] == [request.item for request in driver.answers]
+    assert len(driver.answers) == 10_000
+    assert held() <= 6
+    assert sys.getsizeof(batcher.queue._lanes) < 2000
