@@ -6,6 +6,9 @@ worker over a connection of its own. It needs `pip install 'carpool[ray]'`.
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 try:
     from carpool.ray.cluster import Cluster
 except ModuleNotFoundError as error:
@@ -13,4 +16,14 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError("Ray is missing: pip install 'carpool[ray]'", name="ray") from None
 
-__all__ = ["Cluster"]
+if TYPE_CHECKING:
+    from carpool.ray.serve_app import app
+
+__all__ = ["Cluster", "app"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs Ray Serve at its first use."""
+    if name == "app":
+        return importlib.import_module("carpool.ray.serve_app").app
+    raise AttributeError(f"module 'carpool.ray' has no attribute {name!r}")
