@@ -534,13 +534,12 @@ class WorkerPool:
             self._workers[place].kill()  # it has come back, so it need not write down where it hung
 
     def _lost(self, place: int, why: str) -> None:
-        """Hand back what a lost worker owed, and replace it, unless the pool is stopping."""
-        label, is_guest = self._label(place), self.roster.places[place].is_guest
-        worker = self._workers.pop(place)
-        self._driver.stats.stages[self.stage].elsewhere.pop(place, None)
+        """Take note that a worker is gone, and do what follows from that."""
+        label, record, stats = self._label(place), self.roster.places[place], self._driver.stats.stages[self.stage]
+        worker, state = self._workers.pop(place), record.state
+        stats.elsewhere.pop(place, None)
         if worker.broke_protocol:
-            self._driver.stats.stages[self.stage].protocol_errors += 1
-        state = self.roster.places[place].state
+            stats.protocol_errors += 1
         failure = self._failure.pop(place, None)
         cause = why if failure is None else f"{failure.message}\n{failure.traceback}".rstrip()
         if state == PlaceState.HUNG:
@@ -553,15 +552,25 @@ class WorkerPool:
             logger.info("worker %s has stopped", label, extra=self._about(place))
             if has_left:
                 self._hand_back_unblamed(place)
-            return
-        if is_guest and state != PlaceState.READY and state != PlaceState.HUNG:
+        elif record.is_guest and state not in (PlaceState.READY, PlaceState.HUNG):
             logger.error("worker %s could not join: %s", label, cause, extra=self._about(place))
-            return
-        if not is_guest and place not in self._started_once:
+        elif not record.is_guest and place not in self._started_once:
             text = cause if failure else f"worker {place} of stage {self.name} died while loading: {why}"
             self._driver.start_failed(StartupError(text))
-            return
-        if not is_guest:
+        else:
+            self._replace(place, worker, state, label, cause)
+
+    def _replace(self, place: int, worker: Worker, state: PlaceState, label: str, cause: str) -> None:
+        """Hand back what a lost worker owed, and start another one if it is due.
+
+        Args:
+            place: the position of the worker.
+            worker: the worker.
+            state: what it was in until now.
+            label: its name for the log.
+            cause: why it is lost, for the log.
+        """
+        if not self.roster.places[place].is_guest:
             self._lost_at.setdefault(place, self._driver.clock())
         if state != PlaceState.HUNG:
             logger.error("worker %s is lost: %s", label, cause, extra=self._about(place))
