@@ -9,21 +9,22 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-try:
-    from carpool.ray.cluster import Cluster
-except ModuleNotFoundError as error:
-    if error.name != "ray":
-        raise
-    raise ImportError("Ray is missing: pip install 'carpool[ray]'", name="ray") from None
-
 if TYPE_CHECKING:
+    from carpool.ray.cluster import Cluster
     from carpool.ray.serve_app import app
 
 __all__ = ["Cluster", "app"]
 
+_MODULES = {"Cluster": "carpool.ray.cluster", "app": "carpool.ray.serve_app"}
+
 
 def __getattr__(name: str) -> Any:
-    """Import what needs Ray Serve at its first use."""
-    if name == "app":
-        return importlib.import_module("carpool.ray.serve_app").app
-    raise AttributeError(f"module 'carpool.ray' has no attribute {name!r}")
+    """Import what needs Ray at its first use."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'carpool.ray' has no attribute {name!r}")
+    try:
+        return getattr(importlib.import_module(_MODULES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ImportError("Ray is missing: pip install 'carpool[ray]'", name="ray") from None
