@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+import carpool
 from carpool import DeadlineExceeded, ModelError, Service, Stage, StartupError, Unavailable
 from carpool.testing.driver import PROMISES, Contract, Driven
 from tests.on_ray.models import Place
@@ -244,3 +245,44 @@ def test_http(tmp_path: Path) -> None:
         assert [answer["x"] for answer in answers] == list(range(20))
         metrics = served.ask("GET", "/metrics")[1].decode()
         assert 'carpool_workers{model="place",stage="Place",state="ready"} 2.0' in metrics
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"address": "ray://head:10001"}, "is an address of Ray Client.*ray job submit"),
+        ({"silence_s": 1}, "silence_s must be at least 2 seconds"),
+        ({"ports": (7, 3)}, "ports must be the first and the last one"),
+        ({"ports": 7}, "ports must be the first and the last one"),
+        ({"stages": {"Place": {"gpus": 1}}}, "has no 'gpus'"),
+        ({"stages": {"Place": {"workers": 0}}}, "must be a whole number of at least 1"),
+        ({"stages": {"Place": 7}}, "Place must be a mapping"),
+    ],
+)
+def test_wrong_clusters(settings: dict[str, Any], text: str) -> None:
+    """What cannot be is refused where the cluster is described, with the next step."""
+    with pytest.raises((ValueError, TypeError), match=text):
+        carpool.ray.Cluster(**settings)
+
+
+def test_wrong_stages_of_a_cluster() -> None:
+    """A stage that there is not, or that does not move, is refused before anything is started."""
+    with pytest.raises(ValueError, match="stages names Plaice, and place has Place"):
+        service().run(on=carpool.ray.Cluster(stages={"Plaice": {"workers": 2}}))
+    here = Service(Stage(models.double, run_in="thread"), name="here")
+    with pytest.raises(ValueError, match="stays in this process"):
+        here.run(on=carpool.ray.Cluster(stages={"double": {"workers": 2}}))
+    joining = Service(Stage(models.double, join=True), name="joining")
+    with pytest.raises(ValueError, match="on Ray the cluster starts the workers"):
+        joining.run(on="ray")
+
+
+def test_more_workers_and_ports() -> None:
+    """`stages` says how many workers there are on the cluster, and `ports` where they connect."""
+    cluster = carpool.ray.Cluster(stages={"Place": {"workers": 3, "num_cpus": 0.5}}, ports=(23400, 23500))
+    with service().run(on=cluster) as handle:
+        assert handle.stats().stages[0].workers == {"ready": 3}
+        where = handle.stats().stages[0].elsewhere
+        assert len(where) == 3
+        assert all("node" in each and "actor" in each for each in where.values())
+        assert 23400 <= handle._inner._running.site._address.port <= 23500

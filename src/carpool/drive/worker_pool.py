@@ -550,14 +550,12 @@ class WorkerPool:
             self._workers[place].kill()  # it has come back, so it need not write down where it hung
 
     def _lost(self, place: int, why: str) -> None:
-        """Hand back what a lost worker owed, and replace it, unless the pool is stopping."""
-        label = self._label(place)
-        worker = self._workers.pop(place)
-        self._driver.stats.stages[self.stage].elsewhere.pop(place, None)
+        """Take note that a worker is gone, and do what follows from that."""
+        label, record, stats = self._label(place), self.roster.places[place], self._driver.stats.stages[self.stage]
+        worker, state = self._workers.pop(place), record.state
+        stats.elsewhere.pop(place, None)
         if worker.broke_protocol:
-            self._driver.stats.stages[self.stage].protocol_errors += 1
-        record = self.roster.places[place]
-        state = record.state
+            stats.protocol_errors += 1
         failure = self._failure.pop(place, None)
         cause = why if failure is None else f"{failure.message}\n{failure.traceback}".rstrip()
         if state == PlaceState.HUNG:

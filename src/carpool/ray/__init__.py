@@ -6,11 +6,25 @@ worker over a connection of its own. It needs `pip install 'carpool[ray]'`.
 
 from __future__ import annotations
 
-try:
-    from carpool.ray.cluster import Cluster
-except ModuleNotFoundError as error:
-    if error.name != "ray":
-        raise
-    raise ImportError("Ray is missing: pip install 'carpool[ray]'", name="ray") from None
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Cluster"]
+if TYPE_CHECKING:
+    from carpool.ray.cluster import Cluster
+    from carpool.ray.serve_app import app
+
+__all__ = ["Cluster", "app"]
+
+_MODULES = {"Cluster": "carpool.ray.cluster", "app": "carpool.ray.serve_app"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs Ray at its first use."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'carpool.ray' has no attribute {name!r}")
+    try:
+        return getattr(importlib.import_module(_MODULES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ImportError("Ray is missing: pip install 'carpool[ray]'", name="ray") from None
