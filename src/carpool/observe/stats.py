@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, Protocol
 
 from carpool.call.results import Trouble
 from carpool.call.retry import padded_size
@@ -54,6 +54,16 @@ REASONS = ("full", "free", "delay", "size", "tight", "shed", "probe", "cold", "c
 """Why a batch was sent to its worker. Whatever else a policy says is counted as `other`."""
 
 
+class BatchWatcher(Protocol):
+    """Whoever is told of each batch of a stage."""
+
+    def batch_started(self, stage: StageStats, batch: Batch) -> None:
+        """Note that a worker has got to a batch."""
+
+    def batch_completed(self, stage: StageStats, place: int) -> None:
+        """Note that a worker has answered its batch."""
+
+
 class StageStats:
     """Counters of one stage.
 
@@ -80,6 +90,7 @@ class StageStats:
         protocol_errors: How many workers were ended because they sent something wrong.
         items: How many requests the batches of a stage with `allowed_batch_sizes` held.
         padding: How many items were added to these to reach an allowed size.
+        watcher: Is told of each batch; None unless requests are logged or traced one by one.
     """
 
     def __init__(self, name: str, pipeline: Pipeline, index: int, roster: Roster | None, single: bool) -> None:
@@ -96,6 +107,7 @@ class StageStats:
         self._single = single
         self._last_reason = ""
         self._explain_at = -inf
+        self.watcher: BatchWatcher | None = None
         self._wanted: set[int] = set()  # places of workers that became free while requests waited
 
     def started(self, batch: Batch) -> None:
@@ -111,6 +123,8 @@ class StageStats:
             self._log_reason(batch)
         self.reasons[batch.reason if batch.reason in self.reasons else "other"] += calls
         self.queue_time.add_since(batch.started, [request.arrived for request in batch.requests])
+        if self.watcher is not None:
+            self.watcher.batch_started(self, batch)
 
     def completed(self, place: int, n: int, busy_s: float, waited_s: float) -> None:
         """Count a batch that is done.
@@ -127,6 +141,8 @@ class StageStats:
             self.compute_time.add(busy_s / n, n)  # one time for all is measured: each gets its share
         else:
             self.compute_time.add(busy_s)
+        if self.watcher is not None:
+            self.watcher.batch_completed(self, place)
         if place in self._wanted:
             self.idle_gap.add(waited_s)
         if self.batcher.queue or place in self.batcher.in_flight:
