@@ -92,7 +92,9 @@ def many(xs: list[float]) -> list[float]:
 
 
 def test_a_changed_service_is_the_declared_one_but_for_what_is_changed() -> None:
-    """Settings that nothing changes stay, services that nothing changes are the same objects, and the changed one works."""
+    """Settings that nothing changes stay, services that nothing changes are the same objects, and the changed one
+    works.
+    """
     service = carpool.Service(
         carpool.Stage(many, max_batch_size=8, workers=2, max_queue_size=50, run_in="thread"),
         name="m",
@@ -130,7 +132,9 @@ def test_wrong_changes_name_the_nearest(services: Any, stages: Any, error: str) 
 
 
 def test_workers_with_things_of_their_own_are_not_multiplied() -> None:
-    """Another number of workers keeps an environment that all share and devices; cpus and different environments must be changed, too."""
+    """Another number of workers keeps an environment that all share and devices; cpus and different environments must
+    be changed, too.
+    """
     shared = carpool.Service(carpool.Stage(many, max_batch_size=8, workers=2, env={"A": "1"}))
     assert changed([shared], {}, {"many": {"workers": 3}})[0].stages[0].env == ({"A": "1"},) * 3
     own = carpool.Service(carpool.Stage(many, max_batch_size=8, env=[{"A": "1"}, {"A": "2"}]))
@@ -172,7 +176,9 @@ def command(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedP
 
 
 def test_config_shows_values_and_where_they_are_from(tmp_path: Path) -> None:
-    """`carpool config` shows every setting with its value and source; flags come first, then the environment, the file and the default."""
+    """`carpool config` shows every setting with its value and source; flags come first, then the environment, the
+    file and the default.
+    """
     (tmp_path / "carpool.toml").write_text(
         'port = 1\nhost = "127.0.0.9"\nidle_timeout_s = 5\n[stages.double]\nworkers = 3\n'
     )

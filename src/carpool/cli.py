@@ -224,7 +224,7 @@ cli.command(simulate)  # not by its name: its module would not be read for the l
 
 
 class _Sources:
-    """Gives commands the settings that stand in the environment and the file, unless a flag does."""
+    """Gives commands the settings of the environment and the file, unless a flag says them."""
 
     def __init__(self) -> None:
         self._of: dict[str, str] = {}

@@ -150,8 +150,9 @@ def moment(
         (moment([stage(workers=[{"state": "loading"}])]), "bad", "no worker that is ready (loading)"),
         (moment([stage(workers=[{"state": "ready"}, {"state": "dead"}])]), "warn", "1 of 2 workers of stage S of M"),
         (moment([stage(queued=10)]), "bad", "queue of stage S of M is full"),
+        (moment([stage(restarts=2)], ok=3), "warn", "Workers of stage S of M have died lately: 2"),
         (moment([stage()], overloaded=1, ok=3), "bad", "25 % of the requests for M are refused"),
-        (moment([stage()], expired=1, ok=999), "bad", "Less than 1 % of the requests for M miss"),
+        (moment([stage()], expired=1, ok=999), "warn", "Less than 1 % of the requests for M miss"),
         (moment([stage()], 0.05, 80, ok=100), "warn", "20 % of the answers of M come later than the SLO of 50 ms"),
     ],
 )
@@ -214,15 +215,15 @@ def test_quantiles_are_those_of_prometheus() -> None:
 ERRORS = """
 window.__errors = [];
 addEventListener("error", (event) => window.__errors.push(String(event.message)));
-addEventListener("securitypolicyviolation", (event) => window.__errors.push(`${event.violatedDirective} ${event.blockedURI}`));
+addEventListener("securitypolicyviolation", (event) => window.__errors.push(event.blockedURI));
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(chromium.PATH is None, reason="there is no Chromium")
 def test_a_browser_shows_the_figures_and_a_killed_worker(tmp_path: Path) -> None:
-    """What the page shows are the figures of /metrics, a killed worker is told within two seconds, and there is no error
-    and no request to another host.
+    """What the page shows are the figures of /metrics, a killed worker is told within two seconds,
+    and there is no error and no request to another host.
     """
     with serving(App(models.scale)) as running, chromium.run(tmp_path) as tab:
         for _ in range(7):

@@ -1,4 +1,6 @@
-"""Where a server listens, and when it refuses to: ports, Unix sockets, sockets that are handed over, an address of its own."""
+"""Where a server listens, and when it refuses to: ports, Unix sockets, sockets that are handed over, an address of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,9 @@ def test_a_local_server_answers_to_local_names_only() -> None:
 
 
 def test_a_unix_socket_is_for_this_user_only(tmp_path: Path) -> None:
-    """The socket may be used by its user from the moment that it is there, is asked by any name, and is gone afterwards."""
+    """The socket may be used by its user from the moment that it is there, is asked by any name, and is gone
+    afterwards.
+    """
     path = tmp_path / "http.sock"
     with running(Settings(socket=str(path))) as one:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -156,8 +160,9 @@ def test_admin_has_an_address_of_its_own(tmp_path: Path) -> None:
         ("[::1]:9000", "[::1]:9000"),
         (":9000", "127.0.0.1:9000"),
         ("9000", "127.0.0.1:9000"),
-    ]
-    + [("unix:/x/y", "unix:/x/y"), ("/x/y", "unix:/x/y")],
+        ("unix:/x/y", "unix:/x/y"),
+        ("/x/y", "unix:/x/y"),
+    ],
 )
 def test_addresses_as_people_write_them(text: str, address: str) -> None:
     """An address is a host with a port, a port alone, or the path of a socket."""

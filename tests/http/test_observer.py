@@ -46,7 +46,9 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
 
 
 def test_a_line_tells_what_was_asked_and_where_the_time_went(port: int, caplog: pytest.LogCaptureFixture) -> None:
-    """The line has id, status, bytes, and for each stage the time in the queue and in the batch, with its id and size."""
+    """The line has id, status, bytes, and for each stage the time in the queue and in the batch, with its id and
+    size.
+    """
     with caplog.at_level(logging.INFO):
         answer = asked(port, post(b"3", predict_path(models.two_steps.name), "X-Request-Id: mine"))
     assert answer.status == 200
@@ -67,7 +69,9 @@ def test_a_line_tells_what_was_asked_and_where_the_time_went(port: int, caplog: 
 
 
 def test_refusals_and_pages_have_lines_too(port: int, caplog: pytest.LogCaptureFixture) -> None:
-    """What the app refuses, and its own pages, are in the log with their status; what came from outside is escaped and cut."""
+    """What the app refuses, and its own pages, are in the log with their status; what came from outside is escaped
+    and cut.
+    """
     with caplog.at_level(logging.INFO):
         asked(port, post(b"{", "/models/echo/predict"))
         asked(port, get("/nowhere/%0a" + "x" * 1000), "GET")
@@ -114,7 +118,9 @@ def test_server_timing_of_two_stages() -> None:
 
 
 def test_a_large_answer_is_compressed_for_those_who_accept_it(port: int) -> None:
-    """Answers above the size are compressed if the client accepts it and they get smaller, and their body is the same."""
+    """Answers above the size are compressed if the client accepts it and they get smaller, and their body is the
+    same.
+    """
     body = b'"' + b"carpool " * 500 + b'"'
     small = asked(port, post(body, "/models/echo/predict", "Accept-Encoding: br, gzip"))
     assert small.headers["content-encoding"] == "gzip"
@@ -162,10 +168,10 @@ def test_pipelined_requests_each_get_their_own(observed: tuple[int, int]) -> Non
 
 def test_a_sample_of_the_requests_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """With a share of a half about half of the requests have a line."""
-    with both_fronts(App(models.scale, access_log=0.5)) as (ours, _), caplog.at_level(logging.INFO):
-        with Client(ours.port) as client:
-            for _ in range(100):
-                client.ask(get("/livez"))
+    caplog.set_level(logging.INFO)
+    with both_fronts(App(models.scale, access_log=0.5)) as (ours, _), Client(ours.port) as client:
+        for _ in range(100):
+            client.ask(get("/livez"))
     assert 20 <= len(lines(caplog)) <= 80
 
 

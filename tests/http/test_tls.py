@@ -63,13 +63,13 @@ def test_answers_over_tls_are_those_without_it(tmp_path: Path) -> None:
         assert ask(running.port, context, b"21") == (200, b"42.0")
         large = b'"' + b"x" * 2**20 + b'"'
         assert ask(running.port, context, large, "/models/echo/predict") == (200, large)
-        with socket.create_connection(("localhost", running.port)) as plain:
-            with context.wrap_socket(plain, server_hostname="localhost") as secure:
-                assert secure.version() in ("TLSv1.2", "TLSv1.3")
-                secure.sendall(post(b"1") + post(b"2") + get("/livez", "Connection: close"))
-                received = b""
-                while data := secure.recv(65536):
-                    received += data
+        plain = socket.create_connection(("localhost", running.port))
+        with context.wrap_socket(plain, server_hostname="localhost") as secure:
+            assert secure.version() in ("TLSv1.2", "TLSv1.3")
+            secure.sendall(post(b"1") + post(b"2") + get("/livez", "Connection: close"))
+            received = b""
+            while data := secure.recv(65536):
+                received += data
         assert [received.count(text) for text in (b"\r\n\r\n2.0", b"\r\n\r\n4.0", b"ok\n")] == [1, 1, 1]
         with Client(running.port) as client:
             client.send(get("/livez"))
@@ -95,7 +95,9 @@ def test_a_client_needs_a_certificate_of_the_right_root(tmp_path: Path) -> None:
 
 
 def test_a_renewed_certificate_is_used_without_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """New connections see the renewed certificate, and a client CA that has changed counts, too; files that are no good change nothing."""
+    """New connections see the renewed certificate, and a client CA that has changed counts, too; files that are no
+    good change nothing.
+    """
     old, new = self_signed(tmp_path, "old"), self_signed(tmp_path, "new")
     used = Pair(tmp_path / "used.pem", tmp_path / "used.key")
     roots = tmp_path / "roots.pem"

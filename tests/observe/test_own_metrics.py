@@ -60,7 +60,9 @@ def test_what_workers_count_is_in_metrics(tmp_path: Path) -> None:
 
 
 def test_sums_of_processes(tmp_path: Path) -> None:
-    """Counters and histograms are summed over all files, gauges over the processes that live, and a broken file is passed over."""
+    """Counters and histograms are summed over all files, gauges over the processes that live, and a broken file is
+    passed over.
+    """
     own = OwnMetricsOfWorkers()
     for pid in (11, 22):
         registry = CollectorRegistry()

@@ -25,8 +25,10 @@ _HEADERS = (
     (b"cache-control", b"no-cache"),
 )
 _PAGES = {
-    b"/dashboard": ("dashboard.html", "uPlot.esm.js", "uPlot.min.css", "dashboard.js", "dashboard.css")
-    + ("figures.js", "charts.js", "icon.svg"),
+    b"/dashboard": (
+        *("dashboard.html", "dashboard.js", "dashboard.css", "figures.js", "charts.js"),
+        *("uPlot.esm.js", "uPlot.min.css", "icon.svg"),
+    ),
     b"/docs": ("docs.html", "swagger-ui-bundle.js", "swagger-ui.css", "docs.js", "icon.svg"),
 }
 

@@ -58,7 +58,7 @@ class Compression:
 
 
 def new_compression(setting: str, from_bytes: int) -> Compression | None:
-    """Return what a setting such as `zstd,gzip` asks for; None for an empty one. Raises ValueError."""
+    """Return what a setting such as `zstd,gzip` asks for, or None. Raises ValueError."""
     codings = [coding.strip() for coding in setting.split(",") if coding.strip()]
     return Compression(codings, from_bytes) if codings else None
 

@@ -154,8 +154,8 @@ class Head:
         return given if _FIT_ID.fullmatch(given) else b""
 
     def echoed(self, headers: tuple[tuple[bytes, bytes], ...]) -> tuple[tuple[bytes, bytes], ...]:
-        """Return the headers of an answer with those that each answer to this head has, and with the
-        client's id, unless they have an id already.
+        """Return the headers of an answer, with those of each answer to this head, and with the
+        client's id unless they have an id already.
         """
         headers += self.extra
         given = self.request_id

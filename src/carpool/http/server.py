@@ -145,7 +145,7 @@ class Server:
         return address if ":/" in address else f"http{'s' if self._tls is not None else ''}://{address}"
 
     def bind(self) -> None:
-        """Take the addresses, before anything costly is started. Raises OSError if one is not free."""
+        """Take the addresses before anything costly is started. Raises OSError."""
         for place in self._places:
             place.bind()
 

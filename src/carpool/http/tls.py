@@ -36,7 +36,7 @@ class Certificates:
         self.context.sni_callback = self._choose
 
     def refresh(self) -> None:
-        """Read the files again if one has changed; those that are no good are logged and not used."""
+        """Read the files again if one has changed; log those that are no good."""
         try:
             states = self._states()
             if states == self._seen:

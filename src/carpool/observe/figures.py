@@ -16,6 +16,7 @@ from carpool.observe.stream_stats import StreamStats
 from carpool.policy.cost import CostModel
 
 _LATE_SHARE = 0.05  # of the answers may be later than the SLO before that is a problem
+_FEW = 0.01  # of the requests may fail before that is bad, and not only worth a look
 _RULES = {
     "full": "the batch is full",
     "free": "a worker is free, so nothing waits",
@@ -102,7 +103,7 @@ def _histogram(durations: Durations) -> dict[str, Any]:
 
 
 def _cost(policy: Any) -> dict[str, Any] | None:
-    """Return the curve that a policy has learned, and what it was learned from; None without one."""
+    """Return the curve that a policy has learned, and the points that it was learned from."""
     cost = getattr(policy, "cost", None)
     if not isinstance(cost, CostModel) or not cost.samples:
         return None
@@ -200,7 +201,19 @@ def _of_traffic(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[int, 
         ("invalid_item", 1, "do not fit the model's input", "Tell the clients; /docs shows what fits."),
     ):
         if counts.get(outcome, 0) > 0:
+            if counts[outcome] < _FEW * total:
+                rank = 1
             found.append((rank, f"{_share(counts[outcome], total)} of the requests for {model} {text}.", step))
+    for stage, old in zip(now["stages"], before["stages"], strict=True):
+        died = stage.get("restarts", 0) - old.get("restarts", 0)
+        if died > 0:
+            found.append(
+                (
+                    1,
+                    f"Workers of stage {stage['name']} of {model} have died lately: {died}.",
+                    "They were replaced, and their requests were run again. The log says why they ended.",
+                )
+            )
     answered = counts.get("ok", 0)
     if now["slo_s"] is not None and answered:
         late = answered - (now["within_slo"] - before["within_slo"])

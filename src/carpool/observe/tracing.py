@@ -1,4 +1,4 @@
-"""Spans for OpenTelemetry: one for each request, and one for each batch with links to its members."""
+"""Spans for OpenTelemetry, of requests, and of batches with links to their members."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class CostModel:
         return list(zip(self._knots, self._at, strict=True))
 
     def points(self) -> list[tuple[int, float, float]]:
-        """Return the sizes that were seen, the mean seconds measured there, and how often lately."""
+        """Return the sizes that were seen, the mean seconds there, and how often lately."""
         return [(n, self.level * mean, count) for n, mean, count in self.shape.measured()]
 
     def seconds(self, n: float) -> float:

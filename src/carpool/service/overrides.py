@@ -1,4 +1,4 @@
-"""Services with some of their settings changed from outside, by a file, the environment or a flag."""
+"""Services with settings changed from outside, by a file, the environment or a flag."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ function showService(now, before) {
   const times = history.slice(1).map((moment) => moment.time - history.at(-1).time);
   view.rate([times, each.map((d) => d.okRate), each.map((d) => d.lostRate)]);
   view.latency([times, ...[0.5, 0.95, 0.99].map((q) => each.map((d) => 1000 * quantile(d.latency, q)))]);
-  view.lost(Object.entries(now.outcomes).map(([outcome, n]) => [outcome.replaceAll("_", " "), number(n)]));
+  view.lost(Object.entries(now.outcomes).filter(([, n]) => n > 0).map(([outcome, n]) => [outcome.replaceAll("_", " "), number(n)]));
   now.stages.forEach((stage, i) => showStage(view, stage, before.stages[i] ?? stage, times, (moment) => named(moment).stages[i] ?? stage));
 }
 
