@@ -115,6 +115,8 @@ def in_words(why: dict[str, Any], queued: int) -> str:
     """Say by which rule a policy has sent its last batch."""
     if "error" in why:
         return f"its policy raises: {why['error']}"
+    if why.get("policy") == "onebyone":
+        return f"each item goes alone, as soon as a worker is free{f'; {queued} wait now' if queued else ''}"
     rule = str(why.get("rule", ""))
     text = _RULES.get(rule, rule)
     gather_s = why.get("gather_s") or 0.0
