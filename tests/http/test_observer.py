@@ -14,7 +14,8 @@ from carpool.http.addresses import predict_path
 from carpool.http.app import App
 from carpool.http.compression import Compression
 from carpool.http.exchange import HttpResponse
-from carpool.http.observer import InStage, Notes, server_timing
+from carpool.http.notes import InStage, Notes
+from carpool.http.observer import server_timing
 from carpool.observe.log import JsonLines
 from tests.http.both_fronts import asked, both_fronts
 from tests.support.http import models

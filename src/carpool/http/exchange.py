@@ -19,7 +19,7 @@ from carpool.wire.response import CheckedResponse
 
 if TYPE_CHECKING:
     from carpool.drive.aio import Driver
-    from carpool.http.observer import Notes
+    from carpool.http.notes import Notes
     from carpool.service.declaration import Declaration
     from carpool.service.weigh import Weigher
 

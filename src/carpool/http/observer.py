@@ -11,11 +11,12 @@ import re
 import secrets
 from collections.abc import Callable, Sequence
 from random import random
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from carpool.clock import monotonic
 from carpool.http.compression import Compression
 from carpool.http.exchange import REQUEST_ID, Exchange, Head, HttpResponse
+from carpool.http.notes import InStage, Notes
 from carpool.logger import GuardedLogger
 from carpool.observe.log import printable
 
@@ -30,46 +31,6 @@ access_logger = GuardedLogger(logging.getLogger("carpool.access"), {})
 _TRACEPARENT = re.compile(rb"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _LONGEST_PATH = 256
 _ZERO_TRACE, _ZERO_SPAN = b"0" * 32, b"0" * 16
-
-
-class InStage(NamedTuple):
-    """How a request fared in one stage.
-
-    Attributes:
-        stage: the name of the stage.
-        arrived: when it entered the stage.
-        started: when a worker got to its batch.
-        batch: the id of the batch, unique in its stage.
-        n: how many requests the batch had.
-    """
-
-    stage: str
-    arrived: float
-    started: float
-    batch: int
-    n: int
-
-
-class Notes:
-    """What is noted of one request while it is inside.
-
-    Attributes:
-        began: when the app got it.
-        stages: how it fared in each stage.
-        trace: the id of its trace, as W3C has it.
-        span: the id of our span in it.
-        tracing: the span itself, where spans are made.
-    """
-
-    __slots__ = ("began", "request_id", "span", "stages", "trace", "tracing")
-
-    def __init__(self, began: float, trace: bytes, span: bytes) -> None:
-        self.began = began
-        self.stages: list[InStage] = []
-        self.trace = trace
-        self.span = span
-        self.tracing: Any = None
-        self.request_id = b""
 
 
 class SpanMaker(Protocol):

@@ -11,7 +11,7 @@ from carpool.version import __version__
 if TYPE_CHECKING:
     from carpool.core.batch import Batch
     from carpool.http.exchange import Exchange, Head
-    from carpool.http.observer import Notes
+    from carpool.http.notes import Notes
     from carpool.observe.stats import StageStats
 
 _SERVER_ERROR = 500
