@@ -19,7 +19,7 @@ from carpool import cli
 from carpool.http import App
 from carpool.http.server import Server
 from carpool.observe.log import JsonLines, TextLines
-from carpool.settings import Settings
+from carpool.settings import ServerSettings
 from tests.effort import slow_where
 from tests.support import models
 from tests.support.serving import serve
@@ -282,7 +282,7 @@ def test_the_summary_shows_the_address_that_answers(capsys: pytest.CaptureFixtur
     other = carpool.Service(models.Talks, name="a model/2", routes={"/talk": None})
     app = App(carpool.Service(models.Talks), other)
 
-    cli._print_summary(Server(app), Settings())
+    cli._print_summary(Server(app), ServerSettings())
 
     assert "POST /models/a%20model%2F2/predict, /talk" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""Settings from flags, the environment and a file: one schema, one order, and errors that name the nearest."""
+"""ServerSettings from flags, the environment and a file: one schema, one order, and errors that name the nearest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 import carpool
 from carpool.config import read, values
 from carpool.service.overrides import OF_A_SERVICE, OF_A_STAGE, changed
-from carpool.settings import LISTS, NAMES, Settings, SettingsByName
+from carpool.settings import LISTS, NAMES, ServerSettings, SettingsByName
 from tests.support import models
 from tests.support.sources import ROOT
 
@@ -92,7 +92,7 @@ def many(xs: list[float]) -> list[float]:
 
 
 def test_a_changed_service_is_the_declared_one_but_for_what_is_changed() -> None:
-    """Settings that nothing changes stay, services that nothing changes are the same objects, and the changed one
+    """ServerSettings that nothing changes stay, services that nothing changes are the same objects, and the changed one
     works.
     """
     service = carpool.Service(
@@ -147,11 +147,11 @@ def test_workers_with_things_of_their_own_are_not_multiplied() -> None:
 
 def test_settings_by_name_are_the_settings() -> None:
     """The schema and the arguments of `serve` have the same names and types, and each is described once."""
-    hints = get_type_hints(Settings)
+    hints = get_type_hints(ServerSettings)
     assert get_type_hints(SettingsByName) == hints
     assert set(NAMES) >= LISTS
-    assert Settings.__doc__ is not None
-    described = re.findall(r"^        (\w+): ", Settings.__doc__, re.MULTILINE)
+    assert ServerSettings.__doc__ is not None
+    described = re.findall(r"^        (\w+): ", ServerSettings.__doc__, re.MULTILINE)
     assert described == list(NAMES)
 
 

@@ -28,7 +28,7 @@ from carpool.errors import StartupError, Unavailable
 from carpool.logger import logger
 from carpool.observe import log
 from carpool.service.overrides import OF_A_SERVICE, OF_A_STAGE, changed
-from carpool.settings import LISTS, NAMES, Settings
+from carpool.settings import LISTS, NAMES, ServerSettings
 from carpool.simulate.command import simulate
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def serve(
     target: str,
     /,
     *more: str,
-    settings: Annotated[Settings | None, Parameter(name="*")] = None,
+    settings: Annotated[ServerSettings | None, Parameter(name="*")] = None,
     config: str | None = None,
     changes: Annotated[tuple[str, ...], Parameter(name="--set")] = (),
 ) -> None:
@@ -87,7 +87,7 @@ def serve(
         A setting of a stage or a service that counts before what the code says, such as
         stages.Digits.workers=4 or services.digits.slo_s=0.1. It may be given several times.
     """
-    chosen = settings or Settings()
+    chosen = settings or ServerSettings()
     log.set_up(chosen.log, log.level_of(chosen.log_level))
     services = [_find(name) for name in (target, *more)]
     found = _sources.read(config, changes)
@@ -116,7 +116,7 @@ def serve(
 @cli.command(name="config")
 def show_config(
     *targets: str,
-    settings: Annotated[Settings | None, Parameter(name="*")] = None,
+    settings: Annotated[ServerSettings | None, Parameter(name="*")] = None,
     config: str | None = None,
     changes: Annotated[tuple[str, ...], Parameter(name="--set")] = (),
 ) -> None:
@@ -131,7 +131,7 @@ def show_config(
     changes:
         See carpool serve.
     """
-    chosen = settings or Settings()
+    chosen = settings or ServerSettings()
     found = _sources.read(config, changes)
     try:
         services = changed([_find(name) for name in targets], values(found.services), values(found.stages))
@@ -328,7 +328,7 @@ def _add_current_folder() -> None:
         sys.path.insert(0, os.getcwd())
 
 
-def _summarize(server: Server, settings: Settings) -> None:
+def _summarize(server: Server, settings: ServerSettings) -> None:
     """Tell a person, or a program, what is about to be served."""
     if settings.log == "text":
         _print_summary(server, settings)
@@ -336,7 +336,7 @@ def _summarize(server: Server, settings: Settings) -> None:
         _log_summary(server.app, server.address)
 
 
-def _print_summary(server: Server, settings: Settings) -> None:
+def _print_summary(server: Server, settings: ServerSettings) -> None:
     """Print for a person what is about to be served."""
     app = server.app
     console = Console(stderr=True, highlight=False)

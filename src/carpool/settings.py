@@ -11,7 +11,7 @@ from typing import Literal, TypedDict
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class ServerSettings:
     """How a server listens, whom it lets in, what a client may take up, and what is written down.
 
     Attributes:
@@ -104,7 +104,7 @@ class Settings:
 
 
 class SettingsByName(TypedDict, total=False):
-    """The same settings as arguments of `serve`; see `Settings` for what each means."""
+    """The same settings as arguments of `serve`; see `ServerSettings` for what each means."""
 
     host: str
     port: int
@@ -142,7 +142,7 @@ class SettingsByName(TypedDict, total=False):
     trace: bool
 
 
-NAMES = tuple(field.name for field in fields(Settings))
+NAMES = tuple(field.name for field in fields(ServerSettings))
 """The names of all settings, in order."""
 
 LISTS = frozenset({"allow_host", "cors_origin"})

@@ -16,7 +16,7 @@ import pytest
 from carpool.http import systemd
 from carpool.http.listener import InheritedListener, PortListener, UnixListener, listener_at
 from carpool.http.serve import new_server
-from carpool.settings import Settings
+from carpool.settings import ServerSettings
 from tests.support.http import models
 from tests.support.http.front import get, post
 from tests.support.http.net import Client, RunningServer
@@ -24,7 +24,7 @@ from tests.support.http.wire import Answer
 
 
 @contextmanager
-def running(settings: Settings) -> Iterator[RunningServer]:
+def running(settings: ServerSettings) -> Iterator[RunningServer]:
     """A server by its settings, which is ready."""
     server = new_server([models.scale], settings)
     one = RunningServer(server.app)
@@ -56,16 +56,16 @@ def local(data: bytes) -> bytes:
 def test_a_public_address_without_keys_is_refused(host: str, tmp_path: Path) -> None:
     """A server that everybody could ask does not start, unless that is said; keys, or a client CA, are as good."""
     with pytest.raises(ValueError, match=r"everybody who reaches .* could ask: .*--insecure"):
-        new_server([models.scale], Settings(host=host))
-    assert new_server([models.scale], Settings(host=host, insecure=True)).app.access is None
+        new_server([models.scale], ServerSettings(host=host))
+    assert new_server([models.scale], ServerSettings(host=host, insecure=True)).app.access is None
     (tmp_path / "keys").write_text("a:secret\n")
-    assert new_server([models.scale], Settings(host=host, api_keys=str(tmp_path / "keys"))).app.access is not None
+    assert new_server([models.scale], ServerSettings(host=host, api_keys=str(tmp_path / "keys"))).app.access is not None
 
 
 def test_keys_of_the_environment_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """CARPOOL_API_KEYS has keys without a file, with commas or line breaks between them."""
     monkeypatch.setenv("CARPOOL_API_KEYS", "a:secret,b:other")
-    server = new_server([models.scale], Settings(host="0.0.0.0"))
+    server = new_server([models.scale], ServerSettings(host="0.0.0.0"))
     assert server.app.access is not None
     assert server.app.access.keys is not None
     assert server.app.access.keys.names == {"a", "b"}
@@ -74,16 +74,16 @@ def test_keys_of_the_environment_count(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_public_address_for_admin_needs_keys_too() -> None:
     """Metrics and dashboard are never public by accident."""
     with pytest.raises(ValueError, match=r"everybody who reaches 0\.0\.0\.0:9000 could ask"):
-        new_server([models.scale], Settings(admin_address="0.0.0.0:9000"))
+        new_server([models.scale], ServerSettings(admin_address="0.0.0.0:9000"))
 
 
 def test_a_local_server_answers_to_local_names_only() -> None:
     """`carpool serve` on a loopback address refuses other names and foreign pages, as its default."""
-    with running(Settings(port=0)) as one, Client(one.port) as client:
+    with running(ServerSettings(port=0)) as one, Client(one.port) as client:
         assert client.ask(local(post(b"21"))).body == b"42.0"
         assert client.ask(get("/metrics")).status == 421
         assert client.ask(get("/livez")).status == 200
-    with running(Settings(port=0, allow_host=("test",))) as one, Client(one.port) as client:
+    with running(ServerSettings(port=0, allow_host=("test",))) as one, Client(one.port) as client:
         assert client.ask(get("/metrics")).status == 200
         assert client.ask(local(get("/metrics"))).status == 421
 
@@ -93,7 +93,7 @@ def test_a_unix_socket_is_for_this_user_only(tmp_path: Path) -> None:
     afterwards.
     """
     path = tmp_path / "http.sock"
-    with running(Settings(socket=str(path))) as one:
+    with running(ServerSettings(socket=str(path))) as one:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert over(path, post(b"21")).body == b"42.0"
         assert one.server.address == f"unix:{path}"
@@ -122,7 +122,7 @@ def test_a_socket_that_was_handed_over_is_served() -> None:
     with socket.create_server(("127.0.0.1", 0)) as parent:
         port = parent.getsockname()[1]
         number = os.dup(parent.fileno())
-        with running(Settings(fd=number)) as one, Client(port) as client:
+        with running(ServerSettings(fd=number)) as one, Client(port) as client:
             assert one.server.address == f"http://127.0.0.1:{port}"
             assert client.ask(local(post(b"21"))).body == b"42.0"
     read, write = os.pipe()
@@ -137,13 +137,13 @@ def test_a_socket_that_was_handed_over_is_served() -> None:
 def test_a_public_socket_that_was_handed_over_needs_keys() -> None:
     """A socket that systemd has bound to all addresses is as public as one that we bind."""
     with socket.create_server(("0.0.0.0", 0)) as parent, pytest.raises(ValueError, match="could ask"):
-        new_server([models.scale], Settings(fd=parent.fileno()))
+        new_server([models.scale], ServerSettings(fd=parent.fileno()))
 
 
 def test_admin_has_an_address_of_its_own(tmp_path: Path) -> None:
     """Metrics and dashboard are at the admin address, with /livez and /readyz, and not at the main one."""
     path = tmp_path / "admin.sock"
-    with running(Settings(port=0, admin_address=f"unix:{path}")) as one, Client(one.port) as client:
+    with running(ServerSettings(port=0, admin_address=f"unix:{path}")) as one, Client(one.port) as client:
         for page in ("/metrics", "/dashboard", "/dashboard/data"):
             assert client.ask(local(get(page))).status == 404
             assert over(path, get(page)).status == 200
@@ -179,17 +179,17 @@ def test_what_is_no_address(text: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        (Settings(tls_key="x"), "tls_key does nothing without tls_cert"),
-        (Settings(socket="x", fd=3), "choose one"),
-        (Settings(socket="x", socket_mode="999"), "socket_mode must be permissions"),
-        (Settings(max_connections=0), "max_connections"),
-        (Settings(idle_timeout_s=0), "idle_timeout_s"),
-        (Settings(access_log=2), "access_log must be a share"),
-        (Settings(compress="br"), "compress must be"),
-        (Settings(allow_host=("a:1",)), "is no name of a host"),
+        (ServerSettings(tls_key="x"), "tls_key does nothing without tls_cert"),
+        (ServerSettings(socket="x", fd=3), "choose one"),
+        (ServerSettings(socket="x", socket_mode="999"), "socket_mode must be permissions"),
+        (ServerSettings(max_connections=0), "max_connections"),
+        (ServerSettings(idle_timeout_s=0), "idle_timeout_s"),
+        (ServerSettings(access_log=2), "access_log must be a share"),
+        (ServerSettings(compress="br"), "compress must be"),
+        (ServerSettings(allow_host=("a:1",)), "is no name of a host"),
     ],
 )
-def test_settings_that_make_no_sense(settings: Settings, text: str) -> None:
+def test_settings_that_make_no_sense(settings: ServerSettings, text: str) -> None:
     """Each wrong setting is an error that names it."""
     with pytest.raises(ValueError, match=text):
         new_server([models.scale], settings)

@@ -157,9 +157,10 @@ class App:
         self._loop: asyncio.AbstractEventLoop | None = None  # the app was started on it
         self._starting: asyncio.Task[None] | None = None
         self._checks: set[asyncio.Task[None]] = set()
+        self._has_admin_address = has_admin_address
         self._dashboard = Dashboard(self._running_stats, self)
         self._admin_pages: dict[bytes, Route] = {b"/metrics": self._metrics, **self._dashboard.pages}
-        self._routes = self._make_routes(has_admin_address)
+        self._routes = self._make_routes()
 
     @property
     def services(self) -> list[Service]:
@@ -385,7 +386,7 @@ class App:
 
     # -- the routes
 
-    def _make_routes(self, has_admin_address: bool) -> Routes:
+    def _make_routes(self) -> Routes:
         """Return, by path and method, what answers. Raises ValueError if two services share one."""
         pages = {
             b"/livez": self._livez,
@@ -394,7 +395,7 @@ class App:
             **dict(pages_at(b"/docs")),
             b"/": self._overview,
         }
-        routes = _pages(pages if has_admin_address else {**pages, **self._admin_pages})
+        routes = _pages(pages if self._has_admin_address else {**pages, **self._admin_pages})
         for endpoint in self.endpoints:
             for address in endpoint.addresses:
                 if address.key in routes:

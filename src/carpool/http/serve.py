@@ -24,7 +24,7 @@ from carpool.logger import logger
 from carpool.observe import log as log_lines
 from carpool.service.checks import at_least, seconds
 from carpool.service.service import Service
-from carpool.settings import Settings, SettingsByName
+from carpool.settings import ServerSettings, SettingsByName
 from carpool.worker import program
 from carpool.worker.own_metrics import FOLDER_VARIABLE
 
@@ -83,7 +83,7 @@ def serve(*services: Service, **settings: Unpack[SettingsByName]) -> None:
         raise RuntimeError(_LOOP_RUNS)
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError(_NOT_MAIN)
-    chosen = Settings(**settings)
+    chosen = ServerSettings(**settings)
     check_port(chosen.port, "port=")
     if chosen.log not in ("text", "json"):
         raise ValueError(f"log must be 'text' or 'json', not {chosen.log!r}")
@@ -97,7 +97,7 @@ def serve(*services: Service, **settings: Unpack[SettingsByName]) -> None:
     run_until_stopped(server)
 
 
-def new_server(services: Sequence[Service], settings: Settings) -> Server:
+def new_server(services: Sequence[Service], settings: ServerSettings) -> Server:
     """Make the server that some settings describe. Nothing is bound or started here.
 
     Raises:
@@ -142,7 +142,7 @@ def new_server(services: Sequence[Service], settings: Settings) -> Server:
     return Server(app, limits=_limits(settings), listener=listener, tls=tls, admin=admin)
 
 
-def _listener(settings: Settings) -> Listener:
+def _listener(settings: ServerSettings) -> Listener:
     """Return where to listen. Raises ValueError or OSError."""
     if settings.socket is not None and settings.fd is not None:
         raise ValueError("socket and fd are two places to listen: choose one")
@@ -160,7 +160,7 @@ def _mode(text: str) -> int:
     return int(text, 8)
 
 
-def _certificates(settings: Settings) -> Certificates | None:
+def _certificates(settings: ServerSettings) -> Certificates | None:
     """Return what TLS needs; None where it is not spoken. Raises ValueError or OSError."""
     if settings.tls_cert is None:
         for name in ("tls_key", "tls_client_ca"):
@@ -183,7 +183,7 @@ def _usual_names(listener: Listener) -> tuple[str, ...]:
     return (*LOCAL_NAMES, *([listener.host] if isinstance(listener, PortListener) else ()))
 
 
-def _check_not_open(listener: Listener, access: Access | None, has_client_ca: bool, settings: Settings) -> None:
+def _check_not_open(listener: Listener, access: Access | None, has_client_ca: bool, settings: ServerSettings) -> None:
     """Raise ValueError if everybody could ask at a public address, and nobody has said so."""
     if listener.is_private or has_client_ca or settings.insecure or (access is not None and access.keys is not None):
         return
@@ -193,7 +193,7 @@ def _check_not_open(listener: Listener, access: Access | None, has_client_ca: bo
     )
 
 
-def _limits(settings: Settings) -> Limits:
+def _limits(settings: ServerSettings) -> Limits:
     """Return how much one client may take up. Raises ValueError."""
     return Limits(
         connections=at_least("max_connections", settings.max_connections, 1),
@@ -223,7 +223,7 @@ def check_port(port: int, setting: str) -> None:
         )
 
 
-def why_not_bound(error: OSError, settings: Settings, named: Callable[[str], str]) -> str:
+def why_not_bound(error: OSError, settings: ServerSettings, named: Callable[[str], str]) -> str:
     """Return why a server cannot listen, and what to do about it.
 
     Args:

@@ -25,7 +25,7 @@ _EVERY_S = 0.3
 _OF_THE_PROCESS = ("python_", "process_")  # prometheus_client's own, which cannot be summed
 
 
-class Sample(msgspec.Struct, frozen=True):
+class OwnSample(msgspec.Struct, frozen=True):
     """One number.
 
     Attributes:
@@ -52,7 +52,7 @@ class Family(msgspec.Struct, frozen=True):
     name: str
     text: str
     kind: str
-    samples: list[Sample]
+    samples: list[OwnSample]
 
 
 def families_of(registry: Any) -> list[Family]:
@@ -63,7 +63,7 @@ def families_of(registry: Any) -> list[Family]:
             metric.documentation,
             metric.type,
             [
-                Sample(sample.name, dict(sample.labels), float(sample.value))
+                OwnSample(sample.name, dict(sample.labels), float(sample.value))
                 for sample in metric.samples
                 if not sample.name.endswith("_created")
             ],
