@@ -141,6 +141,18 @@ def test_the_alerts_load() -> None:
         assert rule["annotations"]["summary"]
 
 
+def test_the_image_runs_as_nobody_and_gets_signals() -> None:
+    """The image has a numeric user that is not root, no shell in front of carpool, and all that it copies is there."""
+    lines = (DEPLOY / "Dockerfile").read_text().splitlines()
+    said = {line.split()[0]: line.partition(" ")[2] for line in lines if line and line[0].isupper()}
+    assert int(said["USER"].split(":")[0]) > 0
+    assert json.loads(said["ENTRYPOINT"]) == ["carpool", "serve"]
+    assert "--api-keys" in json.loads(said["CMD"])
+    for line in lines:
+        if line.startswith("COPY ") and "--from" not in line:
+            assert all((ROOT / name).exists() for name in line.split()[1:-1]), line
+
+
 @pytest.mark.slow
 def test_systemd_takes_the_unit() -> None:
     """systemd finds nothing to complain of in the unit, but for the program that is not installed here."""

@@ -189,7 +189,7 @@ def top(url: str = "http://127.0.0.1:8000", /, *, key_file: Path | None = None) 
     Parameters
     ----------
     url:
-        Where the server is, or its admin address.
+        Where the server is, or its admin address, which may be unix:PATH.
     key_file:
         A file with an API key, if the server needs one; CARPOOL_KEY may have it instead.
     """

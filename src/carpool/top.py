@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import socket
 import time
-import urllib.error
-import urllib.request
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from rich.text import Text
 
 _EVERY_S = 1.0
 _TIMEOUT_S = 5.0
+_OK = 200
 _STYLES = {"bad": "bold red", "warn": "yellow"}
 
 
@@ -48,22 +50,50 @@ def run(url: str, key: str, console: Console, times: int | None = None) -> None:
 
 def fetched(url: str, key: str) -> dict[str, Any]:
     """Return the figures and problems that a server tells now. Raises NoFigures."""
-    request = urllib.request.Request(f"{url.rstrip('/')}/dashboard/data")
-    if key:
-        request.add_header("Authorization", f"Bearer {key}")
+    connection, path = _connection(url)
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-            found: dict[str, Any] = json.load(answer)
+        connection.request("GET", f"{path}/dashboard/data", headers={"Authorization": f"Bearer {key}"} if key else {})
+        answer = connection.getresponse()
+        body = answer.read()
+        if answer.status == _OK:
+            found: dict[str, Any] = json.loads(body)
             return found
-    except urllib.error.HTTPError as error:
-        why = {
-            401: "it needs a key: set CARPOOL_KEY, or give --key-file",
-            404: "its figures are not there: give its --admin-address, if it has one",
-            421: "it does not answer to this name: use one that its --allow-host has",
-        }.get(error.code, f"it answers {error.code}")
-        raise NoFigures(f"{url}: {why}") from None
-    except (OSError, ValueError) as error:
-        raise NoFigures(f"{url} does not answer: {getattr(error, 'reason', error)}") from None
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise NoFigures(f"{url} does not answer: {error}") from None
+    finally:
+        connection.close()
+    why = {
+        401: "it needs a key: set CARPOOL_KEY, or give --key-file",
+        404: "its figures are not there: give its --admin-address, if it has one",
+        421: "it does not answer to this name: use one that its --allow-host has",
+    }.get(answer.status, f"it answers {answer.status}")
+    raise NoFigures(f"{url}: {why}")
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """A connection to a server that listens on a Unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=_TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connect to the socket. Raises OSError."""
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def _connection(url: str) -> tuple[http.client.HTTPConnection, str]:
+    """Return a connection to a server, and what stands before the paths there. Raises NoFigures."""
+    if url.startswith("unix:"):
+        return _UnixConnection(url.removeprefix("unix:")), ""
+    parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    try:
+        return kind(parts.hostname or "", parts.port, timeout=_TIMEOUT_S), parts.path.rstrip("/")
+    except ValueError as error:
+        raise NoFigures(f"{url} is no address of a server: {error}") from None
 
 
 def shown(latest: Mapping[str, Any], before: Mapping[str, Any]) -> RenderableType:

@@ -195,6 +195,18 @@ def test_keys_change_while_a_connection_is_open(tmp_path: Path) -> None:
                 assert client.ask(post(b"21", "/predict", KEY)).status == 401
 
 
+def test_heads_that_were_let_in_are_forgotten_when_a_key_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the moment when a key ends, fronts forget the heads that they know; not before, and once."""
+    now = [86_399.0]
+    monkeypatch.setattr("carpool.http.access.time.time", lambda: now[0])
+    access = Access(KeyRing(None, "a:one expires=1970-01-02\nb:two"))
+    forgotten: list[float] = []
+    access.on_change.append(lambda: forgotten.append(now[0]))
+    for now[0] in (86_399.5, 86_400.5, 86_401.0):
+        access.refresh()
+    assert forgotten == [86_400.5]
+
+
 def wait_for_status(port: int, data: bytes, status: int) -> None:
     """Ask until the answer has a status."""
     until = time.monotonic() + 20

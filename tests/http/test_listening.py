@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from carpool import top
 from carpool.http import systemd
 from carpool.http.listener import InheritedListener, PortListener, UnixListener, listener_at
 from carpool.http.serve import new_server
@@ -148,6 +149,7 @@ def test_admin_has_an_address_of_its_own(tmp_path: Path) -> None:
             assert client.ask(local(get(page))).status == 404
             assert over(path, get(page)).status == 200
         assert over(path, get("/readyz")).status == client.ask(local(get("/readyz"))).status == 200
+        assert top.fetched(f"unix:{path}", "")["problems"] == []
         assert over(path, post(b"21")).status == 404
         assert client.ask(local(post(b"21"))).body == b"42.0"
     assert not path.exists()

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 import re
-import secrets
 from collections.abc import Callable, Sequence
-from random import random
+from random import getrandbits, random
 from typing import TYPE_CHECKING, Protocol
 
 from carpool.clock import monotonic
@@ -193,7 +192,7 @@ class Observer:
         """Begin the notes of a request, in the trace that its client names or in a new one."""
         match = _TRACEPARENT.fullmatch(head.headers.get(b"traceparent", b""))
         trace = match[1] if match and match[1] != _ZERO_TRACE and match[2] != _ZERO_SPAN else b""
-        notes = Notes(now, trace or secrets.token_hex(16).encode(), secrets.token_hex(8).encode())
+        notes = Notes(now, trace or b"%032x" % getrandbits(128), b"%016x" % getrandbits(64))
         if self._spans is not None:
             self._spans.begin(head, notes)
         return notes
