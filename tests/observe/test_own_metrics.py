@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import tempfile
 import textwrap
 from pathlib import Path
 
@@ -80,6 +82,19 @@ def test_sums_of_processes(tmp_path: Path) -> None:
     assert "carpool_fake_total" not in samples
     own.close()
     assert not os.path.exists(own.folder)
+
+
+def test_what_a_killed_server_has_left_is_removed() -> None:
+    """The folder of a server that was killed is removed by the next one; that of a live one stays."""
+    done = subprocess.Popen(["true"])
+    done.wait()
+    left = Path(tempfile.mkdtemp(prefix=f"carpool-metrics-{done.pid}-"))
+    live = OwnMetricsOfWorkers()
+    other = OwnMetricsOfWorkers()
+    assert not left.exists()
+    assert Path(live.folder).exists()
+    live.close()
+    other.close()
 
 
 def test_a_collector_that_raises_does_no_harm(tmp_path: Path) -> None:

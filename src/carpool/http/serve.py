@@ -15,7 +15,7 @@ from typing import Any, Unpack
 
 from carpool.drive.descriptors import fill_standard
 from carpool.http.access import LOCAL_NAMES, Access, new_access
-from carpool.http.admin import AdminApp
+from carpool.http.admin_address import AdminApp
 from carpool.http.app import App
 from carpool.http.listener import InheritedListener, Listener, PortListener, UnixListener, listener_at
 from carpool.http.server_state import Limits

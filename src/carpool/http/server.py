@@ -14,7 +14,7 @@ from typing import Any
 
 from carpool.errors import Unavailable
 from carpool.http import systemd
-from carpool.http.admin import AdminApp
+from carpool.http.admin_address import AdminApp
 from carpool.http.app import App
 from carpool.http.connection import Connection
 from carpool.http.listener import BACKLOG, Listener, PortListener

@@ -16,7 +16,7 @@ from carpool.http_request import Field
 from carpool.wire.memory import Memory
 
 if TYPE_CHECKING:
-    from carpool.http.admin import AdminApp
+    from carpool.http.admin_address import AdminApp
     from carpool.http.app import App
 
 _MOST_KNOWN_HEADS = 1024

@@ -6,9 +6,12 @@ gauges over those that live.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from prometheus_client.metrics_core import Metric
@@ -17,6 +20,7 @@ from prometheus_client.registry import REGISTRY, Collector
 from carpool.worker.own_metrics import Family, families_of, read_all
 
 _OURS = "carpool_"
+_PREFIX = "carpool-metrics-"
 
 
 class OwnMetricsOfWorkers(Collector):
@@ -27,7 +31,8 @@ class OwnMetricsOfWorkers(Collector):
     """
 
     def __init__(self) -> None:
-        self.folder = tempfile.mkdtemp(prefix="carpool-metrics-")
+        _remove_abandoned()
+        self.folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
         self._alive: frozenset[int] = frozenset()
 
     def seen(self, pids: Iterable[int]) -> None:
@@ -52,6 +57,25 @@ class OwnMetricsOfWorkers(Collector):
             for sample, value in sums[name].items():
                 metric.add_sample(sample[0], dict(sample[1]), value)
             yield metric
+
+
+def _remove_abandoned() -> None:
+    """Remove what servers of this user have left behind that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
+        with contextlib.suppress(OSError):
+            pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+            if folder.stat().st_uid == os.geteuid() and pid.isdigit() and not _is_alive(int(pid)):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _add(family: Family, merged: dict[str, Metric], sums: dict[str, dict[Any, float]]) -> None:
