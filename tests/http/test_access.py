@@ -109,7 +109,6 @@ PATHS = st.one_of(
             "/livez/",
             "//livez",
             "/livez/..",
-            "/%6civez",
             "/Livez",
             "/x/../livez",
             "/livez;x",
@@ -179,8 +178,10 @@ def test_callers_are_counted_by_the_names_of_their_keys(port: int) -> None:
     assert float(text.partition("\ncarpool_unauthorized_total ")[2].split()[0]) >= 3
 
 
-def test_keys_change_while_a_connection_is_open(tmp_path: Path) -> None:
+def test_keys_change_while_a_connection_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the file has changed, the old key is refused on the same connection, and the new one is let in."""
+    monkeypatch.setattr("carpool.http.server._LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr("carpool.http.access._LOOK_EVERY_S", 0.05)
     path = tmp_path / "keys"
     path.write_text("alice:secret\n")
     with both_fronts(App(models.scale, api_keys=path)) as (ours, asgi):

@@ -94,10 +94,13 @@ def test_a_client_needs_a_certificate_of_the_right_root(tmp_path: Path) -> None:
         assert ask(running.port, trusting(pair.cert, good), b"21") == (200, b"42.0")
 
 
-def test_a_renewed_certificate_is_used_without_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_renewed_certificate_is_used_without_a_restart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """New connections see the renewed certificate, and a client CA that has changed counts, too; files that are no
     good change nothing.
     """
+    monkeypatch.setattr("carpool.http.server._LOOK_EVERY_S", 0.05)
     old, new = self_signed(tmp_path, "old"), self_signed(tmp_path, "new")
     used = Pair(tmp_path / "used.pem", tmp_path / "used.key")
     roots = tmp_path / "roots.pem"

@@ -97,7 +97,9 @@ def test_what_a_killed_server_has_left_is_removed() -> None:
     other.close()
 
 
-def test_a_collector_that_raises_does_no_harm(tmp_path: Path) -> None:
+def test_a_collector_that_raises_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """A collector of the user's that raises costs the metrics and nothing else."""
 
     class Broken:
@@ -108,3 +110,8 @@ def test_a_collector_that_raises_does_no_harm(tmp_path: Path) -> None:
     assert not (tmp_path / "S.0.1").exists()
     with pytest.raises(KeyboardInterrupt):
         families_of(Broken())
+    monkeypatch.setattr("carpool.observe.own_metrics.REGISTRY", Broken())
+    own = OwnMetricsOfWorkers()
+    assert list(own.collect()) == []
+    own.close()
+    assert "a collector of metrics raised" in caplog.text

@@ -17,6 +17,9 @@ from typing import Any
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import REGISTRY, Collector
 
+from carpool.foreign import traceback_of
+from carpool.logger import logger
+from carpool.observe.log import printable
 from carpool.worker.own_metrics import Family, families_of, read_all
 
 _OURS = "carpool_"
@@ -47,7 +50,7 @@ class OwnMetricsOfWorkers(Collector):
         """Yield the user's metrics."""
         merged: dict[str, Metric] = {}
         sums: dict[str, dict[tuple[str, frozenset[tuple[str, str]]], Any]] = {}
-        sources = [(0, families_of(REGISTRY)), *read_all(self.folder)]
+        sources = [(0, _of_this_process()), *read_all(self.folder)]
         for pid, families in sources:
             for family in families:
                 is_past = pid != 0 and pid not in self._alive
@@ -57,6 +60,15 @@ class OwnMetricsOfWorkers(Collector):
             for sample, value in sums[name].items():
                 metric.add_sample(sample[0], dict(sample[1]), value)
             yield metric
+
+
+def _of_this_process() -> list[Family]:
+    """Return the user's metrics of stages that run in this process."""
+    try:
+        return families_of(REGISTRY)
+    except BaseException as error:  # collectors are the user's, and other metrics are wanted all the same
+        logger.error("a collector of metrics raised:\n%s", printable(traceback_of(error)))
+        return []
 
 
 def _remove_abandoned() -> None:
