@@ -16,6 +16,7 @@ from carpool.observe.stream_stats import StreamStats
 from carpool.policy.cost import CostModel
 
 _LATE_SHARE = 0.05  # of the answers may be later than the SLO before that is a problem
+_LARGEST_INT = 2**53  # what JavaScript can tell from the next one
 _FEW = 0.01  # of the requests may fail before that is bad, and not only worth a look
 _RULES = {
     "full": "the batch is full",
@@ -133,9 +134,11 @@ def in_words(why: dict[str, Any], queued: int) -> str:
 
 def _is_plain(value: object) -> bool:
     """Report whether JSON can say a value, which a policy of the user's may have made."""
-    if isinstance(value, float):
+    if type(value) is float:
         return -inf < value < inf
-    return isinstance(value, str | int | bool) or value is None
+    if type(value) is int:
+        return abs(value) < _LARGEST_INT
+    return type(value) is str or type(value) is bool or value is None
 
 
 def problems(before: dict[str, Any] | None, now: dict[str, Any]) -> list[dict[str, str]]:
