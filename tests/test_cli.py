@@ -179,6 +179,17 @@ def test_a_port_in_use_is_one_line() -> None:
     assert "--port" in done.stderr
 
 
+def test_a_public_address_without_keys_is_refused_in_one_line() -> None:
+    """`carpool serve` does not start where everybody could ask, and says in one line what would do."""
+    done = run("serve", f"{LIGHT}:talks", "--host", "0.0.0.0", "--port", "0")
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("carpool: everybody who reaches 0.0.0.0:0 could ask")
+    assert "--api-keys FILE" in done.stderr
+    assert "--insecure" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 @pytest.mark.slow
 def test_a_host_that_is_not_ours_is_one_line() -> None:
     """The address of another machine cannot be listened on, which is reported in one line."""
